@@ -1,0 +1,321 @@
+"""The error tree: what went wrong (message), what to do next (hint), and may one try again (retry).
+
+    BelljarError
+    ├── UsageError              the asker must change something        -> cause REFUSED
+    │   ├── BadOption           a command-line option or a combination of them
+    │   ├── BadSetting          a settings file: names file, key, value
+    │   ├── UnreadableScript · ShareMissing · InputMissing · OutputMissing
+    │   ├── ImpossibleSize      memory, cpus or disk this host or image can never give
+    │   ├── NoSuchMachine · AmbiguousMachine · MachineBusy
+    │   └── NotPermitted        somebody else's machine, store or template
+    ├── ImageError              the image cannot be used               -> cause IMAGE_FAULT
+    │   ├── ImageUnknown · ImageInUse · ImageMismatch · ImageCorrupt · ImageTooLarge
+    │   ├── DownloadFailed · DownloadStalled
+    │   └── BuildFailed
+    ├── HostError               this host cannot                       -> cause NODE_FAULT
+    │   ├── NoSpace · NoMemory · CommandMissing · CommandFailed · UnsafeFolder · LockTimeout
+    │   └── NoAccelerator
+    ├── HypervisorError         QEMU did not do its part               -> cause BOOT_FAILED or NODE_FAULT
+    │   ├── DomainDied · QmpError · QmpTimeout
+    │   └── TemplateError       never reaches the user: the start falls back to a cold boot
+    └── GuestError              the guest did not do its part          -> cause BOOT_FAILED or GUEST_LOST
+        ├── BootTimeout · AgentLost · ProtocolViolation · AgentTooOld
+        ├── IdentityRefused     a clone that did not prove that it is nobody's twin
+        ├── GuestRefused        the agent could not do one thing it was asked, and says which
+        └── NoNineP             the guest's kernel cannot mount 9p
+
+Every class carries a hint; an instance may sharpen it.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from belljar.model import Cause
+
+OUR_FAILURE = 125
+
+
+class Retry(Enum):
+    """May the same request be tried again?"""
+
+    NEVER = "never"  # the request must change first
+    LATER = "later"  # the same host may do it next time
+    ELSEWHERE = "elsewhere"  # another host may do it
+
+
+class BelljarError(Exception):
+    """Something belljar could not do. `message` is one line; `hint` is the next step for the reader."""
+
+    hint = "See `belljar logs ID` and `belljar doctor`."
+    exit_code = OUR_FAILURE
+    retry = Retry.LATER
+    cause = Cause.NODE_FAULT
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        if hint is not None:
+            self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class UsageError(BelljarError):
+    """The asker must change something before it can work."""
+
+    hint = "See `belljar --help`."
+    retry = Retry.NEVER
+    cause = Cause.REFUSED
+
+
+class BadOption(UsageError):
+    """An option has a value that means nothing, or two options exclude each other."""
+
+    hint = "See `belljar run --help` for the forms an option takes."
+
+
+class BadSetting(UsageError):
+    """A settings file holds something belljar cannot use."""
+
+    hint = "Correct the file, then run `belljar config check`."
+
+
+class UnreadableScript(UsageError):
+    """The script to run cannot be read."""
+
+    hint = "Give a readable file, or put `--` before a command that exists in the guest."
+
+
+class ShareMissing(UsageError):
+    """A folder to share does not exist or cannot be entered."""
+
+    hint = "Create the folder, or correct `--share SRC[:DST][:ro|rw]`."
+
+
+class InputMissing(UsageError):
+    """A file to copy in does not exist or cannot be read."""
+
+    hint = "Correct `--in PATH[:DST]`."
+
+
+class OutputMissing(UsageError):
+    """The payload did not leave a file that was to be copied out."""
+
+    hint = "Check what the job writes, or drop the `--out` option."
+
+
+class ImpossibleSize(UsageError):
+    """More memory, cpus or disk than this host or image can ever give, or less than it needs."""
+
+    hint = "Ask for less; `belljar doctor` shows what this host has."
+
+
+class NoSuchMachine(UsageError):
+    """No machine has this id, id prefix or name."""
+
+    hint = "`belljar ps -a` lists the machines of this user, ended ones too."
+
+
+class AmbiguousMachine(UsageError):
+    """More than one machine fits this id prefix or name."""
+
+    hint = "Give more characters of the id; `belljar ps -a` lists them."
+
+
+class MachineBusy(UsageError):
+    """The machine is not in a state in which this can be done."""
+
+    hint = "`belljar show ID` tells the machine's state."
+
+
+class NotPermitted(UsageError):
+    """This belongs to somebody else."""
+
+    hint = "Ask its owner, or run as root."
+
+
+class ImageError(BelljarError):
+    """The image cannot be used."""
+
+    hint = "`belljar image list` shows the images that can be used."
+    cause = Cause.IMAGE_FAULT
+
+
+class ImageUnknown(ImageError):
+    """No image has this name or digest."""
+
+    hint = "`belljar image list` shows the names; `belljar image build` or `belljar image import` makes one."
+    retry = Retry.NEVER
+
+
+class ImageInUse(ImageError):
+    """An image that a machine or a template runs on cannot be removed."""
+
+    hint = "Wait until its machines ended (`belljar ps`) and remove its templates (`belljar template list`)."
+
+
+class ImageMismatch(ImageError):
+    """The bytes that arrived are not the image that was ordered."""
+
+    hint = "Correct the digest, or ask the image's publisher."
+    retry = Retry.NEVER
+
+
+class ImageCorrupt(ImageError):
+    """The image in the store is not what it was when it was stored."""
+
+    hint = "Remove it with `belljar image remove NAME --force`, then import or build it again."
+    retry = Retry.ELSEWHERE
+
+
+class ImageTooLarge(ImageError):
+    """The download or the unpacked image is larger than the settings allow."""
+
+    hint = "Raise `image.max_size` in the settings."
+    retry = Retry.NEVER
+
+
+class DownloadFailed(ImageError):
+    """The image's source refused or broke off."""
+
+    hint = "Check the address, then try again: a broken download is resumed."
+
+
+class DownloadStalled(DownloadFailed):
+    """No bytes arrived for longer than `image.stall_timeout`."""
+
+    hint = "Try again: the download goes on where it stopped."
+
+
+class BuildFailed(ImageError):
+    """The image could not be built."""
+
+    hint = "The last lines of the build's log are above; the whole log's path is in the message."
+
+
+class HostError(BelljarError):
+    """This host cannot do it; another may."""
+
+    hint = "`belljar doctor` explains what this host lacks."
+    retry = Retry.ELSEWHERE
+
+
+class NoSpace(HostError):
+    """The disk is full or would become so."""
+
+    hint = "Free space, or move `paths.scratch` or `paths.store` to a larger disk."
+
+
+class NoMemory(HostError):
+    """The host has too little memory left for this machine now."""
+
+    hint = "Wait for other machines to end, or ask for less with --memory."
+
+
+class CommandMissing(HostError):
+    """A program belljar needs is not installed."""
+
+    hint = "`belljar doctor` names the packages to install."
+
+
+class CommandFailed(HostError):
+    """A program belljar called ended with an error."""
+
+
+class UnsafeFolder(HostError):
+    """A folder or file belongs to somebody else or is open to others, so belljar does not trust it."""
+
+    hint = "Remove it or correct its owner and mode (folders 0700, files 0600, owned by you)."
+    retry = Retry.NEVER
+
+
+class LockTimeout(HostError):
+    """Another belljar process held a lock for longer than the deadline."""
+
+    hint = "See which process holds it in the message; try again later."
+
+
+class NoAccelerator(HostError):
+    """The accelerator asked for by the settings does not boot a guest on this host."""
+
+    hint = "Set `qemu.accelerator = \"auto\"`; `belljar doctor` shows what was tried."
+
+
+class HypervisorError(BelljarError):
+    """QEMU did not do its part."""
+
+    hint = "`belljar logs ID --qemu` shows what QEMU said."
+    cause = Cause.BOOT_FAILED
+
+
+class DomainDied(HypervisorError):
+    """QEMU ended before it was asked to."""
+
+
+class QmpError(HypervisorError):
+    """QEMU refused a command."""
+
+
+class QmpTimeout(HypervisorError):
+    """QEMU did not answer in time."""
+
+    hint = "The host may be overloaded; see `belljar logs ID --qemu`."
+    cause = Cause.NODE_FAULT
+
+
+class TemplateError(HypervisorError):
+    """A template could not be made or used; the machine is booted cold instead."""
+
+    hint = "`belljar template list` shows the templates; `belljar template remove KEY` drops one."
+
+
+class GuestError(BelljarError):
+    """The guest did not do its part."""
+
+    hint = "`belljar logs ID --console` shows what the guest said."
+    cause = Cause.GUEST_LOST
+
+
+class BootTimeout(GuestError):
+    """The guest's agent did not answer before the deadline."""
+
+    hint = "See `belljar logs ID --console`; an image without belljar's agent needs it installed (docs: images)."
+    cause = Cause.BOOT_FAILED
+
+
+class AgentLost(GuestError):
+    """The guest's agent stopped answering."""
+
+
+class ProtocolViolation(GuestError):
+    """The other side of the channel sent something the protocol does not allow."""
+
+
+class AgentTooOld(GuestError):
+    """The agent in the image speaks another version of the protocol."""
+
+    hint = "Build or import the image again with this version of belljar."
+    retry = Retry.NEVER
+    cause = Cause.IMAGE_FAULT
+
+
+class IdentityRefused(GuestError):
+    """A clone did not prove that it is nobody's twin, so it gets no payload."""
+
+    hint = "Remove the template with `belljar template remove KEY`; the next start makes a new one."
+    cause = Cause.BOOT_FAILED
+
+
+class GuestRefused(GuestError):
+    """The agent could not do one thing it was asked."""
+
+    retry = Retry.NEVER
+    cause = Cause.REFUSED
+
+
+class NoNineP(GuestRefused):
+    """The guest's kernel cannot mount a shared folder."""
+
+    hint = "Use an image whose kernel has 9p, or copy files with `--in` and `--out`."

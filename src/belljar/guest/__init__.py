@@ -1,0 +1,160 @@
+"""The door of the guest room: runs the payload inside, over one byte channel to the agent.
+
+`Conversation` speaks the agent's framed protocol (belljar/agent/agent.py documents the wire) and offers it as calls
+and streams. It knows nothing of QEMU: any connected stream socket will do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from belljar.model import Account, Payload, Usage
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`[guest]` in the settings files."""
+
+    heartbeat: float = field(default=10.0, metadata={"help": "the agent is asked for a sign of life this often", "unit": "seconds"})
+    lost_after: float = field(default=120.0, metadata={"help": "a guest that gave no sign of life for this long is lost", "unit": "seconds"})
+    call_timeout: float = field(default=60.0, metadata={"help": "longest time the agent may take for one small request", "unit": "seconds"})
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What the agent says of itself and its guest when a conversation begins."""
+
+    version: int
+    agent: str  # belljar version
+    boot_nonce: str  # drawn once per boot by the agent: equal in all clones of a template until `identify`
+    os: str
+    kernel: str
+    python: str
+    nine_p: bool
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a guest is told to be."""
+
+    hostname: str
+    machine_id: str  # 32 hexadecimal digits
+    nonce: str  # 32 hexadecimal digits, also in /run/belljar/nonce and behind boot_id
+    entropy: bytes  # 64 fresh bytes for the kernel's pool
+    mac: str = ""  # "" where there is no card
+    address: str = ""  # "10.0.2.15/24"; "" leaves the card down
+    gateway: str = ""
+    dns: str = ""
+
+
+@dataclass(frozen=True)
+class IdentityProof:
+    """What the guest then is, read back by the agent from the kernel, not echoed."""
+
+    hostname: str
+    machine_id: str
+    nonce: str
+    mac: str
+    sample: str  # 32 bytes from getrandom after reseeding, hexadecimal
+    clock_skew: float  # seconds, guest minus host, by the middle of the round trip
+
+
+@dataclass(frozen=True)
+class ExitStatus:
+    """How the payload ended, as waitpid saw it inside."""
+
+    exit_code: int | None
+    signal: int | None
+    core_dumped: bool
+    usage: Usage
+    oom_killed: bool  # the guest's kernel killed something of the payload for lack of memory
+    error: str = ""  # "not-found" | "not-executable" | "no-cwd" | ...: exec failed; exit_code is then 127, 126 or 125
+    message: str = ""  # what the agent says about the error
+
+
+class Source(Protocol):
+    """Where bytes for the guest come from."""
+
+    async def read(self, limit: int) -> bytes:
+        """Up to *limit* bytes; b"" at the end."""
+
+
+class Sink(Protocol):
+    """Where bytes from the guest go."""
+
+    async def write(self, data: bytes) -> None:
+        """Returns once the bytes are taken; that is what gives the guest credit to send more.
+        Raises BrokenPipeError when the reader is gone: the payload then gets SIGPIPE at its next write."""
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Streams:
+    """The standard streams of a payload, on the host's side. None where nothing is carried (null, closed, or stderr
+    of a terminal)."""
+
+    stdin: Source | None
+    stdout: Sink | None
+    stderr: Sink | None
+    window: tuple[int, int] | None = None  # rows, columns of a terminal at the start
+
+
+class Process(Protocol):
+    """A payload that runs in the guest."""
+
+    async def wait(self) -> ExitStatus:
+        """Returns after the last byte of stdout and stderr was taken by its sink and every process of the payload is
+        gone. Raises AgentLost."""
+
+    async def signal(self, number: int) -> None:
+        """Deliver a signal to the payload's process group. Signalling what ended is success."""
+
+    async def resize(self, rows: int, columns: int) -> None: ...
+
+
+class Guest(Protocol):
+    """A guest whose agent answers."""
+
+    async def greet(self) -> Hello:
+        """Begin a conversation: returns when the agent answered; waits as long as it takes (the caller sets the
+        deadline). Bytes from before the agent's answer are discarded. Raises AgentTooOld, ProtocolViolation."""
+
+    async def identify(self, identity: Identity) -> IdentityProof: ...
+    async def settle(self) -> None:
+        """Make the guest ready to become a template: caches warm, nothing open, nothing secret. After this the host
+        closes its end; the next thing the agent hears is a new greeting."""
+
+    async def set_clock(self) -> float:
+        """Set the guest's clock from ours; returns the skew measured afterwards, in seconds."""
+
+    async def mount(self, tag: str, target: str, *, readonly: bool) -> None:
+        """Mount a shared folder. Raises NoNineP, GuestRefused."""
+
+    async def add_account(self, account: Account) -> None:
+        """Make user, group, supplementary groups and home, where they are missing. Idempotent."""
+
+    async def start(self, payload: Payload, streams: Streams) -> Process:
+        """Start the payload in a session and control group of its own. Exec errors come as ExitStatus, not here."""
+
+    async def put(self, outside: str, inside: str, account: Account, cwd: bytes | None) -> None:
+        """Copy a host file or folder to *inside* (relative: to cwd), owned by *account*, as a tar stream with modes,
+        mtimes, links and holes. Raises InputMissing, GuestRefused."""
+
+    async def get(self, inside: str, outside: str, account: Account, cwd: bytes | None) -> None:
+        """Copy a guest file or folder to the host. Never writes outside of *outside*, whatever the guest sends.
+        Raises OutputMissing, GuestRefused, NoSpace."""
+
+    async def end_payload(self) -> None:
+        """Kill what is left of the payloads, unmount the shares, sync."""
+
+    async def poweroff(self) -> None: ...
+    def close(self) -> None:
+        """Stop talking; every waiting call raises AgentLost."""
+
+
+# called with (bytes sent by a relay client, its reply function); see guest/relay.py
+Reply = Callable[[bytes], Awaitable[None]]
+Facts = Mapping[str, Any]

@@ -1,0 +1,185 @@
+"""The door of the hypervisor room: starts, watches and stops a domain (a VM as the hypervisor knows it).
+
+A `DomainSpec` is all a domain needs, a pure function of request, disk, nic and shares. What is made for a machine
+can be unmade by its id alone: `discard(id)`, again and again, after a crash, knowing nothing else.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, Protocol
+
+from belljar.model import MachineId, NetworkMode
+
+
+class Accelerator(str, Enum):
+    AUTO = "auto"
+    KVM = "kvm"
+    TCG = "tcg"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`[qemu]` in the settings files."""
+
+    binary: str = field(default="", metadata={"help": "QEMU's program; empty: qemu-system-x86_64 or qemu-kvm from PATH and /usr/libexec"})
+    accelerator: Accelerator = field(default=Accelerator.AUTO, metadata={"help": "auto boots a tiny guest to find out whether KVM works; kvm or tcg insist"})
+    cpu: str = field(default="auto", metadata={"help": "CPU model of the guests; auto: host under KVM, a quick one under TCG"})
+    user: str = field(default="auto", metadata={"help": "user QEMU runs as when belljar runs as root; auto: the payload's user, or `belljar`, or `nobody`"})
+    boot_timeout: float = field(default=180.0, metadata={"help": "longest time from QEMU's start to the agent's answer", "unit": "seconds"})
+    qmp_timeout: float = field(default=10.0, metadata={"help": "longest time QEMU may take to answer one command", "unit": "seconds"})
+    proof_timeout: float = field(default=20.0, metadata={"help": "longest time the tiny guest that proves KVM may take", "unit": "seconds"})
+    template_days: int = field(default=7, metadata={"help": "templates older than this are rebuilt", "unit": "days"})
+
+
+@dataclass(frozen=True)
+class Boot:
+    """How the guest's kernel gets into memory. `kernel` None: firmware boots from the disk."""
+
+    kernel: Path | None = None
+    initrd: Path | None = None
+    append: str = ""
+    digest: str = ""  # of kernel + initrd, part of the template's key
+
+
+@dataclass(frozen=True)
+class Nic:
+    """A network card. Its MAC belongs to the machine; a clone's agent sets it, for a template's card has its own."""
+
+    mode: NetworkMode
+    mac: str
+
+
+@dataclass(frozen=True)
+class SharedFolder:
+    """A host folder offered to the guest as a 9p device with this tag. Part of the device list; its path is not."""
+
+    tag: str
+    source: str
+    readonly: bool
+
+
+@dataclass(frozen=True)
+class DomainSpec:
+    """All a domain needs."""
+
+    id: MachineId
+    cpus: int
+    memory: int  # bytes, a multiple of 2 MiB
+    image_digest: str
+    boot: Boot
+    disk: Path  # a qcow2 overlay that belongs to this machine alone
+    disk_size: int  # bytes, virtual
+    accelerator: Accelerator  # kvm or tcg, never auto
+    folder: Path  # the machine's folder: qemu.log is written here
+    nic: Nic | None = None
+    shares: tuple[SharedFolder, ...] = ()
+    owner: tuple[int, int] = (0, 0)  # uid and gid QEMU runs as; different from ours only when we are root
+
+
+class EventKind(str, Enum):
+    """What a domain may do by itself."""
+
+    SHUTDOWN = "shutdown"  # the guest powered off
+    RESET = "reset"  # the guest asked for a reboot (it is not given one)
+    PANICKED = "panicked"  # the guest's kernel crashed
+    DISK_FULL = "disk-full"  # a write to the overlay found no space; the guest is stopped
+    DISK_ERROR = "disk-error"
+    EXITED = "exited"  # the process is gone; always the last event
+
+
+@dataclass(frozen=True)
+class DomainEvent:
+    kind: EventKind
+    detail: str = ""
+    status: int | None = None  # EXITED: wait status
+
+
+class Domain(Protocol):
+    """One running domain. Its process is a child of this one and dies with it."""
+
+    pid: int
+    channel: socket.socket  # the agent's channel, our end, non-blocking
+    console: socket.socket  # the serial console, our end, non-blocking
+
+    async def connect(self) -> None:
+        """Make sure that the monitor answers. Raises QmpTimeout, QmpError or DomainDied."""
+
+    async def pause(self) -> None: ...
+    async def resume(self) -> None: ...
+    async def quit(self, *, grace: float) -> int:
+        """Bring the domain down, by SIGKILL after *grace* seconds. Returns the wait status. Quitting twice is fine."""
+
+    def kill(self) -> None:
+        """SIGKILL now. Does not wait."""
+
+    def events(self) -> AsyncIterator[DomainEvent]:
+        """What happens to the domain from now on; ends after EXITED."""
+
+    def usage(self) -> tuple[float, float, int]:
+        """User seconds, system seconds, peak resident bytes of the QEMU process so far (final once it ended)."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """A booted guest, frozen: RAM file, device state, disk."""
+
+    key: str
+    folder: Path
+    size: int  # bytes on disk
+    created: float
+    facts: Mapping[str, Any]  # what the key was made of
+
+
+class Hypervisor(Protocol):
+    """Starts domains, cold or as clones of a template, and keeps the templates."""
+
+    def accelerator(self, boot: Boot) -> tuple[Accelerator, str]:
+        """The accelerator to use for guests of this kernel, and why. Proved once, then remembered. May block for
+        `proof_timeout` the first time. Raises NoAccelerator when the settings insist on one that does not work."""
+
+    def start(self, spec: DomainSpec) -> Domain:
+        """Start cold. Returns as soon as the process runs. Raises HostError or HypervisorError."""
+
+    def find_template(self, spec: DomainSpec) -> Template | str:
+        """A template that fits this spec exactly and is whole and trusted, or the reason why there is none."""
+
+    def clone_disk(self, template: Template, spec: DomainSpec) -> None:
+        """Put a fresh overlay over the template's disk at `spec.disk`."""
+
+    def start_clone(self, spec: DomainSpec, template: Template) -> Domain:
+        """Start as a clone: the guest goes on where the template stood. Returns as soon as the process runs."""
+
+    def template_lock(self, spec: DomainSpec) -> Path:
+        """The lock file under which a template for this spec is built by one process at a time."""
+
+    def start_template(self, spec: DomainSpec) -> Domain:
+        """Start cold in a way that `save_template` can follow. `spec.disk` is ignored: the template brings its own,
+        an overlay on *spec.image_disk* made by `prepare_template`."""
+
+    def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
+        """Make the folder of a template in the making (journal it before: `template_draft`)."""
+
+    def template_draft(self, spec: DomainSpec) -> Path:
+        """Where the template for this spec is being made; removed by `discard` if it was never finished."""
+
+    async def save_template(self, spec: DomainSpec, domain: Domain) -> Template:
+        """Freeze a ready guest into a template. The domain has ended afterwards, whatever happens."""
+
+    def templates(self) -> list[Template]: ...
+    def verify_template(self, template: Template) -> list[str]:
+        """What is wrong with it (digests, owner, mode, versions); empty: nothing."""
+
+    def remove_template(self, key: str) -> None: ...
+    def expire_templates(self, now: float) -> list[str]:
+        """Remove templates past their age, and drafts nobody holds the lock of. Returns the keys."""
+
+    def alive(self) -> list[tuple[MachineId, int]]:
+        """(machine, pid) of every domain process of ours on this host, found by its mark, whoever started it."""
+
+    def discard(self, id: MachineId) -> None:
+        """Leave no process of this machine. Finding none is success."""

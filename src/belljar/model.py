@@ -1,0 +1,214 @@
+"""The words every room uses: what is asked (`Request`), what comes back (`Outcome`), and the parts of both.
+
+Frozen values, no input or output, standard library only. Bytes are bytes: argv, environment and file names of a
+payload are never decoded. Sizes are in bytes, times in seconds unless a name says otherwise.
+In JSON, bytes travel as latin-1 text.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+MachineId = str  # 12 lower-case hexadecimal digits
+
+
+class State(str, Enum):
+    """Where a machine stands in its life. A state ending in -ING is an intent, journaled before the act."""
+
+    REQUESTED = "requested"
+    PREPARING = "preparing"
+    STARTING = "starting"
+    BOOTING = "booting"
+    READY = "ready"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    CLEANING = "cleaning"
+    DONE = "done"
+
+
+class Cause(str, Enum):
+    """Why a machine ended. Everyone leaves by the same door; this says what brought them there."""
+
+    FINISHED = "finished"  # the payload ended by itself
+    CANCELLED = "cancelled"
+    WALLTIME = "walltime"
+    BOOT_FAILED = "boot-failed"
+    GUEST_LOST = "guest-lost"
+    GUEST_OOM = "guest-oom"
+    HOST_OOM = "host-oom"
+    NODE_FAULT = "node-fault"
+    IMAGE_FAULT = "image-fault"
+    REFUSED = "refused"
+
+
+class OutcomeClass(str, Enum):
+    """What the batch system is to be told."""
+
+    PAYLOAD = "payload"  # its own exit code or signal
+    USER = "user"  # the asker must change something
+    NODE = "node"  # this host cannot: requeue, close the node after k in a row
+    TRANSIENT = "transient"  # requeue, counted
+    CANCELLED = "cancelled"
+    WALLTIME = "walltime"
+
+
+class Start(str, Enum):
+    AUTO = "auto"
+    CLONE = "clone"
+    COLD = "cold"
+
+
+class NetworkMode(str, Enum):
+    NONE = "none"
+    USER = "user"
+
+
+class StdinKind(str, Enum):
+    """What the payload finds at a standard descriptor, seen from outside."""
+
+    STREAM = "stream"  # pipe, file, socket, terminal: bytes are carried
+    NULL = "null"  # /dev/null outside is /dev/null inside
+    CLOSED = "closed"  # no descriptor outside, none inside
+
+
+@dataclass(frozen=True)
+class Share:
+    """A host folder the guest mounts at `target`."""
+
+    source: str
+    target: str
+    readonly: bool = True
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A file or folder copied between host and guest. `inside` may be relative to the payload's cwd."""
+
+    outside: str
+    inside: str
+
+
+@dataclass(frozen=True)
+class Account:
+    """Who the payload is, inside the guest as outside."""
+
+    name: str
+    uid: int
+    gid: int
+    group: str
+    groups: tuple[tuple[int, str], ...] = ()  # supplementary (gid, name)
+    home: str = "/"
+    shell: str = "/bin/sh"
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What runs inside. Either `argv` names a program of the guest, or `script` is copied in and run by its `#!` line
+    with `argv[0]` as its name."""
+
+    argv: tuple[bytes, ...]
+    account: Account
+    script: bytes | None = None
+    cwd: bytes | None = None  # None: the account's home
+    env: tuple[tuple[bytes, bytes], ...] = ()
+    umask: int = 0o022
+    rlimits: tuple[tuple[str, int, int], ...] = ()  # ("NOFILE", soft, hard); -1 is unlimited
+    terminal: bool = False
+    stdin: StdinKind = StdinKind.STREAM
+    stdout: StdinKind = StdinKind.STREAM
+    stderr: StdinKind = StdinKind.STREAM
+    inputs: tuple[Transfer, ...] = ()
+    outputs: tuple[Transfer, ...] = ()
+
+
+@dataclass(frozen=True)
+class MachineSpec:
+    """The machine that is asked for."""
+
+    image: str
+    cpus: int
+    memory: int
+    disk: int | None = None  # None: as large as the image's disk
+    network: NetworkMode = NetworkMode.NONE
+    shares: tuple[Share, ...] = ()
+    start: Start = Start.AUTO
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of the supervisor. `payload` None: the guest knows its own work."""
+
+    id: MachineId
+    machine: MachineSpec
+    payload: Payload | None
+    name: str = ""
+    requester: str = "cli"
+    created: float = 0.0  # seconds since the epoch
+    timeout: float | None = None  # seconds the payload may run
+    grace: float = 10.0  # seconds between TERM and the end of the machine
+    keep: bool = False  # leave the machine's folder for inspection
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Processor time and peak memory of one side."""
+
+    user: float = 0.0
+    system: float = 0.0
+    peak_memory: int = 0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a request: the only input of accounting."""
+
+    id: MachineId
+    cause: Cause
+    klass: OutcomeClass
+    exit_code: int | None = None  # of the payload
+    signal: int | None = None  # that ended the payload
+    core_dumped: bool = False
+    reason: str = ""  # one line a person understands
+    hint: str = ""
+    error: str = ""  # class of the error, where one was raised
+    name: str = ""
+    image: str = ""
+    image_digest: str = ""
+    start: str = ""  # "clone" or "cold", as it really was
+    start_reason: str = ""  # why it was not a clone
+    accelerator: str = ""
+    phases: dict[str, float] = field(default_factory=dict)  # seconds per phase
+    guest: Usage = field(default_factory=Usage)
+    host: Usage = field(default_factory=Usage)
+    started: float = 0.0  # seconds since the epoch
+    ended: float = 0.0
+
+    @property
+    def payload_ran(self) -> bool:
+        """True when an exit code or a signal of the payload itself is known."""
+        return self.exit_code is not None or self.signal is not None
+
+
+def to_json(value: Any) -> Any:
+    """Turn a value of this module into what `json` can write."""
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: to_json(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, (list, tuple)):
+        return [to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): to_json(item) for key, item in value.items()}
+    return value
+
+
+def dumps(value: Any) -> bytes:
+    """One line of JSON, ASCII only, without the newline."""
+    return json.dumps(to_json(value), separators=(",", ":")).encode("ascii")
