@@ -1,0 +1,132 @@
+"""Whole-file writes, private folders and capped reads. A reader never sees half a file."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import HostError, NoSpace, UnsafeFolder
+
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+
+
+def write_whole(path: Path, data: bytes, *, mode: int = PRIVATE_FILE, durable: bool = False) -> None:
+    """Put *data* at *path* in one step: the old content or the new one, never a part. Durable: on disk when it returns."""
+    with no_space_as_error(path):
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        try:
+            try:
+                write_all(descriptor, data)
+                if durable:
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.rename(draft, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(draft)
+            raise
+        if durable:
+            sync_folder(path.parent)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """`os.write` until everything is written."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames and removals in *folder* durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_capped(path: Path, limit: int) -> bytes:
+    """The file's bytes. A file larger than *limit* is an UnsafeFolder error: it is not what we wrote."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb", buffering=0) as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UnsafeFolder(f"{path}: not a regular file")
+        data = file.read(limit + 1) or b""
+    if len(data) > limit:
+        raise UnsafeFolder(f"{path}: larger than {limit} bytes")
+    return data
+
+
+def read_json(path: Path, limit: int = 1 << 20) -> dict[str, Any]:
+    """A JSON object from a file of at most *limit* bytes. Raises ValueError when it is something else."""
+    value = json.loads(read_capped(path, limit))
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: not a JSON object")
+    return value
+
+
+def private_folder(path: Path, *, mode: int = PRIVATE_FOLDER) -> Path:
+    """Make *path* a folder of ours that nobody else can write to, parents too; refuse one that is not.
+
+    A folder in a place where everybody may write (/tmp) could have been put there by somebody else.
+    """
+    with no_space_as_error(path):
+        try:
+            os.makedirs(path, mode)
+            os.chmod(path, mode)  # makedirs obeys the umask
+        except FileExistsError:
+            pass
+        except NotADirectoryError as exc:
+            raise UnsafeFolder(f"{path}: a part of this path is not a folder") from exc
+        except PermissionError as exc:
+            raise UnsafeFolder(f"{path}: cannot be made by uid {os.geteuid()}", hint="Set `paths.*` to a folder of your own.") from exc
+    check_ours(path)
+    return path
+
+
+def check_ours(path: Path) -> None:
+    """Raise UnsafeFolder unless *path* belongs to us (or root) and nobody else may write to it."""
+    facts = os.lstat(path)
+    if stat.S_ISLNK(facts.st_mode):
+        raise UnsafeFolder(f"{path}: a symbolic link where belljar keeps its own files")
+    if facts.st_uid not in (os.geteuid(), 0):
+        raise UnsafeFolder(f"{path}: belongs to uid {facts.st_uid}, not to uid {os.geteuid()}")
+    if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
+        raise UnsafeFolder(f"{path}: others may write to it (mode {stat.S_IMODE(facts.st_mode):04o})")
+
+
+@contextmanager
+def no_space_as_error(path: Path) -> Iterator[None]:
+    """Turn ENOSPC, EDQUOT and EROFS into belljar's own words."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(f"{path}: {os.strerror(exc.errno)}") from exc
+        if exc.errno == errno.EROFS:
+            raise HostError(f"{path}: {os.strerror(exc.errno)}", hint="Set `paths.*` to a folder that can be written to.") from exc
+        raise
+
+
+def free_bytes(path: Path) -> int:
+    """Bytes an ordinary user may still write on the file system of *path* (or of its nearest existing parent)."""
+    while not path.exists():
+        path = path.parent
+    facts = os.statvfs(path)
+    return facts.f_bavail * facts.f_frsize
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder of ours with all it holds. Missing is success."""
+    import shutil
+
+    with suppress(FileNotFoundError):
+        shutil.rmtree(path)

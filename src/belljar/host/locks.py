@@ -1,0 +1,131 @@
+"""Locks that die with their holder: flock on a file that stays. A free lock means that the holder is dead."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from belljar.errors import LockTimeout
+
+
+class Lock:
+    """One flock. Held by the open file: released by `release`, by the end of the process, by nothing else."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.descriptor = descriptor
+
+    def release(self) -> None:
+        """Give it up. Releasing twice is fine."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def try_lock(path: Path, *, shared: bool = False) -> Lock | None:
+    """The lock, or None when somebody else holds it. The file is made when it is missing and its folder exists."""
+    while True:
+        descriptor = _open(path, shared)
+        try:
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if _still_there(path, descriptor):
+            return Lock(path, descriptor)
+        os.close(descriptor)  # it was removed between open and flock: that was a lock on nothing
+
+
+def is_locked(path: Path) -> bool:
+    """Does somebody hold it? A missing file is not locked. Never creates anything."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+@contextmanager
+def locked(path: Path, *, timeout: float, what: str, shared: bool = False) -> Iterator[Lock]:
+    """Hold the lock inside. Waits for the holder's end, in the kernel, until *timeout* seconds passed: LockTimeout."""
+    lock = try_lock(path, shared=shared) or _wait(path, timeout, what, shared)
+    try:
+        yield lock
+    finally:
+        lock.release()
+
+
+def _wait(path: Path, timeout: float, what: str, shared: bool) -> Lock:
+    """Block in flock in a helper process-free way: an interval timer interrupts the wait at the deadline."""
+    import threading
+
+    deadline = time.monotonic() + timeout
+    if threading.current_thread() is not threading.main_thread():
+        return _wait_in_thread(path, deadline, what, shared)
+
+    class _Expired(Exception):
+        pass
+
+    def expire(*_: object) -> None:
+        raise _Expired
+
+    before = signal.signal(signal.SIGALRM, expire)
+    try:
+        while True:
+            descriptor = _open(path, shared)
+            try:
+                signal.setitimer(signal.ITIMER_REAL, max(deadline - time.monotonic(), 0.001))
+                fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                if _still_there(path, descriptor):
+                    return Lock(path, descriptor)
+                os.close(descriptor)
+            except BaseException:
+                os.close(descriptor)
+                raise
+    except _Expired:
+        raise LockTimeout(f"{path}: held by another process for {timeout:.0f} s while waiting to {what}") from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _wait_in_thread(path: Path, deadline: float, what: str, shared: bool) -> Lock:
+    """In a thread no signal can break the wait; the thread itself is what the caller's deadline abandons."""
+    descriptor = _open(path, shared)
+    fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    if time.monotonic() > deadline:
+        os.close(descriptor)
+        raise LockTimeout(f"{path}: held by another process for too long while waiting to {what}")
+    return Lock(path, descriptor)
+
+
+def _open(path: Path, shared: bool) -> int:
+    if shared:
+        try:  # a shared lock on somebody's read-only store needs no right to write
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            pass
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _still_there(path: Path, descriptor: int) -> bool:
+    try:
+        here, there = os.fstat(descriptor), os.stat(path)
+    except FileNotFoundError:
+        return False
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
