@@ -16,10 +16,11 @@
     │   ├── NoSpace · NoMemory · CommandMissing · CommandFailed · UnsafeFolder · LockTimeout
     │   └── NoAccelerator
     ├── HypervisorError         QEMU did not do its part               -> cause BOOT_FAILED or NODE_FAULT
-    │   ├── DomainDied · QmpError · QmpTimeout
+    │   ├── DomainDied · DomainKilled · QmpError · QmpTimeout
     │   └── TemplateError       never reaches the user: the start falls back to a cold boot
     └── GuestError              the guest did not do its part          -> cause BOOT_FAILED or GUEST_LOST
         ├── BootTimeout · AgentLost · ProtocolViolation · AgentTooOld
+        ├── GuestPanicked · GuestPoweredOff
         ├── IdentityRefused     a clone that did not prove that it is nobody's twin
         ├── GuestRefused        the agent could not do one thing it was asked, and says which
         └── NoNineP             the guest's kernel cannot mount 9p
@@ -240,7 +241,7 @@ class LockTimeout(HostError):
 class NoAccelerator(HostError):
     """The accelerator asked for by the settings does not boot a guest on this host."""
 
-    hint = "Set `qemu.accelerator = \"auto\"`; `belljar doctor` shows what was tried."
+    hint = 'Set `qemu.accelerator = "auto"`; `belljar doctor` shows what was tried.'
 
 
 class HypervisorError(BelljarError):
@@ -252,6 +253,14 @@ class HypervisorError(BelljarError):
 
 class DomainDied(HypervisorError):
     """QEMU ended before it was asked to."""
+
+
+class DomainKilled(HypervisorError):
+    """Somebody outside killed QEMU: the host's OOM killer, a limit, an administrator."""
+
+    hint = "See the host's kernel log; QEMU needs the guest's memory and some 200 MiB more."
+    retry = Retry.ELSEWHERE
+    cause = Cause.HOST_OOM
 
 
 class QmpError(HypervisorError):
@@ -287,6 +296,17 @@ class BootTimeout(GuestError):
 
 class AgentLost(GuestError):
     """The guest's agent stopped answering."""
+
+
+class GuestPanicked(GuestError):
+    """The guest's kernel crashed."""
+
+
+class GuestPoweredOff(GuestError):
+    """The guest was switched off or rebooted from inside before the payload had ended."""
+
+    hint = "A job ends by exiting; it must not power its machine off."
+    retry = Retry.NEVER
 
 
 class ProtocolViolation(GuestError):

@@ -17,9 +17,15 @@ from belljar.model import Account, Payload, Usage
 class Settings:
     """`[guest]` in the settings files."""
 
-    heartbeat: float = field(default=10.0, metadata={"help": "the agent is asked for a sign of life this often", "unit": "seconds"})
-    lost_after: float = field(default=120.0, metadata={"help": "a guest that gave no sign of life for this long is lost", "unit": "seconds"})
-    call_timeout: float = field(default=60.0, metadata={"help": "longest time the agent may take for one small request", "unit": "seconds"})
+    heartbeat: float = field(
+        default=10.0, metadata={"help": "the agent is asked for a sign of life this often", "unit": "seconds"}
+    )
+    lost_after: float = field(
+        default=120.0, metadata={"help": "a guest that gave no sign of life for this long is lost", "unit": "seconds"}
+    )
+    call_timeout: float = field(
+        default=60.0, metadata={"help": "longest time the agent may take for one small request", "unit": "seconds"}
+    )
 
 
 @dataclass(frozen=True)

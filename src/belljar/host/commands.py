@@ -41,7 +41,9 @@ def run(
     if program is None:
         raise CommandMissing(f"{argv[0]}: no such program on this host")
     try:
-        done = subprocess.run([program, *argv[1:]], input=stdin, capture_output=True, timeout=timeout, env=env, check=False)
+        done = subprocess.run(
+            [program, *argv[1:]], input=stdin, capture_output=True, timeout=timeout, env=env, check=False
+        )
     except subprocess.TimeoutExpired as exc:
         raise CommandFailed(f"{argv[0]}: not finished after {timeout:.0f} s, killed") from exc
     except FileNotFoundError as exc:

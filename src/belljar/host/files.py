@@ -87,7 +87,9 @@ def private_folder(path: Path, *, mode: int = PRIVATE_FOLDER) -> Path:
         except NotADirectoryError as exc:
             raise UnsafeFolder(f"{path}: a part of this path is not a folder") from exc
         except PermissionError as exc:
-            raise UnsafeFolder(f"{path}: cannot be made by uid {os.geteuid()}", hint="Set `paths.*` to a folder of your own.") from exc
+            raise UnsafeFolder(
+                f"{path}: cannot be made by uid {os.geteuid()}", hint="Set `paths.*` to a folder of your own."
+            ) from exc
     check_ours(path)
     return path
 
@@ -112,7 +114,9 @@ def no_space_as_error(path: Path) -> Iterator[None]:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpace(f"{path}: {os.strerror(exc.errno)}") from exc
         if exc.errno == errno.EROFS:
-            raise HostError(f"{path}: {os.strerror(exc.errno)}", hint="Set `paths.*` to a folder that can be written to.") from exc
+            raise HostError(
+                f"{path}: {os.strerror(exc.errno)}", hint="Set `paths.*` to a folder that can be written to."
+            ) from exc
         raise
 
 

@@ -26,13 +26,32 @@ class Accelerator(str, Enum):
 class Settings:
     """`[qemu]` in the settings files."""
 
-    binary: str = field(default="", metadata={"help": "QEMU's program; empty: qemu-system-x86_64 or qemu-kvm from PATH and /usr/libexec"})
-    accelerator: Accelerator = field(default=Accelerator.AUTO, metadata={"help": "auto boots a tiny guest to find out whether KVM works; kvm or tcg insist"})
-    cpu: str = field(default="auto", metadata={"help": "CPU model of the guests; auto: host under KVM, a quick one under TCG"})
-    user: str = field(default="auto", metadata={"help": "user QEMU runs as when belljar runs as root; auto: the payload's user, or `belljar`, or `nobody`"})
-    boot_timeout: float = field(default=180.0, metadata={"help": "longest time from QEMU's start to the agent's answer", "unit": "seconds"})
-    qmp_timeout: float = field(default=10.0, metadata={"help": "longest time QEMU may take to answer one command", "unit": "seconds"})
-    proof_timeout: float = field(default=20.0, metadata={"help": "longest time the tiny guest that proves KVM may take", "unit": "seconds"})
+    binary: str = field(
+        default="",
+        metadata={"help": "QEMU's program; empty: qemu-system-x86_64 or qemu-kvm from PATH and /usr/libexec"},
+    )
+    accelerator: Accelerator = field(
+        default=Accelerator.AUTO,
+        metadata={"help": "auto boots a tiny guest to find out whether KVM works; kvm or tcg insist"},
+    )
+    cpu: str = field(
+        default="auto", metadata={"help": "CPU model of the guests; auto: host under KVM, a quick one under TCG"}
+    )
+    user: str = field(
+        default="auto",
+        metadata={
+            "help": "user QEMU runs as when belljar runs as root; auto: the payload's user, or `belljar`, or `nobody`"
+        },
+    )
+    boot_timeout: float = field(
+        default=180.0, metadata={"help": "longest time from QEMU's start to the agent's answer", "unit": "seconds"}
+    )
+    qmp_timeout: float = field(
+        default=10.0, metadata={"help": "longest time QEMU may take to answer one command", "unit": "seconds"}
+    )
+    proof_timeout: float = field(
+        default=20.0, metadata={"help": "longest time the tiny guest that proves KVM may take", "unit": "seconds"}
+    )
     template_days: int = field(default=7, metadata={"help": "templates older than this are rebuilt", "unit": "days"})
 
 

@@ -19,11 +19,25 @@ from belljar.model import GIB, MachineId
 class Settings:
     """`[image]` in the settings files."""
 
-    default: str = field(default="debian12", metadata={"help": "image of a job that names none; debian12 is built on first use"})
-    max_size: int = field(default=64 * GIB, metadata={"help": "largest download and largest unpacked image", "unit": "bytes"})
-    stall_timeout: float = field(default=60.0, metadata={"help": "a download without a byte for this long is broken off", "unit": "seconds"})
-    lock_timeout: float = field(default=3600.0, metadata={"help": "longest wait for another process that fetches or builds the same image", "unit": "seconds"})
-    mirror: str = field(default="", metadata={"help": "Debian mirror for image builds; empty: as apt on this host is configured, else the suite's default"})
+    default: str = field(
+        default="debian12", metadata={"help": "image of a job that names none; debian12 is built on first use"}
+    )
+    max_size: int = field(
+        default=64 * GIB, metadata={"help": "largest download and largest unpacked image", "unit": "bytes"}
+    )
+    stall_timeout: float = field(
+        default=60.0, metadata={"help": "a download without a byte for this long is broken off", "unit": "seconds"}
+    )
+    lock_timeout: float = field(
+        default=3600.0,
+        metadata={"help": "longest wait for another process that fetches or builds the same image", "unit": "seconds"},
+    )
+    mirror: str = field(
+        default="",
+        metadata={
+            "help": "Debian mirror for image builds; empty: as apt on this host is configured, else the suite's default"
+        },
+    )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,106 @@
+"""Builds the object graph from the settings; the only place that knows every concrete class. Each part is made when it
+is first asked for, so that a verb pays only for what it uses."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from belljar import config
+from belljar.machine import Folders
+
+if TYPE_CHECKING:
+    import socket
+
+    from belljar.guest.conversation import Conversation
+    from belljar.hypervisor import Hypervisor
+    from belljar.image.overlay import DiskOverlays
+    from belljar.image.store import Store
+    from belljar.machine.mould import Mould
+    from belljar.machine.recover import Reaper
+    from belljar.machine.registry import Machines
+    from belljar.machine.supervisor import Supervisor
+
+
+class House:
+    """All parts of belljar for one set of settings."""
+
+    def __init__(self, config_file: str | None = None, *, verbose: bool = False) -> None:
+        self.config_file = Path(config_file) if config_file is not None else None
+        self.verbose = verbose
+
+    @cached_property
+    def settings(self) -> config.Settings:
+        """Raises BadSettings with every mistake there is."""
+        return config.load(self.config_file)
+
+    @cached_property
+    def folders(self) -> Folders:
+        paths = self.settings.paths
+        return Folders(paths.run, paths.scratch, paths.store, paths.logs)
+
+    @cached_property
+    def images(self) -> Store:
+        from belljar.image.store import Store
+
+        return Store(self.settings.paths.store, self.settings.paths.site_store, self.settings.image)
+
+    @cached_property
+    def overlays(self) -> DiskOverlays:
+        from belljar.image.overlay import DiskOverlays
+
+        return DiskOverlays()
+
+    @cached_property
+    def hypervisor(self) -> Hypervisor:
+        from belljar.hypervisor import load
+
+        return load(self.settings.qemu, self.settings.paths.store)
+
+    @cached_property
+    def reaper(self) -> Reaper:
+        from belljar.machine.recover import Reaper
+
+        return Reaper(self.folders, self.hypervisor)
+
+    @cached_property
+    def machines(self) -> Machines:
+        from belljar.machine.registry import Machines
+
+        return Machines(self.folders, self.reaper)
+
+    @cached_property
+    def mould(self) -> Mould:
+        from belljar.machine.mould import Mould
+
+        return Mould(self.hypervisor, self.converse, timeout=self.settings.qemu.boot_timeout)
+
+    def converse(self, channel: socket.socket) -> Conversation:
+        """A guest at the other end of this channel."""
+        from belljar.guest.conversation import Conversation
+
+        return Conversation(channel, self.settings.guest)
+
+    def supervisor(self) -> Supervisor:
+        """A keeper of machines."""
+        from belljar.guest.relay import serve as relay
+        from belljar.machine.plan import Planner
+        from belljar.machine.supervisor import Supervisor
+
+        machine, qemu = self.settings.machine, self.settings.qemu
+        planner = Planner(
+            hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, mould=self.mould,
+            settings=machine, qemu_owner=qemu.user,
+        )  # fmt: skip
+        return Supervisor(
+            hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, make_guest=self.converse, relay=relay,
+            folders=self.folders, settings=machine, boot_timeout=qemu.boot_timeout, planner=planner, point=self._point,
+        )  # fmt: skip
+
+    def _point(self, name: str) -> None:
+        """A named point of a machine's life. Tests set `testing.abort_at` to die there as by an accident."""
+        if name == self.settings.testing.abort_at:
+            os.kill(os.getpid(), signal.SIGKILL)

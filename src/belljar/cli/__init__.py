@@ -1,0 +1,263 @@
+"""The `belljar` command: finds the verb, imports only its module, turns errors into one line, a hint and an exit code.
+
+Each verb is a module of this package with `HELP` (what it does, for `--help`), `arguments(parser)` and
+`run(args, house)`. Exit codes: the verb's own; 125 for everything belljar itself could not do, wrong options included.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from belljar.assembly import House
+
+VERBS = {
+    "run": "run a command or a script in its own fresh virtual machine",
+    "ps": "list machines",
+    "show": "show everything known about a machine",
+    "logs": "show a machine's journal, console and QEMU's words",
+    "events": "show what happens to machines",
+    "exec": "run a second command in a running machine",
+    "cp": "copy files into or out of a running machine",
+    "console": "look at a machine's serial console",
+    "wait": "wait until a machine has ended, exit as its payload did",
+    "stop": "end a machine: TERM, a time of grace, then force",
+    "kill": "end a machine at once",
+    "kill-all": "end every machine of this host, even when all else is broken",
+    "reap": "finish what dead belljar processes left behind",
+    "image": "build, import, list, verify and remove images",
+    "template": "list, verify and remove templates (booted guests, frozen)",
+    "doctor": "check what this host offers and explain what it lacks",
+    "config": "show or check the settings",
+    "completion": "print a completion script for bash, zsh or fish",
+    "version": "show the version of belljar and of what it stands on",
+}
+OUR_FAILURE = 125
+
+
+class Verb(Protocol):
+    """What a verb's module offers."""
+
+    HELP: str
+
+    def arguments(self, parser: ArgumentParser, /) -> None:
+        """Add the verb's options and parameters."""
+
+    def run(self, args: Namespace, house: House, /) -> int:
+        """Do it and return the exit code. What goes wrong is raised as BelljarError."""
+
+
+class CommandLine(NamedTuple):
+    """The command line, split at the verb."""
+
+    verb: str  # "" where there is none
+    rest: list[str]
+    config_file: str | None = None
+    verbose: bool = False
+    wants: str = ""  # "help" or "version"
+
+
+def _cover_closed_descriptors() -> tuple[int, ...]:
+    """Open /dev/null on every standard descriptor that is closed, so that no file of ours lands there."""
+    closed = []
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDONLY if descriptor == 0 else os.O_WRONLY)
+            assert opened == descriptor  # the lowest free number; those below it are open by now
+            os.set_inheritable(descriptor, True)
+            closed.append(descriptor)
+    return tuple(closed)
+
+
+CLOSED = _cover_closed_descriptors()
+"""The standard descriptors that were closed when the program began."""
+
+
+def entry() -> NoReturn:
+    """The console script. Ends the process without Python's slow farewell: nothing of ours waits for it."""
+    _make_streams_robust()
+    try:
+        code = main(sys.argv[1:])
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except KeyboardInterrupt:
+        _die_by_signal(2)
+    except BrokenPipeError:
+        _die_by_signal(13)
+    except OSError as exc:
+        os.write(2, f"belljar: standard output: {exc.strerror}\n".encode())
+        code = OUR_FAILURE
+    os._exit(code)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Carry out one command line and return the exit code. KeyboardInterrupt passes through, and so does
+    BrokenPipeError where the reader of our output went away."""
+    from belljar.errors import BelljarError
+
+    verbose = "-v" in arguments or "--verbose" in arguments
+    try:
+        return _carry_out(split(arguments))
+    except BelljarError as exc:
+        if verbose:
+            _print_traceback()
+        complain(exc.message, exc.hint)
+        return exc.exit_code
+    except OSError as exc:
+        if isinstance(exc, BrokenPipeError) and _reader_is_gone():
+            raise
+        if verbose:
+            _print_traceback()
+        complain(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc), "`belljar doctor` checks this host.")
+        return OUR_FAILURE
+    except Exception as exc:
+        if verbose:
+            _print_traceback()
+        complain(
+            f"a defect of belljar: {type(exc).__name__}: {exc}",
+            "Please report it with the output of the same command with -v.",
+        )
+        return OUR_FAILURE
+
+
+def _carry_out(line: CommandLine) -> int:
+    if line.wants == "version":
+        from belljar import __version__
+
+        print(f"belljar {__version__}")
+        return 0
+    if line.wants == "help" or not line.verb:
+        print(overview(), file=sys.stdout if line.wants else sys.stderr)
+        return 0 if line.wants else OUR_FAILURE
+    module = _import_verb(line.verb)
+    parser = parser_of(line.verb)
+    args = parser.parse_args(line.rest)
+    from belljar.assembly import House
+
+    config_file = args.config_file or line.config_file
+    house = House(config_file, verbose=line.verbose or args.verbose)
+    return module.run(args, house)
+
+
+def split(arguments: Sequence[str]) -> CommandLine:
+    """Find the verb and the global options before it. Raises BadOption."""
+    from belljar.errors import BadOption
+
+    config_file, verbose = None, False
+    words = list(arguments)
+    while words and words[0].startswith("-"):
+        word = words.pop(0)
+        if word in ("-h", "--help"):
+            return CommandLine("", words, wants="help")
+        if word == "--version":
+            return CommandLine("", words, wants="version")
+        if word in ("-v", "--verbose"):
+            verbose = True
+        elif word == "--config" and words:
+            config_file = words.pop(0)
+        elif word.startswith("--config="):
+            config_file = word.removeprefix("--config=")
+        else:
+            raise BadOption(f"{word}: no such option before a verb", hint="See `belljar --help`.")
+    if not words:
+        return CommandLine("", [])
+    verb, *rest = words
+    if verb == "help":
+        return CommandLine(rest[0], ["--help"]) if rest else CommandLine("", [], wants="help")
+    if verb not in VERBS:
+        raise BadOption(f"{verb}: no such verb", hint=_meant(verb))
+    return CommandLine(verb, rest, config_file, verbose)
+
+
+def parser_of(verb: str) -> ArgumentParser:
+    """The parser of one verb, global options included."""
+    from belljar.cli.parser import Parser
+
+    module = _import_verb(verb)
+    parser = Parser(prog=f"belljar {verb}", description=module.HELP)
+    module.arguments(parser)
+    return parser
+
+
+def _import_verb(verb: str) -> Verb:
+    from importlib import import_module
+    from typing import cast
+
+    return cast(Verb, import_module(f"belljar.cli.{verb.replace('-', '_')}"))
+
+
+def overview() -> str:
+    """What `belljar --help` prints."""
+    lines = [f"  {verb:<11} {text}" for verb, text in VERBS.items()]
+    return "\n".join(
+        (
+            "usage: belljar [--config FILE] [-v] VERB ...",
+            "",
+            "Every batch job in its own fresh virtual machine.",
+            "",
+            *lines,
+            "",
+            "  --config FILE    settings that stand before those of the site and the user",
+            "  -v, --verbose    log events to stderr, and tell where an error was raised",
+            "  --version        print the version",
+            "",
+            "`belljar VERB --help` explains a verb. `belljar run -- true` is a good beginning.",
+        )
+    )
+
+
+def complain(message: str, hint: str) -> None:
+    """Say on stderr what went wrong and what to do next."""
+    from belljar.cli.render import plain
+
+    for text in message.splitlines() or [""]:
+        print(f"belljar: {plain(text)}", file=sys.stderr)
+    if hint:
+        print(f"hint: {plain(hint)}", file=sys.stderr)
+
+
+def _meant(word: str) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(word, VERBS, n=1)
+    return f"Did you mean `belljar {close[0]}`?" if close else "See `belljar --help`."
+
+
+def _reader_is_gone() -> bool:
+    """Is it our own output that nobody reads any more, and not some socket of a machine?"""
+    import select
+
+    poller = select.poll()
+    poller.register(1, 0)
+    poller.register(2, 0)
+    return any(event & select.POLLERR for _, event in poller.poll(0))
+
+
+def _make_streams_robust() -> None:
+    """Printing never fails for want of an encoding or a descriptor: file names and words of guests are any bytes."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed when Python began
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        else:
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _print_traceback() -> None:
+    import traceback
+
+    traceback.print_exc()
+
+
+def _die_by_signal(number: int) -> NoReturn:
+    from belljar.host.processes import die_by
+
+    die_by(number)
+    raise AssertionError("unreachable")

@@ -1,0 +1,105 @@
+"""Stands between the supervisor and the caller's process: signals, job control, the terminal, the standard streams.
+
+The event loop's clock leaves out the time this process was stopped, so no deadline passes while a job is suspended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from belljar.guest import Streams
+from belljar.guest.stdio import FdSink, FdSource
+from belljar.machine.orders import Orders, Pause, Resize, Resume, Signal
+from belljar.model import Outcome, Payload, Request, StdinKind
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.cli.terminal import RawTerminal
+
+FORWARDED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "XCPU", "ALRM")
+PAUSE_LIMIT = 1.5  # seconds for the vcpus to stand still; Slurm and its like wait 2 before they send STOP
+
+
+class StoppableLoop(asyncio.SelectorEventLoop):
+    """A loop whose clock stands still while the process is stopped."""
+
+    stopped = 0.0
+
+    def time(self) -> float:
+        return super().time() - self.stopped
+
+
+def attend(house: House, request: Request) -> Outcome:
+    """Keep the machine to its end, with this process's streams and signals."""
+    loop = StoppableLoop()
+    try:
+        return loop.run_until_complete(_attend(house, request, loop))
+    finally:
+        loop.close()
+
+
+async def _attend(house: House, request: Request, loop: StoppableLoop) -> Outcome:
+    orders = Orders()
+    assert request.payload is not None
+    terminal = raw_terminal() if request.payload.terminal else None
+    listen(loop, orders, terminal)
+    try:
+        return await house.supervisor().keep(request, streams_of(request.payload), orders)
+    finally:
+        if terminal is not None:
+            terminal.restore()
+
+
+def streams_of(payload: Payload) -> Streams:
+    """This process's own 0, 1 and 2 where the payload has streams."""
+    carried = StdinKind.STREAM
+    if payload.terminal:
+        size = os.get_terminal_size(0)
+        return Streams(FdSource(0), FdSink(1), None, (size.lines, size.columns))
+    return Streams(
+        FdSource(0) if payload.stdin is carried else None,
+        FdSink(1) if payload.stdout is carried else None,
+        FdSink(2) if payload.stderr is carried else None,
+    )
+
+
+def listen(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | None) -> None:
+    """Turn signals into orders. A signal the caller ignores (nohup, background jobs) stays ignored."""
+    for name in FORWARDED:
+        number = getattr(signal, f"SIG{name}")
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, orders.give, Signal(number))
+    if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGTSTP, lambda: loop.create_task(suspend(loop, orders, terminal)))
+    loop.add_signal_handler(signal.SIGCONT, orders.give, Resume())
+    if terminal is not None:
+        loop.add_signal_handler(signal.SIGWINCH, lambda: orders.give(Resize(*reversed(os.get_terminal_size(0)))))
+
+
+async def suspend(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | None) -> None:
+    """Halt the vcpus, then stop as the caller's shell or batch system expects. Goes on at SIGCONT."""
+    done = asyncio.Event()
+    orders.give(Pause(done))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PAUSE_LIMIT):
+            await done.wait()
+    if terminal is not None:
+        terminal.restore()
+    begin = time.monotonic()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    loop.stopped += time.monotonic() - begin
+    if terminal is not None:
+        terminal.enter()
+
+
+def raw_terminal() -> RawTerminal:
+    from belljar.cli.terminal import RawTerminal
+
+    terminal = RawTerminal(0)
+    terminal.enter()
+    return terminal

@@ -1,0 +1,65 @@
+"""`belljar config show` and `belljar config check`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from belljar.cli.parser import add_format
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.config import Loaded
+
+HELP = "Show the settings that hold and where each comes from, or check them: every mistake in every file at once."
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what", choices=("show", "check"), help="show: the settings that hold; check: exit 1 when there are mistakes"
+    )
+    parser.add_argument(
+        "--origin", action="store_true", help="with show: the file and line, or variable, a value comes from"
+    )
+    add_format(parser)
+
+
+def run(args: argparse.Namespace, house: House) -> int:
+    from belljar.config import BadSettings, inspect
+
+    loaded = inspect(Path(house.config_file) if house.config_file else None)
+    if args.what == "check":
+        return _check(loaded, args.format)
+    _show(loaded, args.origin, args.format)
+    if loaded.mistakes:
+        raise BadSettings(loaded.mistakes)
+    return 0
+
+
+def _show(loaded: Loaded, with_origin: bool, form: str) -> None:
+    from belljar.cli.render import show
+    from belljar.config import DEFAULT_ORIGIN, every_setting
+    from belljar.config.reference import value_text
+
+    rows, facts = [], []
+    for section, key, value, metadata in every_setting(loaded.settings):
+        name = f"{section}.{key}"
+        origin = loaded.origins.get(name, DEFAULT_ORIGIN)
+        rows.append((name, value_text(value, metadata), *((origin,) if with_origin else ())))
+        facts.append({"setting": name, "value": value, "origin": origin, "help": metadata["help"]})
+    show(facts, ("SETTING", "VALUE", *(("ORIGIN",) if with_origin else ())), rows, as_=form)
+
+
+def _check(loaded: Loaded, form: str) -> int:
+    from belljar.cli.render import as_json, plain
+
+    if form == "json":
+        print(as_json({"ok": not loaded.mistakes, "mistakes": loaded.mistakes}))
+    elif loaded.mistakes:
+        for mistake in loaded.mistakes:
+            print(plain(str(mistake)))
+    else:
+        given = sorted({origin.rpartition(":")[0] or origin for origin in loaded.origins.values()})
+        print(f"The settings are good ({', '.join(given) if given else 'defaults only'}).")
+    return 1 if loaded.mistakes else 0

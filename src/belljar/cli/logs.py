@@ -1,0 +1,125 @@
+"""`belljar logs ID`: what a machine, its console and its QEMU wrote, also after its end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from belljar.cli.parser import add_machine
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.journal import Event
+
+HELP = "Show what is written about a machine: its journal, its serial console, QEMU's own words. Without an option: all three."
+CHUNK = 1 << 16
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add_machine(parser)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--console", dest="which", action="store_const", const="console", help="the guest's serial console"
+    )
+    which.add_argument("--qemu", dest="which", action="store_const", const="qemu", help="what QEMU wrote to stderr")
+    which.add_argument(
+        "--journal", dest="which", action="store_const", const="journal", help="what belljar did, event by event"
+    )
+    parser.add_argument(
+        "-f",
+        "--follow",
+        action="store_true",
+        help="go on until the machine has ended (of the journal, unless said otherwise)",
+    )
+
+
+def run(args: argparse.Namespace, house: House) -> int:
+    from belljar.machine import CONSOLE_LOG, QEMU_LOG
+
+    folder = house.machines.find(args.machine).folder
+    files = {"console": folder / CONSOLE_LOG, "qemu": folder / QEMU_LOG}
+    if args.follow:
+        return _follow(folder, files.get(args.which))
+    if args.which is None:
+        for which in ("journal", "qemu", "console"):
+            print(f"== {which} ==")
+            _print_journal(folder) if which == "journal" else _copy(files[which])
+    elif args.which == "journal":
+        _print_journal(folder)
+    else:
+        _copy(files[args.which])
+    return 0
+
+
+def story(event: Event) -> str:
+    """One event as one line: the time, what happened, the facts."""
+    import time
+
+    from belljar.cli.render import plain
+
+    seconds = event.get("time", 0.0)
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) + f".{int(seconds % 1 * 1000):03}"
+    what = str(event.get("state") if event["event"] == "state" else event["event"])
+    facts = [
+        f"{name}={_fact(value)}"
+        for name, value in event.items()
+        if name not in ("time", "event", "state", "machine") and value not in ("", None)
+    ]
+    return plain(" ".join((clock, f"{what:<10}", *facts))).rstrip()
+
+
+def _fact(value: object) -> str:
+    import json
+
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if text and " " not in text else json.dumps(text)
+
+
+def _print_journal(folder: Path) -> None:
+    from belljar.journal import read
+
+    for event in read(folder):
+        print(story(event))
+
+
+def _copy(path: Path) -> None:
+    """The whole file to standard output."""
+    try:
+        with open(path, "rb") as file:
+            _write(iter(lambda: file.read(CHUNK), b""))
+    except FileNotFoundError:
+        return  # nothing was written
+
+
+def _follow(folder: Path, path: Path | None) -> int:
+    """Print what is there, then what comes, until the machine ends. No polling: the kernel tells of each change."""
+    from belljar.host.watch import changes
+    from belljar.journal import follow
+
+    if path is not None:
+        _write(changes(path))
+        return 0
+    for event in follow(folder):
+        print(story(event), flush=True)
+    return 0
+
+
+def _write(chunks: Iterable[bytes]) -> None:
+    """Bytes as they are into a file or pipe; on a terminal, without what a guest could do to it."""
+    sys.stdout.flush()
+    for chunk in chunks:
+        if sys.stdout.isatty():
+            sys.stdout.write(for_terminal(chunk))
+            sys.stdout.flush()
+        else:
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+
+
+def for_terminal(data: bytes) -> str:
+    """Text that shows escape sequences instead of obeying them."""
+    text = data.decode(errors="replace").replace("\r\n", "\n")
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)

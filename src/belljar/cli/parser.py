@@ -1,0 +1,52 @@
+"""What the parsers of all verbs share: the global options, the forms of sizes and durations, one way to refuse."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from belljar.errors import BadOption
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises BadOption, takes no abbreviated options and knows the global ones."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("conflict_handler", "resolve")  # a verb's own -v stands before the global one
+        super().__init__(allow_abbrev=False, **kwargs)
+        common = self.add_argument_group("options of every verb") if kwargs.get("add_help", True) else self
+        common.add_argument("--config", dest="config_file", metavar="FILE", help=argparse.SUPPRESS)
+        common.add_argument("-v", "--verbose", action="store_true", help=argparse.SUPPRESS)
+
+    def error(self, message: str) -> NoReturn:
+        raise BadOption(message, hint=f"See `{self.prog} --help`.")
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """`--format table|json`, as every reading verb has it."""
+    parser.add_argument("--format", choices=("table", "json"), default="table", help="for people or for programs")
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """The machine's id, a unique prefix of it, or its name."""
+    parser.add_argument("machine", metavar="ID", help="the machine's id, a unique prefix of it, or its name")
+
+
+def as_size(text: str) -> int:
+    """Bytes, for `type=`."""
+    from belljar.config.units import size
+
+    try:
+        return size(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None
+
+
+def as_duration(text: str) -> float:
+    """Seconds, for `type=`."""
+    from belljar.config.units import duration
+
+    try:
+        return duration(text)
+    except ValueError as exc:
+        raise argparse.ArgumentTypeError(str(exc)) from None

@@ -1,0 +1,102 @@
+"""How values are shown: aligned tables for people, JSON for programs, words of strangers without their magic."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+KIB = 1024
+
+
+def plain(text: str) -> str:
+    """*text* without what could steer a terminal: names, reasons and logs may come from a guest."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Columns aligned, numbers to the right. A column that is empty in every row is left out."""
+    body = [
+        [plain(cell) if isinstance(cell, str) else ("" if cell is None else str(cell)) for cell in row] for row in rows
+    ]
+    right = (
+        [bool(body) and all(not isinstance(row[at], str) for row in rows) for at in range(len(heads))]
+        if isinstance(rows, Sequence)
+        else [False] * len(heads)
+    )
+    shown = [at for at in range(len(heads)) if not body or any(row[at] for row in body)]
+    widths = {at: max(len(heads[at]), *(len(row[at]) for row in body), 0) for at in shown}
+    lines = []
+    for row in [list(heads), *body]:
+        cells = [row[at].rjust(widths[at]) if right[at] else row[at].ljust(widths[at]) for at in shown]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def as_json(value: Any) -> str:
+    """Indented JSON of anything in belljar's words; paths are text, bytes latin-1."""
+    import json
+
+    return json.dumps(_jsonable(value), indent=2, ensure_ascii=False)
+
+
+def as_json_line(value: Any) -> str:
+    """JSON on one line."""
+    import json
+
+    return json.dumps(_jsonable(value), separators=(",", ":"))
+
+
+def _jsonable(value: Any) -> Any:
+    from pathlib import Path
+
+    from belljar.model import to_json
+
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _jsonable(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, dict):
+        return {str(key): _jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(item) for item in value]
+    return to_json(value)
+
+
+def show(value: Any, heads: Sequence[str], rows: Sequence[Sequence[object]], *, as_: str) -> None:
+    """Print *value* as JSON or *rows* as a table, by the verb's --format."""
+    print(as_json(value) if as_ == "json" else table(heads, rows))
+
+
+def size(count: int) -> str:
+    """About so many bytes, for people."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < KIB:
+            return f"{amount:.3g} {unit}" if unit != "B" else f"{count} B"
+        amount /= KIB
+    return f"{amount:.3g} TiB"
+
+
+def duration(seconds: float) -> str:
+    """About so long, for people."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def moment(timestamp: float | None) -> str:
+    """Local time of a moment since the epoch."""
+    import time
+
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp)) if timestamp else ""
+
+
+def is_terminal() -> bool:
+    """Does a person look at our output?"""
+    return sys.stdout.isatty()

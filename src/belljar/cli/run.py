@@ -1,0 +1,140 @@
+"""`belljar run`: a command or a script in its own fresh virtual machine. This is the way every job takes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from belljar.cli.parser import as_duration, as_size
+from belljar.errors import OUR_FAILURE
+from belljar.model import Cause, NetworkMode, Start
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.model import Outcome
+
+HELP = (
+    "Run a command, or a script that is copied in, in its own fresh virtual machine. Exits with the payload's own code; "
+    "death by a signal is death by the same signal; 125: belljar itself failed, 126: not executable, 127: not found."
+)
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "belljar run [options] -- CMD ARG...\n       belljar run [options] SCRIPT ARG..."
+    machine = parser.add_argument_group("the machine")
+    machine.add_argument("--image", metavar="NAME", help="image by name or digest (`belljar image list`)")
+    machine.add_argument("--cpus", type=int, metavar="N", help="virtual cpus")
+    machine.add_argument("--memory", type=as_size, metavar="SIZE", help="memory, such as 512M or 4G")
+    machine.add_argument("--disk", type=as_size, metavar="SIZE", help="size of the disk, at least the image's")
+    machine.add_argument(
+        "--network", choices=[mode.value for mode in NetworkMode], help="none, or user: a way out through the host"
+    )
+    machine.add_argument(
+        "--share",
+        action="append",
+        default=[],
+        metavar="SRC[:DST][:ro|rw]",
+        help="host folder the guest sees (default: read-only, at the same path)",
+    )
+    machine.add_argument(
+        "--start", choices=[start.value for start in Start], help="auto: a clone where one can be had, else a cold boot"
+    )
+    machine.add_argument("--name", default="", help="a name for the machine, for `belljar ps` and ID arguments")
+    payload = parser.add_argument_group("the payload")
+    payload.add_argument(
+        "--in", dest="inputs", action="append", default=[], metavar="PATH[:DST]", help="file or folder copied in before"
+    )
+    payload.add_argument(
+        "--out",
+        dest="outputs",
+        action="append",
+        default=[],
+        metavar="PATH[:DST]",
+        help="file or folder of the guest copied out after, also after a failure",
+    )
+    payload.add_argument(
+        "--env", action="append", default=[], metavar="K=V", help="set a variable; K alone passes the caller's"
+    )
+    payload.add_argument(
+        "--env-file", action="append", default=[], metavar="FILE", help="lines K=V; # begins a comment line"
+    )
+    payload.add_argument("--inherit-env", action="store_true", help="pass the caller's whole environment")
+    payload.add_argument(
+        "--cwd", metavar="PATH", help="working directory in the guest (default: the caller's path; made when missing)"
+    )
+    payload.add_argument("--user", metavar="NAME|UID[:GID]", help="who the payload is (default: the caller)")
+    payload.add_argument("-t", "--tty", action="store_true", help="give the payload a terminal")
+    limits = parser.add_argument_group("limits and records")
+    limits.add_argument(
+        "--timeout", type=as_duration, metavar="TIME", help="TERM the payload after this long, such as 90s or 2h"
+    )
+    limits.add_argument("--grace", type=as_duration, metavar="TIME", help="time between TERM and the machine's end")
+    limits.add_argument("--report", metavar="FILE", help="write the outcome there as JSON")
+    limits.add_argument("--keep", action="store_true", help="keep the machine's disk and records for inspection")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD | SCRIPT", help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace, house: House) -> int:
+    from belljar.cli import request
+    from belljar.cli.attend import attend
+
+    wanted = request.build(args, house.settings)
+    report = Report(args.report)
+    house.reaper.quick()
+    if wanted.machine.image == house.settings.image.default:
+        house.images.ensure_default()
+    outcome = attend(house, wanted)
+    report.write(outcome)
+    return leave(outcome)
+
+
+def leave(outcome: Outcome) -> int:
+    """Turn the outcome into this process's own end."""
+    from belljar.cli import complain
+    from belljar.host.processes import die_by
+
+    if outcome.exit_code is not None and not outcome.error:
+        return outcome.exit_code
+    tell(outcome, complain)
+    if outcome.signal is not None:
+        die_by(outcome.signal)
+    return outcome.exit_code if outcome.exit_code is not None else OUR_FAILURE
+
+
+def tell(outcome: Outcome, complain: object) -> None:
+    """One line on stderr for what the payload did not do by itself."""
+    assert callable(complain)
+    if outcome.cause is Cause.FINISHED and not outcome.error:
+        return
+    if outcome.cause is Cause.CANCELLED:
+        return  # whoever cancelled it knows
+    complain(
+        f"{outcome.id}: {outcome.reason}",
+        outcome.hint.replace("ID`", f"{outcome.id}`") if not outcome.payload_ran or outcome.error else "",
+    )
+
+
+class Report:
+    """The file of `--report`, proved writable before anything is started."""
+
+    def __init__(self, path: str | None) -> None:
+        self._descriptor = -1 if path is None else _open_report(path)
+
+    def write(self, outcome: Outcome) -> None:
+        if self._descriptor >= 0:
+            from belljar.host.files import write_all
+            from belljar.model import dumps
+
+            os.ftruncate(self._descriptor, 0) if os.path.isfile(f"/proc/self/fd/{self._descriptor}") else None
+            write_all(self._descriptor, dumps(outcome) + b"\n")
+            os.close(self._descriptor)
+
+
+def _open_report(path: str) -> int:
+    from belljar.errors import BadOption
+
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as exc:
+        raise BadOption(f"--report {path}: {exc.strerror}", hint="Give a file that can be written to.") from exc

@@ -1,0 +1,124 @@
+"""`belljar show ID`: everything that is known about one machine."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from belljar.cli.parser import add_format, add_machine
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.machine import MachineView
+
+HELP = "Show everything that is known about one machine: what was asked, where it stands, how it ended, how long each phase took."
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add_machine(parser)
+    add_format(parser)
+
+
+def run(args: argparse.Namespace, house: House) -> int:
+    from belljar.cli.render import as_json, plain
+
+    machine = house.machines.find(args.machine)
+    if args.format == "json":
+        print(as_json(machine))
+        return 0
+    for title, facts in sections(machine):
+        lines = [(name, value) for name, value in facts if value not in ("", None, [], {})]
+        if not lines:
+            continue
+        print(title)
+        for name, value in lines:
+            print(f"  {name:<14} {plain(str(value))}")
+    return 0
+
+
+def sections(machine: MachineView) -> list[tuple[str, list[tuple[str, Any]]]]:
+    """What the table shows, by heading; empty facts are left out when it is printed."""
+    return [
+        (f"machine {machine.id}", _machine(machine)),
+        ("payload", _payload(machine.request.get("payload") or {})),
+        ("outcome", _outcome(machine.outcome or {})),
+        (
+            "seconds per phase",
+            [(name, f"{seconds:.3f}") for name, seconds in (machine.outcome or {}).get("phases", {}).items()],
+        ),
+    ]
+
+
+def _machine(machine: MachineView) -> list[tuple[str, Any]]:
+    from belljar.cli.render import moment, size
+
+    asked = machine.request.get("machine") or {}
+    shares = [
+        f"{one['source']} on {one['target']}{' (read-only)' if one.get('readonly') else ''}"
+        for one in asked.get("shares", [])
+    ]
+    return [
+        ("name", machine.name),
+        (
+            "state",
+            machine.state if machine.alive or machine.ended else f"{machine.state} (abandoned: see `belljar reap`)",
+        ),
+        ("image", machine.image),
+        ("cpus", machine.cpus),
+        ("memory", size(machine.memory)),
+        ("network", asked.get("network")),
+        ("shares", "; ".join(shares)),
+        ("start", machine.start),
+        ("requester", machine.requester),
+        ("owner", _user(machine.owner)),
+        ("created", moment(machine.created)),
+        ("ended", moment(machine.ended)),
+        ("QEMU's pid", machine.pid),
+        ("folder", machine.folder),
+    ]
+
+
+def _payload(payload: dict[str, Any]) -> list[tuple[str, Any]]:
+    import shlex
+
+    account = payload.get("account") or {}
+    return [
+        ("command", shlex.join(map(str, payload.get("argv") or []))),
+        ("user", f"{account.get('name')} ({account.get('uid')}:{account.get('gid')})" if account else ""),
+        ("folder", payload.get("cwd")),
+        ("files in", "; ".join(f"{one['outside']} to {one['inside']}" for one in payload.get("inputs") or [])),
+        ("files out", "; ".join(f"{one['inside']} to {one['outside']}" for one in payload.get("outputs") or [])),
+    ]
+
+
+def _outcome(outcome: dict[str, Any]) -> list[tuple[str, Any]]:
+    guest, host = outcome.get("guest") or {}, outcome.get("host") or {}
+    return [
+        ("cause", outcome.get("cause")),
+        ("class", outcome.get("klass")),
+        ("exit code", outcome.get("exit_code")),
+        ("signal", outcome.get("signal")),
+        ("reason", outcome.get("reason")),
+        ("hint", outcome.get("hint")),
+        ("started as", " ".join(filter(None, (outcome.get("start"), outcome.get("accelerator"))))),
+        ("why so", outcome.get("start_reason")),
+        ("guest used", _usage(guest)),
+        ("host used", _usage(host)),
+    ]
+
+
+def _usage(usage: dict[str, Any]) -> str:
+    from belljar.cli.render import size
+
+    if not usage.get("peak_memory"):
+        return ""
+    return f"{usage.get('user', 0):.2f} s user, {usage.get('system', 0):.2f} s system, {size(usage['peak_memory'])} at most"
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} ({uid})"
+    except KeyError:
+        return str(uid)

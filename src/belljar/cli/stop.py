@@ -1,0 +1,48 @@
+"""`belljar stop ID`: TERM to the payload, a time of grace, then the machine's end."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from belljar.cli.parser import add_machine, as_duration
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+
+HELP = "End a machine: TERM to its payload, and after the grace the machine itself. Returns when it is gone."
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--grace",
+        type=as_duration,
+        metavar="TIME",
+        help="time for the payload to end by itself (default: the machine's)",
+    )
+    add_machine(parser)
+
+
+def run(args: argparse.Namespace, house: House) -> int:
+    return end(house, args.machine, {"do": "stop", "grace": args.grace})
+
+
+def end(house: House, reference: str, question: dict[str, object]) -> int:
+    """Ask the supervisor to end the machine, then wait until its lock is free. An ended machine is success."""
+    from belljar.cli.wait import wait_for_end
+    from belljar.errors import NoSuchMachine
+    from belljar.machine import control
+
+    view = house.machines.find(reference)
+    if view.ended:
+        return 0
+    try:
+        with control.connect(view.folder) as connection:
+            control.ask(connection, str(question.pop("do")), **question)
+    except NoSuchMachine:
+        if view.alive:
+            raise
+        house.machines.reap()  # its supervisor is dead: finish what it left
+        return 0
+    wait_for_end(view.folder, None)
+    return 0

@@ -1,0 +1,128 @@
+"""The settings: every room's own `Settings`, merged from files and environment, with the origin of each value.
+
+    /etc/belljar/belljar.toml  <  /etc/belljar/conf.d/*.toml  <  ~/.config/belljar/belljar.toml  <  --config FILE
+                               <  environment BELLJAR_<SECTION>_<KEY>
+
+A later one stands before an earlier one, key by key. All mistakes are reported at once. What a key means, its unit and
+its default stand beside the door of the room that obeys it; rooms are handed their part and never look here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from belljar import guest, hypervisor, image, machine
+from belljar.config.paths import Paths, default_paths, home
+from belljar.errors import BadSetting
+
+if TYPE_CHECKING:
+    from belljar.config.merge import Mistake
+
+ETC = Path("/etc/belljar")
+DEFAULT_ORIGIN = "default"
+
+
+@dataclass(frozen=True)
+class Testing:
+    """`[testing]` in the settings files."""
+
+    abort_at: str = field(
+        default="", metadata={"help": "belljar kills itself with SIGKILL at this point of a machine's life; for tests"}
+    )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings, by section."""
+
+    paths: Paths
+    machine: machine.Settings = field(default_factory=machine.Settings)
+    qemu: hypervisor.Settings = field(default_factory=hypervisor.Settings)
+    image: image.Settings = field(default_factory=image.Settings)
+    guest: guest.Settings = field(default_factory=guest.Settings)
+    testing: Testing = field(default_factory=Testing)
+
+
+SECTIONS: Mapping[str, type[Any]] = {
+    "paths": Paths,
+    "machine": machine.Settings,
+    "qemu": hypervisor.Settings,
+    "image": image.Settings,
+    "guest": guest.Settings,
+    "testing": Testing,
+}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The settings with their history. With mistakes, a wrong value is left out and the one before it stands."""
+
+    settings: Settings
+    origins: Mapping[str, str]  # "section.key" -> "default", "/etc/belljar/belljar.toml:12", "environment BELLJAR_..."
+    mistakes: tuple[Mistake, ...]
+
+
+class BadSettings(BadSetting):
+    """One or more mistakes in the settings, each a line of the message."""
+
+    def __init__(self, mistakes: tuple[Mistake, ...]) -> None:
+        super().__init__("\n".join(str(mistake) for mistake in mistakes))
+        self.mistakes = mistakes
+
+
+def load(
+    config_file: Path | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    uid: int | None = None,
+    etc: Path = ETC,
+) -> Settings:
+    """The settings of this process. Raises BadSettings with every mistake there is."""
+    loaded = inspect(config_file, environ=environ, uid=uid, etc=etc)
+    if loaded.mistakes:
+        raise BadSettings(loaded.mistakes)
+    return loaded.settings
+
+
+def inspect(
+    config_file: Path | None = None,
+    *,
+    environ: Mapping[str, str] | None = None,
+    uid: int | None = None,
+    etc: Path = ETC,
+) -> Loaded:
+    """The settings as far as they can be understood, where each came from, and what is wrong. Never raises."""
+    environ = os.environ if environ is None else environ
+    uid = os.geteuid() if uid is None else uid
+    defaults = Settings(default_paths(uid, environ))
+    files = [(path, False) for path in _usual_files(uid, environ, etc)]
+    if config_file is not None:
+        files.append((config_file, True))
+    files = [(path, required) for path, required in files if required or os.path.lexists(path)]
+    variables = {name: value for name, value in environ.items() if name.startswith("BELLJAR_")}
+    if not files and not variables:  # the usual case is quick: nothing is parsed, nothing more is imported
+        return Loaded(defaults, {}, ())
+    from belljar.config.merge import merge
+
+    return merge(defaults, files, variables)
+
+
+def _usual_files(uid: int, environ: Mapping[str, str], etc: Path) -> Iterator[Path]:
+    """The settings files that are looked at, weakest first."""
+    yield etc / "belljar.toml"
+    with suppress(OSError):
+        yield from sorted(etc / "conf.d" / name for name in os.listdir(etc / "conf.d") if name.endswith(".toml"))
+    folder = environ.get("XDG_CONFIG_HOME", "")
+    yield (Path(folder) if folder.startswith("/") else home(uid, environ) / ".config") / "belljar/belljar.toml"
+
+
+def every_setting(settings: Settings) -> Iterator[tuple[str, str, Any, Mapping[str, Any]]]:
+    """(section, key, value, metadata of the field), in the order of the sections."""
+    for section, kind in SECTIONS.items():
+        for one in fields(kind):
+            yield section, one.name, getattr(getattr(settings, section), one.name), one.metadata

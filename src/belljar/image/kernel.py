@@ -1,0 +1,108 @@
+"""A Linux kernel file: what is in it, and the plain ELF inside a bzImage.
+
+QEMU starts an ELF with a PVH note directly. That saves the guest from unpacking itself, which under emulation takes
+longer than the rest of the kernel's start. Form: Documentation/arch/x86/boot.rst of Linux.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from belljar.errors import CommandFailed, CommandMissing, ImageCorrupt
+
+BOOT_FLAG, HEADER_MAGIC = (0x1FE, b"\x55\xaa"), (0x202, b"HdrS")
+LARGEST_KERNEL = 256 << 20
+ELF_MAGIC = b"\x7fELF"
+PVH_ENTRY = 18  # XEN_ELFNOTE_PHYS32_ENTRY
+NOTE_SEGMENT = 4  # PT_NOTE
+
+
+def is_bzimage(data: bytes) -> bool:
+    """Is it a kernel in the form distributions ship for x86?"""
+    return all(data[at : at + len(magic)] == magic for at, magic in (BOOT_FLAG, HEADER_MAGIC))
+
+
+def release(data: bytes) -> str:
+    """The version a bzImage says it is, as in /lib/modules/; empty when it does not say."""
+    if not is_bzimage(data):
+        return ""
+    (pointer,) = struct.unpack_from("<H", data, 0x20E)
+    text = data[pointer + 0x200 : pointer + 0x200 + 256].split(b"\0", 1)[0]
+    return text.decode("ascii", "replace").split(" ", 1)[0] if pointer else ""
+
+
+def directly_bootable(data: bytes) -> bytes | None:
+    """The ELF inside this bzImage when QEMU can start it by its PVH entry; None when it must be booted as it is."""
+    try:
+        elf = unpack(data)
+    except (ImageCorrupt, CommandFailed, CommandMissing, struct.error):
+        return None
+    return elf if has_pvh_entry(elf) else None
+
+
+def unpack(data: bytes) -> bytes:
+    """The kernel proper of a bzImage. Raises ImageCorrupt."""
+    if not is_bzimage(data):
+        raise ImageCorrupt("not a bzImage")
+    setup_sectors = data[0x1F1] or 4
+    offset, length = struct.unpack_from("<II", data, 0x248)
+    start = (setup_sectors + 1) * 512 + offset
+    payload = data[start : start + length]
+    elf = _decompress(payload)
+    if not elf.startswith(ELF_MAGIC):
+        raise ImageCorrupt("the kernel inside the bzImage is no ELF file")
+    return elf
+
+
+def _decompress(payload: bytes) -> bytes:
+    """Undo gzip, xz, lzma, bzip2 by the standard library, zstd and lz4 by their programs. Capped."""
+    import bz2
+    import lzma
+    import zlib
+
+    try:
+        if payload.startswith(b"\x1f\x8b\x08"):
+            return zlib.decompressobj(31).decompress(payload, LARGEST_KERNEL)
+        if payload.startswith(b"\xfd7zXZ\0"):
+            return lzma.LZMADecompressor(lzma.FORMAT_XZ).decompress(payload, LARGEST_KERNEL)
+        if payload.startswith(b"\x5d\0\0"):
+            return lzma.LZMADecompressor(lzma.FORMAT_ALONE).decompress(payload, LARGEST_KERNEL)
+        if payload.startswith(b"BZh"):
+            return bz2.BZ2Decompressor().decompress(payload, LARGEST_KERNEL)
+    except (zlib.error, lzma.LZMAError, OSError) as exc:
+        raise ImageCorrupt(f"the kernel inside the bzImage cannot be unpacked: {exc}") from exc
+    if payload.startswith(b"\x28\xb5\x2f\xfd"):
+        # The last four bytes are the unpacked size; zstd would take them for the start of another frame.
+        return _by_program(["zstd", "-dc"], payload[:-4])
+    if payload.startswith(b"\x02\x21\x4c\x18"):
+        return _by_program(["lz4", "-dc"], payload[:-4])
+    raise ImageCorrupt("the kernel inside the bzImage is compressed in a way belljar does not know")
+
+
+def _by_program(argv: list[str], payload: bytes) -> bytes:
+    from belljar.host import commands
+
+    return commands.run(argv, timeout=60, stdin=payload).out
+
+
+def has_pvh_entry(elf: bytes) -> bool:
+    """Does this 64-bit ELF carry the note with the 32-bit entry that QEMU looks for?"""
+    if len(elf) < 64 or elf[4] != 2:
+        return False
+    (table,) = struct.unpack_from("<Q", elf, 32)
+    size, count = struct.unpack_from("<HH", elf, 54)
+    for index in range(min(count, 64)):
+        kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", elf, table + index * size)
+        if kind == NOTE_SEGMENT and _holds_pvh_note(elf[offset : offset + length]):
+            return True
+    return False
+
+
+def _holds_pvh_note(notes: bytes) -> bool:
+    at = 0
+    while at + 12 <= len(notes):
+        name_size, desc_size, kind = struct.unpack_from("<III", notes, at)
+        if kind == PVH_ENTRY and notes[at + 12 : at + 12 + name_size] == b"Xen\0":
+            return True
+        at += 12 + (name_size + 3 & ~3) + (desc_size + 3 & ~3)
+    return False

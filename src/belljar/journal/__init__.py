@@ -1,0 +1,114 @@
+"""The door of the journal: what happened to a machine, one JSON line an event, on disk before the act it announces.
+
+`Record` writes, `read` replays, `follow` waits for more. `Ledger` keeps one line for each machine that ended.
+A line that was being written when the power failed is left out on reading: its act was never begun.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from belljar.host.files import no_space_as_error
+from belljar.model import State, to_json
+
+JOURNAL = "journal.jsonl"
+LONGEST_JOURNAL = 16 << 20
+
+Event = dict[str, Any]
+
+
+class Record:
+    """The journal of one machine, open for writing by its supervisor."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / JOURNAL
+        self._descriptor = os.open(
+            self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+        )
+
+    def write(self, event: str, **facts: Any) -> None:
+        """On disk when it returns. Raises NoSpace when the disk is full."""
+        line = json.dumps({"time": time.time(), "event": event, **to_json(facts)}, separators=(",", ":")) + "\n"
+        with no_space_as_error(self._path):
+            os.write(self._descriptor, line.encode("ascii"))
+            os.fdatasync(self._descriptor)
+
+    def state(self, state: State, **facts: Any) -> None:
+        self.write("state", state=state, **facts)
+
+    def intend(self, what: str, path: Path) -> None:
+        """Say that this file or folder is about to be made, so that it can be unmade by whoever reads this."""
+        self.write("make", what=what, path=str(path))
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def read(folder: Path) -> list[Event]:
+    """All events of a machine, oldest first. Missing journal: none. Torn or foreign lines are left out."""
+    try:
+        with open(folder / JOURNAL, "rb") as file:
+            return _parse(file.read(LONGEST_JOURNAL))
+    except FileNotFoundError:
+        return []
+
+
+def follow(folder: Path) -> Iterator[Event]:
+    """The events so far, then those to come, as they are written; ends when the machine is done or its folder gone."""
+    from belljar.host.watch import changes
+
+    for data in changes(folder / JOURNAL):
+        for event in _parse(data):
+            yield event
+            if event.get("state") == State.DONE.value:
+                return
+
+
+def _parse(data: bytes) -> list[Event]:
+    events = []
+    for line in data.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and isinstance(event.get("event"), str):
+            events.append(event)
+    return events
+
+
+class Ledger:
+    """One line per machine that ended, in a file per month. The only input of accounting."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def append(self, row: dict[str, Any], now: float) -> None:
+        """Add a row in one write, whole or not at all."""
+        path = self.folder / time.strftime("ledger-%Y-%m.jsonl", time.gmtime(now))
+        line = json.dumps(to_json(row), separators=(",", ":")).encode("ascii") + b"\n"
+        with no_space_as_error(path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                os.write(descriptor, line)
+            finally:
+                os.close(descriptor)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Every row, oldest first."""
+        for path in sorted(self.folder.glob("ledger-*.jsonl")):
+            with open(path, "rb") as file:
+                for line in file:
+                    try:
+                        row = json.loads(line)
+                    except ValueError:
+                        continue
+                    if isinstance(row, dict):
+                        yield row

@@ -1,0 +1,97 @@
+"""The door of the keeper: the Supervisor, who carries one Request to one Outcome, and what can be seen of machines.
+
+Supervisor   keep(request, ...) -> Outcome                         supervisor.py
+Machines     list, find, reap: the machines of a set of folders    registry.py
+Folders      where everything of a machine lies                    below
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from belljar.model import MIB, MachineId, NetworkMode, Start
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`[machine]` in the settings files."""
+
+    cpus: int = field(default=1, metadata={"help": "virtual cpus of a machine that asks for none"})
+    memory: int = field(default=512 * MIB, metadata={"help": "memory of a machine that asks for none", "unit": "bytes"})
+    network: NetworkMode = field(
+        default=NetworkMode.NONE, metadata={"help": "network of a machine that asks for none: none or user"}
+    )
+    start: Start = field(
+        default=Start.AUTO, metadata={"help": "auto: clone a template where one can be had; clone and cold insist"}
+    )
+    grace: float = field(default=10.0, metadata={"help": "time between TERM and the machine's end", "unit": "seconds"})
+    clone_timeout: float = field(
+        default=30.0,
+        metadata={"help": "a clone that has not answered after this is booted cold instead", "unit": "seconds"},
+    )
+    keep_days: int = field(
+        default=7, metadata={"help": "records and logs of ended machines are kept this long", "unit": "days"}
+    )
+    keep_count: int = field(
+        default=1000, metadata={"help": "at most this many ended machines are kept with their logs"}
+    )
+
+
+@dataclass(frozen=True)
+class Folders:
+    """Where everything lies. `run`: live machines, on a local disk or tmpfs. `scratch`: overlays. `store`: images and
+    templates. `logs`: ended machines and the ledger."""
+
+    run: Path
+    scratch: Path
+    store: Path
+    logs: Path
+
+    @property
+    def machines(self) -> Path:
+        return self.run / "machines"
+
+    @property
+    def identities(self) -> Path:
+        """One file per live guest, named by what its kernel drew: a second one of the same name cannot be made."""
+        return self.run / "identities"
+
+    def machine(self, id: MachineId) -> Path:
+        return self.machines / id
+
+    def overlay(self, id: MachineId) -> Path:
+        return self.scratch / f"{id}.qcow2"
+
+    def ended(self, id: MachineId) -> Path:
+        return self.logs / id
+
+
+# files of a machine's folder
+REQUEST, OUTCOME, LOCK, CONTROL, CONSOLE_LOG, QEMU_LOG = (
+    "request.json", "outcome.json", "lock", "control.sock", "console.log", "qemu.log",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class MachineView:
+    """What can be seen of a machine from outside, live or ended."""
+
+    id: MachineId
+    name: str
+    state: str
+    cause: str
+    image: str
+    cpus: int
+    memory: int
+    start: str
+    requester: str
+    owner: int  # uid of the folder
+    created: float
+    ended: float | None
+    pid: int | None  # of the domain's process
+    alive: bool  # its supervisor holds the lock
+    folder: Path
+    request: dict[str, Any]
+    outcome: dict[str, Any] | None

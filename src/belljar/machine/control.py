@@ -1,0 +1,150 @@
+"""The control socket of a live machine: one JSON line asked, one answered; `relay` and `console` then carry bytes.
+
+Only the machine's owner and root are heard. The socket lies in the machine's folder and goes with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import MachineBusy, NoSuchMachine, NotPermitted
+from belljar.machine import CONTROL
+
+LONGEST_LINE = 1 << 16
+ASK_TIMEOUT = 10.0
+BACKLOG = 16
+
+Answer = dict[str, Any]
+Handler = Callable[[Answer, socket.socket], Awaitable[Answer | None]]
+
+
+class ControlServer:
+    """Listens in the machine's folder while open. The handler gets each question with its connection, and answers, or
+    returns None after it answered by itself and used the connection."""
+
+    def __init__(self, folder: Path, handler: Handler) -> None:
+        self._folder = folder
+        self._handler = handler
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def open(self) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        with short_path(self._folder) as folder:
+            self._listener.bind(f"{folder}/{CONTROL}")
+        os.chmod(self._folder / CONTROL, 0o600)
+        self._listener.listen(BACKLOG)
+        self._keep(asyncio.get_running_loop().create_task(self._accept()))
+
+    async def close(self) -> None:
+        self._listener.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            connection, _ = await loop.sock_accept(self._listener)
+            connection.setblocking(False)
+            self._keep(loop.create_task(self._serve(connection)))
+
+    async def _serve(self, connection: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with connection, suppress(OSError, TimeoutError):
+            if _peer(connection) not in (0, os.geteuid(), os.stat(self._folder).st_uid):
+                return
+            async with asyncio.timeout(ASK_TIMEOUT):
+                line = await self._read_line(connection)
+            try:
+                question = json.loads(line)
+                if not isinstance(question, dict):
+                    raise ValueError("not an object")
+            except ValueError as exc:
+                answer: Answer | None = {"error": f"not a question: {exc}"}
+            else:
+                answer = await self._handler(question, connection)
+            if answer is not None:
+                await loop.sock_sendall(connection, json.dumps(answer).encode() + b"\n")
+
+    @staticmethod
+    async def _read_line(connection: socket.socket) -> bytes:
+        loop, line = asyncio.get_running_loop(), b""
+        while not line.endswith(b"\n"):
+            data = await loop.sock_recv(connection, 4096)
+            line += data
+            if not data or len(line) > LONGEST_LINE:
+                break
+        return line
+
+
+def connect(folder: Path) -> socket.socket:
+    """A connection to the machine's supervisor. Raises NoSuchMachine when it is not there any more."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        connection.settimeout(ASK_TIMEOUT)
+        with short_path(folder) as short:
+            connection.connect(f"{short}/{CONTROL}")
+    except (FileNotFoundError, ConnectionRefusedError) as exc:
+        connection.close()
+        raise NoSuchMachine(f"{folder.name}: the machine is not running") from exc
+    except PermissionError as exc:
+        connection.close()
+        raise NotPermitted(f"{folder.name}: this machine belongs to somebody else") from exc
+    except BlockingIOError as exc:
+        connection.close()
+        raise MachineBusy(f"{folder.name}: the supervisor does not accept more connections now") from exc
+    return connection
+
+
+def ask(connection: socket.socket, do: str, **facts: Any) -> Answer:
+    """Put one question, wait for its answer (at most ASK_TIMEOUT seconds). Raises MachineBusy when it is refused."""
+    try:
+        connection.sendall(json.dumps({"do": do, **facts}).encode() + b"\n")
+        line = b""
+        while not line.endswith(b"\n") and len(line) < LONGEST_LINE:
+            data = connection.recv(1)  # not one byte more: what follows belongs to the relay
+            if not data:
+                break
+            line += data
+    except TimeoutError as exc:
+        raise MachineBusy(f"the supervisor did not answer `{do}` within {ASK_TIMEOUT:.0f} s") from exc
+    except (ConnectionResetError, BrokenPipeError):
+        line = b""
+    if not line:
+        raise NoSuchMachine("the machine ended, or does not belong to you")
+    answer = json.loads(line)
+    if "error" in answer:
+        raise MachineBusy(str(answer["error"]))
+    return dict(answer)
+
+
+class short_path:
+    """A name for a folder that is short enough for a socket's address (108 bytes), however deep the folder lies."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> str:
+        self._descriptor = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return f"/proc/self/fd/{self._descriptor}"
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def _peer(connection: socket.socket) -> int:
+    """uid of the process at the other end."""
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return int(uid)

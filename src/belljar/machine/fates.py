@@ -1,0 +1,118 @@
+"""How a domain that ended by itself is explained, and how everything of a machine is put away at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from belljar.errors import BelljarError, BootTimeout, DomainDied, DomainKilled, GuestPanicked, GuestPoweredOff, NoSpace
+from belljar.host.files import read_capped, remove_tree
+from belljar.hypervisor import DomainEvent, EventKind
+from belljar.image import Overlays
+from belljar.journal import Ledger
+from belljar.machine import CONSOLE_LOG, CONTROL, LOCK, QEMU_LOG
+from belljar.machine.life import Life
+from belljar.model import State, to_json
+
+TAIL = 1 << 16
+
+
+async def read(events: AsyncIterator[DomainEvent], life: Life) -> BelljarError:
+    """Wait until the domain ends or breaks without having been asked to; returns what to tell about it."""
+    async for event in events:
+        life.record.write("domain", kind=event.kind, detail=event.detail[:200], status=event.status)
+        return explain(event, life)
+    return DomainDied("QEMU's events ended before QEMU did")
+
+
+def explain(event: DomainEvent, life: Life) -> BelljarError:
+    """The error an event amounts to."""
+    who = "the payload" if life.payload_started else "the guest, before its agent was asked to do anything,"
+    match event.kind:
+        case EventKind.PANICKED:
+            return GuestPanicked(f"the guest's kernel crashed{_last_line(life, CONSOLE_LOG, ': ')}")
+        case EventKind.SHUTDOWN:
+            return GuestPoweredOff(f"{who} powered the guest off")
+        case EventKind.RESET:
+            return GuestPoweredOff(f"{who} rebooted the guest")
+        case EventKind.DISK_FULL:
+            return NoSpace(f"{life.folders.scratch}: no space left for what the guest writes to its disk")
+        case EventKind.DISK_ERROR:
+            return DomainDied(f"the guest's disk cannot be read or written: {event.detail}")
+        case EventKind.EXITED:
+            status = event.status or 0
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+                return DomainKilled(
+                    "QEMU was killed from outside (by the host's OOM killer, a limit, or an administrator)"
+                )
+            how = (
+                f"signal {os.WTERMSIG(status)}"
+                if os.WIFSIGNALED(status)
+                else f"exit code {os.waitstatus_to_exitcode(status)}"
+            )
+            return DomainDied(f"QEMU ended with {how}{_last_line(life, QEMU_LOG, ': ')}")
+
+
+@asynccontextmanager
+async def deadline(seconds: float, what: str) -> AsyncIterator[None]:
+    """BootTimeout when the inside takes longer than *seconds*; the message names what was waited for."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as exc:
+        raise BootTimeout(f"waited {seconds:g} s for {what}") from exc
+
+
+def put_away(life: Life, overlays: Overlays, usage: tuple[float, float, int]) -> None:
+    """Remove what only a live machine needs, write the outcome, move the folder to the ended ones, free the lock."""
+    request, folders = life.request, life.folders
+    with life.phase("clean"):
+        if not request.keep:
+            overlays.discard(folders.overlay(request.id))
+        forget_identity(life)
+        with suppress(FileNotFoundError):
+            os.unlink(life.folder / CONTROL)
+    life.point("before-release")
+    with suppress(OSError, BelljarError):  # with a full disk the outcome still goes back to the caller
+        life.write_outcome(usage)
+        Ledger(folders.logs).append(to_json(life.outcome), time.time())
+    life.leave_towards(State.DONE)
+    retire(life.folders.machine(request.id), folders.ended(request.id))
+    if request.keep:
+        with suppress(FileNotFoundError):
+            os.rename(folders.overlay(request.id), folders.ended(request.id) / "overlay.qcow2")
+    life.release()
+
+
+def retire(source: Path, target: Path) -> None:
+    """Move a machine's folder to the ended ones, across file systems too. The lock file does not come along."""
+    with suppress(FileNotFoundError):
+        os.unlink(source / LOCK)
+    try:
+        os.rename(source, target)
+    except OSError:
+        import shutil
+
+        with suppress(OSError):
+            shutil.copytree(source, target, dirs_exist_ok=True)
+        remove_tree(source)
+
+
+def forget_identity(life: Life) -> None:
+    for path in life.identities:
+        with suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _last_line(life: Life, name: str, before: str) -> str:
+    """The last line of a log of this machine, with something before it; "" when there is none."""
+    try:
+        lines = read_capped(life.folder / name, 4 << 20)[-TAIL:].decode(errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return f"{before}{lines[-1].strip()[:300]}" if lines else ""

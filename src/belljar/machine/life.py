@@ -1,0 +1,163 @@
+"""One machine's life as its supervisor sees it: folder, lock, journal, state, phases, and the outcome in the making."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import BelljarError, HostError, LockTimeout
+from belljar.guest import ExitStatus
+from belljar.host.files import no_space_as_error, private_folder, write_whole
+from belljar.host.locks import Lock, locked, try_lock
+from belljar.host.processes import boot_id
+from belljar.journal import Record
+from belljar.machine import LOCK, OUTCOME, REQUEST, Folders
+from belljar.machine.orders import Ended
+from belljar.machine.states import CLASSES, check_move, class_of_error
+from belljar.model import Cause, Outcome, OutcomeClass, Request, State, Usage, dumps, to_json
+
+GATE_TIMEOUT = 30.0
+NOT_IN_THE_RECORD = ("script",)  # of the payload: it may be large, and it is the user's
+
+
+class Life:
+    """Made by `claim`; ends with `release`."""
+
+    def __init__(
+        self, request: Request, folders: Folders, lock: Lock, record: Record, point: Callable[[str], None]
+    ) -> None:
+        self.request = request
+        self.folders = folders
+        self.folder = folders.machine(request.id)
+        self.record = record
+        self.point = point
+        self.state = State.REQUESTED
+        self.phases: dict[str, float] = {}
+        self.payload_started = False
+        self.identities: list[Path] = []
+        self.outcome = Outcome(
+            id=request.id, cause=Cause.NODE_FAULT, klass=OutcomeClass.NODE, reason="it has not ended", name=request.name,
+            image=request.machine.image, started=time.time(),
+        )  # fmt: skip
+        self._lock = lock
+
+    def enter(self, state: State, **facts: Any) -> None:
+        """Journal the state, then be in it."""
+        check_move(self.state, state)
+        self.record.state(state, **facts)
+        self.state = state
+
+    def leave_towards(self, state: State) -> None:
+        """Enter a state on the way out: a full disk must not keep us from cleaning up."""
+        check_move(self.state, state)
+        with suppress(HostError, OSError):
+            self.record.state(state)
+        self.state = state
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the seconds spent inside to this phase."""
+        begin = time.monotonic()
+        try:
+            yield
+        finally:
+            self.phases[name] = self.phases.get(name, 0.0) + time.monotonic() - begin
+
+    def note(self, **changes: Any) -> None:
+        """Fill in what is known of the outcome by now."""
+        self.outcome = replace(self.outcome, **changes)
+
+    def conclude(self, status: ExitStatus) -> None:
+        """The payload ended: its status is the outcome, whatever was asked of it before."""
+        cause: Cause = self.outcome.cause if self.outcome.cause in (Cause.CANCELLED, Cause.WALLTIME) else Cause.FINISHED
+        reason = self.outcome.reason if cause is not Cause.FINISHED else _describe(status)
+        if status.oom_killed and status.signal == 9:
+            cause, reason = Cause.GUEST_OOM, "the guest ran out of memory and its kernel killed the payload"
+        self.note(
+            cause=cause, klass=CLASSES[cause], reason=reason, exit_code=status.exit_code, signal=status.signal,
+            core_dumped=status.core_dumped, guest=status.usage, error=status.error, hint=status.message,
+        )  # fmt: skip
+
+    def expect(self, cause: Cause, reason: str) -> None:
+        """The payload was asked to end for this reason; its status still counts if it obeys."""
+        self.note(cause=cause, klass=CLASSES[cause], reason=reason)
+
+    def fail(self, error: BelljarError) -> None:
+        """belljar, the host or the guest failed. A payload's status that is already known stays known."""
+        self.note(
+            cause=error.cause,
+            klass=class_of_error(error),
+            reason=error.message,
+            hint=error.hint,
+            error=type(error).__name__,
+        )
+
+    def end(self, ended: Ended) -> None:
+        """The machine was ended from outside before the payload's own end."""
+        self.note(cause=ended.cause, klass=CLASSES[ended.cause], reason=ended.reason, signal=ended.number)
+
+    def write_outcome(self, usage: tuple[float, float, int]) -> None:
+        """Put the outcome where readers look for it."""
+        phases = {name: round(seconds, 6) for name, seconds in self.phases.items()}
+        self.note(phases=phases, host=Usage(*usage), ended=time.time())
+        write_whole(self.folder / OUTCOME, dumps(self.outcome))
+
+    def release(self) -> None:
+        """Give up journal and lock. Whoever finds the lock free afterwards may clean up what is left."""
+        self.record.close()
+        self._lock.release()
+
+
+def claim(request: Request, folders: Folders, point: Callable[[str], None]) -> Life:
+    """Make the machine's folder, locked from its first moment that a reaper can see."""
+    for folder in (folders.machines, folders.identities, folders.scratch, folders.logs):
+        private_folder(folder, mode=0o711 if folder is folders.scratch else 0o700)
+    folder = folders.machine(request.id)
+    # The gate is shared by those who claim and taken alone by a reaper: it never sees a folder without its lock.
+    with locked(gate(folders), timeout=GATE_TIMEOUT, what="begin a machine", shared=True), no_space_as_error(folder):
+        os.mkdir(folder, 0o700)
+        lock = try_lock(folder / LOCK)
+    if lock is None:
+        raise LockTimeout(f"{folder}: locked by another process from its first moment on")
+    try:
+        record = Record(folder)
+        record.write("claim", id=request.id, pid=os.getpid(), boot=boot_id(), requester=request.requester)
+        write_whole(folder / REQUEST, dumps(_without_secrets(request)))
+        record.state(State.REQUESTED)
+    except BaseException:
+        lock.release()
+        raise
+    point("after-claim")
+    return Life(request, folders, lock, record, point)
+
+
+def gate(folders: Folders) -> Path:
+    """The lock that keeps claims and reapers apart."""
+    path = folders.run / "gate"
+    if not path.exists():
+        private_folder(folders.run)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    return path
+
+
+def _without_secrets(request: Request) -> dict[str, Any]:
+    """The request as it is kept: without the script's text and the environment's values."""
+    record: dict[str, Any] = to_json(request)
+    if record["payload"] is not None:
+        record["payload"]["env"] = [name for name, _ in record["payload"]["env"]]
+        for name in NOT_IN_THE_RECORD:
+            record["payload"][name] = None if record["payload"][name] is None else len(record["payload"][name])
+    return record
+
+
+def _describe(status: ExitStatus) -> str:
+    if status.error:
+        return f"the payload could not be started: {status.message or status.error}"
+    if status.signal is not None:
+        return f"the payload was ended by signal {status.signal}"
+    return f"the payload ended with exit code {status.exit_code}"

@@ -1,0 +1,95 @@
+"""Makes a template: boots an image once, lets the guest settle, freezes it. One process at a time for each kind."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+from belljar.errors import HypervisorError, TemplateError
+from belljar.guest import Guest
+from belljar.host.locks import Lock, locked
+from belljar.host.threads import in_thread
+from belljar.hypervisor import Domain, DomainEvent, DomainSpec, EventKind, Hypervisor, Template
+from belljar.image import Image
+from belljar.journal import Record
+from belljar.machine.fates import deadline
+
+
+class Mould:
+    """`make` gives the template for a spec, made by us or by whoever was quicker."""
+
+    def __init__(self, hypervisor: Hypervisor, make_guest: Callable[[socket.socket], Guest], *, timeout: float) -> None:
+        self._hypervisor, self._make_guest, self._timeout = hypervisor, make_guest, timeout
+
+    async def make(self, spec: DomainSpec, image: Image, record: Record) -> Template:
+        """Raises TemplateError, BootTimeout, LockTimeout, NoSpace: the caller then boots cold."""
+        record.write("template-wait", lock=str(self._hypervisor.template_lock(spec)))
+        lock = await self._lock(spec)
+        try:
+            found = self._hypervisor.find_template(spec)
+            if isinstance(found, Template):
+                return found
+            record.intend("template", self._hypervisor.template_draft(spec))
+            self._hypervisor.prepare_template(spec, image.disk)
+            return await self._cast(spec)
+        finally:
+            lock.release()
+
+    async def _lock(self, spec: DomainSpec) -> Lock:
+        """Wait until nobody else makes this template."""
+        path = self._hypervisor.template_lock(spec)
+
+        def take() -> Lock:
+            with locked(path, timeout=self._timeout, what="make a template") as lock:
+                held, lock.descriptor = Lock(path, lock.descriptor), -1
+            return held
+
+        return await in_thread(take)
+
+    async def _cast(self, spec: DomainSpec) -> Template:
+        domain = self._hypervisor.start_template(spec)
+        guest = self._make_guest(domain.channel)
+        drain = asyncio.ensure_future(_drain(domain.console))
+        died = asyncio.ensure_future(_exit_of(domain))
+        try:
+            settling = asyncio.ensure_future(self._settle(domain, guest))
+            await asyncio.wait({settling, died}, return_when=asyncio.FIRST_COMPLETED)
+            if not settling.done():
+                settling.cancel()
+                raise TemplateError(f"QEMU ended while the template was booted: {died.result()}")
+            await settling
+            guest.close()
+            died.cancel()
+            return await self._hypervisor.save_template(spec, domain)
+        finally:
+            for task in (drain, died):
+                task.cancel()
+            guest.close()
+            domain.kill()
+            with suppress(HypervisorError):
+                await asyncio.shield(domain.quit(grace=0.0))
+
+    async def _settle(self, domain: Domain, guest: Guest) -> None:
+        async with deadline(self._timeout, "the template's agent to answer and settle"):
+            await domain.connect()
+            await guest.greet()
+            await guest.settle()
+
+
+async def _exit_of(domain: Domain) -> str:
+    last = DomainEvent(EventKind.EXITED)
+    async for event in domain.events():
+        last = event
+        if event.kind is not EventKind.RESET:
+            break
+    return f"{last.kind.value} {last.detail}".strip()
+
+
+async def _drain(console: socket.socket) -> None:
+    """Read the console to nowhere: a full pipe would stop the guest."""
+    loop = asyncio.get_running_loop()
+    with suppress(OSError):
+        while await loop.sock_recv(console, 1 << 16):
+            pass

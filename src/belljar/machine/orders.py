@@ -1,0 +1,82 @@
+"""What the outside may ask of a machine while it lives: by signal, by the control socket, by the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import dataclass
+
+from belljar.model import Cause
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Deliver this signal to the payload. TERM also starts the grace; a second TERM ends the machine."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Stop:
+    """TERM the payload, end the machine after *grace* seconds (None: the request's)."""
+
+    grace: float | None = None
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End the machine now."""
+
+
+@dataclass(frozen=True)
+class Resize:
+    """The caller's terminal has a new size."""
+
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Halt the vcpus; `done` is set when they stand still (or cannot be halted)."""
+
+    done: asyncio.Event
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Let the vcpus go on and set the guest's clock right."""
+
+
+@dataclass(frozen=True)
+class GraceOver:
+    """The payload had its time to end after TERM. Given by the supervisor to itself."""
+
+    reason: str
+
+
+Order = GraceOver | Signal | Stop | Kill | Resize | Pause | Resume
+
+# Before there is a payload to deliver them to, these mean: do not start one.
+CANCELLING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU})
+
+
+class Orders:
+    """A queue of orders. Giving never blocks."""
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Order] = asyncio.Queue()
+
+    def give(self, order: Order) -> None:
+        self._queue.put_nowait(order)
+
+    async def next(self) -> Order:
+        return await self._queue.get()
+
+
+class Ended(Exception):
+    """The machine's work is over for a reason that is nobody's error."""
+
+    def __init__(self, cause: Cause, number: int | None, reason: str) -> None:
+        super().__init__(reason)
+        self.cause, self.number, self.reason = cause, number, reason

@@ -1,0 +1,208 @@
+"""Undo what a dead supervisor left, from its journal alone. Doing it twice, or by two at once, is fine.
+
+Only what lies where belljar itself puts things is removed: a journal is a file in its user's hands, and the reaper may
+be root.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from belljar.errors import BelljarError
+from belljar.host.files import read_json, remove_tree, write_whole
+from belljar.host.locks import is_locked, locked, try_lock
+from belljar.host.processes import boot_id
+from belljar.hypervisor import Hypervisor
+from belljar.journal import Event, Ledger, read
+from belljar.machine import LOCK, OUTCOME, REQUEST, Folders
+from belljar.machine.fates import retire
+from belljar.machine.life import GATE_TIMEOUT, gate
+from belljar.machine.states import CLASSES
+from belljar.model import Cause, MachineId, Outcome, OutcomeClass, State, dumps, to_json
+
+
+@dataclass(frozen=True)
+class Undone:
+    """One thing the reaper did."""
+
+    machine: MachineId
+    what: str
+    path: str = ""
+
+
+class Reaper:
+    """Finds machines without a supervisor and finishes them."""
+
+    def __init__(self, folders: Folders, hypervisor: Hypervisor) -> None:
+        self._folders, self._hypervisor = folders, hypervisor
+
+    def quick(self) -> list[Undone]:
+        """The dead among the folders of machines. A few system calls per live machine: done at every start."""
+        return [done for id in _dead(self._folders) for done in self._finish(id)]
+
+    def full(self) -> list[Undone]:
+        """`quick`, then what no folder tells about: domains without a machine, stray overlays and identities."""
+        undone = self.quick()
+        if not self._folders.run.exists():
+            return undone
+        with locked(gate(self._folders), timeout=GATE_TIMEOUT, what="look for leftovers"):
+            undone += self._stray_domains()
+            undone += self._stray_files()
+        undone += [Undone("", "template expired", key) for key in self._hypervisor.expire_templates(time.time())]
+        return undone
+
+    def leftovers(self) -> list[Undone]:
+        """What `full` would find, without touching it."""
+        found = [
+            Undone(id, "machine without a supervisor", str(self._folders.machine(id))) for id in _dead(self._folders)
+        ]
+        live = set(_names(self._folders.machines))
+        found += [Undone(id, "domain without a machine", f"pid {pid}") for id, pid in self._mine() if id not in live]
+        return found + [Undone("", "stray file", str(path)) for path in self._strays()]
+
+    def _finish(self, id: MachineId) -> Iterator[Undone]:
+        """Undo one machine. Nothing to do when its lock is taken: its supervisor lives, or another reaper is at it."""
+        folder = self._folders.machine(id)
+        try:
+            lock = try_lock(folder / LOCK)
+        except (FileNotFoundError, NotADirectoryError):
+            return  # another reaper was quicker
+        if lock is None:
+            return
+        try:
+            events = read(folder)
+            self._hypervisor.discard(id)
+            yield Undone(id, "domain")
+            for event in reversed(events):
+                yield from self._unmake(id, event)
+            self._conclude(folder, id, events)
+            retire(folder, self._folders.ended(id))
+            yield Undone(id, "machine", str(folder))
+        finally:
+            lock.release()
+
+    def _unmake(self, id: MachineId, event: Event) -> Iterator[Undone]:
+        if event["event"] != "make" or not isinstance(event.get("path"), str):
+            return
+        path, what = Path(event["path"]), event.get("what")
+        if what == "overlay" and path == self._folders.overlay(id) and path.exists():
+            path.unlink(missing_ok=True)
+        elif what == "identity" and path.parent == self._folders.identities and path.exists():
+            path.unlink(missing_ok=True)
+        elif what == "template":
+            self._hypervisor.expire_templates(time.time())  # removes drafts that nobody works on
+            return
+        else:
+            return
+        yield Undone(id, str(what), str(path))
+
+    def _conclude(self, folder: Path, id: MachineId, events: list[Event]) -> None:
+        """An outcome for a machine whose supervisor could not write one."""
+        with suppress(OSError, BelljarError):
+            if (folder / OUTCOME).exists():
+                return
+            outcome = _post_mortem(folder, id, events)
+            write_whole(folder / OUTCOME, dumps(outcome))
+            Ledger(self._folders.logs).append(to_json(outcome), time.time())
+
+    def _mine(self) -> list[tuple[MachineId, int]]:
+        """Domains this user may end: root ends its own only as well, for others have folders of their own."""
+        uid = os.geteuid()
+        found = []
+        for id, pid in self._hypervisor.alive():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if _parent_is_gone(pid) and (uid == 0 or os.stat(f"/proc/{pid}").st_uid == uid):
+                    found.append((id, pid))
+        return found
+
+    def _stray_domains(self) -> Iterator[Undone]:
+        live = set(_names(self._folders.machines))
+        for id, pid in self._mine():
+            if id not in live:
+                self._hypervisor.discard(id)
+                yield Undone(id, "domain without a machine", f"pid {pid}")
+
+    def _stray_files(self) -> Iterator[Undone]:
+        for path in self._strays():
+            path.unlink(missing_ok=True)
+            yield Undone(path.stem, "stray file", str(path))
+
+    def _strays(self) -> Iterator[Path]:
+        """Overlays whose machine is gone (after a reboot that emptied `run`), identities when nothing lives."""
+        live = set(_names(self._folders.machines))
+        for name in _names(self._folders.scratch):
+            if name.endswith(".qcow2") and name.removesuffix(".qcow2") not in live:
+                yield self._folders.scratch / name
+        if not live:
+            yield from (self._folders.identities / name for name in _names(self._folders.identities))
+
+
+def prune(folders: Folders, *, days: int, count: int, now: float) -> int:
+    """Drop the oldest ended machines beyond *count*, and those older than *days*. Cheap when there is nothing to do."""
+    names = [name for name in _names(folders.logs) if not name.startswith("ledger-")]
+    if len(names) <= count:
+        oldest = now - days * 86400
+        names = names[:16]  # a look at a few is enough: every machine's end looks at some
+        doomed = [name for name in names if _ended_at(folders.logs / name) < oldest]
+    else:
+        doomed = sorted(names, key=lambda name: _ended_at(folders.logs / name))[: len(names) - count + count // 10]
+    removed = 0
+    for name in doomed:
+        if not (folders.logs / name / "overlay.qcow2").exists():  # kept on purpose
+            remove_tree(folders.logs / name)
+            removed += 1
+    return removed
+
+
+def _dead(folders: Folders) -> list[MachineId]:
+    """Machines whose lock nobody holds."""
+    found = []
+    for id in _names(folders.machines):
+        lock = folders.machine(id) / LOCK
+        if not lock.exists():
+            with locked(gate(folders), timeout=GATE_TIMEOUT, what="look at a machine in the making"):
+                pass  # whoever was making it has made it, or is dead
+        if not is_locked(lock):
+            found.append(id)
+    return found
+
+
+def _post_mortem(folder: Path, id: MachineId, events: list[Event]) -> Outcome:
+    rebooted = any(event["event"] == "claim" and event.get("boot") != boot_id() for event in events)
+    states = [event.get("state", "") for event in events if event["event"] == "state"]
+    request = {}
+    with suppress(OSError, ValueError, BelljarError):
+        request = read_json(folder / REQUEST, 1 << 24)
+    machine = request.get("machine") if isinstance(request.get("machine"), dict) else {}
+    who = "the host was restarted" if rebooted else "belljar was killed"
+    return Outcome(
+        id=id, cause=Cause.NODE_FAULT, klass=OutcomeClass.TRANSIENT if rebooted else CLASSES[Cause.NODE_FAULT],
+        reason=f"{who} while the machine was {states[-1] if states else State.REQUESTED.value}",
+        name=str(request.get("name", "")), image=str((machine or {}).get("image", "")),
+        started=float(events[0]["time"]) if events else 0.0, ended=time.time(),
+    )  # fmt: skip
+
+
+def _parent_is_gone(pid: int) -> bool:
+    """Was the process left to init? A domain's parent is its supervisor."""
+    text = Path(f"/proc/{pid}/stat").read_bytes()
+    return int(text[text.rindex(b")") + 2 :].split()[1]) == 1
+
+
+def _ended_at(folder: Path) -> float:
+    try:
+        return os.stat(folder).st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,55 @@
+"""The life of a machine, whole: which state may follow which, and what each cause means to who asked.
+
+A state ending in -ING is an intent: it is in the journal before the act. Failure is no state but a cause, and everyone
+leaves by the same door: STOPPING when a domain may exist, CLEANING always.
+"""
+
+from __future__ import annotations
+
+from belljar.errors import BelljarError, Retry
+from belljar.model import Cause, OutcomeClass, State
+
+MOVES: dict[State, tuple[State, ...]] = {
+    State.REQUESTED: (State.PREPARING, State.CLEANING),
+    State.PREPARING: (State.STARTING, State.CLEANING),
+    State.STARTING: (State.BOOTING, State.STOPPING, State.PREPARING),  # PREPARING: a clone that failed is booted cold
+    State.BOOTING: (State.READY, State.STOPPING, State.PREPARING),
+    State.READY: (State.RUNNING, State.STOPPING),
+    State.RUNNING: (State.STOPPING,),
+    State.STOPPING: (State.CLEANING,),
+    State.CLEANING: (State.DONE,),
+    State.DONE: (),
+}
+
+CLASSES: dict[Cause, OutcomeClass] = {
+    Cause.FINISHED: OutcomeClass.PAYLOAD,
+    Cause.CANCELLED: OutcomeClass.CANCELLED,
+    Cause.WALLTIME: OutcomeClass.WALLTIME,
+    Cause.GUEST_OOM: OutcomeClass.PAYLOAD,  # ends as a process does that the OOM killer chose: by SIGKILL
+    Cause.BOOT_FAILED: OutcomeClass.TRANSIENT,
+    Cause.GUEST_LOST: OutcomeClass.TRANSIENT,
+    Cause.HOST_OOM: OutcomeClass.NODE,
+    Cause.NODE_FAULT: OutcomeClass.NODE,
+    Cause.IMAGE_FAULT: OutcomeClass.NODE,
+    Cause.REFUSED: OutcomeClass.USER,
+}
+
+_BY_RETRY = {
+    Retry.NEVER: OutcomeClass.USER,
+    Retry.LATER: OutcomeClass.TRANSIENT,
+    Retry.ELSEWHERE: OutcomeClass.NODE,
+}
+
+
+class ImpossibleMove(AssertionError):
+    """A programmer's mistake: this state cannot follow that one."""
+
+
+def check_move(before: State, after: State) -> None:
+    if after not in MOVES[before]:
+        raise ImpossibleMove(f"{before.value} -> {after.value}")
+
+
+def class_of_error(error: BelljarError) -> OutcomeClass:
+    """Whose fault an error is decides what the batch system is told; the advice on retrying says whose fault it is."""
+    return _BY_RETRY[error.retry]
