@@ -102,29 +102,27 @@ def main(arguments: Sequence[str]) -> int:
     BrokenPipeError where the reader of our output went away."""
     from belljar.errors import BelljarError
 
-    verbose = "-v" in arguments or "--verbose" in arguments
     try:
         return _carry_out(split(arguments))
     except BelljarError as exc:
-        if verbose:
-            _print_traceback()
-        complain(exc.message, exc.hint)
-        return exc.exit_code
+        problem: Exception = exc
+        message, hint, code = exc.message, exc.hint, exc.exit_code
     except OSError as exc:
         if isinstance(exc, BrokenPipeError) and _reader_is_gone():
             raise
-        if verbose:
-            _print_traceback()
-        complain(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc), "`belljar doctor` checks this host.")
-        return OUR_FAILURE
+        problem = exc
+        message = f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc)
+        hint, code = "`belljar doctor` checks this host.", OUR_FAILURE
     except Exception as exc:
-        if verbose:
-            _print_traceback()
-        complain(
-            f"a defect of belljar: {type(exc).__name__}: {exc}",
-            "Please report it with the output of the same command with -v.",
-        )
-        return OUR_FAILURE
+        problem = exc
+        message = f"a defect of belljar: {type(exc).__name__}: {exc}"
+        hint, code = "Please report it, with what the same command says with -v.", OUR_FAILURE
+    if _wants_detail(arguments):
+        import traceback
+
+        traceback.print_exception(problem)
+    complain(message, hint)
+    return code
 
 
 def _carry_out(line: CommandLine) -> int:
@@ -250,10 +248,10 @@ def _make_streams_robust() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _print_traceback() -> None:
-    import traceback
-
-    traceback.print_exc()
+def _wants_detail(arguments: Sequence[str]) -> bool:
+    """Was -v given to us, and not to a payload?"""
+    ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    return "-v" in ours or "--verbose" in ours
 
 
 def _die_by_signal(number: int) -> NoReturn:

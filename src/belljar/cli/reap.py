@@ -17,15 +17,15 @@ HELP = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be undone")
     add_format(parser)
 
 
 def run(args: argparse.Namespace, house: House) -> int:
-    from belljar.cli.render import as_json, plain
+    from belljar.cli.render import show
 
-    undone = list(house.machines.reap())
-    if args.format == "json":
-        print(as_json(undone))
-    for line in undone if args.format == "table" else ():
-        print(plain(str(line)))
+    undone = house.machines.leftovers() if args.dry_run else house.machines.reap()
+    if undone or args.format == "json":
+        rows = [(one.machine, one.what, one.path) for one in undone]
+        show(list(undone), ("MACHINE", "WHAT", "WHERE"), rows, as_=args.format)
     return 0

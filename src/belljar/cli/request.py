@@ -85,12 +85,12 @@ def read_script(path: str) -> bytes:
         )
         hint = f"To run the guest's own {path}, write: belljar run -- {path} ..." if on_path else None
         raise UnreadableScript(f"{path}: {exc.strerror}", hint=hint) from exc
+    facts = os.fstat(descriptor)
+    if not (stat.S_ISREG(facts.st_mode) or stat.S_ISFIFO(facts.st_mode)):
+        os.close(descriptor)
+        raise UnreadableScript(f"{path}: not a file")
+    os.set_blocking(descriptor, True)
     with open(descriptor, "rb") as file:
-        facts = os.fstat(descriptor)
-        if not (stat.S_ISREG(facts.st_mode) or stat.S_ISFIFO(facts.st_mode)):
-            raise UnreadableScript(f"{path}: not a file")
-        if stat.S_ISFIFO(facts.st_mode):
-            os.set_blocking(descriptor, True)
         script = file.read(LARGEST_SCRIPT + 1)
     if len(script) > LARGEST_SCRIPT:
         raise UnreadableScript(

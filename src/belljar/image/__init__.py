@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from belljar.model import GIB, MachineId
+from belljar.model import GIB, MIB, MachineId
 
 
 @dataclass(frozen=True)

@@ -90,16 +90,11 @@ class Reaper:
         if event["event"] != "make" or not isinstance(event.get("path"), str):
             return
         path, what = Path(event["path"]), event.get("what")
-        if what == "overlay" and path == self._folders.overlay(id) and path.exists():
-            path.unlink(missing_ok=True)
-        elif what == "identity" and path.parent == self._folders.identities and path.exists():
-            path.unlink(missing_ok=True)
-        elif what == "template":
+        if what == "template":
             self._hypervisor.expire_templates(time.time())  # removes drafts that nobody works on
-            return
-        else:
-            return
-        yield Undone(id, str(what), str(path))
+        elif path in (self._folders.overlay(id), self._folders.identities / path.name) and path.exists():
+            path.unlink(missing_ok=True)
+            yield Undone(id, str(what), str(path))
 
     def _conclude(self, folder: Path, id: MachineId, events: list[Event]) -> None:
         """An outcome for a machine whose supervisor could not write one."""

@@ -148,9 +148,9 @@ class _Machine:
         self._tasks.append(loop.create_task(self._console.run()))
         self.guest = self.keeper._make_guest(self.domain.channel)
 
-    async def _greet(self, timeout: float, clone: bool) -> None:
+    async def _greet(self, longest: float, clone: bool) -> None:
         assert self.domain is not None
-        async with fates.deadline(timeout, f"the {'clone' if clone else 'guest'}'s agent to answer"):
+        async with fates.deadline(longest, f"the {'clone' if clone else 'guest'}'s agent to answer"):
             # The monitor's handshake runs beside the boot; the guest does not wait for it.
             connecting = asyncio.ensure_future(self.domain.connect())
             try:

@@ -1,0 +1,50 @@
+# What one does with a checkout. Each target installs what it lacks and does nothing twice.
+PREFIX ?= /opt/belljar
+
+.PHONY: help demo test quick lint bench install uninstall clean
+
+help:
+	@echo 'make demo       a real job in a real virtual machine, host and guest compared, seconds per phase'
+	@echo 'make test       all tests: lint, types, unit, contracts, stories, then real machines'
+	@echo 'make quick      the tests that boot nothing (seconds)'
+	@echo 'make lint       ruff and mypy alone'
+	@echo 'make bench      the benchmarks'
+	@echo 'make install    as root: into PREFIX ($(PREFIX)), with a link in /usr/local/bin'
+	@echo 'make uninstall  as root: take it away again; images and settings stay'
+	@echo 'make clean      remove what the other targets made here'
+
+demo:
+	@scripts/prepare
+	@.venv/bin/python scripts/demo
+
+test:
+	@scripts/prepare dev
+	@scripts/test
+
+quick:
+	@scripts/prepare dev
+	@scripts/test quick
+
+lint:
+	@scripts/prepare dev
+	@.venv/bin/ruff check src tests
+	@.venv/bin/ruff format --check src tests
+	@.venv/bin/mypy
+
+bench:
+	@scripts/prepare dev
+	@.venv/bin/python bench/start.py
+	@.venv/bin/python bench/stream.py
+	@.venv/bin/python bench/density.py
+	@.venv/bin/python bench/throughput.py
+
+install:
+	@scripts/prepare
+	@scripts/install '$(PREFIX)'
+
+uninstall:
+	@scripts/install --remove '$(PREFIX)'
+
+clean:
+	rm -rf .venv .state dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests scripts bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

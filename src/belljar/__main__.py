@@ -1,0 +1,5 @@
+"""`python -m belljar`."""
+
+from belljar.cli import entry
+
+entry()

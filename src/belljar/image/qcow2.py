@@ -1,0 +1,141 @@
+"""The qcow2 form: read the header of a file nobody trusts, write an empty overlay. docs/interop/qcow2.txt of QEMU.
+
+Nothing here runs a program. A header that passes `read_trusted` names no other file, so QEMU opens this one alone.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from belljar.errors import ImageCorrupt, ImageTooLarge
+from belljar.host.files import write_all
+
+MAGIC = b"QFI\xfb"
+HEADER = struct.Struct(">4sIQIIQIIQQIIQQQQII")
+HEADER_LENGTH = 104
+CLUSTER_BITS = 16
+CLUSTER = 1 << CLUSTER_BITS
+LARGEST_HEADER = 64 << 10
+LARGEST_L1 = 4 << 20  # entries: QEMU's own limit of 32 MiB
+LARGEST_BACKING_NAME = 1023
+
+DIRTY, CORRUPT, EXTERNAL_DATA, COMPRESSION, EXTENDED_L2 = 1, 2, 4, 8, 16
+HARMLESS = DIRTY | COMPRESSION | EXTENDED_L2
+END, BACKING_FORMAT, EXTERNAL_DATA_NAME, ENCRYPTION = 0, 0xE2792ACA, 0x44415441, 0x0537BE77
+
+
+@dataclass(frozen=True)
+class Header:
+    """What the first bytes of a qcow2 file say."""
+
+    version: int
+    backing: tuple[int, int]  # offset and length of its name; (0, 0): none
+    cluster_bits: int
+    size: int  # virtual, bytes
+    encryption: int
+    l1: tuple[int, int]  # entries, offset
+    refcounts: tuple[int, int]  # offset, clusters
+    snapshots: int
+    incompatible: int
+    length: int
+
+
+def virtual_size(path: Path) -> int:
+    """The disk's size, from one small read. Raises ImageCorrupt when it is no qcow2 file."""
+    with open(path, "rb", buffering=0) as file:
+        return parse(file.read(HEADER_LENGTH), path).size
+
+
+def parse(data: bytes, path: Path) -> Header:
+    """Read the fixed part of a header, version 2 or 3. Raises ImageCorrupt."""
+    if len(data) < 72 or data[:4] != MAGIC:
+        raise ImageCorrupt(f"{path}: not a qcow2 file")
+    padded = data[:HEADER_LENGTH].ljust(HEADER_LENGTH, b"\0")
+    (_, version, backing_at, backing_length, bits, size, encryption, l1_entries, l1_at, table_at, table_clusters,
+     snapshots, _, incompatible, _, _, _, length) = HEADER.unpack(padded)  # fmt: skip
+    if version == 2:
+        incompatible, length = 0, 72
+    elif version != 3 or len(data) < HEADER_LENGTH:
+        raise ImageCorrupt(f"{path}: qcow2 version {version} is not known")
+    return Header(
+        version, (backing_at, backing_length), bits, size, encryption, (l1_entries, l1_at), (table_at, table_clusters),
+        snapshots, incompatible, length,
+    )  # fmt: skip
+
+
+def read_trusted(path: Path, largest: int) -> Header:
+    """The header of a file from outside, after every check that keeps QEMU from opening anything but this file, or from
+    reserving memory and disk without measure. Raises ImageCorrupt, ImageTooLarge."""
+    with open(path, "rb") as file:
+        data = file.read(LARGEST_HEADER)
+    header = parse(data, path)
+    if header.size > largest:
+        raise ImageTooLarge(f"{path}: a disk of {header.size} bytes, the limit is {largest}")
+    for wrong, what in _complaints(header, os.path.getsize(path)):
+        if wrong:
+            raise ImageCorrupt(f"{path}: {what}", hint="Flatten it with `qemu-img convert -O qcow2` at its source.")
+    _check_extensions(data, header, path)
+    return header
+
+
+def _complaints(header: Header, file_size: int) -> list[tuple[bool, str]]:
+    entries, l1_at = header.l1
+    table_at, table_clusters = header.refcounts
+    covered = entries << (2 * header.cluster_bits - 3)
+    return [
+        (any(header.backing), "it has a backing file"),
+        (header.encryption != 0, "it is encrypted"),
+        (bool(header.incompatible & EXTERNAL_DATA), "its data lies in another file"),
+        (bool(header.incompatible & CORRUPT), "it is marked corrupt"),
+        (bool(header.incompatible & ~(HARMLESS | EXTERNAL_DATA | CORRUPT)), "it uses features belljar does not know"),
+        (not 9 <= header.cluster_bits <= 21, "its cluster size makes no sense"),
+        (header.size == 0, "its disk is empty"),
+        (entries > LARGEST_L1 or (9 <= header.cluster_bits <= 21 and covered < header.size), "its size makes no sense"),
+        (not 0 < l1_at < file_size or not 0 < table_at < file_size, "its tables lie outside of the file"),
+        (table_clusters > 4096, "its reference table is too large"),
+        (header.snapshots > 1024, "it has too many snapshots"),
+        (header.version == 3 and not HEADER_LENGTH <= header.length <= 4096, "its header's length makes no sense"),
+    ]
+
+
+def _check_extensions(data: bytes, header: Header, path: Path) -> None:
+    at = header.length
+    while at + 8 <= len(data):
+        kind, length = struct.unpack_from(">II", data, at)
+        if kind == END:
+            return
+        if kind in (EXTERNAL_DATA_NAME, ENCRYPTION):
+            raise ImageCorrupt(f"{path}: it is encrypted or its data lies in another file")
+        at += 8 + (length + 7 & ~7)
+    raise ImageCorrupt(f"{path}: its header has no end")
+
+
+def write_overlay(path: Path, backing: Path, size: int) -> None:
+    """Make an empty qcow2 file of *size* bytes on top of *backing* (qcow2 too), mode 0600. What `qemu-img create` does in
+    the time of a process; here it is one write. Nothing may be at *path* yet."""
+    data = overlay_bytes(os.fsencode(backing), size)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        write_all(descriptor, data)
+    finally:
+        os.close(descriptor)
+
+
+def overlay_bytes(backing: bytes, size: int) -> bytes:
+    """Clusters: header, refcount table, one refcount block, L1 table (one cluster maps 4 TiB)."""
+    if len(backing) > LARGEST_BACKING_NAME:
+        raise ImageCorrupt(f"{backing!r}: the path is too long for qcow2 ({LARGEST_BACKING_NAME} bytes)")
+    entries = -(-size // (CLUSTER * CLUSTER // 8))
+    l1_clusters = max(1, -(-entries * 8 // CLUSTER))
+    extensions = struct.pack(">II8s", BACKING_FORMAT, 5, b"qcow2") + struct.pack(">II", END, 0)
+    header = HEADER.pack(
+        MAGIC, 3, HEADER_LENGTH + len(extensions), len(backing), CLUSTER_BITS, size, 0, entries, 3 * CLUSTER, CLUSTER, 1,
+        0, 0, 0, 0, 0, 4, HEADER_LENGTH,
+    )  # fmt: skip
+    refcount_table = struct.pack(">Q", 2 * CLUSTER)
+    refcount_block = struct.pack(">H", 1) * (3 + l1_clusters)
+    clusters = (header + extensions + backing, refcount_table, refcount_block)
+    return b"".join(cluster.ljust(CLUSTER, b"\0") for cluster in clusters) + b"\0" * (l1_clusters * CLUSTER)

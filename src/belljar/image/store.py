@@ -1,0 +1,284 @@
+"""The image store: a folder of images known by digest, names that point to them, and who may take one away.
+
+    images/sha256-<digest>/{disk.qcow2,kernel,initrd,manifest.json,lock}     published by one rename, then never written
+    images/names/<name>        a symbolic link to ../sha256-<digest>
+    images/cache/<digest>      initial ramdisks with the present agent in them
+    images/drafts/<word>/      images in the making; their maker holds a lock on the file `lock` in it
+    images/downloads/          what `fetch` has of a file so far, with its locks
+
+A machine holds a shared lock on `lock` of its image; whoever removes an image needs it alone. How an image is made is
+the affair of `build` and `intake`; what is in a manifest, of `manifest`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NotPermitted
+from belljar.host.files import no_space_as_error, private_folder, remove_tree, write_whole
+from belljar.host.locks import try_lock
+from belljar.image import BootFiles, Image, Settings, initramfs, manifest
+from belljar.model import MachineId
+
+DEFAULT_NAME = "debian12"
+SHORTEST_DIGEST = 8
+PREFIX = "sha256-"
+NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
+HEX = re.compile(r"[0-9a-f]{8,64}")
+
+Users = Callable[[str], list[str]]  # digest -> who still needs the image, in words ("template 3f2a...")
+
+
+class Store:
+    """Images by name or digest: a private store that is written to, and before it fails the site's, which is only read."""
+
+    def __init__(self, private: Path, site: Path | None, settings: Settings, users: Users = lambda digest: []) -> None:
+        self.folder = private / "images"
+        self.site = site / "images" if site and site != private else None
+        self.settings = settings
+        self.users = users
+
+    # ---- finding
+
+    def resolve(self, reference: str) -> Image:
+        """The image of this name, digest or unique digest prefix (8 digits or more), checked cheaply against what was
+        stored (size, mtime, inode, qcow2 header). Raises ImageUnknown, ImageCorrupt."""
+        folder, names = self._find(reference)
+        return manifest.read(folder, names)
+
+    def find(self, reference: str) -> Image:
+        """As `resolve`, without looking at the image's files: to show, verify or remove one that is corrupt."""
+        folder, names = self._find(reference)
+        return manifest.read_unchecked(folder, names)
+
+    def images(self) -> list[Image]:
+        """Every image, the private store's first, with all its names. Those without a readable manifest are left out:
+        `gc` and `remove --force` see them."""
+        found: dict[str, Image] = {}
+        for store in self._stores():
+            names = _names(store)
+            for folder in _image_folders(store):
+                with suppress(ImageCorrupt):
+                    image = manifest.read_unchecked(folder, tuple(names.get(folder.name, ())))
+                    known = found.get(image.digest)
+                    found[image.digest] = replace(known, names=_merge(known.names, image.names)) if known else image
+        return list(found.values())
+
+    def ensure_default(self) -> Image:
+        """The default image, built now (single flight, progress on stderr) when it is missing and is `debian12`."""
+        try:
+            return self.resolve(self.settings.default)
+        except ImageUnknown:
+            if self.settings.default != DEFAULT_NAME:
+                raise
+        from belljar.image.build import Recipe, build
+
+        return build(self, Recipe(suite="bookworm", name=DEFAULT_NAME), only_if_missing=True)
+
+    # ---- using
+
+    def boot_files(self, image: Image) -> BootFiles:
+        """What to boot it with: the image's initrd with the present agent appended, cached by digest."""
+        if image.kernel is None:
+            return BootFiles(None, None, "", "")
+        if image.initrd is None or not image.facts.get("agent_in_initrd"):
+            return BootFiles(image.kernel, image.initrd, image.append, image.boot_digest)
+        digest = initramfs.boot_digest(image)
+        cached = self.folder / "cache" / digest
+        if not _is_whole(cached, image.initrd):
+            self._folder("cache")
+            with no_space_as_error(cached):
+                write_whole(cached, image.initrd.read_bytes() + initramfs.agent_part(image), mode=self.file_mode | 0o200)
+        return BootFiles(image.kernel, cached, image.append, digest)
+
+    @contextmanager
+    def hold(self, image: Image, id: MachineId) -> Iterator[None]:
+        """Keep the image from being removed while inside. The hold is gone when the holder dies."""
+        try:
+            lock = try_lock(_lock_file(image.disk.parent), shared=True)
+        except FileNotFoundError as exc:
+            raise ImageUnknown(f"{_called(image)} was removed before machine {id} could use it") from exc
+        if lock is None:
+            raise ImageUnknown(f"{_called(image)} is being removed just now")
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def verify(self, image: Image) -> list[str]:
+        """What is wrong with its files, by their full digests; empty: nothing."""
+        ours = image.store == self.folder
+        return manifest.verify(image.disk.parent, mode=self.file_mode if ours else None)
+
+    # ---- changing
+
+    def tag(self, image: Image, name: str) -> Image:
+        """Give it one more name. A name that pointed elsewhere points here from now on."""
+        check_name(name)
+        self._ours(image, "named")
+        names = self._folder("names")
+        draft = names / f".{name}.{os.getpid()}"
+        with suppress(FileNotFoundError):
+            draft.unlink()
+        draft.symlink_to(f"../{PREFIX}{image.digest}")
+        draft.rename(names / name)
+        return replace(image, names=_merge(tuple(_names(self.folder).get(PREFIX + image.digest, ())), (name,)))
+
+    def untag(self, name: str) -> None:
+        """Take a name away. Missing is success."""
+        with suppress(FileNotFoundError):
+            (self.folder / "names" / name).unlink()
+
+    def remove(self, image: Image, *, force: bool = False) -> None:
+        """Remove it and its names. Raises ImageInUse while a machine holds it, and without *force* while a template
+        needs it (the template is then useless and rebuilt)."""
+        self._ours(image, "removed")
+        folder = image.disk.parent
+        if not force and (users := self.users(image.digest)):
+            raise ImageInUse(f"{_called(image)} is used by {', '.join(users)}")
+        try:
+            lock = try_lock(_lock_file(folder))
+        except FileNotFoundError:
+            return
+        if lock is None:
+            raise ImageInUse(f"{_called(image)} is used by a machine")
+        try:
+            for name in _names(self.folder).get(folder.name, ()):
+                self.untag(name)
+            trash = self._folder("drafts") / f"removed-{image.digest:.16}-{os.getpid()}"
+            folder.rename(trash)
+            remove_tree(trash)
+        finally:
+            lock.release()
+
+    def gc(self, *, dry_run: bool = False) -> Iterator[Path]:
+        """Remove what nobody can use: images without a name that nobody holds, abandoned drafts and downloads, ramdisks of
+        other versions. Yields each path, also with *dry_run*, which removes nothing."""
+        from belljar.image.sweep import sweep
+
+        return sweep(self, dry_run=dry_run)
+
+    def publish(self, draft: Path, what: manifest.Facts, name: str | None) -> Image:
+        """Turn a finished draft into an image and give it its name. When the same disk is there already, that one stays and
+        the draft is dropped."""
+        from belljar.host.files import sync_folder
+
+        (draft / "lock").touch()
+        (draft / "lock").chmod(0o644)
+        digest = manifest.write(draft, what, mode=self.file_mode)
+        folder = self.folder / f"{PREFIX}{digest}"
+        try:
+            draft.rename(folder)
+            sync_folder(self.folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+            self._refresh(draft, folder)
+        image = manifest.read(folder)
+        return self.tag(image, name) if name else image
+
+    def _refresh(self, draft: Path, folder: Path) -> None:
+        """The same disk, made again. Keep the stored one when it is whole; it may be in use."""
+        try:
+            manifest.read(folder)
+        except ImageCorrupt:
+            aside = self._folder("drafts") / f"removed-{folder.name[len(PREFIX):][:16]}-{os.getpid()}"
+            folder.rename(aside)
+            draft.rename(folder)
+            remove_tree(aside)
+        else:
+            remove_tree(draft)
+
+    # ---- inside
+
+    @property
+    def shared(self) -> bool:
+        """Root's store is for everybody to read; an ordinary user's is for nobody else."""
+        return os.geteuid() == 0
+
+    @property
+    def file_mode(self) -> int:
+        return 0o444 if self.shared else 0o400
+
+    def work_folder(self, name: str) -> Path:
+        """A folder beside the images, made when it is missing."""
+        return self._folder(name)
+
+    def _folder(self, name: str) -> Path:
+        mode = 0o755 if self.shared else 0o700
+        private_folder(self.folder, mode=mode)
+        return private_folder(self.folder / name, mode=mode)
+
+    def _stores(self) -> list[Path]:
+        return [self.folder, *([self.site] if self.site else [])]
+
+    def _ours(self, image: Image, done: str) -> None:
+        if image.store != self.folder:
+            raise NotPermitted(f"{_called(image)} lies in {image.store} and can only be {done} by its owner")
+
+    def _find(self, reference: str) -> tuple[Path, tuple[str, ...]]:
+        """The folder of an image. Names go before digests, the private store before the site's."""
+        if NAME.fullmatch(reference):
+            for store in self._stores():
+                with suppress(OSError):
+                    return store / os.path.basename(os.readlink(store / "names" / reference)), (reference,)
+        wanted = reference.removeprefix("sha256:").removeprefix(PREFIX)
+        if not HEX.fullmatch(wanted):
+            raise ImageUnknown(f"no image is called {reference!r}")
+        fits = {folder.name: folder for store in self._stores() for folder in _image_folders(store) if folder.name.startswith(PREFIX + wanted)}
+        if len(fits) > 1:
+            raise ImageUnknown(f"more than one image has a digest that begins with {wanted}", hint="Give more digits.")
+        for name, folder in fits.items():
+            return folder, tuple(_names(folder.parent).get(name, ()))
+        raise ImageUnknown(f"no image has a name or digest {reference!r}")
+
+
+def check_name(name: str) -> None:
+    """Raise BadOption unless *name* can be an image's name."""
+    if not NAME.fullmatch(name) or HEX.fullmatch(name):
+        raise BadOption(
+            f"{name!r} cannot be the name of an image",
+            hint="Letters, digits, dots, dashes and underscores, not looking like a digest.",
+        )
+
+
+def _names(store: Path) -> dict[str, list[str]]:
+    """Folder name -> names that point to it."""
+    found: dict[str, list[str]] = {}
+    with suppress(FileNotFoundError):
+        for name in sorted(os.listdir(store / "names")):
+            with suppress(OSError):
+                found.setdefault(os.path.basename(os.readlink(store / "names" / name)), []).append(name)
+    return found
+
+
+def _image_folders(store: Path) -> list[Path]:
+    try:
+        return [store / name for name in sorted(os.listdir(store)) if name.startswith(PREFIX)]
+    except FileNotFoundError:
+        return []
+
+
+def _merge(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*one, *other)))
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder / "lock"
+
+
+def _is_whole(cached: Path, initrd: Path) -> bool:
+    """A cached ramdisk was written in one step: it is whole, or somebody truncated it below the image's own part."""
+    try:
+        return cached.stat().st_size > initrd.stat().st_size
+    except FileNotFoundError:
+        return False
+
+
+def _called(image: Image) -> str:
+    return f"image {image.names[0] if image.names else image.digest[:12]}"

@@ -1,0 +1,173 @@
+"""What the words of `belljar run` mean, and which of them mean nothing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from belljar.cli import request, run
+from belljar.cli.parser import Parser
+from belljar.config import Settings
+from belljar.config.paths import default_paths
+from belljar.errors import BadOption, BelljarError, ImpossibleSize, InputMissing, UnreadableScript
+from belljar.model import MIB, NetworkMode, Request, Start, StdinKind
+
+Build = Callable[..., Request]
+
+
+@pytest.fixture
+def build() -> Build:
+    settings = Settings(default_paths(0, {}))
+
+    def parse(*words: str) -> Request:
+        parser = Parser(prog="belljar run")
+        run.arguments(parser)
+        args: argparse.Namespace = parser.parse_args(list(words))
+        return request.build(args, settings)
+
+    return parse
+
+
+def test_a_command_after_the_dashes_is_taken_to_the_byte(build: Build) -> None:
+    odd = os.fsdecode(b"a\n'\"\xff $(id)")
+    payload = build("--", "printf", odd, "--image", "-t").payload
+    assert payload is not None and payload.script is None
+    assert payload.argv == (b"printf", b"a\n'\"\xff $(id)", b"--image", b"-t")
+
+
+def test_a_script_travels_by_its_bytes_and_keeps_its_own_options(build: Build, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_bytes(b"#!/bin/sh\nexit 3\n\xff")
+    payload = build("--cpus", "1", str(tmp_path / "job.sh"), "--cpus", "many").payload
+    assert payload is not None
+    assert payload.script == b"#!/bin/sh\nexit 3\n\xff" and payload.argv == (b"job.sh", b"--cpus", b"many")
+
+
+def test_defaults_come_from_the_settings(build: Build) -> None:
+    asked = build("--", "true")
+    assert (asked.machine.image, asked.machine.cpus, asked.machine.memory) == ("debian12", 1, 512 * MIB)
+    assert asked.machine.network is NetworkMode.NONE and asked.machine.start is Start.AUTO
+    assert asked.timeout is None and asked.grace == 10.0
+
+
+def test_the_payload_is_the_caller_in_the_callers_place(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    payload = build("--", "true").payload
+    assert payload is not None
+    assert (payload.account.uid, payload.account.gid) == (os.geteuid(), os.getegid())
+    assert payload.cwd == os.fsencode(tmp_path)
+    assert dict((name, (soft, hard)) for name, soft, hard in payload.rlimits)["NOFILE"] is not None
+
+
+def test_the_umask_is_read_without_changing_it(build: Build) -> None:
+    before = os.umask(0o027)
+    try:
+        payload = build("--", "true").payload
+        assert payload is not None and payload.umask == 0o027
+    finally:
+        assert os.umask(before) == 0o027
+
+
+def test_the_environment_is_small_unless_inherited_and_the_last_word_counts(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", "1")
+    (tmp_path / "env").write_bytes(b"# a comment\n\nA=file\nB=with = and # inside\n")
+    plain = dict(build("--env-file", str(tmp_path / "env"), "--env", "A=word", "--env", "MINE", "--env", "NOT_SET", "--", "true").payload.env)  # type: ignore[union-attr]
+    assert plain[b"A"] == b"word" and plain[b"B"] == b"with = and # inside" and plain[b"MINE"] == b"1"
+    assert b"NOT_SET" not in plain and plain[b"HOME"]
+    assert b"MINE" not in dict(build("--", "true").payload.env)  # type: ignore[union-attr]
+    inherited = build("--inherit-env", "--", "true").payload
+    assert inherited is not None and dict(inherited.env) == dict(os.environb)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("{d}", ("{d}", "{d}", True)),
+        ("{d}:rw", ("{d}", "{d}", False)),
+        ("{d}:/data", ("{d}", "/data", True)),
+        ("{d}:/data/x/:rw", ("{d}", "/data/x", False)),
+    ],
+)
+def test_the_forms_of_a_share(build: Build, tmp_path: Path, text: str, wanted: tuple[str, str, bool]) -> None:
+    share = build("--share", text.format(d=tmp_path), "--", "true").machine.shares[0]
+    source, target, readonly = wanted
+    assert (share.source, share.target, share.readonly) == (source.format(d=tmp_path), target.format(d=tmp_path), readonly)
+
+
+def test_a_copy_in_keeps_its_name_unless_it_is_given_another(build: Build, tmp_path: Path) -> None:
+    (tmp_path / "a:b").write_text("x")
+    payload = build("--in", str(tmp_path / "a:b"), "--in", f"{tmp_path}/a:b:/data/c", "--", "true").payload
+    assert payload is not None
+    assert [(item.outside, item.inside) for item in payload.inputs] == [(f"{tmp_path}/a:b", "a:b"), (f"{tmp_path}/a:b", "/data/c")]
+
+
+def test_a_copy_out_lands_beside_the_caller_unless_told_otherwise(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    payload = build("--out", "result/data", "--out", f"/var/log:{tmp_path}/log", "--", "true").payload
+    assert payload is not None
+    assert [(item.inside, item.outside) for item in payload.outputs] == [("result/data", f"{tmp_path}/data"), ("/var/log", f"{tmp_path}/log")]
+
+
+def test_a_number_without_an_entry_is_a_user_all_the_same(build: Build) -> None:
+    account = build("--user", "54321:54322", "--", "true").payload.account  # type: ignore[union-attr]
+    assert (account.uid, account.gid, account.name, account.group, account.groups) == (54321, 54322, "user54321", "group54322", ())
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "says"),
+    [
+        ((), BadOption, "nothing to run"),
+        (("--",), BadOption, "nothing to run"),
+        (("--cpus", "0", "--", "true"), ImpossibleSize, "--cpus 0"),
+        (("--cpus", "x", "--", "true"), BadOption, "--cpus"),
+        (("--memory", "-1", "--", "true"), BadOption, "--memory"),
+        (("--memory", "lots", "--", "true"), BadOption, "--memory"),
+        (("--timeout", "0", "--", "true"), BadOption, "--timeout"),
+        (("--network", "bridge", "--", "true"), BadOption, "--network"),
+        (("--start", "warm", "--", "true"), BadOption, "--start"),
+        (("--share", "/tmp:relative", "--", "true"), BadOption, "--share /tmp:relative"),
+        (("--share", "/tmp:/", "--", "true"), BadOption, "guest's own"),
+        (("--share", "/tmp:/x", "--share", "/usr:/x", "--", "true"), BadOption, "two folders at /x"),
+        (("--in", "/no/such/file", "--", "true"), InputMissing, "/no/such/file"),
+        (("--in", "/etc/passwd:", "--", "true"), BadOption, "--in /etc/passwd:"),
+        (("--out", "x:/no/such/folder/x", "--", "true"), BadOption, "/no/such/folder"),
+        (("--env", "=x", "--", "true"), BadOption, "--env =x"),
+        (("--env-file", "/no/such/file", "--", "true"), BadOption, "--env-file"),
+        (("--cwd", "here", "--", "true"), BadOption, "--cwd here"),
+        (("--user", "nobody-of-this-name", "--", "true"), BadOption, "no such user"),
+        (("--user", "root:wheel", "--", "true"), BadOption, "--user root:wheel"),
+        (("--user", "99999999999", "--", "true"), BadOption, "--user"),
+        (("--name", "../../x", "--", "true"), BadOption, "--name"),
+        (("--name", "$(id)", "--", "true"), BadOption, "--name"),
+        (("--tty", "--", "true"), BadOption, "not a terminal"),
+        (("--nonsense", "--", "true"), BadOption, "nonsense"),
+        (("/no/such/script",), UnreadableScript, "/no/such/script"),
+        (("/tmp",), UnreadableScript, "/tmp"),
+    ],
+)
+def test_what_means_nothing_is_refused_with_the_word_at_fault(build: Build, words: tuple[str, ...], kind: type[BelljarError], says: str) -> None:
+    with pytest.raises(kind) as caught:
+        build(*words)
+    assert says in caught.value.message and caught.value.hint and caught.value.exit_code == 125
+
+
+def test_the_name_of_a_guests_program_without_dashes_gets_the_right_hint(build: Build) -> None:
+    with pytest.raises(UnreadableScript) as caught:
+        build("uname", "-a")
+    assert "belljar run -- uname" in caught.value.hint
+
+
+def test_a_script_larger_than_the_limit_is_refused(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request, "LARGEST_SCRIPT", 10)
+    (tmp_path / "huge").write_bytes(b"#" * 11)
+    with pytest.raises(UnreadableScript, match="larger"):
+        build(str(tmp_path / "huge"))
+
+
+def test_null_and_streams_are_told_apart(tmp_path: Path) -> None:
+    with open(os.devnull) as null, open(tmp_path / "file", "w+") as file:
+        assert request.kind(null.fileno()) is StdinKind.NULL
+        assert request.kind(file.fileno()) is StdinKind.STREAM

@@ -1,0 +1,101 @@
+"""A lock dies with its holder, and with nothing else."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import LockTimeout
+from belljar.host.locks import is_locked, locked, try_lock
+
+HOLD = "import sys; from pathlib import Path; from belljar.host.locks import try_lock; l = try_lock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+
+
+def test_a_second_taker_gets_nothing_until_the_first_gives_it_up(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    first = try_lock(path)
+    assert first is not None and try_lock(path) is None and is_locked(path)
+    first.release()
+    first.release()
+    assert not is_locked(path)
+    second = try_lock(path)
+    assert second is not None
+    second.release()
+
+
+def test_kill_9_of_the_holder_frees_the_lock(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None and holder.stdin is not None
+    assert holder.stdout.readline() == b"held\n" and is_locked(path)
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate()
+    assert not is_locked(path)
+
+
+def test_a_lock_taken_on_a_file_that_was_replaced_meanwhile_is_a_lock_on_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    old = try_lock(path)
+    assert old is not None
+    path.unlink()
+    new = try_lock(path)
+    assert new is not None and os.path.samestat(os.fstat(new.descriptor), path.stat())
+    new.release()
+    old.release()
+
+
+def test_looking_at_a_lock_makes_no_file(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path / "none")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_waiting_ends_at_the_deadline_and_says_for_what(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    held = try_lock(path)
+    assert held is not None
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(LockTimeout, match="waiting to build a thing"), locked(path, timeout=0.02, what="build a thing"):
+        pytest.fail("entered with the lock held elsewhere")
+    assert signal.getsignal(signal.SIGALRM) is before
+    held.release()
+
+
+def test_a_waiter_goes_on_as_soon_as_the_holder_ends(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    held = try_lock(path)
+    assert held is not None
+    threading.Timer(0.02, held.release).start()
+    with locked(path, timeout=30, what="go on"):
+        assert is_locked(path)
+    assert not is_locked(path)
+
+
+def test_a_waiter_in_a_thread_gets_it_too(tmp_path: Path) -> None:
+    path, got = tmp_path / "lock", []
+    held = try_lock(path)
+    assert held is not None
+
+    def wait() -> None:
+        with locked(path, timeout=30, what="go on"):
+            got.append(True)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    held.release()
+    thread.join(30)
+    assert got == [True]
+
+
+def test_shared_holders_keep_a_lone_taker_out(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    one, two = try_lock(path, shared=True), try_lock(path, shared=True)
+    assert one is not None and two is not None and try_lock(path) is None
+    one.release()
+    assert try_lock(path) is None
+    two.release()

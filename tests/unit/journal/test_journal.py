@@ -1,0 +1,104 @@
+"""The journal: on disk before the act, readable after any accident."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import NoSpace
+from belljar.journal import JOURNAL, Ledger, Record, follow, read
+from belljar.model import State
+
+
+def test_events_come_back_in_order_with_their_facts(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    record.state(State.PREPARING, note="a\nb")
+    record.intend("overlay", Path("/x/y"))
+    record.close()
+    first, second = read(tmp_path)
+    assert (first["event"], first["state"], first["note"]) == ("state", "preparing", "a\nb")
+    assert (second["event"], second["what"], second["path"]) == ("make", "overlay", "/x/y")
+
+
+def test_each_event_is_on_disk_when_the_call_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, synced = Record(tmp_path), []
+    sync = os.fdatasync
+
+    def spy(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(len(read(tmp_path)))
+
+    monkeypatch.setattr(os, "fdatasync", spy)
+    record.state(State.PREPARING)
+    record.state(State.STARTING)
+    record.close()
+    assert synced == [1, 2]
+
+
+@pytest.mark.parametrize("torn", [b'{"time":1,"eve', b"\xff\xfe", b"[1,2]", b'{"event":3}', b"null"])
+def test_a_torn_or_foreign_line_is_left_out(tmp_path: Path, torn: bytes) -> None:
+    record = Record(tmp_path)
+    record.state(State.PREPARING)
+    record.close()
+    with open(tmp_path / JOURNAL, "ab") as file:
+        file.write(torn)
+    assert [event["state"] for event in read(tmp_path)] == ["preparing"]
+
+
+def test_a_machine_without_a_journal_has_no_events(tmp_path: Path) -> None:
+    assert read(tmp_path / "none") == []
+
+
+def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = Record(tmp_path)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(NoSpace):
+        record.state(State.PREPARING)
+
+
+def test_a_follower_sees_what_was_and_what_comes_and_stops_at_the_end(tmp_path: Path) -> None:
+    record, seen = Record(tmp_path), []
+    record.state(State.PREPARING)
+    first = threading.Event()
+
+    def look() -> None:
+        for event in follow(tmp_path):
+            seen.append(event["state"])
+            first.set()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    assert first.wait(10)
+    record.state(State.STARTING)
+    record.state(State.DONE)
+    thread.join(10)
+    assert seen == ["preparing", "starting", "done"] and not thread.is_alive()
+
+
+def test_a_follower_of_a_folder_that_goes_stops_too(tmp_path: Path) -> None:
+    folder = tmp_path / "machine"
+    folder.mkdir()
+    record = Record(folder)
+    record.state(State.PREPARING)
+    events = follow(folder)
+    assert next(events)["state"] == "preparing"
+    folder.rename(tmp_path / "ended")
+    assert list(events) == []
+
+
+def test_the_ledger_keeps_one_line_per_machine_and_survives_a_torn_one(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.append({"id": "a"}, 0.0)
+    with open(tmp_path / "ledger-1970-01.jsonl", "ab") as file:
+        file.write(b'{"id": "to\n')
+    ledger.append({"id": "b"}, 86400.0 * 40)
+    assert [row["id"] for row in ledger.rows()] == ["a", "b"]
+    assert len(list(tmp_path.iterdir())) == 2
