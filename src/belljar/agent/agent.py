@@ -63,10 +63,10 @@ MAX_CREDIT = 1 << 30
 INLINE_SCRIPT = MIB  # larger scripts go by their own stream
 
 STREAM_FRAMES = {DATA: MAX_DATA, EOF: 0, CREDIT: 4, RESET: 0}
-TO_AGENT = dict(STREAM_FRAMES, **{})
-TO_AGENT.update({CALL: MAX_CALL, SIGNAL: 1, RESIZE: 4, PING: 8})
-TO_HOST = dict(STREAM_FRAMES, **{})
-TO_HOST.update({HELLO: 64 * KIB, REPLY: MIB, ERROR: 64 * KIB, EXIT: 64 * KIB, PONG: 8})
+TO_AGENT = {CALL: MAX_CALL, SIGNAL: 1, RESIZE: 4, PING: 8}
+TO_AGENT.update(STREAM_FRAMES)
+TO_HOST = {HELLO: 64 * KIB, REPLY: MIB, ERROR: 64 * KIB, EXIT: 64 * KIB, PONG: 8}
+TO_HOST.update(STREAM_FRAMES)
 EXACT = (EOF, CREDIT, RESET, SIGNAL, RESIZE, PING, PONG)  # bodies that have one size only
 
 STDIN, STDOUT, STDERR, SCRIPT = range(4)
@@ -126,30 +126,30 @@ class Parser(object):
         need = max(self.wanted, have + MAX_DATA // 2)
         if not have:
             self.start = self.end = 0
-            if len(self.buffer) > self.ROOM and need <= self.ROOM:
-                self.buffer = bytearray(self.ROOM)  # a large call is over
+        if need > len(self.buffer) or (not have and len(self.buffer) > self.ROOM):
+            begun = self.buffer[self.start : self.end]
+            self.buffer = bytearray(max(need, self.ROOM))  # a large call begins, or is over
+            self.buffer[:have] = begun
+            self.start, self.end = 0, have
         elif self.start + need > len(self.buffer):
-            old = self.buffer
-            size = max(need, self.ROOM) if need > len(old) else len(old)
-            self.buffer = bytearray(size)
-            self.buffer[:have] = memoryview(old)[self.start : self.end]
+            self.buffer[:have] = self.buffer[self.start : self.end]
             self.start, self.end = 0, have
         return memoryview(self.buffer)[self.end :]
 
     def filled(self, count: int) -> None:
         self.end += count
 
-    def feed(self, data: bytes) -> None:
-        """For those who have the bytes already."""
+    def feed(self, data: bytes) -> "Iterator[tuple[int, int, bytes]]":
+        """For those who have the bytes already: every frame that is whole once they came."""
         view = memoryview(data)
         while view:
             room = self.room()
-            part = view[: len(room)]
-            room[: len(part)] = part
-            self.end += len(part)
-            view = view[len(part) :]
-            if view and self.end - self.start >= self.wanted > 0:
-                raise WireError("fed faster than taken")
+            count = min(len(room), len(view))
+            room[:count] = view[:count]
+            self.end += count
+            view = view[count:]
+            for found in iter(self.take, None):
+                yield found
 
     def forget(self) -> None:
         """The conversation is over; look for the next greeting in what has come and will come."""
@@ -211,3 +211,635 @@ class Parser(object):
         whole = bytes(memoryview(self.buffer)[self.start : self.start + GREETING_SIZE])
         nonce = whole[len(MAGIC) : len(MAGIC) + NONCE_SIZE]
         return nonce if whole == greeting(nonce) else None
+
+
+# -- files as tar streams, for both sides ------------------------------------------------------------------------------
+#
+# The member "r" is the file or folder itself, "r/..." what is in it. Modes, times (to the nanosecond), symbolic and
+# hard links and holes are kept; owners are not: files belong to whoever unpacks them. Sockets, pipes and devices stay.
+
+ROOT = "r"
+BLOCK = 512
+CHUNK = 256 * KIB
+MOST_METADATA = MIB  # one name or extended header
+DEEPEST = 200
+HOLES_FROM = MIB  # smaller files are sent with their zeros
+
+
+class TransferError(Exception):
+    """A copy that did not work: `kind` is missing, refused, unsafe, broken or space."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        Exception.__init__(self, message)
+        self.kind, self.message = kind, message
+
+
+def shown(path: bytes) -> str:
+    """A file name for a message."""
+    return path.decode("utf-8", "backslashreplace")
+
+
+def pack(source: bytes, write: "Callable[[bytes], object]") -> "list[bytes]":
+    """Write the file or folder as a tar stream. Returns the special files that were left out."""
+    return Packer(write).pack(source)
+
+
+class Packer(object):
+    def __init__(self, write: "Callable[[bytes], object]") -> None:
+        import tarfile
+
+        self.tarfile, self.write = tarfile, write
+        self.skipped = []  # type: list[bytes]
+        self.linked = {}  # type: dict[tuple[int, int], str]
+
+    def pack(self, source: bytes) -> "list[bytes]":
+        try:
+            facts = os.stat(source)  # the one who names a link means what it points to
+        except OSError as exc:
+            kind = "missing" if exc.errno in (errno.ENOENT, errno.ENOTDIR) else "refused"
+            raise TransferError(kind, "%s: %s" % (shown(source), exc.strerror))
+        if not stat.S_ISREG(facts.st_mode) and not stat.S_ISDIR(facts.st_mode):
+            raise TransferError("refused", "%s: neither a file nor a folder" % shown(source))
+        try:
+            self._member(source, ROOT, facts, 0)
+        except OSError as exc:
+            if exc.filename is None:
+                raise
+            raise TransferError("refused", "%s: %s" % (shown(os.fsencode(exc.filename)), exc.strerror))
+        self.write(bytes(2 * BLOCK))
+        return self.skipped
+
+    def _member(self, path: bytes, name: str, facts: os.stat_result, depth: int) -> None:
+        if stat.S_ISDIR(facts.st_mode):
+            self._folder(path, name, facts, depth)
+        elif stat.S_ISREG(facts.st_mode):
+            self._file(path, name, facts)
+        elif stat.S_ISLNK(facts.st_mode):
+            target = os.readlink(path).decode("utf-8", "surrogateescape")
+            self._header(name, facts, self.tarfile.SYMTYPE, link=target)
+        else:
+            self.skipped.append(path)
+
+    def _folder(self, path: bytes, name: str, facts: os.stat_result, depth: int) -> None:
+        if depth >= DEEPEST:
+            raise TransferError("refused", "%s: more than %d folders deep" % (shown(path), DEEPEST))
+        self._header(name, facts, self.tarfile.DIRTYPE)
+        for entry in os.listdir(path):
+            inner = path.rstrip(b"/") + b"/" + entry
+            try:
+                inner_facts = os.lstat(inner)
+            except FileNotFoundError:
+                continue  # it went away meanwhile
+            self._member(inner, name + "/" + entry.decode("utf-8", "surrogateescape"), inner_facts, depth + 1)
+
+    def _file(self, path: bytes, name: str, facts: os.stat_result) -> None:
+        key = (facts.st_dev, facts.st_ino)
+        if facts.st_nlink > 1:
+            if key in self.linked:
+                self._header(name, facts, self.tarfile.LNKTYPE, link=self.linked[key])
+                return
+            self.linked[key] = name
+        # Not blocking: the name may have become a pipe since we looked.
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if name != ROOT else 0)
+        fd = os.open(path, flags)
+        try:
+            self._content(fd, path, name, os.fstat(fd))
+        finally:
+            os.close(fd)
+
+    def _content(self, fd: int, path: bytes, name: str, facts: os.stat_result) -> None:
+        size = facts.st_size
+        parts = data_parts(fd, size) if size >= HOLES_FROM and facts.st_blocks * BLOCK < size else [(0, size)]
+        stored = sum(length for _, length in parts)
+        if parts == [(0, size)] or stored >= 1 << 33:  # tarfile misreads larger sparse members
+            self._header(name, facts, self.tarfile.REGTYPE, size=size)
+            parts, stored = [(0, size)], size
+        else:
+            self._sparse_header(name, facts, parts, stored)
+        for offset, length in parts:
+            self._copy(fd, path, offset, length)
+        self.write(bytes(-stored % BLOCK))
+
+    def _copy(self, fd: int, path: bytes, offset: int, length: int) -> None:
+        while length:
+            data = os.pread(fd, min(length, CHUNK), offset)
+            if not data:
+                raise TransferError("broken", "%s: became shorter while it was read" % shown(path))
+            self.write(data)
+            offset += len(data)
+            length -= len(data)
+
+    def _sparse_header(
+        self, name: str, facts: os.stat_result, parts: "list[tuple[int, int]]", stored: int
+    ) -> None:
+        """GNU sparse format 1.0: the map of the parts goes before the data."""
+        lines = ["%d\n" % len(parts)] + ["%d\n%d\n" % part for part in parts]
+        chart = "".join(lines).encode("ascii")
+        chart += bytes(-len(chart) % BLOCK)
+        extra = {
+            "GNU.sparse.major": "1",
+            "GNU.sparse.minor": "0",
+            "GNU.sparse.name": name,
+            "GNU.sparse.realsize": "%d" % facts.st_size,
+        }
+        self._header(name, facts, self.tarfile.REGTYPE, size=len(chart) + stored, extra=extra)
+        self.write(chart)
+
+    def _header(
+        self,
+        name: str,
+        facts: os.stat_result,
+        kind: bytes,
+        size: int = 0,
+        link: str = "",
+        extra: "dict[str, str] | None" = None,
+    ) -> None:
+        member = self.tarfile.TarInfo(name)
+        member.type, member.size, member.linkname = kind, size, link
+        member.mode = stat.S_IMODE(facts.st_mode)
+        nanoseconds = facts.st_mtime_ns
+        sign = "-" if nanoseconds < 0 else ""
+        member.pax_headers = {"mtime": "%s%d.%09d" % ((sign,) + divmod(abs(nanoseconds), 10**9))}
+        member.pax_headers.update(extra or {})
+        self.write(member.tobuf(self.tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+
+
+def data_parts(fd: int, size: int) -> "list[tuple[int, int]]":
+    """(offset, length) of what is stored of a file with holes; ends with an empty part at its size, as GNU tar does."""
+    parts, at = [], 0
+    while at < size:
+        try:
+            begin = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:  # nothing but a hole up to the end
+                break
+            return [(0, size)]  # this file system does not tell
+        at = min(os.lseek(fd, begin, os.SEEK_HOLE), size)
+        if begin < at:
+            parts.append((begin, at - begin))
+    if parts != [(0, size)]:
+        parts.append((size, 0))
+    return parts
+
+
+def unpack(read: "Callable[[int], bytes]", target: bytes, name: bytes, mode_mask: int = 0o7777) -> None:
+    """Make *target* from a tar stream; where *target* is a folder already and a file comes, make it inside as *name*.
+
+    `read(n)` gives up to n bytes, b"" at the end. The stream is not trusted: nothing outside of *target* is written or
+    linked to, no link is followed on the way, a special file is never replaced, and a stream without its end is an
+    error.
+    """
+    Unpacker(read, target, name, mode_mask).unpack()
+
+
+class TarSource(object):
+    """What tarfile reads from: forward only, and no more at once than a header may have."""
+
+    def __init__(self, read: "Callable[[int], bytes]") -> None:
+        self.raw = read
+        self.position = 0
+        self.metadata = 0
+        self.is_ended = False
+
+    def read(self, size: int) -> bytes:
+        self.metadata += size
+        if not 0 <= size <= MOST_METADATA or self.metadata > 16 * MOST_METADATA:
+            raise TransferError("unsafe", "a tar header that is too large")
+        parts, left = [], size
+        while left:
+            data = self.raw(left)
+            if not data:
+                break
+            parts.append(data)
+            left -= len(data)
+        whole = b"".join(parts)
+        self.position += len(whole)
+        self.is_ended = size == BLOCK and whole == bytes(BLOCK)
+        return whole
+
+    def some(self, most: int) -> bytes:
+        """File content."""
+        data = self.raw(min(most, CHUNK))
+        if not data:
+            raise TransferError("broken", "the stream ended in the middle of a file")
+        self.position += len(data)
+        return data
+
+    def tell(self) -> int:
+        return self.position
+
+    def seek(self, position: int) -> None:
+        if position < self.position:
+            raise TransferError("unsafe", "a tar stream that points backwards")
+        while self.position < position:
+            self.some(position - self.position)
+
+
+class Unpacker(object):
+    def __init__(self, read: "Callable[[int], bytes]", target: bytes, name: bytes, mode_mask: int) -> None:
+        import tarfile
+
+        self.tarfile, self.mode_mask, self.name = tarfile, mode_mask, name
+        self.source = TarSource(read)
+        self.target = os.path.realpath(target)  # the asker's own links are followed once, before the stream is heard
+        self.top = -1
+        self.leaf = b""
+        self.open = []  # type: list[tuple[bytes, int, tuple[int, int] | None]]  # (name, fd, (mode, mtime) to set)
+
+    def unpack(self) -> None:
+        try:
+            self._place()
+            self._members()
+        except TransferError:
+            raise
+        except OSError as exc:
+            kind = "space" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else "refused"
+            raise TransferError(kind, "%s: %s" % (shown(self.target), exc.strerror))
+        except Exception as exc:  # tarfile has many ways to stumble over a hostile stream
+            raise TransferError("broken", "not a tar stream: %s: %s" % (type(exc).__name__, exc))
+        finally:
+            self._close_down_to(0)
+            if self.top >= 0:
+                os.close(self.top)
+
+    def _place(self) -> None:
+        if os.path.isdir(self.target) and self.target == b"/":
+            raise TransferError("refused", "/: not a place to copy to; name a folder in it")
+        folder, self.leaf = os.path.split(self.target)
+        os.makedirs(folder or b".", exist_ok=True)
+        self.top = os.open(folder or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def _members(self) -> None:
+        archive = self.tarfile.TarFile(
+            fileobj=self.source, mode="r", encoding="utf-8", errors="surrogateescape"  # type: ignore[arg-type]
+        )
+        is_first = True
+        while True:
+            member = archive.next()
+            archive.members = []  # tarfile would remember them all
+            if member is None:
+                break
+            self.source.metadata = 0
+            parts = self._parts(member.name)
+            if is_first != (len(parts) == 1):
+                raise TransferError("unsafe", "a tar stream whose members are out of order")
+            is_first = False
+            self._member(member, parts)
+        if is_first or not self.source.is_ended:
+            raise TransferError("broken", "the stream ended early")
+        while self.source.raw(BLOCK):  # the writer's last blocks; it must not find us gone
+            self.source.metadata += BLOCK
+            if self.source.metadata > MOST_METADATA:
+                raise TransferError("broken", "a tar stream that goes on after its end")
+        self._close_down_to(0)
+
+    def _parts(self, name: str) -> "list[bytes]":
+        """The member's path below the target, the leaf first."""
+        whole = name.encode("utf-8", "surrogateescape")
+        parts = whole.split(b"/")
+        if parts[0] != ROOT.encode() or any(p in (b"", b".", b"..") or b"\0" in p for p in parts) or len(whole) > 8192:
+            raise TransferError("unsafe", "a tar stream that names %s" % shown(whole[:200]))
+        if len(parts) > DEEPEST + 1:
+            raise TransferError("unsafe", "a tar stream more than %d folders deep" % DEEPEST)
+        return [self.leaf] + parts[1:]
+
+    def _member(self, member: "Any", parts: "list[bytes]") -> None:
+        if len(parts) == 1 and not member.isdir() and os.path.isdir(self.target):
+            if not self.name or b"/" in self.name or self.name in (b".", b".."):
+                raise TransferError("refused", "%s: is a folder" % shown(self.target))
+            self.top, old = os.open(self.target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), self.top
+            os.close(old)
+            self.leaf, self.target = self.name, os.path.join(self.target, self.name)
+            parts = [self.leaf]
+        folder, leaf = self._enter(parts[:-1]), parts[-1]
+        if member.isdir():
+            self._make_folder(folder, leaf, member)
+        elif member.issym():
+            self._clear(folder, leaf)
+            os.symlink(member.linkname.encode("utf-8", "surrogateescape"), leaf, dir_fd=folder)
+            os.utime(leaf, ns=self._times(member), dir_fd=folder, follow_symlinks=False)
+        elif member.islnk():
+            self._hard_link(folder, leaf, member)
+        elif member.isreg():
+            self._make_file(folder, leaf, member)
+        else:
+            raise TransferError("unsafe", "a tar stream with a special file: %s" % shown(leaf))
+
+    def _enter(self, parts: "list[bytes]") -> int:
+        """The folder of these names, none of them a link. It stays open until the stream leaves it."""
+        common = 0
+        while common < min(len(parts), len(self.open)) and self.open[common][0] == parts[common]:
+            common += 1
+        self._close_down_to(common)
+        for part in parts[common:]:
+            fd = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._inner())
+            self.open.append((part, fd, None))
+        return self._inner()
+
+    def _inner(self) -> int:
+        return self.open[-1][1] if self.open else self.top
+
+    def _close_down_to(self, depth: int) -> None:
+        """Leave folders. Their modes and times are set now, when nothing more is put into them."""
+        while len(self.open) > depth:
+            _, fd, final = self.open.pop()
+            try:
+                if final is not None:
+                    os.fchmod(fd, final[0])
+                    os.utime(fd, ns=(final[1], final[1]))
+            finally:
+                os.close(fd)
+
+    def _make_folder(self, folder: int, leaf: bytes, member: "Any") -> None:
+        final = (member.mode & self.mode_mask, self._times(member)[0])  # type: tuple[int, int] | None
+        try:
+            os.mkdir(leaf, 0o700, dir_fd=folder)
+        except FileExistsError:
+            final = None  # what was there keeps its mode
+        fd = os.open(leaf, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        self.open.append((leaf, fd, final))
+
+    def _make_file(self, folder: int, leaf: bytes, member: "Any") -> None:
+        self._clear(folder, leaf)
+        fd = os.open(leaf, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        try:
+            parts = [(0, member.size)] if member.sparse is None else member.sparse
+            at = 0
+            for offset, length in parts:
+                if offset < at or length < 0 or offset + length > member.size:
+                    raise TransferError("unsafe", "a tar stream with a wrong map of holes")
+                at = offset + length
+                self._fill(fd, offset, length)
+            if member.sparse is not None:
+                os.ftruncate(fd, member.size)
+            os.fchmod(fd, member.mode & self.mode_mask)
+            os.utime(fd, ns=self._times(member))
+        finally:
+            os.close(fd)
+
+    def _fill(self, fd: int, offset: int, length: int) -> None:
+        while length:
+            data = self.source.some(length)
+            length -= len(data)
+            view = memoryview(data)
+            while view:
+                count = os.pwrite(fd, view, offset)
+                view = view[count:]
+                offset += count
+
+    def _hard_link(self, folder: int, leaf: bytes, member: "Any") -> None:
+        parts = self._parts(member.linkname)
+        if len(parts) == 1:
+            raise TransferError("unsafe", "a tar stream with a link to its own root")
+        here, opened = self.top, []
+        try:
+            for part in parts[:-1]:
+                here = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+                opened.append(here)
+            if not stat.S_ISREG(os.stat(parts[-1], dir_fd=here, follow_symlinks=False).st_mode):
+                raise TransferError("unsafe", "a tar stream with a hard link to something that is no file")
+            self._clear(folder, leaf)
+            os.link(parts[-1], leaf, src_dir_fd=here, dst_dir_fd=folder, follow_symlinks=False)
+        finally:
+            for fd in opened:
+                os.close(fd)
+
+    def _clear(self, folder: int, leaf: bytes) -> None:
+        """Make room for a file. Only files and links are replaced."""
+        try:
+            facts = os.stat(leaf, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        if not stat.S_ISREG(facts.st_mode) and not stat.S_ISLNK(facts.st_mode):
+            raise TransferError("refused", "%s: neither a file nor a link, so it is not replaced" % shown(leaf))
+        os.unlink(leaf, dir_fd=folder)
+
+    @staticmethod
+    def _times(member: "Any") -> "tuple[int, int]":
+        """Access and modification time in nanoseconds; the extended header has them exactly."""
+        text = member.pax_headers.get("mtime", "")
+        sign, whole, _, part = (-1 if text[:1] == "-" else 1,) + text.lstrip("-").partition(".")
+        if not (0 < len(whole) < 12 and whole.isdigit() and len(part) <= 9 and (part or "0").isdigit()):
+            return 0, 0
+        moment = sign * (int(whole) * 10**9 + int((part or "0").ljust(9, "0")))
+        return moment, moment
+
+
+# -- small words of the operating system -------------------------------------------------------------------------------
+
+
+class Refused(Exception):
+    """A call that cannot be done: goes back to the host as an ERROR."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        Exception.__init__(self, message)
+        self.kind, self.message = kind, message
+
+
+def say(message: str) -> None:
+    """One line on the guest's console."""
+    try:
+        os.write(2, ("belljar-agent: %s\n" % message).encode("utf-8", "replace"))
+    except OSError:
+        pass
+
+
+def read_file(path: str, most: int = MIB) -> bytes:
+    """The first bytes of a file; empty when there is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, most)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def write_file(path: str, data: bytes, mode: int = 0o644, flags: int = os.O_TRUNC) -> None:
+    """In place, at one go: nobody else runs yet when the agent writes."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, mode)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def make_folder(path: str, mode: int) -> None:
+    try:
+        os.makedirs(path)
+        os.chmod(path, mode)
+    except FileExistsError:
+        pass
+
+
+def close_quietly(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:
+        pass
+
+
+class Libc(object):
+    """The few calls Python does not have. Loaded at first use: ctypes is slow to import."""
+
+    MS_RDONLY, MS_NOSUID, MS_NODEV, MS_BIND, MNT_DETACH = 1, 2, 4, 4096, 2
+    PR_SET_CHILD_SUBREAPER, POWER_OFF = 36, 0x4321FEDC
+
+    def __init__(self) -> None:
+        import ctypes
+
+        self.errno = ctypes.get_errno
+        self.handle = ctypes.CDLL(None, use_errno=True)
+        self.unsigned_long = ctypes.c_ulong
+
+    def _check(self, result: int, what: str) -> None:
+        if result != 0:
+            number = self.errno()
+            raise OSError(number, "%s: %s" % (what, os.strerror(number)))
+
+    def mount(self, source: bytes, target: bytes, kind: bytes, flags: int, options: bytes) -> None:
+        found = self.handle.mount(source, target, kind, self.unsigned_long(flags), options)
+        self._check(found, "mount %s" % shown(target))
+
+    def unmount(self, target: bytes) -> None:
+        self._check(self.handle.umount2(target, self.MNT_DETACH), "unmount %s" % shown(target))
+
+    def adopt_orphans(self) -> None:
+        one, nothing = self.unsigned_long(1), self.unsigned_long(0)
+        self._check(self.handle.prctl(self.PR_SET_CHILD_SUBREAPER, one, nothing, nothing, nothing), "prctl")
+
+    def power_off(self) -> None:
+        self._check(self.handle.reboot(self.POWER_OFF), "reboot")
+
+
+_libc = None  # type: Libc | None
+
+
+def libc() -> Libc:
+    global _libc
+    if _libc is None:
+        _libc = Libc()
+    return _libc
+
+
+# -- accounts: pure functions from the text of a file to its next text ------------------------------------------------
+
+
+def free_name(text: str, name: str, number: int) -> str:
+    """*name*, or a variant of it where the file has it with another number: nobody of the image is renumbered."""
+    for line in text.splitlines():
+        fields = line.split(":")
+        if fields[0] == name and fields[2:3] != [str(number)]:
+            return "%s_%d" % (name, number)
+    return name
+
+
+def with_user(text: str, account: "Json") -> str:
+    """/etc/passwd with the account. A user of the same uid keeps working; ours is found first by uid, except root's."""
+    uid = account["uid"]
+    name = free_name(text, account["name"], uid)
+    rows = [line.split(":") for line in text.splitlines()]
+    if any(row[0] == name for row in rows) or (uid == 0 and any(row[2:3] == ["0"] for row in rows)):
+        return text
+    line = "%s:x:%d:%d::%s:%s\n" % (name, uid, account["gid"], account["home"], account["shell"])
+    if any(row[2:3] == [str(uid)] for row in rows):
+        return line + text
+    return ended(text) + line
+
+
+def with_shadow(text: str, name: str) -> str:
+    """/etc/shadow with a locked entry."""
+    if any(line.split(":")[0] == name for line in text.splitlines()):
+        return text
+    return ended(text) + name + ":*:19000:0:99999:7:::\n"
+
+
+def with_groups(text: str, account: "Json", user: str) -> str:
+    """/etc/group with the account's groups, and the user in the supplementary ones."""
+    lines = ended(text).splitlines()
+    for gid, name, is_member in [(account["gid"], account["group"], False)] + [(g, n, True) for g, n in account["groups"]]:
+        for index, line in enumerate(lines):
+            fields = line.split(":")
+            if fields[2:3] == [str(gid)] and len(fields) == 4:
+                members = [member for member in fields[3].split(",") if member]
+                if is_member and gid != account["gid"] and user not in members:
+                    lines[index] = ":".join(fields[:3] + [",".join(members + [user])])
+                break
+        else:
+            lines.append("%s:x:%d:%s" % (free_name(text, name, gid), gid, user if is_member else ""))
+    return "".join(line + "\n" for line in lines)
+
+
+def ended(text: str) -> str:
+    return text + "\n" if text and not text.endswith("\n") else text
+
+
+def check_account(account: "Json") -> None:
+    """Raise Refused for what would break the files."""
+    texts = [account["name"], account["group"], account["home"], account["shell"]] + [n for _, n in account["groups"]]
+    numbers = [account["uid"], account["gid"]] + [g for g, _ in account["groups"]]
+    if any(not isinstance(text, str) or set(text) & set(":\n\0") for text in texts) or not account["name"]:
+        raise Refused("refused", "an account with a name or path that no guest can have")
+    if any(not isinstance(number, int) or not 0 <= number < (1 << 32) - 1 for number in numbers):
+        raise Refused("refused", "an account with an id that no guest can have")
+
+
+# -- the guest's network, by ioctl: no tool of the image is needed -----------------------------------------------------
+
+
+class Card(object):
+    """The guest's one network card."""
+
+    def __init__(self) -> None:
+        import fcntl
+        import socket
+
+        self.socket, self.ioctl = socket, fcntl.ioctl
+        self.control = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+
+    def close(self) -> None:
+        self.control.close()
+
+    def name(self) -> str:
+        for name in sorted(os.listdir("/sys/class/net")):
+            if os.path.exists("/sys/class/net/%s/device" % name):
+                return name
+        raise Refused("refused", "the guest has no network card, or its kernel no driver for it")
+
+    def _ask(self, request: int, name: str, value: bytes = b"") -> bytes:
+        answer = self.ioctl(self.control, request, struct.pack("16s24s", name.encode(), value))
+        return bytes(answer)[16:]
+
+    def _address(self, text: str) -> bytes:
+        return struct.pack("=HH4s8x", self.socket.AF_INET, 0, self.socket.inet_aton(text))
+
+    def up(self, name: str) -> None:
+        flags = struct.unpack("=H", self._ask(0x8913, name)[:2])[0]  # SIOCGIFFLAGS
+        if not flags & 1:
+            self._ask(0x8914, name, struct.pack("=H", flags | 1))  # SIOCSIFFLAGS, IFF_UP
+
+    def set_mac(self, name: str, mac: str) -> str:
+        """Returns what the kernel says afterwards."""
+        octets = bytes(int(octet, 16) for octet in mac.split(":"))
+        self._ask(0x8924, name, struct.pack("=H6s", 1, octets))  # SIOCSIFHWADDR, ARPHRD_ETHER
+        answer = self._ask(0x8927, name)  # SIOCGIFHWADDR
+        return ":".join("%02x" % octet for octet in answer[2:8])
+
+    def configure(self, name: str, address: str, gateway: str) -> None:
+        number, _, prefix = address.partition("/")
+        mask = (0xFFFFFFFF << (32 - int(prefix))) & 0xFFFFFFFF
+        self._ask(0x8916, name, self._address(number))  # SIOCSIFADDR
+        self._ask(0x891C, name, self._address(self.socket.inet_ntoa(U32.pack(mask))))  # SIOCSIFNETMASK
+        self.up(name)
+        if gateway:
+            anywhere = self._address("0.0.0.0")
+            route = struct.pack(
+                "@L16s16s16sHhLPhPLLH", 0, anywhere, self._address(gateway), anywhere, 3, 0, 0, 0, 0, 0, 0, 0, 0
+            )
+            try:
+                self.ioctl(self.control, 0x890B, route)  # SIOCADDRT, RTF_UP | RTF_GATEWAY
+            except FileExistsError:
+                pass

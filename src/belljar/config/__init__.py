@@ -100,10 +100,9 @@ def inspect(
     environ = os.environ if environ is None else environ
     uid = os.geteuid() if uid is None else uid
     defaults = Settings(default_paths(uid, environ))
-    files = [(path, False) for path in _usual_files(uid, environ, etc)]
+    files = [path for path in _usual_files(uid, environ, etc) if os.path.lexists(path)]
     if config_file is not None:
-        files.append((config_file, True))
-    files = [(path, required) for path, required in files if required or os.path.lexists(path)]
+        files.append(config_file)
     variables = {name: value for name, value in environ.items() if name.startswith("BELLJAR_")}
     if not files and not variables:  # the usual case is quick: nothing is parsed, nothing more is imported
         return Loaded(defaults, {}, ())

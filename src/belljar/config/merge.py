@@ -40,11 +40,11 @@ class Given:
     is_text: bool
 
 
-def merge(defaults: Settings, files: Sequence[tuple[Path, bool]], variables: Mapping[str, str]) -> Loaded:
-    """Lay *files* (weakest first; the flag says that it must exist) and then *variables* over *defaults*."""
+def merge(defaults: Settings, files: Sequence[Path], variables: Mapping[str, str]) -> Loaded:
+    """Lay *files*, weakest first, and then *variables* over *defaults*."""
     mistakes: list[Mistake] = []
     given: list[Given] = []
-    for path, _ in files:
+    for path in files:
         given += _read_file(path, mistakes)
     given += _read_variables(variables, mistakes)
 
@@ -74,7 +74,8 @@ def _read_file(path: Path, mistakes: list[Mistake]) -> Iterable[Given]:
         text = read_capped(path, LARGEST_FILE).decode()
         content = tomllib.loads(text)
     except FileNotFoundError:
-        mistakes.append(Mistake(str(path), "", "no such file", "correct --config"))
+        what = "a link that leads nowhere" if path.is_symlink() else "no such file"
+        mistakes.append(Mistake(str(path), "", what, "correct --config, or take the link away"))
         return
     except OSError as exc:
         mistakes.append(Mistake(str(path), "", f"cannot be read: {exc.strerror}", "correct its owner and mode"))

@@ -226,7 +226,9 @@ class Store:
         if NAME.fullmatch(reference):
             for store in self._stores():
                 with suppress(OSError):
-                    return store / os.path.basename(os.readlink(store / "names" / reference)), (reference,)
+                    folder = store / os.path.basename(os.readlink(store / "names" / reference))
+                    if folder.is_dir():  # a name without its image is no reason not to ask the next store
+                        return folder, (reference,)
         wanted = reference.removeprefix("sha256:").removeprefix(PREFIX)
         if not HEX.fullmatch(wanted):
             raise ImageUnknown(f"no image is called {reference!r}")

@@ -1,0 +1,125 @@
+"""Look into a raw disk without mounting it: its partitions, and the files of its ext2/3/4 file systems.
+
+Mounting would need root, and would let the host's kernel parse bytes nobody trusts. `debugfs` reads as an ordinary
+process, in a sandbox. Other file systems (xfs, btrfs) are not looked into: such an image boots by firmware.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from belljar.errors import ImageCorrupt
+from belljar.image.sandbox import Limits, run
+
+SECTOR = 512
+MBR_TABLE, MBR_ENTRY, MBR_MARK = 446, 16, b"\x55\xaa"
+GPT_MARK = b"EFI PART"
+PROTECTIVE = 0xEE
+EXTENDED = {0x05, 0x0F, 0x85}
+EXT_MAGIC_AT, EXT_MAGIC = 1024 + 56, b"\x53\xef"
+MOST_PARTITIONS = 128
+LARGEST_FILE = 256 << 20
+SECONDS = 60
+PLAIN_PATH = re.compile(r"/[A-Za-z0-9._+~/-]*")
+LINK = re.compile(rb'Fast link dest: "([^"\n]*)"')
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Where a file system may begin. Number 0: the whole disk has no partition table."""
+
+    number: int
+    offset: int
+
+
+def partitions(disk: Path) -> list[Partition]:
+    """The partitions of a disk with MBR or GPT; one of number 0 when it has neither."""
+    with open(disk, "rb") as file:
+        first, second = file.read(SECTOR), file.read(SECTOR)
+        if first[MBR_TABLE + 64 : SECTOR] != MBR_MARK:
+            return [Partition(0, 0)]
+        entries = [first[at : at + MBR_ENTRY] for at in range(MBR_TABLE, MBR_TABLE + 64, MBR_ENTRY)]
+        if second.startswith(GPT_MARK) and any(entry[4] == PROTECTIVE for entry in entries):
+            (at,) = struct.unpack_from("<Q", second, 72)
+            count, size = struct.unpack_from("<II", second, 80)
+            if not 128 <= size <= 4096:
+                raise ImageCorrupt(f"{disk}: a GPT with entries of {size} bytes")
+            file.seek(at * SECTOR)
+            return list(_gpt(file.read(min(count, MOST_PARTITIONS) * size), size))
+    found = [
+        Partition(number, struct.unpack_from("<I", entry, 8)[0] * SECTOR)
+        for number, entry in enumerate(entries, 1)
+        if entry[4] and entry[4] not in EXTENDED
+    ]
+    # A boot sector without a table (or with a file system right behind it) also carries the mark.
+    return found or [Partition(0, 0)]
+
+
+def _gpt(table: bytes, size: int) -> Iterator[Partition]:
+    for number, at in enumerate(range(0, len(table) - size + 1, size), 1):
+        if any(table[at : at + 16]):
+            yield Partition(number, struct.unpack_from("<Q", table, at + 32)[0] * SECTOR)
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of one ext file system of a disk."""
+
+    disk: Path
+    partition: Partition
+
+    @property
+    def device(self) -> str:
+        """Its name in a guest whose first disk this is."""
+        return f"/dev/vda{self.partition.number or ''}"
+
+    def read(self, path: str) -> bytes:
+        """A file's bytes. Raises ImageCorrupt when it is missing or too large. Does not follow a link at the end."""
+        return self._debugfs(f'cat "{self._plain(path)}"')
+
+    def names(self, path: str) -> list[str]:
+        """The names in a folder; empty when there is no such folder."""
+        try:
+            listing = self._debugfs(f'ls -p "{self._plain(path)}"')
+        except ImageCorrupt:
+            return []
+        # /inode/mode/uid/gid/name/size/
+        rows = (line.split("/") for line in listing.decode("utf-8", "replace").splitlines() if line.startswith("/"))
+        return [row[5] for row in rows if len(row) >= 7 and row[5] not in (".", "..")]
+
+    def link(self, path: str) -> str:
+        """Where a short symbolic link points to; empty when it is none."""
+        with suppress(ImageCorrupt):
+            if found := LINK.search(self._debugfs(f'stat "{self._plain(path)}"')):
+                return found[1].decode("utf-8", "replace")
+        return ""
+
+    def _plain(self, path: str) -> str:
+        if not PLAIN_PATH.fullmatch(path):
+            raise ImageCorrupt(f"{path!r}: a file name belljar does not ask for")
+        return path
+
+    def _debugfs(self, command: str) -> bytes:
+        limits = Limits(SECONDS, LARGEST_FILE)
+        where = f"{{0}}?offset={self.partition.offset}"
+        printed = run(["debugfs", "-R", command, where], [self.disk], limits)
+        # debugfs ends well whatever happened. Its first line is its version; more is a complaint.
+        if complaint := printed.err.decode("utf-8", "replace").strip().splitlines()[1:]:
+            raise ImageCorrupt(f"debugfs: {complaint[0]}")
+        return printed.out
+
+
+def ext_file_systems(disk: Path) -> list[Files]:
+    """The ext2/3/4 file systems of a disk, in the order of its partitions."""
+    found = []
+    with open(disk, "rb") as file:
+        for partition in partitions(disk):
+            file.seek(partition.offset + EXT_MAGIC_AT)
+            if file.read(2) == EXT_MAGIC:
+                found.append(Files(disk, partition))
+    return found
