@@ -70,7 +70,12 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     texts = [[f"{cell:.3f}" if isinstance(cell, float) else str(cell) for cell in row] for row in (heads, *rows)]
     widths = [max(len(row[column]) for row in texts) for column in range(len(heads))]
     for row in texts:
-        print("  ".join(cell.ljust(width) if not i else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip())
+        print(
+            "  ".join(
+                cell.ljust(width) if not i else cell.rjust(width)
+                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+        )
 
 
 def publish(args: argparse.Namespace, figures: dict[str, Any]) -> None:

@@ -17,14 +17,18 @@ def main() -> None:
     seconds([args.belljar, "run", "--image", args.image, "--", "true"])
     begin = time.perf_counter()
     command = [args.belljar, "run", "--image", args.image, "--", "sh", "-c", "echo up; sleep 600"]
-    keepers = [subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) for _ in range(args.machines)]
+    keepers = [
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) for _ in range(args.machines)
+    ]
     try:
         for keeper in keepers:
             assert keeper.stdout is not None
             if keeper.stdout.readline() != b"up\n":
                 raise SystemExit("a machine did not come up")
         up = time.perf_counter() - begin
-        shown = json.loads(subprocess.run([args.belljar, "ps", "--format", "json"], capture_output=True, check=True).stdout)
+        shown = json.loads(
+            subprocess.run([args.belljar, "ps", "--format", "json"], capture_output=True, check=True).stdout
+        )
         domains = [machine["pid"] for machine in shown if machine["pid"]]
         qemu = [pss(pid) for pid in domains]
         ours = [pss(keeper.pid) for keeper in keepers]
@@ -35,10 +39,22 @@ def main() -> None:
             keeper.wait()
     table(
         ("process", "alive", "median PSS MiB", "largest"),
-        [("qemu", len(qemu), summary(qemu)["median"], max(qemu)), ("belljar", len(ours), summary(ours)["median"], max(ours))],
+        [
+            ("qemu", len(qemu), summary(qemu)["median"], max(qemu)),
+            ("belljar", len(ours), summary(ours)["median"], max(ours)),
+        ],
     )
     print(f"{args.machines} machines up after {up:.1f} s")
-    publish(args, {"benchmark": "density", "machines": args.machines, "seconds_until_up": up, "qemu_pss_mib": qemu, "belljar_pss_mib": ours})
+    publish(
+        args,
+        {
+            "benchmark": "density",
+            "machines": args.machines,
+            "seconds_until_up": up,
+            "qemu_pss_mib": qemu,
+            "belljar_pss_mib": ours,
+        },
+    )
 
 
 def pss(pid: int) -> float:

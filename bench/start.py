@@ -1,9 +1,9 @@
 """How long `belljar run -- true` takes as a whole command, beside what it must be compared with, in one run.
 
-    true        a process, nothing else
-    clone       a fresh VM from a template
-    cold        a fresh VM booted from its kernel
-    bare        QEMU alone booting the same kernel with a busybox initramfs that powers off at once: no disk, no agent
+true        a process, nothing else
+clone       a fresh VM from a template
+cold        a fresh VM booted from its kernel
+bare        QEMU alone booting the same kernel with a busybox initramfs that powers off at once: no disk, no agent
 """
 
 from __future__ import annotations
@@ -57,9 +57,15 @@ def bare_qemu(args: object, folder: Path) -> list[str]:
     busybox = next((path for path in (Path("/bin/busybox"), Path("/usr/bin/busybox")) if path.exists()), None)
     if busybox is None:
         sys.exit("busybox-static is not installed")
-    entries = (cpio.folder("bin"), cpio.file("bin/busybox", busybox.read_bytes(), 0o755), cpio.file("init", INIT, 0o755))
+    entries = (
+        cpio.folder("bin"),
+        cpio.file("bin/busybox", busybox.read_bytes(), 0o755),
+        cpio.file("init", INIT, 0o755),
+    )
     (folder / "initrd").write_bytes(cpio.archive(entries))
-    shown = subprocess.run([args.belljar, "image", "show", args.image, "--format", "json"], capture_output=True, check=True)  # type: ignore[attr-defined]
+    shown = subprocess.run(
+        [args.belljar, "image", "show", args.image, "--format", "json"], capture_output=True, check=True
+    )  # type: ignore[attr-defined]
     kernel = json.loads(shown.stdout)["kernel"]
     return [
         "qemu-system-x86_64", "-M", "q35", "-accel", "tcg", "-m", "512", "-nodefaults", "-no-user-config", "-display", "none",

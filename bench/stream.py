@@ -22,9 +22,13 @@ def main() -> None:
         subprocess.run(["dd", "if=/dev/urandom", f"of={data}", "bs=1M", f"count={args.mib}", "status=none"], check=True)
         took = {
             "stdout": piped(["true"], [*run, "--", "head", "-c", str(size), "/dev/zero"], ["cat"]) - base,
-            "stdin": piped(["cat", str(data)], [*run, "--", "dd", "of=/dev/null", "bs=64k", "status=none"], ["cat"]) - base,
+            "stdin": piped(["cat", str(data)], [*run, "--", "dd", "of=/dev/null", "bs=64k", "status=none"], ["cat"])
+            - base,
             "--in": seconds([*run, "--in", f"{data}:/var/tmp/data", "--", "true"]) - base,
-            "--out": seconds([*run, "--out", f"/var/tmp/data:{back}", "--", "sh", "-c", f"head -c {size} /dev/zero > /var/tmp/data"]) - base,
+            "--out": seconds(
+                [*run, "--out", f"/var/tmp/data:{back}", "--", "sh", "-c", f"head -c {size} /dev/zero > /var/tmp/data"]
+            )
+            - base,
             "plain pipe": piped(["cat", str(data)], ["cat"], ["cat"]),
             "plain copy": seconds(["cp", str(data), str(back)]),
         }

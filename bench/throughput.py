@@ -22,7 +22,9 @@ class Samples:
     """The host's own figures while the jobs run; the slope over the run should be zero."""
 
     def __init__(self, belljar: str) -> None:
-        settings = json.loads(subprocess.run([belljar, "config", "show", "--format", "json"], capture_output=True, check=True).stdout)
+        settings = json.loads(
+            subprocess.run([belljar, "config", "show", "--format", "json"], capture_output=True, check=True).stdout
+        )
         paths = settings["paths"] if "paths" in settings else {}
         self._folders = [Path(str(paths[name])) for name in ("run", "scratch") if name in paths]
         self.rows: list[dict[str, float]] = []
@@ -90,7 +92,16 @@ def main() -> None:
             *((f"growth per 1000 jobs: {name}", value) for name, value in samples.slopes().items()),
         ],
     )  # fmt: skip
-    publish(args, {"benchmark": "throughput", "jobs_per_second": rate, "failed": failures[:5], "seconds": summary(times), "samples": samples.rows})
+    publish(
+        args,
+        {
+            "benchmark": "throughput",
+            "jobs_per_second": rate,
+            "failed": failures[:5],
+            "seconds": summary(times),
+            "samples": samples.rows,
+        },
+    )
     if failures:
         sys.exit(1)
 

@@ -1,5 +1,6 @@
-"""`python -m belljar`."""
+"""`python3 -m belljar`."""
 
 from belljar.cli import entry
 
-entry()
+if __name__ == "__main__":
+    entry()

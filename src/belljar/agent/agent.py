@@ -843,3 +843,480 @@ class Card(object):
                 self.ioctl(self.control, 0x890B, route)  # SIOCADDRT, RTF_UP | RTF_GATEWAY
             except FileExistsError:
                 pass
+
+
+# -- where the agent runs: a real guest, or a rehearsal on the host ------------------------------------------------------
+
+RUN = "/run/belljar"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+CGROUPS = "/sys/fs/cgroup"
+RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207
+MOUNT_PATIENCE = 5.0  # seconds for a 9p device whose driver is still being loaded
+
+
+class Guest(object):
+    """A real guest: the agent is root and alone."""
+
+    def __init__(self) -> None:
+        self.boot_nonce = text_of(binascii.hexlify(os.urandom(16)))
+        self.known = set()  # type: set[tuple[object, ...]]
+        self.mounts = []  # type: list[bytes]
+        self.has_boot_id = False
+        self.random = -1
+        self.jobs = RUN + "/job"
+        self.cgroup = ""
+        self.spare = None  # type: Cgroup | None
+
+    def prepare(self) -> None:
+        """Once per boot, before the first conversation."""
+        for path in (RUN, self.jobs):
+            make_folder(path, 0o711)
+        if os.statvfs(RUN).f_flag & os.ST_NOEXEC:
+            self.jobs = "/var/lib/belljar/job"
+            make_folder(self.jobs, 0o711)
+        write_file("/proc/self/oom_score_adj", b"-1000")
+        self.random = os.open("/dev/urandom", os.O_RDWR | os.O_CLOEXEC)
+        self.cgroup = self._make_cgroup()
+
+    def _make_cgroup(self) -> str:
+        """A control group for all payloads, with a reserve of memory left to the kernel and to us; "" where the kernel
+        has no cgroup2."""
+        folder = CGROUPS + "/belljar"
+        if not os.path.exists(CGROUPS + "/cgroup.controllers"):
+            libc().adopt_orphans()
+            return ""
+        make_folder(folder, 0o755)
+        for path in (CGROUPS, folder):
+            for controller in (b"+memory", b"+pids"):
+                try:
+                    write_file(path + "/cgroup.subtree_control", controller, flags=0)
+                except OSError:
+                    pass  # this kernel does without
+        total = int(read_file("/proc/meminfo").split()[1]) * KIB
+        reserve = max(24 * MIB, total // 32)
+        try:
+            write_file(folder + "/memory.max", b"%d" % max(total - reserve, total // 2), flags=0)
+        except OSError:
+            pass
+        return folder
+
+    def describe(self) -> "Json":
+        names = dict(
+            line.split("=", 1) for line in read_file("/etc/os-release").decode("utf-8", "replace").splitlines() if "=" in line
+        )
+        kernel = os.uname().release
+        folders = ("/lib/modules/%s/kernel/fs/9p" % kernel, "/sys/module/9p")
+        return {
+            "version": PROTOCOL,
+            "agent": VERSION,
+            "boot_nonce": self.boot_nonce,
+            "os": names.get("PRETTY_NAME", "").strip("\"'"),
+            "kernel": kernel,
+            "python": "%d.%d.%d" % sys.version_info[:3],
+            "nine_p": b"\t9p\n" in read_file("/proc/filesystems") or any(map(os.path.exists, folders)),
+        }
+
+    def identify(self, told: "Json") -> "Json":
+        """Become who the host says; answer what the kernel then says."""
+        self._stir(bytes_of(told["entropy"]))
+        time.clock_settime(time.CLOCK_REALTIME, told["time"])
+        hostname, nonce = told["hostname"], told["nonce"]
+        self._name(hostname)
+        write_file("/etc/machine-id", told["machine_id"].encode("ascii") + b"\n", 0o444)
+        self._name_boot(nonce)
+        mac = self._connect(told) if told["mac"] else ""
+        return {
+            "hostname": os.uname().nodename,
+            "machine_id": read_file("/etc/machine-id", 64).decode("ascii", "replace").strip(),
+            "nonce": read_file(BOOT_ID, 64).decode("ascii", "replace").strip().replace("-", ""),
+            "mac": mac,
+            "sample": text_of(binascii.hexlify(os.getrandom(32))),
+            "time": time.time(),
+        }
+
+    def _stir(self, entropy: bytes) -> None:
+        """Fresh entropy into the kernel's pool, and from there into its generator at once."""
+        import fcntl
+
+        fcntl.ioctl(self.random, RNDADDENTROPY, struct.pack("ii", len(entropy) * 8, len(entropy)) + entropy)
+        try:
+            fcntl.ioctl(self.random, RNDRESEEDCRNG)
+        except OSError as exc:
+            if exc.errno not in (errno.EINVAL, errno.ENOTTY):  # older than Linux 4.14
+                raise
+
+    def _name(self, hostname: str) -> None:
+        import socket
+
+        name = hostname.encode("ascii")
+        socket.sethostname(hostname)
+        write_file("/etc/hostname", name + b"\n")
+        lines = [line for line in read_file("/etc/hosts").splitlines(True) if not line.startswith(b"127.0.1.1")]
+        if not any(b"localhost" in line for line in lines):
+            lines = [b"127.0.0.1 localhost\n", b"::1 localhost ip6-localhost ip6-loopback\n"]
+        write_file("/etc/hosts", b"".join(lines) + b"127.0.1.1 " + name + b"\n")
+
+    def _name_boot(self, nonce: str) -> None:
+        """The nonce becomes the boot's id for everyone who asks the kernel: our file is mounted over the kernel's."""
+        parts = (nonce[:8], nonce[8:12], nonce[12:16], nonce[16:20], nonce[20:])
+        write_file(RUN + "/nonce", nonce.encode("ascii") + b"\n")
+        write_file(RUN + "/boot_id", "-".join(parts).encode("ascii") + b"\n")
+        if not self.has_boot_id:
+            libc().mount((RUN + "/boot_id").encode(), BOOT_ID.encode(), b"none", Libc.MS_BIND, b"")
+            self.has_boot_id = True
+
+    def _connect(self, told: "Json") -> str:
+        """Give the card its address, and to the guest its way out. Returns the MAC the kernel then has."""
+        card = Card()
+        try:
+            name = card.name()
+            mac = card.set_mac(name, told["mac"])
+            if told["address"]:
+                card.configure(name, told["address"], told["gateway"])
+            if told["dns"]:
+                if os.path.islink("/etc/resolv.conf"):
+                    os.unlink("/etc/resolv.conf")
+                write_file("/etc/resolv.conf", b"nameserver " + told["dns"].encode("ascii") + b"\n")
+            return mac
+        finally:
+            card.close()
+
+    def set_clock(self, told: "Json") -> "Json":
+        """Step by *delta* where it is known, else take the time over."""
+        moment = time.time() + told["delta"] if "delta" in told else told["time"]
+        time.clock_settime(time.CLOCK_REALTIME, moment)
+        return {"time": time.time()}
+
+    def mount(self, told: "Json") -> "Json":
+        """Mount a 9p share. cache=mmap: what the host changes is seen at once, and shared mappings work."""
+        target = told["target"].encode("utf-8", "surrogateescape")
+        if not target.startswith(b"/") or os.path.normpath(target) == b"/":
+            raise Refused("refused", "%s: not a place for a share" % shown(target))
+        try:
+            os.makedirs(target, exist_ok=True)
+            self._mount_9p(told["tag"].encode("ascii"), target, Libc.MS_RDONLY if told["readonly"] else 0)
+        except OSError as exc:
+            if exc.errno == errno.ENODEV:
+                raise Refused("no-9p", "the guest's kernel has no 9p file system")
+            raise Refused("refused", "%s: cannot mount the share: %s" % (shown(target), exc.strerror))
+        self.mounts.append(target)
+        return {}
+
+    def _mount_9p(self, tag: bytes, target: bytes, flags: int) -> None:
+        """The device may still be missing while its driver is loaded: then wait for the kernel's next event."""
+        options = b"trans=virtio,version=9p2000.L,msize=512000,cache=mmap,access=client"
+        events, deadline = None, time.monotonic() + MOUNT_PATIENCE
+        while True:
+            try:
+                return libc().mount(tag, target, b"9p", flags | Libc.MS_NOSUID | Libc.MS_NODEV, options)
+            except OSError as exc:
+                left = deadline - time.monotonic()
+                if exc.errno not in (errno.ENOENT, errno.EBUSY) or left <= 0:
+                    raise
+            if events is None:
+                events = kernel_events()  # listen first, then look once more
+            else:
+                events.settimeout(left)
+                try:
+                    events.recv(8192)
+                except OSError:
+                    pass
+
+    def add_account(self, account: "Json") -> "Json":
+        key = (account["uid"], account["gid"], account["name"], account["home"], str(account["groups"]))
+        if key in self.known:
+            return {}
+        check_account(account)
+        passwd = read_file("/etc/passwd").decode("utf-8", "surrogateescape")
+        user = free_name(passwd, account["name"], account["uid"])
+        rewrite("/etc/passwd", lambda text: with_user(text, account), 0o644)
+        rewrite("/etc/group", lambda text: with_groups(text, account, user), 0o644)
+        if os.path.exists("/etc/shadow"):
+            rewrite("/etc/shadow", lambda text: with_shadow(text, user), 0o640)
+        home = account["home"]
+        if home.startswith("/") and not os.path.exists(home):
+            os.makedirs(os.path.dirname(home) or "/", exist_ok=True)
+            os.mkdir(home, 0o700)
+            os.chown(home, account["uid"], account["gid"])
+        self.known.add(key)
+        return {}
+
+    def box(self) -> "Cgroup | Family":
+        """Where a payload's processes are kept together."""
+        if not self.cgroup:
+            return Family()
+        ready, self.spare = self.spare or Cgroup(self.cgroup), None
+        return ready
+
+    def after_payload(self) -> None:
+        """Beside the hot path: the next payload's box."""
+        if self.cgroup and self.spare is None:
+            self.spare = Cgroup(self.cgroup)
+
+    def give(self, fd: int, account: "Json", group: "int | None" = None) -> None:
+        """Make a pipe or terminal the user's own, so that /dev/stdout and /dev/tty can be opened by name."""
+        if account["uid"]:
+            os.fchown(fd, account["uid"], account["gid"] if group is None else group)
+
+    def become(self, account: "Json") -> None:
+        """In the child: from the agent to the user."""
+        write_file("/proc/self/oom_score_adj", b"0", flags=0)
+        gid, uid = account["gid"], account["uid"]
+        os.setgroups([gid] + [number for number, _ in account["groups"] if number != gid])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+
+    def release(self) -> None:
+        """Unmount what was mounted, write everything out."""
+        while self.mounts:
+            try:
+                libc().unmount(self.mounts[-1])
+            except OSError as exc:
+                say(str(exc.strerror))
+            self.mounts.pop()
+        os.sync()
+
+    def power_off(self) -> None:
+        os.sync()
+        libc().power_off()
+
+    def warm(self) -> None:
+        """Go once through what every clone will do, so that a template holds it ready."""
+        import tarfile
+
+        import fcntl
+        import resource
+        import termios
+
+        assert tarfile and fcntl and resource and termios
+        self.identify(
+            {"hostname": "belljar", "machine_id": "0" * 32, "nonce": self.boot_nonce, "mac": "", "time": time.time(),
+             "entropy": text_of(os.urandom(64))}
+        )  # fmt: skip
+        for path in ("/bin/sh", "/bin/bash", "/usr/bin/env", "/bin/cat", "/bin/ls", "/usr/bin/id", "/etc/nsswitch.conf"):
+            read_file(path, 4 * MIB)
+        self.after_payload()
+
+
+def rewrite(path: str, change: "Callable[[str], str]", mode: int) -> None:
+    """Change a text file of the system; only its end where that is enough."""
+    old = read_file(path, 16 * MIB).decode("utf-8", "surrogateescape")
+    new = change(old)
+    if new.startswith(old):
+        if new != old:
+            write_file(path, new[len(old) :].encode("utf-8", "surrogateescape"), mode, os.O_APPEND)
+        return
+    facts, draft = os.stat(path), path + ".belljar"
+    write_file(draft, new.encode("utf-8", "surrogateescape"), mode)
+    os.chmod(draft, stat.S_IMODE(facts.st_mode))
+    os.chown(draft, facts.st_uid, facts.st_gid)
+    os.rename(draft, path)
+
+
+def kernel_events() -> "Any":
+    """A socket that hears of every device that comes or goes."""
+    import socket
+
+    events = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 15)  # NETLINK_KOBJECT_UEVENT
+    events.bind((0, 1))
+    return events
+
+
+class Rehearsal(object):
+    """An ordinary process on the host: the payload really runs, everything else is only said to have happened."""
+
+    def __init__(self) -> None:
+        self.boot_nonce = text_of(binascii.hexlify(os.urandom(16)))
+        self.jobs = ""
+
+    def prepare(self) -> None:
+        libc().adopt_orphans()
+
+    def describe(self) -> "Json":
+        return {
+            "version": PROTOCOL,
+            "agent": VERSION,
+            "boot_nonce": self.boot_nonce,
+            "os": "rehearsal",
+            "kernel": os.uname().release,
+            "python": "%d.%d.%d" % sys.version_info[:3],
+            "nine_p": False,
+        }
+
+    def identify(self, told: "Json") -> "Json":
+        proof = {key: told[key] for key in ("hostname", "machine_id", "nonce", "mac")}
+        proof.update(sample=text_of(binascii.hexlify(os.urandom(32))), time=time.time())
+        return proof
+
+    def set_clock(self, told: "Json") -> "Json":
+        return {"time": time.time()}
+
+    def mount(self, told: "Json") -> "Json":
+        raise Refused("no-9p", "a rehearsal mounts nothing")
+
+    def add_account(self, account: "Json") -> "Json":
+        check_account(account)
+        return {}
+
+    def box(self) -> "Family":
+        return Family()
+
+    def after_payload(self) -> None:
+        pass
+
+    def give(self, fd: int, account: "Json", group: "int | None" = None) -> None:
+        pass
+
+    def become(self, account: "Json") -> None:
+        pass
+
+    def release(self) -> None:
+        if self.jobs:
+            import shutil
+
+            shutil.rmtree(self.jobs, ignore_errors=True)
+
+    def power_off(self) -> None:
+        self.release()
+        os._exit(0)
+
+    def warm(self) -> None:
+        pass
+
+
+# -- what keeps a payload's processes together ---------------------------------------------------------------------------
+
+
+class Cgroup(object):
+    """A control group (version 2). Whatever a process of it forks stays in it."""
+
+    count = 0
+
+    def __init__(self, parent: str) -> None:
+        Cgroup.count += 1
+        self.path = "%s/%d.%d" % (parent, os.getpid(), Cgroup.count)
+        os.mkdir(self.path)
+        self.procs = os.open(self.path + "/cgroup.procs", os.O_RDWR | os.O_CLOEXEC)
+        self.events = os.open(self.path + "/cgroup.events", os.O_RDONLY | os.O_CLOEXEC)
+        self.then = None  # type: Callable[[], None] | None
+
+    def join(self) -> None:
+        os.write(self.procs, b"0")
+
+    def clear(self, agent: "Agent", pid: int, then: "Callable[[], None]") -> None:
+        """Kill all that is left; call *then* once nothing is."""
+        if self._is_empty():
+            return then()
+        self.then = then
+        self._kill()
+        agent.watch(self.events, select.EPOLLPRI, lambda events: self._changed(agent))
+        self._changed(agent)
+
+    def _changed(self, agent: "Agent") -> None:
+        then = self.then
+        if then is None:
+            return
+        if self._is_empty():
+            self.then = None
+            agent.unwatch(self.events)
+            then()
+        else:
+            self._kill()
+
+    def _is_empty(self) -> bool:
+        return b"populated 0" in os.pread(self.events, 256, 0)
+
+    def _kill(self) -> None:
+        try:
+            write_file(self.path + "/cgroup.kill", b"1", flags=0)
+        except OSError:  # older than Linux 5.14: what is frozen cannot fork away from us
+            try:
+                write_file(self.path + "/cgroup.freeze", b"1", flags=0)
+            except OSError:
+                pass
+            for pid in os.pread(self.procs, MIB, 0).split():
+                kill_quietly(int(pid), signal.SIGKILL)
+
+    def has_oom_kill(self) -> bool:
+        for line in read_file(self.path + "/memory.events", 512).splitlines():
+            if line.startswith(b"oom_kill "):
+                return int(line.split()[1]) > 0
+        return False
+
+    def discard(self) -> None:
+        os.close(self.procs)
+        os.close(self.events)
+        try:
+            os.rmdir(self.path)
+        except OSError as exc:
+            say("%s: %s" % (self.path, exc.strerror))
+
+
+class Family(object):
+    """Without control groups: the payload's session, and the orphans that come to us. Where several payloads run,
+    an orphan with a session of its own belongs to the one that ends last."""
+
+    live = []  # type: list[Family]
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.then = None  # type: Callable[[], None] | None
+        Family.live.append(self)
+
+    def join(self) -> None:
+        pass
+
+    def clear(self, agent: "Agent", pid: int, then: "Callable[[], None]") -> None:
+        self.pid, self.then = pid, then
+        agent.on_child = self._look_again
+        self._look_again()
+
+    @staticmethod
+    def _look_again() -> None:
+        for family in list(Family.live):
+            if family.then is not None and not family._kill():
+                then, family.then = family.then, None
+                then()
+
+    def _kill(self) -> bool:
+        """Kill what is left; False when nothing is. The end of each is told to us by SIGCHLD."""
+        rows = processes()
+        others = set(family.pid for family in Family.live if family.then is None)
+        doomed = [pid for pid, row in rows.items() if row[1] == self.pid]
+        if not others:
+            doomed += [pid for pid in rows if is_below(os.getpid(), pid, rows)]
+        for pid in doomed:
+            kill_quietly(pid, signal.SIGKILL)
+        return bool(doomed)
+
+    def has_oom_kill(self) -> bool:
+        return False
+
+    def discard(self) -> None:
+        Family.live.remove(self)
+
+
+def processes() -> "dict[int, tuple[int, int]]":
+    """pid -> (parent, session) of every process that is no zombie."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            words = read_file("/proc/%s/stat" % entry, 1024).rpartition(b")")[2].split()
+            if len(words) > 3 and words[0] not in (b"Z", b"X"):
+                found[int(entry)] = (int(words[1]), int(words[3]))
+    return found
+
+
+def is_below(ancestor: int, pid: int, rows: "dict[int, tuple[int, int]]") -> bool:
+    while pid in rows:
+        pid = rows[pid][0]
+        if pid == ancestor:
+            return True
+    return False
+
+
+def kill_quietly(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass

@@ -6,13 +6,16 @@ is written in `inside/`.
 
 from __future__ import annotations
 
+import struct
+import sys
 from pathlib import Path
 
-from belljar.image import cpio
+from belljar.image import Image, cpio
 from belljar.image.modules import Selection
 
 INSIDE = Path(__file__).parent / "inside"
 AGENT = Path(__file__).parent.parent / "agent" / "agent.py"
+PT_INTERP = 3
 APPLETS = (
     "sh", "mount", "insmod", "switch_root", "poweroff", "sleep", "mkdir", "cp", "ln", "ifconfig",
 )  # fmt: skip
@@ -32,12 +35,49 @@ def image_part(busybox: bytes, selection: Selection) -> bytes:
     return cpio.archive(entries)
 
 
-def agent_part() -> bytes:
+def agent_part(image: Image) -> bytes:
     """The archive that belongs to this version of belljar: what /init copies to /run/belljar of the guest."""
-    return cpio.archive(
-        [
-            cpio.folder("belljar"),
-            cpio.file("belljar/init", (INSIDE / "guest-init").read_bytes(), 0o755),
-            cpio.file("belljar/agent.py", AGENT.read_bytes()),
-        ]
-    )
+    entries = [cpio.folder("belljar")]
+    entries += [cpio.file(f"belljar/{name}", data, mode) for name, data, mode in _agent_files()]
+    if _same_python(image):
+        entries.append(cpio.file("belljar/agent.pyc", _compiled()))
+    return cpio.archive(entries)
+
+
+def boot_digest(image: Image) -> str:
+    """Stands for everything that is booted: the image's kernel, ramdisk and command line, and the present agent."""
+    from hashlib import sha256
+
+    digest = sha256(image.boot_digest.encode())
+    digest.update(sys.implementation.cache_tag.encode() if _same_python(image) else b"-")
+    for _, data, _ in _agent_files():
+        digest.update(sha256(data).digest())
+    return digest.hexdigest()
+
+
+def is_static(program: bytes) -> bool:
+    """Is this a 64-bit x86 ELF program that needs no loader?"""
+    if program[:5] != b"\x7fELF\x02" or program[18:20] != b"\x3e\0" or len(program) < 64:
+        return False
+    (table,) = struct.unpack_from("<Q", program, 32)
+    size, count = struct.unpack_from("<HH", program, 54)
+    kinds = [program[table + size * index : table + size * index + 4] for index in range(count)]
+    return PT_INTERP.to_bytes(4, "little") not in kinds
+
+
+def _agent_files() -> list[tuple[str, bytes, int]]:
+    return [("init", (INSIDE / "guest-init").read_bytes(), 0o755), ("agent.py", AGENT.read_bytes(), 0o644)]
+
+
+def _same_python(image: Image) -> bool:
+    """Can the guest's python run what ours compiles? It takes the same minor version."""
+    return bool(image.facts.get("python") == f"{sys.version_info[0]}.{sys.version_info[1]}")
+
+
+def _compiled() -> bytes:
+    """The agent as bytecode, so that an emulated guest need not compile it. Never checked against the source's time."""
+    import importlib.util
+    import marshal
+
+    code = compile(AGENT.read_bytes(), "/run/belljar/agent.py", "exec", dont_inherit=True)
+    return importlib.util.MAGIC_NUMBER + (0).to_bytes(12, "little") + marshal.dumps(code)

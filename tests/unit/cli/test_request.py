@@ -53,7 +53,9 @@ def test_defaults_come_from_the_settings(build: Build) -> None:
     assert asked.timeout is None and asked.grace == 10.0
 
 
-def test_the_payload_is_the_caller_in_the_callers_place(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_payload_is_the_caller_in_the_callers_place(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     payload = build("--", "true").payload
     assert payload is not None
@@ -71,10 +73,16 @@ def test_the_umask_is_read_without_changing_it(build: Build) -> None:
         assert os.umask(before) == 0o027
 
 
-def test_the_environment_is_small_unless_inherited_and_the_last_word_counts(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_small_unless_inherited_and_the_last_word_counts(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MINE", "1")
     (tmp_path / "env").write_bytes(b"# a comment\n\nA=file\nB=with = and # inside\n")
-    plain = dict(build("--env-file", str(tmp_path / "env"), "--env", "A=word", "--env", "MINE", "--env", "NOT_SET", "--", "true").payload.env)  # type: ignore[union-attr]
+    plain = dict(
+        build(
+            "--env-file", str(tmp_path / "env"), "--env", "A=word", "--env", "MINE", "--env", "NOT_SET", "--", "true"
+        ).payload.env
+    )  # type: ignore[union-attr]
     assert plain[b"A"] == b"word" and plain[b"B"] == b"with = and # inside" and plain[b"MINE"] == b"1"
     assert b"NOT_SET" not in plain and plain[b"HOME"]
     assert b"MINE" not in dict(build("--", "true").payload.env)  # type: ignore[union-attr]
@@ -94,26 +102,44 @@ def test_the_environment_is_small_unless_inherited_and_the_last_word_counts(buil
 def test_the_forms_of_a_share(build: Build, tmp_path: Path, text: str, wanted: tuple[str, str, bool]) -> None:
     share = build("--share", text.format(d=tmp_path), "--", "true").machine.shares[0]
     source, target, readonly = wanted
-    assert (share.source, share.target, share.readonly) == (source.format(d=tmp_path), target.format(d=tmp_path), readonly)
+    assert (share.source, share.target, share.readonly) == (
+        source.format(d=tmp_path),
+        target.format(d=tmp_path),
+        readonly,
+    )
 
 
 def test_a_copy_in_keeps_its_name_unless_it_is_given_another(build: Build, tmp_path: Path) -> None:
     (tmp_path / "a:b").write_text("x")
     payload = build("--in", str(tmp_path / "a:b"), "--in", f"{tmp_path}/a:b:/data/c", "--", "true").payload
     assert payload is not None
-    assert [(item.outside, item.inside) for item in payload.inputs] == [(f"{tmp_path}/a:b", "a:b"), (f"{tmp_path}/a:b", "/data/c")]
+    assert [(item.outside, item.inside) for item in payload.inputs] == [
+        (f"{tmp_path}/a:b", "a:b"),
+        (f"{tmp_path}/a:b", "/data/c"),
+    ]
 
 
-def test_a_copy_out_lands_beside_the_caller_unless_told_otherwise(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_out_lands_beside_the_caller_unless_told_otherwise(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     payload = build("--out", "result/data", "--out", f"/var/log:{tmp_path}/log", "--", "true").payload
     assert payload is not None
-    assert [(item.inside, item.outside) for item in payload.outputs] == [("result/data", f"{tmp_path}/data"), ("/var/log", f"{tmp_path}/log")]
+    assert [(item.inside, item.outside) for item in payload.outputs] == [
+        ("result/data", f"{tmp_path}/data"),
+        ("/var/log", f"{tmp_path}/log"),
+    ]
 
 
 def test_a_number_without_an_entry_is_a_user_all_the_same(build: Build) -> None:
     account = build("--user", "54321:54322", "--", "true").payload.account  # type: ignore[union-attr]
-    assert (account.uid, account.gid, account.name, account.group, account.groups) == (54321, 54322, "user54321", "group54322", ())
+    assert (account.uid, account.gid, account.name, account.group, account.groups) == (
+        54321,
+        54322,
+        "user54321",
+        "group54322",
+        (),
+    )
 
 
 @pytest.mark.parametrize(
@@ -148,7 +174,9 @@ def test_a_number_without_an_entry_is_a_user_all_the_same(build: Build) -> None:
         (("/tmp",), UnreadableScript, "/tmp"),
     ],
 )
-def test_what_means_nothing_is_refused_with_the_word_at_fault(build: Build, words: tuple[str, ...], kind: type[BelljarError], says: str) -> None:
+def test_what_means_nothing_is_refused_with_the_word_at_fault(
+    build: Build, words: tuple[str, ...], kind: type[BelljarError], says: str
+) -> None:
     with pytest.raises(kind) as caught:
         build(*words)
     assert says in caught.value.message and caught.value.hint and caught.value.exit_code == 125
@@ -160,7 +188,9 @@ def test_the_name_of_a_guests_program_without_dashes_gets_the_right_hint(build: 
     assert "belljar run -- uname" in caught.value.hint
 
 
-def test_a_script_larger_than_the_limit_is_refused(build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_larger_than_the_limit_is_refused(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(request, "LARGEST_SCRIPT", 10)
     (tmp_path / "huge").write_bytes(b"#" * 11)
     with pytest.raises(UnreadableScript, match="larger"):

@@ -12,7 +12,9 @@ from belljar.errors import HostError, NoSpace, UnsafeFolder
 from belljar.host import files
 
 
-def test_a_reader_never_sees_a_draft_and_a_failed_write_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_never_sees_a_draft_and_a_failed_write_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "facts.json"
     files.write_whole(target, b"old")
 

@@ -36,7 +36,11 @@ def test_a_command_line_is_read_to_the_byte() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGUSR1, signal.SIGRTMIN])
 def test_dying_by_a_signal_looks_like_it_even_when_it_was_caught_and_blocked(number: int) -> None:
-    catch = "" if number == signal.SIGKILL else f"signal.signal({number:d}, lambda *a: None); signal.pthread_sigmask(signal.SIG_BLOCK, {{{number:d}}});"
+    catch = (
+        ""
+        if number == signal.SIGKILL
+        else f"signal.signal({number:d}, lambda *a: None); signal.pthread_sigmask(signal.SIG_BLOCK, {{{number:d}}});"
+    )
     code = f"import signal; from belljar.host.processes import die_by; {catch} die_by({number:d})"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -number
 

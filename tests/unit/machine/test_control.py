@@ -20,7 +20,11 @@ async def echo(question: Answer, connection: socket.socket) -> Answer | None:
     return {"error": "no"} if question["do"] == "refuse" else {"heard": question}
 
 
-def with_server(folder: Path, client: Callable[[], object], handler: Callable[[Answer, socket.socket], Awaitable[Answer | None]] = echo) -> object:
+def with_server(
+    folder: Path,
+    client: Callable[[], object],
+    handler: Callable[[Answer, socket.socket], Awaitable[Answer | None]] = echo,
+) -> object:
     async def serve() -> object:
         server = ControlServer(folder, handler)
         server.open()

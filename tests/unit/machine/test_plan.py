@@ -38,7 +38,9 @@ def small_host(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 @pytest.mark.usefixtures("small_host")
-def test_a_size_that_cannot_be_had_is_refused_with_what_could(changes: dict[str, int], kind: type[Exception], says: str) -> None:
+def test_a_size_that_cannot_be_had_is_refused_with_what_could(
+    changes: dict[str, int], kind: type[Exception], says: str
+) -> None:
     with pytest.raises(kind, match=says):
         plan.check_size(request(replace(SPEC, **changes)))
 

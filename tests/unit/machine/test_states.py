@@ -35,7 +35,9 @@ def test_a_state_in_which_a_domain_may_exist_never_skips_stopping(state: State) 
     assert State.CLEANING not in MOVES[state] and State.STOPPING in MOVES[state]
 
 
-@pytest.mark.parametrize(("before", "after"), [(before, after) for before in State for after in State if after not in MOVES[before]])
+@pytest.mark.parametrize(
+    ("before", "after"), [(before, after) for before in State for after in State if after not in MOVES[before]]
+)
 def test_what_is_not_in_the_table_cannot_happen(before: State, after: State) -> None:
     with pytest.raises(ImpossibleMove):
         check_move(before, after)

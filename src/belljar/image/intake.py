@@ -1,0 +1,238 @@
+"""Turn a raw disk into an image of the store: find its kernel, make its ramdisk, write its qcow2, publish it.
+
+The one way in, for what was built here and for what came from outside. The disk is not trusted.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from belljar.errors import BelljarError, CommandFailed, ImageCorrupt, ImageTooLarge
+from belljar.host import commands
+from belljar.host.files import free_bytes, no_space_as_error, remove_tree, write_whole
+from belljar.host.locks import try_lock
+from belljar.image import Image, initramfs, kernel, manifest, modules
+from belljar.image.look import Files, ext_file_systems
+from belljar.image.progress import Progress
+
+if TYPE_CHECKING:
+    from belljar.image.store import Store
+
+# Measured in docs/decisions/0002-cold-boot.md. panic=-1: a panic is a reset at once, and QEMU ends at a reset.
+APPEND = "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests"
+CONVERT_TIMEOUT = 3600
+MODULE_FOLDERS = ("/usr/lib/modules", "/lib/modules")
+BUSYBOX_PATHS = ("/usr/bin/busybox", "/bin/busybox")
+VERSION = re.compile(r"[0-9][A-Za-z0-9._+~-]*")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a disk comes from, and the kernel somebody gave with it."""
+
+    source: str
+    name: str | None
+    kernel: Path | None = None
+    initrd: Path | None = None
+    append: str | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Boot:
+    """How a disk can be started. Nothing at all: by firmware."""
+
+    kernel: bytes = b""
+    initrd: bytes = b""
+    append: str = ""
+    os: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@contextmanager
+def draft(store: Store, word: str) -> Iterator[Path]:
+    """A folder for an image in the making. Removed at the end, whatever happens; by `gc` when we die."""
+    folder = store.work_folder("drafts") / f"{word}-{os.getpid()}-{time.monotonic_ns():x}"
+    folder.mkdir(mode=0o755 if store.shared else 0o700)
+    lock = try_lock(folder / "maker")
+    try:
+        yield folder
+    finally:
+        remove_tree(folder)
+        if lock:
+            lock.release()
+
+
+def take(store: Store, folder: Path, raw: Path, origin: Origin, progress: Progress) -> Image:
+    """Make the image of the raw disk *raw*, which lies in the draft *folder*, and publish it. Uses up *raw*."""
+    progress.step("Looking for a kernel in the disk")
+    boot = _given(raw, origin) if origin.kernel else find_boot(raw)
+    size = _whole_sectors(raw, store.settings.max_size)
+    progress.step("Writing the disk")
+    _convert(raw, folder / manifest.DISK)
+    raw.unlink()
+    for name, data in ((manifest.KERNEL, boot.kernel), (manifest.INITRD, boot.initrd)):
+        if data:
+            with no_space_as_error(folder):
+                write_whole(folder / name, data)
+            (folder / name).chmod(store.file_mode)
+    (folder / manifest.DISK).chmod(store.file_mode)
+    (folder / "maker").unlink(missing_ok=True)
+    progress.step("Taking its digest")
+    what = manifest.Facts(
+        source=origin.source,
+        append=boot.append if origin.append is None else origin.append,
+        created=time.time(),
+        os=boot.os,
+        virtual_size=size,
+        facts={**boot.facts, **origin.facts},
+    )
+    return store.publish(folder, what, origin.name)
+
+
+def find_boot(disk: Path) -> Boot:
+    """The newest kernel of the disk that has its modules beside it, with a ramdisk of ours. Firmware, where there is none."""
+    systems = ext_file_systems(disk)
+    roots = [system for system in systems if _modules_folder(system)]
+    for root in roots:
+        os_name, facts = _describe(root)
+        for version, place, file in _kernels(root, systems):
+            with suppress(ImageCorrupt):
+                return _direct(root, version, place.read(file), os_name, facts)
+        return Boot(os=os_name, facts={**facts, "boots_by": "firmware"})
+    return Boot(facts={"boots_by": "firmware"})
+
+
+def _given(disk: Path, origin: Origin) -> Boot:
+    """A kernel from the asker. With a ramdisk of his own, that one is used and must bring up an agent the image has; without,
+    one of ours is made from the modules in the disk."""
+    assert origin.kernel
+    data = origin.kernel.read_bytes()
+    found = find_boot(disk)
+    if origin.initrd:
+        append = found.append or "console=ttyS0 panic=-1"
+        facts = {**found.facts, "boots_by": "kernel", "agent_in_initrd": False, "kernel": kernel.release(data)}
+        return Boot(data, origin.initrd.read_bytes(), append, found.os, facts)
+    for root in ext_file_systems(disk):
+        if (version := kernel.release(data)) in root.names(_modules_folder(root)):
+            os_name, facts = _describe(root)
+            return _direct(root, version, data, os_name, facts)
+    raise ImageCorrupt(
+        f"the disk has no modules for the kernel {origin.kernel} ({kernel.release(data) or 'of unknown version'})",
+        hint="Give its ramdisk too, with --initrd.",
+    )
+
+
+def _direct(root: Files, version: str, data: bytes, os_name: str, facts: dict[str, Any]) -> Boot:
+    """Direct boot of a kernel with our ramdisk. Raises ImageCorrupt when a part is missing."""
+    if not kernel.is_bzimage(data):
+        raise ImageCorrupt(f"kernel {version} is not a bzImage")
+    folder = f"{_modules_folder(root)}/{version}"
+    keep_signatures = _insists_on_signatures(root, version)
+    selection = modules.select(root.read, folder, "ext4", keep_signatures=keep_signatures)
+    initrd = initramfs.image_part(_busybox(root), selection)
+    append = APPEND if root.partition.number == 0 else f"{APPEND} belljar.root={root.device}"
+    elf = kernel.directly_bootable(data)
+    return Boot(
+        elf or data,
+        initrd,
+        append,
+        os_name,
+        {**facts, "kernel": version, "boots_by": "kernel", "agent_in_initrd": True, "kernel_form": "elf" if elf else "bzimage"},
+    )
+
+
+def _kernels(root: Files, systems: list[Files]) -> list[tuple[str, Files, str]]:
+    """(version, file system, path) of each kernel that has modules in *root*, the newest first. /boot may be a file system
+    of its own; Fedora keeps a copy among the modules."""
+    folder = _modules_folder(root)
+    found = []
+    for version in (name for name in root.names(folder) if VERSION.fullmatch(name)):
+        if "vmlinuz" in root.names(f"{folder}/{version}"):
+            found.append((version, root, f"{folder}/{version}/vmlinuz"))
+    for system in systems:
+        for place in ("/boot", "/"):
+            for name in system.names(place):
+                version = name.removeprefix("vmlinuz-")
+                if version != name and VERSION.fullmatch(version) and version in root.names(folder):
+                    found.append((version, system, f"{place.rstrip('/')}/{name}"))
+    return sorted(found, key=lambda one: _version_key(one[0]), reverse=True)
+
+
+def _version_key(version: str) -> list[tuple[int, int, str]]:
+    """Numbers compare as numbers: 6.1.0-10 is newer than 6.1.0-9."""
+    return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.findall(r"\d+|[a-z]+", version)]
+
+
+def _modules_folder(root: Files) -> str:
+    for folder in MODULE_FOLDERS:
+        if root.names(folder):
+            return folder
+    return ""
+
+
+def _describe(root: Files) -> tuple[str, dict[str, Any]]:
+    """The system's name, and what `image show` tells: its python, how many packages."""
+    facts: dict[str, Any] = {"python": root.link("/usr/bin/python3").removeprefix("/usr/bin/").removeprefix("python")}
+    with suppress(ImageCorrupt):
+        facts["packages"] = root.read("/var/lib/dpkg/status").count(b"\nStatus: install ok installed\n")
+    os_name = ""
+    for path in ("/usr/lib/os-release", "/etc/os-release"):
+        with suppress(ImageCorrupt):
+            text = root.read(path).decode("utf-8", "replace")
+            if found := re.search(r'^PRETTY_NAME="?([^"\n]{1,100})', text, re.MULTILINE):
+                os_name = "".join(char for char in found[1] if char.isprintable())
+                break
+    return os_name, facts
+
+
+def _insists_on_signatures(root: Files, version: str) -> bool:
+    for path in (f"/boot/config-{version}", f"{_modules_folder(root)}/{version}/config"):
+        with suppress(ImageCorrupt):
+            return b"\nCONFIG_MODULE_SIG_FORCE=y\n" in root.read(path)
+    return False
+
+
+def _busybox(root: Files) -> bytes:
+    """A static busybox: the image's own, else this host's."""
+    for path in BUSYBOX_PATHS:
+        with suppress(ImageCorrupt):
+            if initramfs.is_static(data := root.read(path)):
+                return data
+    if (path := commands.which("busybox")) and initramfs.is_static(data := Path(path).read_bytes()):
+        return data
+    raise BelljarError("no static busybox, in the image or on this host", hint="Install the package busybox-static.")
+
+
+def _whole_sectors(raw: Path, largest: int) -> int:
+    """The disk's size, filled up to whole sectors. Raises ImageTooLarge, ImageCorrupt."""
+    size = -(-raw.stat().st_size // 512) * 512
+    if size == 0:
+        raise ImageCorrupt("the disk is empty")
+    if size > largest:
+        raise ImageTooLarge(f"a disk of {size} bytes, the limit is {largest}")
+    os.truncate(raw, size)
+    return size
+
+
+def _convert(raw: Path, disk: Path) -> None:
+    """Holes stay holes. The source's format is given, so its bytes are never taken for a header."""
+    used = raw.stat().st_blocks * 512
+    with no_space_as_error(disk):
+        if free_bytes(disk.parent) < used:
+            raise OSError(28, os.strerror(28), str(disk))
+    argv = ["qemu-img", "convert", "-f", "raw", "-O", "qcow2", str(raw), str(disk)]
+    try:
+        commands.run(argv, timeout=CONVERT_TIMEOUT)
+    except CommandFailed as exc:
+        with no_space_as_error(disk):
+            if "No space left" in exc.message:
+                raise OSError(28, os.strerror(28), str(disk)) from exc
+        raise

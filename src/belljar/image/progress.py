@@ -1,0 +1,79 @@
+"""Say what is going on, to a person at a terminal or to a log: on stderr, never more than one line where nobody watches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Any, Protocol
+
+
+class Progress(Protocol):
+    """Told by whoever does something that takes long."""
+
+    def step(self, text: str) -> None:
+        """Something new begins."""
+
+    def amount(self, done: int, total: int | None) -> None:
+        """So many bytes of the present step are done."""
+
+
+class Silent:
+    """For those who do not want to know."""
+
+    def step(self, text: str) -> None: ...
+    def amount(self, done: int, total: int | None) -> None: ...
+
+
+class Lines:
+    """One line per step: for logs and pipes."""
+
+    def __init__(self, out: IO[str] | None = None) -> None:
+        self.out = out or sys.stderr
+
+    def step(self, text: str) -> None:
+        print(f"belljar: {text}", file=self.out, flush=True)
+
+    def amount(self, done: int, total: int | None) -> None: ...
+
+
+class Screen:
+    """A moving line at a terminal, drawn by rich."""
+
+    def __init__(self, bars: Any) -> None:
+        self.bars = bars
+        self.task: Any = None
+
+    def step(self, text: str) -> None:
+        if self.task is not None:
+            self.bars.update(self.task, visible=False)
+        self.task = self.bars.add_task(text, total=None)
+
+    def amount(self, done: int, total: int | None) -> None:
+        if self.task is not None:
+            self.bars.update(self.task, completed=done, total=total)
+
+
+@contextmanager
+def shown() -> Iterator[Progress]:
+    """Progress for whoever reads stderr."""
+    try:
+        is_terminal = sys.stderr.isatty()
+    except (AttributeError, ValueError):  # closed
+        yield Silent()
+        return
+    if not is_terminal:
+        yield Lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    class Bytes(DownloadColumn):
+        """The amount, where a step has one."""
+
+        def render(self, task: Any) -> Any:
+            return super().render(task) if task.total else ""
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), Bytes(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        yield Screen(bars)

@@ -1,0 +1,203 @@
+"""The command itself: which verb, which exit code, what is said when something goes wrong."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from belljar import cli
+from belljar.cli import VERBS, main, split
+from belljar.errors import BadOption, NoSuchMachine
+
+PYTHON = [sys.executable, "-I"]
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], int]], None]:
+    """Put a verb of the test's own in the place of `version`."""
+
+    def put(does: Callable[[], int]) -> None:
+        module = SimpleNamespace(HELP="A test.", arguments=lambda parser: None, run=lambda args, house: does())
+        monkeypatch.setitem(sys.modules, "belljar.cli.version", module)
+
+    return put
+
+
+def fails_with(error: BaseException) -> Callable[[], int]:
+    def fail() -> int:
+        raise error
+
+    return fail
+
+
+# -- which verb --------------------------------------------------------------------------------------------------------
+
+
+def test_global_options_stand_before_the_verb_and_the_rest_is_the_verbs() -> None:
+    line = split(["--config", "a.toml", "-v", "run", "--config", "b", "--", "ls", "-v"])
+    assert line == ("run", ["--config", "b", "--", "ls", "-v"], "a.toml", True, "")
+    assert split(["--config=x", "ps"]).config_file == "x"
+
+
+@pytest.mark.parametrize("words", [["--cofnig", "x", "ps"], ["--config"], ["-x"]])
+def test_an_unknown_global_option_is_refused(words: list[str]) -> None:
+    with pytest.raises(BadOption, match=words[0]):
+        split(words)
+
+
+def test_a_mistyped_verb_is_told_the_one_that_was_meant(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["destroy-all"]) == 125
+    assert main(["kil"]) == 125
+    assert "Did you mean `belljar kill`?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["help"]])
+def test_help_names_every_verb(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert [name for name in VERBS if f"  {name} " not in shown] == []
+
+
+def test_without_a_verb_help_goes_to_stderr_and_it_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 125
+    output = capsys.readouterr()
+    assert output.out == "" and "VERB" in output.err
+
+
+def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("belljar 0.")
+
+
+def test_a_wrong_option_of_a_verb_is_our_failure_with_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps", "--frmat", "json"]) == 125
+    assert capsys.readouterr().err == "belljar: unrecognized arguments: --frmat json\nhint: See `belljar ps --help`.\n"
+
+
+def test_options_are_not_guessed_from_their_beginnings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ps", "--form", "json"]) == 125
+
+
+# -- what is said ------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_of_ours_is_one_line_and_a_hint(verb: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    verb(fails_with(NoSuchMachine("x: no machine of this id or name")))
+    assert main(["version"]) == 125
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("belljar: x: no machine of this id or name\nhint: `belljar ps -a`")
+
+
+def test_words_of_a_guest_cannot_steer_the_terminal(
+    verb: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb(fails_with(NoSuchMachine("a\x1b]0;evil\x07b\r")))
+    main(["version"])
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_an_error_of_the_system_names_the_file(verb: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    verb(fails_with(PermissionError(errno.EACCES, "Permission denied", "/etc/shadow")))
+    assert main(["version"]) == 125
+    assert "belljar: /etc/shadow: Permission denied" in capsys.readouterr().err
+
+
+def test_a_defect_is_our_failure_and_no_traceback_unless_asked(
+    verb: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb(fails_with(ZeroDivisionError("division by zero")))
+    assert main(["version"]) == 125
+    assert "Traceback" not in capsys.readouterr().err
+    assert main(["-v", "version"]) == 125
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_payloads_own_v_asks_for_no_traceback(verb: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nosuch", "--", "ls", "-v"]) == 125
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_broken_pipe_to_a_machine_is_an_error_not_silence(
+    verb: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb(fails_with(BrokenPipeError(errno.EPIPE, "Broken pipe")))
+    assert main(["version"]) == 125
+    assert "Broken pipe" in capsys.readouterr().err
+
+
+# -- as a process ------------------------------------------------------------------------------------------------------
+
+
+def in_process(code: str, **kwargs: object) -> subprocess.CompletedProcess[bytes]:
+    """Run *code* after `from belljar import cli` in a Python of its own."""
+    before = f"import sys; sys.path[:0] = {[str(Path(cli.__file__).parents[2])]!r}; import os\n"
+    return subprocess.run([*PYTHON, "-c", before + code], capture_output=True, timeout=30, **kwargs)  # type: ignore[call-overload,no-any-return]
+
+
+def test_standard_descriptors_that_were_closed_are_known_and_covered() -> None:
+    code = """
+os.close(0); os.close(2); sys.stdin = sys.stderr = None
+from belljar.cli import CLOSED
+assert CLOSED == (0, 2), CLOSED
+assert os.readlink('/proc/self/fd/0') == os.readlink('/proc/self/fd/2') == '/dev/null'
+assert open('/etc/passwd').fileno() > 2
+print('good')
+"""
+    assert in_process(code).stdout == b"good\n"
+
+
+def test_closed_output_fails_nothing() -> None:
+    code = """
+os.close(1); os.close(2)
+sys.stdout = sys.stderr = None
+sys.argv = ['belljar', '--help']
+from belljar.cli import entry
+entry()
+"""
+    done = in_process(code)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_reader_that_goes_away_ends_us_by_sigpipe_without_a_word() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([*PYTHON, "-m", "belljar", "--help"], stdout=writer, stderr=subprocess.PIPE, timeout=30)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
+
+
+def test_output_that_cannot_be_written_is_our_failure() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*PYTHON, "-m", "belljar", "--help"], stdout=full, stderr=subprocess.PIPE, timeout=30)
+    assert done.returncode == 125
+    assert done.stderr == b"belljar: standard output: No space left on device\n"
+
+
+def test_an_interrupt_ends_us_by_sigint_without_a_traceback() -> None:
+    code = """
+sys.argv = ['belljar', '--version']
+from belljar import cli
+def interrupted(arguments): raise KeyboardInterrupt
+cli.main = interrupted
+cli.entry()
+"""
+    done = in_process(code)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
+def test_names_in_no_encoding_are_printed_all_the_same() -> None:
+    code = r"""
+sys.argv = ['belljar', 'x\udcff']
+from belljar.cli import entry
+entry()
+"""
+    done = in_process(code, env={"LC_ALL": "C.UTF-8"})
+    assert done.returncode == 125
+    assert b"no such verb" in done.stderr

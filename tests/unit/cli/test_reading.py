@@ -1,0 +1,252 @@
+"""The verbs that read: ps, show, logs, events, wait, reap."""
+
+import fcntl
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.cli import wait
+from belljar.cli.events import Stream
+from belljar.cli.logs import for_terminal, story
+from belljar.errors import AmbiguousMachine, BelljarError, NoSuchMachine
+from belljar.machine.recover import Undone
+
+Call = Callable[..., int]
+Said = pytest.CaptureFixture[str]
+
+
+def test_ps_of_a_host_that_never_ran_a_machine_is_an_empty_table(call: Call, capsys: Said) -> None:
+    assert call("ps") == 0
+    assert capsys.readouterr().out.startswith("ID ")
+    assert call("ps", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_ps_shows_live_machines_and_with_a_the_ended_ones_and_how_they_ended(
+    call: Call, house: Any, capsys: Said
+) -> None:
+    house.machine("aaaaaaaaaaaa", name="first")
+    house.machine("bbbbbbbbbbbb", ended=True, outcome={"cause": "finished", "exit_code": 3, "signal": None})
+    house.machine("cccccccccccc", ended=True, outcome={"cause": "walltime", "exit_code": None, "signal": 15})
+    call("ps")
+    only_live = capsys.readouterr().out
+    assert "first" in only_live and "bbbbbbbbbbbb" not in only_live
+    call("ps", "--all")
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert lines["bbbbbbbbbbbb"].endswith("exit 3")
+    assert lines["cccccccccccc"].endswith("walltime signal 15")
+
+
+def test_ps_marks_a_machine_whose_supervisor_is_dead(call: Call, house: Any, capsys: Said) -> None:
+    house.machine("aaaaaaaaaaaa")
+    call("ps")
+    assert "(abandoned)" in capsys.readouterr().out
+
+
+def test_a_name_with_escape_sequences_is_shown_harmlessly(call: Call, house: Any, capsys: Said) -> None:
+    house.machine("aaaaaaaaaaaa", name="\x1b[2Jgone")
+    call("ps")
+    call("show", "aaa")
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_show_tells_what_was_asked_and_how_it_ended(call: Call, house: Any, capsys: Said) -> None:
+    outcome = {
+        "cause": "finished", "klass": "payload", "exit_code": 0, "phases": {"boot": 0.12345},
+        "guest": {"user": 1.0, "system": 0.5, "peak_memory": 1 << 20}, "start": "clone", "accelerator": "tcg",
+    }  # fmt: skip
+    house.machine("aaaaaaaaaaaa", name="mine", ended=True, outcome=outcome)
+    assert call("show", "mine") == 0
+    shown = capsys.readouterr().out
+    for fact in ("echo 'a b'", "512 MiB", "clone tcg", "boot           0.123", "1.00 s user", "exit code      0"):
+        assert fact in shown
+    call("show", "aaa", "--format", "json")
+    assert json.loads(capsys.readouterr().out)["outcome"]["phases"] == {"boot": 0.12345}
+
+
+def test_show_lives_with_a_record_that_is_broken(call: Call, house: Any, capsys: Said) -> None:
+    folder = house.machine("aaaaaaaaaaaa")
+    (folder / "request.json").write_text("{")
+    (folder / "journal.jsonl").write_bytes(b"\xff\n{}\n[]\n")
+    assert call("show", "aaa") == 0
+
+
+def test_an_unknown_or_ambiguous_machine_is_refused(call: Call, house: Any) -> None:
+    house.machine("aaaaaaaaaaaa")
+    house.machine("aaaaaaaaaaab")
+    with pytest.raises(NoSuchMachine):
+        call("show", "b")
+    with pytest.raises(AmbiguousMachine):
+        call("logs", "aaaa")
+
+
+# -- logs --------------------------------------------------------------------------------------------------------------
+
+
+def test_logs_shows_journal_qemu_and_console_also_where_one_was_never_written(
+    call: Call, house: Any, capfd: Any
+) -> None:
+    folder = house.machine("aaaaaaaaaaaa", ended=True)
+    (folder / "console.log").write_bytes(b"Linux version 6\r\n\xff")
+    assert call("logs", "aaa") == 0
+    out = capfd.readouterr().out
+    assert out.index("== journal ==") < out.index("claim") < out.index("== qemu ==") < out.index("Linux version 6")
+
+
+def test_logs_of_one_kind_are_the_bytes_themselves(call: Call, house: Any, capfdbinary: Any) -> None:
+    folder = house.machine("aaaaaaaaaaaa", ended=True)
+    (folder / "console.log").write_bytes(b"\x1b[31mred\xff\x00")
+    call("logs", "aaa", "--console")
+    assert capfdbinary.readouterr().out == b"\x1b[31mred\xff\x00"
+    call("logs", "aaa", "--qemu")
+    assert capfdbinary.readouterr().out == b""
+
+
+def test_a_guests_console_cannot_steer_the_terminal_that_shows_it() -> None:
+    assert for_terminal(b"ok\r\n\x1b]0;title\x07\x9b\xff\tend\r") == "ok\n\\x1b]0;title\\x07��\tend\\r"
+
+
+def test_an_event_is_one_line_whatever_its_facts_hold() -> None:
+    line = story(
+        {"time": 0.5, "event": "state", "state": "booting", "reason": "a b\nc\x1b", "start": "clone", "empty": ""}
+    )
+    assert line.endswith('.500 booting    reason="a b\\nc\\u001b" start=clone')
+
+
+def test_following_the_journal_ends_with_the_machine(call: Call, house: Any, capsys: Said) -> None:
+    folder = house.machine("aaaaaaaaaaaa")
+    house.journal(folder, "state", state="done")
+    assert call("logs", "aaa", "-f") == 0
+    assert "done" in capsys.readouterr().out
+
+
+def test_following_the_console_ends_when_the_machines_folder_is_moved(call: Call, house: Any, capfd: Any) -> None:
+    folder = house.machine("aaaaaaaaaaaa")
+    house.folders.logs.mkdir()
+    (folder / "console.log").write_bytes(b"one\n")
+
+    def go_on() -> None:
+        with open(folder / "console.log", "ab") as file:
+            file.write(b"two\nlast words")
+        os.rename(folder, house.folders.ended("aaaaaaaaaaaa"))
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    call("logs", "aaa", "--console", "-f")
+    thread.join()
+    assert capfd.readouterr().out == "one\ntwo\nlast words"
+
+
+# -- events ------------------------------------------------------------------------------------------------------------
+
+
+def test_events_of_all_machines_come_in_the_order_of_time(call: Call, house: Any, capsys: Said) -> None:
+    import time
+
+    now = time.time()
+    first, second = house.machine("aaaaaaaaaaaa"), house.machine("bbbbbbbbbbbb")
+    house.journal(second, "state", time=now - 1, state="booting")
+    house.journal(first, "state", time=now, state="ready")
+    call("events", "--format", "json")
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(event["machine"], event["state"]) for event in events] == [
+        ("bbbbbbbbbbbb", "booting"),
+        ("aaaaaaaaaaaa", "ready"),
+    ]
+
+
+def test_the_stream_of_events_sees_machines_come_grow_and_go(house: Any) -> None:
+    stream = iter(Stream(house.folders))
+    folder = house.machine("aaaaaaaaaaaa")
+    assert next(stream)["event"] == "claim"
+    house.journal(folder, "state", state="running")
+    assert next(stream)["state"] == "running"
+    house.journal(folder, "state", state="done")
+    os.rename(folder, house.folders.ended("aaaaaaaaaaaa"))
+    assert next(stream) == {"time": 1.6e9, "event": "state", "state": "done", "machine": "aaaaaaaaaaaa"}
+    house.machine("bbbbbbbbbbbb", ended=True)  # so short a life that it was over before anybody looked
+    assert next(stream)["machine"] == "bbbbbbbbbbbb"
+
+
+# -- wait --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"),
+    [
+        ({"exit_code": 0, "signal": None}, 0),
+        ({"exit_code": 7, "signal": None}, 7),
+        ({"exit_code": 125, "signal": None}, 125),
+        ({"exit_code": None, "signal": 9}, 137),
+    ],
+)
+def test_wait_exits_as_the_payload_did(call: Call, house: Any, outcome: dict[str, Any], code: int) -> None:
+    house.machine("aaaaaaaaaaaa", ended=True, outcome=outcome)
+    assert call("wait", "aaa") == code
+
+
+def test_wait_for_a_machine_that_never_ran_its_payload_says_why(call: Call, house: Any) -> None:
+    house.machine(
+        "aaaaaaaaaaaa", ended=True, outcome={"exit_code": None, "signal": None, "reason": "no agent", "hint": "h"}
+    )
+    with pytest.raises(BelljarError, match="no agent"):
+        call("wait", "aaa")
+
+
+def test_wait_wakes_when_the_supervisor_gives_up_its_lock(house: Any) -> None:
+    folder = house.machine("aaaaaaaaaaaa")
+    holder = os.open(folder / "lock", os.O_RDWR)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    thread = threading.Thread(target=os.close, args=(holder,))
+    thread.start()
+    wait.wait_for_end(folder, timeout=30)
+    thread.join()
+
+
+def test_wait_gives_up_at_its_deadline_and_leaves_no_alarm(house: Any) -> None:
+    folder = house.machine("aaaaaaaaaaaa")
+    holder = os.open(folder / "lock", os.O_RDWR)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    with pytest.raises(wait.NotEnded, match="still running after 0.01 s"):
+        wait.wait_for_end(folder, timeout=0.01)
+    os.close(holder)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_wait_for_a_machine_whose_supervisor_was_killed_has_it_finished(call: Call, house: Any) -> None:
+    house.machine("aaaaaaaaaaaa")
+    with pytest.raises(BelljarError, match="without an outcome"):
+        call("wait", "aaa")
+    assert house.reaper.reaped == 1
+
+
+def test_wait_for_a_folder_that_is_gone_returns(tmp_path: Path) -> None:
+    wait.wait_for_end(tmp_path / "gone", timeout=None)
+
+
+# -- reap --------------------------------------------------------------------------------------------------------------
+
+
+def test_reap_reports_what_was_undone_and_is_silent_when_there_was_nothing(
+    call: Call, house: Any, capsys: Said
+) -> None:
+    assert call("reap") == 0
+    assert capsys.readouterr().out == ""
+    house.reaper.found = [Undone("aaaaaaaaaaaa", "domain", "pid 7")]
+    call("reap")
+    assert "aaaaaaaaaaaa  domain  pid 7" in capsys.readouterr().out
+    call("reap", "--format", "json")
+    assert json.loads(capsys.readouterr().out) == [{"machine": "aaaaaaaaaaaa", "what": "domain", "path": "pid 7"}]
+
+
+def test_reap_can_only_look(call: Call, house: Any, capsys: Said) -> None:
+    house.reaper.found = [Undone("aaaaaaaaaaaa", "domain", "pid 7")]
+    call("reap", "--dry-run")
+    assert house.reaper.reaped == 0
+    assert "aaaaaaaaaaaa" in capsys.readouterr().out
