@@ -46,13 +46,14 @@ class House:
     def images(self) -> Store:
         from belljar.image.store import Store
 
-        return Store(self.settings.paths.store, self.settings.paths.site_store, self.settings.image)
+        paths = self.settings.paths
+        return Store(paths.store, paths.site_store, self.settings.image, self._templates_of)
 
     @cached_property
     def overlays(self) -> DiskOverlays:
         from belljar.image.overlay import DiskOverlays
 
-        return DiskOverlays()
+        return DiskOverlays(self.settings.image)
 
     @cached_property
     def hypervisor(self) -> Hypervisor:
@@ -99,6 +100,10 @@ class House:
             hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, make_guest=self.converse, relay=relay,
             folders=self.folders, settings=machine, boot_timeout=qemu.boot_timeout, planner=planner, point=self._point,
         )  # fmt: skip
+
+    def _templates_of(self, digest: str) -> list[str]:
+        """The templates that stand on an image, in words."""
+        return [f"template {item.key[:12]}" for item in self.hypervisor.templates() if item.facts.get("image_digest") == digest]
 
     def _point(self, name: str) -> None:
         """A named point of a machine's life. Tests set `testing.abort_at` to die there as by an accident."""

@@ -21,7 +21,8 @@ Each stream begins with WINDOW bytes of credit; DATA costs its size, CREDIT give
 So a slow reader stops the writer at the far end, and neither side ever holds more than a window per stream. In JSON,
 bytes travel as latin-1 text. Anything else on the wire is a WireError and ends the conversation.
 """
-# ruff: noqa: UP, SIM105, RUF005, RUF012, B904  (the oldest Python that must run this file is 3.6)
+# The oldest Python that must run this file is 3.6, and every import costs a guest time.
+# ruff: noqa: UP028, UP031, UP035, SIM105, RUF005, RUF012, B904, I001
 
 import binascii
 import collections
@@ -103,7 +104,7 @@ def bytes_of(text: str) -> bytes:
     return text.encode("latin-1")
 
 
-class Parser(object):
+class Parser:
     """Bytes in, frames out. `room` is where to read into, `filled` says how much came, `take` gives the next frame.
 
     *accepts* has the frame types this side takes, each with the size of its largest body. *answer* is the greeting to
@@ -244,7 +245,7 @@ def pack(source: bytes, write: "Callable[[bytes], object]") -> "list[bytes]":
     return Packer(write).pack(source)
 
 
-class Packer(object):
+class Packer:
     def __init__(self, write: "Callable[[bytes], object]") -> None:
         import tarfile
 
@@ -329,9 +330,7 @@ class Packer(object):
             offset += len(data)
             length -= len(data)
 
-    def _sparse_header(
-        self, name: str, facts: os.stat_result, parts: "list[tuple[int, int]]", stored: int
-    ) -> None:
+    def _sparse_header(self, name: str, facts: os.stat_result, parts: "list[tuple[int, int]]", stored: int) -> None:
         """GNU sparse format 1.0: the map of the parts goes before the data."""
         lines = ["%d\n" % len(parts)] + ["%d\n%d\n" % part for part in parts]
         chart = "".join(lines).encode("ascii")
@@ -392,7 +391,7 @@ def unpack(read: "Callable[[int], bytes]", target: bytes, name: bytes, mode_mask
     Unpacker(read, target, name, mode_mask).unpack()
 
 
-class TarSource(object):
+class TarSource:
     """What tarfile reads from: forward only, and no more at once than a header may have."""
 
     def __init__(self, read: "Callable[[int], bytes]") -> None:
@@ -435,7 +434,7 @@ class TarSource(object):
             self.some(position - self.position)
 
 
-class Unpacker(object):
+class Unpacker:
     def __init__(self, read: "Callable[[int], bytes]", target: bytes, name: bytes, mode_mask: int) -> None:
         import tarfile
 
@@ -470,13 +469,12 @@ class Unpacker(object):
         self.top = os.open(folder or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def _members(self) -> None:
-        archive = self.tarfile.TarFile(
-            fileobj=self.source, mode="r", encoding="utf-8", errors="surrogateescape"  # type: ignore[arg-type]
-        )
+        source = self.source  # type: Any
+        archive = self.tarfile.TarFile(fileobj=source, mode="r", encoding="utf-8", errors="surrogateescape")
         is_first = True
         while True:
             member = archive.next()
-            archive.members = []  # tarfile would remember them all
+            archive.members = []  # type: ignore[attr-defined]  # tarfile would remember them all
             if member is None:
                 break
             self.source.metadata = 0
@@ -682,7 +680,7 @@ def close_quietly(fd: int) -> None:
         pass
 
 
-class Libc(object):
+class Libc:
     """The few calls Python does not have. Loaded at first use: ctypes is slow to import."""
 
     MS_RDONLY, MS_NOSUID, MS_NODEV, MS_BIND, MNT_DETACH = 1, 2, 4, 4096, 2
@@ -760,7 +758,9 @@ def with_shadow(text: str, name: str) -> str:
 def with_groups(text: str, account: "Json", user: str) -> str:
     """/etc/group with the account's groups, and the user in the supplementary ones."""
     lines = ended(text).splitlines()
-    for gid, name, is_member in [(account["gid"], account["group"], False)] + [(g, n, True) for g, n in account["groups"]]:
+    for gid, name, is_member in [(account["gid"], account["group"], False)] + [
+        (g, n, True) for g, n in account["groups"]
+    ]:
         for index, line in enumerate(lines):
             fields = line.split(":")
             if fields[2:3] == [str(gid)] and len(fields) == 4:
@@ -790,7 +790,7 @@ def check_account(account: "Json") -> None:
 # -- the guest's network, by ioctl: no tool of the image is needed -----------------------------------------------------
 
 
-class Card(object):
+class Card:
     """The guest's one network card."""
 
     def __init__(self) -> None:
@@ -854,7 +854,7 @@ RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207
 MOUNT_PATIENCE = 5.0  # seconds for a 9p device whose driver is still being loaded
 
 
-class Guest(object):
+class Guest:
     """A real guest: the agent is root and alone."""
 
     def __init__(self) -> None:
@@ -902,7 +902,9 @@ class Guest(object):
 
     def describe(self) -> "Json":
         names = dict(
-            line.split("=", 1) for line in read_file("/etc/os-release").decode("utf-8", "replace").splitlines() if "=" in line
+            line.split("=", 1)
+            for line in read_file("/etc/os-release").decode("utf-8", "replace").splitlines()
+            if "=" in line
         )
         kernel = os.uname().release
         folders = ("/lib/modules/%s/kernel/fs/9p" % kernel, "/sys/module/9p")
@@ -1093,7 +1095,15 @@ class Guest(object):
             {"hostname": "belljar", "machine_id": "0" * 32, "nonce": self.boot_nonce, "mac": "", "time": time.time(),
              "entropy": text_of(os.urandom(64))}
         )  # fmt: skip
-        for path in ("/bin/sh", "/bin/bash", "/usr/bin/env", "/bin/cat", "/bin/ls", "/usr/bin/id", "/etc/nsswitch.conf"):
+        for path in (
+            "/bin/sh",
+            "/bin/bash",
+            "/usr/bin/env",
+            "/bin/cat",
+            "/bin/ls",
+            "/usr/bin/id",
+            "/etc/nsswitch.conf",
+        ):
             read_file(path, 4 * MIB)
         self.after_payload()
 
@@ -1122,7 +1132,7 @@ def kernel_events() -> "Any":
     return events
 
 
-class Rehearsal(object):
+class Rehearsal:
     """An ordinary process on the host: the payload really runs, everything else is only said to have happened."""
 
     def __init__(self) -> None:
@@ -1187,7 +1197,7 @@ class Rehearsal(object):
 # -- what keeps a payload's processes together ---------------------------------------------------------------------------
 
 
-class Cgroup(object):
+class Cgroup:
     """A control group (version 2). Whatever a process of it forks stays in it."""
 
     count = 0
@@ -1252,7 +1262,7 @@ class Cgroup(object):
             say("%s: %s" % (self.path, exc.strerror))
 
 
-class Family(object):
+class Family:
     """Without control groups: the payload's session, and the orphans that come to us. Where several payloads run,
     an orphan with a session of its own belongs to the one that ends last."""
 
@@ -1320,3 +1330,935 @@ def kill_quietly(pid: int, number: int) -> None:
         os.kill(pid, number)
     except ProcessLookupError:
         pass
+
+
+# -- a payload's process: what the child does ----------------------------------------------------------------------------
+
+
+class Environment:
+    """Looks like a dictionary to execve, but keeps order and repeated names."""
+
+    def __init__(self, pairs: "list[tuple[bytes, bytes]]") -> None:
+        self.pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, name: bytes) -> bytes:
+        return dict(self.pairs)[name]
+
+    def keys(self) -> "list[bytes]":
+        return [name for name, _ in self.pairs]
+
+    def values(self) -> "list[bytes]":
+        return [value for _, value in self.pairs]
+
+
+class Trouble(Exception):
+    """Why the child could not become the payload."""
+
+    def __init__(self, code: int, kind: str, message: str) -> None:
+        Exception.__init__(self, message)
+        self.code, self.kind, self.message = code, kind, message
+
+
+class Job:
+    """A `start` call, taken apart: everything the child needs, as bytes and numbers."""
+
+    def __init__(self, told: "Json") -> None:
+        self.argv = [bytes_of(word) for word in told["argv"]]
+        self.account = told["account"]
+        self.env = Environment([(bytes_of(name), bytes_of(value)) for name, value in told["env"]])
+        self.cwd = (
+            bytes_of(told["cwd"])
+            if told["cwd"] is not None
+            else self.account["home"].encode("utf-8", "surrogateescape")
+        )
+        self.umask = told["umask"]
+        self.rlimits = told["rlimits"]
+        self.terminal = told["terminal"]
+        self.stdio = told["stdio"]  # three of "stream", "null", "closed"
+        self.window = told["window"]
+        self.script = told["script"]  # None, its bytes as text, or True: it comes as a stream
+        self.builtin = told["builtin"]  # None, ["put", path, name] or ["get", path]
+        self.path = b""  # of the script, once it is there
+
+
+def run_child(
+    job: Job, world: "Guest | Rehearsal", box: "Cgroup | Family", files: "list[int]", trouble: int
+) -> "NoReturn":
+    """From the fork to the payload's first instruction. Does not return."""
+    code = FAILED
+    try:
+        signal.set_wakeup_fd(-1)
+        os.setsid()
+        box.join()
+        take_stdio(job, files)
+        limit(job.rlimits)
+        os.umask(job.umask)
+        world.become(job.account)
+        enter(job.cwd)
+        if job.builtin:
+            code = run_builtin(job.builtin, trouble)
+        else:
+            execute(job)
+    except Trouble as exc:
+        code = exc.code
+        report(trouble, exc.kind, exc.message)
+    except BaseException as exc:
+        report(trouble, "failed", "%s: %s" % (type(exc).__name__, exc))
+    finally:
+        os._exit(code)
+
+
+def report(fd: int, kind: str, message: str) -> None:
+    os.write(fd, (kind + "\0" + message).encode("utf-8", "backslashreplace")[:4096])
+
+
+def take_stdio(job: Job, files: "list[int]") -> None:
+    """Put the ends where the payload expects them; -1 is a descriptor that is to be closed."""
+    for number, fd in enumerate(files):
+        if fd >= 0:
+            os.dup2(fd, number)
+        else:
+            os.close(number)
+    if job.terminal:
+        import fcntl
+        import termios
+
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def limit(rlimits: "list[tuple[str, int, int]]") -> None:
+    """Limits as outside. A guest's kernel may allow fewer open files than the host's."""
+    if not rlimits:
+        return
+    import resource
+
+    for name, soft, hard in rlimits:
+        number = getattr(resource, "RLIMIT_" + name, None)
+        if number is None:
+            continue
+        if name == "NOFILE":
+            most = int(read_file("/proc/sys/fs/nr_open") or b"1048576")
+            soft, hard = [most if value < 0 or value > most else value for value in (soft, hard)]
+        try:
+            resource.setrlimit(number, (soft, hard))
+        except (ValueError, OSError) as exc:
+            raise Trouble(FAILED, "rlimit", "limit %s to %d, %d: %s" % (name, soft, hard, exc))
+
+
+def enter(cwd: bytes) -> None:
+    try:
+        os.chdir(cwd)
+    except (OSError, ValueError) as exc:
+        raise Trouble(
+            FAILED, "no-cwd", "%s: cannot be the working directory: %s" % (shown(cwd), getattr(exc, "strerror", exc))
+        )
+
+
+def execute(job: Job) -> None:
+    """Become the program: by its path, else the first that can be run in the payload's own PATH. Raises Trouble."""
+    if job.path:
+        job.argv[:1] = [job.path]
+    name = job.argv[0] if job.argv else b""
+    if not name:
+        raise Trouble(NOT_FOUND, "not-found", "an empty command")
+    if b"/" in name:
+        candidates = [name]
+    else:
+        path = dict(job.env.pairs).get(b"PATH", b"/usr/local/bin:/usr/bin:/bin")
+        candidates = [(folder or b".") + b"/" + name for folder in path.split(b":")]
+    refusal = None  # type: OSError | None
+    for candidate in candidates:
+        try:
+            run_program(candidate, job)
+        except OSError as exc:
+            if exc.errno == errno.ENOENT and os.path.lexists(candidate):
+                raise Trouble(NOT_EXECUTABLE, "not-executable", "%s: its interpreter is missing" % shown(candidate))
+            if exc.errno not in (errno.ENOENT, errno.ENOTDIR):
+                refusal = refusal or exc
+                if exc.errno != errno.EACCES:
+                    break
+        except ValueError as exc:
+            raise Trouble(NOT_EXECUTABLE, "not-executable", "%s: %s" % (shown(name), exc))
+    if refusal is not None:
+        raise Trouble(NOT_EXECUTABLE, "not-executable", "%s: %s" % (shown(name), refusal.strerror))
+    raise Trouble(NOT_FOUND, "not-found", "%s: not found in the guest" % shown(name))
+
+
+def run_program(path: bytes, job: Job) -> None:
+    try:
+        os.execve(path, job.argv, job.env)  # type: ignore[arg-type]
+    except OSError as exc:
+        if exc.errno != errno.ENOEXEC:
+            raise
+    # A file without a format the kernel knows is a script for sh: so do shells.
+    os.execve(b"/bin/sh", [b"/bin/sh", path] + job.argv[1:], job.env)  # type: ignore[arg-type]
+
+
+def run_builtin(order: "list[str]", trouble: int) -> int:
+    """Copy files as the user: the kernel itself checks what this user may do. The exit code is 0 or 1."""
+    for entry in os.listdir("/proc/self/fd"):
+        if int(entry) > 2 and int(entry) != trouble:
+            close_quietly(int(entry))  # no exec closes them: the channel, other payloads' pipes
+    path = bytes_of(order[1])
+    try:
+        if order[0] == "put":
+            unpack(lambda size: os.read(0, min(size, CHUNK)), path, bytes_of(order[2]))
+        else:
+            pack(path, write_to_stdout)
+    except TransferError as exc:
+        report(trouble, exc.kind, exc.message)
+        return 1
+    except OSError as exc:
+        report(trouble, "space" if exc.errno == errno.ENOSPC else "broken", "%s: %s" % (shown(path), exc.strerror))
+        return 1
+    return 0
+
+
+def write_to_stdout(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+# -- streams between the channel and a payload's pipes -------------------------------------------------------------------
+
+
+class Outflow:
+    """A pipe of the payload, read as far as the host gives credit."""
+
+    def __init__(self, agent: "Agent", process: "Process", number: int, fd: int) -> None:
+        self.agent, self.process, self.number, self.fd = agent, process, number, fd
+        self.credit = WINDOW
+        self.is_last = False  # nobody writes any more: what is in the pipe is all there will be
+        os.set_blocking(fd, False)
+        agent.watch(fd, select.EPOLLIN, self.pump)
+
+    def pump(self, events: int = 0) -> None:
+        """One read; until nothing is left once nobody writes any more."""
+        while self.fd >= 0:
+            if not self.credit or self.agent.is_full():
+                self.agent.unwatch(self.fd)
+                if self.credit:
+                    self.agent.waiting.append(self)
+                return
+            try:
+                data = os.read(self.fd, min(self.credit, MAX_DATA))
+            except BlockingIOError:
+                if self.is_last:
+                    self.finish()
+                return
+            except OSError:  # a terminal whose last user is gone
+                data = b""
+            if not data:
+                return self.finish()
+            self.credit -= len(data)
+            self.agent.send(DATA, self.number, data)
+            if not self.is_last:
+                return
+
+    def resume(self) -> None:
+        if self.fd >= 0:
+            self.agent.watch(self.fd, select.EPOLLIN, self.pump)
+            if self.is_last:
+                self.pump()
+
+    def grant(self, amount: int) -> None:
+        was_dry, self.credit = not self.credit, self.credit + amount
+        if self.credit > MAX_CREDIT:
+            raise WireError("stream %d: too much credit" % self.number)
+        if was_dry:
+            self.resume()
+
+    def drain(self) -> None:
+        self.is_last = True
+        self.pump()
+
+    def finish(self) -> None:
+        if self.fd >= 0:
+            self.agent.send(EOF, self.number)
+            self.drop()
+            self.process.advance()
+
+    def drop(self) -> None:
+        """Nobody reads on: the payload gets SIGPIPE at its next write."""
+        if self.fd >= 0:
+            self.agent.unwatch(self.fd)
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Inflow:
+    """Bytes for a pipe of the payload. What the payload has not read yet costs the host its credit."""
+
+    def __init__(self, agent: "Agent", number: int, fd: int, is_terminal: bool = False) -> None:
+        self.agent, self.number, self.fd, self.is_terminal = agent, number, fd, is_terminal
+        self.queue = collections.deque()  # type: collections.deque[memoryview]
+        self.credit, self.owed = WINDOW, 0
+        self.is_ended = False
+        os.set_blocking(fd, False)
+
+    def feed(self, data: bytes) -> None:
+        self.credit -= len(data)
+        if self.credit < 0 or self.is_ended:
+            raise WireError("stream %d: data without credit or after its end" % self.number)
+        if self.fd >= 0 and data:
+            self.queue.append(memoryview(data))
+            if len(self.queue) == 1:
+                self.pump()
+
+    def end(self) -> None:
+        self.is_ended = True
+        if self.fd >= 0 and not self.queue:
+            self.finish()
+
+    def pump(self, events: int = 0) -> None:
+        try:
+            while self.queue:
+                written = os.write(self.fd, self.queue[0])
+                self._owe(written)
+                if written < len(self.queue[0]):
+                    self.queue[0] = self.queue[0][written:]
+                else:
+                    self.queue.popleft()
+        except BlockingIOError:
+            self.agent.watch(self.fd, select.EPOLLOUT, self.pump)
+            return
+        except OSError:  # the payload closed its end
+            self.agent.send(RESET, self.number)
+            return self.drop()
+        self.agent.unwatch(self.fd)
+        if self.is_ended:
+            self.finish()
+
+    def _owe(self, count: int) -> None:
+        self.owed += count
+        if self.owed >= WINDOW // 4:
+            self.credit += self.owed
+            self.agent.send(CREDIT, self.number, U32.pack(self.owed))
+            self.owed = 0
+
+    def finish(self) -> None:
+        if self.is_terminal:
+            try:
+                os.write(self.fd, b"\4")  # what a person types to say that nothing more comes
+            except OSError:
+                pass
+        self.drop()
+
+    def drop(self) -> None:
+        if self.fd >= 0:
+            self.agent.unwatch(self.fd)
+            os.close(self.fd)
+            self.fd = -1
+        self.queue.clear()
+
+
+class ScriptFlow(Inflow):
+    """A script too large for a call: goes to its file, then the payload starts."""
+
+    def __init__(self, agent: "Agent", number: int, fd: int, then: "Callable[[], None]") -> None:
+        Inflow.__init__(self, agent, number, fd)
+        self.then = then
+
+    def pump(self, events: int = 0) -> None:
+        while self.queue:
+            data = self.queue.popleft()
+            while data:
+                written = os.write(self.fd, data)
+                self._owe(written)
+                data = data[written:]
+
+    def finish(self) -> None:
+        self.drop()
+        self.then()
+
+
+class Process:
+    """A payload, or a file copy: one child, its streams, its box. Everything of it is dead and every byte of it sent
+    before its EXIT is."""
+
+    def __init__(self, agent: "Agent", number: int, job: Job) -> None:
+        self.agent, self.number, self.job = agent, number, job
+        self.pid = 0
+        self.inflows = {}  # type: dict[int, Inflow]
+        self.outflows = {}  # type: dict[int, Outflow]
+        self.box = agent.world.box()
+        self.trouble = -1
+        self.master = -1
+        self.end = None  # type: tuple[int, Any] | None
+        self.is_empty = False  # no process of it is left
+        self.is_silent = False  # its conversation is over
+        self.is_over = False
+
+    # -- the way in
+
+    def begin(self) -> None:
+        """Start it, once its script is there."""
+        script = self.job.script
+        if script is None:
+            return self.launch()
+        folder = self._script_folder()
+        name = os.path.basename(self.job.argv[0].rstrip(b"/")) if self.job.argv else b""
+        self.job.path = folder + b"/" + (name if name not in (b"", b".", b"..") else b"script")
+        fd = os.open(self.job.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
+        os.fchmod(fd, 0o700)
+        self.agent.world.give(fd, self.job.account)
+        if script is True:
+            number = 4 * self.number + SCRIPT
+            self.inflows[number] = ScriptFlow(self.agent, number, fd, self.launch_or_refuse)
+            return
+        try:
+            data = memoryview(bytes_of(script))
+            while data:
+                data = data[os.write(fd, data) :]
+        finally:
+            os.close(fd)  # before the fork: a file open for writing cannot be executed
+        self.launch()
+
+    def _script_folder(self) -> bytes:
+        if not self.agent.world.jobs:
+            import tempfile
+
+            self.agent.world.jobs = tempfile.mkdtemp(prefix="belljar-rehearsal-")
+        self.agent.folders += 1
+        folder = ("%s/%d.%d" % (self.agent.world.jobs, os.getpid(), self.agent.folders)).encode()
+        os.mkdir(folder, 0o700)
+        account = self.job.account
+        if account["uid"] and os.geteuid() == 0 and isinstance(self.agent.world, Guest):
+            os.chown(folder, account["uid"], account["gid"])
+        return folder
+
+    def launch_or_refuse(self) -> None:
+        try:
+            self.launch()
+        except OSError as exc:
+            self.refuse("failed", exc.strerror or str(exc))
+
+    def refuse(self, kind: str, message: str) -> None:
+        """It never came to be: an EXIT says why."""
+        self.drop_flows()
+        if not self.is_silent:
+            self.agent.send_json(EXIT, self.number, {"status": FAILED << 8, "error": kind, "message": message})
+        self.close()
+
+    def launch(self) -> None:
+        """Fork. The parent keeps the far ends of the pipes."""
+        files, inner = self._terminal() if self.job.terminal else self._pipes()
+        trouble, trouble_inner = os.pipe()
+        inner.append(trouble_inner)
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(trouble)
+            raise
+        if not pid:
+            run_child(self.job, self.agent.world, self.box, files, trouble_inner)
+        for fd in inner:
+            os.close(fd)
+        self.pid, self.trouble = pid, trouble
+        os.set_blocking(trouble, False)
+        self.agent.children[pid] = self
+
+    def _pipes(self) -> "tuple[list[int], list[int]]":
+        """The child's three descriptors, and those of them the parent closes afterwards."""
+        files, inner = [], []
+        base = 4 * self.number
+        for index, kind in enumerate(self.job.stdio):
+            if kind == "closed":
+                files.append(-1)
+                continue
+            if kind == "null":
+                fd = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            else:
+                reader, writer = os.pipe()
+                if index == STDIN:
+                    fd = reader
+                    self.inflows[base] = Inflow(self.agent, base, writer)
+                else:
+                    fd = writer
+                    self.outflows[base + index] = Outflow(self.agent, self, base + index, reader)
+                self.agent.world.give(fd, self.job.account)
+            files.append(fd)
+            inner.append(fd)
+        return files, inner
+
+    def _terminal(self) -> "tuple[list[int], list[int]]":
+        base = 4 * self.number
+        self.master, slave = os.openpty()
+        if self.job.window:
+            self.resize(*self.job.window)
+        self.agent.world.give(slave, self.job.account, 5)
+        self.inflows[base] = Inflow(self.agent, base, os.dup(self.master), is_terminal=True)
+        self.outflows[base + STDOUT] = Outflow(self.agent, self, base + STDOUT, os.dup(self.master))
+        return [slave] * 3, [slave]
+
+    # -- while it runs
+
+    def signal(self, number: int) -> None:
+        """To its process group. What has ended is past hearing."""
+        if self.pid and self.end is None and 0 < number <= 64:
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                kill_quietly(self.pid, number)  # its child has not come to its setsid yet
+
+    def resize(self, rows: int, columns: int) -> None:
+        import fcntl
+        import termios
+
+        if self.master >= 0:
+            fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    # -- the way out
+
+    def ended(self, status: int, usage: "Any") -> None:
+        """The main process is gone. What it left behind goes now."""
+        self.end = (status, usage)
+        for flow in self.inflows.values():
+            flow.drop()
+        self.box.clear(self.agent, self.pid, self.emptied)
+
+    def emptied(self) -> None:
+        self.is_empty = True
+        for flow in list(self.outflows.values()):
+            flow.drain()
+        self.advance()
+
+    def advance(self) -> None:
+        """Over, once all is dead and sent."""
+        if not self.is_empty or self.is_over or any(flow.fd >= 0 for flow in self.outflows.values()):
+            return
+        if not self.is_silent:
+            self._tell()
+        self.close()
+
+    def _tell(self) -> None:
+        assert self.end is not None
+        status, usage = self.end
+        kind, _, message = self._trouble_text().partition("\0")
+        self.agent.send_json(
+            EXIT,
+            self.number,
+            {
+                "status": status,
+                "user": usage.ru_utime,
+                "system": usage.ru_stime,
+                "peak": usage.ru_maxrss * KIB,
+                "oom": self.box.has_oom_kill(),
+                "error": kind,
+                "message": message,
+            },
+        )
+
+    def _trouble_text(self) -> str:
+        try:
+            return os.read(self.trouble, 4096).decode("utf-8", "replace")
+        except BlockingIOError:
+            return ""
+
+    def abandon(self) -> None:
+        """Nobody listens any more: kill it, drop what it says."""
+        self.is_silent = True
+        self.drop_flows()
+        if not self.pid:
+            self.close()
+        elif self.end is None:
+            self.signal(signal.SIGKILL)
+        self.advance()
+
+    def drop_flows(self) -> None:
+        for flow in list(self.inflows.values()) + list(self.outflows.values()):
+            flow.drop()
+
+    def close(self) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        for fd in (self.trouble, self.master):
+            if fd >= 0:
+                os.close(fd)
+        self.agent.later.append(self.box.discard)
+        self.agent.later.append(self.agent.world.after_payload)
+        self.agent.gone(self)
+
+
+# -- the agent ---------------------------------------------------------------------------------------------------------
+
+
+class Agent:
+    """One thread, one epoll: the channel, the children, their pipes."""
+
+    MOST_OUT = 512 * KIB  # with so much unsent the payloads' pipes are left alone
+    MOST_HEARD = 4 * MIB  # with so much unsent the host itself is not heard
+    READS = 32  # of the channel, before others have their turn
+
+    def __init__(self, fd: int, world: "Guest | Rehearsal", *, is_port: bool) -> None:
+        self.fd, self.world, self.is_port = fd, world, is_port
+        self.parser = Parser(TO_AGENT)
+        self.poll = select.epoll()
+        self.ready = {}  # type: dict[int, Callable[[int], None]]
+        self.out = collections.deque()  # type: collections.deque[bytes | memoryview]
+        self.out_size = 0
+        self.waiting = []  # type: list[Outflow]
+        self.processes = {}  # type: dict[int, Process]
+        self.dying = []  # type: list[Process]
+        self.children = {}  # type: dict[int, Process]
+        self.on_child = None  # type: Callable[[], None] | None
+        self.later = collections.deque()  # type: collections.deque[Callable[[], None]]
+        self.ending = []  # type: list[int]
+        self.folders = 0
+        self.is_over = False
+        self.mask = select.EPOLLIN
+        self.calls = {
+            "identify": world.identify,
+            "set_clock": world.set_clock,
+            "mount": world.mount,
+            "add_account": world.add_account,
+        }
+        self.hello = json.dumps(world.describe()).encode("ascii")
+        os.set_blocking(fd, False)
+        self.poll.register(fd, self.mask)
+        self.ready[fd] = self._hear
+        self._catch_signals()
+
+    def _catch_signals(self) -> None:
+        """Payloads begin with every signal at its default: a handler, unlike SIG_IGN, is not inherited by execve."""
+        for number in range(1, signal.NSIG):
+            if number in (signal.SIGKILL, signal.SIGSTOP) or 32 <= number < signal.SIGRTMIN:
+                continue
+            quiet = number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
+            signal.signal(number, ignore if quiet else signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        self.wake, wake_inner = os.pipe()
+        os.set_blocking(self.wake, False)
+        os.set_blocking(wake_inner, False)
+        signal.set_wakeup_fd(wake_inner)
+        self.watch(self.wake, select.EPOLLIN, self._reap)
+
+    def run(self) -> None:
+        """Until the channel is gone for good."""
+        while not self.is_over:
+            for fd, events in self.poll.poll():
+                action = self.ready.get(fd)
+                if action is not None:
+                    action(events)
+            self.flush()
+            while self.later:
+                self.later.popleft()()
+
+    # -- what to wait for
+
+    def watch(self, fd: int, events: int, action: "Callable[[int], None]") -> None:
+        if fd in self.ready:
+            self.poll.modify(fd, events)
+        else:
+            self.poll.register(fd, events)
+        self.ready[fd] = action
+
+    def unwatch(self, fd: int) -> None:
+        if self.ready.pop(fd, None) is not None:
+            self.poll.unregister(fd)
+
+    # -- speaking
+
+    def send(self, kind: int, number: int, body: bytes = b"") -> None:
+        self.out.append(frame(kind, number, body))
+        self.out_size += HEADER.size + len(body)
+
+    def send_json(self, kind: int, number: int, value: "Json") -> None:
+        self.send(kind, number, json.dumps(value).encode("ascii"))
+
+    def is_full(self) -> bool:
+        return self.out_size >= self.MOST_OUT
+
+    def flush(self) -> None:
+        """Write what can be written; small frames go together, for each write wakes the host."""
+        try:
+            while self.out:
+                data = self.out.popleft()
+                if self.out and len(data) < MAX_DATA // 2:
+                    parts, size = [data], len(data)
+                    while self.out and size < MAX_DATA:
+                        size += len(self.out[0])
+                        parts.append(self.out.popleft())
+                    data = b"".join(parts)
+                try:
+                    count = os.write(self.fd, data)
+                except BlockingIOError:
+                    count = 0
+                self.out_size -= count
+                if count < len(data):
+                    self.out.appendleft(memoryview(data)[count:])
+                    if not count:
+                        break
+        except OSError:
+            return self._hung_up()
+        if self.waiting and self.out_size < self.MOST_OUT // 2:
+            waiting, self.waiting = self.waiting, []
+            for flow in waiting:
+                flow.resume()
+            if self.out_size:
+                return self.flush()
+        self._listen()
+
+    def _listen(self, edge: int = 0) -> None:
+        hears = select.EPOLLIN if self.out_size < self.MOST_HEARD else 0
+        mask = hears | (select.EPOLLOUT if self.out else 0) | edge
+        if mask != self.mask and not self.is_over:
+            self.poll.modify(self.fd, mask)
+            self.mask = mask
+
+    # -- hearing
+
+    def _hear(self, events: int) -> None:
+        if not events & ~select.EPOLLOUT:
+            return
+        for _ in range(self.READS):
+            room = self.parser.room()
+            try:
+                count = os.readv(self.fd, [room])
+            except BlockingIOError:
+                return
+            except OSError as exc:
+                if self.is_port and exc.errno in (errno.ENODEV, errno.EIO):
+                    self.is_over = True
+                count = 0
+            if not count:
+                return self._hung_up()
+            self.parser.filled(count)
+            self._take_all()
+            if count < 4096 or self.out_size > self.MOST_HEARD:  # a port gives a page at a time
+                return
+
+    def _take_all(self) -> None:
+        while True:
+            try:
+                found = self.parser.take()
+                if found is None:
+                    return
+                self._take(*found)
+            except WireError as exc:
+                self.send_json(ERROR, 0, {"kind": "protocol", "message": str(exc)})
+                self.parser.forget()
+                self._end_conversation()
+
+    def _take(self, kind: int, number: int, body: bytes) -> None:
+        if kind == CALL:
+            self._call(number, body)
+        elif kind in STREAM_FRAMES:
+            self._stream(kind, number, body)
+        elif kind == SIGNAL:
+            if number in self.processes:
+                self.processes[number].signal(body[0])
+        elif kind == RESIZE:
+            if number in self.processes:
+                self.processes[number].resize(*WINDOW_SIZE.unpack(body))
+        elif kind == PING:
+            self.send(PONG, number, body)
+        elif kind == GREETING:
+            self._end_conversation()
+            self.out.clear()
+            answer = greeting(body) + frame(HELLO, 0, self.hello)
+            self.out.append(answer)
+            self.out_size = len(answer)
+
+    def _stream(self, kind: int, number: int, body: bytes) -> None:
+        """Frames for a stream that is gone crossed its end on the way: they mean nothing."""
+        process = self.processes.get(number >> 2)
+        if process is None:
+            return
+        if number in process.inflows:
+            inflow = process.inflows[number]
+            if kind == DATA:
+                self._feed(process, inflow, body)
+            elif kind == EOF:
+                inflow.end()
+            elif kind == RESET:
+                inflow.drop()
+            return
+        outflow = process.outflows.get(number)
+        if outflow is not None and kind == CREDIT:
+            outflow.grant(U32.unpack(body)[0])
+        elif outflow is not None and kind == RESET:
+            outflow.drop()
+            process.advance()
+
+    def _feed(self, process: Process, inflow: Inflow, body: bytes) -> None:
+        try:
+            inflow.feed(body)
+        except OSError as exc:  # only a script's file can fail: the guest is full
+            process.refuse("failed", "cannot store the script: %s" % exc.strerror)
+
+    def _call(self, number: int, body: bytes) -> None:
+        name, _, text = body.partition(b"\0")
+        try:
+            if not 0 < number < 1 << 30:
+                raise WireError("call number %d" % number)
+            told = json.loads(text.decode("utf-8")) if text else {}
+            answer = self._do(name.decode("ascii"), number, told)
+            if answer is not None:
+                self.send_json(REPLY, number, answer)
+        except WireError:
+            raise
+        except Refused as exc:
+            self.send_json(ERROR, number, {"kind": exc.kind, "message": exc.message[:8192]})
+        except OSError as exc:
+            message = "%s: %s" % (exc.filename or name.decode("ascii", "replace"), exc.strerror or exc)
+            self.send_json(ERROR, number, {"kind": "refused", "message": message[:8192]})
+        except Exception as exc:
+            message = "%s: %s: %s" % (name.decode("ascii", "replace"), type(exc).__name__, exc)
+            self.send_json(ERROR, number, {"kind": "bad-call", "message": message[:8192]})
+
+    def _do(self, name: str, number: int, told: "Json") -> "Json | None":
+        """The answer to a call; None when it comes later."""
+        if name == "start":
+            self._start(number, told)
+            return {}
+        if name in self.calls:
+            return self.calls[name](told)
+        if name == "settle":
+            self._settle()
+            return {}
+        if name == "end_payload":
+            self.ending.append(number)
+            self._abandon_all()
+            self._check_ending()
+            return None
+        if name == "power_off":
+            self.flush()
+            self.world.power_off()
+            return {}
+        raise Refused("bad-call", "no call is named %s" % name)
+
+    def _start(self, number: int, told: "Json") -> None:
+        if number in self.processes:
+            raise WireError("process %d is there already" % number)
+        job = Job(told)
+        self.world.add_account(job.account)
+        process = Process(self, number, job)
+        self.processes[number] = process
+        try:
+            process.begin()
+        except BaseException:
+            process.drop_flows()
+            process.close()
+            raise
+
+    def _settle(self) -> None:
+        """Become what a template is made of: nothing runs, nothing is open, everything was done once."""
+        import gc
+
+        self._abandon_all()
+        self.world.warm()
+        gc.collect()
+        if hasattr(gc, "freeze"):
+            gc.freeze()
+        os.sync()
+
+    # -- endings
+
+    def _reap(self, events: int) -> None:
+        try:
+            os.read(self.wake, 4096)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if not pid:
+                break
+            process = self.children.pop(pid, None)
+            if process is not None:
+                process.ended(status, usage)
+        if self.on_child is not None:
+            self.on_child()
+
+    def gone(self, process: Process) -> None:
+        if self.processes.get(process.number) is process:
+            del self.processes[process.number]
+        if process in self.dying:
+            self.dying.remove(process)
+        self._check_ending()
+
+    def _abandon_all(self) -> None:
+        for process in list(self.processes.values()):
+            del self.processes[process.number]
+            self.dying.append(process)
+            process.abandon()
+
+    def _check_ending(self) -> None:
+        if self.ending and not self.processes and not self.dying:
+            ending, self.ending = self.ending, []
+            self.world.release()
+            for number in ending:
+                self.send_json(REPLY, number, {})
+
+    def _end_conversation(self) -> None:
+        self.ending = []
+        self._abandon_all()
+
+    def _hung_up(self) -> None:
+        """The host closed its end. A port may be opened again; a socket never."""
+        self._end_conversation()
+        self.parser = Parser(TO_AGENT)
+        self.out.clear()
+        self.out_size = 0
+        self.waiting = []
+        if not self.is_port:
+            self.is_over = True
+        elif not self.is_over:
+            self._listen(select.EPOLLET)  # a closed port is "hung up" for as long as it lasts: only hear of changes
+
+
+def ignore(number: int, stack: object) -> None:
+    """A signal handler."""
+
+
+def find_port(name: str) -> str:
+    """The device of our virtio-serial port, as soon as its driver has it. No udev is needed."""
+    path = lookup_port(name)
+    events = None if path else kernel_events()
+    while not path:
+        path = lookup_port(name)  # again: it may have come before we listened
+        if not path:
+            assert events is not None
+            events.recv(8192)
+    return path
+
+
+def lookup_port(name: str) -> str:
+    folder = "/sys/class/virtio-ports"
+    for entry in os.listdir(folder) if os.path.isdir(folder) else ():
+        is_ours = read_file("%s/%s/name" % (folder, entry), 256).strip() == name.encode("ascii")
+        if is_ours and os.path.exists("/dev/" + entry):
+            return "/dev/" + entry
+    return ""
+
+
+def main(argv: "list[str]") -> int:
+    """As the guest's service without arguments; `--rehearse FD` as an ordinary process over an open socket."""
+    if argv[:1] == ["--rehearse"] and len(argv) == 2:
+        fd, world = int(argv[1]), Rehearsal()  # type: int, Guest | Rehearsal
+        os.set_inheritable(fd, False)
+    elif not argv:
+        world = Guest()
+        fd = os.open(find_port(PORT), os.O_RDWR | os.O_CLOEXEC)
+    else:
+        say("usage: agent.py [--rehearse FD]")
+        return 2
+    world.prepare()
+    agent = Agent(fd, world, is_port=isinstance(world, Guest))
+    agent.run()
+    for process in agent.dying:
+        kill_quietly(process.pid, signal.SIGKILL)
+    world.release()
+    return 0 if isinstance(world, Rehearsal) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -113,7 +113,7 @@ def accelerator(house: House) -> Finding:
     from belljar.hypervisor import Accelerator, Boot
 
     try:
-        boot = house.images.boot_files(house.images.resolve(house.settings.image.default))
+        image = house.images.resolve(house.settings.image.default)
     except BelljarError:
         flags = Path("/proc/cpuinfo").read_text()
         hint = "has" if "vmx" in flags or "svm" in flags else "does not have"
@@ -122,6 +122,7 @@ def accelerator(house: House) -> Finding:
             f"not tried: there is no image yet (the cpu {hint} vmx or svm)",
             "Run `belljar run -- true` once.",
         )
+    boot = house.images.boot_files(image)
     chosen, why = house.hypervisor.accelerator(Boot(boot.kernel, boot.initrd, boot.append, boot.digest))
     if chosen is Accelerator.KVM:
         return Finding(Grade.OK, f"kvm: {why}")

@@ -89,6 +89,11 @@ class Stream:
             sys.stdout.flush()
             self._watch.wait()
 
+    def close(self) -> None:
+        for tail in self._tails.values():
+            tail.close()
+        self._watch.close()
+
     def _begin(self, id: str) -> None:
         """Read this machine's journal from now on; a short life may have ended before we came."""
         from belljar.host.watch import IN_CREATE, IN_MODIFY

@@ -39,9 +39,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, house: House) -> int:
     from belljar.machine import CONSOLE_LOG, QEMU_LOG
 
-    folder = house.machines.find(args.machine).folder
+    machine = house.machines.find(args.machine)
+    folder = machine.folder
     files = {"console": folder / CONSOLE_LOG, "qemu": folder / QEMU_LOG}
-    if args.follow:
+    if args.follow and machine.alive:
         return _follow(folder, files.get(args.which))
     if args.which is None:
         for which in ("journal", "qemu", "console"):

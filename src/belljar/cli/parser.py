@@ -7,13 +7,22 @@ from typing import Any, NoReturn
 
 from belljar.errors import BadOption
 
+WIDTH = 110  # of help texts; a narrower terminal wraps them
+
+
+class Formatter(argparse.HelpFormatter):
+    """Knows its width. argparse makes one for each option that is added, and would import shutil to ask how wide."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=WIDTH)
+
 
 class Parser(argparse.ArgumentParser):
     """A parser that raises BadOption, takes no abbreviated options and knows the global ones."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("conflict_handler", "resolve")  # a verb's own -v stands before the global one
-        super().__init__(allow_abbrev=False, **kwargs)
+        super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
         common = self.add_argument_group("options of every verb") if kwargs.get("add_help", True) else self
         common.add_argument("--config", dest="config_file", metavar="FILE", help=argparse.SUPPRESS)
         common.add_argument("-v", "--verbose", action="store_true", help=argparse.SUPPRESS)

@@ -80,7 +80,7 @@ def load(
     *,
     environ: Mapping[str, str] | None = None,
     uid: int | None = None,
-    etc: Path = ETC,
+    etc: Path | None = None,
 ) -> Settings:
     """The settings of this process. Raises BadSettings with every mistake there is."""
     loaded = inspect(config_file, environ=environ, uid=uid, etc=etc)
@@ -94,13 +94,13 @@ def inspect(
     *,
     environ: Mapping[str, str] | None = None,
     uid: int | None = None,
-    etc: Path = ETC,
+    etc: Path | None = None,
 ) -> Loaded:
     """The settings as far as they can be understood, where each came from, and what is wrong. Never raises."""
     environ = os.environ if environ is None else environ
     uid = os.geteuid() if uid is None else uid
     defaults = Settings(default_paths(uid, environ))
-    files = [path for path in _usual_files(uid, environ, etc) if os.path.lexists(path)]
+    files = [path for path in _usual_files(uid, environ, etc or ETC) if os.path.lexists(path)]
     if config_file is not None:
         files.append(config_file)
     variables = {name: value for name, value in environ.items() if name.startswith("BELLJAR_")}

@@ -6,7 +6,7 @@ folder; a user's private store stands before the site's read-only one. A machine
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,10 @@ class Settings:
     lock_timeout: float = field(
         default=3600.0,
         metadata={"help": "longest wait for another process that fetches or builds the same image", "unit": "seconds"},
+    )
+    reserve: int = field(
+        default=256 * MIB,
+        metadata={"help": "free space the scratch disk must have for a machine to start", "unit": "bytes"},
     )
     mirror: str = field(
         default="",
@@ -69,6 +73,13 @@ class BootFiles:
     digest: str
 
 
+Users = Callable[[str], list[str]]  # digest -> who still needs the image, in words ("template 3f2a...")
+
+
+def nobody(digest: str) -> list[str]:
+    return []
+
+
 class ImageStore(Protocol):
     """Images by name or digest."""
 
@@ -100,3 +111,16 @@ class Overlays(Protocol):
         Raises ImpossibleSize when smaller than the image, NoSpace when the host has no room for it."""
 
     def discard(self, path: Path) -> None: ...
+
+
+def load(private: Path, site: Path | None, settings: Settings, users: Users = nobody) -> ImageStore:
+    """The store in the folder *private*, before the one in *site*. *users* says who still needs an image."""
+    from belljar.image.store import Store
+
+    return Store(private, site, settings, users)
+
+
+def load_overlays(settings: Settings) -> Overlays:
+    from belljar.image.overlay import DiskOverlays
+
+    return DiskOverlays(settings)

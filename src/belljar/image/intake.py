@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from belljar.errors import BelljarError, CommandFailed, ImageCorrupt, ImageTooLarge
 from belljar.host import commands
 from belljar.host.files import free_bytes, no_space_as_error, remove_tree, write_whole
-from belljar.host.locks import try_lock
+from belljar.host.locks import locked, try_lock
 from belljar.image import Image, initramfs, kernel, manifest, modules
 from belljar.image.look import Files, ext_file_systems
 from belljar.image.progress import Progress
@@ -68,6 +68,21 @@ def draft(store: Store, word: str) -> Iterator[Path]:
         remove_tree(folder)
         if lock:
             lock.release()
+
+
+@contextmanager
+def alone(store: Store, word: str, what: str, progress: Progress) -> Iterator[bool]:
+    """Be the only process that makes *word*; say so when that takes waiting. Yields whether somebody else was at it."""
+    path = store.work_folder("downloads") / f"{word}.lock"
+    if lock := try_lock(path):
+        try:
+            yield False
+        finally:
+            lock.release()
+        return
+    progress.step(f"Waiting for another belljar that is about to {what}")
+    with locked(path, timeout=store.settings.lock_timeout, what=what):
+        yield True
 
 
 def take(store: Store, folder: Path, raw: Path, origin: Origin, progress: Progress) -> Image:
@@ -145,7 +160,13 @@ def _direct(root: Files, version: str, data: bytes, os_name: str, facts: dict[st
         initrd,
         append,
         os_name,
-        {**facts, "kernel": version, "boots_by": "kernel", "agent_in_initrd": True, "kernel_form": "elf" if elf else "bzimage"},
+        {
+            **facts,
+            "kernel": version,
+            "boots_by": "kernel",
+            "agent_in_initrd": True,
+            "kernel_form": "elf" if elf else "bzimage",
+        },
     )
 
 
@@ -206,7 +227,7 @@ def _busybox(root: Files) -> bytes:
         with suppress(ImageCorrupt):
             if initramfs.is_static(data := root.read(path)):
                 return data
-    if (path := commands.which("busybox")) and initramfs.is_static(data := Path(path).read_bytes()):
+    if (host := commands.which("busybox")) and initramfs.is_static(data := Path(host).read_bytes()):
         return data
     raise BelljarError("no static busybox, in the image or on this host", hint="Install the package busybox-static.")
 

@@ -16,10 +16,10 @@ SECTOR = 512
 LARGEST_DISK = 4096 * GIB
 
 
-class Overlays:
+class DiskOverlays:
     """Writable disks on top of images."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings = Settings()) -> None:  # noqa: B008 - a frozen value
         self.settings = settings
 
     def create(self, path: Path, image: Image, size: int | None) -> int:
@@ -34,7 +34,9 @@ class Overlays:
         if size > LARGEST_DISK:
             raise ImpossibleSize(f"a disk of {size // GIB} GiB is too large: at most {LARGEST_DISK // GIB} GiB")
         if (free := free_bytes(path.parent)) < self.settings.reserve:
-            raise NoSpace(f"{path.parent}: {free // MIB} MiB free, a machine needs {self.settings.reserve // MIB} MiB to start")
+            raise NoSpace(
+                f"{path.parent}: {free // MIB} MiB free, a machine needs {self.settings.reserve // MIB} MiB to start"
+            )
         with no_space_as_error(path):
             try:
                 write_overlay(path, image.disk, size)

@@ -6,19 +6,21 @@ The program gets each file as /proc/self/fd/N: it can open that file and, being 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
-from belljar.errors import CommandMissing, ImageCorrupt
+from belljar.errors import BelljarError, CommandMissing, ImageCorrupt, ImageTooLarge, NoSpace
 from belljar.host.commands import SEARCH_PATH, which
 
 if TYPE_CHECKING:
     import subprocess
 
 NOBODY = 65534
-LARGEST_COMPLAINT = 64 << 10
+LARGEST_ANSWER, LARGEST_COMPLAINT = 256 << 20, 64 << 10
 MEMORY = 8 << 30  # address space; qemu-img reserves much and touches little
 
 
@@ -38,36 +40,55 @@ class Printed:
     err: bytes
 
 
-def run(argv: Sequence[str], files: Sequence[Path], limits: Limits, *, writable: Sequence[Path] = ()) -> Printed:
+def run(
+    argv: Sequence[str],
+    files: Sequence[Path],
+    limits: Limits,
+    *,
+    writable: Sequence[Path] = (),
+    stdin: Path | None = None,
+    stdout: Path | None = None,
+    fine: Sequence[int] = (0,),
+) -> Printed:
     """Run *argv* to its end and return what it printed. `{0}`, `{1}`... in argv stand for *files*, then for *writable*, which
-    exist already. Raises ImageCorrupt, with the program's last words, when it fails, is killed or exceeds its limits."""
+    exist already; *stdin* and *stdout* may be files too. Raises ImageCorrupt, with the program's last words, when its exit
+    code is not *fine* or its time is up; ImageTooLarge, NoSpace."""
     import subprocess
     import tempfile
 
-    descriptors: list[int] = []
-    try:
-        descriptors += [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in files]
-        descriptors += [os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in writable]
-        for descriptor in descriptors[len(files) :]:
-            _lend(descriptor, NOBODY)
-        names = [f"/proc/self/fd/{descriptor}" for descriptor in descriptors]
-        command = [*_confined(limits), *(_filled(word, names) for word in argv)]
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-            done = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, pass_fds=descriptors,
-                env={"PATH": SEARCH_PATH, "LC_ALL": "C"}, cwd="/", start_new_session=True,
-            )  # fmt: skip
-            _await(done, argv[0], limits.seconds)
-            if done.returncode:
-                raise ImageCorrupt(f"{argv[0]}: {_last_words(err, done.returncode)}")
-            out.seek(0)
-            err.seek(0)
-            return Printed(out.read(limits.output), err.read(LARGEST_COMPLAINT))
-    finally:
-        for descriptor in descriptors[len(files) :]:
-            _lend(descriptor, os.geteuid())
-        for descriptor in descriptors:
-            os.close(descriptor)
+    with ExitStack() as stack:
+        read = [_lent(stack, path, os.O_RDONLY) for path in files]
+        written = [_lent(stack, path, os.O_RDWR) for path in writable]
+        names = [f"/proc/self/fd/{descriptor}" for descriptor in (*read, *written)]
+        out = stack.enter_context(tempfile.TemporaryFile())
+        err = stack.enter_context(tempfile.TemporaryFile())
+        process = subprocess.Popen(
+            [*_confined(limits), *(_filled(word, names) for word in argv)],
+            stdin=_opened(stack, stdin or Path(os.devnull)), stdout=out, stderr=err, pass_fds=[*read, *written],
+            env={"PATH": SEARCH_PATH, "LC_ALL": "C"}, cwd="/", start_new_session=True,
+        )  # fmt: skip
+        _await(process, argv[0], limits.seconds)
+        err.seek(0)
+        complaint = err.read(LARGEST_COMPLAINT)
+        if process.returncode not in fine:
+            raise _failure(argv[0], process.returncode, complaint.decode(errors="replace"))
+        out.seek(0)
+        return Printed(out.read(min(LARGEST_ANSWER, os.fstat(out.fileno()).st_size)), complaint)
+
+
+def _opened(stack: ExitStack, path: Path, flags: int = os.O_RDONLY) -> int:
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _lent(stack: ExitStack, path: Path, flags: int) -> int:
+    """Open it; it is nobody's while the program runs, for /proc/self/fd/N is opened by the program's own rights."""
+    descriptor = _opened(stack, path, flags)
+    if os.geteuid() == 0:
+        os.fchown(descriptor, NOBODY, -1)
+        stack.callback(os.fchown, descriptor, 0, -1)
+    return descriptor
 
 
 def _await(process: subprocess.Popen[bytes], name: str, seconds: int) -> None:
@@ -87,7 +108,13 @@ def _confined(limits: Limits) -> list[str]:
     confined = [prlimit, f"--as={MEMORY}", f"--fsize={limits.output}", f"--cpu={limits.seconds}", "--core=0"]
     confined += [setpriv, "--no-new-privs", "--pdeathsig=KILL"]
     if os.geteuid() == 0:
-        confined += [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]
+        confined += [
+            f"--reuid={NOBODY}",
+            f"--regid={NOBODY}",
+            "--clear-groups",
+            "--inh-caps=-all",
+            "--bounding-set=-all",
+        ]
     return confined
 
 
@@ -103,13 +130,12 @@ def _filled(word: str, names: Sequence[str]) -> str:
     return word
 
 
-def _lend(descriptor: int, owner: int) -> None:
-    if os.geteuid() == 0:
-        os.fchown(descriptor, owner, -1)
-
-
-def _last_words(err: IO[bytes], code: int) -> str:
-    err.seek(max(0, err.seek(0, os.SEEK_END) - 2000))
-    lines = err.read().decode(errors="replace").strip().splitlines()
+def _failure(name: str, code: int, complaint: str) -> BelljarError:
+    lines = complaint.strip().splitlines()
     end = f"exit {code}" if code > 0 else f"killed by signal {-code}"
-    return f"{end}: {lines[-1]}" if lines else end
+    text = f"{name}: {end}: {lines[-1]}" if lines else f"{name}: {end}"
+    if code == -signal.SIGXFSZ or "File too large" in complaint:
+        return ImageTooLarge(f"{name}: what it unpacks is larger than the limit")
+    if "No space left on device" in complaint:
+        return NoSpace(text)
+    return ImageCorrupt(text)

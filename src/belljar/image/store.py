@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from pathlib import Path
 from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NotPermitted
 from belljar.host.files import no_space_as_error, private_folder, remove_tree, write_whole
 from belljar.host.locks import try_lock
-from belljar.image import BootFiles, Image, Settings, initramfs, manifest
+from belljar.image import BootFiles, Image, Settings, Users, initramfs, manifest, nobody
 from belljar.model import MachineId
 
 DEFAULT_NAME = "debian12"
@@ -31,13 +31,11 @@ PREFIX = "sha256-"
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
 HEX = re.compile(r"[0-9a-f]{8,64}")
 
-Users = Callable[[str], list[str]]  # digest -> who still needs the image, in words ("template 3f2a...")
-
 
 class Store:
     """Images by name or digest: a private store that is written to, and before it fails the site's, which is only read."""
 
-    def __init__(self, private: Path, site: Path | None, settings: Settings, users: Users = lambda digest: []) -> None:
+    def __init__(self, private: Path, site: Path | None, settings: Settings, users: Users = nobody) -> None:
         self.folder = private / "images"
         self.site = site / "images" if site and site != private else None
         self.settings = settings
@@ -93,7 +91,9 @@ class Store:
         if not _is_whole(cached, image.initrd):
             self._folder("cache")
             with no_space_as_error(cached):
-                write_whole(cached, image.initrd.read_bytes() + initramfs.agent_part(image), mode=self.file_mode | 0o200)
+                write_whole(
+                    cached, image.initrd.read_bytes() + initramfs.agent_part(image), mode=self.file_mode | 0o200
+                )
         return BootFiles(image.kernel, cached, image.append, digest)
 
     @contextmanager
@@ -187,7 +187,7 @@ class Store:
         try:
             manifest.read(folder)
         except ImageCorrupt:
-            aside = self._folder("drafts") / f"removed-{folder.name[len(PREFIX):][:16]}-{os.getpid()}"
+            aside = self._folder("drafts") / f"removed-{folder.name[len(PREFIX) :][:16]}-{os.getpid()}"
             folder.rename(aside)
             draft.rename(folder)
             remove_tree(aside)
@@ -232,7 +232,12 @@ class Store:
         wanted = reference.removeprefix("sha256:").removeprefix(PREFIX)
         if not HEX.fullmatch(wanted):
             raise ImageUnknown(f"no image is called {reference!r}")
-        fits = {folder.name: folder for store in self._stores() for folder in _image_folders(store) if folder.name.startswith(PREFIX + wanted)}
+        fits = {
+            folder.name: folder
+            for store in self._stores()
+            for folder in _image_folders(store)
+            if folder.name.startswith(PREFIX + wanted)
+        }
         if len(fits) > 1:
             raise ImageUnknown(f"more than one image has a digest that begins with {wanted}", hint="Give more digits.")
         for name, folder in fits.items():

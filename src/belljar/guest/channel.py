@@ -1,0 +1,121 @@
+"""Frames over a connected stream socket, inside the event loop. What the frames mean is left to conversation and relay.
+
+Output is queued without limit here: the credit of the streams is what bounds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+
+from belljar.agent.agent import Parser, WireError
+from belljar.errors import AgentLost, GuestError, ProtocolViolation
+
+READS = 16  # of the socket, before other callbacks of the loop have their turn
+TOGETHER = 1 << 18  # small frames are written together up to this size
+
+
+class Channel:
+    """One end of the wire. `receive` gets each frame; `lost` is called once, when nothing more can come."""
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        parser: Parser,
+        receive: Callable[[int, int, bytes], None],
+        lost: Callable[[GuestError], None],
+    ) -> None:
+        self._socket, self._parser, self._receive, self._lost = connection, parser, receive, lost
+        self._out: deque[bytes | memoryview] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._is_writing = False
+        self._is_open = True
+        connection.setblocking(False)
+        self._descriptor = connection.fileno()
+        self.last_heard = self._loop.time()
+        self._loop.add_reader(self._descriptor, self._readable)
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    def send(self, data: bytes) -> None:
+        """Queue a frame. What is sent to a closed channel is lost, as on any wire."""
+        if not self._is_open:
+            return
+        self._out.append(data)
+        if not self._is_writing:
+            self._write()
+
+    def close(self) -> None:
+        """Stop listening and talking. The socket stays its owner's."""
+        if self._is_open:
+            self._is_open = False
+            self._out.clear()
+            self._loop.remove_reader(self._descriptor)
+            if self._is_writing:
+                self._loop.remove_writer(self._descriptor)
+
+    def _fail(self, error: GuestError) -> None:
+        if self._is_open:
+            self.close()
+            self._lost(error)
+
+    def _readable(self) -> None:
+        for _ in range(READS):
+            room = self._parser.room()
+            try:
+                count = self._socket.recv_into(room)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as exc:
+                return self._fail(AgentLost(f"the channel to the guest broke: {exc.strerror}"))
+            if not count:
+                return self._fail(AgentLost("the channel to the guest was closed"))
+            self.last_heard = self._loop.time()
+            self._parser.filled(count)
+            self._take_all()
+            if not self._is_open or count < len(room):
+                return
+
+    def _take_all(self) -> None:
+        try:
+            while self._is_open:
+                found = self._parser.take()
+                if found is None:
+                    return
+                self._receive(*found)
+        except WireError as exc:
+            self._fail(ProtocolViolation(f"what came over the channel is not the agent's protocol: {exc}"))
+        except GuestError as exc:
+            self._fail(exc)
+
+    def _write(self) -> None:
+        try:
+            while self._out:
+                data = self._next()
+                count = self._socket.send(data)
+                if count < len(data):
+                    self._out.appendleft(memoryview(data)[count:])
+        except (BlockingIOError, InterruptedError):
+            self._out.appendleft(data)
+        except OSError:  # the reader learns why
+            self._out.clear()
+        if bool(self._out) is not self._is_writing:
+            self._is_writing = bool(self._out)
+            if self._is_writing:
+                self._loop.add_writer(self._descriptor, self._write)
+            else:
+                self._loop.remove_writer(self._descriptor)
+
+    def _next(self) -> bytes | memoryview:
+        data = self._out.popleft()
+        if not self._out or len(data) >= TOGETHER:
+            return data
+        parts, size = [data], len(data)
+        while self._out and size + len(self._out[0]) <= TOGETHER:
+            size += len(self._out[0])
+            parts.append(self._out.popleft())
+        return b"".join(parts)

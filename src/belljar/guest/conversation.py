@@ -1,0 +1,304 @@
+"""Speaks the agent's protocol over one connected socket, and offers it as calls and streams: implements `Guest`.
+
+The wire itself is told at the top of belljar/agent/agent.py. Everything the guest says is checked here or in process.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import time
+from typing import Any, Protocol
+
+from belljar.agent.agent import (
+    CALL, ERROR, EXIT, GREETING, HELLO, INLINE_SCRIPT, MAX_CALL, PING, PONG, PROTOCOL, REPLY, TO_HOST, Parser,
+    WireError, frame, greeting,
+)  # fmt: skip
+from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused
+from belljar.guest import Hello, Identity, IdentityProof, Settings, Streams
+from belljar.guest.channel import Channel
+from belljar.guest.process import SCRIPT, Running, one_line, read_object, refusal
+from belljar.model import Account, Payload, to_json
+
+SKEW_ENOUGH = 0.05  # seconds; closer than this the clock is not stepped again
+CLOCK_TRIES = 3
+LAST_NUMBER = (1 << 30) - 1
+
+
+class Target(Protocol):
+    """Whoever is told the frames of one number."""
+
+    @property
+    def is_over(self) -> bool: ...
+    def receive(self, kind: int, number: int, body: bytes) -> None: ...
+    def fail(self, error: GuestError) -> None: ...
+
+
+class Call:
+    """A question that waits for its answer."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+
+    @property
+    def is_over(self) -> bool:
+        return self.answer.done()
+
+    def receive(self, kind: int, number: int, body: bytes) -> None:
+        if kind == REPLY and number == self.number and not self.answer.done():
+            self.answer.set_result(read_object(body))
+        elif kind == ERROR:
+            self.fail(refusal(body))
+        else:
+            raise WireError(f"frame type {kind} in answer to a call")
+
+    def fail(self, error: GuestError) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+            self.answer.exception()  # it is no mistake when nobody waits any more
+
+
+class Conversation:
+    """One conversation with the agent. A second `greet` begins anew: what ran is killed."""
+
+    def __init__(self, connection: socket.socket, settings: Settings) -> None:
+        self._connection, self._settings = connection, settings
+        self._targets: dict[int, Target] = {}
+        self._number = 0
+        self._channel: Channel | None = None
+        self._hello: asyncio.Future[Hello] | None = None
+        self._heartbeat: asyncio.TimerHandle | None = None
+        self._error: GuestError = AgentLost("the conversation with the guest has not begun")
+
+    # -- begin and end
+
+    async def greet(self) -> Hello:
+        self.close()
+        loop = asyncio.get_running_loop()
+        opening = greeting(os.urandom(16))
+        self._hello = loop.create_future()
+        self._channel = Channel(self._connection, Parser(TO_HOST, opening), self._receive, self._lose)
+        self._channel.send(opening)
+        hello = await self._hello
+        if hello.version != PROTOCOL:
+            error = AgentTooOld(f"the guest's agent speaks protocol {hello.version}, belljar speaks {PROTOCOL}")
+            self._lose(error)
+            raise error
+        self._heartbeat = loop.call_later(self._settings.heartbeat, self._beat)
+        return hello
+
+    @property
+    def hello(self) -> Hello | None:
+        """What the agent said of itself, once it did."""
+        done = self._hello is not None and self._hello.done() and not self._hello.cancelled()
+        return self._hello.result() if done and self._hello is not None and not self._hello.exception() else None
+
+    def close(self) -> None:
+        self._lose(AgentLost("the conversation with the guest was closed"))
+
+    def _lose(self, error: GuestError) -> None:
+        """Everyone who waits learns that nothing more will come."""
+        self._error = error
+        if self._heartbeat is not None:
+            self._heartbeat.cancel()
+            self._heartbeat = None
+        if self._channel is not None:
+            self._channel.close()
+        targets, self._targets = self._targets, {}
+        for target in targets.values():
+            target.fail(error)
+        if self._hello is not None and not self._hello.done():
+            self._hello.set_exception(error)
+            self._hello.exception()
+
+    def _beat(self) -> None:
+        """A guest that is silent is asked for a sign of life; silent for too long it is lost."""
+        loop, settings = asyncio.get_running_loop(), self._settings
+        assert self._channel is not None
+        silent = loop.time() - self._channel.last_heard
+        if silent >= settings.lost_after:
+            return self._lose(AgentLost(f"the guest gave no sign of life for {silent:.0f} s"))
+        if silent >= settings.heartbeat:
+            self._channel.send(frame(PING, 0, bytes(8)))
+        left = settings.lost_after - silent
+        self._heartbeat = loop.call_later(min(settings.heartbeat, left), self._beat)
+
+    # -- frames
+
+    def open_channel(self) -> Channel:
+        """The channel, as long as the conversation goes on. Raises AgentLost."""
+        if self._channel is None or not self._channel.is_open:
+            raise self._error
+        return self._channel
+
+    def next_number(self) -> int:
+        """A number for a call that no other call has."""
+        self._number = self._number % LAST_NUMBER + 1
+        return self._number
+
+    def register(self, number: int, target: Target) -> None:
+        """From now on *target* gets the frames of this number, until it is over."""
+        self._targets[number] = target
+
+    def _receive(self, kind: int, number: int, body: bytes) -> None:
+        assert self._hello is not None
+        if kind in (GREETING, PONG):
+            return
+        if kind == HELLO or not self._hello.done():
+            return self._hear_hello(kind, body)
+        if kind == ERROR and not number:
+            return self._lose(refusal(body))
+        key = number if kind in (REPLY, ERROR, EXIT) else number >> 2
+        target = self._targets.get(key)
+        if target is None:
+            return  # it crossed the end of what it belongs to
+        target.receive(kind, number, body)
+        if target.is_over and kind in (REPLY, ERROR, EXIT):
+            self._targets.pop(key, None)
+
+    def _hear_hello(self, kind: int, body: bytes) -> None:
+        assert self._hello is not None
+        if kind != HELLO or self._hello.done():
+            raise WireError(f"frame type {kind} where only a hello may come, or none")
+        told = read_object(body)
+        version = told.get("version")
+        if not isinstance(version, int):
+            raise WireError("a hello without a version")
+        texts = {name: one_line(told.get(name)) for name in ("agent", "boot_nonce", "os", "kernel", "python")}
+        self._hello.set_result(Hello(version=version, nine_p=told.get("nine_p") is True, **texts))
+
+    async def _call(self, name: str, told: dict[str, Any], *, patience: int = 1) -> dict[str, Any]:
+        """Ask and wait for the answer. Raises GuestRefused, AgentLost."""
+        channel, call = self.open_channel(), Call(self.next_number())
+        self.register(call.number, call)
+        channel.send(request(call.number, name, told))
+        limit = patience * self._settings.call_timeout
+        try:
+            async with asyncio.timeout(limit):
+                return await call.answer
+        except TimeoutError as exc:
+            raise AgentLost(f"the agent did not answer `{name}` within {limit:.0f} s") from exc
+        finally:
+            self._targets.pop(call.number, None)
+
+    # -- what a Guest does
+
+    async def identify(self, identity: Identity) -> IdentityProof:
+        before = time.time()
+        answer = await self._call("identify", {**to_json(identity), "time": before})
+        skew = clock_in(answer) - (before + time.time()) / 2
+        if abs(skew) > SKEW_ENOUGH:
+            skew = await self.set_clock()
+        texts = {name: one_line(answer.get(name)) for name in ("hostname", "machine_id", "nonce", "mac", "sample")}
+        return IdentityProof(clock_skew=skew, **texts)
+
+    async def settle(self) -> None:
+        await self._call("settle", {}, patience=10)
+
+    async def set_clock(self) -> float:
+        skew = await self._step_clock({})
+        for _ in range(CLOCK_TRIES):
+            if abs(skew) <= SKEW_ENOUGH:
+                break
+            skew = await self._step_clock({"delta": -skew})
+        return skew
+
+    async def _step_clock(self, told: dict[str, Any]) -> float:
+        before = time.time()
+        answer = await self._call("set_clock", {"time": before, **told})
+        return clock_in(answer) - (before + time.time()) / 2
+
+    async def mount(self, tag: str, target: str, *, readonly: bool) -> None:
+        await self._call("mount", {"tag": tag, "target": target, "readonly": readonly})
+
+    async def add_account(self, account: Account) -> None:
+        await self._call("add_account", to_json(account))
+
+    async def start(self, payload: Payload, streams: Streams) -> Running:
+        process = self._begin(order_of(payload, streams), streams)
+        if is_large(payload.script):
+            process.send_from(SCRIPT, _Text(payload.script or b""))
+        await process.started
+        return process
+
+    async def begin_copy(self, order: list[str], account: Account, cwd: bytes | None, streams: Streams) -> Running:
+        """Start the agent's own tar reader or writer as the user. See files.py."""
+        carried = ["stream" if stream else "null" for stream in (streams.stdin, streams.stdout)]
+        told = to_json({"argv": (), "account": account, "cwd": cwd, "env": (), "umask": 0o022, "rlimits": ()})
+        told.update(terminal=False, window=None, script=None, stdio=[*carried, "null"], builtin=order)
+        process = self._begin(told, streams)
+        await process.started
+        return process
+
+    def _begin(self, order: dict[str, Any], streams: Streams) -> Running:
+        channel, number = self.open_channel(), self.next_number()
+        call = request(number, "start", order)
+        if len(call) > MAX_CALL:
+            raise GuestRefused(
+                f"arguments and environment of {len(call)} bytes are more than a guest can be sent",
+                hint="Give the payload its data in a file (`--in`) or on its standard input.",
+            )
+        channel.send(call)
+        process = Running(number, channel, streams)
+        self.register(number, process)
+        return process
+
+    async def put(self, outside: str, inside: str, account: Account, cwd: bytes | None) -> None:
+        from belljar.guest.files import put
+
+        await put(self, outside, inside, account, cwd)
+
+    async def get(self, inside: str, outside: str, account: Account, cwd: bytes | None) -> None:
+        from belljar.guest.files import get
+
+        await get(self, inside, outside, account, cwd)
+
+    async def end_payload(self) -> None:
+        await self._call("end_payload", {})
+
+    async def poweroff(self) -> None:
+        """Asks for it; the domain's end is what answers."""
+        self.open_channel().send(request(self.next_number(), "power_off", {}))
+
+
+class _Text:
+    """A source that has everything already."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    async def read(self, limit: int) -> bytes:
+        part = self._data[self._at : self._at + limit]
+        self._at += len(part)
+        return part
+
+
+def request(number: int, name: str, told: dict[str, Any]) -> bytes:
+    """A CALL frame."""
+    body = name.encode("ascii") + b"\0" + json.dumps(told, separators=(",", ":")).encode("ascii")
+    return frame(CALL, number, body)
+
+
+def is_large(script: bytes | None) -> bool:
+    """Does the script go by a stream of its own?"""
+    return script is not None and len(script) > INLINE_SCRIPT
+
+
+def order_of(payload: Payload, streams: Streams) -> dict[str, Any]:
+    """What the agent needs to know of a payload."""
+    names = ("argv", "account", "cwd", "env", "umask", "rlimits", "terminal")
+    told: dict[str, Any] = to_json({name: getattr(payload, name) for name in names})
+    told["script"] = True if is_large(payload.script) else to_json(payload.script)
+    told["stdio"] = [kind.value for kind in (payload.stdin, payload.stdout, payload.stderr)]
+    told.update(window=streams.window, builtin=None)
+    return told
+
+
+def clock_in(answer: dict[str, Any]) -> float:
+    moment = answer.get("time")
+    if isinstance(moment, bool) or not isinstance(moment, (int, float)):
+        raise AgentLost("the agent did not tell the time")
+    return float(moment)

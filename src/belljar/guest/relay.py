@@ -1,0 +1,154 @@
+"""Lets a second local client talk to a guest that is spoken to already: `belljar exec` and `belljar cp`.
+
+The client speaks the agent's own protocol over its connection (a plain `Conversation` will do); numbers are translated,
+credit is passed on end to end. A client that goes away has its processes killed; one that breaks the rules is sent
+away before its frames can end the guest's conversation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from dataclasses import asdict
+from typing import cast
+
+from belljar.agent.agent import (
+    CALL, CREDIT, DATA, EOF, ERROR, EXIT, GREETING, HELLO, PING, PONG, REPLY, RESET, RESIZE, SIGNAL, TO_AGENT, U32, WINDOW,
+    Parser, WireError, frame, greeting,
+)  # fmt: skip
+from belljar.errors import GuestError
+from belljar.guest import Guest
+from belljar.guest.channel import Channel
+from belljar.guest.conversation import Conversation
+
+ALLOWED = (b"start", b"add_account")
+MOST_CALLS = 256  # of one client at a time
+KILL = bytes([9])
+
+
+async def serve(guest: Guest, connection: socket.socket) -> None:
+    """Carry frames until the client goes or the guest does. The connection stays its owner's."""
+    relay = Relay(cast(Conversation, guest), connection)
+    try:
+        await relay.over
+    finally:
+        relay.close()
+
+
+class Relay:
+    """One client."""
+
+    def __init__(self, conversation: Conversation, connection: socket.socket) -> None:
+        self.conversation = conversation
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.client = Channel(connection, Parser(TO_AGENT), self._receive, self._end)
+        self.forwards: dict[int, Forward] = {}  # by the client's number
+
+    def close(self) -> None:
+        self.client.close()
+        for forward in list(self.forwards.values()):
+            forward.orphan()
+        self.forwards.clear()
+
+    def _end(self, error: GuestError | None = None) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
+    def guest_lost(self) -> None:
+        self._end()
+
+    def _receive(self, kind: int, number: int, body: bytes) -> None:
+        if kind == GREETING:
+            self._greet(body)
+        elif kind == PING:
+            self.client.send(frame(PONG, number, body))
+        elif kind == CALL:
+            self._call(number, body)
+        else:
+            key = number if kind in (SIGNAL, RESIZE) else number >> 2
+            if key in self.forwards:
+                self.forwards[key].to_guest(kind, number, body)
+
+    def _greet(self, nonce: bytes) -> None:
+        for forward in list(self.forwards.values()):
+            forward.orphan()
+        self.forwards.clear()
+        hello = self.conversation.hello
+        if hello is None:
+            return self._end()
+        self.client.send(greeting(nonce) + frame(HELLO, 0, json.dumps(asdict(hello)).encode("ascii")))
+
+    def _call(self, number: int, body: bytes) -> None:
+        if number in self.forwards or len(self.forwards) >= MOST_CALLS:
+            raise WireError(f"call {number}: there already, or one too many")
+        name = body.partition(b"\0")[0]
+        if name not in ALLOWED:
+            told = {"kind": "refused", "message": "this can only be asked by the machine's supervisor"}
+            return self.client.send(frame(ERROR, number, json.dumps(told).encode("ascii")))
+        try:
+            channel = self.conversation.open_channel()
+        except GuestError:
+            return self._end()
+        inner = self.conversation.next_number()
+        self.forwards[number] = forward = Forward(self, number, inner, channel, is_process=name == b"start")
+        self.conversation.register(inner, forward)
+        channel.send(frame(CALL, inner, body))
+
+
+class Forward:
+    """One call of a client and, where it started something, that process with its streams."""
+
+    def __init__(self, relay: Relay, outer: int, inner: int, guest: Channel, *, is_process: bool) -> None:
+        self._relay, self._outer, self._inner, self._guest = relay, outer, inner, guest
+        self._is_process = is_process
+        self.is_over = False
+        self._is_orphan = False
+        self._credit = dict.fromkeys(range(4), WINDOW)  # what the client may still send, by stream
+        self._held = dict.fromkeys(range(4), 0)  # what the guest sent and the client did not give back
+        self._ended: set[int] = set()
+
+    def to_guest(self, kind: int, number: int, body: bytes) -> None:
+        """From the client. Raises WireError for what the agent would take as the end of everything."""
+        if kind in (SIGNAL, RESIZE):
+            return self._guest.send(frame(kind, self._inner, body))
+        stream = number & 3
+        if kind == DATA:
+            self._credit[stream] -= len(body)
+            if self._credit[stream] < 0 or stream in self._ended:
+                raise WireError(f"stream {number}: data without credit or after its end")
+        elif kind == EOF:
+            self._ended.add(stream)
+        elif kind == CREDIT:
+            self._held[stream] -= U32.unpack(body)[0]
+            if self._held[stream] < 0:
+                raise WireError(f"stream {number}: credit for what was never sent")
+        self._guest.send(frame(kind, 4 * self._inner + stream, body))
+
+    def receive(self, kind: int, number: int, body: bytes) -> None:
+        """From the guest."""
+        stream = number & 3
+        if kind == DATA:
+            self._held[stream] += len(body)
+            if self._held[stream] > WINDOW and not self._is_orphan:
+                raise WireError(f"stream {number}: data without credit")
+        elif kind == CREDIT:
+            self._credit[stream] += U32.unpack(body)[0]
+        is_last = kind == (EXIT if self._is_process else REPLY) or kind == ERROR
+        if not self._is_orphan:
+            is_stream = kind in (DATA, EOF, CREDIT, RESET)
+            self._relay.client.send(frame(kind, 4 * self._outer + stream if is_stream else self._outer, body))
+            if is_last:
+                self._relay.forwards.pop(self._outer, None)
+        self.is_over = is_last
+
+    def orphan(self) -> None:
+        """The client is gone: its process is killed, what it says goes nowhere."""
+        self._is_orphan = True
+        if self._is_process and not self.is_over:
+            self._guest.send(frame(SIGNAL, self._inner, KILL))
+            for stream in range(4):
+                self._guest.send(frame(RESET, 4 * self._inner + stream))
+
+    def fail(self, error: GuestError) -> None:
+        self._relay.guest_lost()

@@ -1,0 +1,127 @@
+"""This process's own descriptors as sources and sinks, whatever they are: pipe, file, terminal, socket, /dev/null.
+
+They are shared with other processes, so they are never made non-blocking: one daemon thread per stream blocks in their
+place. A thread begins with the first byte asked for, and never keeps this process from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import stat
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+from belljar.model import StdinKind
+
+T = TypeVar("T")
+NULL_DEVICE = os.makedev(1, 3)
+
+
+def classify(descriptor: int) -> StdinKind:
+    """What the payload is to find in this descriptor's place."""
+    try:
+        facts = os.fstat(descriptor)
+    except OSError:
+        return StdinKind.CLOSED
+    if stat.S_ISCHR(facts.st_mode) and facts.st_rdev == NULL_DEVICE:
+        return StdinKind.NULL
+    return StdinKind.STREAM
+
+
+class _Worker(Generic[T]):
+    """Does one blocking call after the other, in a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._orders: SimpleQueue[tuple[Callable[[], T], asyncio.Future[T]]] | None = None
+
+    async def do(self, call: Callable[[], T]) -> T:
+        """The call's result. Cancelling stops the waiting, not the call."""
+        self._loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = self._loop.create_future()
+        if self._orders is None:
+            self._orders = SimpleQueue()
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        self._orders.put((call, future))
+        return await future
+
+    def _work(self) -> None:
+        assert self._orders is not None
+        while True:
+            call, future = self._orders.get()
+            try:
+                settle: Callable[[], None] = _done(future, call())
+            except BaseException as exc:
+                settle = _failed(future, exc)
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(settle)
+
+
+def _done(future: asyncio.Future[T], result: T) -> Callable[[], None]:
+    return lambda: None if future.done() else future.set_result(result)
+
+
+def _failed(future: asyncio.Future[T], error: BaseException) -> Callable[[], None]:
+    return lambda: None if future.done() else future.set_exception(error)
+
+
+class FdSource:
+    """Reads only what was asked for, when it was asked for: what the payload does not want stays for whoever is next.
+
+    What a cancelled read has taken is given to the next one."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._worker: _Worker[None] = _Worker(f"read {descriptor}")
+        self._taken = b""
+
+    async def read(self, limit: int) -> bytes:
+        """Up to *limit* bytes; b"" at the end. Raises OSError."""
+        if not self._taken:
+            await self._worker.do(lambda: self._read(limit))
+        data, self._taken = self._taken[:limit], self._taken[limit:]
+        return data
+
+    def _read(self, limit: int) -> None:
+        if self._taken:
+            return
+        while True:
+            try:
+                self._taken = os.read(self._descriptor, limit)
+                return
+            except BlockingIOError:  # somebody else made it non-blocking
+                _wait(self._descriptor, select.POLLIN)
+
+
+class FdSink:
+    """Returns from `write` once the kernel has every byte."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._worker: _Worker[None] = _Worker(f"write {descriptor}")
+
+    async def write(self, data: bytes) -> None:
+        """Raises BrokenPipeError when the reader is gone, another OSError when the bytes cannot be taken."""
+        await self._worker.do(lambda: self._write(data))
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self._descriptor, view) :]
+            except BlockingIOError:
+                _wait(self._descriptor, select.POLLOUT)
+
+    async def close(self) -> None:
+        """The descriptor is this process's own and stays open."""
+
+
+def _wait(descriptor: int, events: int) -> None:
+    poller = select.poll()
+    poller.register(descriptor, events)
+    poller.poll()

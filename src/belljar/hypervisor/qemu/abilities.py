@@ -1,0 +1,101 @@
+"""What this QEMU is and can do. Asked once, then remembered for as long as the binary's file is the same."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from belljar.errors import CommandMissing, HostError
+from belljar.host.commands import run, which
+from belljar.host.files import read_json, write_whole
+from belljar.model import dumps
+
+NAMES = ("qemu-system-x86_64", "qemu-kvm")
+PLACES = ("/usr/libexec",)  # where EL keeps qemu-kvm
+OLDEST = (6, 0)
+QUESTION_TIMEOUT = 30.0
+DEVICES = (
+    "virtio-blk-pci-non-transitional", "virtio-serial-pci-non-transitional", "virtio-rng-pci-non-transitional",
+    "virtio-net-pci-non-transitional", "virtio-9p-pci-non-transitional", "vmgenid", "pvpanic-pci",
+)  # fmt: skip
+NEEDED = DEVICES[:3]
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """One QEMU binary."""
+
+    binary: str
+    identity: str  # of the file: a new package is another QEMU
+    version: tuple[int, int, int]
+    name: str  # the whole version line, packaging included
+    devices: frozenset[str]  # those of DEVICES that it has
+
+    @property
+    def readonly_ram(self) -> bool:
+        """Can a clone map its RAM file without the right to write it? (`rom=off`, QEMU 8.2)"""
+        return self.version >= (8, 2, 0)
+
+
+def find(binary: str) -> str:
+    """The path of the QEMU to use. Raises CommandMissing."""
+    if binary:
+        found = which(binary) if "/" not in binary else binary
+        if found is None or not os.access(found, os.X_OK):
+            raise CommandMissing(f"{binary}: no such program", hint="Correct `qemu.binary` in the settings.")
+        return found
+    for name in NAMES:
+        for candidate in (which(name), *(f"{place}/{name}" for place in PLACES)):
+            if candidate and os.access(candidate, os.X_OK):
+                return candidate
+    raise CommandMissing("qemu-system-x86_64: no such program on this host", hint="Install QEMU: `apt install qemu-system-x86`.")
+
+
+def identity(binary: str) -> str:
+    """The file behind this path, as long as nobody replaced it."""
+    facts = os.stat(binary)
+    return f"{os.path.realpath(binary)}:{facts.st_size}:{facts.st_mtime_ns}:{facts.st_ino}"
+
+
+def ask(binary: str, memory: Path) -> Abilities:
+    """What *binary* can do, from the file *memory* when that speaks of the same binary."""
+    known = identity(binary)
+    try:
+        remembered = read_json(memory)
+        if remembered["identity"] == known:
+            major, minor, micro = remembered["version"]
+            return Abilities(binary, known, (int(major), int(minor), int(micro)), str(remembered["name"]), frozenset(remembered["devices"]))
+    except (OSError, ValueError, KeyError, TypeError, HostError):
+        pass  # nothing worth remembering
+    found = _ask(binary, known)
+    write_whole(memory, dumps({"identity": known, "version": found.version, "name": found.name, "devices": sorted(found.devices)}))
+    return found
+
+
+def _ask(binary: str, known: str) -> Abilities:
+    line = run([binary, "--version"], timeout=QUESTION_TIMEOUT).out.decode(errors="replace").partition("\n")[0].strip()
+    version = read_version(line)
+    if version is None:
+        raise HostError(f"{binary}: does not say which QEMU it is: {line[:80]!r}", hint="Set `qemu.binary` to a qemu-system-x86_64.")
+    if version < OLDEST:
+        raise HostError(f"{binary}: QEMU {version[0]}.{version[1]} is too old", hint=f"Install QEMU {OLDEST[0]}.{OLDEST[1]} or later.")
+    listing = run([binary, "-device", "help"], timeout=QUESTION_TIMEOUT).out.decode(errors="replace")
+    devices = read_devices(listing)
+    missing = [name for name in NEEDED if name not in devices]
+    if missing:
+        raise HostError(f"{binary}: has no {', '.join(missing)}", hint="Install the full QEMU package of your distribution.")
+    return Abilities(binary, known, version, line, devices)
+
+
+def read_version(line: str) -> tuple[int, int, int] | None:
+    """Read `QEMU emulator version 7.2.22 (Debian ...)`."""
+    found = re.match(r"QEMU emulator version (\d+)\.(\d+)\.(\d+)", line)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def read_devices(listing: str) -> frozenset[str]:
+    """Read `-device help`: lines of the form `name "vmgenid", bus ...`."""
+    there = set(re.findall(r'^name "([^"]+)"', listing, re.MULTILINE))
+    return frozenset(name for name in DEVICES if name in there)

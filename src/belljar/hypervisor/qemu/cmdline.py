@@ -1,0 +1,190 @@
+"""QEMU's command line: a pure function of a domain's spec and the descriptors it is plugged into.
+
+One small function per device; `command_line` reads as the parts list. Whatever changes what the guest sees is part of
+`hardware`, which a template and its clones must have in common; what the two have of their own is in `Plugs`.
+https://www.qemu.org/docs/master/system/invocation.html
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+from belljar.hypervisor import Accelerator, DomainSpec, Nic, SharedFolder
+from belljar.hypervisor.qemu.abilities import Abilities
+from belljar.model import MIB
+
+PORT_NAME = "org.belljar.agent"
+MARK = "guest=belljar-"
+
+# Nothing of these is of use to a batch job, and each costs time at start.
+MACHINE = "q35,usb=off,smbus=off,sata=off,vmport=off,hpet=off,graphics=off,mem-merge=off,dump-guest-core=off"
+SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
+
+
+@dataclass(frozen=True)
+class Ram:
+    """Guest memory in a file, by a path that needs no walk through our folders."""
+
+    path: str
+    private: bool  # a clone's: what it writes stays its own
+    readonly: bool = False  # QEMU need not be allowed to write the file
+
+
+@dataclass(frozen=True)
+class Plugs:
+    """The host's ends of a domain. Numbers are descriptors that QEMU inherits."""
+
+    monitor: int
+    channel: int
+    console: int
+    layers: tuple[int, ...]  # the disk, overlay first
+    kernel: str = ""
+    initrd: str = ""
+    ram: Ram | None = None
+    incoming: bool = False  # waits for a device state instead of starting the guest
+    shares: tuple[str, ...] = field(default=())  # paths, in the order of the spec
+
+
+def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs) -> list[str]:
+    """The parts list of a domain."""
+    return [
+        abilities.binary,
+        *bare(),
+        *name(spec.id),
+        *sandbox(),
+        *machine(spec, cpu, plugs.ram),
+        *kernel(spec, plugs),
+        *monitor(plugs.monitor),
+        *console(plugs.console),
+        *panic_notifier(abilities),
+        *generation_id(abilities),
+        *entropy(),
+        *agent_port(plugs.channel),
+        *disk(plugs.layers, bootable=spec.boot.kernel is None),
+        *(network_card(spec.nic) if spec.nic else []),
+        *(word for share, path in zip(spec.shares, plugs.shares, strict=True) for word in shared_folder(share, path)),
+        *(["-incoming", "defer"] if plugs.incoming else []),
+    ]
+
+
+def hardware(spec: DomainSpec, abilities: Abilities, cpu: str) -> list[str]:
+    """What the guest sees, written down: equal for a template and its clones, different from every other machine."""
+    ours = Plugs(monitor=0, channel=0, console=0, layers=(0,), ram=Ram("", private=False), shares=("",) * len(spec.shares))
+    unnamed = [word for word in command_line(spec, abilities, cpu, ours) if MARK not in word]
+    uuid = machine_uuid(spec.id)
+    mac = spec.nic.mac if spec.nic else ""
+    return ["" if word == uuid else word.replace(mac, "") if mac else word for word in unnamed]
+
+
+def bare() -> list[str]:
+    return ["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]
+
+
+def name(id: str) -> list[str]:
+    """The mark by which anybody finds our processes, and the guest's UUID as its firmware tells it."""
+    return ["-name", f"{MARK}{id}", "-uuid", machine_uuid(id)]
+
+
+def machine_uuid(id: str) -> str:
+    digits = sha256(b"belljar uuid " + id.encode("ascii", "replace")).hexdigest()
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-8{digits[17:20]}-{digits[20:32]}"
+
+
+def sandbox() -> list[str]:
+    return ["-sandbox", SANDBOX]
+
+
+def machine(spec: DomainSpec, cpu: str, ram: Ram | None) -> list[str]:
+    """Board, processors, memory."""
+    megabytes = f"{spec.memory // MIB}M"
+    words = ["-accel", spec.accelerator.value, "-cpu", cpu]
+    words += ["-smp", f"cpus={spec.cpus},sockets=1,cores={spec.cpus},threads=1", "-m", megabytes]
+    if ram is None:
+        return [*words, "-M", MACHINE]
+    backend: dict[str, Any] = {"qom-type": "memory-backend-file", "id": "ram", "size": spec.memory, "mem-path": ram.path}
+    backend |= {"share": not ram.private}
+    if ram.readonly:
+        backend |= {"readonly": True, "rom": "off"}
+    return [*words, "-object", compact(backend), "-M", f"{MACHINE},memory-backend=ram"]
+
+
+def kernel(spec: DomainSpec, plugs: Plugs) -> list[str]:
+    """A clone has its kernel in memory already: 9 ms of reading it are saved (docs/decisions/0003-clones.md)."""
+    if spec.boot.kernel is None or plugs.incoming:
+        return []
+    initrd = ["-initrd", plugs.initrd] if plugs.initrd else []
+    return ["-kernel", plugs.kernel, *initrd, "-append", spec.boot.append]
+
+
+def monitor(fd: int) -> list[str]:
+    return ["-chardev", f"socket,id=monitor,fd={fd}", "-mon", "chardev=monitor,mode=control"]
+
+
+def console(fd: int) -> list[str]:
+    return ["-chardev", f"socket,id=console,fd={fd}", "-serial", "chardev:console"]
+
+
+def panic_notifier(abilities: Abilities) -> list[str]:
+    return ["-device", "pvpanic-pci"] if "pvpanic-pci" in abilities.devices else []
+
+
+def generation_id(abilities: Abilities) -> list[str]:
+    """Tells a kernel that it has become a clone, so that it reseeds even before the agent does."""
+    return ["-device", "vmgenid,guid=auto"] if "vmgenid" in abilities.devices else []
+
+
+def entropy() -> list[str]:
+    return ["-object", "rng-builtin,id=entropy", "-device", "virtio-rng-pci-non-transitional,rng=entropy"]
+
+
+def agent_port(fd: int) -> list[str]:
+    return [
+        *("-device", "virtio-serial-pci-non-transitional,max_ports=2"),
+        *("-chardev", f"socket,id=agent,fd={fd}"),
+        *("-device", f"virtserialport,chardev=agent,name={PORT_NAME}"),
+    ]
+
+
+def disk(fds: tuple[int, ...], *, bootable: bool) -> list[str]:
+    """The overlay on its base, each file an inherited descriptor. The overlay dies with the machine, so it is never
+    flushed to the platter; a template's is synced when it is saved. A full host disk stops the guest."""
+    words: list[str] = []
+    for level in reversed(range(len(fds))):
+        words += ["-add-fd", f"fd={fds[level]},set={level + 1}"]
+    for level in reversed(range(len(fds))):
+        top, base = level == 0, level == len(fds) - 1
+        file = {"driver": "file", "filename": f"/dev/fdset/{level + 1}", "node-name": f"file{level}"}
+        node = {"driver": "qcow2", "node-name": f"disk{level}", "file": f"file{level}", "backing": None if base else f"disk{level + 1}"}
+        trait = {"cache": {"no-flush": True}} if top else {"read-only": True}
+        words += ["-blockdev", compact(file | trait), "-blockdev", compact(node | trait)]
+    boot = ",bootindex=1" if bootable else ""
+    return [*words, "-device", f"virtio-blk-pci-non-transitional,drive=disk0,werror=enospc,rerror=report{boot}"]
+
+
+def network_card(nic: Nic) -> list[str]:
+    """QEMU's own user network: nothing is made on the host, machines never see each other."""
+    return [
+        *("-netdev", "user,id=net,ipv6=off"),
+        *("-device", f"virtio-net-pci-non-transitional,netdev=net,mac={nic.mac},romfile="),
+    ]
+
+
+def shared_folder(share: SharedFolder, path: str) -> list[str]:
+    """A 9p export. `none`: files the guest makes are QEMU's user's. The path is the host's own affair, the tag is not."""
+    export = {"local": "local", "id": share.tag, "path": path, "security_model": "none", "multidevs": "remap"}
+    words = ",".join(value if key == "local" else f"{key}={value.replace(',', ',,')}" for key, value in export.items())
+    return [
+        *("-fsdev", words + (",readonly=on" if share.readonly else "")),
+        *("-device", f"virtio-9p-pci-non-transitional,fsdev={share.tag},mount_tag={share.tag}"),
+    ]
+
+
+def compact(value: dict[str, Any]) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+def is_tcg(spec: DomainSpec) -> bool:
+    return spec.accelerator is Accelerator.TCG

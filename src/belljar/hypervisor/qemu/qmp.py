@@ -1,0 +1,141 @@
+"""A lean client of QEMU's machine protocol: commands with ids, events, deadlines, a bounded line length.
+
+It talks over one connected socket and knows nothing of domains. QEMU is not trusted: a line that is too long or no
+JSON object ends the conversation. https://www.qemu.org/docs/master/interop/qmp-spec.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from belljar.errors import BelljarError, QmpError, QmpTimeout
+
+LONGEST_LINE = 4 << 20
+READ_SIZE = 1 << 16
+
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+class Monitor:
+    """One conversation. Commands may be sent before QEMU greets: it answers them in order once it is up."""
+
+    def __init__(self, connection: socket.socket, on_event: OnEvent) -> None:
+        connection.setblocking(False)
+        self._socket, self._on_event = connection, on_event
+        self._loop = asyncio.get_running_loop()
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._commands = 0
+        self._buffer = bytearray()
+        self._broken: BelljarError | None = None
+        self._loop.add_reader(connection, self._readable)
+        self.handshake = self.send("qmp_capabilities")
+
+    def send(self, command: str, arguments: dict[str, Any] | None = None, *, fds: Sequence[int] = ()) -> asyncio.Future[Any]:
+        """Send without waiting. The future becomes what QEMU returns, or QmpError."""
+        self._commands += 1
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        answer.add_done_callback(_look)
+        message = {"execute": command, "id": self._commands}
+        if arguments:
+            message["arguments"] = arguments
+        if self._broken is not None:
+            answer.set_exception(self._broken)
+            return answer
+        self._pending[self._commands] = answer
+        try:
+            self._write(json.dumps(message, separators=(",", ":")).encode("ascii") + b"\n", fds)
+        except BlockingIOError:  # QEMU takes nothing any more: commands are small and the socket's buffer is not
+            self._settle(self._commands, QmpTimeout(f"QEMU does not read its monitor: {command} could not be sent"))
+        except OSError as exc:
+            self._settle(self._commands, QmpError(f"QEMU's monitor is gone: {command} could not be sent ({exc.strerror})"))
+        return answer
+
+    async def call(self, command: str, arguments: dict[str, Any] | None = None, *, timeout: float, fds: Sequence[int] = ()) -> Any:
+        """What QEMU returns. Raises QmpError when it refuses, QmpTimeout when it does not answer in *timeout* seconds."""
+        return await self.answer(self.send(command, arguments, fds=fds), command, timeout)
+
+    async def answer(self, future: asyncio.Future[Any], command: str, timeout: float) -> Any:
+        """Wait for the answer to a command that was sent before."""
+        done, _ = await asyncio.wait({future}, timeout=timeout)
+        if not done:
+            raise QmpTimeout(f"QEMU did not answer {command} within {timeout:g} s")
+        return future.result()
+
+    def fail(self, error: BelljarError) -> None:
+        """End the conversation; whoever waits for an answer gets *error*."""
+        if self._broken is not None:
+            return
+        self._broken = error
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        for number in list(self._pending):
+            self._settle(number, error)
+
+    def _write(self, line: bytes, fds: Sequence[int]) -> None:
+        sent = socket.send_fds(self._socket, [line], fds) if fds else self._socket.send(line)
+        if sent != len(line):  # half a command: nothing sensible can follow
+            self.fail(QmpTimeout("QEMU does not read its monitor"))
+
+    def _readable(self) -> None:
+        try:
+            data = self._socket.recv(READ_SIZE)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:  # the process's end says more than this; until then deadlines hold
+            self._loop.remove_reader(self._socket)
+            return
+        self._buffer += data
+        if len(self._buffer) > LONGEST_LINE:
+            self.fail(QmpError(f"QEMU's monitor sent a line of more than {LONGEST_LINE} bytes"))
+            return
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = rest
+        for line in lines:
+            if self._broken is None and line.strip():
+                self._hear(line)
+
+    def _hear(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+        except ValueError:
+            message = None
+        match message:
+            case {"QMP": _}:
+                pass
+            case {"event": str(name)}:
+                details = message.get("data")
+                self._on_event(name, details if isinstance(details, dict) else {})
+            case {"return": value, "id": int(number)}:
+                self._settle(number, value)
+            case {"error": {"class": str(kind), "desc": str(text)}}:
+                self._refused(message.get("id"), kind, text)
+            case _:
+                self.fail(QmpError(f"QEMU's monitor sent what is not QMP: {bytes(line[:80])!r}"))
+
+    def _refused(self, number: object, kind: str, text: str) -> None:
+        error = QmpError(f"QEMU refused: {text} ({kind})")
+        if isinstance(number, int):
+            self._settle(number, error)
+        else:
+            self.fail(error)  # QEMU could not even read the command
+
+    def _settle(self, number: int, value: Any) -> None:
+        answer = self._pending.pop(number, None)
+        if answer is None or answer.done():
+            return
+        if isinstance(value, BaseException):
+            answer.set_exception(value)
+        else:
+            answer.set_result(value)
+
+
+def _look(answer: asyncio.Future[Any]) -> None:
+    """Pipelined commands may have nobody waiting: their errors are seen where the conversation is judged."""
+    if not answer.cancelled():
+        answer.exception()

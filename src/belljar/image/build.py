@@ -1,0 +1,228 @@
+"""Build a Debian image with mmdebstrap: a small system, the generic kernel, python3, and the agent's start in its ramdisk.
+
+As root, or as an ordinary user in a user namespace. Nothing is mounted: mke2fs writes the file
+system into a plain file from a folder, in the same namespace. The rest is `intake`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from belljar.errors import BadOption, BuildFailed, CommandMissing, ImageUnknown, ImpossibleSize, NoSpace
+from belljar.host import commands
+from belljar.host.files import free_bytes, no_space_as_error
+from belljar.image import Image, intake, mirrors
+from belljar.image.progress import Progress, shown
+from belljar.model import GIB, MIB
+
+if TYPE_CHECKING:
+    from belljar.image.store import Store
+
+SUITES = {"bullseye": "debian11", "bookworm": "debian12", "trixie": "debian13"}
+DISK_SIZE = 8 * GIB
+SMALLEST_DISK, LARGEST_DISK = 1 * GIB, 4096 * GIB
+SPACE_NEEDED = 2 * GIB
+PACKAGES = ("linux-image-amd64", "python3", "ca-certificates", "busybox-static")
+PACKAGE = re.compile(r"[a-z0-9][a-z0-9.+-]*(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+|/[a-z0-9-]+)?")
+PROVIDED_BY = {"unshare": "util-linux", "sh": "dash"}
+LAST_LINES = 15
+PATIENCE = 3600.0  # seconds for a whole build
+
+# What no guest reads. Licences stay.
+UNREAD = ("/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/lintian/*")
+READ = ("/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias")
+# Of the drivers, what a virtual machine may have, or make up for itself.
+DRIVERS = (
+    "ata", "block", "cdrom", "char/hw_random", "char/virtio_console*", "crypto/virtio", "firmware", "hid/hid.ko*",
+    "hid/hid-generic*", "input/evdev*", "input/serio", "input/keyboard/atkbd*", "md", "misc/pvpanic", "net/*.ko*",
+    "net/bonding", "net/ipvlan", "net/macvlan*", "net/team", "net/vxlan", "net/wireguard", "nvdimm", "nvme/host",
+    "nvme/common", "ptp", "rtc", "scsi/scsi_*.ko*", "scsi/sd_mod*", "scsi/sg.ko*", "scsi/sr_mod*", "scsi/virtio_scsi*",
+    "tty", "vdpa", "vhost", "virt", "virtio", "watchdog/softdog*", "watchdog/i6300esb*",
+)  # fmt: skip
+
+# Runs in the new system before it is packed; $1 is its root. A machine gets its identity when it starts, not here.
+CLEAN = """set -e
+: > "$1/etc/machine-id"
+rm -f "$1/var/lib/dbus/machine-id" "$1/var/lib/systemd/random-seed" "$1"/etc/ssh/ssh_host_*_key* "$1/etc/hostname"
+rm -f "$1/etc/resolv.conf"
+printf '127.0.0.1\\tlocalhost\\n' > "$1/etc/hosts"
+"""
+# Turns the packed system ($1) into an ext4 file system ($3, of $4 bytes) by way of the folder $2. No journal: a disk that
+# is thrown away needs none. Devices are left out: the guest's /dev is the kernel's.
+FORMAT = """set -e
+trap 'rm -rf "$2"' EXIT
+mkdir -m 755 "$2"
+tar --extract --file="$1" --directory="$2" --numeric-owner --preserve-permissions --exclude='./dev/*' $XATTRS
+rm -f "$1"
+truncate --size="$4" "$3"
+mke2fs -q -F -t ext4 -O ^has_journal -E lazy_itable_init=1,nodiscard -m 0 -i 32768 -L belljar -d "$2" "$3"
+"""
+WITHOUT_ROOT = ("unshare", "--user", "--map-auto", "--map-root-user", "--mount", "--")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is asked of a build."""
+
+    suite: str
+    name: str = ""  # empty: debian11, debian12, debian13
+    packages: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()  # shell commands, run as root in the new system
+    disk_size: int = DISK_SIZE
+
+    @property
+    def called(self) -> str:
+        return self.name or SUITES[self.suite]
+
+
+def build(store: Store, recipe: Recipe, *, only_if_missing: bool = False) -> Image:
+    """Build the image and give it its name. One build of a name at a time: others wait for it."""
+    check(recipe)
+    with shown() as progress, intake.alone(store, recipe.called, f"build the image {recipe.called}", progress):
+        if only_if_missing:
+            with suppress(ImageUnknown):
+                return store.resolve(recipe.called)
+        with intake.draft(store, recipe.called) as folder:
+            raw = folder / "disk.raw"
+            log = store.work_folder("logs") / f"build-{recipe.called}.log"
+            progress.step(f"Building {recipe.called} (Debian {recipe.suite}), the log is {log}")
+            _debootstrap(store, recipe, raw, log, progress)
+            origin = intake.Origin(
+                f"build debian {recipe.suite}",
+                recipe.called,
+                facts={"suite": recipe.suite, "added": list(recipe.packages)},
+            )
+            image = intake.take(store, folder, raw, origin, progress)
+        progress.step(f"Image {recipe.called} is ready ({image.digest:.12})")
+        return image
+
+
+def check(recipe: Recipe) -> None:
+    """Raise BadOption or ImpossibleSize for what cannot be built."""
+    from belljar.image.store import check_name
+
+    if recipe.suite not in SUITES:
+        raise BadOption(f"Debian suite {recipe.suite!r} is not known", hint=f"One of {', '.join(SUITES)}.")
+    check_name(recipe.called)
+    for package in recipe.packages:
+        if not PACKAGE.fullmatch(package):
+            raise BadOption(f"{package!r} cannot be the name of a Debian package")
+    if not SMALLEST_DISK <= recipe.disk_size <= LARGEST_DISK:
+        raise ImpossibleSize(
+            f"a disk of {recipe.disk_size // MIB} MiB: from {SMALLEST_DISK // GIB} GiB to {LARGEST_DISK // GIB} GiB"
+        )
+
+
+def _debootstrap(store: Store, recipe: Recipe, raw: Path, log: Path, progress: Progress) -> None:
+    """Run mmdebstrap and mke2fs; *raw* is then an ext4 file system without partitions."""
+    import tempfile
+
+    for place in (store.folder, Path(tempfile.gettempdir())):
+        if (free := free_bytes(place)) < SPACE_NEEDED:
+            raise NoSpace(f"{place}: {free // MIB} MiB free, a build needs {SPACE_NEEDED // MIB} MiB")
+    packed, unpacked = raw.with_name("root.tar"), raw.with_name("root")
+    with open(log, "w", encoding="utf-8", errors="replace") as file, no_space_as_error(raw):
+        packed.touch(0o600)
+        _run(command_line(recipe, packed, mirrors.sources(recipe.suite, store.settings.mirror)), file, progress)
+        progress.step("Making its file system")
+        words = ["sh", "-c", FORMAT, "format", str(packed), str(unpacked), str(raw), str(recipe.disk_size)]
+        _run(words if os.geteuid() == 0 else [*WITHOUT_ROOT, *words], file, progress)
+
+
+def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
+    """mmdebstrap's arguments. Commands and sources are single words; no shell sees them but the guest's own."""
+    excluded = [f"path-exclude={path}" for path in UNREAD] + [f"path-include={path}" for path in READ]
+    for root in ("/lib/modules/*/kernel", "/usr/lib/modules/*/kernel"):
+        excluded += [f"path-exclude={root}/sound/*", f"path-exclude={root}/drivers/*"]
+        excluded += [f"path-include={root}/drivers/{driver}{'' if '*' in driver else '/*'}" for driver in DRIVERS]
+    return [
+        "mmdebstrap",
+        "--mode=root" if os.geteuid() == 0 else "--mode=unshare",
+        "--variant=minbase",
+        "--architectures=amd64",
+        f"--include={','.join(dict.fromkeys((*PACKAGES, *recipe.packages)))}",
+        *(f"--dpkgopt={option}" for option in excluded),
+        '--aptopt=APT::Install-Recommends "false"',
+        '--aptopt=Acquire::Retries "3"',
+        '--aptopt=Acquire::Languages "none"',
+        *(f'--customize-hook=chroot "$1" /bin/sh -ec {_quoted(command)}' for command in recipe.commands),
+        f"--customize-hook={CLEAN}",
+        "--format=tar",
+        recipe.suite,
+        str(packed),
+        *sources,
+    ]
+
+
+def _quoted(command: str) -> str:
+    import shlex
+
+    return shlex.quote(command)
+
+
+def _run(argv: list[str], log: TextIO, progress: Progress) -> None:
+    """Run it, its words into the log, its steps to the progress. Raises BuildFailed with the last lines."""
+    import subprocess
+
+    program = commands.which(argv[0])
+    if program is None:
+        raise CommandMissing(
+            f"{argv[0]}: no such program on this host", hint=f"Install the package {PROVIDED_BY.get(argv[0], argv[0])}."
+        )
+    tail: deque[str] = deque(maxlen=LAST_LINES)
+    log.write(f"{argv}\n")
+    process = subprocess.Popen(
+        [program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=_environment(), start_new_session=True, cwd="/", encoding="utf-8", errors="replace",
+    )  # fmt: skip
+    try:
+        assert process.stdout
+        for line in process.stdout:
+            log.write(line)
+            tail.append(line.rstrip())
+            if line.startswith("I: "):
+                progress.step(f"mmdebstrap: {line[3:].strip()}")
+        code = process.wait(timeout=PATIENCE)
+    finally:
+        _end(process.pid, process.poll() is None)
+        process.wait()
+    if code:
+        lines = "\n  ".join(tail)
+        raise BuildFailed(
+            f"{argv[0]} ended with {code}; the whole log is {log.name}:\n  {lines}", hint=_explained(lines)
+        )
+
+
+def _environment() -> dict[str, str]:
+    # INITRD=No: the image needs no initial ramdisk of Debian's; it takes long to make and is never used.
+    env = {**os.environ, **mirrors.proxies(), "INITRD": "No", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+    env["PATH"] = f"{env.get('PATH', '')}:{commands.SEARCH_PATH}"
+    # A file's capabilities mean something else inside of a user namespace.
+    env["XATTRS"] = "--xattrs --xattrs-include=security.capability" if os.geteuid() == 0 else ""
+    return env
+
+
+def _end(pid: int, running: bool) -> None:
+    """Stop it with all its children; TERM first, so that it takes its mounts and folders away."""
+    import signal
+
+    if running:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGTERM)
+
+
+def _explained(lines: str) -> str | None:
+    """What to do, for the complaints we know."""
+    if "newuidmap" in lines or "subuid" in lines or "unshare" in lines:
+        return "Building without root needs the package uidmap and a line for you in /etc/subuid and /etc/subgid; or build as root."
+    if "Unable to locate package" in lines:
+        return "Correct --packages."
+    if "Temporary failure" in lines or "Could not connect" in lines or "Failed to fetch" in lines:
+        return "Check the network, or set `image.mirror`."
+    return None

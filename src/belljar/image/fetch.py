@@ -1,0 +1,232 @@
+"""Download one file over http or https: streaming, resumed where it stopped, never larger than allowed, never stalled.
+
+A download is `<key>.part` beside `<key>.json`, which says what the server called this version of the file. It goes on
+only from the same version (RFC 9110, If-Range). The caller holds the lock and checks the digest.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from belljar.errors import DownloadFailed, DownloadStalled, ImageTooLarge
+from belljar.host.files import no_space_as_error, read_json, write_all, write_whole
+from belljar.image import Settings
+from belljar.image.progress import Progress
+
+if TYPE_CHECKING:
+    import httpx
+
+MOST_REDIRECTS = 5
+MOST_FAILURES = 3  # in a row without a new byte
+CHUNK = 1 << 18
+CONNECT_TIMEOUT = 30.0
+
+
+@dataclass
+class Part:
+    """What there is of a file so far."""
+
+    path: Path
+    validator: str = ""  # strong ETag, or Last-Modified
+    total: int | None = None
+
+    @classmethod
+    def found(cls, path: Path, url: str) -> Part:
+        """What an earlier process left, or nothing."""
+        with suppress(OSError, ValueError):
+            note = read_json(path.with_suffix(".json"))
+            if note.get("url") == url and isinstance(note.get("validator"), str) and path.is_file():
+                return cls(path, note["validator"], note["total"] if isinstance(note.get("total"), int) else None)
+        part = cls(path)
+        part.restart()
+        return part
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size
+
+    @property
+    def is_whole(self) -> bool:
+        return self.total is not None and self.size == self.total
+
+    def restart(self) -> None:
+        with no_space_as_error(self.path):
+            self.path.write_bytes(b"")
+            self.path.chmod(0o600)
+
+    def note(self, url: str) -> None:
+        note = {"url": url, "validator": self.validator, "total": self.total}
+        write_whole(self.path.with_suffix(".json"), json.dumps(note).encode())
+
+    def forget(self) -> None:
+        for path in (self.path, self.path.with_suffix(".json")):
+            path.unlink(missing_ok=True)
+
+
+def key(source: str) -> str:
+    """The file name under which a source's download and lock are kept."""
+    from hashlib import sha256
+
+    return sha256(source.encode()).hexdigest()[:32]
+
+
+def download(url: str, folder: Path, settings: Settings, progress: Progress, *, is_pinned: bool) -> Path:
+    """Get the file whole. Goes on after a broken connection, and after the death of another process, as long as bytes keep
+    coming. *is_pinned*: its digest is known, so that a redirect from https to http is no danger. Raises DownloadFailed,
+    DownloadStalled (both keep what came), ImageTooLarge."""
+    part = Part.found(folder / f"{key(url)}.part", url)
+    with _client(settings) as client:
+        failures = 0
+        while True:
+            before = part.size
+            try:
+                _continue(client, url, part, settings, progress, is_pinned)
+                break
+            except DownloadStalled:
+                raise
+            except _Broken as exc:
+                failures = failures + 1 if part.size <= before else 0
+                if failures >= MOST_FAILURES:
+                    raise DownloadFailed(f"{_shown(url)}: {exc}") from exc
+    part.path.with_suffix(".json").unlink(missing_ok=True)
+    return part.path
+
+
+class _Broken(Exception):
+    """The connection broke off: worth another try at once."""
+
+
+def _continue(
+    client: httpx.Client, url: str, part: Part, settings: Settings, progress: Progress, is_pinned: bool
+) -> None:
+    """One connection: ask for what is missing, write it down."""
+    import httpx
+
+    headers = {"Accept-Encoding": "identity"}
+    if part.size and part.validator:
+        headers |= {"Range": f"bytes={part.size}-", "If-Range": part.validator}
+    progress.step(f"Downloading {_shown(url)}" + (f" from byte {part.size}" if "Range" in headers else ""))
+    try:
+        with _answer(client, url, headers, is_pinned) as response:
+            if response.status_code == 416 and part.is_whole:
+                return
+            _begin(response, url, part, settings)
+            _receive(response, part, settings, progress)
+    except httpx.TimeoutException as exc:
+        raise DownloadStalled(
+            f"{_shown(url)}: no byte for {settings.stall_timeout:.0f} s ({part.size} bytes so far)"
+        ) from exc
+    except httpx.TransportError as exc:
+        raise _Broken(str(exc) or type(exc).__name__) from exc
+    except httpx.InvalidURL as exc:
+        raise DownloadFailed(f"{_shown(url)}: {exc}") from exc
+    if part.total is not None and part.size != part.total:
+        raise _Broken(f"{part.size} bytes came, {part.total} were announced")
+
+
+@contextmanager
+def _answer(client: httpx.Client, url: str, headers: dict[str, str], is_pinned: bool) -> Iterator[httpx.Response]:
+    """The answer of the server that has the file, after at most five redirects."""
+    address = url
+    for _ in range(MOST_REDIRECTS + 1):
+        with client.stream("GET", address, headers=headers) as response:
+            if not response.has_redirect_location:
+                yield response
+                return
+            target = response.url.join(response.headers["location"])
+        if target.scheme not in ("http", "https"):
+            raise DownloadFailed(f"{_shown(url)}: redirected to {target.scheme}, which belljar does not follow")
+        if response.url.scheme == "https" and target.scheme == "http" and not is_pinned:
+            raise DownloadFailed(
+                f"{_shown(url)}: redirected from https to http", hint="Give the image's digest with --sha256."
+            )
+        address = str(target)
+    raise DownloadFailed(f"{_shown(url)}: more than {MOST_REDIRECTS} redirects")
+
+
+def _begin(response: httpx.Response, url: str, part: Part, settings: Settings) -> None:
+    """Read the head of the answer: do its bytes go behind ours, or is this another file?"""
+    status, headers = response.status_code, response.headers
+    if status == 416:
+        part.restart()
+        raise _Broken("the server has less of the file than we do")
+    if status not in (200, 206):
+        raise DownloadFailed(f"{_shown(url)}: the server says {status} {response.reason_phrase}".rstrip())
+    start, total = (
+        _content_range(headers.get("content-range", ""))
+        if status == 206
+        else (0, _number(headers.get("content-length")))
+    )
+    if status == 206 and start != part.size:
+        part.restart()
+        raise _Broken(f"the server sent bytes from {start} on")
+    if status == 200:
+        part.restart()
+    if (total or 0) > settings.max_size:
+        part.forget()
+        raise ImageTooLarge(f"{_shown(url)}: {total} bytes, the limit is {settings.max_size}")
+    etag = headers.get("etag", "")
+    part.validator = etag if etag.startswith('"') else headers.get("last-modified", "")
+    part.total = total
+    part.note(url)
+
+
+def _receive(response: httpx.Response, part: Part, settings: Settings, progress: Progress) -> None:
+    # Never more than was announced or is allowed, whatever the server sends.
+    size = part.size
+    with no_space_as_error(part.path), open(part.path, "ab", buffering=0) as file:
+        for chunk in response.iter_raw(CHUNK):
+            size += len(chunk)
+            if size > settings.max_size:
+                part.forget()
+                raise ImageTooLarge(f"{_shown(str(response.url))}: more than {settings.max_size} bytes")
+            write_all(file.fileno(), chunk)
+            progress.amount(size, part.total)
+
+
+def _content_range(text: str) -> tuple[int, int | None]:
+    """(first byte, size of the whole) of `bytes 100-199/200`; (-1, None) when it says something else."""
+    unit, _, rest = text.partition(" ")
+    span, _, whole = rest.partition("/")
+    first = _number(span.partition("-")[0])
+    return (-1, None) if unit != "bytes" or first is None else (first, _number(whole))
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 20 else None
+
+
+def _client(settings: Settings) -> httpx.Client:
+    import ssl
+
+    import httpx
+
+    # This host's certificates, and those that come with httpx where it has none.
+    trust = ssl.create_default_context()
+    if not _has_certificates():
+        trust = httpx.create_ssl_context()
+    timeout = httpx.Timeout(settings.stall_timeout, connect=min(CONNECT_TIMEOUT, settings.stall_timeout))
+    return httpx.Client(verify=trust, timeout=timeout, follow_redirects=False)
+
+
+def _has_certificates() -> bool:
+    import ssl
+
+    paths: Any = ssl.get_default_verify_paths()
+    return any(
+        path and os.path.exists(path)
+        for path in (paths.cafile, paths.capath and os.path.join(paths.capath, "ca-certificates.crt"))
+    )
+
+
+def _shown(url: str) -> str:
+    from urllib.parse import urlsplit, urlunsplit
+
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -1,0 +1,215 @@
+"""Bring an image from outside into the store: a file or an address, qcow2 or raw, packed or not. Nothing of it is trusted.
+
+What a file is, its first bytes say; its name says nothing. Every step that has to understand them runs in the sandbox.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from belljar.errors import BadOption, ImageCorrupt, ImageMismatch, ImageTooLarge, ImageUnknown, InputMissing
+from belljar.host import commands
+from belljar.host.files import no_space_as_error
+from belljar.image import Image, fetch, intake, qcow2
+from belljar.image.progress import Progress, shown
+from belljar.image.sandbox import Limits, run
+
+if TYPE_CHECKING:
+    from belljar.image.store import Store
+
+PATIENCE = 3600  # seconds for one program
+MOST_LAYERS = 2  # packed, and packed again
+DIGEST = re.compile(r"[0-9a-f]{64}")
+PACKED = {
+    b"\xfd7zXZ\0": ("xz", "-dc", "--memlimit-decompress=1GiB"),
+    b"\x1f\x8b\x08": ("gzip", "-dc"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "-dcq", "--memory=1024MB"),
+}
+# (offset, bytes, what it is)
+FOREIGN = (
+    (0, b"KDMV", "a VMware disk"),
+    (0, b"# Disk DescriptorFile", "a VMware disk"),
+    (0x40, b"\x7f\x10\xda\xbe", "a VirtualBox disk"),
+    (0, b"vhdxfile", "a Hyper-V disk"),
+    (0, b"conectix", "a Virtual PC disk"),
+    (0, b"QED\0", "a QED disk"),
+    (0, b"LUKS\xba\xbe", "an encrypted disk"),
+    (0, b"PK\x03\x04", "a zip archive"),
+    (0, b"BZh", "packed with bzip2"),
+    (257, b"ustar", "a tar archive"),
+    (0x8001, b"CD001", "an installation disc (ISO 9660)"),
+)
+# What a disk has at the least: a partition table, or a file system without one.
+DISK_MARKS = (
+    (510, b"\x55\xaa"), (512, b"EFI PART"), (1024 + 56, b"\x53\xef"), (0, b"XFSB"), (0x10040, b"_BHRfS_M"),
+)  # fmt: skip
+HEAD = 0x11000
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is asked of an import."""
+
+    source: str  # a path, or an address: file, http, https
+    name: str
+    sha256: str = ""  # of the file as it comes, packed or not
+    kernel: Path | None = None
+    initrd: Path | None = None
+    append: str | None = None
+
+
+def bring(store: Store, order: Order) -> Image:
+    """Import the image and give it its name. One import of a source at a time: others wait for it, and go on where it
+    stopped if it died."""
+    check(order)
+    began = time.time()
+    shown_source = without_password(order.source)
+    with (
+        shown() as progress,
+        intake.alone(store, fetch.key(order.source), f"import {shown_source}", progress) as was_second,
+    ):
+        if was_second and (done := _made_meanwhile(store, order, shown_source, began)):
+            return done
+        with intake.draft(store, order.name) as folder:
+            blob = _obtain(store, order, folder, progress)
+            digest = _checked_digest(blob, order, progress)
+            raw = to_raw(blob, folder, store.settings.max_size, progress)
+            origin = intake.Origin(
+                shown_source, order.name, order.kernel, order.initrd, order.append, facts={"source_sha256": digest}
+            )
+            image = intake.take(store, folder, raw, origin, progress)
+        progress.step(f"Image {order.name} is ready ({image.digest:.12})")
+        return image
+
+
+def check(order: Order) -> None:
+    """Raise BadOption or InputMissing for an order that cannot be carried out."""
+    from belljar.image.store import check_name
+
+    check_name(order.name)
+    if order.sha256 and not DIGEST.fullmatch(order.sha256):
+        raise BadOption(f"{order.sha256!r} is not a sha256 digest", hint="Give 64 hexadecimal digits.")
+    if order.initrd and not order.kernel:
+        raise BadOption("a ramdisk without its kernel", hint="Give --kernel too.")
+    scheme = urlsplit(order.source).scheme if "://" in order.source else "file"
+    if scheme not in ("file", "http", "https"):
+        raise BadOption(f"{scheme}: images come from files, http and https")
+    for path in (order.kernel, order.initrd, _local(order.source)):
+        if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
+            raise InputMissing(f"{path}: no readable file", hint="Correct the path.")
+
+
+def to_raw(blob: Path, folder: Path, largest: int, progress: Progress) -> Path:
+    """The raw disk in *blob*, unpacked and converted, as `disk.raw` in *folder*. Uses up *blob*."""
+    for layer in range(MOST_LAYERS + 1):
+        head = _head(blob)
+        program = next((argv for magic, argv in PACKED.items() if head.startswith(magic)), None)
+        if program is None:
+            break
+        if layer == MOST_LAYERS:
+            raise ImageCorrupt("the file is packed more than twice")
+        progress.step(f"Unpacking ({program[0]})")
+        blob = _unpacked(program, blob, folder / f"unpacked-{layer}", largest)
+    refuse_foreign(head)
+    raw = folder / "disk.raw"
+    if head.startswith(qcow2.MAGIC):
+        progress.step("Reading the qcow2 disk")
+        _flatten(blob, raw, largest)
+    else:
+        if not any(head[at : at + len(mark)] == mark for at, mark in DISK_MARKS):
+            raise ImageCorrupt("neither a qcow2 file nor a disk: it has no partition table and no file system")
+        if blob.stat().st_size > largest:
+            raise ImageTooLarge(f"a disk of {blob.stat().st_size} bytes, the limit is {largest}")
+        blob.rename(raw)
+    return raw
+
+
+def refuse_foreign(head: bytes) -> None:
+    """Raise ImageCorrupt for what is certainly no disk belljar can use."""
+    for at, mark, what in FOREIGN:
+        if head[at : at + len(mark)] == mark:
+            raise ImageCorrupt(
+                f"the file is {what}", hint="Give a qcow2 or raw disk; `qemu-img convert` makes one of most others."
+            )
+    if head.lstrip()[:1] == b"<":
+        raise ImageCorrupt("the file is a web page, not a disk", hint="Check the address in a browser.")
+
+
+def without_password(source: str) -> str:
+    """An address as it may be shown and stored."""
+    if "://" not in source:
+        return Path(source).absolute().as_uri()
+    parts = urlsplit(source)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _local(source: str) -> Path | None:
+    if "://" not in source:
+        return Path(source)
+    parts = urlsplit(source)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def _made_meanwhile(store: Store, order: Order, source: str, began: float) -> Image | None:
+    """The image, when the process we waited for has made just what we want."""
+    try:
+        image = store.resolve(order.name)
+    except ImageUnknown:
+        return None
+    same = image.source == source and image.created >= began and (order.kernel, order.append) == (None, None)
+    return image if same and order.sha256 in ("", image.facts.get("source_sha256")) else None
+
+
+def _obtain(store: Store, order: Order, folder: Path, progress: Progress) -> Path:
+    """The file itself, in *folder*."""
+    blob = folder / "blob"
+    if path := _local(order.source):
+        if path.stat().st_size > store.settings.max_size:
+            raise ImageTooLarge(f"{path}: {path.stat().st_size} bytes, the limit is {store.settings.max_size}")
+        progress.step(f"Copying {path.name}")
+        with no_space_as_error(blob):
+            commands.run(["cp", "--sparse=always", "--reflink=auto", "--", str(path), str(blob)], timeout=PATIENCE)
+        blob.chmod(0o600)
+        return blob
+    part = fetch.download(
+        order.source, store.work_folder("downloads"), store.settings, progress, is_pinned=bool(order.sha256)
+    )
+    part.rename(blob)
+    return blob
+
+
+def _checked_digest(blob: Path, order: Order, progress: Progress) -> str:
+    from belljar.image.manifest import sha256_of
+
+    progress.step("Taking the file's digest")
+    found = sha256_of(blob)
+    if order.sha256 and found != order.sha256:
+        raise ImageMismatch(f"{without_password(order.source)}: ordered sha256 {order.sha256}, got {found}")
+    return found
+
+
+def _unpacked(program: tuple[str, ...], blob: Path, out: Path, largest: int) -> Path:
+    run(program, [], Limits(PATIENCE, largest), stdin=blob, stdout=out)
+    blob.unlink()
+    return out
+
+
+def _flatten(blob: Path, raw: Path, largest: int) -> None:
+    qcow2.read_trusted(blob, largest)
+    limits = Limits(PATIENCE, largest)
+    leaks = 3  # clusters nobody uses: harmless
+    run(["qemu-img", "check", "-q", "-f", "qcow2", "{0}"], [blob], limits, fine=(0, leaks))
+    raw.touch(0o600)
+    run(["qemu-img", "convert", "-f", "qcow2", "-O", "raw", "{0}", "{1}"], [blob], limits, writable=[raw])
+    blob.unlink()
+
+
+def _head(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(HEAD)

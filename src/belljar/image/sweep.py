@@ -1,0 +1,74 @@
+"""Take away what nobody can use any more. Each thing is tried alone: what is locked is in use and stays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from belljar.errors import ImageCorrupt, ImageInUse
+from belljar.host.files import remove_tree
+from belljar.host.locks import is_locked
+from belljar.image import initramfs
+
+if TYPE_CHECKING:
+    from belljar.image.store import Store
+
+DOWNLOAD_AGE = 7 * 86400.0  # seconds; a broken download may be resumed that long
+
+
+def sweep(store: Store, *, dry_run: bool, now: float | None = None) -> Iterator[Path]:
+    """Yields what was (or would be) removed: abandoned drafts, nameless images, ramdisks of other agents, old downloads."""
+    yield from _drafts(store, dry_run)
+    yield from _nameless(store, dry_run)
+    yield from _ramdisks(store, dry_run)
+    yield from _downloads(store, dry_run, time.time() if now is None else now)
+
+
+def _drafts(store: Store, dry_run: bool) -> Iterator[Path]:
+    for draft in _entries(store.folder / "drafts"):
+        if not is_locked(draft / "maker"):
+            if not dry_run:
+                remove_tree(draft)
+            yield draft
+
+
+def _nameless(store: Store, dry_run: bool) -> Iterator[Path]:
+    for image in store.images():
+        if image.store != store.folder or image.names or store.users(image.digest):
+            continue
+        if is_locked(image.disk.parent / "lock"):
+            continue
+        if not dry_run:
+            try:
+                store.remove(image)
+            except ImageInUse:  # somebody took it since
+                continue
+        yield image.disk.parent
+
+
+def _ramdisks(store: Store, dry_run: bool) -> Iterator[Path]:
+    wanted = set()
+    with suppress(ImageCorrupt):
+        wanted = {initramfs.boot_digest(image) for image in store.images()}
+    for cached in _entries(store.folder / "cache"):
+        if cached.name not in wanted:
+            if not dry_run:
+                cached.unlink(missing_ok=True)
+            yield cached
+
+
+def _downloads(store: Store, dry_run: bool, now: float) -> Iterator[Path]:
+    for part in _entries(store.folder / "downloads"):
+        lock = part.with_suffix(".lock")
+        with suppress(FileNotFoundError):
+            if part != lock and not is_locked(lock) and now - part.stat().st_mtime > DOWNLOAD_AGE:
+                if not dry_run:
+                    part.unlink(missing_ok=True)
+                yield part
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []

@@ -1,0 +1,46 @@
+"""What `belljar run` imports before its machine starts: each module costs every job."""
+
+import subprocess
+import sys
+
+HEAVY = {
+    "rich", "httpx", "httpcore", "anyio", "tarfile", "zipfile", "tempfile", "shutil", "subprocess", "multiprocessing", "ctypes",
+    "difflib", "pdb", "unittest", "xml", "urllib.request", "http.client", "email", "importlib.metadata", "uuid", "random", "hashlib._",
+    "tomllib", "curses", "pydoc", "decimal", "sqlite3", "ssl", "concurrent.futures.process",
+    "belljar.config.merge", "belljar.config.convert", "belljar.config.reference", "belljar.cli.checks", "belljar.host.watch",
+    "belljar.image.build", "belljar.image.sources",
+}  # fmt: skip
+
+
+def loaded_by(code: str) -> set[str]:
+    """Names in sys.modules after *code*, in a Python as bare as the installed launcher's."""
+    script = f"import sys; sys.path[:] = {sys.path!r}\n{code}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-IS", "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.split())
+
+
+def test_the_command_line_is_read_without_anything_heavy() -> None:
+    loaded = loaded_by(
+        "from belljar.cli import split, parser_of\n"
+        "from belljar.assembly import House\n"
+        "line = split(['run', '--', 'true'])\n"
+        "args = parser_of(line.verb).parse_args(line.rest)\n"
+        "House(None).settings"
+    )
+    assert loaded & HEAVY == set()
+
+
+def test_the_parts_that_run_a_job_are_made_without_anything_heavy() -> None:
+    loaded = loaded_by(
+        "from belljar.assembly import House\n"
+        "from belljar.cli import attend, run, request\n"
+        "house = House(None)\n"
+        "house.supervisor(), house.reaper, house.images, house.hypervisor"
+    )
+    assert loaded & HEAVY == set()
+
+
+def test_other_verbs_are_not_imported() -> None:
+    loaded = loaded_by("from belljar.cli import parser_of\nparser_of('run')")
+    assert {name for name in loaded if name.startswith("belljar.cli.")} <= {"belljar.cli.run", "belljar.cli.parser"}

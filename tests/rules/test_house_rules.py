@@ -1,0 +1,150 @@
+"""Rules of the house that a machine can check."""
+
+import ast
+import re
+import subprocess
+import sys
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+from belljar import errors
+from belljar.cli import VERBS, parser_of
+from belljar.config import SECTIONS, every_setting, load
+from belljar.config.reference import page
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src/belljar"
+MODULES = sorted([*SOURCE.rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")])
+DOCS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+LONGEST_MODULE, LONGEST_FUNCTION = 500, 60
+ERRORS = sorted(
+    (one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.BelljarError)),
+    key=lambda one: one.__name__,
+)
+
+
+def tool(*words: str) -> None:
+    done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# -- tools -------------------------------------------------------------------------------------------------------------
+
+
+def test_types_are_right() -> None:
+    tool("mypy")
+
+
+def test_lint_is_clean() -> None:
+    tool("ruff", "check", "src", "tests")
+
+
+def test_format_is_right() -> None:
+    tool("ruff", "format", "--check", "src", "tests")
+
+
+# -- modules -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_is_read_in_one_sitting(path: Path) -> None:
+    # The agent travels into the guest as one file.
+    assert path.name == "agent.py" or len(path.read_text().splitlines()) <= LONGEST_MODULE
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_module_opens_with_what_it_is_for_and_its_functions_fit_in_the_head(path: Path) -> None:
+    tree = ast.parse(path.read_bytes())
+    assert ast.get_docstring(tree) or not tree.body, "no docstring"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            assert node.end_lineno - node.lineno < LONGEST_FUNCTION, f"{node.name} is too long"
+
+
+@pytest.mark.parametrize("path", [*MODULES, *DOCS], ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_speaks_of_the_place_where_it_was_written(path: Path) -> None:
+    if path == Path(__file__):
+        return
+    words = re.compile(r"/work/|\bissue\s*#?\d|\bTODO\b|\bFIXME\b", re.IGNORECASE)
+    assert not (found := words.search(path.read_text())), found
+
+
+def test_the_agent_can_be_read_by_an_old_python() -> None:
+    ast.parse((SOURCE / "agent/agent.py").read_bytes(), feature_version=(3, 6))
+
+
+def test_the_agent_imports_only_the_standard_library() -> None:
+    for node in ast.walk(ast.parse((SOURCE / "agent/agent.py").read_bytes())):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [one.name for one in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+            assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names
+
+
+# -- errors and settings -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_an_error_tells_what_to_do_next_and_is_explained(error: type[errors.BelljarError]) -> None:
+    assert error.hint.endswith((".", ")")) and "\n" not in error.hint
+    assert error.__doc__
+    assert error.exit_code == 125
+
+
+def test_the_tree_of_errors_names_every_error() -> None:
+    assert errors.__doc__
+    assert [error.__name__ for error in ERRORS if error.__name__ not in errors.__doc__] == []
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_setting_has_a_help_text_and_a_default(section: str) -> None:
+    assert is_dataclass(SECTIONS[section])
+    for one in fields(SECTIONS[section]):
+        assert one.metadata.get("help"), f"{section}.{one.name}"
+
+
+# -- verbs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_verb_can_explain_itself(verb: str) -> None:
+    text = parser_of(verb).format_help()
+    assert "usage: belljar" in text
+    assert len(text.split("\n\n")) > 1, "no description"
+
+
+def test_every_reading_verb_speaks_json() -> None:
+    for verb in ("ps", "show", "events", "reap", "doctor", "config", "version", "kill-all"):
+        assert "--format {table,json}" in parser_of(verb).format_help(), verb
+
+
+# -- docs --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_settings_is_what_the_settings_say() -> None:
+    assert (ROOT / "docs/reference/settings.md").read_text() == page(), "run scripts/settings-reference"
+
+
+def test_the_docs_name_every_verb_setting_and_error() -> None:
+    cli = (ROOT / "docs/reference/cli.md").read_text()
+    assert [verb for verb in VERBS if f"belljar {verb}" not in cli] == []
+    settings = (ROOT / "docs/reference/settings.md").read_text()
+    assert [
+        key for _, key, *_ in every_setting(load(environ={}, etc=Path("/nowhere"))) if f"`{key}`" not in settings
+    ] == []
+    pages = (ROOT / "docs/reference/errors.md").read_text()
+    assert [error.__name__ for error in ERRORS if f"`{error.__name__}`" not in pages] == []
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_between_pages_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", path.read_text()):
+        assert "://" in target or (path.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_in_the_docs_exist(path: Path) -> None:
+    for verb in re.findall(r"`belljar (?:--\S+ )*([a-z][a-z-]+)", path.read_text()):
+        assert verb in VERBS, verb

@@ -1,0 +1,163 @@
+"""`belljar doctor`: each check finds what is wrong, none takes the others down."""
+
+import json
+import resource
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from belljar.cli import checks, doctor
+from belljar.cli.checks import CHECKS, Check, Finding, Grade
+from belljar.errors import BadOption, ImageUnknown
+from belljar.host.commands import Finished
+from belljar.machine.recover import Undone
+from belljar.model import GIB
+
+
+def test_a_check_that_breaks_is_a_failed_check_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, call: Any, capsys: Any
+) -> None:
+    def breaks(house: object) -> Finding:
+        raise KeyError("x")
+
+    fine = Check("fine", "", lambda house: Finding(Grade.OK, "good"))
+    monkeypatch.setattr(checks, "CHECKS", (Check("broken", "", breaks), fine))
+    assert call("doctor") == 1
+    assert "fail  broken" in (shown := capsys.readouterr().out) and "ok    fine" in shown
+
+
+def test_warnings_alone_are_no_failure_and_come_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch, call: Any, capsys: Any
+) -> None:
+    monkeypatch.setattr(
+        checks, "CHECKS", (Check("slow", "", lambda house: Finding(Grade.WARN, "slow", "buy another")),)
+    )
+    assert call("doctor") == 0
+    assert "-> buy another" in capsys.readouterr().out
+
+
+def test_json_tells_everything_about_each_check(monkeypatch: pytest.MonkeyPatch, call: Any, capsys: Any) -> None:
+    monkeypatch.setattr(checks, "CHECKS", (Check("a", "why", lambda house: Finding(Grade.OK, "b", "c")),))
+    call("doctor", "--format", "json")
+    assert json.loads(capsys.readouterr().out) == [
+        {"check": "a", "meaning": "why", "grade": "ok", "text": "b", "remedy": "c"}
+    ]
+
+
+def test_one_check_can_be_asked_for_and_an_unknown_one_is_refused(call: Any, capsys: Any) -> None:
+    assert call("doctor", "--only", "memory") == 0
+    assert len([line for line in capsys.readouterr().out.splitlines() if "memory" in line]) == 1
+    with pytest.raises(BadOption, match="nosuch"):
+        call("doctor", "--only", "nosuch")
+
+
+def test_every_check_has_a_name_of_its_own_and_a_meaning() -> None:
+    assert len({check.name for check in CHECKS}) == len(CHECKS)
+    assert all(check.meaning for check in CHECKS)
+
+
+def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch, house: Any) -> None:
+    monkeypatch.setattr(
+        "belljar.host.commands.which", lambda name: None if name in ("qemu-img", "mmdebstrap") else "/x"
+    )
+    finding = checks.programs(house)
+    assert finding.grade is Grade.FAIL
+    assert "qemu-img is missing" in finding.text and finding.remedy.endswith("mmdebstrap qemu-utils")
+    monkeypatch.setattr("belljar.host.commands.which", lambda name: None if name == "mmdebstrap" else "/x")
+    assert checks.programs(house).grade is Grade.WARN
+
+
+@pytest.mark.parametrize(
+    ("version", "devices", "grade", "text"),
+    [
+        ("QEMU emulator version 5.2.0", "", Grade.FAIL, "version 5.2.0"),
+        ("something else", "", Grade.FAIL, "does not tell its version"),
+        ("QEMU emulator version 8.0.1", 'name "vmgenid"', Grade.WARN, "lacks virtio-blk-pci"),
+        (
+            "QEMU emulator version 8.0.1",
+            "".join(f'name "{name}"' for name in checks.DEVICES),
+            Grade.OK,
+            "version 8.0.1",
+        ),
+    ],
+)
+def test_qemu_is_judged_by_version_and_devices(
+    monkeypatch: pytest.MonkeyPatch, house: Any, version: str, devices: str, grade: Grade, text: str
+) -> None:
+    def run(argv: list[str], **_: Any) -> Finished:
+        out = {"--version": version, "-device": devices, "-M": "user\n"}[argv[1]]
+        return Finished(tuple(argv), 0, out.encode(), b"")
+
+    monkeypatch.setattr("belljar.host.commands.which", lambda name: "/x")
+    monkeypatch.setattr("belljar.host.commands.run", run)
+    finding = checks.qemu(house)
+    assert finding.grade is grade and text in finding.text
+
+
+def test_a_folder_open_to_others_fails(house: Any) -> None:
+    house.settings.paths.run.mkdir()
+    assert checks.folders(house).grade is Grade.OK
+    house.settings.paths.run.chmod(0o777)
+    finding = checks.folders(house)
+    assert finding.grade is Grade.FAIL and "others may write" in finding.text
+
+
+def test_little_space_names_the_setting_that_moves_it(monkeypatch: pytest.MonkeyPatch, house: Any) -> None:
+    monkeypatch.setattr("belljar.host.files.free_bytes", lambda path: 5 * GIB if path.name != "store" else 1 << 20)
+    finding = checks.space(house)
+    assert finding.grade is Grade.WARN and "paths.store" in finding.remedy
+
+
+def test_a_missing_default_image_is_no_failure_as_it_is_built_on_first_use(
+    monkeypatch: pytest.MonkeyPatch, house: Any
+) -> None:
+    def resolve(name: str) -> None:
+        raise ImageUnknown(f"{name}: no image")
+
+    images = SimpleNamespace(images=lambda: [], resolve=resolve)
+    paper = SimpleNamespace(images=images, settings=house.settings)
+    assert checks.images(paper).grade is Grade.WARN  # type: ignore[arg-type]
+    assert checks.accelerator(paper).grade is Grade.WARN  # type: ignore[arg-type]
+
+
+def test_leftovers_are_listed_with_the_verb_that_clears_them(house: Any) -> None:
+    house.reaper.found = [Undone("aaaaaaaaaaaa", "domain without a machine", "pid 7")]
+    finding = checks.leftovers(house)
+    assert finding.grade is Grade.WARN and "aaaaaaaaaaaa" in finding.text and "belljar reap" in finding.remedy
+
+
+def test_a_tight_limit_on_address_space_is_found(monkeypatch: pytest.MonkeyPatch, house: Any) -> None:
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda which: (256 << 20, -1) if which == resource.RLIMIT_AS else (-1, -1)
+    )
+    finding = checks.limits(house)
+    assert finding.grade is Grade.WARN and "RLIMIT_AS" in finding.text
+
+
+def test_memory_tells_how_many_machines_there_is_room_for(monkeypatch: pytest.MonkeyPatch, house: Any) -> None:
+    monkeypatch.setattr(checks, "_available_memory", lambda: (2 * GIB, "free"))
+    assert "room for 3 machines of 512 MiB" in checks.memory(house).text
+    monkeypatch.setattr(checks, "_available_memory", lambda: (1 << 20, "free"))
+    assert checks.memory(house).grade is Grade.WARN
+
+
+def test_wrong_settings_are_a_failed_check_not_a_crash(house: Any, tmp_path: Path) -> None:
+    house.config_file = tmp_path / "wrong.toml"
+    house.config_file.write_text("[machine]\ncpus = 'x'")
+    finding = checks.settings(house)
+    assert finding.grade is Grade.FAIL and "machine.cpus" in finding.text
+
+
+def test_the_clock_check_finds_a_host_in_the_past(monkeypatch: pytest.MonkeyPatch, house: Any) -> None:
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    assert checks.clock(house).grade is Grade.FAIL
+
+
+def test_examine_turns_an_error_of_ours_into_its_message_and_hint(house: Any) -> None:
+    def fails(house: object) -> Finding:
+        raise ImageUnknown("x")
+
+    finding = doctor.examine(Check("a", "", fails), house)
+    assert (finding.grade, finding.text, finding.remedy) == (Grade.FAIL, "x", ImageUnknown.hint)
