@@ -27,9 +27,7 @@ quick:
 
 lint:
 	@scripts/prepare dev
-	@.venv/bin/ruff check src tests
-	@.venv/bin/ruff format --check src tests
-	@.venv/bin/mypy
+	@.venv/bin/python -m pytest tests/rules/test_house_rules.py -k 'types or lint or format'
 
 bench:
 	@scripts/prepare dev
@@ -46,5 +44,5 @@ uninstall:
 	@scripts/install --remove '$(PREFIX)'
 
 clean:
-	rm -rf .venv .state dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv /var/tmp/belljar-test-$$(id -u) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find src tests scripts bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -4,7 +4,7 @@
     ├── UsageError              the asker must change something        -> cause REFUSED
     │   ├── BadOption           a command-line option or a combination of them
     │   ├── BadSetting          a settings file: names file, key, value
-    │   ├── UnreadableScript · ShareMissing · InputMissing · OutputMissing
+    │   ├── UnreadableScript · ShareMissing · InputMissing · OutputMissing · OutputUnwritable
     │   ├── ImpossibleSize      memory, cpus or disk this host or image can never give
     │   ├── NoSuchMachine · AmbiguousMachine · MachineBusy
     │   └── NotPermitted        somebody else's machine, store or template
@@ -105,6 +105,12 @@ class OutputMissing(UsageError):
     """The payload did not leave a file that was to be copied out."""
 
     hint = "Check what the job writes, or drop the `--out` option."
+
+
+class OutputUnwritable(UsageError):
+    """A file copied out of the guest cannot be written to its place on the host."""
+
+    hint = "Correct `--out PATH[:DST]`: a folder you may write to, and no special file in the way."
 
 
 class ImpossibleSize(UsageError):

@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import Belljar
+from tests.live.conftest import Belljar
 
 MIB = 1 << 20
 

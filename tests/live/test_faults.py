@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Belljar, marked_processes
+from tests.live.conftest import Belljar, marked_processes
 
 POINTS = [
     "after-claim", "after-overlay", "after-spawn", "after-boot", "after-qmp", "after-agent", "payload-sent",

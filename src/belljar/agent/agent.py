@@ -893,7 +893,7 @@ class Guest:
                 except OSError:
                     pass  # this kernel does without
         total = int(read_file("/proc/meminfo").split()[1]) * KIB
-        reserve = max(24 * MIB, total // 32)
+        reserve = max(40 * MIB, total // 24)
         try:
             write_file(folder + "/memory.max", b"%d" % max(total - reserve, total // 2), flags=0)
         except OSError:
@@ -1476,10 +1476,11 @@ def execute(job: Job) -> None:
         except OSError as exc:
             if exc.errno == errno.ENOENT and os.path.lexists(candidate):
                 raise Trouble(NOT_EXECUTABLE, "not-executable", "%s: its interpreter is missing" % shown(candidate))
-            if exc.errno not in (errno.ENOENT, errno.ENOTDIR):
-                refusal = refusal or exc
-                if exc.errno != errno.EACCES:
-                    break
+            if exc.errno == errno.ENOENT or (exc.errno == errno.ENOTDIR and b"/" not in name):
+                continue
+            refusal = refusal or exc
+            if exc.errno != errno.EACCES:
+                break
         except ValueError as exc:
             raise Trouble(NOT_EXECUTABLE, "not-executable", "%s: %s" % (shown(name), exc))
     if refusal is not None:

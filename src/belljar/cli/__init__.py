@@ -203,7 +203,7 @@ def overview() -> str:
             *lines,
             "",
             "  --config FILE    settings that stand before those of the site and the user",
-            "  -v, --verbose    log events to stderr, and tell where an error was raised",
+            "  -v, --verbose    with an error, tell where it was raised",
             "  --version        print the version",
             "",
             "`belljar VERB --help` explains a verb. `belljar run -- true` is a good beginning.",

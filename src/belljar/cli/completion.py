@@ -18,8 +18,8 @@ HELP = (
 SHELLS = ("bash", "zsh", "fish")
 WORDS = ("machines", "images")  # what the scripts ask for while somebody types
 # A parameter of this name is completed with words that only the running system knows.
-ASKED = {"ID": "machines", "IMAGE": "images", "NAME": ""}
-FILES = ("FILE", "SCRIPT", "PATH", "PATH[:DST]", "SRC[:DST][:ro|rw]", "DIR")
+ASKED = {"machine": "machines", "image": "images", "images": "images"}
+FILES = ("FILE", "FILE|URL", "SCRIPT", "PATH", "PATH[:DST]", "SRC[:DST][:ro|rw]", "DIR")
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _option(action: argparse.Action) -> Option:
 def _of(action: argparse.Action) -> tuple[str, bool]:
     """What completes this parameter: words to ask for, or files."""
     name = str(action.metavar or action.dest)
-    return ASKED.get(name, ""), name in FILES or name.startswith(("SCRIPT", "CMD"))
+    return ASKED.get(action.dest, ""), name in FILES or name.startswith(("SCRIPT", "CMD"))
 
 
 def bash(verbs: Sequence[Verb]) -> str:
@@ -123,7 +123,9 @@ def bash(verbs: Sequence[Verb]) -> str:
         for option in verb.options:
             if option.takes:
                 pattern = "|".join(shlex.quote(f"{key} {flag}") for flag in option.flags)
-                values.append(f"    {pattern}) {_bash_words(option.choices, option.asks, option.files)}; value=1 ;;")
+                values.append(
+                    f"    {pattern}) files=''; {_bash_words(option.choices, option.asks, option.files)}; value=1 ;;"
+                )
     top = " ".join(verb.path[0] for verb in verbs if len(verb.path) == 1)
     return BASH.format(top=top, cases="\n".join(cases), values="\n".join(values), nested="|".join(_nested(verbs)))
 
@@ -225,7 +227,7 @@ _belljar() {{
   verbs=(
 {described}
   )
-  _arguments -C '--config[settings file]:file:_files' '--verbose[log events]' '--version[print the version]' \\
+  _arguments -C '--config[settings file]:file:_files' '--verbose[tell where an error was raised]' '--version[print the version]' \\
     '1: :->verb' '*::rest:->rest'
   case $state in
     verb) _describe verb verbs ;;
@@ -257,11 +259,11 @@ def _fish_option(option: Option) -> Iterator[Any]:
     for flag in option.flags:
         yield f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
     yield f"-d {shlex.quote(option.help)}"
-    if option.takes:
-        yield "-r"
-        if option.files:
-            yield "-F"
-        elif option.choices or option.asks:
+    if option.files:
+        yield "-r -F"
+    elif option.takes:
+        yield "-x"
+        if option.choices or option.asks:
             yield f"-a {shlex.quote(_fish_words(option.choices, option.asks))}"
 
 

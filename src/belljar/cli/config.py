@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from belljar.cli.parser import add_format
 
@@ -42,12 +42,12 @@ def _show(loaded: Loaded, with_origin: bool, form: str) -> None:
     from belljar.config import DEFAULT_ORIGIN, every_setting
     from belljar.config.reference import value_text
 
-    rows, facts = [], []
+    rows: list[tuple[str, ...]] = []
+    facts: dict[str, dict[str, Any]] = {}
     for section, key, value, metadata in every_setting(loaded.settings):
-        name = f"{section}.{key}"
-        origin = loaded.origins.get(name, DEFAULT_ORIGIN)
-        rows.append((name, value_text(value, metadata), *((origin,) if with_origin else ())))
-        facts.append({"setting": name, "value": value, "origin": origin, "help": metadata["help"]})
+        origin = loaded.origins.get(f"{section}.{key}", DEFAULT_ORIGIN)
+        rows.append((f"{section}.{key}", value_text(value, metadata), *((origin,) if with_origin else ())))
+        facts.setdefault(section, {})[key] = {"value": value, "origin": origin} if with_origin else value
     show(facts, ("SETTING", "VALUE", *(("ORIGIN",) if with_origin else ())), rows, as_=form)
 
 

@@ -13,8 +13,22 @@ import time
 from typing import Any, Protocol
 
 from belljar.agent.agent import (
-    CALL, ERROR, EXIT, GREETING, HELLO, INLINE_SCRIPT, MAX_CALL, PING, PONG, PROTOCOL, REPLY, TO_HOST, Parser,
-    WireError, frame, greeting,
+    CALL,
+    ERROR,
+    EXIT,
+    GREETING,
+    HELLO,
+    INLINE_SCRIPT,
+    MAX_CALL,
+    PING,
+    PONG,
+    PROTOCOL,
+    REPLY,
+    TO_HOST,
+    Parser,
+    WireError,
+    frame,
+    greeting,
 )  # fmt: skip
 from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused
 from belljar.guest import Hello, Identity, IdentityProof, Settings, Streams

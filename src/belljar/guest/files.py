@@ -15,7 +15,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from belljar.agent.agent import CHUNK, TransferError, pack, shown, unpack
-from belljar.errors import BelljarError, GuestRefused, InputMissing, NoSpace, OutputMissing, OutputUnwritable, ProtocolViolation
+from belljar.errors import (
+    BelljarError,
+    GuestRefused,
+    InputMissing,
+    NoSpace,
+    OutputMissing,
+    OutputUnwritable,
+    ProtocolViolation,
+)
 from belljar.guest import ExitStatus, Streams
 from belljar.host.threads import in_thread
 from belljar.model import Account
@@ -145,14 +153,15 @@ class Bridge:
     def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         """In the thread: have the loop do it."""
         try:
-            self._pending = asyncio.run_coroutine_threadsafe(work, self._loop)
+            pending: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError as exc:  # the loop is closed
             work.close()
             raise TransferError(BROKEN_OFF, "the copy was broken off") from exc
+        self._pending = pending
         if self.is_broken:
-            self._pending.cancel()
+            pending.cancel()
         try:
-            return self._pending.result()
+            return pending.result()
         except CancelledError as exc:
             raise TransferError(BROKEN_OFF, "the copy was broken off") from exc
 

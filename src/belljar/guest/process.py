@@ -9,7 +9,19 @@ from collections.abc import Coroutine
 from typing import Any
 
 from belljar.agent.agent import (
-    CREDIT, DATA, EOF, ERROR, EXIT, REPLY, RESET, RESIZE, SIGNAL, U32, WINDOW_SIZE, WireError, frame,
+    CREDIT,
+    DATA,
+    EOF,
+    ERROR,
+    EXIT,
+    REPLY,
+    RESET,
+    RESIZE,
+    SIGNAL,
+    U32,
+    WINDOW_SIZE,
+    WireError,
+    frame,
 )  # fmt: skip
 from belljar.errors import AgentLost, GuestError, HostError, NoSpace
 from belljar.guest import ExitStatus, Sink, Streams
@@ -136,7 +148,9 @@ def read_exit(body: bytes) -> ExitStatus:
         exit_code=None if by_signal else os.WEXITSTATUS(status),
         signal=os.WTERMSIG(status) if by_signal else None,
         core_dumped=by_signal and os.WCOREDUMP(status),
-        usage=Usage(number_in(told, "user", 1e12), number_in(told, "system", 1e12), int(number_in(told, "peak", 1 << 62))),
+        usage=Usage(
+            number_in(told, "user", 1e12), number_in(told, "system", 1e12), int(number_in(told, "peak", 1 << 62))
+        ),
         oom_killed=told.get("oom") is True,
         error=one_line(told.get("error")),
         message=one_line(told.get("message")),

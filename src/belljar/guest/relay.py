@@ -14,8 +14,27 @@ from dataclasses import asdict
 from typing import cast
 
 from belljar.agent.agent import (
-    CALL, CREDIT, DATA, EOF, ERROR, EXIT, GREETING, HELLO, PING, PONG, REPLY, RESET, RESIZE, SIGNAL, TO_AGENT, U32, WINDOW,
-    Parser, WireError, frame, greeting,
+    CALL,
+    CREDIT,
+    DATA,
+    EOF,
+    ERROR,
+    EXIT,
+    GREETING,
+    HELLO,
+    PING,
+    PONG,
+    REPLY,
+    RESET,
+    RESIZE,
+    SIGNAL,
+    TO_AGENT,
+    U32,
+    WINDOW,
+    Parser,
+    WireError,
+    frame,
+    greeting,
 )  # fmt: skip
 from belljar.errors import GuestError
 from belljar.guest import Guest

@@ -67,7 +67,10 @@ def read_capped(path: Path, limit: int) -> bytes:
 
 def read_json(path: Path, limit: int = 1 << 20) -> dict[str, Any]:
     """A JSON object from a file of at most *limit* bytes. Raises ValueError when it is something else."""
-    value = json.loads(read_capped(path, limit))
+    try:
+        value = json.loads(read_capped(path, limit))
+    except RecursionError as exc:
+        raise ValueError(f"{path}: nested too deeply") from exc
     if not isinstance(value, dict):
         raise ValueError(f"{path}: not a JSON object")
     return value

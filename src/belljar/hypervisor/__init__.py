@@ -202,3 +202,10 @@ class Hypervisor(Protocol):
 
     def discard(self, id: MachineId) -> None:
         """Leave no process of this machine. Finding none is success."""
+
+
+def load(settings: Settings, store: Path) -> Hypervisor:
+    """The hypervisor of these settings. *store* is a folder of this user's own: templates and remembered answers go there."""
+    from belljar.hypervisor.qemu.driver import QemuHypervisor
+
+    return QemuHypervisor(settings, store)

@@ -124,3 +124,10 @@ def load_overlays(settings: Settings) -> Overlays:
     from belljar.image.overlay import DiskOverlays
 
     return DiskOverlays(settings)
+
+
+def agent_source() -> str:
+    """The guest agent, for images belljar cannot put it into at each start."""
+    from belljar.image.initramfs import AGENT
+
+    return AGENT.read_text(encoding="utf-8")

@@ -9,9 +9,12 @@ from __future__ import annotations
 import struct
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from belljar.image import Image, cpio
-from belljar.image.modules import Selection
+
+if TYPE_CHECKING:
+    from belljar.image.modules import Selection
 
 INSIDE = Path(__file__).parent / "inside"
 AGENT = Path(__file__).parent.parent / "agent" / "agent.py"

@@ -97,8 +97,6 @@ def take(store: Store, folder: Path, raw: Path, origin: Origin, progress: Progre
         if data:
             with no_space_as_error(folder):
                 write_whole(folder / name, data)
-            (folder / name).chmod(store.file_mode)
-    (folder / manifest.DISK).chmod(store.file_mode)
     (folder / "maker").unlink(missing_ok=True)
     progress.step("Taking its digest")
     what = manifest.Facts(
@@ -133,7 +131,7 @@ def _given(disk: Path, origin: Origin) -> Boot:
     found = find_boot(disk)
     if origin.initrd:
         append = found.append or "console=ttyS0 panic=-1"
-        facts = {**found.facts, "boots_by": "kernel", "agent_in_initrd": False, "kernel": kernel.release(data)}
+        facts = {**found.facts, "boots_by": "kernel", "agent_in_initrd": False, "release": kernel.release(data)}
         return Boot(data, origin.initrd.read_bytes(), append, found.os, facts)
     for root in ext_file_systems(disk):
         if (version := kernel.release(data)) in root.names(_modules_folder(root)):
@@ -162,7 +160,7 @@ def _direct(root: Files, version: str, data: bytes, os_name: str, facts: dict[st
         os_name,
         {
             **facts,
-            "kernel": version,
+            "release": version,
             "boots_by": "kernel",
             "agent_in_initrd": True,
             "kernel_form": "elf" if elf else "bzimage",

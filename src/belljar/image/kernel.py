@@ -7,6 +7,7 @@ longer than the rest of the kernel's start. Form: Documentation/arch/x86/boot.rs
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 from belljar.errors import CommandFailed, CommandMissing, ImageCorrupt
 
@@ -60,17 +61,23 @@ def _decompress(payload: bytes) -> bytes:
     import lzma
     import zlib
 
-    try:
-        if payload.startswith(b"\x1f\x8b\x08"):
-            return zlib.decompressobj(31).decompress(payload, LARGEST_KERNEL)
-        if payload.startswith(b"\xfd7zXZ\0"):
-            return lzma.LZMADecompressor(lzma.FORMAT_XZ).decompress(payload, LARGEST_KERNEL)
-        if payload.startswith(b"\x5d\0\0"):
-            return lzma.LZMADecompressor(lzma.FORMAT_ALONE).decompress(payload, LARGEST_KERNEL)
-        if payload.startswith(b"BZh"):
-            return bz2.BZ2Decompressor().decompress(payload, LARGEST_KERNEL)
-    except (zlib.error, lzma.LZMAError, OSError) as exc:
-        raise ImageCorrupt(f"the kernel inside the bzImage cannot be unpacked: {exc}") from exc
+    made: Any = None
+    if payload.startswith(b"\x1f\x8b\x08"):
+        made = zlib.decompressobj(31)
+    elif payload.startswith(b"\xfd7zXZ\0"):
+        made = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+    elif payload.startswith(b"\x5d\0\0"):
+        made = lzma.LZMADecompressor(lzma.FORMAT_ALONE)
+    elif payload.startswith(b"BZh"):
+        made = bz2.BZ2Decompressor()
+    if made is not None:
+        try:
+            data: bytes = made.decompress(payload, LARGEST_KERNEL)
+        except (zlib.error, lzma.LZMAError, OSError) as exc:
+            raise ImageCorrupt(f"the kernel inside the bzImage cannot be unpacked: {exc}") from exc
+        if not made.eof:
+            raise ImageCorrupt("the kernel inside the bzImage is cut off, or too large")
+        return data
     if payload.startswith(b"\x28\xb5\x2f\xfd"):
         # The last four bytes are the unpacked size; zstd would take them for the start of another frame.
         return _by_program(["zstd", "-dc"], payload[:-4])

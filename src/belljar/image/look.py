@@ -117,8 +117,11 @@ class Files:
 def ext_file_systems(disk: Path) -> list[Files]:
     """The ext2/3/4 file systems of a disk, in the order of its partitions."""
     found = []
+    size = disk.stat().st_size
     with open(disk, "rb") as file:
         for partition in partitions(disk):
+            if partition.offset >= size:
+                continue
             file.seek(partition.offset + EXT_MAGIC_AT)
             if file.read(2) == EXT_MAGIC:
                 found.append(Files(disk, partition))

@@ -80,6 +80,12 @@ def read_unchecked(folder: Path, names: tuple[str, ...] = ()) -> Image:
     return _image(folder, _load(folder), names)
 
 
+def unreadable(folder: Path, names: tuple[str, ...]) -> Image:
+    """An image of which only the folder is known, good enough to be removed."""
+    digest = folder.name.rpartition("-")[2]
+    return Image(digest, names, folder / DISK, 0, None, None, "", "", "", 0.0, store=folder.parent)
+
+
 def verify(folder: Path, *, mode: int | None) -> list[str]:
     """What is wrong with the files, by their full digests. With a *mode* (the store is ours) files that are right but have
     another time or inode, as after a restore, are recorded anew."""

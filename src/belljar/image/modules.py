@@ -5,8 +5,6 @@ Works on a `Reader`, a function that gives a file of the image by its path; wher
 
 from __future__ import annotations
 
-import lzma
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -91,6 +89,9 @@ def module_name(path: str) -> str:
 
 def plain(data: bytes, path: str) -> bytes:
     """The module's ELF bytes, unpacked by its file name's ending. Raises ImageCorrupt."""
+    import lzma
+    import zlib
+
     try:
         if path.endswith(".xz"):
             data = lzma.LZMADecompressor().decompress(data, LARGEST_MODULE)

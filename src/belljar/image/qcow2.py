@@ -84,16 +84,17 @@ def read_trusted(path: Path, largest: int) -> Header:
 def _complaints(header: Header, file_size: int) -> list[tuple[bool, str]]:
     entries, l1_at = header.l1
     table_at, table_clusters = header.refcounts
-    covered = entries << (2 * header.cluster_bits - 3)
+    sane = 9 <= header.cluster_bits <= 21
+    covered = entries << (2 * header.cluster_bits - 3) if sane else 0
     return [
         (any(header.backing), "it has a backing file"),
         (header.encryption != 0, "it is encrypted"),
         (bool(header.incompatible & EXTERNAL_DATA), "its data lies in another file"),
         (bool(header.incompatible & CORRUPT), "it is marked corrupt"),
         (bool(header.incompatible & ~(HARMLESS | EXTERNAL_DATA | CORRUPT)), "it uses features belljar does not know"),
-        (not 9 <= header.cluster_bits <= 21, "its cluster size makes no sense"),
+        (not sane, "its cluster size makes no sense"),
         (header.size == 0, "its disk is empty"),
-        (entries > LARGEST_L1 or (9 <= header.cluster_bits <= 21 and covered < header.size), "its size makes no sense"),
+        (entries > LARGEST_L1 or covered < header.size, "its size makes no sense"),
         (not 0 < l1_at < file_size or not 0 < table_at < file_size, "its tables lie outside of the file"),
         (table_clusters > 4096, "its reference table is too large"),
         (header.snapshots > 1024, "it has too many snapshots"),

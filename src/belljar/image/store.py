@@ -15,18 +15,18 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NotPermitted
 from belljar.host.files import no_space_as_error, private_folder, remove_tree, write_whole
-from belljar.host.locks import try_lock
+from belljar.host.locks import locked, try_lock
 from belljar.image import BootFiles, Image, Settings, Users, initramfs, manifest, nobody
 from belljar.model import MachineId
 
 DEFAULT_NAME = "debian12"
-SHORTEST_DIGEST = 8
+HOLD_TIMEOUT = 10.0  # seconds
 PREFIX = "sha256-"
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
 HEX = re.compile(r"[0-9a-f]{8,64}")
@@ -99,16 +99,14 @@ class Store:
     @contextmanager
     def hold(self, image: Image, id: MachineId) -> Iterator[None]:
         """Keep the image from being removed while inside. The hold is gone when the holder dies."""
-        try:
-            lock = try_lock(_lock_file(image.disk.parent), shared=True)
-        except FileNotFoundError as exc:
-            raise ImageUnknown(f"{_called(image)} was removed before machine {id} could use it") from exc
-        if lock is None:
-            raise ImageUnknown(f"{_called(image)} is being removed just now")
-        try:
+        with ExitStack() as stack:
+            path = _lock_file(image.disk.parent)
+            try:
+                # Whoever else has it alone looks or removes; both are over soon.
+                stack.enter_context(locked(path, timeout=HOLD_TIMEOUT, what=f"use {_called(image)}", shared=True))
+            except FileNotFoundError as exc:
+                raise ImageUnknown(f"{_called(image)} was removed before machine {id} could use it") from exc
             yield
-        finally:
-            lock.release()
 
     def verify(self, image: Image) -> list[str]:
         """What is wrong with its files, by their full digests; empty: nothing."""
@@ -156,6 +154,22 @@ class Store:
         finally:
             lock.release()
 
+    def drop(self, reference: str, *, force: bool = False) -> None:
+        """What a person means by removing *reference*: a name is taken away, and the image with its last name. With *force*
+        the whole image, though its manifest cannot be read."""
+        folder, names = self._find(reference)
+        others = [name for name in _names(folder.parent).get(folder.name, ()) if name not in names]
+        if names == (reference,) and others and not force and folder.parent == self.folder:
+            return self.untag(reference)
+        try:
+            image = manifest.read_unchecked(folder, names)
+        except ImageCorrupt:
+            if not force:
+                raise
+            image = manifest.unreadable(folder, names)
+        self.remove(image, force=force)
+        return None
+
     def gc(self, *, dry_run: bool = False) -> Iterator[Path]:
         """Remove what nobody can use: images without a name that nobody holds, abandoned drafts and downloads, ramdisks of
         other versions. Yields each path, also with *dry_run*, which removes nothing."""
@@ -170,6 +184,9 @@ class Store:
 
         (draft / "lock").touch()
         (draft / "lock").chmod(0o644)
+        for file in (manifest.DISK, manifest.KERNEL, manifest.INITRD):
+            with suppress(FileNotFoundError):
+                (draft / file).chmod(self.file_mode)
         digest = manifest.write(draft, what, mode=self.file_mode)
         folder = self.folder / f"{PREFIX}{digest}"
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from belljar.errors import ImageCorrupt, ImageInUse
 from belljar.host.files import remove_tree
-from belljar.host.locks import is_locked
+from belljar.host.locks import is_locked, try_lock
 from belljar.image import initramfs
 
 if TYPE_CHECKING:
@@ -39,12 +39,13 @@ def _nameless(store: Store, dry_run: bool) -> Iterator[Path]:
     for image in store.images():
         if image.store != store.folder or image.names or store.users(image.digest):
             continue
-        if is_locked(image.disk.parent / "lock"):
-            continue
-        if not dry_run:
+        if dry_run:
+            if _is_held(image.disk.parent / "lock"):
+                continue
+        else:
             try:
                 store.remove(image)
-            except ImageInUse:  # somebody took it since
+            except ImageInUse:
                 continue
         yield image.disk.parent
 
@@ -68,6 +69,13 @@ def _downloads(store: Store, dry_run: bool, now: float) -> Iterator[Path]:
                 if not dry_run:
                     part.unlink(missing_ok=True)
                 yield part
+
+
+def _is_held(path: Path) -> bool:
+    """Does anybody hold it, be it together with others?"""
+    if lock := try_lock(path):
+        lock.release()
+    return lock is None
 
 
 def _entries(folder: Path) -> list[Path]:

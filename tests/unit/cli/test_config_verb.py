@@ -32,9 +32,12 @@ def test_show_gives_each_setting_and_where_it_comes_from(call: Any, file: Path, 
 def test_show_as_json_has_plain_values(call: Any, file: Path, capsys: Any) -> None:
     file.write_text("[qemu]\naccelerator = 'tcg'\n")
     call("config", "show", "--format", "json")
-    settings = {one["setting"]: one for one in json.loads(capsys.readouterr().out)}
-    assert settings["qemu.accelerator"]["value"] == "tcg"
-    assert settings["machine.grace"]["value"] == 10.0
+    settings = json.loads(capsys.readouterr().out)
+    assert settings["qemu"]["accelerator"] == "tcg"
+    assert settings["machine"]["grace"] == 10.0
+    call("config", "show", "--format", "json", "--origin")
+    settings = json.loads(capsys.readouterr().out)
+    assert settings["qemu"]["accelerator"] == {"value": "tcg", "origin": f"{file}:2"}
 
 
 def test_show_still_shows_what_holds_when_there_are_mistakes_and_fails(call: Any, file: Path, capsys: Any) -> None:

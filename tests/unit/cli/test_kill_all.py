@@ -96,3 +96,9 @@ def test_a_process_the_kernel_holds_is_reported(
 def test_a_process_that_vanishes_while_we_look_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("belljar.host.processes.all_pids", lambda: iter([2**22 + 1, 1]))
     assert [one for one in kill_all.marked() if one.pid == 2**22 + 1] == []
+
+
+def test_the_mark_that_is_looked_for_is_the_one_that_qemu_is_given() -> None:
+    from belljar.hypervisor.qemu.cmdline import MARK
+
+    assert kill_all.MARK.search(f"{MARK}0123456789ab,debug-threads=on".encode())

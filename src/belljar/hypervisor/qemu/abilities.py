@@ -50,7 +50,9 @@ def find(binary: str) -> str:
         for candidate in (which(name), *(f"{place}/{name}" for place in PLACES)):
             if candidate and os.access(candidate, os.X_OK):
                 return candidate
-    raise CommandMissing("qemu-system-x86_64: no such program on this host", hint="Install QEMU: `apt install qemu-system-x86`.")
+    raise CommandMissing(
+        "qemu-system-x86_64: no such program on this host", hint="Install QEMU: `apt install qemu-system-x86`."
+    )
 
 
 def identity(binary: str) -> str:
@@ -66,11 +68,20 @@ def ask(binary: str, memory: Path) -> Abilities:
         remembered = read_json(memory)
         if remembered["identity"] == known:
             major, minor, micro = remembered["version"]
-            return Abilities(binary, known, (int(major), int(minor), int(micro)), str(remembered["name"]), frozenset(remembered["devices"]))
+            return Abilities(
+                binary,
+                known,
+                (int(major), int(minor), int(micro)),
+                str(remembered["name"]),
+                frozenset(remembered["devices"]),
+            )
     except (OSError, ValueError, KeyError, TypeError, HostError):
         pass  # nothing worth remembering
     found = _ask(binary, known)
-    write_whole(memory, dumps({"identity": known, "version": found.version, "name": found.name, "devices": sorted(found.devices)}))
+    write_whole(
+        memory,
+        dumps({"identity": known, "version": found.version, "name": found.name, "devices": sorted(found.devices)}),
+    )
     return found
 
 
@@ -78,14 +89,21 @@ def _ask(binary: str, known: str) -> Abilities:
     line = run([binary, "--version"], timeout=QUESTION_TIMEOUT).out.decode(errors="replace").partition("\n")[0].strip()
     version = read_version(line)
     if version is None:
-        raise HostError(f"{binary}: does not say which QEMU it is: {line[:80]!r}", hint="Set `qemu.binary` to a qemu-system-x86_64.")
+        raise HostError(
+            f"{binary}: does not say which QEMU it is: {line[:80]!r}", hint="Set `qemu.binary` to a qemu-system-x86_64."
+        )
     if version < OLDEST:
-        raise HostError(f"{binary}: QEMU {version[0]}.{version[1]} is too old", hint=f"Install QEMU {OLDEST[0]}.{OLDEST[1]} or later.")
+        raise HostError(
+            f"{binary}: QEMU {version[0]}.{version[1]} is too old",
+            hint=f"Install QEMU {OLDEST[0]}.{OLDEST[1]} or later.",
+        )
     listing = run([binary, "-device", "help"], timeout=QUESTION_TIMEOUT).out.decode(errors="replace")
     devices = read_devices(listing)
     missing = [name for name in NEEDED if name not in devices]
     if missing:
-        raise HostError(f"{binary}: has no {', '.join(missing)}", hint="Install the full QEMU package of your distribution.")
+        raise HostError(
+            f"{binary}: has no {', '.join(missing)}", hint="Install the full QEMU package of your distribution."
+        )
     return Abilities(binary, known, version, line, devices)
 
 

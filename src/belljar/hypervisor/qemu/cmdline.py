@@ -8,11 +8,11 @@ https://www.qemu.org/docs/master/system/invocation.html
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from belljar.hypervisor import Accelerator, DomainSpec, Nic, SharedFolder
+from belljar.hypervisor import DomainSpec, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.model import MIB
 
@@ -20,7 +20,7 @@ PORT_NAME = "org.belljar.agent"
 MARK = "guest=belljar-"
 
 # Nothing of these is of use to a batch job, and each costs time at start.
-MACHINE = "q35,usb=off,smbus=off,sata=off,vmport=off,hpet=off,graphics=off,mem-merge=off,dump-guest-core=off"
+MACHINE = "q35,usb=off,smbus=off,sata=off,vmport=off,hpet=off,mem-merge=off,dump-guest-core=off"
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
@@ -45,7 +45,7 @@ class Plugs:
     initrd: str = ""
     ram: Ram | None = None
     incoming: bool = False  # waits for a device state instead of starting the guest
-    shares: tuple[str, ...] = field(default=())  # paths, in the order of the spec
+    shares: tuple[str, ...] = ()  # paths, in the order of the spec
 
 
 def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs) -> list[str]:
@@ -72,11 +72,12 @@ def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs)
 
 def hardware(spec: DomainSpec, abilities: Abilities, cpu: str) -> list[str]:
     """What the guest sees, written down: equal for a template and its clones, different from every other machine."""
-    ours = Plugs(monitor=0, channel=0, console=0, layers=(0,), ram=Ram("", private=False), shares=("",) * len(spec.shares))
-    unnamed = [word for word in command_line(spec, abilities, cpu, ours) if MARK not in word]
-    uuid = machine_uuid(spec.id)
-    mac = spec.nic.mac if spec.nic else ""
-    return ["" if word == uuid else word.replace(mac, "") if mac else word for word in unnamed]
+    nobody = replace(
+        spec, id="", nic=replace(spec.nic, mac="") if spec.nic else None,
+        shares=tuple(replace(share, readonly=False) for share in spec.shares),
+    )  # fmt: skip
+    plugs = Plugs(0, 0, 0, layers=(0,), ram=Ram("", private=False), shares=("",) * len(spec.shares))
+    return command_line(nobody, abilities, cpu, plugs)
 
 
 def bare() -> list[str]:
@@ -104,7 +105,12 @@ def machine(spec: DomainSpec, cpu: str, ram: Ram | None) -> list[str]:
     words += ["-smp", f"cpus={spec.cpus},sockets=1,cores={spec.cpus},threads=1", "-m", megabytes]
     if ram is None:
         return [*words, "-M", MACHINE]
-    backend: dict[str, Any] = {"qom-type": "memory-backend-file", "id": "ram", "size": spec.memory, "mem-path": ram.path}
+    backend: dict[str, Any] = {
+        "qom-type": "memory-backend-file",
+        "id": "ram",
+        "size": spec.memory,
+        "mem-path": ram.path,
+    }
     backend |= {"share": not ram.private}
     if ram.readonly:
         backend |= {"readonly": True, "rom": "off"}
@@ -157,7 +163,12 @@ def disk(fds: tuple[int, ...], *, bootable: bool) -> list[str]:
     for level in reversed(range(len(fds))):
         top, base = level == 0, level == len(fds) - 1
         file = {"driver": "file", "filename": f"/dev/fdset/{level + 1}", "node-name": f"file{level}"}
-        node = {"driver": "qcow2", "node-name": f"disk{level}", "file": f"file{level}", "backing": None if base else f"disk{level + 1}"}
+        node = {
+            "driver": "qcow2",
+            "node-name": f"disk{level}",
+            "file": f"file{level}",
+            "backing": None if base else f"disk{level + 1}",
+        }
         trait = {"cache": {"no-flush": True}} if top else {"read-only": True}
         words += ["-blockdev", compact(file | trait), "-blockdev", compact(node | trait)]
     boot = ",bootindex=1" if bootable else ""
@@ -182,9 +193,16 @@ def shared_folder(share: SharedFolder, path: str) -> list[str]:
     ]
 
 
+def tiny_guest(abilities: Abilities, cpu: str, append: str, *, kernel: str, initrd: str, sector: int) -> list[str]:
+    """A guest that only shows that KVM runs it: no disk, no monitor, its console is added by the caller."""
+    words = [abilities.binary, *bare(), *sandbox(), "-accel", "kvm", "-cpu", cpu, "-m", "512M", "-M", MACHINE]
+    if kernel:
+        return [*words, "-kernel", kernel, *(["-initrd", initrd] if initrd else []), "-append", append]
+    file = {"driver": "file", "filename": "/dev/fdset/1", "node-name": "file0", "read-only": True}
+    node = {"driver": "raw", "node-name": "disk0", "file": "file0", "read-only": True}
+    words += ["-add-fd", f"fd={sector},set=1", "-blockdev", compact(file), "-blockdev", compact(node)]
+    return [*words, "-device", "virtio-blk-pci-non-transitional,drive=disk0,bootindex=1"]
+
+
 def compact(value: dict[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"))
-
-
-def is_tcg(spec: DomainSpec) -> bool:
-    return spec.accelerator is Accelerator.TCG

@@ -25,15 +25,20 @@ ENVIRONMENT = {"PATH": SEARCH_PATH, "LC_ALL": "C", "HOME": "/nonexistent", "G_SL
 # Sent by batch systems and terminals to the whole process group or session: the supervisor answers them, QEMU must not.
 # (The vCPU threads of KVM unblock the one they use themselves.)
 NOT_FOR_QEMU = frozenset(
-    getattr(signal, f"SIG{name}")
-    for name in "HUP INT QUIT TERM USR1 USR2 PIPE ALRM VTALRM PROF XCPU XFSZ TSTP TTIN TTOU WINCH URG IO".split()
-)
+    (
+        signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE,
+        signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGXCPU, signal.SIGXFSZ, signal.SIGTSTP,
+        signal.SIGTTIN, signal.SIGTTOU, signal.SIGWINCH, signal.SIGURG, signal.SIGIO,
+    )
+)  # fmt: skip
 
 # What 9p needs to act for any guest user on a share that root offers read-write.
 SHARE_CAPABILITIES = ("chown", "dac_override", "dac_read_search", "fowner", "fsetid")
 
 
-def confined(argv: Sequence[str], owner: tuple[int, int], *, capabilities: Iterable[str] = (), groups: Iterable[int] = ()) -> list[str]:
+def confined(
+    argv: Sequence[str], owner: tuple[int, int], *, capabilities: Iterable[str] = (), groups: Iterable[int] = ()
+) -> list[str]:
     """The command line that runs *argv* as *owner* with no way to gain rights, and kills it when we die."""
     words = [_setpriv(), "--pdeathsig=KILL", "--no-new-privs"]
     if os.geteuid() == 0:
@@ -76,7 +81,7 @@ class Child:
         self._said, theirs = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             os.set_blocking(theirs, True)
-            self.pid = _spawn(argv, fds, theirs)
+            self.pid = spawn(argv, fds, theirs)
         except BaseException:
             os.close(self._said)
             os.close(self._log)
@@ -126,7 +131,7 @@ class Child:
         self._on_end(status)
 
 
-def _spawn(argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
+def spawn(argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
     """Start the program with *fds* under their own numbers, and nothing else of ours."""
     wanted = set(fds)
     actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
@@ -138,7 +143,7 @@ def _spawn(argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
     # dup2 onto itself takes close-on-exec away, in the child alone.
     actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in sorted(wanted)]
     try:
-        return os.posix_spawn(argv[0], argv, ENVIRONMENT, file_actions=actions, setsigmask=NOT_FOR_QEMU)
+        return os.posix_spawn(argv[0], list(argv), ENVIRONMENT, file_actions=actions, setsigmask=NOT_FOR_QEMU)
     except FileNotFoundError as exc:
         raise CommandMissing(f"{argv[0]}: no such program on this host") from exc
     except OSError as exc:

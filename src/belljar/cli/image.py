@@ -1,0 +1,229 @@
+"""`belljar image ...`: the images of this user and of the site; the agent for images of other makers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from belljar.cli.parser import add_format, as_size
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.image import Image
+
+HELP = "Build, import, list, show, verify, name and remove images."
+HEADS = ("NAME", "DIGEST", "OS", "BOOT", "DISK", "STORED", "CREATED", "SOURCE")
+SHORT = 12  # digits of a digest that are shown
+
+UNIT = """\
+# /etc/systemd/system/belljar-agent.service, for an image that boots by its own firmware and init.
+# Put the agent beside it: belljar image agent --print > /usr/lib/belljar/agent.py
+[Unit]
+Description=belljar guest agent
+DefaultDependencies=no
+After=systemd-remount-fs.service systemd-tmpfiles-setup.service
+ConditionVirtualization=vm
+
+[Service]
+ExecStart=/usr/bin/python3 -I -S /usr/lib/belljar/agent.py
+Restart=always
+RestartSec=0
+OOMScoreAdjust=-1000
+KillMode=process
+Delegate=yes
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
+    _build(verbs.add_parser("build", help="build a Debian image with mmdebstrap"))
+    _import(verbs.add_parser("import", help="take in a disk from a file or an address: qcow2 or raw, packed or not"))
+    add_format(verbs.add_parser("list", help="list the images"))
+    show = verbs.add_parser("show", help="show all that is known of one image")
+    _reference(show)
+    add_format(show)
+    verify = verbs.add_parser("verify", help="read images whole and compare their digests; exit 1 when one is wrong")
+    verify.add_argument("images", metavar="IMAGE", nargs="*", help="name or digest; none: every image")
+    add_format(verify)
+    remove = verbs.add_parser("remove", help="take a name away, and the image with its last name")
+    _reference(remove)
+    remove.add_argument(
+        "--force", action="store_true", help="all its names at once; also one that is corrupt, or that a template needs"
+    )
+    gc = verbs.add_parser("gc", help="remove what nobody can use: nameless images, broken drafts, old downloads")
+    gc.add_argument("-n", "--dry-run", action="store_true", help="only say what would be removed")
+    add_format(gc)
+    tag = verbs.add_parser("tag", help="give an image one more name")
+    _reference(tag)
+    tag.add_argument("name", metavar="NAME", help="its new name")
+    agent = verbs.add_parser(
+        "agent", help="print the guest agent, to install it in an image that belljar cannot boot directly"
+    )
+    one = agent.add_mutually_exclusive_group(required=True)
+    one.add_argument("--print", dest="part", action="store_const", const="agent", help="the agent: one Python file")
+    one.add_argument("--unit", dest="part", action="store_const", const="unit", help="a systemd unit that starts it")
+
+
+def _build(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("system", choices=("debian",), help="what to build")
+    parser.add_argument(
+        "--suite", default="bookworm", choices=("bullseye", "bookworm", "trixie"), help="Debian's release (bookworm)"
+    )
+    parser.add_argument("--name", default="", help="the image's name (debian11, debian12, debian13)")
+    parser.add_argument("--packages", nargs="+", default=[], metavar="PACKAGE", help="Debian packages to add")
+    parser.add_argument(
+        "--run",
+        action="append",
+        default=[],
+        metavar="CMD",
+        help="a shell command to run as root in the new system; repeatable",
+    )
+    parser.add_argument(
+        "--disk", type=as_size, metavar="SIZE", help="the disk's size; it takes no space until written to (8G)"
+    )
+
+
+def _import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="FILE|URL", help="a path, or an address: file, http, https")
+    parser.add_argument("--name", required=True, help="the image's name")
+    parser.add_argument(
+        "--sha256", default="", metavar="DIGEST", help="of the file as it comes; anything else is refused"
+    )
+    parser.add_argument(
+        "--kernel", type=Path, metavar="FILE", help="boot this kernel; else one is looked for in the disk"
+    )
+    parser.add_argument("--initrd", type=Path, metavar="FILE", help="its ramdisk; else belljar makes one")
+    parser.add_argument("--append", metavar="WORDS", help="the kernel's command line")
+
+
+def _reference(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("image", metavar="IMAGE", help="name, digest or the digest's first digits")
+
+
+def run(args: argparse.Namespace, house: House) -> int:
+    """Hand over to the function of this name below."""
+    return VERBS[args.what](args, house)
+
+
+def build(args: argparse.Namespace, house: House) -> int:
+    from belljar.image.build import DISK_SIZE, Recipe, build
+
+    recipe = Recipe(args.suite, args.name, tuple(args.packages), tuple(args.run), args.disk or DISK_SIZE)
+    print(build(house.images, recipe).digest)
+    return 0
+
+
+def import_(args: argparse.Namespace, house: House) -> int:
+    from belljar.image.sources import Order, bring
+
+    order = Order(args.source, args.name, args.sha256.lower(), args.kernel, args.initrd, args.append)
+    image = bring(house.images, order)
+    if image.kernel is None:
+        print(
+            "belljar: no kernel belljar can start was found in the disk: it boots by firmware and needs the agent installed"
+            " (`belljar image agent --help`)",
+            file=sys.stderr,
+        )
+    elif not image.facts.get("python"):
+        print("belljar: no /usr/bin/python3 was found in the disk; belljar's agent needs one", file=sys.stderr)
+    print(image.digest)
+    return 0
+
+
+def list_(args: argparse.Namespace, house: House) -> int:
+    from belljar.cli.render import show
+
+    images = house.images.images()
+    show([_facts(image) for image in images], HEADS, [_row(image) for image in images], as_=args.format)
+    return 0
+
+
+def show(args: argparse.Namespace, house: House) -> int:
+    from belljar.cli.render import moment, size
+    from belljar.cli.render import show as put
+
+    image = house.images.find(args.image)
+    facts = _facts(image)
+    shown = {**facts, "created": moment(image.created), "virtual_size": size(image.virtual_size)}
+    more = shown.pop("facts")
+    rows = [(name, _words(value)) for name, value in {**shown, **more}.items() if value not in ("", None, [], ())]
+    put(facts, ("WHAT", "VALUE"), rows, as_=args.format)
+    return 0
+
+
+def verify(args: argparse.Namespace, house: House) -> int:
+    from belljar.cli.render import show
+
+    images = [house.images.find(reference) for reference in args.images] or house.images.images()
+    found = [(image, house.images.verify(image)) for image in images]
+    values = [{"digest": image.digest, "names": image.names, "wrong": wrong} for image, wrong in found]
+    rows = [(_called(image), image.digest[:SHORT], "; ".join(wrong) or "as it was stored") for image, wrong in found]
+    show(values, ("NAME", "DIGEST", "STATE"), rows, as_=args.format)
+    return 1 if any(wrong for _, wrong in found) else 0
+
+
+def remove(args: argparse.Namespace, house: House) -> int:
+    house.images.drop(args.image, force=args.force)
+    return 0
+
+
+def gc(args: argparse.Namespace, house: House) -> int:
+    from belljar.cli.render import show
+
+    removed = [str(path) for path in house.images.gc(dry_run=args.dry_run)]
+    show(removed, ("WOULD BE REMOVED" if args.dry_run else "REMOVED",), [(path,) for path in removed], as_=args.format)
+    return 0
+
+
+def tag(args: argparse.Namespace, house: House) -> int:
+    house.images.tag(house.images.resolve(args.image), args.name)
+    return 0
+
+
+def agent(args: argparse.Namespace, house: House) -> int:
+    from belljar.image import agent_source
+
+    sys.stdout.write(UNIT if args.part == "unit" else agent_source())
+    return 0
+
+
+VERBS = {
+    "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "remove": remove, "gc": gc, "tag": tag,
+    "agent": agent,
+}  # fmt: skip
+
+
+def _row(image: Image) -> tuple[Any, ...]:
+    from belljar.cli.render import moment, size
+
+    how = "kernel" if image.kernel else "firmware"
+    stored = _stored(image)
+    return (
+        _called(image), image.digest[:SHORT], image.os, how, size(image.virtual_size), size(stored), moment(image.created),
+        image.source,
+    )  # fmt: skip
+
+
+def _facts(image: Image) -> dict[str, Any]:
+    facts = {name: getattr(image, name) for name in image.__dataclass_fields__}
+    return {**facts, "created": image.created, "stored": _stored(image)}
+
+
+def _stored(image: Image) -> int:
+    """Bytes the image takes on the host's disk."""
+    return sum(
+        path.stat().st_blocks * 512 for path in (image.disk, image.kernel, image.initrd) if path and path.exists()
+    )
+
+
+def _called(image: Image) -> str:
+    return ", ".join(image.names)
+
+
+def _words(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)

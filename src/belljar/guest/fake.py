@@ -1,0 +1,249 @@
+"""Guests without a machine, for tests. `FakeGuest` follows a script in the loop's own time, which a test may let leap;
+`rehearse` runs the real agent as an ordinary process on this host, at the other end of a socket pair."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
+
+from belljar.agent import agent
+from belljar.errors import AgentLost, GuestRefused, InputMissing, NoNineP, OutputMissing
+from belljar.guest import ExitStatus, Hello, Identity, IdentityProof, Streams
+from belljar.model import Account, Payload, Usage
+
+
+class Bytes:
+    """A `Source` of known bytes; with *rest* it stays open behind them until that future is done."""
+
+    def __init__(self, data: bytes = b"", rest: asyncio.Future[None] | None = None) -> None:
+        self._data, self._rest = memoryview(data), rest
+
+    async def read(self, limit: int) -> bytes:
+        if not self._data and self._rest is not None:
+            await self._rest
+        part, self._data = bytes(self._data[:limit]), self._data[limit:]
+        return part
+
+
+class Collector:
+    """A `Sink` that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.is_closed = False
+        self.arrived: Callable[[], None] | None = None  # called after each write
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self._parts)
+
+    async def write(self, data: bytes) -> None:
+        self._parts.append(data)
+        if self.arrived is not None:
+            self.arrived()
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class Script:
+    """What a fake guest does. Times are in seconds; None is never."""
+
+    boots_in: float | None = 1.0
+    dies_after: float | None = None  # counted from the greeting
+    runs_for: float | None = 0.0  # the payload
+    exit_code: int | None = 0
+    signal: int | None = None
+    oom_killed: bool = False
+    error: str = ""
+    stdout: bytes = b""
+    stderr: bytes = b""
+    obeys: frozenset[int] = frozenset({SIGTERM, SIGINT, SIGHUP, SIGKILL})
+    proof: dict[str, object] = field(default_factory=dict)  # what of the identity it gets wrong
+    skew: float = 0.0
+    nine_p: bool = True
+    refuses: str = ""  # the name of a call it refuses
+    outputs: frozenset[str] | None = None  # what `get` finds; None: everything
+
+
+class FakeGuest:
+    """Implements `Guest`; `done` lists what was asked of it."""
+
+    def __init__(self, script: Script | None = None) -> None:
+        self.script = script or Script()
+        self.done: list[str] = []
+        self.accounts: list[Account] = []
+        self.payloads: list[Payload] = []
+        self._processes: list[FakeProcess] = []
+        self._death: asyncio.TimerHandle | None = None
+        self._error: AgentLost | None = None
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    async def greet(self) -> Hello:
+        self._error = None
+        await self._pass(self.script.boots_in)
+        if self.script.dies_after is not None:
+            self._death = asyncio.get_running_loop().call_later(
+                self.script.dies_after, self._lose, "the fake guest died"
+            )
+        self.done.append("greet")
+        return Hello(agent.PROTOCOL, agent.VERSION, "0" * 32, "fake", "6.1.0-fake", "3.11.2", self.script.nine_p)
+
+    async def identify(self, identity: Identity) -> IdentityProof:
+        self._do("identify")
+        true = IdentityProof(
+            identity.hostname, identity.machine_id, identity.nonce, identity.mac, os.urandom(32).hex(), self.script.skew
+        )
+        return replace(true, **self.script.proof)  # type: ignore[arg-type]
+
+    async def settle(self) -> None:
+        self._do("settle")
+
+    async def set_clock(self) -> float:
+        self._do("set_clock")
+        return 0.0
+
+    async def mount(self, tag: str, target: str, *, readonly: bool) -> None:
+        self._do("mount")
+        if not self.script.nine_p:
+            raise NoNineP("the fake guest's kernel has no 9p file system")
+
+    async def add_account(self, account: Account) -> None:
+        self._do("add_account")
+        self.accounts.append(account)
+
+    async def start(self, payload: Payload, streams: Streams) -> FakeProcess:
+        self._do("start")
+        self.payloads.append(payload)
+        process = FakeProcess(self.script, streams)
+        self._processes.append(process)
+        return process
+
+    async def put(self, outside: str, inside: str, account: Account, cwd: bytes | None) -> None:
+        self._do("put")
+        if not os.access(outside, os.R_OK):
+            raise InputMissing(f"{outside}: No such file or directory")
+
+    async def get(self, inside: str, outside: str, account: Account, cwd: bytes | None) -> None:
+        self._do("get")
+        if self.script.outputs is not None and inside not in self.script.outputs:
+            raise OutputMissing(f"{inside}: No such file or directory")
+
+    async def end_payload(self) -> None:
+        self._do("end_payload")
+
+    async def poweroff(self) -> None:
+        self._do("poweroff")
+        self._lose("the fake guest powered off")
+
+    def close(self) -> None:
+        self._lose("the conversation with the guest was closed")
+
+    async def _pass(self, seconds: float | None) -> None:
+        """Let time pass, for ever where it is None, unless the guest dies first."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting.add(future)
+        if seconds is not None:
+            loop.call_later(seconds, _resolve, future)
+        try:
+            await future
+        finally:
+            self._waiting.discard(future)
+
+    def _do(self, name: str) -> None:
+        if self._error is not None:
+            raise self._error
+        if self.script.refuses == name:
+            raise GuestRefused(f"the fake guest refuses to {name}")
+        self.done.append(name)
+
+    def _lose(self, why: str) -> None:
+        self._error = AgentLost(why)
+        if self._death is not None:
+            self._death.cancel()
+        for future in self._waiting:
+            if not future.done():
+                future.set_exception(self._error)
+        for process in self._processes:
+            process.lose(self._error)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class FakeProcess:
+    """Implements `Process`: says its piece, runs its time, ends by itself or by a signal it obeys."""
+
+    def __init__(self, script: Script, streams: Streams) -> None:
+        self._script, self._streams = script, streams
+        loop = asyncio.get_running_loop()
+        self._end: asyncio.Future[ExitStatus] = loop.create_future()
+        self._talk = loop.create_task(self._say())
+        self.signals: list[int] = []
+        self.sizes: list[tuple[int, int]] = []
+        if script.runs_for is not None:
+            loop.call_later(script.runs_for, self._finish, script.exit_code, script.signal)
+
+    async def _say(self) -> None:
+        for sink, data in ((self._streams.stdout, self._script.stdout), (self._streams.stderr, self._script.stderr)):
+            if sink is not None and data:
+                await sink.write(data)
+
+    def _finish(self, exit_code: int | None, number: int | None) -> None:
+        if not self._end.done():
+            code = None if number is not None else exit_code
+            usage = Usage(0.01, 0.01, 1 << 20)
+            self._end.set_result(ExitStatus(code, number, False, usage, self._script.oom_killed, self._script.error))
+
+    async def wait(self) -> ExitStatus:
+        status = await asyncio.shield(self._end)
+        await self._talk
+        for sink in (self._streams.stdout, self._streams.stderr):
+            if sink is not None:
+                await sink.close()
+        return status
+
+    async def signal(self, number: int) -> None:
+        self.signals.append(number)
+        if number in self._script.obeys:
+            self._finish(None, number)
+
+    async def resize(self, rows: int, columns: int) -> None:
+        self.sizes.append((rows, columns))
+
+    def lose(self, error: AgentLost) -> None:
+        if not self._end.done():
+            self._end.set_exception(error)
+            self._end.exception()
+
+
+@contextmanager
+def rehearse() -> Iterator[socket.socket]:
+    """Our end of a channel to the real agent, which runs as an ordinary process of this host and ends with the block.
+
+    Payloads really run, as this user; identity, clock, mounts and accounts are only said to be changed.
+    """
+    import subprocess
+
+    ours, its = socket.socketpair()
+    command = [sys.executable, "-I", "-S", agent.__file__, "--rehearse", str(its.fileno())]
+    with ours, its, subprocess.Popen(command, pass_fds=(its.fileno(),), stdin=subprocess.DEVNULL) as process:
+        its.close()
+        try:
+            yield ours
+        finally:
+            ours.close()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()

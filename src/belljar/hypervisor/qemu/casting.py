@@ -1,0 +1,80 @@
+"""Makes a template's files: its disk before the boot, its device state and the rest after it. Nothing here is quick."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import BelljarError, HypervisorError, TemplateError
+from belljar.host.commands import run
+from belljar.host.threads import in_thread
+from belljar.hypervisor import DomainSpec, Template
+from belljar.hypervisor.qemu.domain import QemuDomain
+from belljar.hypervisor.qemu.template import CLONE, DISK, TemplateStore
+
+CAPABILITIES = ("events", "x-ignore-shared")  # tell us when it is done; leave the memory in its file
+QUIT_GRACE = 30.0  # seconds QEMU may take to write what it holds of the disk
+OVERLAY_TIMEOUT = 60.0
+
+
+def make_overlay(path: Path, base: Path, size: int) -> None:
+    """An empty qcow2 disk of *size* bytes on top of *base*."""
+    argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", str(base.resolve()), str(path), str(size)]
+    run(argv, timeout=OVERLAY_TIMEOUT)
+    path.chmod(0o600)
+
+
+async def freeze(domain: QemuDomain, state: Path, *, timeout: float) -> None:
+    """Stop the guest and write its device state; its memory is in a file already. The domain has ended afterwards."""
+    try:
+        await domain.connect()
+        await domain.pause()
+        capabilities = [{"capability": name, "state": True} for name in CAPABILITIES]
+        await domain.call("migrate-set-capabilities", {"capabilities": capabilities})
+        fd = os.open(state, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            await domain.migrate(fd, timeout=timeout)
+        finally:
+            os.close(fd)
+        await domain.quit(grace=QUIT_GRACE)
+    except TemplateError:
+        raise
+    except HypervisorError as exc:
+        raise TemplateError(f"the booted guest could not be saved: {exc.message}") from exc
+    finally:
+        domain.kill()
+        await domain.quit(grace=0.0)
+
+
+async def publish(
+    store: TemplateStore, key: str, facts: Mapping[str, Any], spec: DomainSpec, *, ram_is_read: bool
+) -> Template:
+    """Digest, sync, and give the template its name."""
+
+    def finish() -> Template:
+        draft = store.draft(key)
+        # Its backing file has the name the folder will have; nothing is opened here.
+        argv = [
+            "qemu-img",
+            "create",
+            "-q",
+            "-u",
+            "-f",
+            "qcow2",
+            "-F",
+            "qcow2",
+            "-b",
+            str(store.path(key).resolve() / DISK),
+        ]
+        run([*argv, str(draft / CLONE), str(spec.disk_size)], timeout=OVERLAY_TIMEOUT)
+        return store.publish(key, facts, time.time(), ram_is_read=ram_is_read)
+
+    try:
+        return await in_thread(finish)
+    except TemplateError:
+        raise
+    except (BelljarError, OSError) as exc:
+        raise TemplateError(f"the template could not be stored: {exc}") from exc

@@ -1,0 +1,68 @@
+"""What QEMU (or setpriv before it) says on stderr, turned into our errors with the next step. The last line counts.
+
+Each row was met: by a test that provokes it, or in a log. The unknown is DomainDied with QEMU's own words.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+from belljar.errors import (
+    BelljarError,
+    CommandMissing,
+    DomainDied,
+    HostError,
+    ImageCorrupt,
+    ImpossibleSize,
+    NoAccelerator,
+    NoMemory,
+    NoSpace,
+    NotPermitted,
+    TemplateError,
+)
+
+COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
+    (r"[Cc]annot allocate memory|failed to allocate memory|out of memory|allocate .* bytes of guest RAM", NoMemory, None),
+    (r"could not allocate dynamic translator buffer|Unable to allocate", NoMemory, "Raise the limit on address space (`ulimit -v`)."),
+    (r"error while loading shared libraries.*(failed to map|cannot allocate)", NoMemory, "Raise the limit on address space (`ulimit -v`)."),
+    (r"error while loading shared libraries", HostError, "Reinstall QEMU: one of its libraries is missing."),
+    (r"ram size .*(too|exceeds|limit)|maximum memory|phys-bits too low|at most .* RAM|memory size .* too large|not enough .* address space", ImpossibleSize, None),
+    (r"Invalid SMP CPUs|maximum number of CPUs|max CPUs supported", ImpossibleSize, None),
+    (r"[Cc]ould not access KVM|failed to initialize kvm|KVM is not|kvm_init|failed to set MSR|invalid accelerator", NoAccelerator, None),
+    (r"No space left on device", NoSpace, None),
+    (r"Failed to get .*lock|Is another process using the image", HostError, "Another QEMU uses this machine's disk; `belljar reap` ends what is left over."),
+    (r"not in qcow2 format|qcow2: .*(corrupt|Invalid|too large|unsupported)|Could not read qcow2 header|Image is corrupt", ImageCorrupt, None),
+    (r"could not load kernel|kernel file|error reading initrd|could not open kernel|invalid kernel header", ImageCorrupt, "The image's kernel or initrd is damaged: `belljar image verify`."),
+    (r"error while loading state|load of migration failed|Missing section footer|Unknown savevm section|Length mismatch|Unknown ramblock", TemplateError, None),
+    (r"is not a valid device model name|unsupported machine type|Invalid parameter|invalid option|Property .* not found|unable to find CPU model", HostError, "This QEMU lacks something belljar uses; see `belljar doctor`."),
+    (r"seccomp|sandbox", HostError, "This QEMU was built without its seccomp sandbox; install your distribution's full QEMU."),
+    (r"setpriv: .*(set[gu]id|setres[gu]id|setgroups)", NotPermitted, "Correct `qemu.user` in the settings."),
+    (r"setpriv: failed to execute", CommandMissing, "Correct `qemu.binary`, or install QEMU."),
+    (r"Permission denied", NotPermitted, "QEMU's user may not read or write this; see `qemu.user` and `belljar doctor`."),
+)  # fmt: skip
+
+
+def explain(said: str, status: int | None, doing: str) -> BelljarError:
+    """The error for a QEMU that ended while *doing*, from its last words and its wait status."""
+    line = last_line(said)
+    for pattern, kind, hint in COMPLAINTS:
+        if re.search(pattern, line):
+            return kind(f"QEMU ended while {doing}: {line}", hint=hint)
+    return DomainDied(f"QEMU ended while {doing}: {line or ended(status)}")
+
+
+def last_line(said: str) -> str:
+    """The line that says why: the last one, without the program's name, of a sane length."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return re.sub(r"^\S*(qemu-system-\w+|qemu-kvm): ", "", lines[-1])[:300] if lines else ""
+
+
+def ended(status: int | None) -> str:
+    """A wait status in words."""
+    if status is None:
+        return "no reason known"
+    if os.WIFSIGNALED(status):
+        return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"exit code {os.waitstatus_to_exitcode(status)}"

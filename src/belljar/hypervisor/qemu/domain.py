@@ -1,0 +1,207 @@
+"""One QEMU while it lives: process, monitor, channel, console, and what happens to it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import BelljarError, DomainDied, QmpError
+from belljar.hypervisor import DomainEvent, EventKind
+from belljar.hypervisor.qemu.complaints import ended, explain
+from belljar.hypervisor.qemu.process import Child
+from belljar.hypervisor.qemu.qmp import Monitor
+
+FINAL = ("completed", "failed", "cancelled")  # states of a migration that do not change any more
+LAST_RESORT = 10.0  # seconds SIGKILL may take; longer means a process in state D
+
+
+@dataclass
+class Lines:
+    """The three connections to a QEMU: our ends, and the descriptors of its ends until it has them."""
+
+    ours: dict[str, socket.socket] = field(default_factory=dict)
+    theirs: dict[str, socket.socket] = field(default_factory=dict)
+
+    @classmethod
+    def make(cls) -> Lines:
+        lines = cls()
+        for name in ("monitor", "channel", "console"):
+            lines.ours[name], lines.theirs[name] = socket.socketpair()
+            lines.ours[name].setblocking(False)
+        return lines
+
+    def hang_up(self, *, ours: bool) -> None:
+        for end in (*self.theirs.values(), *(self.ours.values() if ours else ())):
+            end.close()
+
+
+class QemuDomain:
+    """Implements `Domain`. `doing` says what it was last asked to do, for the message when it dies of it."""
+
+    def __init__(
+        self, argv: Sequence[str], fds: Sequence[int], lines: Lines, log: Path, *, timeout: float, doing: str
+    ) -> None:
+        self.channel, self.console = lines.ours["channel"], lines.ours["console"]
+        # The channel stays up when its user closes it, so a template is saved with its port open: a clone's agent
+        # then need not see the port close and open again.
+        self._held = self.channel.dup()
+        self._timeout, self._doing = timeout, doing
+        self._history: list[DomainEvent] = []
+        self._news = asyncio.Event()
+        self._migration: asyncio.Future[str] | None = None
+        self._preliminaries: list[tuple[str, asyncio.Future[Any]]] = []
+        self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        try:
+            self._child = Child(argv, fds, log, self._ended)
+        except BaseException:
+            self._held.close()
+            raise
+        self.pid = self._child.pid
+        self._monitor = Monitor(lines.ours["monitor"], self._event)
+
+    # -- the Domain protocol -----------------------------------------------------------------------------------------
+
+    async def connect(self) -> None:
+        await self.answer(self._monitor.handshake, "qmp_capabilities")
+        for command, future in self._preliminaries:
+            await self.answer(future, command)
+        self._preliminaries.clear()
+
+    async def pause(self) -> None:
+        await self.call("stop")
+
+    async def resume(self) -> None:
+        await self.call("cont")
+
+    async def quit(self, *, grace: float) -> int:
+        """Asks QEMU itself first: it then closes its disk in good order. SIGKILL after *grace* seconds."""
+        self._doing = "stopping"
+        if not self._over.done() and grace > 0:
+            self._monitor.send("quit")
+            await asyncio.wait({self._over}, timeout=grace)
+        if not self._over.done():
+            self.kill()
+            await asyncio.wait({self._over}, timeout=LAST_RESORT)
+        if not self._over.done():
+            raise DomainDied(
+                f"QEMU (pid {self.pid}) does not go away, not even by SIGKILL: it hangs in the host's kernel"
+            )
+        return self._over.result()
+
+    def kill(self) -> None:
+        self._child.send(signal.SIGKILL)
+
+    async def events(self) -> AsyncIterator[DomainEvent]:
+        """Everything since the start, so that nothing is missed by whoever asks late."""
+        seen = 0
+        while True:
+            while seen < len(self._history):
+                yield self._history[seen]
+                if self._history[seen].kind is EventKind.EXITED:
+                    return
+                seen += 1
+            self._news.clear()
+            await self._news.wait()
+
+    def usage(self) -> tuple[float, float, int]:
+        return self._child.usage or measure(self.pid)
+
+    # -- for the driver ------------------------------------------------------------------------------------------------
+
+    def ask(self, command: str, arguments: dict[str, Any] | None = None) -> None:
+        """Send a command whose answer `connect` waits for."""
+        self._preliminaries.append((command, self._monitor.send(command, arguments)))
+
+    async def call(self, command: str, arguments: dict[str, Any] | None = None, *, fds: Sequence[int] = ()) -> Any:
+        """A command and its answer, or the reason why there is none."""
+        return await self.answer(self._monitor.send(command, arguments, fds=fds), command)
+
+    async def answer(self, future: asyncio.Future[Any], command: str) -> Any:
+        return await self._monitor.answer(future, command, self._timeout)
+
+    async def migrate(self, state: int, *, timeout: float) -> None:
+        """Write the device state to a descriptor; returns when it is complete."""
+        self._doing = "writing its device state"
+        self._migration = asyncio.get_running_loop().create_future()
+        await self.call("getfd", {"fdname": "state"}, fds=[state])
+        await self.call("migrate", {"uri": "fd:state"})
+        ends: set[asyncio.Future[Any]] = {self._migration, self._over}
+        await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if self._over.done():
+            raise self._death()
+        if not self._migration.done():
+            raise QmpError(f"QEMU did not write its device state within {timeout:g} s")
+        if self._migration.result() != "completed":
+            told = await self.call("query-migrate")
+            raise QmpError(f"QEMU could not write its device state: {told.get('error-desc', self._migration.result())}")
+
+    # -- what QEMU tells -----------------------------------------------------------------------------------------------
+
+    def _event(self, name: str, details: dict[str, Any]) -> None:
+        if name == "MIGRATION" and details.get("status") in FINAL:
+            self._migrated(str(details["status"]))
+        event = translate(name, details)
+        if event is not None:
+            self._tell(event)
+
+    def _migrated(self, status: str) -> None:
+        if self._migration is not None and not self._migration.done():
+            self._migration.set_result(status)
+
+    def _ended(self, status: int) -> None:
+        self._over.set_result(status)
+        self._monitor.fail(self._death())
+        self._held.close()
+        self._tell(
+            DomainEvent(
+                EventKind.EXITED,
+                self._child.said().splitlines()[-1][:300] if self._child.said() else ended(status),
+                status,
+            )
+        )
+
+    def _tell(self, event: DomainEvent) -> None:
+        self._history.append(event)
+        self._news.set()
+
+    def _death(self) -> BelljarError:
+        return explain(self._child.said(), self._child.status, self._doing)
+
+
+def translate(name: str, details: dict[str, Any]) -> DomainEvent | None:
+    """QEMU's event in our words; None when it is not ours to tell."""
+    match name, details:
+        case "SHUTDOWN", {"guest": True, "reason": "guest-reset"}:
+            return DomainEvent(EventKind.RESET, "the guest asked for a reboot")
+        case "SHUTDOWN", {"guest": True, "reason": "guest-panic"}:
+            return None  # GUEST_PANICKED came before it
+        case "SHUTDOWN", {"guest": True}:
+            return DomainEvent(EventKind.SHUTDOWN, str(details.get("reason", "")))
+        case "GUEST_PANICKED", _:
+            return DomainEvent(EventKind.PANICKED, "the guest's kernel panicked")
+        case "BLOCK_IO_ERROR", {"nospace": True}:
+            return DomainEvent(EventKind.DISK_FULL, str(details.get("reason", "")))
+        case "BLOCK_IO_ERROR", _:
+            return DomainEvent(EventKind.DISK_ERROR, str(details.get("reason", "")))
+    return None
+
+
+def measure(pid: int) -> tuple[float, float, int]:
+    """User seconds, system seconds, peak resident bytes of a running process; zeros when it is gone."""
+    tick = os.sysconf("SC_CLK_TCK")
+    user = system = 0.0
+    peak = 0
+    with suppress(OSError, ValueError, IndexError):
+        words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+        user, system = int(words[11]) / tick, int(words[12]) / tick
+        for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
+            if line.startswith(b"VmHWM:"):
+                peak = int(line.split()[1]) * 1024
+    return user, system, peak

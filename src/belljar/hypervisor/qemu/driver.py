@@ -1,0 +1,280 @@
+"""The Hypervisor that runs QEMU: puts the other files of this room together, decides nothing that they can."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import DomainDied, ImageCorrupt, NoAccelerator, TemplateError
+from belljar.host.files import private_folder
+from belljar.host.processes import all_pids, command_line, kill_and_wait
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, Settings, Template
+from belljar.hypervisor.qemu import abilities, cmdline, process
+from belljar.hypervisor.qemu.abilities import Abilities
+from belljar.hypervisor.qemu.cmdline import MARK, Plugs, Ram
+from belljar.hypervisor.qemu.disk import layers
+from belljar.hypervisor.qemu.domain import Lines, QemuDomain
+from belljar.hypervisor.qemu.template import DISK, RAM, STATE, TemplateStore, copy_overlay, key_of
+from belljar.hypervisor.qemu.wiring import Wiring, wiring
+from belljar.model import MachineId
+
+TEMPLATES, MEMORY = "templates", "qemu"
+# What an emulated processor offers: see docs/decisions/0003-clones.md for what others cost.
+EMULATED_CPU, NATIVE_CPU = "max", "host"
+RUNNERS = ("setpriv",)  # what a QEMU of ours is for the millisecond before it is QEMU
+
+
+class QemuHypervisor:
+    """Implements `Hypervisor`."""
+
+    def __init__(self, settings: Settings, store: Path) -> None:
+        self._settings, self._store = settings, store
+        self._templates = TemplateStore(store / TEMPLATES, days=settings.template_days)
+
+    @cached_property
+    def abilities(self) -> Abilities:
+        """What the QEMU of the settings can do. Raises CommandMissing, HostError."""
+        return abilities.ask(abilities.find(self._settings.binary), self._memory("abilities"))
+
+    # -- starting ----------------------------------------------------------------------------------------------------
+
+    def start(self, spec: DomainSpec) -> QemuDomain:
+        with wiring(spec.owner) as wires:
+            return self._launch(spec, wires, self._disk(wires, spec.disk), "starting")
+
+    def start_clone(self, spec: DomainSpec, template: Template) -> QemuDomain:
+        """The device state follows on an inherited descriptor; the commands that load it and run the guest go out in one piece and are answered while nobody waits."""
+        with wiring(spec.owner) as wires:
+            try:
+                disk = self._disk(wires, spec.disk)
+                state = wires.open(template.folder / STATE, os.O_RDONLY)
+                ram = wires.open(template.folder / RAM, os.O_RDONLY)  # QEMU reopens it, as its own user
+            except ImageCorrupt as exc:
+                raise TemplateError(f"the template {template.key} cannot be used any more: {exc.message}") from exc
+            memory = Ram(f"/proc/self/fd/{ram}", private=True, readonly=self.abilities.readonly_ram)
+            domain = self._launch(spec, wires, disk, "going on from its template", memory, incoming=True)
+        capabilities = [{"capability": "x-ignore-shared", "state": True}]
+        domain.ask("migrate-set-capabilities", {"capabilities": capabilities})
+        domain.ask("migrate-incoming", {"uri": f"fd:{state}"})
+        domain.ask("cont")  # the template was saved at a stop, and the state says so
+        return domain
+
+    def start_template(self, spec: DomainSpec) -> QemuDomain:
+        draft = self.template_draft(spec)
+        with wiring(spec.owner) as wires:
+            try:
+                disk = self._disk(wires, draft / DISK)
+                ram = wires.open(draft / RAM, os.O_RDONLY)
+            except ImageCorrupt as exc:
+                raise TemplateError(f"the template's draft is damaged: {exc.message}") from exc
+            return self._launch(spec, wires, disk, "booting a template", Ram(f"/proc/self/fd/{ram}", private=False))
+
+    def _launch(
+        self,
+        spec: DomainSpec,
+        wires: Wiring,
+        disk: tuple[int, ...],
+        doing: str,
+        ram: Ram | None = None,
+        *,
+        incoming: bool = False,
+    ) -> QemuDomain:
+        """Spawn QEMU. `abilities` is asked first, so that a QEMU that is missing leaves nothing behind."""
+        ours, boot, lines = self.abilities, spec.boot, Lines.make()
+        try:
+            plugs = Plugs(
+                monitor=wires.lend(lines.theirs["monitor"].fileno()),
+                channel=wires.lend(lines.theirs["channel"].fileno()),
+                console=wires.lend(lines.theirs["console"].fileno()),
+                layers=disk,
+                kernel=wires.readable(boot.kernel) if boot.kernel and not incoming else "",
+                initrd=wires.readable(boot.initrd) if boot.initrd and not incoming else "",
+                ram=ram,
+                incoming=incoming,
+                shares=tuple(share.source for share in spec.shares),
+            )
+            argv = self._confined(spec, cmdline.command_line(spec, ours, self._cpu(spec.accelerator), plugs))
+            log = spec.folder / "qemu.log"
+            domain = QemuDomain(argv, wires.fds, lines, log, timeout=self._settings.qmp_timeout, doing=doing)
+        except BaseException:
+            lines.hang_up(ours=True)
+            raise
+        lines.hang_up(ours=False)
+        return domain
+
+    def _confined(self, spec: DomainSpec, argv: list[str]) -> list[str]:
+        """Root stays root only for root's own writable shares, with what 9p needs and nothing else."""
+        serves_root = spec.owner[0] == 0 and bool(spec.shares)
+        capabilities = process.SHARE_CAPABILITIES if serves_root else ()
+        groups = process.kvm_groups() if spec.accelerator is Accelerator.KVM else ()
+        return process.confined(argv, spec.owner, capabilities=capabilities, groups=groups)
+
+    def _disk(self, wires: Wiring, overlay: Path) -> tuple[int, ...]:
+        top, *below = layers(overlay)
+        return wires.open(top, os.O_RDWR), *(wires.open(path, os.O_RDONLY) for path in below)
+
+    def _cpu(self, accelerator: Accelerator) -> str:
+        if self._settings.cpu not in ("", "auto"):
+            return self._settings.cpu
+        return NATIVE_CPU if accelerator is Accelerator.KVM else EMULATED_CPU
+
+    # -- templates ---------------------------------------------------------------------------------------------------
+
+    def find_template(self, spec: DomainSpec) -> Template | str:
+        return self._templates.find(self._key(spec))
+
+    def clone_disk(self, template: Template, spec: DomainSpec) -> None:
+        copy_overlay(template, spec.disk, spec.owner)
+
+    def template_lock(self, spec: DomainSpec) -> Path:
+        return self._templates.lock(self._key(spec))
+
+    def template_draft(self, spec: DomainSpec) -> Path:
+        return self._templates.draft(self._key(spec))
+
+    def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
+        from belljar.hypervisor.qemu.casting import make_overlay
+
+        draft = self._templates.begin(self._key(spec), spec.memory, spec.owner)
+        make_overlay(draft / DISK, image_disk, spec.disk_size)
+
+    async def save_template(self, spec: DomainSpec, domain: Any) -> Template:
+        from belljar.hypervisor.qemu.casting import freeze, publish
+
+        key, facts = self._key(spec), self._facts(spec)
+        await freeze(domain, self._templates.draft(key) / STATE, timeout=self._settings.boot_timeout)
+        return await publish(self._templates, key, facts, spec, ram_is_read=self.abilities.readonly_ram)
+
+    def templates(self) -> list[Template]:
+        return self._templates.all()
+
+    def verify_template(self, template: Template) -> list[str]:
+        wrong = self._templates.damage(template)
+        if template.facts.get("qemu") != [self.abilities.identity, self.abilities.name]:
+            wrong.append("it was made with another QEMU than the present one")
+        return wrong
+
+    def remove_template(self, key: str) -> None:
+        self._templates.remove(key)
+
+    def expire_templates(self, now: float) -> list[str]:
+        return self._templates.expire(now)
+
+    def _key(self, spec: DomainSpec) -> str:
+        return key_of(self._facts(spec))
+
+    def _facts(self, spec: DomainSpec) -> Mapping[str, Any]:
+        """Everything that a template and its clones must have in common."""
+        native = spec.accelerator is Accelerator.KVM
+        return {
+            "image": spec.image_digest,
+            "boot": spec.boot.digest,
+            "cpus": spec.cpus,
+            "memory": spec.memory,
+            "disk_size": spec.disk_size,
+            "accelerator": spec.accelerator.value,
+            "qemu": [self.abilities.identity, self.abilities.name],
+            "hardware": cmdline.hardware(spec, self.abilities, self._cpu(spec.accelerator)),
+            "host_cpu": _host_cpu() if native else "",
+            "owner": spec.owner[0],
+        }
+
+    # -- accelerator -------------------------------------------------------------------------------------------------
+
+    def accelerator(self, boot: Boot) -> tuple[Accelerator, str]:
+        wanted = self._settings.accelerator
+        if wanted is Accelerator.TCG:
+            return wanted, "the settings ask for it"
+        from belljar.hypervisor.qemu import proof
+
+        answer = proof.Proof(False, why) if (why := proof.obstacle()) else self._proof(boot)
+        if answer.works:
+            return Accelerator.KVM, answer.why
+        if wanted is Accelerator.KVM:
+            raise NoAccelerator(f"KVM does not work on this host: {answer.why}")
+        return Accelerator.TCG, answer.why
+
+    def _proof(self, boot: Boot) -> Any:
+        """The remembered answer, or a new one; one process finds out while others wait for it."""
+        from belljar.host.locks import locked
+        from belljar.hypervisor.qemu import proof
+
+        cpuinfo = Path("/proc/cpuinfo").read_text(errors="replace")
+        name = proof.memory_name(boot.digest, self.abilities.identity, os.uname().release, proof.cpu_flags(cpuinfo))
+        memory = self._memory(name)
+        known = proof.recall(memory, time.time())
+        if known is not None:
+            return known
+        with locked(
+            memory.with_suffix(".lock"),
+            timeout=2 * self._settings.proof_timeout + 10,
+            what="find out whether KVM works",
+        ):
+            known = proof.recall(memory, time.time())
+            if known is None:
+                native = boot.kernel is not None or proof.has_native_flag(cpuinfo)
+                known = (
+                    self._try_kvm(boot)
+                    if native
+                    else proof.Proof(False, "this processor offers no virtualization (no vmx, no svm)")
+                )
+                proof.remember(memory, known, time.time())
+        return known
+
+    def _try_kvm(self, boot: Boot) -> Any:
+        from belljar.hypervisor.qemu import proof
+
+        nobody = (os.geteuid(), os.getegid())
+        with wiring(nobody) as wires:
+            tiny = cmdline.tiny_guest(
+                self.abilities, self._cpu(Accelerator.KVM), f"{boot.append} {proof.WORD}",
+                kernel=wires.readable(boot.kernel) if boot.kernel else "",
+                initrd=wires.readable(boot.initrd) if boot.initrd else "",
+                sector=wires.adopt(proof.boot_sector()) if boot.kernel is None else -1,
+            )  # fmt: skip
+            groups = process.kvm_groups()
+            return proof.prove(
+                lambda console: process.confined([*tiny, *cmdline.console(console)], nobody, groups=groups),
+                wires.fds, timeout=self._settings.proof_timeout,
+            )  # fmt: skip
+
+    def _memory(self, name: str) -> Path:
+        """Where an answer that took time is remembered."""
+        return private_folder(self._store / MEMORY) / f"{name}.json"
+
+    # -- by the mark -------------------------------------------------------------------------------------------------
+
+    def alive(self) -> list[tuple[MachineId, int]]:
+        found = []
+        for pid in all_pids():
+            id = marked(command_line(pid))
+            if id:
+                found.append((id, pid))
+        return found
+
+    def discard(self, id: MachineId) -> None:
+        survivors = kill_and_wait(pid for found, pid in self.alive() if found == id)
+        if survivors:
+            raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
+
+
+def marked(argv: list[bytes]) -> MachineId | None:
+    """The machine whose QEMU has this command line; None for any other process."""
+    if not argv or not argv[0].rpartition(b"/")[2].startswith((b"qemu", *(name.encode() for name in RUNNERS))):
+        return None
+    with suppress(ValueError, IndexError):
+        word = argv[argv.index(b"-name") + 1]
+        if word.startswith(MARK.encode()):
+            return word[len(MARK) :].partition(b",")[0].decode("ascii", "replace")
+    return None
+
+
+def _host_cpu() -> str:
+    from belljar.hypervisor.qemu.proof import cpu_flags
+
+    return cpu_flags(Path("/proc/cpuinfo").read_text(errors="replace"))

@@ -1,0 +1,142 @@
+"""Does KVM work? Found out by booting a tiny guest under a deadline, because /dev/kvm can lie; then remembered.
+
+It opens, reports its version and makes vCPUs on hosts where a stock kernel burns a processor for ever under it. So the
+very kernel that jobs use is started with `belljar.probe` on its command line: the image's initrd then says
+`belljar-probe-ok` on the console and powers off. A kernel that panics because it has no root has booted, too.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from belljar.errors import BelljarError, HostError
+from belljar.host.files import read_json, write_whole
+from belljar.hypervisor.qemu.complaints import last_line
+from belljar.hypervisor.qemu.process import spawn
+from belljar.model import dumps
+
+DEVICE = Path("/dev/kvm")
+SIGNS = (b"belljar-probe-ok", b"VFS: Unable to mount root", b"No working init found")
+WORD = "belljar.probe"
+LARGEST_CONSOLE = 1 << 20
+NEGATIVE_LASTS = 86400.0  # seconds: a host may be repaired
+# Prints SIGNS[0] on the first serial port and stops. For images whose kernel we do not have.
+BOOT_CODE = bytes.fromhex("31c0 8ed8 baf803 be157c ac 84c0 7403 ee ebf8 f4 ebfd")  # out to 0x3f8 until a zero byte; hlt
+BOOT_SECTOR = (BOOT_CODE + SIGNS[0] + b"\n\0").ljust(510, b"\0") + b"\x55\xaa"
+
+
+@dataclass(frozen=True)
+class Proof:
+    works: bool
+    why: str
+
+
+def obstacle(device: Path = DEVICE) -> str:
+    """Why KVM cannot even be tried; empty when it can."""
+    if not device.exists():
+        return f"{device} does not exist"
+    if not os.access(device, os.R_OK | os.W_OK):
+        return f"{device} may not be used by uid {os.geteuid()}"
+    return ""
+
+
+def has_native_flag(cpuinfo: str) -> bool:
+    """vmx (Intel) or svm (AMD) among the processor's flags."""
+    return any(
+        {"vmx", "svm"} & set(line.partition(":")[2].split())
+        for line in cpuinfo.splitlines()
+        if line.startswith("flags")
+    )
+
+
+def cpu_flags(cpuinfo: str) -> str:
+    """A digest of the processor's flags."""
+    flags = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "")
+    return sha256(" ".join(sorted(flags.partition(":")[2].split())).encode()).hexdigest()[:16]
+
+
+def memory_name(kernel_digest: str, qemu: str, host_kernel: str, flags: str) -> str:
+    """The name under which the answer for this kernel, QEMU and host is remembered."""
+    return "kvm-" + sha256("\0".join((kernel_digest, qemu, host_kernel, flags)).encode()).hexdigest()[:20]
+
+
+def recall(memory: Path, now: float) -> Proof | None:
+    """The remembered answer, unless it was no and is older than a day."""
+    try:
+        said = read_json(memory, 1 << 16)
+        proof, then = Proof(said["works"] is True, str(said["why"])), float(said["when"])
+    except (OSError, ValueError, KeyError, TypeError, HostError):
+        return None
+    return proof if proof.works or 0 <= now - then < NEGATIVE_LASTS else None
+
+
+def remember(memory: Path, proof: Proof, now: float) -> None:
+    write_whole(memory, dumps({"works": proof.works, "why": proof.why, "when": now}))
+
+
+def boot_sector() -> int:
+    """A disk of one sector, in memory, as a read-only descriptor."""
+    writable = os.memfd_create("belljar-probe", os.MFD_CLOEXEC)
+    try:
+        os.write(writable, BOOT_SECTOR)
+        return os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(writable)
+
+
+def prove(argv_for: Callable[[int], Sequence[str]], fds: Sequence[int], *, timeout: float) -> Proof:
+    """Run the tiny guest. Blocks for up to *timeout*; its QEMU is gone afterwards. *argv_for* is told the console's fd."""
+    ours, theirs = socket.socketpair()
+    said, stderr = os.pipe2(os.O_CLOEXEC)
+    started = time.monotonic()
+    try:
+        pid = spawn(argv_for(theirs.fileno()), [*fds, theirs.fileno()], stderr)
+    except BelljarError as exc:
+        return Proof(False, f"the tiny guest could not be started: {exc.message}")
+    finally:
+        theirs.close()
+        os.close(stderr)
+    try:
+        sign = _watch(ours, started + timeout)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        complaint = last_line(os.read(said, 1 << 16).decode(errors="replace"))
+        os.close(said)
+        ours.close()
+    took = time.monotonic() - started
+    if sign:
+        return Proof(True, f"a guest with this kernel booted under KVM in {took:.1f} s")
+    if took >= timeout:
+        return Proof(False, f"{DEVICE} opens, but a guest did not boot under it within {timeout:g} s")
+    return Proof(False, f"a guest did not boot under KVM: {complaint or 'it ended without a word'}")
+
+
+def _watch(console: socket.socket, deadline: float) -> bool:
+    """Read the console until it shows a sign of a kernel that runs. False at the deadline or at its end."""
+    seen = b""
+    poller = select.poll()
+    poller.register(console, select.POLLIN)
+    while (left := deadline - time.monotonic()) > 0 and len(seen) < LARGEST_CONSOLE:
+        if not poller.poll(left * 1000):
+            break
+        try:
+            data = console.recv(1 << 16)
+        except OSError:
+            return False
+        if not data:
+            return False
+        seen += data
+        if any(sign in seen for sign in SIGNS):
+            return True
+    return False

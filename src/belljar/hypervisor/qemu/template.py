@@ -1,0 +1,268 @@
+"""The templates on disk: one folder each, made under a draft name, trusted only while nothing in it has changed.
+
+    templates/<key>/ram          guest memory; belongs to QEMU's user where QEMU must be able to open it read-write
+    templates/<key>/state        device state
+    templates/<key>/disk.qcow2   what the guest wrote while it booted, on top of the image
+    templates/<key>/clone.qcow2  an empty overlay on disk.qcow2, copied for each clone
+    templates/<key>/manifest.json
+    templates/<key>.draft/       one in the making; templates/<key>.lock says by whom
+
+Nothing here knows QEMU's protocol or runs a domain. A clone opens all files before it starts, so that removing a
+template never harms a machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import BelljarError, NoSpace, TemplateError, UnsafeFolder
+from belljar.host.files import (
+    check_ours,
+    free_bytes,
+    no_space_as_error,
+    private_folder,
+    read_capped,
+    read_json,
+    remove_tree,
+    sync_folder,
+    write_whole,
+)
+from belljar.host.locks import try_lock
+from belljar.hypervisor import Template
+from belljar.model import MIB, dumps
+
+FORMAT = 1  # of the folder; part of every key
+RAM, STATE, DISK, CLONE, MANIFEST = "ram", "state", "disk.qcow2", "clone.qcow2", "manifest.json"
+FILES = (RAM, STATE, DISK, CLONE)
+DRAFT, LOCK = ".draft", ".lock"
+LARGEST_OVERLAY = 64 * MIB  # an empty overlay on the largest disk
+ROOM = 256 * MIB  # what a boot writes to its disk, and the device state
+DAY = 86400.0
+BLOCK = 1 << 20
+
+
+def key_of(facts: Mapping[str, Any]) -> str:
+    """The name of the template that has exactly these facts."""
+    text = json.dumps({"format": FORMAT, **facts}, sort_keys=True, separators=(",", ":"))
+    return sha256(text.encode()).hexdigest()[:20]
+
+
+class TemplateStore:
+    """Templates of one user, in one private folder."""
+
+    def __init__(self, folder: Path, *, days: float) -> None:
+        self.folder, self._days = folder, days
+
+    def path(self, key: str) -> Path:
+        return self.folder / key
+
+    def draft(self, key: str) -> Path:
+        return self.folder / f"{key}{DRAFT}"
+
+    def lock(self, key: str) -> Path:
+        private_folder(self.folder)
+        return self.folder / f"{key}{LOCK}"
+
+    def find(self, key: str) -> Template | str:
+        """The template, or why it cannot be used. Raises UnsafeFolder when the whole store cannot be trusted."""
+        if not self.folder.exists():
+            return "there is no template for this machine yet"
+        check_ours(self.folder)
+        try:
+            template = self.read(key)
+        except FileNotFoundError:
+            return "there is no template for this machine yet"
+        except (BelljarError, ValueError, KeyError, TypeError, OSError) as exc:
+            return f"the template {key} cannot be used: {exc}"
+        wrong = self.changes(template)
+        return f"the template {key} cannot be used: {wrong[0]}" if wrong else template
+
+    def read(self, key: str) -> Template:
+        """What the manifest says. Raises FileNotFoundError, ValueError and the like for one that says nothing."""
+        folder = self.path(key)
+        check_ours(folder)
+        said = read_json(folder / MANIFEST)
+        if said["key"] != key or key_of(said["facts"]) != key:
+            raise ValueError("its manifest is another template's")
+        size = sum(os.lstat(folder / name).st_blocks * 512 for name in FILES)
+        return Template(key, folder, size, float(said["created"]), said["facts"])
+
+    def changes(self, template: Template) -> list[str]:
+        """What is no longer as it was when the template was made: size, times, inode, owner, mode. Cheap."""
+        files = read_json(template.folder / MANIFEST)["files"]
+        wrong = []
+        for name in FILES:
+            try:
+                now, then = identity(os.lstat(template.folder / name)), files[name]["identity"]
+            except FileNotFoundError:
+                wrong.append(f"{name} is missing")
+                continue
+            wrong += [f"{name} has another {what} than when it was made" for what in now if now[what] != then.get(what)]
+        return wrong
+
+    def damage(self, template: Template) -> list[str]:
+        """`changes`, and every digest computed again."""
+        wrong = self.changes(template)
+        files = read_json(template.folder / MANIFEST)["files"]
+        for name in FILES:
+            with suppress(FileNotFoundError):
+                if digest(template.folder / name) != files[name]["sha256"]:
+                    wrong.append(f"{name} has other content than when it was made")
+        return wrong
+
+    def all(self) -> list[Template]:
+        """Every template that can be read, the youngest first."""
+        found = []
+        for key in self._keys():
+            with suppress(BelljarError, ValueError, KeyError, TypeError, OSError):
+                found.append(self.read(key))
+        return sorted(found, key=lambda template: template.created, reverse=True)
+
+    # -- making ------------------------------------------------------------------------------------------------------
+
+    def begin(self, key: str, memory: int, owner: tuple[int, int]) -> Path:
+        """An empty draft with its RAM file, for QEMU's user. Raises NoSpace before anything is written."""
+        private_folder(self.folder)
+        free = free_bytes(self.folder)
+        if free < memory + ROOM:
+            raise NoSpace(f"{self.folder}: {free // MIB} MiB free, a template needs {(memory + ROOM) // MIB}")
+        draft = self.draft(key)
+        remove_tree(draft)
+        with no_space_as_error(draft):
+            draft.mkdir(mode=0o700)
+            fd = os.open(draft / RAM, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                os.ftruncate(fd, memory)
+                give(fd, owner)
+            finally:
+                os.close(fd)
+        return draft
+
+    def publish(self, key: str, facts: Mapping[str, Any], created: float, *, ram_is_read: bool) -> Template:
+        """The finished draft becomes the template. What QEMU need not write is taken away from its user."""
+        draft = self.draft(key)
+        with no_space_as_error(draft):
+            files = {}
+            for name in FILES:
+                fd = os.open(draft / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    if name != RAM or ram_is_read:
+                        give(fd, (os.geteuid(), os.getegid()))
+                        os.fchmod(fd, 0o444)  # its folder is closed to others
+                    os.fsync(fd)
+                    files[name] = {"sha256": digest(draft / name), "identity": identity(os.fstat(fd))}
+                finally:
+                    os.close(fd)
+            write_whole(
+                draft / MANIFEST, dumps({"key": key, "created": created, "facts": facts, "files": files}), durable=True
+            )
+            remove_tree(self.path(key))  # one that could not be used any more
+            draft.rename(self.path(key))
+            sync_folder(self.folder)
+        return self.read(key)
+
+    # -- unmaking ----------------------------------------------------------------------------------------------------
+
+    def remove(self, key: str) -> bool:
+        """Remove a template. True when there was one. Machines that run on it keep their files open."""
+        if not is_key(key):
+            return False
+        gone = self.path(key).exists()
+        remove_tree(self.path(key))
+        return gone
+
+    def expire(self, now: float) -> list[str]:
+        """Remove templates past their age or without a readable manifest, and drafts that nobody works on any more."""
+        removed = []
+        for key in sorted({name.removesuffix(DRAFT).removesuffix(LOCK) for name in self._names()}):
+            lock = try_lock(self.folder / f"{key}{LOCK}") if is_key(key) else None
+            if lock is None:
+                continue  # somebody is making it, or it is nothing of ours
+            try:
+                remove_tree(self.draft(key))
+                if self._is_old(key, now):
+                    self.remove(key)
+                    removed.append(key)
+                if not self.path(key).exists():
+                    (self.folder / f"{key}{LOCK}").unlink()
+            finally:
+                lock.release()
+        return removed
+
+    def _is_old(self, key: str, now: float) -> bool:
+        try:
+            return now - self.read(key).created > self._days * DAY
+        except (BelljarError, ValueError, KeyError, TypeError, OSError):
+            return self.path(key).exists()
+
+    def _names(self) -> Iterable[str]:
+        try:
+            return sorted(os.listdir(self.folder))
+        except FileNotFoundError:
+            return []
+
+    def _keys(self) -> Iterator[str]:
+        return (name for name in self._names() if is_key(name))
+
+
+def is_key(name: str) -> bool:
+    return len(name) == 20 and set(name) <= set("0123456789abcdef")
+
+
+def identity(facts: os.stat_result) -> dict[str, int]:
+    """What a file cannot change without our notice. Its change time can be set by nobody, root included."""
+    return {
+        "size": facts.st_size, "mtime": facts.st_mtime_ns, "ctime": facts.st_ctime_ns, "inode": facts.st_ino,
+        "owner": facts.st_uid, "mode": stat.S_IMODE(facts.st_mode),
+    }  # fmt: skip
+
+
+def give(fd: int, owner: tuple[int, int]) -> None:
+    """Make *owner* the file's owner; only root needs to, only root can."""
+    if os.geteuid() == 0:
+        os.fchown(fd, *owner)
+
+
+def digest(path: Path) -> str:
+    """sha256 over the blocks that are not zero and their places: equal for equal content, however sparse the file is."""
+    total, zero = sha256(), bytes(BLOCK)
+    with open(path, "rb", buffering=0) as file:
+        size, at = os.fstat(file.fileno()).st_size, 0
+        total.update(size.to_bytes(8, "big"))
+        while at < size:
+            try:
+                data_at = os.lseek(file.fileno(), at, os.SEEK_DATA)
+            except OSError:
+                break  # nothing but a hole until the end
+            at = data_at - data_at % BLOCK
+            block = os.pread(file.fileno(), BLOCK, at)
+            if not block:
+                break
+            if block != zero[: len(block)]:
+                total.update(at.to_bytes(8, "big") + block)
+            at += BLOCK
+    return total.hexdigest()
+
+
+def copy_overlay(template: Template, target: Path, owner: tuple[int, int]) -> None:
+    """A fresh, empty overlay on the template's disk. Raises TemplateError when the template is gone."""
+    with no_space_as_error(target):
+        try:
+            data = read_capped(template.folder / CLONE, LARGEST_OVERLAY)
+        except (FileNotFoundError, UnsafeFolder) as exc:
+            raise TemplateError(f"the template {template.key} cannot be used any more: {exc}") from exc
+        fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            give(fd, owner)
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)

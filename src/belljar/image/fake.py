@@ -1,0 +1,101 @@
+"""An image store and overlays without disks, for stories: images are words, and every accident can be ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+
+from belljar.errors import BelljarError, ImageInUse, ImageUnknown, ImpossibleSize
+from belljar.image import BootFiles, Image
+from belljar.model import GIB, MachineId
+
+
+def fake_image(name: str, *, virtual_size: int = 8 * GIB) -> Image:
+    """An image of this name; its digest is the name's."""
+    digest = sha256(name.encode()).hexdigest()
+    folder = Path("/fake/images") / f"sha256-{digest}"
+    return Image(
+        digest, (name,), folder / "disk.qcow2", virtual_size, folder / "kernel", folder / "initrd", "quiet", digest,
+        f"fake {name}", 0.0, "Fake GNU/Linux", folder.parent, {"agent_in_initrd": True},
+    )  # fmt: skip
+
+
+@dataclass
+class FakeStore:
+    """Images by name or digest. An error put into `failures` under a reference is raised when that is resolved."""
+
+    known: dict[str, Image] = field(default_factory=lambda: {"debian12": fake_image("debian12")})
+    failures: dict[str, BelljarError] = field(default_factory=dict)
+    wrong: dict[str, list[str]] = field(default_factory=dict)  # digest -> what `verify` says
+    held: list[tuple[str, MachineId]] = field(default_factory=list)
+    default: str = "debian12"
+
+    def resolve(self, reference: str) -> Image:
+        if failure := self.failures.get(reference):
+            raise failure
+        for image in self.known.values():
+            if reference in image.names or (len(reference) >= 8 and image.digest.startswith(reference)):
+                return image
+        raise ImageUnknown(f"no image is called {reference!r}")
+
+    def ensure_default(self) -> Image:
+        self.known.setdefault(self.default, fake_image(self.default))
+        return self.resolve(self.default)
+
+    def boot_files(self, image: Image) -> BootFiles:
+        return BootFiles(image.kernel, image.initrd, image.append, image.boot_digest)
+
+    @contextmanager
+    def hold(self, image: Image, id: MachineId) -> Iterator[None]:
+        if all(image.digest != one.digest for one in self.known.values()):
+            raise ImageUnknown(f"image {image.names[0]} was removed before machine {id} could use it")
+        self.held.append((image.digest, id))
+        try:
+            yield
+        finally:
+            self.held.remove((image.digest, id))
+
+    def images(self) -> list[Image]:
+        return list({image.digest: image for image in self.known.values()}.values())
+
+    def verify(self, image: Image) -> list[str]:
+        return self.wrong.get(image.digest, [])
+
+    def remove(self, image: Image, *, force: bool = False) -> None:
+        if any(digest == image.digest for digest, _ in self.held):
+            raise ImageInUse(f"image {image.names[0]} is used by a machine")
+        self.known = {name: one for name, one in self.known.items() if one.digest != image.digest}
+
+    def tag(self, image: Image, name: str) -> Image:
+        tagged = replace(image, names=(*image.names, name))
+        for other in list(self.known):
+            if self.known[other].digest == image.digest:
+                self.known[other] = tagged
+        self.known[name] = tagged
+        return tagged
+
+    def gc(self, *, dry_run: bool = False) -> Iterator[Path]:
+        return iter(())
+
+
+@dataclass
+class FakeOverlays:
+    """Overlays as small files, so that a story sees what was left behind. `failure` is raised by the next `create`."""
+
+    failure: BelljarError | None = None
+
+    def create(self, path: Path, image: Image, size: int | None) -> int:
+        if self.failure:
+            failure, self.failure = self.failure, None
+            raise failure
+        if size is not None and size < image.virtual_size:
+            raise ImpossibleSize(f"a disk of {size} bytes is smaller than the image's {image.virtual_size}")
+        path.write_text(image.digest)
+        return size or image.virtual_size
+
+    def discard(self, path: Path) -> None:
+        with suppress(FileNotFoundError):
+            path.unlink()

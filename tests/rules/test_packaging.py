@@ -1,0 +1,40 @@
+"""What a wheel carries is what the source tree has: also the files that are not Python."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    (path,) = folder.glob("belljar-*.whl")
+    return zipfile.ZipFile(path)
+
+
+def test_a_wheel_has_every_file_of_the_package(wheel: zipfile.ZipFile) -> None:
+    source = ROOT / "src"
+    files = {str(path.relative_to(source)) for path in (source / "belljar").rglob("*") if path.is_file()}
+    wanted = {name for name in files if "__pycache__" not in name and not Path(name).name.startswith(".")}
+    assert wanted - set(wheel.namelist()) == set()
+
+
+def test_a_wheel_has_the_license_and_the_command(wheel: zipfile.ZipFile) -> None:
+    names = {Path(name).name: name for name in wheel.namelist()}
+    assert "LICENSE" in names
+    assert "belljar = belljar.cli:entry" in wheel.read(names["entry_points.txt"]).decode()
+
+
+def test_versions_agree(wheel: zipfile.ZipFile) -> None:
+    import belljar
+
+    assert f"-{belljar.__version__}-" in str(wheel.filename)
+    assert f"## {belljar.__version__}" in (ROOT / "CHANGELOG.md").read_text()

@@ -1,0 +1,216 @@
+"""From a raw disk to an image: its partitions, its kernel, its ramdisk; nothing is mounted, nothing is trusted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.unit.image.image_parts import bzimage, elf, ext4, gpt, mbr, pvh_note, system
+
+from belljar.errors import CommandMissing, ImageCorrupt, ImageTooLarge
+from belljar.host import commands
+from belljar.image import Image, intake, look, sandbox
+from belljar.image.progress import Silent
+from belljar.image.store import Store
+from belljar.model import MIB
+
+SECTOR = 512
+
+
+def take(store: Store, disk: Path, **origin: object) -> Image:
+    with intake.draft(store, "test") as folder:
+        raw = folder / "disk.raw"
+        commands.run(["cp", "--sparse=always", str(disk), str(raw)], timeout=30)
+        return intake.take(store, folder, raw, intake.Origin("test", "small", **origin), Silent())  # type: ignore[arg-type]
+
+
+def test_a_disk_without_partitions_is_its_file_system(store: Store, tmp_path: Path) -> None:
+    image = take(store, ext4(tmp_path / "disk", system(tmp_path / "root")))
+    assert image.kernel and image.kernel.read_bytes().startswith(b"\x7fELF")
+    assert image.initrd and b"virtio_blk.ko" in image.initrd.read_bytes()
+    assert image.os == "Small Linux 1" and "belljar.root" not in image.append
+    expected = {
+        "python": "3.11",
+        "packages": 2,
+        "release": "6.1.0-9-amd64",
+        "boots_by": "kernel",
+        "agent_in_initrd": True,
+        "kernel_form": "elf",
+    }
+    assert image.facts == expected
+    assert image.virtual_size == 4 * MIB and store.verify(image) == []
+
+
+@pytest.mark.parametrize("table", ["mbr", "gpt"])
+def test_the_root_is_found_in_its_partition(store: Store, tmp_path: Path, table: str) -> None:
+    disk = ext4(tmp_path / "disk", system(tmp_path / "root"), offset=10240 * SECTOR)
+    if table == "mbr":
+        mbr(disk, 2048, 10240)
+        number = 2
+    else:
+        gpt(disk, p1=2048, p14=4096, p3=10240)
+        number = 3
+    assert take(store, disk).append.endswith(f" belljar.root=/dev/vda{number}")
+
+
+def test_a_separate_boot_partition_is_looked_into(store: Store, tmp_path: Path) -> None:
+    root = system(tmp_path / "root")
+    boot = tmp_path / "boot"
+    (root / "boot").rename(boot)
+    (root / "boot").mkdir()
+    disk = ext4(tmp_path / "disk", boot, offset=2048 * SECTOR)
+    ext4(disk, root, offset=12288 * SECTOR)
+    mbr(disk, 2048, 12288)
+    image = take(store, disk)
+    assert image.kernel and image.append.endswith("belljar.root=/dev/vda2")
+
+
+def test_the_newest_kernel_with_modules_is_taken(store: Store, tmp_path: Path) -> None:
+    root = system(tmp_path / "root")
+    for release, has_modules in (("6.1.0-10-amd64", True), ("6.9.0-1-amd64", False)):
+        (root / "boot" / f"vmlinuz-{release}").write_bytes(bzimage(elf((4, pvh_note())), release))
+        if has_modules:
+            commands.run(
+                ["cp", "-r", str(root / "usr/lib/modules/6.1.0-9-amd64"), str(root / "usr/lib/modules" / release)],
+                timeout=10,
+            )
+    assert take(store, ext4(tmp_path / "disk", root)).facts["release"] == "6.1.0-10-amd64"
+
+
+def test_a_broken_kernel_falls_back_to_the_one_before(store: Store, tmp_path: Path) -> None:
+    root = system(tmp_path / "root")
+    (root / "usr/lib/modules/6.2.0").mkdir()
+    (root / "usr/lib/modules/6.2.0/modules.dep").write_text("kernel/ext4.ko:\n")
+    (root / "boot/vmlinuz-6.2.0").write_bytes(bzimage(elf((4, pvh_note()))))
+    assert take(store, ext4(tmp_path / "disk", root)).facts["release"] == "6.1.0-9-amd64"
+
+
+def test_a_kernel_without_pvh_is_stored_as_it_is(store: Store, tmp_path: Path) -> None:
+    root = system(tmp_path / "root")
+    data = bzimage(elf((1, b"text")))
+    (root / "boot/vmlinuz-6.1.0-9-amd64").write_bytes(data)
+    image = take(store, ext4(tmp_path / "disk", root))
+    assert image.kernel and image.kernel.read_bytes() == data and image.facts["kernel_form"] == "bzimage"
+
+
+def test_a_disk_without_a_kernel_boots_by_firmware(store: Store, tmp_path: Path) -> None:
+    image = take(store, ext4(tmp_path / "disk"))
+    assert image.kernel is None and image.initrd is None and image.facts == {"boots_by": "firmware"}
+
+
+def test_a_given_kernel_gets_a_ramdisk_from_the_disks_modules(store: Store, tmp_path: Path) -> None:
+    root = system(tmp_path / "root")
+    given = (root / "boot/vmlinuz-6.1.0-9-amd64").rename(tmp_path / "kernel")
+    image = take(store, ext4(tmp_path / "disk", root), kernel=given, append="my words")
+    assert image.append == "my words" and image.facts["agent_in_initrd"] and image.initrd
+
+
+def test_a_given_kernel_and_ramdisk_are_used_as_they_are(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "kernel").write_bytes(bzimage(elf((4, pvh_note()))))
+    (tmp_path / "initrd").write_bytes(b"ramdisk")
+    image = take(store, ext4(tmp_path / "disk"), kernel=tmp_path / "kernel", initrd=tmp_path / "initrd")
+    assert image.initrd and image.initrd.read_bytes() == b"ramdisk" and not image.facts["agent_in_initrd"]
+    assert store.boot_files(image).initrd == image.initrd
+
+
+def test_a_given_kernel_without_modules_in_the_disk_is_refused(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "kernel").write_bytes(bzimage(elf((4, pvh_note())), "9.9.9"))
+    with pytest.raises(ImageCorrupt, match=r"9\.9\.9") as caught:
+        take(store, ext4(tmp_path / "disk", system(tmp_path / "root")), kernel=tmp_path / "kernel")
+    assert "--initrd" in caught.value.hint
+    assert store.images() == [] and list((store.folder / "drafts").iterdir()) == []
+
+
+def test_a_disk_beyond_the_limit_is_refused(store: Store, tmp_path: Path) -> None:
+    disk = ext4(tmp_path / "disk")
+    with open(disk, "r+b") as file:
+        file.truncate(store.settings.max_size + 1)
+    with pytest.raises(ImageTooLarge):
+        take(store, disk)
+
+
+def test_an_odd_size_is_filled_to_whole_sectors(store: Store, tmp_path: Path) -> None:
+    disk = ext4(tmp_path / "disk")
+    with open(disk, "r+b") as file:
+        file.truncate(4 * MIB + 1)
+    assert take(store, disk).virtual_size == 4 * MIB + SECTOR
+
+
+@pytest.mark.parametrize("text", [b'PRETTY_NAME="\x1b[31mred\x07"\n', b"PRETTY_NAME=plain\n", b"\xff\xfe\n", b""])
+def test_a_systems_name_cannot_steer_a_terminal(store: Store, tmp_path: Path, text: bytes) -> None:
+    root = system(tmp_path / "root")
+    (root / "usr/lib/os-release").write_bytes(text)
+    assert take(store, ext4(tmp_path / "disk", root)).os.isprintable()
+
+
+def test_partitions_beyond_the_disk_or_without_end_hold_nothing(tmp_path: Path) -> None:
+    disk = ext4(tmp_path / "disk")
+    mbr(disk, 0xFFFFFFFF, 2048)
+    assert look.ext_file_systems(disk) == []
+    gpt(disk, p1=1 << 50)
+    assert look.ext_file_systems(disk) == []
+
+
+def test_a_gpt_with_entries_of_no_size_is_refused(tmp_path: Path) -> None:
+    disk = ext4(tmp_path / "disk")
+    gpt(disk, p1=2048)
+    with open(disk, "r+b") as file:
+        file.seek(512 + 84)
+        file.write(bytes(4))
+    with pytest.raises(ImageCorrupt):
+        look.partitions(disk)
+
+
+@pytest.mark.parametrize("path", ["/a b", '/x"y', "/x\nquit", "relative", "/$HOME", ""])
+def test_debugfs_is_never_asked_for_a_name_it_could_misread(tmp_path: Path, path: str) -> None:
+    files = look.Files(ext4(tmp_path / "disk"), look.Partition(0, 0))
+    with pytest.raises(ImageCorrupt):
+        files.read(path)
+
+
+def test_a_missing_file_a_missing_folder_and_a_link(tmp_path: Path) -> None:
+    files = look.Files(ext4(tmp_path / "disk", system(tmp_path / "root")), look.Partition(0, 0))
+    with pytest.raises(ImageCorrupt, match="not found"):
+        files.read("/missing")
+    assert files.names("/missing") == []
+    assert files.link("/usr/bin/python3") == "python3.11" and files.link("/missing") == ""
+
+
+def test_a_file_system_of_garbage_is_only_a_complaint(tmp_path: Path) -> None:
+    disk = ext4(tmp_path / "disk", system(tmp_path / "root"))
+    data = bytearray(disk.read_bytes())
+    data[1024 + 60 : 60 * 1024] = b"\xa5" * (59 * 1024 - 60)
+    disk.write_bytes(data)
+    assert intake.find_boot(disk).kernel == b""
+
+
+def test_a_program_in_the_sandbox_writes_no_more_than_it_may(tmp_path: Path) -> None:
+    with pytest.raises(ImageTooLarge):
+        sandbox.run(["head", "-c", "100000", "/dev/zero"], [], sandbox.Limits(10, 1000), stdout=tmp_path / "out")
+    assert (tmp_path / "out").stat().st_size <= 1000
+
+
+def test_a_program_in_the_sandbox_is_killed_at_its_deadline() -> None:
+    with pytest.raises(ImageCorrupt, match="not finished after 0 s"):
+        sandbox.run(["sleep", "60"], [], sandbox.Limits(0, 1000))
+
+
+def test_a_program_in_the_sandbox_cannot_read_our_files(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "secret").chmod(0o600)
+    (tmp_path / "given").write_text("given")
+    (tmp_path / "given").chmod(0o600)
+    argv = ["sh", "-c", 'cat "$0"; cat "$1"; id -u', "{0}", str(tmp_path / "secret")]
+    printed = sandbox.run(argv, [tmp_path / "given"], sandbox.Limits(10, 1000))
+    assert printed.out.startswith(b"given")
+    import os
+
+    if os.geteuid() == 0:
+        assert printed.out == b"given65534\n" and b"Permission denied" in printed.err
+        assert (tmp_path / "given").stat().st_uid == 0  # given back
+
+
+def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "which", lambda name: None)
+    with pytest.raises(CommandMissing, match="prlimit"):
+        sandbox.run(["true"], [], sandbox.Limits(1, 1))

@@ -1,0 +1,205 @@
+"""From a distribution's kernel and modules to a ramdisk that starts the agent: archive, kernel file, modules, scripts."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.unit.image.image_parts import bzimage, elf, pvh_note
+
+from belljar.errors import ImageCorrupt
+from belljar.host import commands
+from belljar.image import cpio, initramfs, kernel, modules
+
+PVH_KERNEL = elf((1, b"text"), (4, struct.pack("<III4sI", 4, 4, 1, b"GNU\0", 0) + pvh_note()))
+MODULE = elf((1, b"module"))
+FOLDER = "/lib/modules/6.1.0"
+
+
+def members(data: bytes) -> Iterator[tuple[str, int, bytes]]:
+    """(name, mode, content) of an archive, as the kernel reads it."""
+    at = 0
+    while data[at : at + 6] == b"070701":
+        fields = [int(data[at + 6 + 8 * index : at + 14 + 8 * index], 16) for index in range(13)]
+        name = data[at + 110 : at + 110 + fields[11] - 1].decode()
+        start = at + -(-(110 + fields[11]) // 4) * 4
+        if name == cpio.TRAILER:
+            return
+        yield name, fields[1], data[start : start + fields[6]]
+        at = start + -(-fields[6] // 4) * 4
+
+
+def test_an_archive_is_what_cpio_reads(tmp_path: Path) -> None:
+    entries = [
+        cpio.folder("a"),
+        cpio.file("a/odd", b"12345", 0o755),
+        cpio.link("a/link", "odd"),
+        cpio.file("empty", b""),
+    ]
+    data = cpio.archive(entries)
+    assert [(name, content) for name, _, content in members(data)] == [
+        ("a", b""),
+        ("a/odd", b"12345"),
+        ("a/link", b"odd"),
+        ("empty", b""),
+    ]
+    listing = commands.run(["cpio", "--list", "--verbose", "--quiet"], timeout=10, stdin=data).out.decode()
+    assert [line.split()[0] for line in listing.splitlines()] == [
+        "drwxr-xr-x",
+        "-rwxr-xr-x",
+        "lrwxrwxrwx",
+        "-rw-r--r--",
+    ]
+
+
+def test_an_archive_is_the_same_each_time() -> None:
+    entries = [cpio.character_device("console", 5, 1), cpio.file("x", b"y")]
+    assert cpio.archive(entries) == cpio.archive(entries)
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [lzma.compress, gzip.compress, bz2.compress, lambda data: lzma.compress(data, lzma.FORMAT_ALONE)],
+    ids=["xz", "gzip", "bzip2", "lzma"],
+)
+def test_the_kernel_proper_is_taken_out_of_its_packing(pack: object) -> None:
+    data = bzimage(PVH_KERNEL, pack=pack)  # type: ignore[arg-type]
+    assert kernel.directly_bootable(data) == PVH_KERNEL
+    assert kernel.release(data) == "6.1.0-9-amd64"
+
+
+def test_a_kernel_packed_with_zstd_is_unpacked_by_its_program() -> None:
+    def pack(data: bytes) -> bytes:
+        return commands.run(["zstd", "-q", "-c"], timeout=10, stdin=data).out + struct.pack("<I", len(data))
+
+    assert kernel.directly_bootable(bzimage(PVH_KERNEL, pack=pack)) == PVH_KERNEL
+
+
+def test_a_kernel_without_the_pvh_note_is_booted_as_it_is() -> None:
+    assert kernel.directly_bootable(bzimage(elf((1, b"text")))) is None
+    assert kernel.directly_bootable(bzimage(b"no elf")) is None
+    assert kernel.directly_bootable(bzimage(PVH_KERNEL, pack=lambda data: b"?" + data)) is None
+
+
+@pytest.mark.parametrize("harm", [0, 10, 512, 2600, -20])
+def test_a_truncated_kernel_is_never_booted_directly(harm: int) -> None:
+    assert kernel.directly_bootable(bzimage(PVH_KERNEL)[:harm]) is None
+
+
+def test_what_is_no_kernel_has_no_release() -> None:
+    assert kernel.release(b"") == kernel.release(MODULE) == "" and not kernel.is_bzimage(b"")
+    with pytest.raises(ImageCorrupt):
+        kernel.unpack(MODULE)
+
+
+DEP = """\
+kernel/drivers/virtio/virtio.ko:
+kernel/drivers/virtio/virtio_ring.ko: kernel/drivers/virtio/virtio.ko
+kernel/drivers/virtio/virtio_pci.ko{end}: kernel/drivers/virtio/virtio_ring.ko kernel/drivers/virtio/virtio.ko
+kernel/drivers/block/virtio_blk.ko: kernel/drivers/virtio/virtio_ring.ko kernel/drivers/virtio/virtio.ko
+kernel/fs/ext4/ext4.ko: kernel/fs/jbd2/jbd2.ko
+kernel/fs/jbd2/jbd2.ko:
+kernel/net/9p/9pnet.ko:
+kernel/net/9p/9pnet_virtio.ko: kernel/net/9p/9pnet.ko kernel/drivers/virtio/virtio_ring.ko kernel/drivers/virtio/virtio.ko
+kernel/fs/9p/9p.ko: kernel/net/9p/9pnet.ko
+kernel/crypto/crc32c-generic.ko:
+"""
+
+
+def reader(end: str = "", data: bytes = MODULE) -> modules.Reader:
+    def read(path: str) -> bytes:
+        if path == f"{FOLDER}/modules.dep":
+            return DEP.format(end=end).encode()
+        assert path.startswith(f"{FOLDER}/kernel/")
+        return data if end and path.endswith(end) else MODULE
+
+    return read
+
+
+def test_modules_come_after_what_they_need_and_once() -> None:
+    chosen = modules.select(reader(), FOLDER, "ext4")
+    assert chosen.groups["always"] == [
+        "virtio.ko",
+        "virtio_ring.ko",
+        "virtio_pci.ko",
+        "virtio_blk.ko",
+        "crc32c_generic.ko",
+        "jbd2.ko",
+        "ext4.ko",
+    ]
+    assert chosen.groups["9p"] == ["9pnet.ko", "9pnet_virtio.ko", "9p.ko"]
+    assert "net" not in chosen.groups  # this kernel has no virtio_net
+    assert set(chosen.files) == {name for names in chosen.groups.values() for name in names}
+
+
+@pytest.mark.parametrize(("end", "pack"), [(".xz", lzma.compress), (".gz", gzip.compress)])
+def test_packed_modules_are_unpacked(end: str, pack: object) -> None:
+    chosen = modules.select(reader(end, pack(MODULE)), FOLDER, "ext4")  # type: ignore[operator]
+    assert chosen.files["virtio_pci.ko"] == MODULE
+
+
+@pytest.mark.parametrize(("end", "data"), [(".xz", b"no xz"), (".gz", b"no gzip"), (".xz", lzma.compress(b"no elf"))])
+def test_a_module_that_is_none_is_refused(end: str, data: bytes) -> None:
+    with pytest.raises(ImageCorrupt):
+        modules.select(reader(end, data), FOLDER, "ext4")
+
+
+def test_signatures_go_unless_the_kernel_insists() -> None:
+    signature = b"s" * 300
+    signed = MODULE + signature + struct.pack(">8xI", len(signature)) + modules.SIGNATURE_MARK
+    read = reader(".gz", gzip.compress(signed))
+    assert modules.select(read, FOLDER, "ext4").files["virtio_pci.ko"] == MODULE
+    assert modules.select(read, FOLDER, "ext4", keep_signatures=True).files["virtio_pci.ko"] == signed
+
+
+def test_the_ramdisk_has_a_shell_drivers_and_an_init_to_start() -> None:
+    data = initramfs.image_part(b"busybox", modules.select(reader(), FOLDER, "ext4"))
+    found = {name: (mode, content) for name, mode, content in members(data)}
+    assert stat.S_IMODE(found["init"][0]) == 0o755 and found["init"][1].startswith(b"#!/bin/sh")
+    assert found["bin/sh"][1] == b"busybox" and found["bin/busybox"][1] == b"busybox"
+    assert found["modules/always"][1].splitlines()[0] == b"virtio.ko" and found["modules/virtio.ko"][1] == MODULE
+    assert all(name.rpartition("/")[0] in ("", *found) for name in found)
+
+
+def test_every_program_init_calls_is_in_the_ramdisk() -> None:
+    builtin = {"read", "echo", "exec", "load", "give_up", "export"}
+    words = {line.split()[0] for line in (initramfs.INSIDE / "init").read_text().splitlines() if line.strip()}
+    programs = {
+        word
+        for word in words
+        if word
+        in {
+            "mount",
+            "insmod",
+            "switch_root",
+            "poweroff",
+            "sleep",
+            "mkdir",
+            "cp",
+            "ln",
+            "ifconfig",
+            "rm",
+            "mv",
+            "cat",
+            "mknod",
+        }
+    }
+    assert programs <= set(initramfs.APPLETS) | builtin
+
+
+@pytest.mark.parametrize("script", ["init", "guest-init"])
+def test_the_scripts_are_sound_for_every_shell(script: str) -> None:
+    for shell in (["sh"], ["busybox", "sh"]):
+        commands.run([*shell, "-n", str(initramfs.INSIDE / script)], timeout=10)
+
+
+def test_only_a_static_program_can_be_the_ramdisks_shell() -> None:
+    assert initramfs.is_static(elf((1, b"code")))
+    assert not initramfs.is_static(elf((1, b"code"), (initramfs.PT_INTERP, b"/lib64/ld-linux-x86-64.so.2\0")))
+    assert not initramfs.is_static(b"#!/bin/sh") and not initramfs.is_static(b"")

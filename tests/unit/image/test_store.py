@@ -1,0 +1,327 @@
+"""The store: what is found under a name, what is refused, who may remove what."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NotPermitted, UnsafeFolder
+from belljar.image import Image, Settings, initramfs, intake
+from belljar.image.store import Store
+
+Publish = Callable[..., Image]
+
+
+@pytest.fixture
+def site(tmp_path: Path, settings: Settings) -> Store:
+    return Store(tmp_path / "site", None, settings)
+
+
+@pytest.fixture
+def user(tmp_path: Path, settings: Settings) -> Store:
+    """The store of a user before the site's."""
+    return Store(tmp_path / "store", tmp_path / "site", settings)
+
+
+def test_an_image_is_found_by_name_digest_and_prefix(store: Store, publish: Publish) -> None:
+    image = publish("base")
+    for reference in ("base", image.digest, image.digest[:8], f"sha256:{image.digest}", f"sha256-{image.digest[:12]}"):
+        found = store.resolve(reference)
+        assert (found.digest, found.disk, found.names) == (image.digest, image.disk, ("base",))
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["", "base", "../base", "/etc/passwd", "a/b", "deadbeef", "abc", "x" * 101, "base\n", "names", ".", ".."],
+)
+def test_what_is_not_there_is_unknown(store: Store, publish: Publish, reference: str) -> None:
+    publish("other")
+    with pytest.raises(ImageUnknown):
+        store.resolve(reference)
+
+
+def test_an_empty_store_has_no_images(store: Store) -> None:
+    assert store.images() == []
+    with pytest.raises(ImageUnknown):
+        store.resolve("debian12")
+
+
+def test_a_prefix_that_fits_two_images_is_refused(store: Store, publish: Publish) -> None:
+    folder = publish("one").disk.parent
+    twin = folder.with_name(folder.name[: len("sha256-") + 8] + "0" * 56)
+    twin.mkdir()
+    with pytest.raises(ImageUnknown, match="more than one"):
+        store.resolve(folder.name[len("sha256-") :][:8])
+
+
+def test_a_name_goes_before_a_digest_and_one_is_no_name(store: Store, publish: Publish) -> None:
+    image = publish("base")
+    for name in (image.digest[:12], "cafecafe", "", "-x", "a b", "a/b", "x" * 101):
+        with pytest.raises(BadOption):
+            store.tag(image, name)
+
+
+@pytest.mark.parametrize("name", ["disk.qcow2", "kernel", "initrd"])
+@pytest.mark.parametrize("harm", ["truncated", "gone", "replaced", "touched", "grown"])
+def test_a_file_that_is_not_the_stored_one_is_found_before_a_job_starts(
+    store: Store, publish: Publish, name: str, harm: str
+) -> None:
+    path = publish("base").disk.parent / name
+    data = path.read_bytes()
+    path.chmod(0o600)
+    if harm == "truncated":
+        os.truncate(path, len(data) // 2)
+    elif harm == "gone":
+        path.unlink()
+    elif harm == "replaced":
+        twin = path.with_name("twin")
+        twin.write_bytes(data)
+        os.utime(twin, ns=(path.stat().st_mtime_ns,) * 2)
+        twin.rename(path)
+    elif harm == "touched":
+        os.utime(path, ns=(1, 1))
+    else:
+        path.write_bytes(data + b"x")
+    with pytest.raises(ImageCorrupt, match=name):
+        store.resolve("base")
+    assert [image.names for image in store.images()] == [("base",)]
+    store.drop("base", force=True)
+    assert store.images() == []
+
+
+def test_a_header_of_another_disk_is_found_though_size_and_times_are_right(store: Store, publish: Publish) -> None:
+    disk = publish("base").disk
+    before = disk.stat()
+    disk.chmod(0o600)
+    with open(disk, "r+b") as file:
+        file.seek(24)
+        file.write((1 << 40).to_bytes(8, "big"))
+    os.utime(disk, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ImageCorrupt, match="header"):
+        store.resolve("base")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "null", '{"format": 1}', '{"format": 2}', '{"format": 1, "files": 7}', "\0" * 10, '{"a":' * 20000],
+)
+def test_a_manifest_that_is_none_is_reported_as_such(store: Store, publish: Publish, text: str) -> None:
+    folder = publish("base").disk.parent
+    (folder / "manifest.json").chmod(0o600)
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(ImageCorrupt):
+        store.resolve("base")
+    assert store.images() == []
+    with pytest.raises(ImageCorrupt):
+        store.drop("base")
+    store.drop("base", force=True)
+    assert not folder.exists()
+
+
+def test_an_image_folder_others_can_write_to_is_not_trusted(store: Store, publish: Publish) -> None:
+    publish("base").disk.parent.chmod(0o777)
+    with pytest.raises(UnsafeFolder):
+        store.resolve("base")
+
+
+def test_verify_reads_every_byte(store: Store, publish: Publish) -> None:
+    image = publish("base", b"content")
+    assert store.verify(image) == []
+    image.disk.chmod(0o600)
+    with open(image.disk, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"X")
+    (wrong,) = store.verify(image)
+    assert wrong.startswith("disk.qcow2: sha256 is")
+
+
+def test_verify_accepts_a_store_that_was_restored_from_a_backup(store: Store, publish: Publish) -> None:
+    image = publish("base")
+    os.utime(image.disk, ns=(5, 5))
+    with pytest.raises(ImageCorrupt):
+        store.resolve("base")
+    assert store.verify(store.find("base")) == []
+    assert store.resolve("base").digest == image.digest
+
+
+def test_the_same_disk_again_keeps_the_first_copy(store: Store, publish: Publish) -> None:
+    first = publish("one")
+    with store.hold(first, "m1"):
+        second = publish("two")
+    assert second.disk.stat().st_ino == first.disk.stat().st_ino
+    assert store.images()[0].names == ("one", "two")
+    assert list((store.folder / "drafts").iterdir()) == []
+
+
+def test_the_same_disk_again_mends_a_broken_copy(store: Store, publish: Publish) -> None:
+    first = publish("one")
+    first.disk.unlink()
+    assert publish("one").digest == first.digest
+    assert store.resolve("one")
+
+
+def test_a_name_moves_to_the_new_image(store: Store, publish: Publish) -> None:
+    old = publish("base", b"old")
+    new = publish("base", b"new")
+    assert store.resolve("base").digest == new.digest
+    assert store.resolve(old.digest).names == ()
+
+
+def test_a_held_image_cannot_be_removed(store: Store, publish: Publish) -> None:
+    image = publish("base")
+    with store.hold(image, "m1"), store.hold(image, "m2"):
+        for force in (False, True):
+            with pytest.raises(ImageInUse, match="machine"):
+                store.remove(image, force=force)
+    store.remove(image)
+    assert store.images() == []
+    with pytest.raises(ImageUnknown):
+        store.resolve("base")
+
+
+def test_an_image_a_template_needs_is_removed_only_by_force(
+    tmp_path: Path, settings: Settings, publish: Publish
+) -> None:
+    store = Store(tmp_path / "store", None, settings, lambda digest: ["template 3f2a"])
+    image = publish("base")
+    with pytest.raises(ImageInUse, match="template 3f2a"):
+        store.remove(image)
+    store.remove(image, force=True)
+    assert store.images() == []
+
+
+def test_an_image_removed_between_resolve_and_hold_is_unknown(store: Store, publish: Publish) -> None:
+    image = publish("base")
+    store.remove(image)
+    with pytest.raises(ImageUnknown, match="removed"), store.hold(image, "m1"):
+        pass
+    store.remove(image)  # again is success
+
+
+def test_the_hold_of_a_dead_machine_is_none(store: Store, publish: Publish) -> None:
+    image = publish("base")
+    if (child := os.fork()) == 0:
+        store.hold(image, "m1").__enter__()
+        os._exit(0)
+    os.waitpid(child, 0)
+    store.remove(image)
+
+
+def test_removing_a_name_keeps_the_image_until_its_last(store: Store, publish: Publish) -> None:
+    image = store.tag(publish("one"), "two")
+    assert image.names == ("one", "two")
+    store.drop("one")
+    assert store.resolve("two").digest == image.digest
+    store.drop("two")
+    assert store.images() == []
+
+
+def test_removing_by_digest_or_by_force_takes_all_names(store: Store, publish: Publish) -> None:
+    for reference in ("one", ""):
+        image = store.tag(publish("one"), "two")
+        store.drop(reference or image.digest[:12], force=bool(reference))
+        assert store.images() == [] and list((store.folder / "names").iterdir()) == []
+
+
+def test_the_users_own_image_goes_before_the_sites(site: Store, user: Store, publish: Publish) -> None:
+    public = publish("base", b"site", to=site)
+    assert user.resolve("base").digest == public.digest
+    own = publish("base", b"own", to=user)
+    assert user.resolve("base").digest == own.digest
+    assert {image.digest for image in user.images()} == {own.digest, public.digest}
+
+
+def test_the_sites_images_are_used_but_not_changed(site: Store, user: Store, publish: Publish) -> None:
+    image = publish("base", to=site)
+    with user.hold(user.resolve("base"), "m1"), pytest.raises(ImageInUse):
+        site.remove(image)
+    for act in (user.remove, lambda image: user.tag(image, "mine"), lambda image: user.drop("base", force=True)):
+        with pytest.raises(NotPermitted):
+            act(user.resolve("base"))
+    assert user.boot_files(user.resolve("base")).initrd == user.folder / "cache" / initramfs.boot_digest(image)
+
+
+def test_a_name_without_its_image_hides_nothing(site: Store, user: Store, publish: Publish) -> None:
+    public = publish("base", to=site)
+    (user.work_folder("names") / "base").symlink_to("../sha256-" + "0" * 64)
+    assert user.resolve("base").digest == public.digest
+
+
+def test_the_agent_travels_in_the_ramdisk(
+    store: Store, publish: Publish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    image = publish("base")
+    first = store.boot_files(image)
+    assert (
+        first.initrd and first.initrd.read_bytes().startswith(b"a ramdisk") and b"agent.py" in first.initrd.read_bytes()
+    )
+    assert (first.kernel, first.append) == (image.kernel, "quiet")
+    made = first.initrd.stat().st_ino
+    assert store.boot_files(image) == first and first.initrd.stat().st_ino == made
+    (tmp_path / "agent.py").write_text("another = 1")
+    monkeypatch.setattr(initramfs, "AGENT", tmp_path / "agent.py")
+    second = store.boot_files(image)
+    assert second.digest != first.digest and second.initrd != first.initrd
+
+
+def test_a_truncated_ramdisk_is_made_again(store: Store, publish: Publish) -> None:
+    image = publish("base")
+    initrd = store.boot_files(image).initrd
+    assert initrd
+    os.truncate(initrd, 3)
+    assert store.boot_files(image).initrd == initrd and initrd.stat().st_size > 1000
+
+
+def test_bytecode_is_for_a_guest_with_our_python_only(store: Store, publish: Publish) -> None:
+    image = publish("base")
+    ours, other = (replace(image, facts={"agent_in_initrd": True, "python": version}) for version in (_python(), "3.2"))
+    assert b"belljar/agent.pyc\0" in initramfs.agent_part(ours) and b"belljar/agent.pyc\0" not in initramfs.agent_part(
+        other
+    )
+    assert initramfs.boot_digest(ours) != initramfs.boot_digest(other)
+
+
+def test_an_image_without_a_kernel_boots_by_firmware(store: Store, publish: Publish) -> None:
+    boot = store.boot_files(publish("base", direct=False))
+    assert (boot.kernel, boot.initrd, boot.append) == (None, None, "")
+
+
+def test_a_missing_image_that_is_not_the_built_in_default_is_not_built(tmp_path: Path, settings: Settings) -> None:
+    with pytest.raises(ImageUnknown):
+        Store(tmp_path / "store", None, replace(settings, default="site-image")).ensure_default()
+
+
+def test_gc_takes_what_nobody_can_use_and_nothing_else(store: Store, publish: Publish) -> None:
+    kept, nameless, held = publish("kept", b"1"), publish(None, b"2"), publish(None, b"3")
+    store.boot_files(kept)
+    (store.work_folder("cache") / "old").write_bytes(b"")
+    (store.work_folder("downloads") / "old.part").write_bytes(b"")
+    os.utime(store.folder / "downloads" / "old.part", (0, 0))
+    (store.folder / "downloads" / "new.part").write_bytes(b"")
+    dead = store.work_folder("drafts") / "dead-1"
+    dead.mkdir()
+    with store.hold(held, "m1"), intake.draft(store, "alive") as alive:
+        wanted = {dead, nameless.disk.parent, store.folder / "cache" / "old", store.folder / "downloads" / "old.part"}
+        assert set(store.gc(dry_run=True)) == wanted
+        assert all(path.exists() for path in wanted)
+        assert set(store.gc()) == wanted
+        assert not any(path.exists() for path in wanted)
+        assert alive.is_dir() and {image.digest for image in store.images()} == {kept.digest, held.digest}
+    assert list(store.gc()) == [held.disk.parent]
+
+
+def test_what_is_stored_is_for_our_own_eyes_or_everybodys(store: Store, publish: Publish) -> None:
+    disk = publish("base").disk
+    is_root = os.geteuid() == 0
+    assert disk.stat().st_mode & 0o777 == (0o444 if is_root else 0o400)
+    assert disk.parent.stat().st_mode & 0o777 == (0o755 if is_root else 0o700)
+
+
+def _python() -> str:
+    import sys
+
+    return f"{sys.version_info[0]}.{sys.version_info[1]}"
