@@ -22,6 +22,7 @@ from belljar.model import MIB, Account, Payload, StdinKind
 
 ME = Account("tester", os.getuid(), os.getgid(), "testers", home="/")
 ENV = ((b"PATH", b"/usr/local/bin:/usr/bin:/bin"),)
+ECHO = Path("/bin/echo").read_bytes()
 IDENTITY = Identity("belljar-0123456789ab", "a1" * 16, "b2" * 16, os.urandom(64))
 
 
@@ -485,7 +486,7 @@ async def test_a_script_is_copied_in_and_run_by_its_own_first_line(channel: sock
 async def test_a_script_without_a_first_line_is_for_sh_and_a_program_is_a_program(channel: socket) -> None:
     async with talking(channel) as guest:
         plain = await ran(guest, payload(b"job", b"x", script=b"echo plain $1\n"))
-        binary = await ran(guest, payload(b"echo", b"x", script=Path("/bin/echo").read_bytes()))
+        binary = await ran(guest, payload(b"echo", b"x", script=ECHO))
     assert (plain.out, binary.out) == (b"plain x\n", b"x\n")
 
 

@@ -1043,6 +1043,19 @@ class Guest:
         self.known.add(key)
         return {}
 
+    def make_place(self, path: bytes, account: "Json") -> None:
+        """The working directory, with those above it, the payload's own where they are missing: outside it is there."""
+        missing = []
+        while path.startswith(b"/") and not os.path.lexists(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        try:
+            for folder in reversed(missing):
+                os.mkdir(folder, 0o755)
+                os.chown(folder, account["uid"], account["gid"])
+        except (OSError, ValueError):
+            pass  # entering it says what is wrong
+
     def box(self) -> "Cgroup | Family":
         """Where a payload's processes are kept together."""
         if not self.cgroup:
@@ -1167,6 +1180,9 @@ class Rehearsal:
     def add_account(self, account: "Json") -> "Json":
         check_account(account)
         return {}
+
+    def make_place(self, path: bytes, account: "Json") -> None:
+        pass
 
     def box(self) -> "Family":
         return Family()
@@ -2139,6 +2155,7 @@ class Agent:
             raise WireError("process %d is there already" % number)
         job = Job(told)
         self.world.add_account(job.account)
+        self.world.make_place(job.cwd, job.account)
         process = Process(self, number, job)
         self.processes[number] = process
         try:

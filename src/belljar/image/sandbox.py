@@ -64,7 +64,9 @@ def run(
         err = stack.enter_context(tempfile.TemporaryFile())
         process = subprocess.Popen(
             [*_confined(limits), *(_filled(word, names) for word in argv)],
-            stdin=_opened(stack, stdin or Path(os.devnull)), stdout=out, stderr=err, pass_fds=[*read, *written],
+            stdin=_opened(stack, stdin or Path(os.devnull)),
+            stdout=_opened(stack, stdout, os.O_WRONLY | os.O_CREAT | os.O_EXCL) if stdout else out,
+            stderr=err, pass_fds=[*read, *written],
             env={"PATH": SEARCH_PATH, "LC_ALL": "C"}, cwd="/", start_new_session=True,
         )  # fmt: skip
         _await(process, argv[0], limits.seconds)

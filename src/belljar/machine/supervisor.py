@@ -184,7 +184,6 @@ class _Machine:
         life.point("status-written")
 
     async def _furnish(self, guest: Guest, payload: Payload) -> None:
-        await guest.add_account(payload.account)
         for number, share in enumerate(self.life.request.machine.shares):
             await guest.mount(f"share{number}", share.target, readonly=share.readonly)
         for item in payload.inputs:

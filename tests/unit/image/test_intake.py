@@ -144,7 +144,8 @@ def test_a_systems_name_cannot_steer_a_terminal(store: Store, tmp_path: Path, te
 
 
 def test_partitions_beyond_the_disk_or_without_end_hold_nothing(tmp_path: Path) -> None:
-    disk = ext4(tmp_path / "disk")
+    disk = tmp_path / "disk"
+    disk.write_bytes(bytes(MIB))
     mbr(disk, 0xFFFFFFFF, 2048)
     assert look.ext_file_systems(disk) == []
     gpt(disk, p1=1 << 50)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import stat
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from belljar.errors import CommandMissing, HostError, NoMemory
@@ -143,12 +144,24 @@ def spawn(argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
     # dup2 onto itself takes close-on-exec away, in the child alone.
     actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in sorted(wanted)]
     try:
-        return os.posix_spawn(argv[0], list(argv), ENVIRONMENT, file_actions=actions, setsigmask=NOT_FOR_QEMU)
+        with _no_core_files():
+            return os.posix_spawn(argv[0], list(argv), ENVIRONMENT, file_actions=actions, setsigmask=NOT_FOR_QEMU)
     except FileNotFoundError as exc:
         raise CommandMissing(f"{argv[0]}: no such program on this host") from exc
     except OSError as exc:
         kind = NoMemory if exc.errno in (12, 11) else HostError
         raise kind(f"{argv[0]}: cannot be started: {exc.strerror}") from exc
+
+
+@contextmanager
+def _no_core_files() -> Iterator[None]:
+    """What we spawn writes no core file: a guest's memory has no business in somebody's working folder."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (soft, hard))
 
 
 def _inheritable() -> set[int]:

@@ -31,6 +31,7 @@ LARGEST_CONSOLE = 1 << 20
 NEGATIVE_LASTS = 86400.0  # seconds: a host may be repaired
 # Prints SIGNS[0] on the first serial port and stops. For images whose kernel we do not have.
 BOOT_CODE = bytes.fromhex("31c0 8ed8 baf803 be157c ac 84c0 7403 ee ebf8 f4 ebfd")  # out to 0x3f8 until a zero byte; hlt
+SMALLEST_DISK = 1 << 20  # SeaBIOS reads no disk of less than one cylinder
 BOOT_SECTOR = (BOOT_CODE + SIGNS[0] + b"\n\0").ljust(510, b"\0") + b"\x55\xaa"
 
 
@@ -84,10 +85,11 @@ def remember(memory: Path, proof: Proof, now: float) -> None:
 
 
 def boot_sector() -> int:
-    """A disk of one sector, in memory, as a read-only descriptor."""
+    """A disk with nothing but that sector, in memory, as a read-only descriptor."""
     writable = os.memfd_create("belljar-probe", os.MFD_CLOEXEC)
     try:
         os.write(writable, BOOT_SECTOR)
+        os.ftruncate(writable, SMALLEST_DISK)
         return os.open(f"/proc/self/fd/{writable}", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         os.close(writable)

@@ -1,0 +1,150 @@
+"""The frame parser, fed with anything in any portions, on both sides of the wire."""
+
+import itertools
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import belljar
+from belljar.agent import agent
+from belljar.agent.agent import (
+    CALL,
+    CREDIT,
+    DATA,
+    EOF,
+    GREETING,
+    GREETING_SIZE,
+    HEADER,
+    HELLO,
+    MAGIC,
+    MAX_CALL,
+    MAX_DATA,
+    PING,
+    PONG,
+    RESET,
+    SIGNAL,
+    TO_AGENT,
+    TO_HOST,
+    Parser,
+    WireError,
+    frame,
+    greeting,
+)  # fmt: skip
+
+NONCE = bytes(range(16))
+Frame = tuple[int, int, bytes]
+
+numbers = st.integers(0, (1 << 32) - 1)
+to_agent = st.one_of(
+    st.tuples(st.just(DATA), numbers, st.binary(max_size=300)),
+    st.tuples(st.just(CALL), numbers, st.binary(max_size=3000)),
+    st.tuples(st.just(EOF), numbers, st.just(b"")),
+    st.tuples(st.just(CREDIT), numbers, st.binary(min_size=4, max_size=4)),
+    st.tuples(st.just(PING), numbers, st.binary(min_size=8, max_size=8)),
+    st.tuples(st.just(GREETING), st.just(0), st.binary(min_size=16, max_size=16)),
+)
+# What may come before a greeting, as long as it holds none.
+noise = st.one_of(st.binary(max_size=100), st.just(MAGIC), st.just(greeting(NONCE)[:20]))
+
+
+def wire(frames: list[Frame]) -> bytes:
+    return b"".join(greeting(body) if kind == GREETING else frame(kind, number, body) for kind, number, body in frames)
+
+
+def split(data: bytes, cuts: list[int]) -> list[bytes]:
+    places = sorted({cut % (len(data) + 1) for cut in cuts} | {0, len(data)})
+    return [data[begin:end] for begin, end in itertools.pairwise(places)]
+
+
+def parsed(parser: Parser, portions: list[bytes]) -> list[Frame]:
+    return [found for portion in portions for found in parser.feed(portion)]
+
+
+@given(st.lists(to_agent, max_size=12), st.lists(st.integers(0, 1 << 20), max_size=30))
+def test_frames_arrive_whole_however_they_are_cut(frames: list[Frame], cuts: list[int]) -> None:
+    begin: Frame = (GREETING, 0, NONCE)
+    portions = split(wire([begin, *frames]), cuts)
+    assert parsed(Parser(TO_AGENT), portions) == [begin, *frames]
+
+
+@given(noise, st.lists(st.integers(0, 1 << 20), max_size=10))
+def test_what_precedes_a_greeting_is_discarded(before: bytes, cuts: list[int]) -> None:
+    data = before + greeting(NONCE) + frame(PING, 0, bytes(8))
+    assert parsed(Parser(TO_AGENT), split(data, cuts))[-2:] == [(GREETING, 0, NONCE), (PING, 0, bytes(8))]
+
+
+@given(st.integers(0, GREETING_SIZE - 1), st.lists(st.integers(0, 1 << 20), max_size=10))
+def test_a_greeting_that_broke_off_does_not_hide_the_next(length: int, cuts: list[int]) -> None:
+    data = greeting(os.urandom(16))[:length] + greeting(NONCE)
+    assert parsed(Parser(TO_AGENT), split(data, cuts)) == [(GREETING, 0, NONCE)]
+
+
+@given(st.binary(max_size=200), st.lists(st.integers(0, 1 << 20), max_size=10))
+def test_the_host_hears_only_the_answer_to_its_own_greeting(before: bytes, cuts: list[int]) -> None:
+    stale = greeting(os.urandom(16)) + frame(HELLO, 0, b"{}") + frame(DATA, 5, b"stale")
+    data = before + stale + greeting(NONCE) + frame(HELLO, 0, b"{}")
+    portions = split(data, cuts)
+    assert parsed(Parser(TO_HOST, greeting(NONCE)), portions) == [(GREETING, 0, NONCE), (HELLO, 0, b"{}")]
+
+
+@given(st.binary(max_size=2000), st.lists(st.integers(0, 1 << 20), max_size=10), st.booleans())
+@settings(max_examples=300)
+def test_garbage_is_a_violation_or_a_frame_and_nothing_else(data: bytes, cuts: list[int], is_host: bool) -> None:
+    parser = Parser(TO_HOST, greeting(NONCE)) if is_host else Parser(TO_AGENT)
+    list(parser.feed(greeting(NONCE)))
+    accepts = TO_HOST if is_host else TO_AGENT
+    try:
+        for kind, _, body in parsed(parser, split(data, cuts)):
+            assert kind == GREETING or len(body) <= accepts[kind]
+    except WireError:
+        parser.forget()
+        assert parsed(parser, [bytes(64), greeting(NONCE)])[-1] == (GREETING, 0, NONCE)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        HEADER.pack(DATA, 0, 1, MAX_DATA + 1),
+        HEADER.pack(CALL, 0, 1, MAX_CALL + 1),
+        HEADER.pack(CALL, 0, 1, (1 << 32) - 1),
+        HEADER.pack(DATA, 1, 1, 0),  # a flag
+        HEADER.pack(EOF, 0, 1, 1),
+        HEADER.pack(RESET, 0, 1, 1),
+        HEADER.pack(CREDIT, 0, 1, 3),
+        HEADER.pack(SIGNAL, 0, 1, 0),
+        HEADER.pack(HELLO, 0, 0, 0),  # only the agent says hello
+        HEADER.pack(PONG, 0, 0, 8),
+        HEADER.pack(0, 0, 0, 0),
+        HEADER.pack(99, 0, 0, 0),
+        MAGIC[:3] + bytes(20),
+        MAGIC + bytes(20),  # a greeting without its checksum
+    ],
+)
+def test_what_the_protocol_does_not_allow_is_refused_before_its_body_comes(header: bytes) -> None:
+    parser = Parser(TO_AGENT)
+    list(parser.feed(greeting(NONCE)))
+    with pytest.raises(WireError):
+        list(parser.feed(header))
+
+
+def test_a_greeting_at_a_frame_boundary_begins_anew_but_inside_a_frame_it_is_data() -> None:
+    parser, again = Parser(TO_AGENT), greeting(bytes(16))
+    data = greeting(NONCE) + frame(DATA, 4, again) + again
+    assert parsed(parser, [data]) == [(GREETING, 0, NONCE), (DATA, 4, again), (GREETING, 0, bytes(16))]
+
+
+def test_a_large_call_costs_its_size_once_and_the_memory_is_given_back() -> None:
+    parser = Parser(TO_AGENT)
+    list(parser.feed(greeting(NONCE)))
+    body = os.urandom(5 << 20)
+    data = frame(CALL, 1, body)
+    assert parsed(parser, [data[at : at + 4096] for at in range(0, len(data), 4096)]) == [(CALL, 1, body)]
+    assert len(parser.buffer) <= len(data) + MAX_DATA
+    parser.room()
+    assert len(parser.buffer) == Parser.ROOM
+
+
+def test_the_agent_says_which_belljar_it_came_with() -> None:
+    assert belljar.__version__ == agent.VERSION

@@ -1,0 +1,135 @@
+"""A small HTTP server on the loopback that misbehaves as it is told: one script of answers per path."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass
+class Served:
+    """A file and how it is served. Each trick is a plain switch, so that a test names what it is about."""
+
+    data: bytes = b""
+    etag: str = '"v1"'
+    last_modified: str = ""
+    ranges: bool = True
+    cut_after: list[int] = field(default_factory=list)  # the n-th answer breaks off after so many bytes
+    stall_after: int | None = None  # then silence until the server is closed
+    says_length: int | None = None  # what Content-Length claims
+    chunked: bool = False  # no length at all
+    status: int = 200
+    redirect: str = ""
+    wrong_range: bool = False
+    endless: bool = False
+
+
+class Server:
+    """Files by path, and the requests that came: (path, Range, If-Range)."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Served] = {}
+        self.requests: list[tuple[str, str, str]] = []
+        self.closing = threading.Event()
+        self.asked = threading.Event()  # set at each request
+        self.gate: threading.Event | None = None  # answers wait for it
+        self.address = ""
+
+    def put(self, path: str, data: bytes = b"", **tricks: object) -> str:
+        self.files[path] = Served(data, **tricks)  # type: ignore[arg-type]
+        return f"{self.address}{path}"
+
+    def ranges(self) -> list[str]:
+        return [range_ for _, range_, _ in self.requests]
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    server = Server()
+    http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(server))
+    http.daemon_threads = True
+    server.address = f"http://127.0.0.1:{http.server_address[1]}"
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.closing.set()
+        http.shutdown()
+        thread.join()
+        http.server_close()
+
+
+def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+        def do_GET(self) -> None:
+            server.requests.append((self.path, self.headers.get("Range", ""), self.headers.get("If-Range", "")))
+            server.asked.set()
+            if server.gate:
+                server.gate.wait(20)
+            self.close_connection = True
+            served = server.files.get(self.path)
+            if served is None:
+                self.send_error(404)
+            elif served.redirect:
+                self.send_response(302)
+                self.send_header("Location", served.redirect)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+            elif served.status != 200:
+                self.send_error(served.status)
+            else:
+                self._send(served, self._start(served))
+
+        def _start(self, served: Served) -> int:
+            """Where the answer begins; 0 when the range is not honoured."""
+            wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
+            same = self.headers.get("If-Range") in (served.etag, served.last_modified)
+            return int(wanted[1]) if wanted and served.ranges and same else 0
+
+        def _send(self, served: Served, start: int) -> None:
+            size, data = len(served.data), served.data[start:]
+            if start and start >= size:
+                self.send_response(416)
+                self.send_header("Content-Range", f"bytes */{size}")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            self.send_response(206 if start else 200)
+            if start:
+                shown = start + 1 if served.wrong_range else start
+                self.send_header("Content-Range", f"bytes {shown}-{size - 1}/{size}")
+            if served.etag:
+                self.send_header("ETag", served.etag)
+            if served.last_modified:
+                self.send_header("Last-Modified", served.last_modified)
+            length = len(data) if served.says_length is None else served.says_length
+            if not served.chunked and not served.endless:
+                self.send_header("Content-Length", str(length))
+            self.end_headers()
+            self._body(served, data)
+
+        def _body(self, served: Served, data: bytes) -> None:
+            write: Callable[[bytes], object] = self.wfile.write
+            try:
+                if served.cut_after:
+                    write(data[: served.cut_after.pop(0)])
+                elif served.stall_after is not None:
+                    write(data[: served.stall_after])
+                    server.closing.wait(20)
+                else:
+                    write(data)
+                    while served.endless and not server.closing.is_set():
+                        write(data)
+            except OSError:
+                pass
+
+    return Handler

@@ -1,0 +1,207 @@
+"""Downloads: from servers that cut off, stall, lie, redirect and never end; resumed by another process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unit.image.http_server import Server, serving
+
+from belljar.errors import DownloadFailed, DownloadStalled, ImageTooLarge
+from belljar.image import Settings, fetch
+from belljar.image.progress import Silent
+from belljar.model import MIB
+
+DATA = os.urandom(300_000)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+def get(url: str, folder: Path, settings: Settings, *, is_pinned: bool = False) -> bytes:
+    return fetch.download(url, folder, settings, Silent(), is_pinned=is_pinned).read_bytes()
+
+
+def test_a_file_arrives_whole_and_leaves_no_note(server: Server, folder: Path, settings: Settings) -> None:
+    assert get(server.put("/disk", DATA), folder, settings) == DATA
+    assert [path.suffix for path in folder.iterdir()] == [".part"]
+    assert next(folder.iterdir()).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_broken_connection_is_taken_up_where_it_broke(server: Server, folder: Path, settings: Settings) -> None:
+    url = server.put("/disk", DATA, cut_after=[1000, 70_000, 5])
+    assert get(url, folder, settings) == DATA
+    assert server.ranges() == ["", "bytes=1000-", "bytes=71000-", "bytes=71005-"]
+    assert {condition for _, _, condition in server.requests[1:]} == {'"v1"'}
+
+
+def test_the_date_stands_in_for_a_missing_or_weak_etag(server: Server, folder: Path, settings: Settings) -> None:
+    date = "Wed, 01 Jan 2025 00:00:00 GMT"
+    for etag in ("", 'W/"weak"'):
+        server.requests.clear()
+        url = server.put(f"/disk{len(etag)}", DATA, etag=etag, last_modified=date, cut_after=[1000])
+        assert get(url, folder, settings) == DATA
+        assert server.requests[1][2] == date
+
+
+def test_a_server_without_versions_starts_again(server: Server, folder: Path, settings: Settings) -> None:
+    url = server.put("/disk", DATA, etag="", cut_after=[1000])
+    assert get(url, folder, settings) == DATA
+    assert server.ranges() == ["", ""]
+
+
+def test_a_server_without_ranges_starts_again(server: Server, folder: Path, settings: Settings) -> None:
+    assert get(server.put("/disk", DATA, ranges=False, cut_after=[1000]), folder, settings) == DATA
+
+
+def test_another_process_goes_on_where_the_first_one_died(server: Server, folder: Path, settings: Settings) -> None:
+    url = server.put("/disk", DATA, stall_after=100_000)
+    with pytest.raises(DownloadStalled, match="100000 bytes so far"):
+        get(url, folder, replace(settings, stall_timeout=0.2))
+    server.files["/disk"].stall_after = None
+    assert get(url, folder, settings) == DATA
+    assert server.ranges() == ["", "bytes=100000-"]
+
+
+def test_a_file_that_changed_meanwhile_is_fetched_anew(server: Server, folder: Path, settings: Settings) -> None:
+    url = server.put("/disk", DATA, cut_after=[1000, 0, 0, 0, 0])
+    with pytest.raises(DownloadFailed):
+        get(url, folder, settings)
+    server.put("/disk", b"a new version", etag='"v2"')
+    assert get(url, folder, settings) == b"a new version"
+
+
+def test_a_download_that_was_whole_when_its_process_died_is_not_fetched_again(
+    server: Server, folder: Path, settings: Settings
+) -> None:
+    url = server.put("/disk", DATA)
+    part = fetch.Part(folder / f"{fetch.key(url)}.part", '"v1"', len(DATA))
+    part.path.write_bytes(DATA)
+    part.note(url)
+    assert get(url, folder, settings) == DATA
+    assert server.ranges() == [f"bytes={len(DATA)}-"]
+
+
+@pytest.mark.parametrize(
+    "note", [b"", b"{", b"[]", b'{"url": 1}', b'{"url": "http://other/", "validator": "x", "total": 1}']
+)
+def test_a_part_nobody_can_vouch_for_is_dropped(server: Server, folder: Path, settings: Settings, note: bytes) -> None:
+    url = server.put("/disk", DATA)
+    (folder / f"{fetch.key(url)}.part").write_bytes(b"garbage")
+    (folder / f"{fetch.key(url)}.json").write_bytes(note)
+    assert get(url, folder, settings) == DATA
+
+
+def test_a_silent_server_is_given_up(server: Server, folder: Path, settings: Settings) -> None:
+    with pytest.raises(DownloadStalled):
+        get(server.put("/disk", DATA, stall_after=0), folder, replace(settings, stall_timeout=0.1))
+
+
+def test_a_server_that_never_answers_is_given_up(server: Server, folder: Path, settings: Settings) -> None:
+    import threading
+
+    server.gate = threading.Event()
+    with pytest.raises(DownloadStalled):
+        get(server.put("/disk", DATA), folder, replace(settings, stall_timeout=0.1))
+    server.gate.set()
+
+
+def test_a_connection_that_breaks_again_and_again_is_given_up(server: Server, folder: Path, settings: Settings) -> None:
+    with pytest.raises(DownloadFailed) as caught:
+        get(server.put("/disk", DATA, cut_after=[10] + [0] * 50), folder, settings)
+    assert "resumed" in caught.value.hint and len(server.requests) < 10
+
+
+def test_more_than_allowed_is_refused_by_its_announcement(server: Server, folder: Path, settings: Settings) -> None:
+    with pytest.raises(ImageTooLarge):
+        get(server.put("/disk", DATA, says_length=1 << 60), folder, settings)
+    assert list(folder.iterdir()) == []
+
+
+def test_more_than_allowed_is_refused_though_nothing_was_announced(
+    server: Server, folder: Path, settings: Settings
+) -> None:
+    with pytest.raises(ImageTooLarge):
+        get(server.put("/disk", DATA, endless=True), folder, replace(settings, max_size=MIB))
+    assert list(folder.iterdir()) == []
+
+
+def test_a_server_that_sends_less_than_it_says_is_not_believed(
+    server: Server, folder: Path, settings: Settings
+) -> None:
+    with pytest.raises(DownloadFailed):
+        get(server.put("/disk", DATA, etag="", says_length=len(DATA) + 1), folder, settings)
+
+
+def test_without_a_length_the_end_of_the_connection_is_the_end(
+    server: Server, folder: Path, settings: Settings
+) -> None:
+    assert get(server.put("/disk", DATA, chunked=True), folder, settings) == DATA
+
+
+def test_a_range_from_somewhere_else_is_not_appended(server: Server, folder: Path, settings: Settings) -> None:
+    url = server.put("/disk", DATA, wrong_range=True, cut_after=[1000])
+    assert get(url, folder, settings) == DATA
+    assert server.ranges() == ["", "bytes=1000-", ""]
+
+
+def test_a_redirect_is_followed_and_the_range_goes_along(server: Server, folder: Path, settings: Settings) -> None:
+    target = server.put("/real", DATA, cut_after=[1000])
+    assert get(server.put("/disk", redirect=target), folder, settings) == DATA
+    assert [path for path, _, _ in server.requests] == ["/disk", "/real", "/disk", "/real"]
+    assert server.ranges()[-1] == "bytes=1000-"
+
+
+def test_a_relative_redirect_is_followed(server: Server, folder: Path, settings: Settings) -> None:
+    server.put("/a/real", DATA)
+    assert get(server.put("/a/disk", redirect="real"), folder, settings) == DATA
+
+
+def test_a_redirect_loop_ends(server: Server, folder: Path, settings: Settings) -> None:
+    with pytest.raises(DownloadFailed, match="redirects"):
+        get(server.put("/disk", redirect="/disk"), folder, settings)
+    assert len(server.requests) == fetch.MOST_REDIRECTS + 1
+
+
+@pytest.mark.parametrize("target", ["file:///etc/passwd", "ftp://127.0.0.1/x", "gopher://127.0.0.1/"])
+def test_a_redirect_out_of_http_is_not_followed(server: Server, folder: Path, settings: Settings, target: str) -> None:
+    with pytest.raises(DownloadFailed, match="does not follow"):
+        get(server.put("/disk", redirect=target), folder, settings)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 410, 429, 500, 503])
+def test_a_refusal_is_passed_on(server: Server, folder: Path, settings: Settings, status: int) -> None:
+    with pytest.raises(DownloadFailed, match=str(status)):
+        get(server.put("/disk", DATA, status=status), folder, settings)
+
+
+def test_nobody_there(folder: Path, settings: Settings) -> None:
+    with serving() as gone:
+        url = gone.put("/disk", DATA)
+    with pytest.raises(DownloadFailed):
+        get(url, folder, settings)
+
+
+@pytest.mark.parametrize("url", ["http://", "http://[::1", "http://host:99999/", "http://\x00/"])
+def test_an_address_that_is_none(folder: Path, settings: Settings, url: str) -> None:
+    with pytest.raises(DownloadFailed):
+        get(url, folder, settings)
+
+
+def test_a_password_in_an_address_is_not_shown(folder: Path, settings: Settings) -> None:
+    with serving() as gone:
+        address = gone.address.replace("http://", "http://user:secret@")
+    with pytest.raises(DownloadFailed) as caught:
+        get(f"{address}/disk", folder, settings)
+    assert "secret" not in str(caught.value)
