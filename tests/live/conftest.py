@@ -35,6 +35,7 @@ class Belljar:
 
     def __init__(self, folder: Path, store: Path = STORE, settings: Mapping[str, str] | None = None) -> None:
         self.folder = folder
+        self.keepers: list[subprocess.Popen[bytes]] = []
         self.run_folder, self.scratch, self.logs = folder / "run", folder / "scratch", folder / "logs"
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith("BELLJAR_")},
@@ -66,7 +67,21 @@ class Belljar:
         options.setdefault("stdin", subprocess.DEVNULL)
         options.setdefault("stdout", subprocess.PIPE)
         options.setdefault("stderr", subprocess.PIPE)
-        return subprocess.Popen(self.argv(*words), env={**self.env, **(env or {})}, **options)
+        keeper = subprocess.Popen(self.argv(*words), env={**self.env, **(env or {})}, **options)
+        self.keepers.append(keeper)
+        return keeper
+
+    def close(self) -> None:
+        """End what a test left running, and close its pipes."""
+        for keeper in self.keepers:
+            if keeper.poll() is None:
+                keeper.kill()
+            for pipe in (keeper.stdin, keeper.stdout, keeper.stderr):
+                if pipe is not None:
+                    pipe.close()
+            keeper.wait(10)
+        for pid in self.domains():
+            os.kill(pid, signal.SIGKILL)
 
     def json(self, *words: str) -> Any:
         done = self(*words, "--format", "json")
@@ -110,8 +125,7 @@ def belljar(tmp_path: Path) -> Iterator[Belljar]:
     """The command in folders of its own; whatever the test did, nothing of its machines is left alive."""
     command = Belljar(tmp_path)
     yield command
-    for pid in command.domains():
-        os.kill(pid, signal.SIGKILL)
+    command.close()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 MOST_REDIRECTS = 5
 MOST_FAILURES = 3  # in a row without a new byte
-CHUNK = 1 << 18
 CONNECT_TIMEOUT = 30.0
 
 
@@ -120,7 +119,7 @@ def _continue(
             _receive(response, part, settings, progress)
     except httpx.TimeoutException as exc:
         raise DownloadStalled(
-            f"{_shown(url)}: no byte for {settings.stall_timeout:.0f} s ({part.size} bytes so far)"
+            f"{_shown(url)}: no byte for {settings.stall_timeout:g} s ({part.size} bytes so far)"
         ) from exc
     except httpx.TransportError as exc:
         raise _Broken(str(exc) or type(exc).__name__) from exc
@@ -178,10 +177,10 @@ def _begin(response: httpx.Response, url: str, part: Part, settings: Settings) -
 
 
 def _receive(response: httpx.Response, part: Part, settings: Settings, progress: Progress) -> None:
-    # Never more than was announced or is allowed, whatever the server sends.
+    # As the bytes come, whatever their number: what is not written yet when the connection breaks has to come again.
     size = part.size
     with no_space_as_error(part.path), open(part.path, "ab", buffering=0) as file:
-        for chunk in response.iter_raw(CHUNK):
+        for chunk in response.iter_raw():
             size += len(chunk)
             if size > settings.max_size:
                 part.forget()
@@ -226,7 +225,11 @@ def _has_certificates() -> bool:
 
 
 def _shown(url: str) -> str:
+    """The address without its password."""
     from urllib.parse import urlsplit, urlunsplit
 
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError as exc:
+        raise DownloadFailed(f"{url!r}: {exc}") from exc
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))

@@ -10,7 +10,7 @@ import re
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from belljar.errors import ImageCorrupt
@@ -72,6 +72,7 @@ class Files:
 
     disk: Path
     partition: Partition
+    listed: dict[str, list[str]] = field(default_factory=dict, compare=False)  # folders seen so far
 
     @property
     def device(self) -> str:
@@ -84,6 +85,11 @@ class Files:
 
     def names(self, path: str) -> list[str]:
         """The names in a folder; empty when there is no such folder."""
+        if path not in self.listed:
+            self.listed[path] = self._names(path)
+        return self.listed[path]
+
+    def _names(self, path: str) -> list[str]:
         try:
             listing = self._debugfs(f'ls -p "{self._plain(path)}"')
         except ImageCorrupt:

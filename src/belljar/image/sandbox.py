@@ -94,13 +94,17 @@ def _lent(stack: ExitStack, path: Path, flags: int) -> int:
 
 
 def _await(process: subprocess.Popen[bytes], name: str, seconds: int) -> None:
-    import subprocess
+    """Wait for its end on a pidfd; `wait(timeout)` would look again and again."""
+    import select
 
+    descriptor = os.pidfd_open(process.pid)
     try:
-        process.wait(timeout=seconds)
-    except subprocess.TimeoutExpired as exc:
-        raise ImageCorrupt(f"{name}: not finished after {seconds} s, killed") from exc
+        poller = select.poll()
+        poller.register(descriptor, select.POLLIN)
+        if not poller.poll(seconds * 1000):
+            raise ImageCorrupt(f"{name}: not finished after {seconds} s, killed")
     finally:
+        os.close(descriptor)
         process.kill()
         process.wait()
 

@@ -69,19 +69,19 @@ def bring(store: Store, order: Order) -> Image:
     stopped if it died."""
     check(order)
     began = time.time()
-    shown_source = without_password(order.source)
+    address = without_password(order.source)
     with (
         shown() as progress,
-        intake.alone(store, fetch.key(order.source), f"import {shown_source}", progress) as was_second,
+        intake.alone(store, fetch.key(order.source), f"import {address}", progress) as was_second,
     ):
-        if was_second and (done := _made_meanwhile(store, order, shown_source, began)):
+        if was_second and (done := _made_meanwhile(store, order, address, began)):
             return done
         with intake.draft(store, order.name) as folder:
             blob = _obtain(store, order, folder, progress)
             digest = _checked_digest(blob, order, progress)
             raw = to_raw(blob, folder, store.settings.max_size, progress)
             origin = intake.Origin(
-                shown_source, order.name, order.kernel, order.initrd, order.append, facts={"source_sha256": digest}
+                address, order.name, order.kernel, order.initrd, order.append, facts={"source_sha256": digest}
             )
             image = intake.take(store, folder, raw, origin, progress)
         progress.step(f"Image {order.name} is ready ({image.digest:.12})")
@@ -93,6 +93,7 @@ def check(order: Order) -> None:
     from belljar.image.store import check_name
 
     check_name(order.name)
+    without_password(order.source)
     if order.sha256 and not DIGEST.fullmatch(order.sha256):
         raise BadOption(f"{order.sha256!r} is not a sha256 digest", hint="Give 64 hexadecimal digits.")
     if order.initrd and not order.kernel:
@@ -142,10 +143,14 @@ def refuse_foreign(head: bytes) -> None:
 
 
 def without_password(source: str) -> str:
-    """An address as it may be shown and stored."""
+    """An address as it may be shown and stored: without a password. Raises BadOption."""
     if "://" not in source:
         return Path(source).absolute().as_uri()
-    parts = urlsplit(source)
+    try:
+        parts = urlsplit(source)
+        parts.port  # noqa: B018 - it is checked when it is asked for
+    except ValueError as exc:
+        raise BadOption(f"{source!r} is no address: {exc}") from exc
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
 

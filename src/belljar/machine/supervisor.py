@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from belljar.errors import BelljarError, GuestError, HypervisorError, OutputMissing
+from belljar.errors import AgentLost, BelljarError, GuestError, HypervisorError, OutputMissing
 from belljar.guest import ExitStatus, Guest, Process, Streams
 from belljar.host.processes import start_time
 from belljar.hypervisor import Domain, Hypervisor
@@ -30,6 +30,7 @@ from belljar.model import Cause, Outcome, Payload, Request, Start, State
 T = TypeVar("T")
 MakeGuest = Callable[[socket.socket], Guest]
 Relay = Callable[[Guest, socket.socket], Awaitable[None]]  # lets a second client talk to the guest, until it closes
+LAST_WORDS = 2.0  # seconds between the channel's end and the event that explains it
 QUIT_TO_KEEP = 5.0  # seconds QEMU gets to write its disk out when the folder is kept
 
 
@@ -368,6 +369,9 @@ class _Machine:
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task, self._fate}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and isinstance(task.exception(), AgentLost):
+                # A channel that breaks is how QEMU's end shows first; its own event tells why.
+                await asyncio.wait({self._fate}, timeout=LAST_WORDS)
             if self._fate.done() and not (task.done() and task.exception() is None):
                 raise self._fate.result()
             return await task

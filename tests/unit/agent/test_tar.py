@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import stat
+import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -35,7 +36,7 @@ def copied(source: Path, target: Path) -> None:
 def facts(root: Path) -> dict[bytes, tuple[Any, ...]]:
     """Everything that is to survive, by path below *root*."""
     found: dict[bytes, tuple[Any, ...]] = {}
-    names = {}
+    names: dict[tuple[int, int], bytes] = {}
     for path in [root, *sorted(root.rglob("*"))]:
         key, now = os.fsencode(path.relative_to(root)), path.lstat()
         same = names.setdefault((now.st_dev, now.st_ino), key)
@@ -101,8 +102,8 @@ def test_other_tar_programs_read_what_is_packed(tmp_path: Path) -> None:
     with (tmp_path / "tree/sparse").open("wb") as file:
         file.seek(4 * MIB)
         file.write(b"end")
-    with tarfile.open(fileobj=io.BytesIO(packed(tmp_path / "tree"))) as archive:
-        archive.extractall(tmp_path / "out", filter="fully_trusted")
+    (tmp_path / "out").mkdir()
+    subprocess.run(["tar", "-xC", tmp_path / "out"], input=packed(tmp_path / "tree"), check=True, timeout=20)
     assert (tmp_path / "out/r/sparse").read_bytes() == bytes(4 * MIB) + b"end"
 
 

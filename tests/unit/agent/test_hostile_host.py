@@ -1,0 +1,202 @@
+"""Whatever a host says, the agent lives on and answers the next greeting."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from belljar.agent.agent import (
+    CALL,
+    CREDIT,
+    DATA,
+    EOF,
+    ERROR,
+    EXIT,
+    HEADER,
+    MAX_CREDIT,
+    MAX_DATA,
+    PING,
+    PONG,
+    REPLY,
+    RESET,
+    RESIZE,
+    SIGNAL,
+    TO_HOST,
+    U32,
+    WINDOW,
+    WINDOW_SIZE,
+    Parser,
+    frame,
+    greeting,
+)
+from belljar.guest.fake import rehearse
+
+ACCOUNT = {
+    "name": "me",
+    "uid": os.getuid(),
+    "gid": os.getgid(),
+    "group": "me",
+    "groups": [],
+    "home": "/",
+    "shell": "/bin/sh",
+}
+ORDER: dict[str, Any] = {
+    "argv": ["/bin/sleep", "1000"], "account": ACCOUNT, "env": [], "cwd": "/", "umask": 18, "rlimits": [], "terminal": False,
+    "stdio": ["stream", "stream", "null"], "window": None, "script": None, "builtin": None,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def channel() -> Iterator[socket]:
+    with rehearse() as connection:
+        connection.settimeout(20)
+        yield connection
+
+
+class Host:
+    """Speaks frames, without manners."""
+
+    def __init__(self, connection: socket) -> None:
+        self.connection = connection
+        nonce = os.urandom(16)
+        self.parser = Parser(TO_HOST, greeting(nonce))
+        self.frames: list[tuple[int, int, bytes]] = []
+        connection.sendall(greeting(nonce))
+        self.next()
+        self.next()  # the hello
+
+    def say(self, *frames: bytes) -> None:
+        self.connection.sendall(b"".join(frames))
+
+    def next(self) -> tuple[int, int, bytes]:
+        while not self.frames:
+            self.frames += self.parser.feed(self.connection.recv(1 << 16))
+        return self.frames.pop(0)
+
+    def until(self, kind: int) -> tuple[int, int, bytes]:
+        while (found := self.next())[0] != kind:
+            pass
+        return found
+
+
+def call(number: int, name: str, told: object) -> bytes:
+    return frame(CALL, number, name.encode() + b"\0" + json.dumps(told).encode())
+
+
+def start(number: int, **changes: object) -> bytes:
+    return call(number, "start", {**ORDER, **changes})
+
+
+pieces = st.one_of(
+    st.binary(max_size=60),
+    st.sampled_from(
+        [
+            start(1), start(2, terminal=True, stdio=["stream"] * 3), start(0), start(1 << 31), start(3, script=True),
+            start(4, argv=[]), start(5, argv=["/bin/true"], cwd="/no"), start(6, argv=[7]), start(7, stdio=["?"]), start(8, env=5),
+            start(9, account={}), start(10, argv=["\u1234"]), start(11, argv=["a\0b"]), start(12, rlimits=[["NOFILE", -5, "x"]]),
+            start(13, builtin=["?"]), start(14, builtin=["get", "/no/such"]), start(15, builtin=["put", "/proc/x", "y"]),
+            call(20, "identify", {}), call(21, "mount", {"tag": 1}), call(22, "no-such-call", {}), call(23, "set_clock", []),
+            call(24, "add_account", {**ACCOUNT, "uid": -1}), frame(CALL, 25, b""), frame(CALL, 26, b"\xff\xff"), frame(CALL, 27, b"start\0["),
+            frame(CALL, 28, b"start\0" + b"[" * 100_000), call(29, "end_payload", {}),
+            frame(DATA, 4, b"in"), frame(DATA, 4, bytes(MAX_DATA)) * 5, frame(EOF, 4), frame(DATA, 5, b"wrong way"), frame(RESET, 5),
+            frame(CREDIT, 5, U32.pack(WINDOW)), frame(CREDIT, 5, U32.pack(MAX_CREDIT)), frame(CREDIT, 4, U32.pack(1)),
+            frame(DATA, 8, b"\3\4\x1a"), frame(RESIZE, 2, WINDOW_SIZE.pack(65535, 0)), frame(SIGNAL, 1, b"\x0f"), frame(SIGNAL, 1, b"\xff"),
+            frame(SIGNAL, 1, b"\0"), frame(SIGNAL, 99, b"\x09"), frame(DATA, 15, b"script"), frame(EOF, 15), frame(RESET, 15),
+            frame(PING, 0, bytes(8)), HEADER.pack(DATA, 0, 4, 1 << 31), HEADER.pack(CALL, 0, 1, 500),
+        ]
+    ),
+)  # fmt: skip
+
+
+@given(st.lists(pieces, max_size=10))
+@settings(max_examples=120, deadline=None)
+def test_the_agent_survives_whatever_it_is_told(channel: socket, says: list[bytes]) -> None:
+    host = Host(channel)
+    host.say(*says)
+    # Where the last frame is not whole, more has to come before the next greeting can be seen: a port would hang up.
+    host.say(bytes(1 << 20))
+    host = Host(channel)
+    host.say(frame(PING, 7, b"12345678"))
+    assert host.next() == (PONG, 7, b"12345678")
+
+
+@pytest.mark.parametrize(
+    "ugly",
+    [
+        frame(DATA, 4, bytes(MAX_DATA)) * (WINDOW // MAX_DATA + 2),
+        frame(EOF, 4) + frame(DATA, 4, b"x"),
+        frame(CREDIT, 5, U32.pack(MAX_CREDIT)),
+        start(1),
+        start(0),
+        frame(99, 0),
+    ],
+)
+def test_a_violation_ends_the_conversation_says_why_and_kills_the_payload(channel: socket, ugly: bytes) -> None:
+    host = Host(channel)
+    host.say(start(1, argv=["/bin/sh", "-c", "echo $$; exec sleep 1000"]))
+    pid = int(host.until(DATA)[2])
+    host.say(ugly)
+    _, number, body = host.until(ERROR)
+    assert (number, json.loads(body)["kind"]) == (0, "protocol")
+    again = Host(channel)
+    again.say(call(2, "end_payload", {}))
+    again.until(REPLY)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        call(5, "no-such-call", {}), call(5, "start", {}), start(5, argv=[7]), start(5, stdio=["stream"] * 3, env=[["A"]]), start(5, cwd=5),
+        start(5, account={**ACCOUNT, "name": "a:b"}), frame(CALL, 5, b"start\0nonsense"), frame(CALL, 5, b""), start(5, argv=["\u1234"]),
+    ],
+)  # fmt: skip
+def test_a_call_that_makes_no_sense_is_refused_and_the_conversation_goes_on(channel: socket, bad: bytes) -> None:
+    host = Host(channel)
+    host.say(bad, frame(PING, 7, bytes(8)))
+    kind, number, _ = host.next()
+    assert (kind, number) == (ERROR, 5)
+    assert host.next()[0] == PONG
+
+
+def test_frames_for_what_has_ended_are_ignored(channel: socket) -> None:
+    host = Host(channel)
+    host.say(start(1, argv=["/bin/true"]))
+    host.until(EXIT)
+    for late in (
+        frame(DATA, 4, b"x"),
+        frame(EOF, 4),
+        frame(CREDIT, 5, U32.pack(1)),
+        frame(RESET, 5),
+        frame(SIGNAL, 1, b"\x09"),
+    ):
+        host.say(late)
+    host.say(frame(RESIZE, 1, WINDOW_SIZE.pack(1, 1)), frame(PING, 0, bytes(8)))
+    assert host.next()[0] == PONG
+
+
+def test_a_host_that_asks_and_never_listens_costs_the_agent_no_memory(channel: socket) -> None:
+    host = Host(channel)
+    channel.settimeout(0.2)
+    asked = 0
+    try:
+        with pytest.raises(TimeoutError):  # in the end the agent stops listening too
+            while asked < 64 << 20:
+                host.say(frame(CALL, 5, b"no-such-call\0") * 5000)
+                asked += 5000 * (HEADER.size + 13)
+    finally:
+        channel.settimeout(20)
+    host.parser = Parser(TO_HOST)  # listen again, to whatever it was
+    while True:
+        data = channel.recv(1 << 20)
+        if len(data) < 1 << 16:
+            break
+    assert asked < 64 << 20
+    channel.sendall(bytes(1 << 20))
+    assert Host(channel).parser.greeted
