@@ -1,0 +1,128 @@
+"""Copies to and from a guest: what goes wrong is told by the right error, and nobody is left waiting."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from socket import socket
+
+import pytest
+
+from belljar.errors import AgentLost, GuestRefused, InputMissing, OutputMissing, OutputUnwritable
+from belljar.guest import Settings
+from belljar.guest.conversation import Conversation
+from belljar.guest.fake import rehearse
+from belljar.model import Account
+
+ME = Account("tester", os.getuid(), os.getgid(), "testers", home="/")
+
+
+@pytest.fixture(scope="module")
+def channel() -> Iterator[socket]:
+    with rehearse() as connection:
+        yield connection
+
+
+@asynccontextmanager
+async def talking(channel: socket) -> AsyncIterator[Conversation]:
+    guest = Conversation(channel, Settings())
+    await guest.greet()
+    try:
+        yield guest
+    finally:
+        guest.close()
+
+
+async def test_an_input_that_is_missing_is_told_without_asking_the_guest(channel: socket, tmp_path: Path) -> None:
+    async with talking(channel) as guest:
+        with pytest.raises(InputMissing, match="no-such-file"):
+            await guest.put(str(tmp_path / "no-such-file"), "/tmp/x", ME, None)
+
+
+async def test_an_input_that_is_no_file_is_refused(channel: socket, tmp_path: Path) -> None:
+    async with talking(channel) as guest:
+        with pytest.raises(InputMissing, match="neither a file nor a folder"):
+            await guest.put("/dev/zero", str(tmp_path / "x"), ME, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_output_that_is_missing_is_told_as_such(channel: socket, tmp_path: Path) -> None:
+    async with talking(channel) as guest:
+        with pytest.raises(OutputMissing, match="no-such-file"):
+            await guest.get("no-such-file", str(tmp_path / "x"), ME, os.fsencode(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_place_in_the_guest_that_cannot_be_written_is_refused(channel: socket, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(os.urandom(5_000_000))
+    async with talking(channel) as guest:
+        for target in ("/proc/no/such", "/dev/full", str(tmp_path / "file/below")):
+            with pytest.raises(GuestRefused):
+                await guest.put(str(tmp_path / "file"), target, ME, None)
+
+
+async def test_a_missing_working_directory_is_named(channel: socket, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    async with talking(channel) as guest:
+        with pytest.raises(GuestRefused, match="working directory"):
+            await guest.put(str(tmp_path / "file"), "x", ME, b"/no/such/folder")
+
+
+async def test_a_place_on_the_host_that_cannot_be_written_is_named(channel: socket, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(os.urandom(5_000_000))
+    os.mkfifo(tmp_path / "pipe")
+    async with talking(channel) as guest:
+        for target in (tmp_path / "file/below", tmp_path / "pipe"):
+            with pytest.raises(OutputUnwritable, match=target.name if target.name == "pipe" else "file"):
+                await guest.get(str(tmp_path / "file"), str(target), ME, None)
+
+
+async def test_a_broken_conversation_ends_a_copy_that_runs(channel: socket, tmp_path: Path) -> None:
+    with (tmp_path / "large").open("wb") as file:
+        for _ in range(64):
+            file.write(os.urandom(1 << 20))
+    async with talking(channel) as guest:
+        for copy in (
+            guest.put(str(tmp_path / "large"), str(tmp_path / "copy"), ME, None),
+            guest.get(str(tmp_path / "large"), str(tmp_path / "copy"), ME, None),
+        ):
+            copying = asyncio.ensure_future(copy)
+            while not any(path.name.startswith("copy") for path in tmp_path.iterdir()):
+                await asyncio.sleep(0)
+            guest.close()
+            with pytest.raises(AgentLost):
+                await copying
+            (tmp_path / "copy").unlink(missing_ok=True)
+            await guest.greet()
+
+
+async def test_a_copy_can_be_cancelled(channel: socket, tmp_path: Path) -> None:
+    with (tmp_path / "large").open("wb") as file:
+        for _ in range(64):
+            file.write(os.urandom(1 << 20))
+    async with talking(channel) as guest:
+        for copy in (
+            guest.put(str(tmp_path / "large"), str(tmp_path / "copy"), ME, None),
+            guest.get(str(tmp_path / "large"), str(tmp_path / "copy"), ME, None),
+        ):
+            copying = asyncio.ensure_future(copy)
+            while not any(path.name.startswith("copy") for path in tmp_path.iterdir()):
+                await asyncio.sleep(0)
+            copying.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await copying
+            (tmp_path / "copy").unlink(missing_ok=True)
+            await guest.end_payload()
+
+
+async def test_many_small_files_go_both_ways(channel: socket, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    for number in range(300):
+        (tmp_path / f"tree/{number}").write_bytes(b"%d" % number)
+    async with talking(channel) as guest:
+        await guest.put(str(tmp_path / "tree"), "inside", ME, os.fsencode(tmp_path))
+        await guest.get("inside/", str(tmp_path / "back"), ME, os.fsencode(tmp_path))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == {
+        str(number): b"%d" % number for number in range(300)
+    }

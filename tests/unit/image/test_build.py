@@ -1,0 +1,161 @@
+"""Builds: what mmdebstrap is told, where packages come from, what is said when it fails."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unit.image.image_parts import system
+
+from belljar.errors import BadOption, BuildFailed, CommandMissing, ImpossibleSize, NoSpace
+from belljar.host import commands
+from belljar.image import build, mirrors
+from belljar.image.build import Recipe
+from belljar.image.store import Store
+
+SOURCES = ["deb http://mirror/debian bookworm main"]
+
+
+def fake_program(folder: Path, name: str, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a program of this name before all others."""
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+    (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+def test_mmdebstrap_is_told_everything_in_single_words() -> None:
+    recipe = Recipe(
+        "bookworm", packages=("gcc", "python3"), commands=("echo 'it is' > /etc/motd; true", 'touch "$HOME/x"')
+    )
+    argv = build.command_line(recipe, Path("/store/root.tar"), SOURCES)
+    assert argv[0] == "mmdebstrap" and argv[-3:] == ["bookworm", "/store/root.tar", *SOURCES]
+    assert "--include=linux-image-amd64,python3,ca-certificates,busybox-static,gcc" in argv
+    assert "--customize-hook=chroot \"$1\" /bin/sh -ec 'echo '\"'\"'it is'\"'\"' > /etc/motd; true'" in argv
+    assert argv.index("--customize-hook=" + build.CLEAN) > max(
+        index for index, word in enumerate(argv) if "motd" in word or "HOME" in word
+    )
+
+
+def test_a_machine_gets_no_identity_from_its_image() -> None:
+    for trace in ("/etc/machine-id", "/etc/ssh/ssh_host_", "random-seed", "/etc/hostname", "/etc/resolv.conf"):
+        assert trace in build.CLEAN
+
+
+def test_the_mode_follows_from_who_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for uid, mode in ((0, "--mode=root"), (1000, "--mode=unshare")):
+        monkeypatch.setattr(os, "geteuid", lambda uid=uid: uid)
+        assert mode in build.command_line(Recipe("bookworm"), Path("/x"), SOURCES)
+
+
+def test_the_drivers_a_guest_needs_are_kept() -> None:
+    options = [word for word in build.command_line(Recipe("bookworm"), Path("/x"), SOURCES) if "path-" in word]
+    assert "--dpkgopt=path-exclude=/lib/modules/*/kernel/drivers/*" in options
+    for driver in ("block/*", "virtio/*", "char/virtio_console*", "net/*.ko*", "char/hw_random/*", "misc/pvpanic/*"):
+        assert f"--dpkgopt=path-include=/lib/modules/*/kernel/drivers/{driver}" in options
+        assert f"--dpkgopt=path-include=/usr/lib/modules/*/kernel/drivers/{driver}" in options
+
+
+@pytest.mark.parametrize(
+    ("recipe", "error"),
+    [
+        (Recipe("sid"), BadOption),
+        (Recipe("bookworm", "../x"), BadOption),
+        (Recipe("bookworm", packages=("--force",)), BadOption),
+        (Recipe("bookworm", packages=("a,b",)), BadOption),
+        (Recipe("bookworm", packages=("a b",)), BadOption),
+        (Recipe("bookworm", disk_size=1), ImpossibleSize),
+        (Recipe("bookworm", disk_size=1 << 60), ImpossibleSize),
+    ],
+)
+def test_a_recipe_that_cannot_be_built_is_refused_at_once(store: Store, recipe: Recipe, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        build.build(store, recipe)
+    assert not store.folder.exists()
+
+
+@pytest.mark.parametrize(
+    "package", ["gcc", "g++", "libc6:i386", "python3=3.11.2-1+b1", "linux-image-amd64/bookworm", "0ad"]
+)
+def test_packages_may_be_named_as_apt_names_them(package: str) -> None:
+    build.check(Recipe("bookworm", packages=(package,)))
+
+
+@pytest.mark.parametrize(
+    ("says", "hint"),
+    [
+        ("E: Unable to locate package nonsense", "--packages"),
+        ("E: Failed to fetch http://mirror/x  Temporary failure resolving", "image.mirror"),
+        ("E: failed to run newuidmap", "uidmap"),
+        ("E: something else", "last lines"),
+    ],
+)
+def test_a_failed_build_shows_the_last_lines_and_where_the_log_is(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, hint: str
+) -> None:
+    fake_program(tmp_path / "bin", "mmdebstrap", f"echo first; echo '{says}' >&2; exit 25", monkeypatch)
+    with pytest.raises(BuildFailed) as caught:
+        build.build(store, Recipe("bookworm"))
+    log = store.folder / "logs/build-debian12.log"
+    assert says in caught.value.message and "25" in caught.value.message and str(log) in caught.value.message
+    assert hint in caught.value.hint
+    assert says in log.read_text() and "first" in log.read_text()
+    assert store.images() == [] and list((store.folder / "drafts").iterdir()) == []
+
+
+def test_what_mmdebstrap_packs_becomes_the_image(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = system(tmp_path / "root")
+    script = (
+        f'for word; do case $word in *.tar) out=$word;; esac; done; echo "I: unpacking"; tar -C {root} -cf "$out" .'
+    )
+    fake_program(tmp_path / "bin", "mmdebstrap", script, monkeypatch)
+    store.settings = replace(store.settings, max_size=2 << 30)
+    image = build.build(store, Recipe("trixie", disk_size=1 << 30))
+    assert image.names == ("debian13",) and image.source == "build debian trixie" and image.virtual_size == 1 << 30
+    assert image.os == "Small Linux 1" and image.kernel and image.facts["suite"] == "trixie"
+    again = build.build(store, Recipe("trixie"), only_if_missing=True)
+    assert again.digest == image.digest
+
+
+def test_a_host_without_mmdebstrap_is_told_what_to_install(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "which", lambda name: None)
+    with pytest.raises(CommandMissing) as caught:
+        build.build(store, Recipe("bookworm"))
+    assert "mmdebstrap" in caught.value.hint
+
+
+def test_a_build_does_not_begin_without_room(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "free_bytes", lambda path: 1 << 20)
+    with pytest.raises(NoSpace, match="a build needs"):
+        build.build(store, Recipe("bookworm"))
+
+
+TARGETS = """\
+Google|Google|http://packages.example/apt/
+Debian|Debian|http://mirror.example/debian/
+Debian|Debian|http://other.example/debian/
+Debian|Debian-Security|http://mirror.example/debian-security/
+"""
+
+
+def test_packages_come_from_where_this_hosts_come_from() -> None:
+    assert mirrors.read_targets(TARGETS) == ("http://mirror.example/debian", "http://mirror.example/debian-security")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "garbage\n", "Ubuntu|Ubuntu|http://ubuntu.example/ubuntu\n", "Debian|Debian|cdrom:[x]/\n", "Debian|Debian|\n"],
+)
+def test_a_host_that_is_no_debian_gets_debians_own_mirror(text: str) -> None:
+    assert mirrors.read_targets(text) == (mirrors.DEFAULT, mirrors.DEFAULT_SECURITY)
+
+
+def test_the_mirror_of_the_settings_goes_first() -> None:
+    assert mirrors.sources("trixie", "http://local/debian/") == [
+        "deb http://local/debian trixie main",
+        "deb http://local/debian trixie-updates main",
+        "deb http://local/debian-security trixie-security main",
+    ]
+    assert mirrors.DEFAULT_SECURITY in mirrors.sources("bookworm", "http://local/archive")[-1]

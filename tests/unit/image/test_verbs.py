@@ -1,0 +1,156 @@
+"""`belljar image ...` as typed, against a store of small images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.unit.image.image_parts import ext4
+
+from belljar.cli import image as verb
+from belljar.cli.parser import Parser
+from belljar.errors import BadOption, ImageInUse, ImageUnknown
+from belljar.image import Image
+from belljar.image.fake import FakeOverlays, FakeStore
+from belljar.image.store import Store
+
+Publish = Callable[..., Image]
+Typed = Callable[..., int]
+
+
+@pytest.fixture
+def typed(store: Store) -> Typed:
+    """Carry out one command line and return its exit code."""
+
+    def typed(*words: str) -> int:
+        parser = Parser(prog="belljar image")
+        verb.arguments(parser)
+        return verb.run(parser.parse_args(words), SimpleNamespace(images=store))  # type: ignore[arg-type]
+
+    return typed
+
+
+def test_the_list_shows_names_and_where_an_image_comes_from(
+    typed: Typed, publish: Publish, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = publish("base")
+    assert typed("list") == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["NAME", "DIGEST", "OS"] and row.split()[:4] == [
+        "base",
+        image.digest[:12],
+        "Debian",
+        "kernel",
+    ]
+
+
+def test_an_empty_store_lists_nothing(typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
+    assert typed("list", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_programs_get_every_fact(typed: Typed, publish: Publish, capsys: pytest.CaptureFixture[str]) -> None:
+    image = publish("base")
+    typed("list", "--format", "json")
+    (one,) = json.loads(capsys.readouterr().out)
+    typed("show", "base", "--format", "json")
+    assert json.loads(capsys.readouterr().out) == one
+    assert (one["digest"], one["names"], one["disk"], one["created"]) == (image.digest, ["base"], str(image.disk), 1.0)
+
+
+def test_people_get_a_table(typed: Typed, publish: Publish, capsys: pytest.CaptureFixture[str]) -> None:
+    publish("base")
+    assert typed("show", "base") == 0
+    assert "virtual_size" in capsys.readouterr().out
+
+
+def test_a_corrupt_image_fails_the_verification_and_can_be_shown_and_removed(
+    typed: Typed, publish: Publish, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = publish("good", b"1"), publish("bad", b"2")
+    bad.disk.chmod(0o600)
+    bad.disk.write_bytes(b"broken")
+    assert typed("verify", "good") == 0 and typed("verify", "bad") == 1 and typed("verify") == 1
+    capsys.readouterr()
+    assert typed("verify", "--format", "json") == 1
+    wrong = {one["names"][0]: one["wrong"] for one in json.loads(capsys.readouterr().out)}
+    assert wrong["good"] == [] and wrong["bad"][0].startswith("disk.qcow2: sha256 is")
+    assert typed("show", "bad") == 0 and typed("remove", "bad") == 0
+    assert good.disk.exists() and not bad.disk.exists()
+
+
+def test_names_come_and_go(typed: Typed, publish: Publish, store: Store) -> None:
+    publish("base")
+    assert typed("tag", "base", "other") == 0
+    assert typed("remove", "base") == 0
+    assert store.resolve("other").names == ("other",)
+    with pytest.raises(ImageUnknown):
+        typed("tag", "base", "x")
+
+
+def test_an_image_in_use_stays(typed: Typed, publish: Publish, store: Store) -> None:
+    with store.hold(publish("base"), "m1"):
+        for force in ([], ["--force"]):
+            with pytest.raises(ImageInUse):
+                typed("remove", "base", *force)
+    assert typed("verify", "base") == 0
+
+
+def test_gc_says_what_it_does(typed: Typed, publish: Publish, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = publish(None).disk.parent
+    assert typed("gc", "--dry-run", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out) == [str(folder)] and folder.exists()
+    assert typed("gc") == 0 and not folder.exists()
+
+
+def test_an_import_prints_its_digest_and_warns_of_what_it_will_need(
+    typed: Typed, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert typed("import", str(ext4(tmp_path / "disk")), "--name", "mine") == 0
+    said = capsys.readouterr()
+    assert said.out == store.resolve("mine").digest + "\n"
+    assert "boots by firmware" in said.err and "agent" in said.err
+
+
+def test_the_agent_and_its_unit_are_printed(typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
+    assert typed("agent", "--print") == 0
+    compile(capsys.readouterr().out, "agent.py", "exec")
+    assert typed("agent", "--unit") == 0
+    assert "ExecStart=/usr/bin/python3 -I -S /usr/lib/belljar/agent.py" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("nonsense",),
+        ("build",),
+        ("build", "fedora"),
+        ("build", "debian", "--suite", "sid"),
+        ("import", "x"),
+        ("agent",),
+        ("agent", "--print", "--unit"),
+        ("list", "--format", "xml"),
+    ],
+)
+def test_a_command_line_that_means_nothing_is_refused(typed: Typed, words: tuple[str, ...]) -> None:
+    with pytest.raises(BadOption):
+        typed(*words)
+
+
+def test_the_shipped_fake_behaves_like_a_store(tmp_path: Path) -> None:
+    fake, overlays = FakeStore(), FakeOverlays()
+    image = fake.ensure_default()
+    assert fake.resolve("debian12") == fake.resolve(image.digest[:8]) == image
+    with fake.hold(image, "m1"), pytest.raises(ImageInUse):
+        fake.remove(image)
+    assert fake.tag(image, "other").names == ("debian12", "other") and fake.resolve("other") == fake.resolve("debian12")
+    assert overlays.create(tmp_path / "disk", image, None) == image.virtual_size
+    overlays.discard(tmp_path / "disk")
+    overlays.discard(tmp_path / "disk")
+    fake.remove(image)
+    with pytest.raises(ImageUnknown):
+        fake.resolve("debian12")
