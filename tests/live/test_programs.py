@@ -44,6 +44,8 @@ def test_a_machine_that_runs_is_seen_by_every_reading_verb(belljar: Belljar) -> 
         doomed = belljar.json("kill-all", "--dry-run")
         assert [(one["machine"], one["pid"]) for one in doomed if one["machine"] == id] == [(id, shown["pid"])]
         assert belljar.json("reap", "--dry-run") == []
+        beside = belljar("exec", "job", "--", "sh", "-c", "echo beside; exit 9")
+        assert (beside.returncode, beside.stdout, beside.stderr) == (9, b"beside\n", b"")
     assert belljar.json("ps") == []
     (ended,) = belljar.json("ps", "-a")
     assert (ended["id"], ended["state"], ended["outcome"]["exit_code"]) == (id, "done", 7)

@@ -642,8 +642,9 @@ def say(message: str) -> None:
         pass
 
 
-def read_file(path: str, most: int = MIB) -> bytes:
-    """The first bytes of a file; empty when there is none."""
+def read_file(path: str, most: int = 64 * KIB) -> bytes:
+    """The first bytes of a file; empty when there is none. Python makes a buffer of *most* bytes: a large one is a
+    mapping of its own, to be made and unmade each time."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -861,7 +862,11 @@ class Guest:
         self.boot_nonce = text_of(binascii.hexlify(os.urandom(16)))
         self.known = set()  # type: set[tuple[object, ...]]
         self.mounts = []  # type: list[bytes]
-        self.has_boot_id = False
+        self.ioctl = None  # type: Any
+        self.set_hostname = None  # type: Any
+        self.names = {}  # type: dict[str, int]
+        self.sizes = {}  # type: dict[str, int]
+        self.hosts = b""
         self.random = -1
         self.jobs = RUN + "/job"
         self.cgroup = ""
@@ -920,52 +925,66 @@ class Guest:
 
     def identify(self, told: "Json") -> "Json":
         """Become who the host says; answer what the kernel then says."""
+        if not self.names:
+            self._keep_names_in_memory()
         self._stir(bytes_of(told["entropy"]))
         time.clock_settime(time.CLOCK_REALTIME, told["time"])
-        hostname, nonce = told["hostname"], told["nonce"]
-        self._name(hostname)
-        write_file("/etc/machine-id", told["machine_id"].encode("ascii") + b"\n", 0o444)
-        self._name_boot(nonce)
+        name, nonce = told["hostname"].encode("ascii"), told["nonce"]
+        self.set_hostname(told["hostname"])
+        self._put("hostname", name + b"\n")
+        self._put("hosts", self.hosts + b"127.0.1.1 " + name + b"\n")
+        self._put("machine-id", told["machine_id"].encode("ascii") + b"\n")
+        self._put("nonce", nonce.encode("ascii") + b"\n")
+        parts = (nonce[:8], nonce[8:12], nonce[12:16], nonce[16:20], nonce[20:])
+        self._put("boot_id", "-".join(parts).encode("ascii") + b"\n")
         mac = self._connect(told) if told["mac"] else ""
         return {
             "hostname": os.uname().nodename,
-            "machine_id": read_file("/etc/machine-id", 64).decode("ascii", "replace").strip(),
-            "nonce": read_file(BOOT_ID, 64).decode("ascii", "replace").strip().replace("-", ""),
+            "machine_id": self._get("machine-id"),
+            "nonce": self._get("boot_id").replace("-", ""),
             "mac": mac,
             "sample": text_of(binascii.hexlify(os.getrandom(32))),
             "time": time.time(),
         }
 
-    def _stir(self, entropy: bytes) -> None:
-        """Fresh entropy into the kernel's pool, and from there into its generator at once."""
+    def _keep_names_in_memory(self) -> None:
+        """The files that name the guest move to a file system in memory, and stay open. A clone then renames itself by
+        a few writes: no block of its disk is read, allocated or journaled. The nonce becomes the boot's id for everyone
+        who asks the kernel, for our file is mounted over the kernel's."""
         import fcntl
-
-        fcntl.ioctl(self.random, RNDADDENTROPY, struct.pack("ii", len(entropy) * 8, len(entropy)) + entropy)
-        try:
-            fcntl.ioctl(self.random, RNDRESEEDCRNG)
-        except OSError as exc:
-            if exc.errno not in (errno.EINVAL, errno.ENOTTY):  # older than Linux 4.14
-                raise
-
-    def _name(self, hostname: str) -> None:
         import socket
 
-        name = hostname.encode("ascii")
-        socket.sethostname(hostname)
-        write_file("/etc/hostname", name + b"\n")
+        self.ioctl, self.set_hostname = fcntl.ioctl, socket.sethostname
         lines = [line for line in read_file("/etc/hosts").splitlines(True) if not line.startswith(b"127.0.1.1")]
         if not any(b"localhost" in line for line in lines):
             lines = [b"127.0.0.1 localhost\n", b"::1 localhost ip6-localhost ip6-loopback\n"]
-        write_file("/etc/hosts", b"".join(lines) + b"127.0.1.1 " + name + b"\n")
+        self.hosts = b"".join(lines)
+        for leaf, mode in (("hostname", 0o644), ("hosts", 0o644), ("machine-id", 0o444), ("nonce", 0o444), ("boot_id", 0o444)):
+            path = RUN + "/" + leaf
+            write_file(path, b"", mode)
+            self.names[leaf] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            if leaf in ("hostname", "hosts", "machine-id"):
+                os.symlink(path, "/etc/%s.belljar" % leaf)
+                os.rename("/etc/%s.belljar" % leaf, "/etc/" + leaf)
+        libc().mount((RUN + "/boot_id").encode(), BOOT_ID.encode(), b"none", Libc.MS_BIND, b"")
 
-    def _name_boot(self, nonce: str) -> None:
-        """The nonce becomes the boot's id for everyone who asks the kernel: our file is mounted over the kernel's."""
-        parts = (nonce[:8], nonce[8:12], nonce[12:16], nonce[16:20], nonce[20:])
-        write_file(RUN + "/nonce", nonce.encode("ascii") + b"\n")
-        write_file(RUN + "/boot_id", "-".join(parts).encode("ascii") + b"\n")
-        if not self.has_boot_id:
-            libc().mount((RUN + "/boot_id").encode(), BOOT_ID.encode(), b"none", Libc.MS_BIND, b"")
-            self.has_boot_id = True
+    def _put(self, leaf: str, text: bytes) -> None:
+        os.pwrite(self.names[leaf], text, 0)
+        if self.sizes.get(leaf) != len(text):
+            os.ftruncate(self.names[leaf], len(text))
+            self.sizes[leaf] = len(text)
+
+    def _get(self, leaf: str) -> str:
+        return os.pread(self.names[leaf], 64, 0).decode("ascii", "replace").strip()
+
+    def _stir(self, entropy: bytes) -> None:
+        """Fresh entropy into the kernel's pool, and from there into its generator at once."""
+        self.ioctl(self.random, RNDADDENTROPY, struct.pack("ii", len(entropy) * 8, len(entropy)) + entropy)
+        try:
+            self.ioctl(self.random, RNDRESEEDCRNG)
+        except OSError as exc:
+            if exc.errno not in (errno.EINVAL, errno.ENOTTY):  # older than Linux 4.14
+                raise
 
     def _connect(self, told: "Json") -> str:
         """Give the card its address, and to the guest its way out. Returns the MAC the kernel then has."""
@@ -1105,7 +1124,7 @@ class Guest:
 
         assert tarfile and fcntl and resource and termios
         self.identify(
-            {"hostname": "belljar", "machine_id": "0" * 32, "nonce": self.boot_nonce, "mac": "", "time": time.time(),
+            {"hostname": "belljar-000000000000", "machine_id": "0" * 32, "nonce": self.boot_nonce, "mac": "", "time": time.time(),
              "entropy": text_of(os.urandom(64))}
         )  # fmt: skip
         for path in (
@@ -1455,13 +1474,27 @@ def limit(rlimits: "list[tuple[str, int, int]]") -> None:
         number = getattr(resource, "RLIMIT_" + name, None)
         if number is None:
             continue
-        if name == "NOFILE":
-            most = int(read_file("/proc/sys/fs/nr_open") or b"1048576")
-            soft, hard = [most if value < 0 or value > most else value for value in (soft, hard)]
         try:
-            resource.setrlimit(number, (soft, hard))
+            if name == "NOFILE":
+                limit_files(number, soft, hard)
+            else:
+                resource.setrlimit(number, (soft, hard))
         except (ValueError, OSError) as exc:
             raise Trouble(FAILED, "rlimit", "limit %s to %d, %d: %s" % (name, soft, hard, exc))
+
+
+def limit_files(number: int, soft: int, hard: int) -> None:
+    """A guest's kernel may allow fewer open files than the host's: then as many as it allows."""
+    import resource
+
+    try:
+        if soft < 0 or hard < 0:
+            raise ValueError("no kernel allows any number")
+        resource.setrlimit(number, (soft, hard))
+    except (ValueError, OSError):
+        most = int(read_file("/proc/sys/fs/nr_open") or b"1048576")
+        soft, hard = [most if value < 0 or value > most else value for value in (soft, hard)]
+        resource.setrlimit(number, (soft, hard))
 
 
 def enter(cwd: bytes) -> None:

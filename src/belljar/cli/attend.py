@@ -78,7 +78,13 @@ def listen(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | None) ->
         loop.add_signal_handler(signal.SIGTSTP, lambda: loop.create_task(suspend(loop, orders, terminal)))
     loop.add_signal_handler(signal.SIGCONT, orders.give, Resume())
     if terminal is not None:
-        loop.add_signal_handler(signal.SIGWINCH, lambda: orders.give(Resize(*reversed(os.get_terminal_size(0)))))
+        loop.add_signal_handler(signal.SIGWINCH, tell_size, orders)
+
+
+def tell_size(orders: Orders) -> None:
+    with suppress(OSError):  # a terminal that hung up has no size
+        columns, rows = os.get_terminal_size(0)
+        orders.give(Resize(rows, columns))
 
 
 async def suspend(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | None) -> None:
@@ -95,6 +101,7 @@ async def suspend(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | N
     loop.stopped += time.monotonic() - begin
     if terminal is not None:
         terminal.enter()
+        tell_size(orders)  # of a change while we were stopped only those in the foreground were told
 
 
 def raw_terminal() -> RawTerminal:

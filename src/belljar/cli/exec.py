@@ -37,7 +37,9 @@ def run(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.attend import StoppableLoop
     from belljar.machine import control
 
-    if args.command[:1] != ["--"]:
+    # argparse takes the `--` behind a parameter away, and leaves one that stands behind it.
+    args.command = ["--", *(args.command[1:] if args.command[:1] == ["--"] else args.command)]
+    if args.command == ["--"]:
         raise BadOption("nothing to run", hint="Put `--` before the command: belljar exec ID -- CMD.")
     view = house.machines.find(args.machine)
     payload = _payload(args, view.request)

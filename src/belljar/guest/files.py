@@ -74,8 +74,9 @@ async def get(talk: Conversation, inside: str, outside: str, account: Account, c
     finally:
         bridge.break_off()
         await process.signal(signal.SIGKILL)
-    if status.error or trouble is None:
-        _check(status, f"{shown(source)} in the guest")
+    if trouble is not None and trouble.kind not in (BROKEN_OFF, "broken"):
+        raise _about_output(trouble)
+    _check(status, f"{shown(source)} in the guest")  # what ended the guest's side broke ours too
     if trouble is not None:
         raise _about_output(trouble)
 

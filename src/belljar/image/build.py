@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ from belljar.image.progress import Progress, shown
 from belljar.model import GIB, MIB
 
 if TYPE_CHECKING:
+    import subprocess
+
     from belljar.image.store import Store
 
 SUITES = {"bullseye": "debian11", "bookworm": "debian12", "trixie": "debian13"}
@@ -32,7 +36,7 @@ PACKAGES = ("linux-image-amd64", "python3", "ca-certificates", "busybox-static")
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9.+-]*(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+|/[a-z0-9-]+)?")
 PROVIDED_BY = {"unshare": "util-linux", "sh": "dash"}
 LAST_LINES = 15
-PATIENCE = 3600.0  # seconds for a whole build
+PATIENCE, GRACE = 3600.0, 20.0  # seconds for a whole build, for its end
 
 # What no guest reads. Licences stay.
 UNREAD = ("/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/lintian/*")
@@ -179,24 +183,40 @@ def _run(argv: list[str], log: TextIO, progress: Progress) -> None:
     log.write(f"{argv}\n")
     process = subprocess.Popen(
         [program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=_environment(), start_new_session=True, cwd="/", encoding="utf-8", errors="replace",
+        env=_environment(), start_new_session=True, cwd="/",
     )  # fmt: skip
-    try:
-        assert process.stdout
-        for line in process.stdout:
-            log.write(line)
-            tail.append(line.rstrip())
-            if line.startswith("I: "):
-                progress.step(f"mmdebstrap: {line[3:].strip()}")
-        code = process.wait(timeout=PATIENCE)
-    finally:
-        _end(process.pid, process.poll() is None)
-        process.wait()
-    if code:
-        lines = "\n  ".join(tail)
+    with process:
+        try:
+            for line in _lines(process, time.monotonic() + PATIENCE):
+                log.write(f"{line}\n")
+                tail.append(line)
+                if line.startswith("I: "):
+                    progress.step(f"mmdebstrap: {line[3:].strip()}")
+            process.wait(timeout=GRACE)  # its output is closed, so this is no wait
+        except BaseException:
+            _stop(process)
+            raise
+    if process.returncode:
+        lines, code = "\n  ".join(tail), process.returncode
         raise BuildFailed(
             f"{argv[0]} ended with {code}; the whole log is {log.name}:\n  {lines}", hint=_explained(lines)
         )
+
+
+def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:
+    """What it says until it closes its output. Raises BuildFailed at the deadline."""
+    import select
+
+    assert process.stdout
+    poller, rest = select.poll(), b""
+    poller.register(process.stdout, select.POLLIN)
+    while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        if not (data := os.read(process.stdout.fileno(), 1 << 16)):
+            yield from [rest.decode("utf-8", "replace")] if rest else []
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line.decode("utf-8", "replace").rstrip() for line in lines)
+    raise BuildFailed(f"the build did not end within {PATIENCE / 60:.0f} minutes")
 
 
 def _environment() -> dict[str, str]:
@@ -208,13 +228,17 @@ def _environment() -> dict[str, str]:
     return env
 
 
-def _end(pid: int, running: bool) -> None:
-    """Stop it with all its children; TERM first, so that it takes its mounts and folders away."""
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End it with its children. TERM first, so that it takes its mounts and folders away."""
     import signal
+    import subprocess
 
-    if running:
+    for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGTERM)
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=GRACE)
+            return
 
 
 def _explained(lines: str) -> str | None:

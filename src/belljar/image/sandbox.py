@@ -111,7 +111,7 @@ def _await(process: subprocess.Popen[bytes], name: str, seconds: int) -> None:
 
 def _confined(limits: Limits) -> list[str]:
     prlimit, setpriv = _needed("prlimit"), _needed("setpriv")
-    confined = [prlimit, f"--as={MEMORY}", f"--fsize={limits.output}", f"--cpu={limits.seconds}", "--core=0"]
+    confined = [prlimit, f"--as={MEMORY}", f"--fsize={limits.output}", f"--cpu={max(1, limits.seconds)}", "--core=0"]
     confined += [setpriv, "--no-new-privs", "--pdeathsig=KILL"]
     if os.geteuid() == 0:
         confined += [

@@ -15,6 +15,7 @@ from belljar.hypervisor import Domain, DomainEvent, DomainSpec, EventKind, Hyper
 from belljar.image import Image
 from belljar.journal import Record
 from belljar.machine.fates import deadline
+from belljar.model import Account
 
 
 class Mould:
@@ -23,7 +24,7 @@ class Mould:
     def __init__(self, hypervisor: Hypervisor, make_guest: Callable[[socket.socket], Guest], *, timeout: float) -> None:
         self._hypervisor, self._make_guest, self._timeout = hypervisor, make_guest, timeout
 
-    async def make(self, spec: DomainSpec, image: Image, record: Record) -> Template:
+    async def make(self, spec: DomainSpec, image: Image, record: Record, account: Account | None) -> Template:
         """Raises TemplateError, BootTimeout, LockTimeout, NoSpace: the caller then boots cold."""
         record.write("template-wait", lock=str(self._hypervisor.template_lock(spec)))
         lock = await self._lock(spec)
@@ -33,7 +34,7 @@ class Mould:
                 return found
             record.intend("template", self._hypervisor.template_draft(spec))
             self._hypervisor.prepare_template(spec, image.disk)
-            return await self._cast(spec)
+            return await self._cast(spec, account)
         finally:
             lock.release()
 
@@ -48,13 +49,13 @@ class Mould:
 
         return await in_thread(take)
 
-    async def _cast(self, spec: DomainSpec) -> Template:
+    async def _cast(self, spec: DomainSpec, account: Account | None) -> Template:
         domain = self._hypervisor.start_template(spec)
         guest = self._make_guest(domain.channel)
         drain = asyncio.ensure_future(_drain(domain.console))
         died = asyncio.ensure_future(_exit_of(domain))
         try:
-            settling = asyncio.ensure_future(self._settle(domain, guest))
+            settling = asyncio.ensure_future(self._settle(domain, guest, account))
             await asyncio.wait({settling, died}, return_when=asyncio.FIRST_COMPLETED)
             if not settling.done():
                 settling.cancel()
@@ -71,10 +72,12 @@ class Mould:
             with suppress(HypervisorError):
                 await asyncio.shield(domain.quit(grace=0.0))
 
-    async def _settle(self, domain: Domain, guest: Guest) -> None:
+    async def _settle(self, domain: Domain, guest: Guest, account: Account | None) -> None:
         async with deadline(self._timeout, "the template's agent to answer and settle"):
             await domain.connect()
             await guest.greet()
+            if account is not None:  # whoever the template is made for is most likely to come again
+                await guest.add_account(account)
             await guest.settle()
 
 

@@ -77,7 +77,8 @@ class Planner:
         """A template made now, by us or by somebody who was before us; or why there is none."""
         try:
             with life.phase("template"):
-                return await self._mould.make(spec, image, life.record)
+                payload = life.request.payload
+                return await self._mould.make(spec, image, life.record, payload.account if payload else None)
         except BelljarError as error:
             return f"no template could be made: {error.message}"
 

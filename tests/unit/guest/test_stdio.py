@@ -57,8 +57,9 @@ async def test_a_pipe_is_read_to_its_end(pipe: tuple[int, int]) -> None:
 
 async def test_a_file_a_socket_and_a_terminal_are_read_to_their_end(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"in a file")
-    with open(tmp_path / "file", "rb") as file:
-        assert await everything(FdSource(file.fileno())) == b"in a file"
+    file = os.open(tmp_path / "file", os.O_RDONLY)
+    assert await everything(FdSource(file)) == b"in a file"
+    os.close(file)
     here, there = socket.socketpair()
     with here, there:
         there.sendall(b"in a socket")
@@ -120,9 +121,10 @@ async def test_a_reader_that_is_gone_is_a_broken_pipe(pipe: tuple[int, int]) -> 
 
 
 async def test_a_full_disk_is_an_error_of_the_write() -> None:
-    with open("/dev/full", "wb", buffering=0) as full:
-        with pytest.raises(OSError, match="No space"):
-            await FdSink(full.fileno()).write(b"x")
+    full = os.open("/dev/full", os.O_WRONLY)
+    with pytest.raises(OSError, match="No space"):
+        await FdSink(full).write(b"x")
+    os.close(full)
 
 
 async def test_closing_a_sink_leaves_the_descriptor_open(pipe: tuple[int, int]) -> None:

@@ -156,6 +156,7 @@ class QemuDomain:
             self._migration.set_result(status)
 
     def _ended(self, status: int) -> None:
+        self._monitor.drain()  # the event that explains the end may have come in the same instant
         self._over.set_result(status)
         self._monitor.fail(self._death())
         self._held.close()

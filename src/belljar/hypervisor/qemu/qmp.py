@@ -84,25 +84,32 @@ class Monitor:
         if sent != len(line):  # half a command: nothing sensible can follow
             self.fail(QmpTimeout("QEMU does not read its monitor"))
 
-    def _readable(self) -> None:
+    def drain(self) -> None:
+        """Hear what QEMU said before it ended."""
+        while self._broken is None and self._readable():
+            pass
+
+    def _readable(self) -> bool:
+        """Hear what there is now. False: nothing."""
         try:
             data = self._socket.recv(READ_SIZE)
-        except (BlockingIOError, InterruptedError):
-            return
+        except BlockingIOError:
+            return False
         except OSError:
             data = b""
         if not data:  # the process's end says more than this; until then deadlines hold
             self._loop.remove_reader(self._socket)
-            return
+            return False
         self._buffer += data
         if len(self._buffer) > LONGEST_LINE:
             self.fail(QmpError(f"QEMU's monitor sent a line of more than {LONGEST_LINE} bytes"))
-            return
+            return False
         *lines, rest = self._buffer.split(b"\n")
         self._buffer = rest
         for line in lines:
             if self._broken is None and line.strip():
                 self._hear(line)
+        return True
 
     def _hear(self, line: bytearray) -> None:
         try:

@@ -1,0 +1,256 @@
+"""A hypervisor without machines, for tests of those who use one. Domains are socket pairs whose far ends a test drives.
+
+    hypervisor = FakeHypervisor(folder)
+    domain = hypervisor.start(spec)
+    domain.guest                        # the guest's end of the agent's channel
+    domain.happen(EventKind.PANICKED)   # what a guest or QEMU may do by itself
+    domain.end()
+
+`run_guest`, when given, is called with each new domain: it may hand `domain.guest` to a real agent in rehearsal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from belljar.errors import BelljarError, DomainDied, TemplateError
+from belljar.host.files import private_folder, remove_tree
+from belljar.host.locks import try_lock
+from belljar.hypervisor import Accelerator, Boot, DomainEvent, DomainSpec, EventKind, Template
+from belljar.model import MachineId, to_json
+
+KILLED = 9  # wait status of a process that SIGKILL ended
+FIRST_PID = 1 << 23  # beyond every real pid
+
+
+@dataclass
+class Faults:
+    """What goes wrong, by the name of the call; each is raised once for every time it is listed."""
+
+    start: list[BelljarError] = field(default_factory=list)
+    start_clone: list[BelljarError] = field(default_factory=list)
+    connect: list[BelljarError] = field(default_factory=list)
+    prepare_template: list[BelljarError] = field(default_factory=list)
+    save_template: list[BelljarError] = field(default_factory=list)
+
+    def strike(self, call: str) -> None:
+        waiting: list[BelljarError] = getattr(self, call)
+        if waiting:
+            raise waiting.pop(0)
+
+
+class FakeDomain:
+    """Implements `Domain`. `done` lists what was asked of it."""
+
+    def __init__(self, spec: DomainSpec, pid: int, faults: Faults, on_end: Callable[[FakeDomain], None]) -> None:
+        self.spec, self.pid, self.done = spec, pid, list[str]()
+        self.channel, self.guest = socket.socketpair()
+        self.console, self.serial = socket.socketpair()
+        for end in (self.channel, self.guest, self.console, self.serial):
+            end.setblocking(False)
+        self.is_deaf = False  # a QEMU that never answers: SIGSTOP, or worse
+        self._faults, self._on_end = faults, on_end
+        self._history: list[DomainEvent] = []
+        self._news = asyncio.Event()
+        self.status: int | None = None
+
+    # -- the Domain protocol -----------------------------------------------------------------------------------------
+
+    async def connect(self) -> None:
+        self.done.append("connect")
+        self._faults.strike("connect")
+        await self._answer()
+
+    async def pause(self) -> None:
+        self.done.append("pause")
+        await self._answer()
+
+    async def resume(self) -> None:
+        self.done.append("resume")
+        await self._answer()
+
+    async def quit(self, *, grace: float) -> int:
+        self.done.append("quit")
+        if self.is_deaf and self.status is None:
+            await asyncio.sleep(grace)
+        self.end(KILLED if self.is_deaf or grace <= 0 else 0)
+        assert self.status is not None
+        return self.status
+
+    def kill(self) -> None:
+        self.done.append("kill")
+        self.end(KILLED)
+
+    async def events(self) -> AsyncIterator[DomainEvent]:
+        seen = 0
+        while True:
+            while seen < len(self._history):
+                yield self._history[seen]
+                if self._history[seen].kind is EventKind.EXITED:
+                    return
+                seen += 1
+            self._news.clear()
+            await self._news.wait()
+
+    def usage(self) -> tuple[float, float, int]:
+        return 0.25, 0.125, 64 << 20
+
+    # -- for tests -----------------------------------------------------------------------------------------------------
+
+    def happen(self, kind: EventKind, detail: str = "", status: int | None = None) -> None:
+        """Let the domain do something by itself."""
+        self._history.append(DomainEvent(kind, detail, status))
+        self._news.set()
+
+    def end(self, status: int = 0, why: str = "") -> None:
+        """Let the process end. Ending twice changes nothing."""
+        if self.status is not None:
+            return
+        self.status = status
+        self.guest.close()
+        self.serial.close()
+        self._on_end(self)
+        self.happen(EventKind.EXITED, why or f"status {status}", status)
+
+    async def _answer(self) -> None:
+        if self.status is not None:
+            raise DomainDied(f"the fake domain ended with status {self.status}")
+        if self.is_deaf:
+            await asyncio.get_running_loop().create_future()
+
+
+class FakeHypervisor:
+    """Implements `Hypervisor`. Templates are folders with a name in them; domains live in `running`."""
+
+    def __init__(self, folder: Path, run_guest: Callable[[FakeDomain], None] | None = None) -> None:
+        self.folder = private_folder(folder)
+        self.running: dict[MachineId, FakeDomain] = {}
+        self.domains: list[FakeDomain] = []  # all there ever were
+        self.faults = Faults()
+        self.kvm_works = False
+        self.damaged: dict[str, str] = {}  # template key -> what is wrong with it
+        self._run_guest = run_guest
+
+    def accelerator(self, boot: Boot) -> tuple[Accelerator, str]:
+        return (Accelerator.KVM, "the fake says so") if self.kvm_works else (Accelerator.TCG, "the fake has no KVM")
+
+    def start(self, spec: DomainSpec) -> FakeDomain:
+        self.faults.strike("start")
+        return self._begin(spec)
+
+    def start_clone(self, spec: DomainSpec, template: Template) -> FakeDomain:
+        self.faults.strike("start_clone")
+        if not template.folder.exists():
+            raise TemplateError(f"the template {template.key} cannot be used any more: it is missing")
+        return self._begin(spec)
+
+    def start_template(self, spec: DomainSpec) -> FakeDomain:
+        self.faults.strike("start")
+        if not self.template_draft(spec).exists():
+            raise TemplateError("the template's draft is missing")
+        return self._begin(spec)
+
+    def find_template(self, spec: DomainSpec) -> Template | str:
+        key = self._key(spec)
+        if key in self.damaged:
+            return f"the template {key} cannot be used: {self.damaged[key]}"
+        if not self._path(key).exists():
+            return "there is no template for this machine yet"
+        return self._read(key)
+
+    def clone_disk(self, template: Template, spec: DomainSpec) -> None:
+        if not template.folder.exists():
+            raise TemplateError(f"the template {template.key} cannot be used any more: it is missing")
+        spec.disk.write_bytes(b"a fake overlay")
+
+    def template_lock(self, spec: DomainSpec) -> Path:
+        return self.folder / f"{self._key(spec)}.lock"
+
+    def template_draft(self, spec: DomainSpec) -> Path:
+        return self.folder / f"{self._key(spec)}.draft"
+
+    def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
+        self.faults.strike("prepare_template")
+        remove_tree(self.template_draft(spec))
+        self.template_draft(spec).mkdir()
+
+    async def save_template(self, spec: DomainSpec, domain: FakeDomain) -> Template:
+        try:
+            self.faults.strike("save_template")
+            await domain.pause()
+        finally:
+            await domain.quit(grace=0.0)
+        key = self._key(spec)
+        remove_tree(self._path(key))
+        draft = self.template_draft(spec)
+        (draft / "facts").write_text(json.dumps({"image": spec.image_digest, "memory": spec.memory}))
+        draft.rename(self._path(key))
+        self.damaged.pop(key, None)
+        return self._read(key)
+
+    def templates(self) -> list[Template]:
+        return [self._read(path.name) for path in sorted(self.folder.iterdir()) if path.is_dir() and not path.suffix]
+
+    def verify_template(self, template: Template) -> list[str]:
+        return [self.damaged[template.key]] if template.key in self.damaged else []
+
+    def remove_template(self, key: str) -> None:
+        self.damaged.pop(key, None)
+        remove_tree(self._path(key))
+
+    def expire_templates(self, now: float) -> list[str]:
+        for draft in self.folder.glob("*.draft"):
+            lock = try_lock(draft.with_suffix(".lock"))
+            if lock is not None:
+                remove_tree(draft)
+                lock.release()
+        old = [template.key for template in self.templates() if now - template.created > 7 * 86400]
+        for key in old:
+            self.remove_template(key)
+        return old
+
+    def alive(self) -> list[tuple[MachineId, int]]:
+        return [(id, domain.pid) for id, domain in self.running.items()]
+
+    def discard(self, id: MachineId) -> None:
+        domain = self.running.get(id)
+        if domain is not None:
+            domain.end(KILLED)
+
+    def _begin(self, spec: DomainSpec) -> FakeDomain:
+        domain = FakeDomain(spec, FIRST_PID + len(self.domains), self.faults, self._forget)
+        self.domains.append(domain)
+        self.running[spec.id] = domain
+        if self._run_guest is not None:
+            self._run_guest(domain)
+        return domain
+
+    def _forget(self, domain: FakeDomain) -> None:
+        self.running.pop(domain.spec.id, None)
+
+    def _key(self, spec: DomainSpec) -> str:
+        kind = (
+            spec.image_digest,
+            spec.boot.digest,
+            spec.boot.append,
+            spec.cpus,
+            spec.memory,
+            spec.disk_size,
+            spec.owner[0],
+        )
+        devices = (spec.nic is not None, [share.tag for share in spec.shares], spec.accelerator.value)
+        return sha256(json.dumps(to_json([*kind, *devices])).encode()).hexdigest()[:20]
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key
+
+    def _read(self, key: str) -> Template:
+        folder = self._path(key)
+        facts = json.loads((folder / "facts").read_text())
+        return Template(key, folder, 1 << 20, (folder / "facts").stat().st_mtime, facts)

@@ -1,0 +1,91 @@
+"""What QEMU says of itself, from recordings, and how long the answer is believed."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import CommandMissing, HostError
+from belljar.host.files import read_json
+from belljar.hypervisor.qemu import abilities
+
+LISTING = """\
+Storage devices:
+name "virtio-blk-pci-non-transitional", bus PCI
+name "nvme", bus PCI, desc "Non-Volatile Memory Express"
+Misc devices:
+name "vmgenid"
+name "virtio-rng-pci-non-transitional", bus PCI
+name "virtio-serial-pci-non-transitional", bus PCI
+"""
+
+
+def fake_qemu(path: Path, version: str = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)", listing: str = LISTING) -> str:
+    path.write_text(f'#!/bin/sh\necho asked >> {path}.log\ncase $1 in --version) echo "{version}";; *) cat <<"X"\n{listing}X\n;; esac\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        ("QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)", (7, 2, 22)),
+        ("QEMU emulator version 9.2.0", (9, 2, 0)),
+        ("QEMU emulator version 6.2.0 (qemu-kvm-6.2.0-53.module+el8)", (6, 2, 0)),
+        ("bash, version 5.2", None),
+        ("", None),
+    ],
+)
+def test_a_version_is_read(line: str, version: tuple[int, int, int] | None) -> None:
+    assert abilities.read_version(line) == version
+
+
+def test_only_devices_we_ask_about_are_kept() -> None:
+    assert abilities.read_devices(LISTING) == {
+        "virtio-blk-pci-non-transitional", "virtio-rng-pci-non-transitional", "virtio-serial-pci-non-transitional", "vmgenid",
+    }  # fmt: skip
+
+
+def test_qemu_is_asked_once_until_its_file_changes(tmp_path: Path) -> None:
+    qemu, memory = fake_qemu(tmp_path / "qemu"), tmp_path / "memory.json"
+    first = abilities.ask(qemu, memory)
+    assert (first.version, abilities.ask(qemu, memory)) == ((7, 2, 22), first)
+    assert (tmp_path / "qemu.log").read_text().count("asked") == 2  # version and devices, once each
+    fake_qemu(tmp_path / "qemu", "QEMU emulator version 8.2.1 (another one)")
+    assert abilities.ask(qemu, memory).readonly_ram
+    assert not first.readonly_ram
+
+
+@pytest.mark.parametrize("rubbish", [b"", b"{", b"[]", b"{}", b'{"identity": 1}', b"\0" * 100])
+def test_a_broken_memory_is_no_memory(tmp_path: Path, rubbish: bytes) -> None:
+    (tmp_path / "memory.json").write_bytes(rubbish)
+    assert abilities.ask(fake_qemu(tmp_path / "qemu"), tmp_path / "memory.json").version == (7, 2, 22)
+    assert read_json(tmp_path / "memory.json")["version"] == [7, 2, 22]
+
+
+def test_a_program_that_is_no_qemu_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="does not say which QEMU") as caught:
+        abilities.ask(fake_qemu(tmp_path / "qemu", "hello"), tmp_path / "memory.json")
+    assert "qemu.binary" in caught.value.hint
+
+
+def test_a_qemu_that_is_too_old_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match=r"QEMU 4\.2 is too old"):
+        abilities.ask(fake_qemu(tmp_path / "qemu", "QEMU emulator version 4.2.1"), tmp_path / "memory.json")
+
+
+def test_a_qemu_without_a_device_we_need_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="has no virtio-serial"):
+        abilities.ask(fake_qemu(tmp_path / "qemu", listing='name "virtio-blk-pci-non-transitional"\nname "virtio-rng-pci-non-transitional"\n'), tmp_path / "m")
+
+
+def test_a_missing_qemu_is_named_with_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CommandMissing, match="/no/such/qemu"):
+        abilities.find("/no/such/qemu")
+    with pytest.raises(CommandMissing, match="qemu-of-mine"):
+        abilities.find("qemu-of-mine")
+    monkeypatch.setattr(abilities, "NAMES", ("qemu-that-is-not-here",))
+    with pytest.raises(CommandMissing) as caught:
+        abilities.find("")
+    assert "apt install" in caught.value.hint
+    assert abilities.find(fake_qemu(tmp_path / "mine")) == os.fspath(tmp_path / "mine")

@@ -1,0 +1,132 @@
+"""QEMU's command line, written down whole: one golden file for each kind of domain. `BELLJAR_GOLDEN=write` renews them."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, Nic, SharedFolder
+from belljar.hypervisor.qemu.abilities import DEVICES, Abilities
+from belljar.hypervisor.qemu.cmdline import Plugs, Ram, command_line, hardware, machine_uuid
+from belljar.model import GIB, MIB, NetworkMode
+
+GOLDEN = Path(__file__).parent / "golden"
+QEMU = Abilities("/usr/bin/qemu-system-x86_64", "file:1:2:3", (7, 2, 22), "QEMU 7.2.22", frozenset(DEVICES))
+NEW_QEMU = replace(QEMU, version=(9, 2, 0))
+BARE_QEMU = replace(QEMU, devices=frozenset(DEVICES[:3]))
+COLD = DomainSpec(
+    id="0123456789ab", cpus=2, memory=512 * MIB, image_digest="d" * 64,
+    boot=Boot(Path("/images/kernel"), Path("/images/initrd"), "console=ttyS0 quiet", "b" * 64),
+    disk=Path("/scratch/0123456789ab.qcow2"), disk_size=8 * GIB, accelerator=Accelerator.TCG, folder=Path("/run/m"),
+)  # fmt: skip
+PLUGS = Plugs(10, 11, 12, layers=(13, 14), kernel="/proc/self/fd/15", initrd="/proc/self/fd/16")
+RAM = "/proc/self/fd/17"
+SHARES = (SharedFolder("share0", "/data,with,commas", readonly=True), SharedFolder("share1", "/home/me", readonly=False))
+
+
+CASES = {
+    "cold": (COLD, QEMU, PLUGS),
+    "firmware": (replace(COLD, boot=Boot()), QEMU, replace(PLUGS, kernel="", initrd="")),
+    "bare-qemu": (COLD, BARE_QEMU, PLUGS),
+    "kvm": (replace(COLD, accelerator=Accelerator.KVM), QEMU, PLUGS),
+    "network-and-shares": (
+        replace(COLD, nic=Nic(NetworkMode.USER, "52:01:02:03:04:05"), shares=SHARES), QEMU,
+        replace(PLUGS, shares=tuple(share.source for share in SHARES)),
+    ),
+    "template": (COLD, QEMU, replace(PLUGS, ram=Ram(RAM, private=False))),
+    "clone": (COLD, QEMU, replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=True)),
+    "clone-8.2": (COLD, NEW_QEMU, replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True, readonly=True), incoming=True)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_command_line_is_the_one_written_down(name: str) -> None:
+    spec, qemu, plugs = CASES[name]
+    cpu = "host" if spec.accelerator is Accelerator.KVM else "max"
+    text = "\n".join(command_line(spec, qemu, cpu, plugs)) + "\n"
+    if os.environ.get("BELLJAR_GOLDEN") == "write":
+        (GOLDEN / f"{name}.txt").write_text(text)
+    assert text == (GOLDEN / f"{name}.txt").read_text()
+
+
+def devices(words: list[str]) -> list[str]:
+    return [word for before, word in zip(words, words[1:], strict=False) if before in ("-device", "-serial")]
+
+
+def test_a_clone_has_the_devices_of_its_template_in_the_same_order() -> None:
+    template, clone = (command_line(*CASES[name][:2], "max", CASES[name][2]) for name in ("template", "clone"))
+    assert devices(template) == devices(clone)
+
+
+def test_nothing_listens_and_nothing_has_a_name_on_disk() -> None:
+    for name in ("cold", "clone", "template", "network-and-shares"):
+        words = command_line(*CASES[name][:2], "max", CASES[name][2])
+        assert not any("server" in word or "path=/run" in word or "/scratch" in word or "/images" in word for word in words)
+
+
+def test_a_path_with_commas_stays_one_path() -> None:
+    words = command_line(*CASES["network-and-shares"][:2], "max", CASES["network-and-shares"][2])
+    assert "local,id=share0,path=/data,,with,,commas,security_model=none,multidevs=remap,readonly=on" in words
+
+
+def test_every_json_word_is_json() -> None:
+    for name in CASES:
+        for word in command_line(*CASES[name][:2], "max", CASES[name][2]):
+            if word.startswith("{"):
+                assert isinstance(json.loads(word), dict)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(COLD, id="ffffffffffff"),
+        replace(COLD, disk=Path("/elsewhere")),
+        replace(COLD, folder=Path("/elsewhere")),
+        replace(COLD, boot=replace(COLD.boot, kernel=Path("/other/place/same/bytes"))),
+    ],
+    ids=["id", "disk", "folder", "kernel path"],
+)  # fmt: skip
+def test_what_is_the_hosts_own_affair_does_not_change_the_hardware(other: DomainSpec) -> None:
+    assert hardware(other, QEMU, "max") == hardware(COLD, QEMU, "max")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(COLD, cpus=1),
+        replace(COLD, memory=1 * GIB),
+        replace(COLD, accelerator=Accelerator.KVM),
+        replace(COLD, boot=Boot()),
+        replace(COLD, boot=replace(COLD.boot, append="quiet")),
+        replace(COLD, nic=Nic(NetworkMode.USER, "52:01:02:03:04:05")),
+        replace(COLD, shares=SHARES[:1]),
+        replace(COLD, shares=SHARES),
+    ],
+    ids=["cpus", "memory", "accelerator", "firmware", "append", "card", "one share", "two shares"],
+)  # fmt: skip
+def test_what_the_guest_sees_changes_the_hardware(other: DomainSpec) -> None:
+    assert hardware(other, QEMU, "max") != hardware(COLD, QEMU, "max")
+
+
+def test_another_processor_is_other_hardware() -> None:
+    assert hardware(COLD, QEMU, "qemu64") != hardware(COLD, QEMU, "max")
+
+
+def test_two_cards_differ_only_by_what_the_agent_sets() -> None:
+    one, two = (replace(COLD, nic=Nic(NetworkMode.USER, f"52:01:02:03:04:0{n}")) for n in (1, 2))
+    assert hardware(one, QEMU, "max") == hardware(two, QEMU, "max")
+
+
+def test_a_share_may_be_another_folder_and_another_mode_in_each_clone() -> None:
+    one = replace(COLD, shares=(SharedFolder("share0", "/a", readonly=True),))
+    two = replace(COLD, shares=(SharedFolder("share0", "/b", readonly=False),))
+    assert hardware(one, QEMU, "max") == hardware(two, QEMU, "max")
+
+
+def test_each_machine_has_a_uuid_of_its_own() -> None:
+    from uuid import UUID
+
+    assert UUID(machine_uuid("0123456789ab")).version == 4
+    assert machine_uuid("0123456789ab") != machine_uuid("0123456789ac")

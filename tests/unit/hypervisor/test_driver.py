@@ -1,0 +1,131 @@
+"""What the driver decides without starting anything: the mark, the command that confines, what events mean."""
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import CommandMissing, HostError, ImageCorrupt, NoAccelerator
+from belljar.hypervisor import Accelerator, Boot, EventKind, Settings, load
+from belljar.hypervisor.qemu import driver, process, proof
+from belljar.hypervisor.qemu.domain import translate
+from belljar.hypervisor.qemu.driver import marked
+from belljar.hypervisor.qemu.wiring import wiring
+
+
+@pytest.mark.parametrize(
+    ("argv", "machine"),
+    [
+        ([b"/usr/bin/qemu-system-x86_64", b"-nodefaults", b"-name", b"guest=belljar-0123456789ab"], "0123456789ab"),
+        ([b"/usr/libexec/qemu-kvm", b"-name", b"guest=belljar-0123456789ab,debug-threads=on"], "0123456789ab"),
+        ([b"/usr/bin/setpriv", b"--", b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab"], "0123456789ab"),
+        ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=somebody-elses"], None),
+        ([b"/usr/bin/qemu-system-x86_64", b"-name"], None),
+        ([b"/usr/bin/qemu-system-x86_64"], None),
+        ([b"grep", b"-name", b"guest=belljar-0123456789ab"], None),
+        ([b"vi", b"guest=belljar-0123456789ab"], None),
+        ([], None),
+    ],
+)  # fmt: skip
+def test_a_process_is_known_by_its_mark_and_by_nothing_else(argv: list[bytes], machine: str | None) -> None:
+    assert marked(argv) == machine
+
+
+@pytest.mark.parametrize(
+    ("name", "details", "kind"),
+    [
+        ("SHUTDOWN", {"guest": True, "reason": "guest-shutdown"}, EventKind.SHUTDOWN),
+        ("SHUTDOWN", {"guest": True, "reason": "guest-reset"}, EventKind.RESET),
+        ("SHUTDOWN", {"guest": True, "reason": "guest-panic"}, None),
+        ("SHUTDOWN", {"guest": False, "reason": "host-qmp-quit"}, None),
+        ("GUEST_PANICKED", {"action": "poweroff", "info": {}}, EventKind.PANICKED),
+        ("BLOCK_IO_ERROR", {"nospace": True, "action": "stop", "reason": "No space left on device"}, EventKind.DISK_FULL),
+        ("BLOCK_IO_ERROR", {"nospace": False, "reason": "Input/output error"}, EventKind.DISK_ERROR),
+        ("RTC_CHANGE", {"offset": 1}, None),
+        ("STOP", {}, None),
+    ],
+)  # fmt: skip
+def test_what_qemu_reports_is_told_in_our_words(name: str, details: dict[str, object], kind: EventKind | None) -> None:
+    event = translate(name, details)
+    assert (event.kind if event else None) is kind
+
+
+def test_root_gives_every_privilege_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    words = process.confined(["qemu"], (1000, 100))
+    assert words[1:] == [
+        "--pdeathsig=KILL", "--no-new-privs", "--reuid=1000", "--regid=100", "--clear-groups", "--bounding-set=-all",
+        "--inh-caps=-all", "--ambient-caps=-all", "--", "qemu",
+    ]  # fmt: skip
+
+
+def test_root_keeps_for_a_share_what_9p_needs_and_for_kvm_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    words = process.confined(["qemu"], (0, 0), capabilities=("chown", "fowner"), groups=(106,))
+    assert "--bounding-set=-all,+chown,+fowner" in words
+    assert "--groups=106" in words
+
+
+def test_an_ordinary_user_stays_who_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert process.confined(["qemu"], (1000, 100))[1:] == ["--pdeathsig=KILL", "--no-new-privs", "--", "qemu"]
+
+
+def test_a_host_without_setpriv_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "which", lambda name: None)
+    with pytest.raises(CommandMissing) as caught:
+        process.confined(["qemu"], (0, 0))
+    assert "util-linux" in caught.value.hint
+
+
+def test_tcg_by_the_settings_asks_nobody(tmp_path: Path) -> None:
+    hypervisor = load(Settings(accelerator=Accelerator.TCG, binary="/no/such/qemu"), tmp_path)
+    assert hypervisor.accelerator(Boot())[0] is Accelerator.TCG
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_kvm_auto_falls_back_and_kvm_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "obstacle", lambda: "/dev/kvm does not exist")
+    auto, insisting = (load(Settings(accelerator=Accelerator(name)), tmp_path) for name in ("auto", "kvm"))
+    assert auto.accelerator(Boot()) == (Accelerator.TCG, "/dev/kvm does not exist")
+    with pytest.raises(NoAccelerator, match="does not exist"):
+        insisting.accelerator(Boot())
+
+
+def test_a_qemu_that_is_missing_is_an_error_before_anything_is_made(tmp_path: Path) -> None:
+    hypervisor = driver.QemuHypervisor(Settings(binary="/no/such/qemu"), tmp_path)
+    with pytest.raises(CommandMissing, match="/no/such/qemu"):
+        _ = hypervisor.abilities
+
+
+def test_a_file_of_ours_is_lent_by_a_path_that_needs_no_walk(tmp_path: Path) -> None:
+    (tmp_path / "kernel").write_bytes(b"kernel")
+    (tmp_path / "kernel").chmod(0o644)
+    with wiring((os.geteuid() + 1, 1)) as wires:
+        path = wires.readable(tmp_path / "kernel")
+        assert Path(path).read_bytes() == b"kernel"
+        assert len(wires.fds) == 1
+
+
+def test_a_file_that_qemus_user_may_not_read_is_lent_as_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kernel").write_bytes(b"kernel")
+    (tmp_path / "kernel").chmod(0o600)
+    with wiring((os.geteuid() + 1, 1)) as wires:
+        path = wires.readable(tmp_path / "kernel")
+        assert Path(path).read_bytes() == b"kernel"
+        assert os.stat(path).st_mode & stat.S_IROTH
+        fds = list(wires.fds)
+    for fd in fds:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(fd)
+
+
+def test_a_missing_file_and_a_link_are_not_lent(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/etc/passwd")
+    with wiring((0, 0)) as wires:
+        with pytest.raises(ImageCorrupt, match="missing"):
+            wires.open(tmp_path / "gone", os.O_RDONLY)
+        with pytest.raises(HostError, match="cannot be opened"):
+            wires.open(tmp_path / "link", os.O_RDONLY)
+        assert wires.fds == []
