@@ -25,7 +25,7 @@ class Samples:
         settings = json.loads(
             subprocess.run([belljar, "config", "show", "--format", "json"], capture_output=True, check=True).stdout
         )
-        paths = settings["paths"] if "paths" in settings else {}
+        paths = settings.get("paths", {})
         self._folders = [Path(str(paths[name])) for name in ("run", "scratch") if name in paths]
         self.rows: list[dict[str, float]] = []
 

@@ -71,9 +71,11 @@ class Guest:
 
 
 @contextmanager
-def booted(store: Store, image: Image, folder: Path, *, words: str = "", memory: int = 512) -> Iterator[Guest]:
+def booted(
+    store: Store, image: Image, folder: Path, *, words: str = "", memory: int = 512, disk: int | None = None
+) -> Iterator[Guest]:
     boot, overlay = store.boot_files(image), folder / f"overlay-{time.monotonic_ns()}.qcow2"
-    DiskOverlays(store.settings).create(overlay, image, None)
+    DiskOverlays(store.settings).create(overlay, image, disk)
     ends = [*socket.socketpair(), *socket.socketpair()]
     argv = [
         "qemu-system-x86_64", "-M", "q35,sata=off,usb=off,smbus=off", "-accel", "tcg", "-cpu", "Nehalem", "-m", str(memory),
@@ -192,6 +194,17 @@ def test_what_an_agent_finds_and_what_becomes_of_a_guest_whose_agent_dies(
     assert "the agent ended with code 3, starting it again (1)" in said
     assert "the agent ended with code 7, starting it again (5)" in said
     assert "the agent does not stay up" in said
+
+
+def test_a_larger_disk_has_a_larger_file_system(
+    store: Store, image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "agent.py").write_text("import os\nprint('size', os.statvfs('/').f_blocks * 4096, flush=True)")
+    monkeypatch.setattr(initramfs, "AGENT", tmp_path / "agent.py")
+    with booted(store, image, tmp_path, disk=40 << 30) as guest:
+        said = guest.words()
+    size = int(next(line for line in said.splitlines() if line.startswith("size ")).split()[1])
+    assert 38 << 30 < size < 40 << 30, said
 
 
 def test_an_agent_that_is_done_powers_the_guest_off(

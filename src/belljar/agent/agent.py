@@ -871,6 +871,7 @@ class Guest:
         self.jobs = RUN + "/job"
         self.cgroup = ""
         self.spare = None  # type: Cgroup | None
+        self.zygote = None  # type: Zygote | None
 
     def prepare(self) -> None:
         """Once per boot, before the first conversation."""
@@ -959,7 +960,13 @@ class Guest:
         if not any(b"localhost" in line for line in lines):
             lines = [b"127.0.0.1 localhost\n", b"::1 localhost ip6-localhost ip6-loopback\n"]
         self.hosts = b"".join(lines)
-        for leaf, mode in (("hostname", 0o644), ("hosts", 0o644), ("machine-id", 0o444), ("nonce", 0o444), ("boot_id", 0o444)):
+        for leaf, mode in (
+            ("hostname", 0o644),
+            ("hosts", 0o644),
+            ("machine-id", 0o444),
+            ("nonce", 0o444),
+            ("boot_id", 0o444),
+        ):
             path = RUN + "/" + leaf
             write_file(path, b"", mode)
             self.names[leaf] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -1082,6 +1089,10 @@ class Guest:
         ready, self.spare = self.spare or Cgroup(self.cgroup), None
         return ready
 
+    def take_zygote(self) -> "Zygote | None":
+        zygote, self.zygote = self.zygote, None
+        return zygote
+
     def after_payload(self) -> None:
         """Beside the hot path: the next payload's box."""
         if self.cgroup and self.spare is None:
@@ -1092,9 +1103,12 @@ class Guest:
         if account["uid"]:
             os.fchown(fd, account["uid"], account["gid"] if group is None else group)
 
+    def leave_agent(self) -> None:
+        """In the child: as easy prey for the OOM killer as anybody."""
+        write_file("/proc/self/oom_score_adj", b"0", flags=0)
+
     def become(self, account: "Json") -> None:
         """In the child: from the agent to the user."""
-        write_file("/proc/self/oom_score_adj", b"0", flags=0)
         gid, uid = account["gid"], account["uid"]
         os.setgroups([gid] + [number for number, _ in account["groups"] if number != gid])
         os.setresgid(gid, gid, gid)
@@ -1123,21 +1137,31 @@ class Guest:
         import termios
 
         assert tarfile and fcntl and resource and termios
-        self.identify(
-            {"hostname": "belljar-000000000000", "machine_id": "0" * 32, "nonce": self.boot_nonce, "mac": "", "time": time.time(),
-             "entropy": text_of(os.urandom(64))}
-        )  # fmt: skip
-        for path in (
-            "/bin/sh",
-            "/bin/bash",
-            "/usr/bin/env",
-            "/bin/cat",
-            "/bin/ls",
-            "/usr/bin/id",
-            "/etc/nsswitch.conf",
-        ):
-            read_file(path, 4 * MIB)
+        for name in WARM:
+            for folder in ("/usr/bin/", "/bin/"):
+                if read_file(folder + name, 4 * MIB):
+                    break
+        os.spawnv(os.P_WAIT, "/bin/sh", ["sh", "-c", "true; env true; exit 0"])
         self.after_payload()
+        self.identify(dict(NOBODY, time=time.time()))
+        if self.zygote is None and self.cgroup:
+            self.zygote = Zygote(self, self.box())
+            self.identify(
+                dict(NOBODY, time=time.time())
+            )  # once more: what the fork has left shared is copied now, not by each clone
+
+
+NOBODY = {
+    "hostname": "belljar-000000000000", "machine_id": "0" * 32, "nonce": "0" * 32, "mac": "",
+    "entropy": "\0" * 64,
+}  # fmt: skip
+
+
+# Read into the page cache of a template, so that a clone finds them in memory.
+WARM = (
+    "sh dash bash env true false cat ls id echo sleep date uname hostname pwd mkdir rm cp mv ln touch chmod head tail wc"
+    " grep sed awk sort tar gzip dd mktemp basename dirname python3 nproc df free ps tee tr cut seq test"
+).split()
 
 
 def rewrite(path: str, change: "Callable[[str], str]", mode: int) -> None:
@@ -1206,10 +1230,16 @@ class Rehearsal:
     def box(self) -> "Family":
         return Family()
 
+    def take_zygote(self) -> "Zygote | None":
+        return None
+
     def after_payload(self) -> None:
         pass
 
     def give(self, fd: int, account: "Json", group: "int | None" = None) -> None:
+        pass
+
+    def leave_agent(self) -> None:
         pass
 
     def become(self, account: "Json") -> None:
@@ -1400,7 +1430,8 @@ class Trouble(Exception):
 class Job:
     """A `start` call, taken apart: everything the child needs, as bytes and numbers."""
 
-    def __init__(self, told: "Json") -> None:
+    def __init__(self, told: "Json", text: bytes = b"") -> None:
+        self.text = text  # the call as it came
         self.argv = [bytes_of(word) for word in told["argv"]]
         self.account = told["account"]
         self.env = Environment([(bytes_of(name), bytes_of(value)) for name, value in told["env"]])
@@ -1423,11 +1454,25 @@ def run_child(
     job: Job, world: "Guest | Rehearsal", box: "Cgroup | Family", files: "list[int]", trouble: int
 ) -> "NoReturn":
     """From the fork to the payload's first instruction. Does not return."""
+    try:
+        stand_alone(world, box)
+    except BaseException as exc:
+        report(trouble, "failed", "%s: %s" % (type(exc).__name__, exc))
+        os._exit(FAILED)
+    become_payload(job, world, files, trouble)
+
+
+def stand_alone(world: "Guest | Rehearsal", box: "Cgroup | Family") -> None:
+    """A session and a box of one's own; the agent's signals are not ours."""
+    signal.set_wakeup_fd(-1)
+    os.setsid()
+    box.join()
+    world.leave_agent()
+
+
+def become_payload(job: Job, world: "Guest | Rehearsal", files: "list[int]", trouble: int) -> "NoReturn":
     code = FAILED
     try:
-        signal.set_wakeup_fd(-1)
-        os.setsid()
-        box.join()
         take_stdio(job, files)
         limit(job.rlimits)
         os.umask(job.umask)
@@ -1444,6 +1489,71 @@ def run_child(
         report(trouble, "failed", "%s: %s" % (type(exc).__name__, exc))
     finally:
         os._exit(code)
+
+
+REHEARSED = json.dumps(
+    {"argv": ["sh"], "account": {"home": "/"}, "env": [["PATH", "/bin"]], "cwd": None, "umask": 18, "rlimits": [["CPU", -1, -1]],
+     "terminal": False, "stdio": ["stream"] * 3, "window": None, "script": None, "builtin": None}
+)  # fmt: skip
+
+
+class Zygote:
+    """A child forked before its payload is known, with its session, box and pipes: a template holds one, so that the
+    payload of a clone need not wait for a fork. It is told its order by a pipe, and becomes what is asked."""
+
+    def __init__(self, world: "Guest", box: "Cgroup | Family") -> None:
+        self.box = box
+        pipes = [os.pipe() for _ in range(3)]
+        self.inner = [pipes[0][0], pipes[1][1], pipes[2][1]]
+        self.outer = [pipes[0][1], pipes[1][0], pipes[2][0]]
+        self.trouble, trouble = os.pipe()
+        orders, self.orders = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            self._wait(world, orders, trouble)
+        os.close(orders)
+        os.close(trouble)
+
+    def _wait(self, world: "Guest", orders: int, trouble: int) -> "NoReturn":
+        """In the child: all is ready but the order."""
+        try:
+            stand_alone(world, self.box)
+            for fd in self.outer + [self.orders]:  # else our own end would keep the payload's stdin open
+                os.close(fd)
+            Job(json.loads(REHEARSED))  # the pages this writes to are our own from now on
+            parts = []
+            while True:
+                part = os.read(orders, 64 * KIB)
+                if not part:
+                    break
+                parts.append(part)
+            if not parts:
+                os._exit(0)  # nobody needs us
+            path, _, text = b"".join(parts).partition(b"\0")
+            job = Job(json.loads(text.decode("utf-8")))
+            job.path = path
+            files = [self._descriptor(index, kind) for index, kind in enumerate(job.stdio)]
+        except BaseException as exc:
+            report(trouble, "failed", "%s: %s" % (type(exc).__name__, exc))
+            os._exit(FAILED)
+        become_payload(job, world, files, trouble)
+
+    def _descriptor(self, index: int, kind: str) -> int:
+        if kind == "null":
+            return os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        return self.inner[index] if kind == "stream" else -1
+
+    def go(self, job: Job) -> None:
+        """Hand over the order. Raises OSError when the child is gone: then nothing has happened."""
+        data = memoryview(job.path + b"\0" + job.text)
+        while data:
+            data = data[os.write(self.orders, data) :]
+        os.close(self.orders)
+
+    def discard(self) -> None:
+        """Without an order it ends by itself."""
+        for fd in self.inner + self.outer + [self.trouble, self.orders]:
+            close_quietly(fd)
 
 
 def report(fd: int, kind: str, message: str) -> None:
@@ -1735,7 +1845,8 @@ class Process:
         self.pid = 0
         self.inflows = {}  # type: dict[int, Inflow]
         self.outflows = {}  # type: dict[int, Outflow]
-        self.box = agent.world.box()
+        self.zygote = None if job.terminal or job.builtin else agent.world.take_zygote()
+        self.box = self.zygote.box if self.zygote else agent.world.box()
         self.trouble = -1
         self.master = -1
         self.end = None  # type: tuple[int, Any] | None
@@ -1795,7 +1906,11 @@ class Process:
         self.close()
 
     def launch(self) -> None:
-        """Fork. The parent keeps the far ends of the pipes."""
+        """Fork, or let the child go on that is there already. The parent keeps the far ends of the pipes."""
+        if self.zygote is not None:
+            zygote, self.zygote = self.zygote, None
+            if self._release(zygote):
+                return
         files, inner = self._terminal() if self.job.terminal else self._pipes()
         trouble, trouble_inner = os.pipe()
         inner.append(trouble_inner)
@@ -1811,6 +1926,31 @@ class Process:
         self.pid, self.trouble = pid, trouble
         os.set_blocking(trouble, False)
         self.agent.children[pid] = self
+
+    def _release(self, zygote: Zygote) -> bool:
+        """The zygote becomes the payload; False when it died before its time."""
+        base = 4 * self.number
+        try:
+            for fd in zygote.inner:
+                self.agent.world.give(fd, self.job.account)
+            zygote.go(self.job)
+        except OSError:
+            zygote.discard()
+            self.box = self.agent.world.box()
+            return False
+        for fd in zygote.inner:
+            os.close(fd)
+        for index, (kind, fd) in enumerate(zip(self.job.stdio, zygote.outer)):
+            if kind != "stream":
+                os.close(fd)
+            elif index == STDIN:
+                self.inflows[base] = Inflow(self.agent, base, fd)
+            else:
+                self.outflows[base + index] = Outflow(self.agent, self, base + index, fd)
+        self.pid, self.trouble = zygote.pid, zygote.trouble
+        os.set_blocking(self.trouble, False)
+        self.agent.children[self.pid] = self
+        return True
 
     def _pipes(self) -> "tuple[list[int], list[int]]":
         """The child's three descriptors, and those of them the parent closes afterwards."""
@@ -2148,7 +2288,7 @@ class Agent:
             if not 0 < number < 1 << 30:
                 raise WireError("call number %d" % number)
             told = json.loads(text.decode("utf-8")) if text else {}
-            answer = self._do(name.decode("ascii"), number, told)
+            answer = self._do(name.decode("ascii"), number, told, text)
             if answer is not None:
                 self.send_json(REPLY, number, answer)
         except WireError:
@@ -2162,10 +2302,10 @@ class Agent:
             message = "%s: %s: %s" % (name.decode("ascii", "replace"), type(exc).__name__, exc)
             self.send_json(ERROR, number, {"kind": "bad-call", "message": message[:8192]})
 
-    def _do(self, name: str, number: int, told: "Json") -> "Json | None":
+    def _do(self, name: str, number: int, told: "Json", text: bytes) -> "Json | None":
         """The answer to a call; None when it comes later."""
         if name == "start":
-            self._start(number, told)
+            self._start(number, told, text)
             return {}
         if name in self.calls:
             return self.calls[name](told)
@@ -2183,10 +2323,10 @@ class Agent:
             return {}
         raise Refused("bad-call", "no call is named %s" % name)
 
-    def _start(self, number: int, told: "Json") -> None:
+    def _start(self, number: int, told: "Json", text: bytes) -> None:
         if number in self.processes:
             raise WireError("process %d is there already" % number)
-        job = Job(told)
+        job = Job(told, text)
         self.world.add_account(job.account)
         self.world.make_place(job.cwd, job.account)
         process = Process(self, number, job)

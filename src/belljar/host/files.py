@@ -44,6 +44,15 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
+def sync_file(path: Path) -> None:
+    """Have a file's bytes on disk, whoever wrote them."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames and removals in *folder* durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -83,8 +92,8 @@ def private_folder(path: Path, *, mode: int = PRIVATE_FOLDER) -> Path:
     """
     with no_space_as_error(path):
         try:
-            os.makedirs(path, mode)
-            os.chmod(path, mode)  # makedirs obeys the umask
+            _make(path, mode)
+            os.chmod(path, mode)  # mkdir obeys the umask
         except FileExistsError:
             pass
         except NotADirectoryError as exc:
@@ -97,8 +106,29 @@ def private_folder(path: Path, *, mode: int = PRIVATE_FOLDER) -> Path:
     return path
 
 
+def _make(path: Path, mode: int) -> None:
+    """mkdir with parents; these too are nobody else's to write to, however wide the umask."""
+    try:
+        os.mkdir(path, mode)
+    except FileNotFoundError:
+        with suppress(FileExistsError):
+            _make(path.parent, 0o755)
+        os.mkdir(path, mode)
+
+
 def check_ours(path: Path) -> None:
-    """Raise UnsafeFolder unless *path* belongs to us (or root) and nobody else may write to it."""
+    """Raise UnsafeFolder unless *path* belongs to us (or root) and nobody else may write to it, or put another in its
+    place: a stranger's folder on the way to it, in a place where everybody may write, could."""
+    child = path
+    for parent in path.parents:
+        facts = os.stat(parent)
+        if (
+            facts.st_mode & stat.S_ISVTX
+            and facts.st_mode & stat.S_IWOTH
+            and os.lstat(child).st_uid not in (os.geteuid(), 0)
+        ):
+            raise UnsafeFolder(f"{child}: belongs to uid {os.lstat(child).st_uid}, not to uid {os.geteuid()}")
+        child = parent
     facts = os.lstat(path)
     if stat.S_ISLNK(facts.st_mode):
         raise UnsafeFolder(f"{path}: a symbolic link where belljar keeps its own files")

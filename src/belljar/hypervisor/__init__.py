@@ -119,7 +119,8 @@ class DomainEvent:
 
 
 class Domain(Protocol):
-    """One running domain. Its process is a child of this one and dies with it."""
+    """One running domain. Its process is a child of this one and dies with it. The two sockets belong to the caller, who
+    closes them: what the guest said last can be read from them after its end."""
 
     pid: int
     channel: socket.socket  # the agent's channel, our end, non-blocking
@@ -137,7 +138,7 @@ class Domain(Protocol):
         """SIGKILL now. Does not wait."""
 
     def events(self) -> AsyncIterator[DomainEvent]:
-        """What happens to the domain from now on; ends after EXITED."""
+        """What happens to the domain, from its start on, whenever one asks; ends after EXITED."""
 
     def usage(self) -> tuple[float, float, int]:
         """User seconds, system seconds, peak resident bytes of the QEMU process so far (final once it ended)."""

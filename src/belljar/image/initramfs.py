@@ -20,7 +20,7 @@ INSIDE = Path(__file__).parent / "inside"
 AGENT = Path(__file__).parent.parent / "agent" / "agent.py"
 PT_INTERP = 3
 APPLETS = (
-    "sh", "mount", "insmod", "switch_root", "poweroff", "sleep", "mkdir", "cp", "ln", "ifconfig",
+    "sh", "mount", "insmod", "switch_root", "poweroff", "sleep", "mkdir", "cp", "ln", "ifconfig", "chroot",
 )  # fmt: skip
 FOLDERS = ("bin", "dev", "proc", "sys", "root", "modules", "belljar")
 

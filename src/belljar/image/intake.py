@@ -51,7 +51,7 @@ class Boot:
 
     kernel: bytes = b""
     initrd: bytes = b""
-    append: str = ""
+    words: str = ""  # of the command line that our ramdisk needs, whatever else is asked for
     os: str = ""
     facts: dict[str, Any] = field(default_factory=dict)
 
@@ -88,8 +88,8 @@ def alone(store: Store, word: str, what: str, progress: Progress) -> Iterator[bo
 def take(store: Store, folder: Path, raw: Path, origin: Origin, progress: Progress) -> Image:
     """Make the image of the raw disk *raw*, which lies in the draft *folder*, and publish it. Uses up *raw*."""
     progress.step("Looking for a kernel in the disk")
-    boot = _given(raw, origin) if origin.kernel else find_boot(raw)
     size = _whole_sectors(raw, store.settings.max_size)
+    boot = _given(raw, origin) if origin.kernel else find_boot(raw)
     progress.step("Writing the disk")
     _convert(raw, folder / manifest.DISK)
     raw.unlink()
@@ -97,11 +97,10 @@ def take(store: Store, folder: Path, raw: Path, origin: Origin, progress: Progre
         if data:
             with no_space_as_error(folder):
                 write_whole(folder / name, data)
-    (folder / "maker").unlink(missing_ok=True)
     progress.step("Taking its digest")
     what = manifest.Facts(
         source=origin.source,
-        append=boot.append if origin.append is None else origin.append,
+        append=_command_line(origin.append, boot),
         created=time.time(),
         os=boot.os,
         virtual_size=size,
@@ -130,9 +129,8 @@ def _given(disk: Path, origin: Origin) -> Boot:
     data = origin.kernel.read_bytes()
     found = find_boot(disk)
     if origin.initrd:
-        append = found.append or "console=ttyS0 panic=-1"
         facts = {**found.facts, "boots_by": "kernel", "agent_in_initrd": False, "release": kernel.release(data)}
-        return Boot(data, origin.initrd.read_bytes(), append, found.os, facts)
+        return Boot(data, origin.initrd.read_bytes(), "", found.os, facts)
     for root in ext_file_systems(disk):
         if (version := kernel.release(data)) in root.names(_modules_folder(root)):
             os_name, facts = _describe(root)
@@ -151,12 +149,11 @@ def _direct(root: Files, version: str, data: bytes, os_name: str, facts: dict[st
     keep_signatures = _insists_on_signatures(root, version)
     selection = modules.select(root.read, folder, "ext4", keep_signatures=keep_signatures)
     initrd = initramfs.image_part(_busybox(root), selection)
-    append = APPEND if root.partition.number == 0 else f"{APPEND} belljar.root={root.device}"
     elf = kernel.directly_bootable(data)
     return Boot(
         elf or data,
         initrd,
-        append,
+        _root_words(root),
         os_name,
         {
             **facts,
@@ -166,6 +163,19 @@ def _direct(root: Files, version: str, data: bytes, os_name: str, facts: dict[st
             "kernel_form": "elf" if elf else "bzimage",
         },
     )
+
+
+def _root_words(root: Files) -> str:
+    """Where the root file system is. One that fills its disk grows with it; a partition does not."""
+    if root.partition.number:
+        return f"belljar.root={root.device}"
+    return f"belljar.sectors={root.disk.stat().st_size // 512}"
+
+
+def _command_line(asked: str | None, boot: Boot) -> str:
+    if not boot.kernel:
+        return ""
+    return f"{APPEND if asked is None else asked} {boot.words}".strip()
 
 
 def _kernels(root: Files, systems: list[Files]) -> list[tuple[str, Files, str]]:

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NotPermitted
-from belljar.host.files import no_space_as_error, private_folder, remove_tree, write_whole
+from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync_file, sync_folder, write_whole
 from belljar.host.locks import locked, try_lock
 from belljar.image import BootFiles, Image, Settings, Users, initramfs, manifest, nobody
 from belljar.model import MachineId
@@ -180,13 +180,12 @@ class Store:
     def publish(self, draft: Path, what: manifest.Facts, name: str | None) -> Image:
         """Turn a finished draft into an image and give it its name. When the same disk is there already, that one stays and
         the draft is dropped."""
-        from belljar.host.files import sync_folder
-
         (draft / "lock").touch()
         (draft / "lock").chmod(0o644)
         for file in (manifest.DISK, manifest.KERNEL, manifest.INITRD):
             with suppress(FileNotFoundError):
                 (draft / file).chmod(self.file_mode)
+                sync_file(draft / file)
         digest = manifest.write(draft, what, mode=self.file_mode)
         folder = self.folder / f"{PREFIX}{digest}"
         try:
@@ -196,6 +195,7 @@ class Store:
             if not folder.is_dir():
                 raise
             self._refresh(draft, folder)
+        (folder / "maker").unlink(missing_ok=True)  # only now: `gc` takes a draft that nobody holds
         image = manifest.read(folder)
         return self.tag(image, name) if name else image
 

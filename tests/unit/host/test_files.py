@@ -23,7 +23,7 @@ def test_a_reader_never_sees_a_draft_and_a_failed_write_leaves_none(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", full)
-        with pytest.raises(NoSpace, match="facts.json"):
+        with pytest.raises(NoSpace, match=r"facts\.json"):
             files.write_whole(target, b"new")
     assert target.read_bytes() == b"old"
     assert [path.name for path in tmp_path.iterdir()] == ["facts.json"]

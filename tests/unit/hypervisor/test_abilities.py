@@ -20,8 +20,12 @@ name "virtio-serial-pci-non-transitional", bus PCI
 """
 
 
-def fake_qemu(path: Path, version: str = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)", listing: str = LISTING) -> str:
-    path.write_text(f'#!/bin/sh\necho asked >> {path}.log\ncase $1 in --version) echo "{version}";; *) cat <<"X"\n{listing}X\n;; esac\n')
+def fake_qemu(
+    path: Path, version: str = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)", listing: str = LISTING
+) -> str:
+    path.write_text(
+        f'#!/bin/sh\necho asked >> {path}.log\ncase $1 in --version) echo "{version}";; *) cat <<"X"\n{listing}X\n;; esac\n'
+    )
     path.chmod(0o755)
     return str(path)
 
@@ -76,7 +80,13 @@ def test_a_qemu_that_is_too_old_is_refused(tmp_path: Path) -> None:
 
 def test_a_qemu_without_a_device_we_need_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(HostError, match="has no virtio-serial"):
-        abilities.ask(fake_qemu(tmp_path / "qemu", listing='name "virtio-blk-pci-non-transitional"\nname "virtio-rng-pci-non-transitional"\n'), tmp_path / "m")
+        abilities.ask(
+            fake_qemu(
+                tmp_path / "qemu",
+                listing='name "virtio-blk-pci-non-transitional"\nname "virtio-rng-pci-non-transitional"\n',
+            ),
+            tmp_path / "m",
+        )
 
 
 def test_a_missing_qemu_is_named_with_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

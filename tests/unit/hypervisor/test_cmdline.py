@@ -3,6 +3,7 @@
 import json
 import os
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,10 @@ COLD = DomainSpec(
 )  # fmt: skip
 PLUGS = Plugs(10, 11, 12, layers=(13, 14), kernel="/proc/self/fd/15", initrd="/proc/self/fd/16")
 RAM = "/proc/self/fd/17"
-SHARES = (SharedFolder("share0", "/data,with,commas", readonly=True), SharedFolder("share1", "/home/me", readonly=False))
+SHARES = (
+    SharedFolder("share0", "/data,with,commas", readonly=True),
+    SharedFolder("share1", "/home/me", readonly=False),
+)
 
 
 CASES = {
@@ -52,7 +56,7 @@ def test_the_command_line_is_the_one_written_down(name: str) -> None:
 
 
 def devices(words: list[str]) -> list[str]:
-    return [word for before, word in zip(words, words[1:], strict=False) if before in ("-device", "-serial")]
+    return [word for before, word in pairwise(words) if before in ("-device", "-serial")]
 
 
 def test_a_clone_has_the_devices_of_its_template_in_the_same_order() -> None:
@@ -63,7 +67,9 @@ def test_a_clone_has_the_devices_of_its_template_in_the_same_order() -> None:
 def test_nothing_listens_and_nothing_has_a_name_on_disk() -> None:
     for name in ("cold", "clone", "template", "network-and-shares"):
         words = command_line(*CASES[name][:2], "max", CASES[name][2])
-        assert not any("server" in word or "path=/run" in word or "/scratch" in word or "/images" in word for word in words)
+        assert not any(
+            "server" in word or "path=/run" in word or "/scratch" in word or "/images" in word for word in words
+        )
 
 
 def test_a_path_with_commas_stays_one_path() -> None:

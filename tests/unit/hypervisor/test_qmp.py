@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings, strategies as st
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from belljar.errors import DomainDied, QmpError, QmpTimeout
 from belljar.hypervisor.qemu.qmp import LONGEST_LINE, Monitor
@@ -97,7 +98,12 @@ async def test_events_are_told_as_they_come_between_answers(pair: tuple[socket.s
     ours, far = pair
     events, tell = heard()
     monitor = Monitor(ours, tell)
-    far.say(GREETING, {"event": "RESUME", "timestamp": {}}, {"event": "SHUTDOWN", "data": {"guest": True}}, {"event": "ODD", "data": 7})
+    far.say(
+        GREETING,
+        {"event": "RESUME", "timestamp": {}},
+        {"event": "SHUTDOWN", "data": {"guest": True}},
+        {"event": "ODD", "data": 7},
+    )
     far.answer()
     await monitor.handshake
     assert events == [("RESUME", {}), ("SHUTDOWN", {"guest": True}), ("ODD", {})]
@@ -128,7 +134,10 @@ async def test_what_came_before_the_end_is_heard(pair: tuple[socket.socket, Far]
     monitor.fail(QmpError("over"))
 
 
-@pytest.mark.parametrize("line", [b"no json\n", b"[1,2]\n", b'"text"\n', b"{}\n", b'{"return": 1}\n', b'{"return": 1, "id": "x"}\n', b"\xff\xfe\n"])
+@pytest.mark.parametrize(
+    "line",
+    [b"no json\n", b"[1,2]\n", b'"text"\n', b"{}\n", b'{"return": 1}\n', b'{"return": 1, "id": "x"}\n', b"\xff\xfe\n"],
+)
 async def test_what_is_not_the_protocol_ends_the_conversation(pair: tuple[socket.socket, Far], line: bytes) -> None:
     ours, far = pair
     monitor = Monitor(ours, lambda *_: None)
@@ -168,7 +177,10 @@ def test_lines_may_arrive_in_any_pieces(parts: list[int]) -> None:
         ours, theirs = socket.socketpair()
         events, tell = heard()
         monitor = Monitor(ours, tell)
-        text = b"".join(json.dumps(message).encode() + b"\r\n" for message in (GREETING, {"event": "A"}, {"return": {}, "id": 1}, {"event": "B"}))
+        text = b"".join(
+            json.dumps(message).encode() + b"\r\n"
+            for message in (GREETING, {"event": "A"}, {"return": {}, "id": 1}, {"event": "B"})
+        )
         for size in [*parts, len(text)]:
             theirs.sendall(text[:size])
             text = text[size:]

@@ -171,7 +171,9 @@ def test_only_a_key_can_be_removed(store: TemplateStore, key: str) -> None:
     assert isinstance(store.find(KEY), Template)
 
 
-def test_a_clone_gets_an_overlay_of_its_own_and_none_of_a_template_that_is_gone(store: TemplateStore, tmp_path: Path) -> None:
+def test_a_clone_gets_an_overlay_of_its_own_and_none_of_a_template_that_is_gone(
+    store: TemplateStore, tmp_path: Path
+) -> None:
     template = make(store)
     copy_overlay(template, tmp_path / "overlay", ME)
     assert (tmp_path / "overlay").read_bytes() == (template.folder / CLONE).read_bytes()

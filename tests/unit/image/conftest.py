@@ -39,7 +39,6 @@ def publish(store: Store) -> Callable[..., Image]:
                 (folder / manifest.INITRD).write_bytes(b"a ramdisk")
             facts = {"agent_in_initrd": direct}
             what = manifest.Facts("build debian bookworm", "quiet", 1.0, "Debian", SIZE, facts)
-            (folder / "maker").unlink()
             return to.publish(folder, what, name)
 
     return publish

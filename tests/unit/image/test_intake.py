@@ -28,7 +28,7 @@ def test_a_disk_without_partitions_is_its_file_system(store: Store, tmp_path: Pa
     image = take(store, ext4(tmp_path / "disk", system(tmp_path / "root")))
     assert image.kernel and image.kernel.read_bytes().startswith(b"\x7fELF")
     assert image.initrd and b"virtio_blk.ko" in image.initrd.read_bytes()
-    assert image.os == "Small Linux 1" and "belljar.root" not in image.append
+    assert image.os == "Small Linux 1" and image.append == f"{intake.APPEND} belljar.sectors={4 * MIB // 512}"
     expected = {
         "python": "3.11",
         "packages": 2,
@@ -102,7 +102,9 @@ def test_a_given_kernel_gets_a_ramdisk_from_the_disks_modules(store: Store, tmp_
     root = system(tmp_path / "root")
     given = (root / "boot/vmlinuz-6.1.0-9-amd64").rename(tmp_path / "kernel")
     image = take(store, ext4(tmp_path / "disk", root), kernel=given, append="my words")
-    assert image.append == "my words" and image.facts["agent_in_initrd"] and image.initrd
+    assert (
+        image.append == f"my words belljar.sectors={4 * MIB // 512}" and image.facts["agent_in_initrd"] and image.initrd
+    )
 
 
 def test_a_given_kernel_and_ramdisk_are_used_as_they_are(store: Store, tmp_path: Path) -> None:
