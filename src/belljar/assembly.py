@@ -5,18 +5,20 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar import config
 from belljar.machine import Folders
+from belljar.model import Account, MachineSpec, Payload, Request
 
 if TYPE_CHECKING:
     import socket
 
     from belljar.guest.conversation import Conversation
-    from belljar.hypervisor import Hypervisor
+    from belljar.hypervisor import Hypervisor, Template
     from belljar.image.overlay import DiskOverlays
     from belljar.image.store import Store
     from belljar.machine.mould import Mould
@@ -100,6 +102,14 @@ class House:
             hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, make_guest=self.converse, relay=relay,
             folders=self.folders, settings=machine, boot_timeout=qemu.boot_timeout, planner=planner, point=self._point,
         )  # fmt: skip
+
+    def build_template(self, spec: MachineSpec, account: Account) -> Template:
+        """The template that machines of this kind are cloned from for this user, made now where there is none."""
+        import asyncio
+
+        payload = Payload(argv=(), account=account)
+        request = Request(os.urandom(6).hex(), spec, payload, requester="template build", created=time.time())
+        return asyncio.run(self.supervisor().cast(request))
 
     def _templates_of(self, digest: str) -> list[str]:
         """The templates that stand on an image, in words."""

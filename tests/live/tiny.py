@@ -81,7 +81,10 @@ class Tiny:
         guest = Talk(domain)
         assert await guest.line() == "ready"
         guest.close()
-        return await self.hypervisor.save_template(spec, domain)
+        try:
+            return await self.hypervisor.save_template(spec, domain)
+        finally:
+            guest.hang_up()
 
     def clone(self, spec: DomainSpec, template: Template) -> "Talk":
         spec.folder.mkdir(mode=0o700, exist_ok=True)
@@ -124,12 +127,18 @@ class Talk:
         return lines, int(line.split()[1])
 
     def close(self) -> None:
+        """Stop reading the console."""
         self._reading.cancel()
 
     async def end(self) -> None:
         self.close()
         self.domain.kill()
         await self.domain.quit(grace=0.0)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        self.domain.channel.close()
+        self.domain.console.close()
 
     async def _read_console(self) -> None:
         with suppress(OSError):

@@ -116,6 +116,7 @@ def expire(args: argparse.Namespace, house: House) -> int:
 
 def build(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.render import as_json, size
+    from belljar.cli.request import account_of
     from belljar.model import MachineSpec, NetworkMode, Share
 
     defaults = house.settings.machine
@@ -127,7 +128,7 @@ def build(args: argparse.Namespace, house: House) -> int:
         network=NetworkMode(args.network) if args.network else defaults.network,
         shares=tuple(Share("/", f"/share{number}") for number in range(args.shares)),
     )
-    template = house.build_template(spec)
+    template = house.build_template(spec, account_of(None))
     print(as_json(_described(template)) if args.format == "json" else f"{template.key}  {size(template.size)}")
     return 0
 

@@ -13,7 +13,8 @@ from belljar.machine import Settings
 from belljar.machine.life import Life
 from belljar.machine.mould import Mould
 from belljar.model import MIB, NetworkMode, Request, Start
-from belljar.network import Link, plan as plan_link
+from belljar.network import Link
+from belljar.network import plan as plan_link
 
 SMALLEST_MEMORY = 64 * MIB
 LARGE_PAGE = 2 * MIB
@@ -59,7 +60,7 @@ class Planner:
             return await self._with_disk(life, image, Plan(spec, link, None, "asked for"))
         template: Template | str = self._hypervisor.find_template(spec)
         if isinstance(template, str):
-            template = await self._make_template(life, spec, image)
+            template = await self._make_template(life, image)
         if isinstance(template, str):
             if wanted is Start.CLONE:
                 raise TemplateError(f"no clone can be started: {template}")
@@ -68,17 +69,25 @@ class Planner:
         self._hypervisor.clone_disk(template, spec)
         return Plan(spec, link, template)
 
+    async def template(self, life: Life, image: Image) -> Template:
+        """The template for a request, made now where there is none. Raises why it cannot be had."""
+        spec, _ = await self._spec(life, image)
+        found = self._hypervisor.find_template(spec)
+        if isinstance(found, Template):
+            return found
+        payload = life.request.payload
+        with life.phase("template"):
+            return await self._mould.make(spec, image, life.record, payload.account if payload else None)
+
     async def cold(self, life: Life, image: Image, reason: str) -> Plan:
         """A cold start instead of what was planned first."""
         spec, link = await self._spec(life, image)
         return await self._with_disk(life, image, Plan(spec, link, None, reason))
 
-    async def _make_template(self, life: Life, spec: DomainSpec, image: Image) -> Template | str:
+    async def _make_template(self, life: Life, image: Image) -> Template | str:
         """A template made now, by us or by somebody who was before us; or why there is none."""
         try:
-            with life.phase("template"):
-                payload = life.request.payload
-                return await self._mould.make(spec, image, life.record, payload.account if payload else None)
+            return await self.template(life, image)
         except BelljarError as error:
             return f"no template could be made: {error.message}"
 

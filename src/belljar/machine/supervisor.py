@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from belljar.errors import AgentLost, BelljarError, GuestError, HypervisorError, OutputMissing
 from belljar.guest import ExitStatus, Guest, Process, Streams
 from belljar.host.processes import start_time
-from belljar.hypervisor import Domain, Hypervisor
+from belljar.hypervisor import Domain, Hypervisor, Template
 from belljar.image import Image, ImageStore, Overlays
 from belljar.machine import Folders, Settings, fates
 from belljar.machine.console import Console
@@ -60,6 +60,23 @@ class Supervisor:
         finally:
             await asyncio.shield(machine.leave())
         return life.outcome
+
+    async def cast(self, request: Request) -> Template:
+        """The template a request would be cloned from, made now where there is none. Raises why it cannot be had."""
+        life = claim(request, self._folders, self._point)
+        try:
+            life.enter(State.PREPARING)
+            image = self._planner.image(request)
+            with self._images.hold(image, request.id):
+                template = await self._planner.template(life, image)
+            life.expect(Cause.FINISHED, f"template {template.key[:12]} is there")
+            return template
+        except BelljarError as error:
+            life.fail(error)
+            raise
+        finally:
+            life.leave_towards(State.CLEANING)
+            fates.put_away(life, self._overlays, (0.0, 0.0, 0))
 
 
 class _Machine:

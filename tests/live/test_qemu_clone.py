@@ -1,0 +1,167 @@
+"""Real templates and clones: many at once, private memory, what is noticed when somebody touched a template."""
+
+import asyncio
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.live import tiny
+from tests.live.tiny import Tiny
+
+from belljar.errors import DomainDied, HypervisorError, TemplateError
+from belljar.hypervisor import Settings, SharedFolder, Template
+from belljar.hypervisor.qemu.driver import QemuHypervisor
+from belljar.model import MIB
+
+NOBODY = (65534, 65534)
+
+
+@pytest.fixture(scope="module")
+def guests(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    return tiny.make(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def template(guests: Tiny) -> Template:
+    """One template for all tests that do not harm it."""
+    return asyncio.run(guests.template(guests.spec(new_id(), shares=SHARES)))
+
+
+SHARES = (SharedFolder("share0", "/tmp", readonly=True),)
+
+
+def new_id() -> str:
+    return os.urandom(6).hex()
+
+
+async def test_eight_clones_at_once_go_on_where_the_template_stood(guests: Tiny, template: Template) -> None:
+    clones = [guests.clone(guests.spec(new_id(), shares=SHARES), template) for _ in range(8)]
+    try:
+        answers = await asyncio.gather(*(clone.ask(f"clone {number}") for number, clone in enumerate(clones)))
+        assert answers == [f"heard clone {number}" for number in range(8)]
+        await asyncio.gather(*(clone.domain.connect() for clone in clones))
+    finally:
+        for clone in clones:
+            await clone.end()
+    assert guests.hypervisor.verify_template(template) == []
+
+
+async def test_what_a_clone_writes_stays_its_own(guests: Tiny, template: Template) -> None:
+    one, two = (guests.clone(guests.spec(new_id(), shares=SHARES), template) for _ in range(2))
+    try:
+        for number, clone in ((1, one), (2, two)):
+            await clone.do(
+                f"mkdir -p /m; mount -t tmpfs none /m; busybox dd if=/dev/urandom of=/m/x bs=1M count=20; echo {number} > /m/word"
+            )
+            await clone.do(f"echo disk {number} | busybox dd of=/dev/vda conv=notrunc; busybox sync")
+        assert [(await clone.do("busybox cat /m/word"))[0] for clone in (one, two)] == [["1"], ["2"]]
+        assert [(await clone.do("busybox head -c 6 /dev/vda; echo"))[0] for clone in (one, two)] == [
+            ["disk 1"],
+            ["disk 2"],
+        ]
+    finally:
+        await one.end()
+        await two.end()
+    assert guests.hypervisor.verify_template(template) == []
+
+
+async def test_an_idle_clone_shares_the_memory_of_its_template(guests: Tiny, template: Template) -> None:
+    clones = [guests.clone(guests.spec(new_id(), shares=SHARES), template) for _ in range(3)]
+    try:
+        for clone in clones:
+            await clone.ask("hello")
+        rollup = Path(f"/proc/{clones[0].domain.pid}/smaps_rollup").read_text()
+        private = sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private_Dirty"))
+        assert private < 80 * 1024  # KiB; its guest has 256 MiB
+    finally:
+        for clone in clones:
+            await clone.end()
+
+
+async def test_each_clone_mounts_a_folder_of_its_own(guests: Tiny, template: Template, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "word").write_text(f"folder {name}\n")
+        spec = guests.spec(new_id(), shares=(SharedFolder("share0", str(folder), readonly=name == "one"),))
+        clone = guests.clone(spec, template)
+        try:
+            mount = "mkdir /s; mount -t 9p -o trans=virtio,version=9p2000.L share0 /s; busybox cat /s/word; echo new > /s/new"
+            lines, _ = await clone.do(mount)
+            assert lines[0] == f"folder {name}"
+        finally:
+            await clone.end()
+        assert (folder / "new").exists() is (name == "two")
+
+
+async def test_a_clone_that_stands_still_is_a_timeout(guests: Tiny, template: Template) -> None:
+    clone = guests.clone(guests.spec(new_id(), shares=SHARES), template)
+    hypervisor = QemuHypervisor(Settings(qmp_timeout=0.1), guests.folder / "store")
+    os.kill(clone.domain.pid, 19)
+    await clone.end()
+    assert clone.domain.pid not in [pid for _, pid in hypervisor.alive()]
+
+
+async def test_a_template_is_for_its_own_kind_of_machine_only(guests: Tiny, template: Template) -> None:
+    spec = guests.spec(new_id(), shares=SHARES)
+    assert guests.hypervisor.find_template(spec) == template
+    for other in (
+        replace(spec, memory=512 * MIB), replace(spec, cpus=2), replace(spec, shares=()), replace(spec, owner=(1, 1)),
+        replace(spec, image_digest="another"), replace(spec, disk_size=128 * MIB),
+        replace(spec, boot=replace(spec.boot, append="console=ttyS0")), replace(spec, boot=replace(spec.boot, digest="new agent")),
+    ):  # fmt: skip
+        assert "no template" in str(guests.hypervisor.find_template(other))
+
+
+async def test_a_template_whose_memory_was_touched_is_not_used(guests: Tiny) -> None:
+    spec = guests.spec(new_id(), image_digest="to be touched")
+    template = await guests.template(spec)
+    with open(template.folder / "ram", "r+b") as file:
+        file.seek(64 * MIB)
+        file.write(b"a secret way in")
+    assert "ram has another" in str(guests.hypervisor.find_template(spec))
+    assert "ram has other content than when it was made" in guests.hypervisor.verify_template(template)
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbage"])
+async def test_a_device_state_that_does_not_load_is_an_error_and_no_hang(guests: Tiny, damage: str) -> None:
+    spec = guests.spec(new_id(), image_digest=f"damaged: {damage}")
+    template = await guests.template(spec)
+    state = template.folder / "state"
+    state.chmod(0o600)
+    content = state.read_bytes()
+    state.write_bytes(content[: len(content) // 2] if damage == "cut" else b"\0" * len(content))
+    clone = guests.clone(guests.spec(new_id(), image_digest=f"damaged: {damage}"), template)
+    try:
+        async with asyncio.timeout(tiny.LONGEST):
+            with pytest.raises(HypervisorError):
+                await clone.domain.connect()
+    finally:
+        await clone.end()
+
+
+async def test_root_may_keep_templates_for_a_user_without_rights(guests: Tiny) -> None:
+    spec = guests.spec(new_id(), owner=NOBODY)
+    template = await guests.template(spec)
+    facts = {path.name: path.stat() for path in template.folder.iterdir()}
+    assert {name for name, fact in facts.items() if fact.st_uid != 0} <= {"ram"}
+    clone = guests.clone(guests.spec(new_id(), owner=NOBODY), template)
+    try:
+        assert await clone.ask("hello") == "heard hello"
+    finally:
+        await clone.end()
+    assert guests.hypervisor.verify_template(template) == []
+
+
+async def test_a_template_whose_qemu_is_killed_while_it_boots_is_none(guests: Tiny) -> None:
+    spec = guests.spec(new_id(), image_digest="killed")
+    spec.folder.mkdir()
+    guests.hypervisor.prepare_template(spec, guests.base)
+    domain = guests.hypervisor.start_template(spec)
+    guests.hypervisor.discard(spec.id)
+    with pytest.raises((TemplateError, DomainDied)):
+        await guests.hypervisor.save_template(spec, domain)
+    domain.channel.close()
+    domain.console.close()
+    assert "no template" in str(guests.hypervisor.find_template(spec))
