@@ -71,12 +71,15 @@ async def test_an_idle_clone_shares_the_memory_of_its_template(guests: Tiny, tem
     try:
         for clone in clones:
             await clone.ask("hello")
-        rollup = Path(f"/proc/{clones[0].domain.pid}/smaps_rollup").read_text()
-        private = sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private_Dirty"))
-        assert private < 80 * 1024  # KiB; its guest has 256 MiB
+        assert private_memory(clones[0].domain.pid) < 80 * MIB  # its guest has 256 MiB
     finally:
         for clone in clones:
             await clone.end()
+
+
+def private_memory(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_Dirty"))
 
 
 async def test_each_clone_mounts_a_folder_of_its_own(guests: Tiny, template: Template, tmp_path: Path) -> None:
@@ -117,11 +120,15 @@ async def test_a_template_is_for_its_own_kind_of_machine_only(guests: Tiny, temp
 async def test_a_template_whose_memory_was_touched_is_not_used(guests: Tiny) -> None:
     spec = guests.spec(new_id(), image_digest="to be touched")
     template = await guests.template(spec)
-    with open(template.folder / "ram", "r+b") as file:
-        file.seek(64 * MIB)
-        file.write(b"a secret way in")
+    touch(template.folder / "ram", 64 * MIB, b"a secret way in")
     assert "ram has another" in str(guests.hypervisor.find_template(spec))
     assert "ram has other content than when it was made" in guests.hypervisor.verify_template(template)
+
+
+def touch(path: Path, at: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(data)
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage"])

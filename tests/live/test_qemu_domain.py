@@ -32,9 +32,24 @@ def new_id() -> str:
     return os.urandom(6).hex()
 
 
+def sh(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)
+
+
 @asynccontextmanager
-async def booted(guests: Tiny, spec: DomainSpec | None = None) -> AsyncIterator[Talk]:
-    guest = Talk(guests.hypervisor.start(spec or guests.fresh(new_id())))
+async def ready(guests: Tiny) -> AsyncIterator[Talk]:
+    """A guest of the plain kind."""
+    guest = await guests.guest()
+    try:
+        yield guest
+    finally:
+        await guest.end()
+
+
+@asynccontextmanager
+async def booted(guests: Tiny, spec: DomainSpec) -> AsyncIterator[Talk]:
+    """A guest of another kind, started cold."""
+    guest = Talk(guests.hypervisor.start(spec))
     try:
         assert await guest.line() == "ready"
         yield guest
@@ -89,7 +104,7 @@ def listening(pid: int) -> list[str]:
 
 
 async def test_the_signals_of_a_terminal_or_a_batch_system_do_not_reach_qemu(guests: Tiny) -> None:
-    async with booted(guests) as guest:
+    async with ready(guests) as guest:
         for number in (1, 2, 3, 10, 12, 13, 14, 15, 20, 21, 22, 24, 25):
             os.kill(guest.domain.pid, number)
         assert await guest.ask("still there") == "heard still there"
@@ -133,7 +148,7 @@ asyncio.run(main())
     ("word", "kind"), [("off", EventKind.SHUTDOWN), ("reboot", EventKind.RESET), ("panic", EventKind.PANICKED)]
 )
 async def test_the_end_of_a_guest_is_told_with_its_kind(guests: Tiny, word: str, kind: EventKind) -> None:
-    async with booted(guests) as guest:
+    async with ready(guests) as guest:
         await guest.say(word)
         told = await events(guest.domain)
         assert [event.kind for event in told] == [kind, EventKind.EXITED]
@@ -143,7 +158,7 @@ async def test_the_end_of_a_guest_is_told_with_its_kind(guests: Tiny, word: str,
 async def test_a_full_host_disk_stops_the_guest_and_is_told(guests: Tiny, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "belljar-test", str(small)], check=True)
+    sh("mount", "-t", "tmpfs", "-o", "size=8m", "belljar-test", str(small))
     try:
         spec = guests.fresh(new_id())
         moved = replace(spec, disk=small / "overlay.qcow2")
@@ -152,22 +167,20 @@ async def test_a_full_host_disk_stops_the_guest_and_is_told(guests: Tiny, tmp_pa
         async with booted(guests, moved) as guest:
             await guest.say("do busybox dd if=/dev/zero of=/dev/vda bs=1M count=32 conv=fsync")
             async with asyncio.timeout(tiny.LONGEST):
-                async for event in guest.domain.events():
-                    break
-            assert event.kind is EventKind.DISK_FULL
+                first = await anext(guest.domain.events())
+            assert first.kind is EventKind.DISK_FULL
     finally:
-        subprocess.run(["umount", "-l", str(small)], check=True)
+        sh("umount", "-l", str(small))
 
 
 async def test_the_console_is_heard(guests: Tiny) -> None:
-    async with booted(guests) as guest:
+    async with ready(guests) as guest:
         assert await guest.ask("shout a word to the console") == "shouted"
-        while b"a word to the console" not in guest.console:
-            await asyncio.sleep(0)
+        await guest.heard(b"a word to the console")
 
 
 async def test_a_paused_guest_does_nothing_until_it_is_resumed(guests: Tiny) -> None:
-    async with booted(guests) as guest:
+    async with ready(guests) as guest:
         await guest.domain.pause()
         await guest.say("hello")
         with pytest.raises(BlockingIOError):
@@ -247,9 +260,9 @@ async def test_too_little_address_space_is_explained(guests: Tiny) -> None:
 
 async def test_a_disk_with_a_ruined_header_is_explained(guests: Tiny) -> None:
     spec = guests.fresh(new_id())
-    with open(spec.disk, "r+b") as file:
-        file.seek(36)
-        file.write(b"\xff" * 12)  # L1 size and place
+    content = bytearray(spec.disk.read_bytes())
+    content[36:48] = b"\xff" * 12  # size and place of its L1 table
+    spec.disk.write_bytes(content)
     domain = guests.hypervisor.start(spec)
     try:
         with pytest.raises(ImageCorrupt):
@@ -277,7 +290,7 @@ async def test_two_machines_never_write_one_disk(guests: Tiny) -> None:
 
 
 async def test_there_is_no_card_and_no_share_unless_asked(guests: Tiny) -> None:
-    async with booted(guests) as guest:
+    async with ready(guests) as guest:
         lines, _ = await guest.do(
             "cat /sys/bus/pci/devices/*/device 2>/dev/null || busybox cat /sys/bus/pci/devices/*/device"
         )

@@ -25,7 +25,16 @@ def at(seat: Terminal, belljar: Belljar, *words: str, **options: object) -> subp
 def test_the_payload_has_a_terminal_of_the_callers_size(belljar: Belljar) -> None:
     with terminal() as seat:
         before = seat.modes()
-        job = at(seat, belljar, "run", "-t", "--", "sh", "-c", "stty size; for n in 0 1 2; do test -t $n; echo $?; done; exit 9")
+        job = at(
+            seat,
+            belljar,
+            "run",
+            "-t",
+            "--",
+            "sh",
+            "-c",
+            "stty size; for n in 0 1 2; do test -t $n; echo $?; done; exit 9",
+        )
         assert seat.rest() == b"31 117\r\n0\r\n0\r\n0\r\n"
         assert job.returncode == 9
         assert seat.modes() == before
@@ -157,7 +166,8 @@ def test_a_line_that_is_cut_ends_the_machine(belljar: Belljar) -> None:
 
 
 def test_a_start_that_is_cancelled_gives_the_terminal_back(belljar: Belljar) -> None:
-    with terminal() as seat, belljar.popen("events", "-f", "--format", "json") as events:
+    events = belljar.popen("events", "-f", "--format", "json")
+    with terminal() as seat:
         before = seat.modes()
         job = at(seat, belljar, "run", "-t", "--start", "cold", "--", "true")
         assert events.stdout is not None
@@ -166,7 +176,6 @@ def test_a_start_that_is_cancelled_gives_the_terminal_back(belljar: Belljar) -> 
         job.send_signal(signal.SIGTERM)
         seat.rest()
         assert job.returncode == -signal.SIGTERM and seat.modes() == before
-        events.kill()
 
 
 @pytest.fixture
@@ -237,17 +246,26 @@ def keepers(belljar: Belljar) -> list[int]:
 
 
 def test_exec_has_a_terminal_too(belljar: Belljar) -> None:
-    with belljar.popen("run", "--name", "job", "--", "sh", "-c", "echo up; exec sleep 1000") as job, terminal() as seat:
-        assert job.stdout is not None and job.stdout.readline() == b"up\n"
+    job = belljar.popen("run", "--name", "job", "--", "sh", "-c", "echo up; exec sleep 1000")
+    assert job.stdout is not None and job.stdout.readline() == b"up\n"
+    script = f"trap 'stty size; exit 5' WINCH; stty size; {FOREVER}"
+    with terminal() as seat:
         before = seat.modes()
-        second = at(seat, belljar, "exec", "-t", "job", "--", "sh", "-c", f"stty size; trap 'stty size; exit 5' WINCH; {FOREVER}")
+        second = at(seat, belljar, "exec", "-t", "job", "--", "sh", "-c", script)
         seat.expect(b"31 117\r\n")
         seat.resize(12, 34)
         assert seat.rest() == b"12 34\r\n"
         assert second.returncode == 5 and seat.modes() == before
-        third = at(seat, belljar, "exec", "-t", "job", "--", "sh", "-c", "echo up; exec sleep 1000")
+
+
+def test_exec_gives_the_terminal_back_when_its_machine_ends(belljar: Belljar) -> None:
+    job = belljar.popen("run", "--name", "job", "--", "sh", "-c", "echo up; exec sleep 1000")
+    assert job.stdout is not None and job.stdout.readline() == b"up\n"
+    with terminal() as seat:
+        before = seat.modes()
+        second = at(seat, belljar, "exec", "-t", "job", "--", "sh", "-c", "echo up; exec sleep 1000")
         seat.expect(b"up\r\n")
         job.send_signal(signal.SIGTERM)
-        screen = seat.rest()  # its machine ended
-        assert third.returncode not in (0, None) and seat.modes() == before, screen
+        screen = seat.rest()
+        assert second.returncode == 125 and seat.modes() == before, screen
         assert job.wait(LONGEST) == -signal.SIGTERM

@@ -142,7 +142,8 @@ def prune(folders: Folders, *, days: int, count: int, now: float) -> int:
     names = [name for name in _names(folders.logs) if not name.startswith("ledger-")]
     if len(names) <= count:
         oldest = now - days * 86400
-        names = names[:16]  # a look at a few is enough: every machine's end looks at some
+        start = os.urandom(1)[0] % (len(names) or 1)  # a look at a few is enough: every machine's end looks at some
+        names = (names[start:] + names[:start])[:16]
         doomed = [name for name in names if _ended_at(folders.logs / name) < oldest]
     else:
         doomed = sorted(names, key=lambda name: _ended_at(folders.logs / name))[: len(names) - count + count // 10]

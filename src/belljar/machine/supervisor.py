@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import time
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from belljar.machine.identity import prove
 from belljar.machine.life import Life, claim
 from belljar.machine.orders import CANCELLING, Ended, GraceOver, Kill, Orders, Pause, Resize, Resume, Signal, Stop
 from belljar.machine.plan import Plan, Planner
+from belljar.machine.recover import prune
 from belljar.model import Cause, Outcome, Payload, Request, Start, State
 
 T = TypeVar("T")
@@ -59,6 +61,7 @@ class Supervisor:
             life.fail(error)
         finally:
             await asyncio.shield(machine.leave())
+        prune(self._folders, days=self._settings.keep_days, count=self._settings.keep_count, now=time.time())
         return life.outcome
 
     async def cast(self, request: Request) -> Template:

@@ -33,7 +33,7 @@ COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
     (r"[Cc]ould not access KVM|failed to initialize kvm|KVM is not|kvm_init|failed to set MSR|invalid accelerator", NoAccelerator, None),
     (r"No space left on device", NoSpace, None),
     (r"Failed to get .*lock|Is another process using the image", HostError, "Another QEMU uses this machine's disk; `belljar reap` ends what is left over."),
-    (r"not in qcow2 format|qcow2: .*(corrupt|Invalid|too large|unsupported)|Could not read qcow2 header|Image is corrupt", ImageCorrupt, None),
+    (r"not in qcow2 format|qcow2: .*(corrupt|Invalid|too large|unsupported)|Could not read qcow2 header|Image is corrupt|L1 table|refcount table", ImageCorrupt, None),
     (r"could not load kernel|kernel file|error reading initrd|could not open kernel|invalid kernel header", ImageCorrupt, "The image's kernel or initrd is damaged: `belljar image verify`."),
     (r"error while loading state|load of migration failed|Missing section footer|Unknown savevm section|Length mismatch|Unknown ramblock", TemplateError, None),
     (r"is not a valid device model name|unsupported machine type|Invalid parameter|invalid option|Property .* not found|unable to find CPU model", HostError, "This QEMU lacks something belljar uses; see `belljar doctor`."),
@@ -42,6 +42,8 @@ COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
     (r"setpriv: failed to execute", CommandMissing, "Correct `qemu.binary`, or install QEMU."),
     (r"Permission denied", NotPermitted, "QEMU's user may not read or write this; see `qemu.user` and `belljar doctor`."),
 )  # fmt: skip
+
+NAME = re.compile(r"^\S*(qemu-system-\w+|qemu-kvm): ")
 
 
 def explain(said: str, status: int | None, doing: str) -> BelljarError:
@@ -54,9 +56,10 @@ def explain(said: str, status: int | None, doing: str) -> BelljarError:
 
 
 def last_line(said: str) -> str:
-    """The line that says why: the last one, without the program's name, of a sane length."""
+    """The line that says why, of a sane length: the last one that begins with QEMU's name, or else the last one."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return re.sub(r"^\S*(qemu-system-\w+|qemu-kvm): ", "", lines[-1])[:300] if lines else ""
+    named = [line for line in lines if NAME.match(line)]
+    return NAME.sub("", (named or lines or [""])[-1])[:300]
 
 
 def ended(status: int | None) -> str:

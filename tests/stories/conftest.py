@@ -1,0 +1,155 @@
+"""Whole flows with the shipped fakes, in leaping time: an hour of waiting passes in no time at all."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import selectors
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from belljar.guest import Streams
+from belljar.guest.fake import FakeGuest, Script
+from belljar.hypervisor.fake import FakeDomain, FakeHypervisor
+from belljar.image.fake import FakeOverlays, FakeStore
+from belljar.journal import Event, read
+from belljar.machine import Folders, Settings
+from belljar.machine.mould import Mould
+from belljar.machine.orders import Order, Orders
+from belljar.machine.plan import Planner
+from belljar.machine.recover import Reaper
+from belljar.machine.registry import Machines
+from belljar.machine.supervisor import Supervisor
+from belljar.model import MIB, Account, MachineSpec, Outcome, Payload, Request, State
+
+T = TypeVar("T")
+BOOT_TIMEOUT = 180.0
+
+
+class Leaping(selectors.DefaultSelector):
+    """A selector that never waits for a timer: when nothing is ready, the clock moves to where the timer is."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        # A thread that is about to answer gets a moment of real time before the clock leaps.
+        ready = super().select(timeout if timeout is None else min(timeout, 0.002))
+        if not ready and timeout:
+            self.now += timeout
+        return ready
+
+
+class LeapingLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self._leaping = Leaping()
+        super().__init__(self._leaping)
+
+    def time(self) -> float:
+        return self._leaping.now
+
+
+class House:
+    """A supervisor among fakes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folders = Folders(folder / "run", folder / "scratch", folder / "store", folder / "logs")
+        self.hypervisor = FakeHypervisor(folder / "templates")
+        self.images, self.overlays = FakeStore(), FakeOverlays()
+        self.guests: list[FakeGuest] = []
+        self.scripts: list[Script] = []  # of the guests to come; the last one serves all that follow
+        self.passed: list[str] = []
+        self.at: dict[str, Callable[[], None]] = {}  # what happens at a point of the machine's life
+        self.settings = Settings()
+        self.reaper = Reaper(self.folders, self.hypervisor)
+        self.machines = Machines(self.folders, self.reaper)
+        self.orders: Orders
+
+    def plan(self, *scripts: Script) -> None:
+        """The guests to come, in order."""
+        self.scripts = list(scripts)
+
+    def request(self, **changes: Any) -> Request:
+        payload = Payload((b"true",), Account("alice", 1000, 1000, "alice"))
+        payload = replace(payload, **changes.pop("payload", {}))
+        machine = replace(MachineSpec("debian12", 1, 64 * MIB), **changes.pop("machine", {}))
+        return replace(Request("0123456789ab", machine, payload), **changes)
+
+    def run(self, request: Request | None = None, *orders: tuple[float, Order]) -> Outcome:
+        """Keep one machine to its end; each order is given so many seconds after the beginning."""
+        return self.leap(self._keep(request or self.request(), orders))
+
+    def leap(self, work: Coroutine[Any, Any, T]) -> T:
+        loop = LeapingLoop()
+        try:
+            return loop.run_until_complete(asyncio.wait_for(work, 1e7))
+        finally:
+            loop.close()
+
+    async def _keep(self, request: Request, orders: tuple[tuple[float, Order], ...]) -> Outcome:
+        self.orders = Orders()
+        for seconds, order in orders:
+            asyncio.get_running_loop().call_later(seconds, self.orders.give, order)
+        return await self.supervisor().keep(request, Streams(None, None, None), self.orders)
+
+    def supervisor(self) -> Supervisor:
+        mould = Mould(self.hypervisor, self._guest, timeout=BOOT_TIMEOUT)
+        planner = Planner(
+            hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, mould=mould, settings=self.settings,
+            qemu_owner="auto",
+        )  # fmt: skip
+        return Supervisor(
+            hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, make_guest=self._guest,
+            relay=self._relay, folders=self.folders, settings=self.settings, boot_timeout=BOOT_TIMEOUT, planner=planner,
+            point=self._point,
+        )  # fmt: skip
+
+    def _guest(self, channel: object) -> FakeGuest:
+        script = self.scripts.pop(0) if len(self.scripts) > 1 else (self.scripts or [Script()])[0]
+        self.guests.append(FakeGuest(script))
+        return self.guests[-1]
+
+    async def _relay(self, guest: object, connection: object) -> None:
+        raise AssertionError("no story relays")
+
+    def _point(self, name: str) -> None:
+        self.passed.append(name)
+        if name in self.at:
+            self.at[name]()
+
+    def domain(self) -> FakeDomain:
+        """The latest domain."""
+        return self.hypervisor.domains[-1]
+
+    def journal(self) -> list[Event]:
+        return read(self.folders.ended("0123456789ab"))
+
+    def journal_of_the_living(self) -> list[Event]:
+        return read(self.folders.machine("0123456789ab"))
+
+    def states(self) -> list[str]:
+        return [event["state"] for event in self.journal() if event["event"] == "state"]
+
+    def leftovers(self) -> list[str]:
+        """What a machine that is done may not leave."""
+        folders = (self.folders.machines, self.folders.identities, self.folders.scratch)
+        files = [str(path) for folder in folders if folder.exists() for path in folder.iterdir()]
+        return files + [f"domain of {id}" for id in self.hypervisor.running]
+
+    def saved_outcome(self) -> dict[str, Any]:
+        return dict(json.loads((self.folders.ended("0123456789ab") / "outcome.json").read_text()))
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    made = House(tmp_path)
+    yield made
+    for domain in made.hypervisor.domains:
+        for end in (domain.channel, domain.guest, domain.console, domain.serial):
+            end.close()
+
+
+ALL_STATES = [state.value for state in State]

@@ -1,0 +1,295 @@
+"""From the request to the outcome: the good way, and every way that is not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.stories.conftest import ALL_STATES, House
+
+from belljar.errors import BelljarError, DomainDied, ImageCorrupt, NoSpace, QmpTimeout, TemplateError
+from belljar.guest.fake import Script
+from belljar.hypervisor import EventKind
+from belljar.machine.orders import Kill, Signal, Stop
+from belljar.model import Cause, OutcomeClass, Share, Start, Transfer
+
+COLD = {"machine": {"start": Start.COLD}}
+
+
+def test_a_job_is_cloned_from_a_template_that_its_first_run_makes(house: House) -> None:
+    outcome = house.run()
+    assert (outcome.cause, outcome.klass, outcome.exit_code) == (Cause.FINISHED, OutcomeClass.PAYLOAD, 0)
+    assert (outcome.start, outcome.accelerator) == ("clone", "tcg")
+    assert house.states() == ALL_STATES
+    assert [domain.spec.id for domain in house.hypervisor.domains] == ["0123456789ab"] * 2
+    assert "settle" in house.guests[0].done and "settle" not in house.guests[1].done
+    assert house.leftovers() == []
+    assert house.saved_outcome()["exit_code"] == 0
+
+
+def test_nothing_runs_before_the_guest_has_an_identity(house: House) -> None:
+    house.run(house.request(**COLD))
+    done = house.guests[-1].done
+    assert done.index("identify") < done.index("start")
+
+
+def test_intent_is_in_the_journal_before_the_act(house: House) -> None:
+    seen: dict[str, Any] = {}
+    house.at["after-overlay"] = lambda: seen.update(overlay=house.journal_of_the_living())
+    house.at["after-spawn"] = lambda: seen.update(spawn=house.journal_of_the_living())
+    house.run(house.request(**COLD))
+    assert any(event.get("what") == "overlay" for event in seen["overlay"])
+    assert seen["spawn"][-1]["state"] == "starting"
+
+
+def test_every_named_point_is_passed_once_and_in_order(house: House) -> None:
+    house.run()
+    assert house.passed == [
+        "after-claim", "after-overlay", "after-spawn", "after-boot", "after-qmp", "after-agent", "payload-sent",
+        "payload-started", "payload-ended", "status-written", "before-stop", "after-stop", "before-release",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "number"), [(0, None), (3, None), (255, None), (None, 9), (None, 15)])
+def test_the_payloads_own_end_is_the_outcome(house: House, code: int | None, number: int | None) -> None:
+    house.plan(Script(exit_code=code, signal=number))
+    outcome = house.run(house.request(**COLD))
+    assert (outcome.exit_code, outcome.signal, outcome.klass) == (code, number, OutcomeClass.PAYLOAD)
+
+
+# -- clone or cold -------------------------------------------------------------------------------------------------------
+
+
+def test_a_clone_that_does_not_answer_is_booted_cold_with_one_reason(house: House) -> None:
+    house.plan(Script(), Script(boots_in=None), Script())
+    outcome = house.run()
+    assert (outcome.exit_code, outcome.start) == (0, "cold") and "clone" in outcome.start_reason
+    assert house.hypervisor.templates() == [], "a template that does not work is not tried again"
+    assert house.leftovers() == []
+
+
+@pytest.mark.parametrize("fault", ["start_clone", "connect"])
+def test_a_clone_that_fails_in_any_other_way_is_booted_cold_too(house: House, fault: str) -> None:
+    house.run()
+    getattr(house.hypervisor.faults, fault).append(DomainDied("it broke"))
+    outcome = house.run(house.request(id="0123456789ac"))
+    assert (outcome.exit_code, outcome.start) == (0, "cold") and "it broke" in outcome.start_reason
+
+
+@pytest.mark.parametrize("fault", ["prepare_template", "save_template"])
+def test_a_template_that_cannot_be_made_costs_the_user_nothing_but_time(house: House, fault: str) -> None:
+    getattr(house.hypervisor.faults, fault).append(NoSpace("no room for it"))
+    outcome = house.run()
+    assert (outcome.exit_code, outcome.start) == (0, "cold") and "no room for it" in outcome.start_reason
+
+
+def test_who_insists_on_a_clone_is_told_why_there_is_none(house: House) -> None:
+    house.hypervisor.faults.save_template.append(TemplateError("it would not freeze"))
+    outcome = house.run(house.request(machine={"start": Start.CLONE}))
+    assert outcome.exit_code is None and "it would not freeze" in outcome.reason
+    assert house.leftovers() == []
+
+
+def test_a_damaged_template_is_made_anew(house: House) -> None:
+    house.run()
+    (template,) = house.hypervisor.templates()
+    house.hypervisor.damaged[template.key] = "somebody wrote to it"
+    outcome = house.run(house.request(id="0123456789ac"))
+    assert outcome.start == "clone" and house.hypervisor.verify_template(template) == []
+
+
+# -- what goes wrong -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("event", "status", "cause", "klass", "says"),
+    [
+        (EventKind.PANICKED, None, Cause.GUEST_LOST, OutcomeClass.TRANSIENT, "kernel crashed"),
+        (EventKind.SHUTDOWN, None, Cause.GUEST_LOST, OutcomeClass.USER, "powered the guest off"),
+        (EventKind.RESET, None, Cause.GUEST_LOST, OutcomeClass.USER, "rebooted the guest"),
+        (EventKind.DISK_FULL, None, Cause.NODE_FAULT, OutcomeClass.NODE, "no space left"),
+        (EventKind.DISK_ERROR, None, Cause.BOOT_FAILED, OutcomeClass.TRANSIENT, "disk cannot be read"),
+        (EventKind.EXITED, 9, Cause.HOST_OOM, OutcomeClass.NODE, "killed from outside"),
+        (EventKind.EXITED, 256, Cause.BOOT_FAILED, OutcomeClass.TRANSIENT, "exit code 1"),
+        (EventKind.EXITED, 11, Cause.BOOT_FAILED, OutcomeClass.TRANSIENT, "signal 11"),
+    ],
+)
+@pytest.mark.parametrize("point", ["after-spawn", "payload-started"])
+def test_what_a_domain_does_by_itself_has_its_class_and_its_sentence(
+    house: House, point: str, event: EventKind, status: int | None, cause: Cause, klass: OutcomeClass, says: str
+) -> None:
+    house.plan(Script(runs_for=None))
+    house.at[point] = lambda: house.domain().happen(event, "why", status)
+    outcome = house.run(house.request(**COLD))
+    assert (outcome.cause, outcome.klass) == (cause, klass) and says in outcome.reason and outcome.hint
+    assert outcome.exit_code is None and outcome.signal is None
+    assert house.leftovers() == []
+
+
+def test_a_guest_that_never_answers_is_given_up_at_the_deadline(house: House) -> None:
+    house.plan(Script(boots_in=None))
+    outcome = house.run(house.request(**COLD))
+    assert (outcome.cause, outcome.klass) == (Cause.BOOT_FAILED, OutcomeClass.TRANSIENT)
+    assert "180 s" in outcome.reason and "agent" in outcome.reason
+
+
+def test_a_monitor_that_never_answers_is_given_up_too(house: House) -> None:
+    house.at["after-spawn"] = lambda: setattr(house.domain(), "is_deaf", True)
+    outcome = house.run(house.request(**COLD))
+    assert outcome.cause is Cause.BOOT_FAILED and house.leftovers() == []
+
+
+def test_a_monitor_that_refuses_is_told_as_such(house: House) -> None:
+    house.hypervisor.faults.connect.append(QmpTimeout("no answer to qmp_capabilities"))
+    outcome = house.run(house.request(**COLD))
+    assert (outcome.error, outcome.cause) == ("QmpTimeout", Cause.NODE_FAULT)
+
+
+@pytest.mark.parametrize("wrong", [{"hostname": "template"}, {"machine_id": "0" * 32}, {"sample": "short"}, {"nonce": "x"}])
+def test_a_guest_without_an_identity_of_its_own_gets_no_payload(house: House, wrong: dict[str, object]) -> None:
+    house.plan(Script(proof=wrong))
+    outcome = house.run(house.request(**COLD))
+    assert outcome.error == "IdentityRefused" and "start" not in house.guests[-1].done
+    assert house.leftovers() == []
+
+
+def test_a_twin_gets_no_payload(house: House) -> None:
+    house.plan(Script(proof={"sample": "ab" * 32}))
+    house.folders.identities.mkdir(parents=True, mode=0o700)
+    house.folders.run.chmod(0o700)
+    (house.folders.identities / ("ab" * 32)).touch()
+    outcome = house.run(house.request(**COLD))
+    assert outcome.error == "IdentityRefused" and "twin" in outcome.reason
+
+
+def test_a_guest_whose_clock_is_wrong_gets_one_more_chance(house: House) -> None:
+    house.plan(Script(skew=5.0))
+    assert house.run(house.request(**COLD)).exit_code == 0
+    assert "set_clock" in house.guests[-1].done
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "klass"),
+    [(ImageCorrupt("truncated"), Cause.IMAGE_FAULT, OutcomeClass.NODE), (NoSpace("full"), Cause.NODE_FAULT, OutcomeClass.NODE)],
+)
+def test_an_image_that_cannot_be_used_starts_nothing(house: House, error: BelljarError, cause: Cause, klass: OutcomeClass) -> None:
+    house.images.failures["debian12"] = error
+    outcome = house.run()
+    assert (outcome.cause, outcome.klass) == (cause, klass) and house.hypervisor.domains == []
+    assert house.states() == ["requested", "preparing", "cleaning", "done"]
+
+
+def test_an_unknown_image_is_the_askers_affair(house: House) -> None:
+    outcome = house.run(house.request(machine={"image": "nixos"}))
+    assert outcome.klass is OutcomeClass.USER and "nixos" in outcome.reason and outcome.hint
+
+
+def test_an_overlay_without_room_leaves_nothing(house: House) -> None:
+    house.overlays.failure = NoSpace("scratch is full")
+    outcome = house.run(house.request(**COLD))
+    assert outcome.klass is OutcomeClass.NODE and house.leftovers() == []
+
+
+def test_a_share_on_a_kernel_without_9p_names_the_alternative(house: House, tmp_path: Path) -> None:
+    house.plan(Script(nine_p=False))
+    outcome = house.run(house.request(machine={"start": Start.COLD, "shares": (Share(str(tmp_path), "/data"),)}))
+    assert outcome.error == "NoNineP" and "--in" in outcome.hint and outcome.klass is OutcomeClass.USER
+
+
+def test_a_guest_out_of_memory_ends_as_the_oom_killer_ends_it(house: House) -> None:
+    house.plan(Script(exit_code=None, signal=signal.SIGKILL, oom_killed=True))
+    outcome = house.run(house.request(**COLD))
+    assert (outcome.cause, outcome.klass, outcome.signal) == (Cause.GUEST_OOM, OutcomeClass.PAYLOAD, signal.SIGKILL)
+
+
+def test_an_oom_kill_that_the_payload_survived_is_its_own_affair(house: House) -> None:
+    house.plan(Script(exit_code=0, oom_killed=True))
+    assert house.run(house.request(**COLD)).cause is Cause.FINISHED
+
+
+# -- files out -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "error"), [(0, "OutputMissing"), (3, "")])
+def test_a_missing_output_is_an_error_only_where_the_payload_had_none(house: House, code: int, error: str) -> None:
+    house.plan(Script(exit_code=code, outputs=frozenset({"there"})))
+    outputs = (Transfer("/tmp/gone", "gone"), Transfer("/tmp/there", "there"))
+    outcome = house.run(house.request(machine={"start": Start.COLD}, payload={"outputs": outputs}))
+    assert outcome.exit_code == code and outcome.error == error
+    assert house.guests[-1].done.count("get") == 2, "what is there is fetched whatever is not"
+
+
+# -- asked from outside ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("at", [0.0, 0.5])
+def test_a_start_that_is_cancelled_runs_nothing(house: House, at: float, number: int) -> None:
+    outcome = house.run(house.request(**COLD), (at, Signal(number)))
+    assert (outcome.cause, outcome.klass, outcome.signal) == (Cause.CANCELLED, OutcomeClass.CANCELLED, number)
+    assert all("start" not in guest.done for guest in house.guests)
+    assert house.leftovers() == []
+
+
+def test_a_cancelled_template_is_left_to_nobody(house: House) -> None:
+    outcome = house.run(None, (0.5, Signal(signal.SIGTERM)))
+    assert outcome.cause is Cause.CANCELLED
+    assert house.leftovers() == [] and house.hypervisor.templates() == []
+
+
+def test_term_is_the_payloads_to_obey(house: House) -> None:
+    house.plan(Script(runs_for=None))
+    outcome = house.run(house.request(**COLD), (10.0, Signal(signal.SIGTERM)))
+    assert (outcome.cause, outcome.signal) == (Cause.CANCELLED, signal.SIGTERM)
+
+
+def test_who_ignores_term_is_ended_when_the_grace_is_over(house: House) -> None:
+    house.plan(Script(runs_for=None, obeys=frozenset()))
+    outcome = house.run(house.request(grace=30.0, **COLD), (10.0, Signal(signal.SIGTERM)))
+    assert (outcome.cause, outcome.signal) == (Cause.CANCELLED, signal.SIGTERM) and "30 s" in outcome.reason
+    assert outcome.phases["run"] < 60
+
+
+def test_who_ignores_term_and_then_ends_by_itself_keeps_its_code(house: House) -> None:
+    house.plan(Script(runs_for=20.0, exit_code=7, obeys=frozenset()))
+    outcome = house.run(house.request(grace=3600.0, **COLD), (10.0, Signal(signal.SIGTERM)))
+    assert (outcome.cause, outcome.exit_code) == (Cause.CANCELLED, 7)
+
+
+def test_a_second_term_waits_for_nothing(house: House) -> None:
+    house.plan(Script(runs_for=None, obeys=frozenset()))
+    orders = ((10.0, Signal(signal.SIGTERM)), (11.0, Signal(signal.SIGTERM)))
+    outcome = house.run(house.request(grace=3600.0, **COLD), *orders)
+    assert (outcome.cause, outcome.signal) == (Cause.CANCELLED, signal.SIGTERM) and "twice" in outcome.reason
+
+
+def test_stop_has_a_grace_of_its_own_and_kill_has_none(house: House) -> None:
+    house.plan(Script(runs_for=None, obeys=frozenset()))
+    stopped = house.run(house.request(grace=3600.0, **COLD), (10.0, Stop(2.0)))
+    assert stopped.cause is Cause.CANCELLED and "2 s" in stopped.reason
+    killed = house.run(house.request(id="0123456789ac", **COLD), (10.0, Kill()))
+    assert (killed.cause, killed.signal) == (Cause.CANCELLED, signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("obeys", "ended_by"), [(frozenset({15}), signal.SIGTERM), (frozenset(), signal.SIGKILL)])
+def test_the_time_limit_ends_by_term_and_after_the_grace_by_kill(house: House, obeys: frozenset[int], ended_by: int) -> None:
+    house.plan(Script(runs_for=None, obeys=obeys))
+    outcome = house.run(house.request(timeout=3600.0, grace=30.0, **COLD))
+    assert (outcome.cause, outcome.klass, outcome.signal) == (Cause.WALLTIME, OutcomeClass.WALLTIME, ended_by)
+    assert "3600 s" in outcome.reason
+
+
+def test_a_signal_that_comes_too_early_is_delivered_when_there_is_a_payload(house: House) -> None:
+    house.plan(Script(runs_for=5.0))
+    house.run(house.request(**COLD), (0.5, Signal(signal.SIGUSR1)))
+    assert house.guests[-1]._processes[0].signals == [signal.SIGUSR1]
+
+
+def test_a_machine_that_is_kept_keeps_its_disk(house: House) -> None:
+    house.run(house.request(keep=True, **COLD))
+    kept = sorted(os.listdir(house.folders.ended("0123456789ab")))
+    assert "overlay.qcow2" in kept and "journal.jsonl" in kept
+    assert house.leftovers() == []

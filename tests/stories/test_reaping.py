@@ -1,0 +1,139 @@
+"""Whoever comes after a dead supervisor finishes its work, and touches nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tests.stories.conftest import House
+
+from belljar.machine import recover
+from belljar.machine.life import Life, claim
+from belljar.machine.recover import prune
+
+
+def orphan(house: House, id: str = "0123456789ab") -> Life:
+    """A machine whose supervisor died: all was made, the lock is free."""
+    life = claim(house.request(id=id, name="mine"), house.folders, lambda point: None)
+    overlay = house.folders.overlay(id)
+    life.record.intend("overlay", overlay)
+    overlay.write_bytes(b"disk")
+    identity = house.folders.identities / (id * 5)
+    life.record.intend("identity", identity)
+    identity.touch()
+    life.release()
+    return life
+
+
+def test_one_pass_leaves_nothing_but_the_record(house: House) -> None:
+    orphan(house)
+    undone = house.reaper.quick()
+    assert {item.what for item in undone} == {"domain", "overlay", "identity", "machine"}
+    assert house.leftovers() == []
+    outcome = house.saved_outcome()
+    assert outcome["reason"] == "belljar was killed while the machine was requested"
+    assert (outcome["cause"], outcome["name"]) == ("node-fault", "mine")
+    assert house.reaper.quick() == []
+
+
+def test_a_living_machine_is_left_alone(house: House) -> None:
+    life = claim(house.request(), house.folders, lambda point: None)
+    assert house.reaper.full() == []
+    assert house.folders.machine("0123456789ab").exists()
+    life.release()
+
+
+def test_a_machine_of_another_boot_is_told_from_one_that_was_killed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    orphan(house)
+    monkeypatch.setattr(recover, "boot_id", lambda: "another boot")
+    house.reaper.quick()
+    assert house.saved_outcome()["reason"].startswith("the host was restarted")
+    assert house.saved_outcome()["klass"] == "transient"
+
+
+@pytest.mark.parametrize("what", ["overlay", "identity", "folder"])
+def test_a_path_that_belljar_would_not_have_used_is_left_alone(house: House, tmp_path: Path, what: str) -> None:
+    life = orphan(house)
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    with open(life.folder / "journal.jsonl", "a") as journal:
+        for path in (precious, life.folders.identities / "../../precious", life.folders.scratch / "ffffffffffff.qcow2"):
+            journal.write(json.dumps({"event": "make", "what": what, "path": str(path)}) + "\n")
+    house.reaper.quick()
+    assert precious.read_text() == "mine"
+
+
+def test_a_journal_full_of_noise_does_not_stop_the_reaper(house: House) -> None:
+    life = orphan(house)
+    with open(life.folder / "journal.jsonl", "ab") as journal:
+        journal.write(b'\xff\xfe\n{"event": "make"}\n{"event": "make", "path": 7}\n[]\n{"event": "state"}\n{"torn')
+    house.reaper.quick()
+    assert house.leftovers() == []
+
+
+def test_a_folder_that_was_being_made_is_finished_too(house: House) -> None:
+    orphan(house)
+    half = house.folders.machine("ba9876543210")
+    half.mkdir(mode=0o700)
+    house.reaper.quick()
+    assert house.leftovers() == []
+
+
+def test_what_no_folder_tells_about_is_found_as_well(house: House) -> None:
+    orphan(house)
+    house.reaper.quick()
+    stray = house.folders.overlay("ffffffffffff")
+    stray.write_bytes(b"disk")
+    (house.folders.identities / "old").touch()
+    assert {item.path for item in house.reaper.leftovers()} == {str(stray), str(house.folders.identities / "old")}
+    assert {item.what for item in house.reaper.full()} == {"stray file"}
+    assert house.leftovers() == []
+
+
+def test_the_next_job_works_after_a_dead_one(house: House) -> None:
+    orphan(house)
+    house.reaper.quick()
+    assert house.run(house.request(id="0123456789ac")).exit_code == 0
+    assert house.leftovers() == []
+
+
+def test_a_draft_of_a_template_is_dropped_when_nobody_works_on_it(house: House) -> None:
+    life = orphan(house)
+    draft = house.hypervisor.folder / "0badc0de.draft"
+    draft.mkdir()
+    with open(life.folder / "journal.jsonl", "a") as journal:
+        journal.write(json.dumps({"event": "make", "what": "template", "path": str(draft)}) + "\n")
+    house.reaper.quick()
+    assert not draft.exists()
+
+
+def test_records_are_dropped_by_age_and_by_number_but_not_those_kept_on_purpose(house: House) -> None:
+    for number in range(30):
+        folder = house.folders.ended(f"{number:012x}")
+        folder.mkdir(parents=True)
+        if number == 0:
+            (folder / "overlay.qcow2").touch()
+        os.utime(folder, (1000.0 * number, 1000.0 * number))
+    (house.folders.logs / "ledger-2026-01.jsonl").touch()
+    assert prune(house.folders, days=7, count=20, now=30_000.0) == 11
+    left = sorted(os.listdir(house.folders.logs))
+    assert f"{0:012x}" in left and f"{1:012x}" not in left and f"{29:012x}" in left and "ledger-2026-01.jsonl" in left
+    for _ in range(20):
+        prune(house.folders, days=1, count=20, now=10**9)
+    assert sorted(os.listdir(house.folders.logs)) == [f"{0:012x}", "ledger-2026-01.jsonl"]
+
+
+def test_machines_are_found_by_id_prefix_and_name(house: House) -> None:
+    from belljar.errors import AmbiguousMachine, NoSuchMachine
+
+    house.run(house.request(id="aaaa00000000", name="first"))
+    house.run(house.request(id="aaab00000000", name="second"))
+    assert house.machines.find("aaab").name == "second" and house.machines.find("first").id == "aaaa00000000"
+    assert house.machines.find("first").outcome is not None and not house.machines.find("first").alive
+    for reference in ("", "third", "b"):
+        with pytest.raises(NoSuchMachine):
+            house.machines.find(reference)
+    with pytest.raises(AmbiguousMachine, match="aaaa00000000"):
+        house.machines.find("aaa")
