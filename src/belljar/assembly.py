@@ -113,7 +113,11 @@ class House:
 
     def _templates_of(self, digest: str) -> list[str]:
         """The templates that stand on an image, in words."""
-        return [f"template {item.key[:12]}" for item in self.hypervisor.templates() if item.facts.get("image_digest") == digest]
+        return [
+            f"template {item.key[:12]}"
+            for item in self.hypervisor.templates()
+            if item.facts.get("image_digest") == digest
+        ]
 
     def _point(self, name: str) -> None:
         """A named point of a machine's life. Tests set `testing.abort_at` to die there as by an accident."""

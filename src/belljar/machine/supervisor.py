@@ -61,7 +61,8 @@ class Supervisor:
             life.fail(error)
         finally:
             await asyncio.shield(machine.leave())
-        prune(self._folders, days=self._settings.keep_days, count=self._settings.keep_count, now=time.time())
+        with suppress(OSError):  # old records may wait
+            prune(self._folders, days=self._settings.keep_days, count=self._settings.keep_count, now=time.time())
         return life.outcome
 
     async def cast(self, request: Request) -> Template:
