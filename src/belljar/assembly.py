@@ -17,6 +17,7 @@ from belljar.model import Account, MachineSpec, Payload, Request
 if TYPE_CHECKING:
     import socket
 
+    from belljar.guest import Guest
     from belljar.guest.conversation import Conversation
     from belljar.hypervisor import Hypervisor, Template
     from belljar.image.overlay import DiskOverlays
@@ -89,7 +90,6 @@ class House:
 
     def supervisor(self) -> Supervisor:
         """A keeper of machines."""
-        from belljar.guest.relay import serve as relay
         from belljar.machine.plan import Planner
         from belljar.machine.supervisor import Supervisor
 
@@ -99,7 +99,7 @@ class House:
             settings=machine, qemu_owner=qemu.user,
         )  # fmt: skip
         return Supervisor(
-            hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, make_guest=self.converse, relay=relay,
+            hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, make_guest=self.converse, relay=_relay,
             folders=self.folders, settings=machine, boot_timeout=qemu.boot_timeout, planner=planner, point=self._point,
         )  # fmt: skip
 
@@ -123,3 +123,10 @@ class House:
         """A named point of a machine's life. Tests set `testing.abort_at` to die there as by an accident."""
         if name == self.settings.testing.abort_at:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+async def _relay(guest: Guest, connection: socket.socket) -> None:
+    """Let a second client talk to the guest. Imported when there is one: most jobs never have one."""
+    from belljar.guest.relay import serve
+
+    await serve(guest, connection)

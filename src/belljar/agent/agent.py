@@ -5,32 +5,33 @@ One file, standard library only, Python 3.6 or later. It travels into the guest;
 code from here, so both ends speak by the same words. What is asked, and when, is decided outside (belljar.guest).
 
 THE WIRE. One duplex byte channel without connections. The host begins a conversation with a GREETING: the 8 bytes of
-MAGIC, a nonce of 16 bytes, their CRC-32. The agent answers the same 28 bytes, then a HELLO frame. What comes before a
-greeting is discarded by both sides. MAGIC's first byte is no frame type: where a frame could begin, a new greeting
-ends the old conversation (its payloads are killed) and begins the next. A hang-up of the channel ends it too.
+MAGIC, a nonce of 16 bytes, and the nonce again. The agent answers the same 40 bytes, then a HELLO frame. What comes
+before a greeting is discarded by both sides. MAGIC's first byte is no frame type: where a frame could begin, a new
+greeting ends the old conversation (its payloads are killed) and begins the next. A hang-up of the channel ends it too.
 
     frame   type u8, flags u8 (0), id u32, size u32 (big endian), then `size` bytes
     id      a call, process or stream, numbered by the host. Streams of process n: 4n stdin, 4n+1 stdout, 4n+2 stderr,
             4n+3 its script
-    to the agent    CALL (name, NUL, JSON)  SIGNAL (u8)  RESIZE (rows u16, columns u16)  PING (8 bytes)
-    to the host     HELLO (JSON)  REPLY (JSON)  ERROR (JSON: kind, message; id 0 ends the conversation)
-                    EXIT (JSON, after the process's last DATA)  PONG (8 bytes)
+    words   byte strings without NUL, joined by NUL; numbers in decimal; a list begins with its length
+    to the agent    CALL (words: name, arguments)  SIGNAL (u8)  RESIZE (rows u16, columns u16)  PING (8 bytes)
+    to the host     HELLO (words)  REPLY (words)  ERROR (words: kind, message; id 0 ends the conversation)
+                    EXIT (END, then words: error, message; after the process's last DATA)  PONG (8 bytes)
     both ways       DATA (at most 64 KiB)  EOF  CREDIT (u32: so many bytes were consumed)  RESET (nobody reads on)
 
 Each stream begins with WINDOW bytes of credit; DATA costs its size, CREDIT gives back what the receiver has passed on.
-So a slow reader stops the writer at the far end, and neither side ever holds more than a window per stream. In JSON,
-bytes travel as latin-1 text. Anything else on the wire is a WireError and ends the conversation.
+So a slow reader stops the writer at the far end, and neither side ever holds more than a window per stream. Anything
+else on the wire is a WireError and ends the conversation.
+
+THE HOT PATH. A guest under emulation that was resumed from a template runs every instruction for the first time, and
+that is what costs: not loops, but each new piece of Python, libc and kernel. So on the way from a greeting to the
+payload's first instruction nothing is imported, parsed, forked or created that could have been before (see `settle`).
 """
 # The oldest Python that must run this file is 3.6, and every import costs a guest time.
-# ruff: noqa: UP028, UP031, UP035, SIM105, RUF005, RUF012, B904, B905, I001
+# ruff: noqa: UP028, UP031, UP035, SIM105, SIM905, RUF005, RUF012, B904, B905, I001
 
-import binascii
-import collections
 import errno
-import json
 import os
 import select
-import signal
 import stat
 import struct
 import sys
@@ -38,9 +39,12 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
+    from collections import deque
     from typing import Any, Callable, Iterator, NoReturn
-
-    Json = dict[str, Any]
+else:  # what is below the library's modules of these names, and much quicker to import
+    import _signal as signal
+    from _collections import deque
 
 VERSION = "0.1.0"  # of belljar; a test keeps it equal to belljar.__version__
 PROTOCOL = 1
@@ -48,10 +52,11 @@ PORT = "org.belljar.agent"
 
 MAGIC = b"\xffBELLJAR"
 NONCE_SIZE = 16
-GREETING_SIZE = len(MAGIC) + NONCE_SIZE + 4
+GREETING_SIZE = len(MAGIC) + 2 * NONCE_SIZE
 HEADER = struct.Struct("!BBII")
 U32 = struct.Struct("!I")
 WINDOW_SIZE = struct.Struct("!HH")
+END = struct.Struct("!IddQ?")  # wait status, user seconds, system seconds, peak bytes, killed for lack of memory
 
 HELLO, CALL, REPLY, ERROR, DATA, EOF, CREDIT, RESET, EXIT, PING, PONG, SIGNAL, RESIZE = range(1, 14)
 GREETING = 0xFF
@@ -61,12 +66,11 @@ MAX_DATA = 64 * KIB
 MAX_CALL = 16 * MIB
 WINDOW = 256 * KIB
 MAX_CREDIT = 1 << 30
-INLINE_SCRIPT = MIB  # larger scripts go by their own stream
 
 STREAM_FRAMES = {DATA: MAX_DATA, EOF: 0, CREDIT: 4, RESET: 0}
 TO_AGENT = {CALL: MAX_CALL, SIGNAL: 1, RESIZE: 4, PING: 8}
 TO_AGENT.update(STREAM_FRAMES)
-TO_HOST = {HELLO: 64 * KIB, REPLY: MIB, ERROR: 64 * KIB, EXIT: 64 * KIB, PONG: 8}
+TO_HOST = {HELLO: 64 * KIB, REPLY: 64 * KIB, ERROR: 64 * KIB, EXIT: 64 * KIB, PONG: 8}
 TO_HOST.update(STREAM_FRAMES)
 EXACT = (EOF, CREDIT, RESET, SIGNAL, RESIZE, PING, PONG)  # bodies that have one size only
 
@@ -82,8 +86,8 @@ class WireError(ValueError):
 
 
 def greeting(nonce: bytes) -> bytes:
-    """The 28 bytes that begin a conversation, and the same 28 that answer it."""
-    return MAGIC + nonce + U32.pack(binascii.crc32(nonce))
+    """The bytes that begin a conversation, and the same that answer it."""
+    return MAGIC + nonce + nonce
 
 
 def frame(kind: int, number: int, body: bytes = b"") -> bytes:
@@ -95,13 +99,39 @@ def credit(number: int, amount: int) -> bytes:
     return HEADER.pack(CREDIT, 0, number, 4) + U32.pack(amount)
 
 
-def text_of(data: bytes) -> str:
-    """Bytes as they travel in JSON."""
-    return data.decode("latin-1")
+def join(*words: bytes) -> bytes:
+    return b"\0".join(words)
 
 
-def bytes_of(text: str) -> bytes:
-    return text.encode("latin-1")
+class Words:
+    """Reads words in their order. Raises ValueError or IndexError where they are not what was asked for."""
+
+    def __init__(self, words: "list[bytes]") -> None:
+        self.words, self.at = words, 0
+
+    def next(self) -> bytes:
+        self.at += 1
+        return self.words[self.at - 1]
+
+    def text(self) -> str:
+        return self.next().decode("utf-8", "surrogateescape")
+
+    def number(self) -> int:
+        return int(self.next())
+
+    def some(self, each: int = 1) -> "list[bytes]":
+        """A list, of *each* words per entry."""
+        begin = self.at + 1
+        self.at = begin + self.number_at(begin - 1) * each
+        if self.at > len(self.words):
+            raise IndexError("a list that is longer than its call")
+        return self.words[begin : self.at]
+
+    def number_at(self, at: int) -> int:
+        count = int(self.words[at])
+        if count < 0:
+            raise ValueError("a list of negative length")
+        return count
 
 
 class Parser:
@@ -179,7 +209,7 @@ class Parser:
         return kind, number, bytes(memoryview(self.buffer)[begin : begin + size])
 
     def _seek(self) -> "tuple[int, int, bytes] | None":
-        """Skip to a whole greeting whose checksum is right."""
+        """Skip to a whole greeting whose nonces are the same."""
         pattern = self.answer or MAGIC
         while True:
             at = self.buffer.find(pattern, self.start, self.end)
@@ -204,14 +234,15 @@ class Parser:
             return None
         nonce = self._nonce()
         if nonce is None:
-            raise WireError("a greeting with a wrong checksum")
+            raise WireError("a greeting whose nonces differ")
         self.start += GREETING_SIZE
         return GREETING, 0, nonce
 
     def _nonce(self) -> "bytes | None":
-        whole = bytes(memoryview(self.buffer)[self.start : self.start + GREETING_SIZE])
-        nonce = whole[len(MAGIC) : len(MAGIC) + NONCE_SIZE]
-        return nonce if whole == greeting(nonce) else None
+        begin = self.start + len(MAGIC)
+        twice = bytes(memoryview(self.buffer)[begin : begin + 2 * NONCE_SIZE])
+        nonce = twice[:NONCE_SIZE]
+        return nonce if twice == nonce + nonce else None
 
 
 # -- files as tar streams, for both sides ------------------------------------------------------------------------------
@@ -727,6 +758,31 @@ def libc() -> Libc:
 # -- accounts: pure functions from the text of a file to its next text ------------------------------------------------
 
 
+class Account:
+    """Who a payload is."""
+
+    def __init__(self, words: "Words") -> None:
+        begin = words.at
+        self.name, self.uid, self.gid = words.text(), words.number(), words.number()
+        self.group, self.home, self.shell = words.text(), words.text(), words.text()
+        pairs = words.some(2)
+        self.groups = [(int(pairs[at]), Words(pairs[at + 1 : at + 2]).text()) for at in range(0, len(pairs), 2)]
+        self.key = join(*words.words[begin : words.at])
+
+    def check(self) -> None:
+        """Raise Refused for what would break the files."""
+        texts = [self.name, self.group, self.home, self.shell] + [name for _, name in self.groups]
+        numbers = [self.uid, self.gid] + [number for number, _ in self.groups]
+        if any(set(text) & set(":\n") for text in texts) or not self.name:
+            raise Refused("refused", "an account with a name or path that no guest can have")
+        if any(not 0 <= number < (1 << 32) - 1 for number in numbers):
+            raise Refused("refused", "an account with an id that no guest can have")
+
+    def is_plain_root(self) -> bool:
+        """Every guest has this one."""
+        return self.uid == 0 and self.name == "root" and not any(number for number, _ in self.groups)
+
+
 def free_name(text: str, name: str, number: int) -> str:
     """*name*, or a variant of it where the file has it with another number: nobody of the image is renumbered."""
     for line in text.splitlines():
@@ -736,14 +792,14 @@ def free_name(text: str, name: str, number: int) -> str:
     return name
 
 
-def with_user(text: str, account: "Json") -> str:
+def with_user(text: str, account: Account) -> str:
     """/etc/passwd with the account. A user of the same uid keeps working; ours is found first by uid, except root's."""
-    uid = account["uid"]
-    name = free_name(text, account["name"], uid)
+    uid = account.uid
+    name = free_name(text, account.name, uid)
     rows = [line.split(":") for line in text.splitlines()]
     if any(row[0] == name for row in rows) or (uid == 0 and any(row[2:3] == ["0"] for row in rows)):
         return text
-    line = "%s:x:%d:%d::%s:%s\n" % (name, uid, account["gid"], account["home"], account["shell"])
+    line = "%s:x:%d:%d::%s:%s\n" % (name, uid, account.gid, account.home, account.shell)
     if any(row[2:3] == [str(uid)] for row in rows):
         return line + text
     return ended(text) + line
@@ -756,17 +812,15 @@ def with_shadow(text: str, name: str) -> str:
     return ended(text) + name + ":*:19000:0:99999:7:::\n"
 
 
-def with_groups(text: str, account: "Json", user: str) -> str:
+def with_groups(text: str, account: Account, user: str) -> str:
     """/etc/group with the account's groups, and the user in the supplementary ones."""
     lines = ended(text).splitlines()
-    for gid, name, is_member in [(account["gid"], account["group"], False)] + [
-        (g, n, True) for g, n in account["groups"]
-    ]:
+    for gid, name, is_member in [(account.gid, account.group, False)] + [(g, n, True) for g, n in account.groups]:
         for index, line in enumerate(lines):
             fields = line.split(":")
             if fields[2:3] == [str(gid)] and len(fields) == 4:
                 members = [member for member in fields[3].split(",") if member]
-                if is_member and gid != account["gid"] and user not in members:
+                if is_member and gid != account.gid and user not in members:
                     lines[index] = ":".join(fields[:3] + [",".join(members + [user])])
                 break
         else:
@@ -778,16 +832,6 @@ def ended(text: str) -> str:
     return text + "\n" if text and not text.endswith("\n") else text
 
 
-def check_account(account: "Json") -> None:
-    """Raise Refused for what would break the files."""
-    texts = [account["name"], account["group"], account["home"], account["shell"]] + [n for _, n in account["groups"]]
-    numbers = [account["uid"], account["gid"]] + [g for g, _ in account["groups"]]
-    if any(not isinstance(text, str) or set(text) & set(":\n\0") for text in texts) or not account["name"]:
-        raise Refused("refused", "an account with a name or path that no guest can have")
-    if any(not isinstance(number, int) or not 0 <= number < (1 << 32) - 1 for number in numbers):
-        raise Refused("refused", "an account with an id that no guest can have")
-
-
 # -- the guest's network, by ioctl: no tool of the image is needed -----------------------------------------------------
 
 
@@ -795,8 +839,8 @@ class Card:
     """The guest's one network card."""
 
     def __init__(self) -> None:
+        import _socket as socket
         import fcntl
-        import socket
 
         self.socket, self.ioctl = socket, fcntl.ioctl
         self.control = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
@@ -859,8 +903,8 @@ class Guest:
     """A real guest: the agent is root and alone."""
 
     def __init__(self) -> None:
-        self.boot_nonce = text_of(binascii.hexlify(os.urandom(16)))
-        self.known = set()  # type: set[tuple[object, ...]]
+        self.boot_nonce = os.urandom(16).hex().encode("ascii")
+        self.known = set()  # type: set[bytes]
         self.mounts = []  # type: list[bytes]
         self.ioctl = None  # type: Any
         self.set_hostname = None  # type: Any
@@ -906,56 +950,43 @@ class Guest:
             pass
         return folder
 
-    def describe(self) -> "Json":
-        names = dict(
-            line.split("=", 1)
-            for line in read_file("/etc/os-release").decode("utf-8", "replace").splitlines()
-            if "=" in line
-        )
+    def describe(self) -> bytes:
+        lines = [line.partition("=") for line in read_file("/etc/os-release").decode("utf-8", "replace").splitlines()]
+        names = [value.strip("\"'") for key, _, value in lines if key == "PRETTY_NAME"]
         kernel = os.uname().release
         folders = ("/lib/modules/%s/kernel/fs/9p" % kernel, "/sys/module/9p")
-        return {
-            "version": PROTOCOL,
-            "agent": VERSION,
-            "boot_nonce": self.boot_nonce,
-            "os": names.get("PRETTY_NAME", "").strip("\"'"),
-            "kernel": kernel,
-            "python": "%d.%d.%d" % sys.version_info[:3],
-            "nine_p": b"\t9p\n" in read_file("/proc/filesystems") or any(map(os.path.exists, folders)),
-        }
+        has_9p = b"\t9p\n" in read_file("/proc/filesystems") or any(map(os.path.exists, folders))
+        return hello_of(self.boot_nonce, (names or [""])[0], has_9p)
 
-    def identify(self, told: "Json") -> "Json":
+    def identify(self, words: Words) -> bytes:
         """Become who the host says; answer what the kernel then says."""
         if not self.names:
             self._keep_names_in_memory()
-        self._stir(bytes_of(told["entropy"]))
-        time.clock_settime(time.CLOCK_REALTIME, told["time"])
-        name, nonce = told["hostname"].encode("ascii"), told["nonce"]
-        self.set_hostname(told["hostname"])
+        name, machine_id, nonce = words.next(), words.next(), words.next()
+        mac, address, gateway, dns = words.text(), words.text(), words.text(), words.next()
+        self._stir(bytes.fromhex(words.text()))
+        time.clock_settime(time.CLOCK_REALTIME, words.number() / 1e6)
+        self.set_hostname(name)
         self._put("hostname", name + b"\n")
         self._put("hosts", self.hosts + b"127.0.1.1 " + name + b"\n")
-        self._put("machine-id", told["machine_id"].encode("ascii") + b"\n")
-        self._put("nonce", nonce.encode("ascii") + b"\n")
+        self._put("machine-id", machine_id + b"\n")
+        self._put("nonce", nonce + b"\n")
         parts = (nonce[:8], nonce[8:12], nonce[12:16], nonce[16:20], nonce[20:])
-        self._put("boot_id", "-".join(parts).encode("ascii") + b"\n")
-        mac = self._connect(told) if told["mac"] else ""
-        return {
-            "hostname": os.uname().nodename,
-            "machine_id": self._get("machine-id"),
-            "nonce": self._get("boot_id").replace("-", ""),
-            "mac": mac,
-            "sample": text_of(binascii.hexlify(os.getrandom(32))),
-            "time": time.time(),
-        }
+        self._put("boot_id", b"-".join(parts) + b"\n")
+        if mac:
+            mac = self._connect(mac, address, gateway, dns)
+        sample = os.getrandom(32).hex()
+        proof = (os.uname().nodename, self._get("machine-id"), self._get("boot_id").replace("-", ""), mac, sample)
+        return "\0".join(proof).encode("ascii", "replace") + b"\0" + now()
 
     def _keep_names_in_memory(self) -> None:
         """The files that name the guest move to a file system in memory, and stay open. A clone then renames itself by
         a few writes: no block of its disk is read, allocated or journaled. The nonce becomes the boot's id for everyone
         who asks the kernel, for our file is mounted over the kernel's."""
+        import _socket
         import fcntl
-        import socket
 
-        self.ioctl, self.set_hostname = fcntl.ioctl, socket.sethostname
+        self.ioctl, self.set_hostname = fcntl.ioctl, _socket.sethostname
         lines = [line for line in read_file("/etc/hosts").splitlines(True) if not line.startswith(b"127.0.1.1")]
         if not any(b"localhost" in line for line in lines):
             lines = [b"127.0.0.1 localhost\n", b"::1 localhost ip6-localhost ip6-loopback\n"]
@@ -993,42 +1024,42 @@ class Guest:
             if exc.errno not in (errno.EINVAL, errno.ENOTTY):  # older than Linux 4.14
                 raise
 
-    def _connect(self, told: "Json") -> str:
+    def _connect(self, mac: str, address: str, gateway: str, dns: bytes) -> str:
         """Give the card its address, and to the guest its way out. Returns the MAC the kernel then has."""
         card = Card()
         try:
             name = card.name()
-            mac = card.set_mac(name, told["mac"])
-            if told["address"]:
-                card.configure(name, told["address"], told["gateway"])
-            if told["dns"]:
+            mac = card.set_mac(name, mac)
+            if address:
+                card.configure(name, address, gateway)
+            if dns:
                 if os.path.islink("/etc/resolv.conf"):
                     os.unlink("/etc/resolv.conf")
-                write_file("/etc/resolv.conf", b"nameserver " + told["dns"].encode("ascii") + b"\n")
+                write_file("/etc/resolv.conf", b"nameserver " + dns + b"\n")
             return mac
         finally:
             card.close()
 
-    def set_clock(self, told: "Json") -> "Json":
-        """Step by *delta* where it is known, else take the time over."""
-        moment = time.time() + told["delta"] if "delta" in told else told["time"]
-        time.clock_settime(time.CLOCK_REALTIME, moment)
-        return {"time": time.time()}
+    def set_clock(self, words: Words) -> bytes:
+        """Take the time over, or step *by* so much. In microseconds, as all times on the wire."""
+        how, amount = words.next(), words.number() / 1e6
+        time.clock_settime(time.CLOCK_REALTIME, time.time() + amount if how == b"by" else amount)
+        return now()
 
-    def mount(self, told: "Json") -> "Json":
+    def mount(self, words: Words) -> bytes:
         """Mount a 9p share. cache=mmap: what the host changes is seen at once, and shared mappings work."""
-        target = told["target"].encode("utf-8", "surrogateescape")
+        tag, target, how = words.next(), words.next(), words.next()
         if not target.startswith(b"/") or os.path.normpath(target) == b"/":
             raise Refused("refused", "%s: not a place for a share" % shown(target))
         try:
             os.makedirs(target, exist_ok=True)
-            self._mount_9p(told["tag"].encode("ascii"), target, Libc.MS_RDONLY if told["readonly"] else 0)
+            self._mount_9p(tag, target, 0 if how == b"rw" else Libc.MS_RDONLY)
         except OSError as exc:
             if exc.errno == errno.ENODEV:
                 raise Refused("no-9p", "the guest's kernel has no 9p file system")
             raise Refused("refused", "%s: cannot mount the share: %s" % (shown(target), exc.strerror))
         self.mounts.append(target)
-        return {}
+        return b""
 
     def _mount_9p(self, tag: bytes, target: bytes, flags: int) -> None:
         """The device may still be missing while its driver is loaded: then wait for the kernel's next event."""
@@ -1050,26 +1081,24 @@ class Guest:
                 except OSError:
                     pass
 
-    def add_account(self, account: "Json") -> "Json":
-        key = (account["uid"], account["gid"], account["name"], account["home"], str(account["groups"]))
-        if key in self.known:
-            return {}
-        check_account(account)
-        passwd = read_file("/etc/passwd").decode("utf-8", "surrogateescape")
-        user = free_name(passwd, account["name"], account["uid"])
+    def add_account(self, account: Account) -> None:
+        if account.key in self.known or account.is_plain_root():
+            return
+        account.check()
+        passwd = read_file("/etc/passwd", MIB).decode("utf-8", "surrogateescape")
+        user = free_name(passwd, account.name, account.uid)
         rewrite("/etc/passwd", lambda text: with_user(text, account), 0o644)
         rewrite("/etc/group", lambda text: with_groups(text, account, user), 0o644)
         if os.path.exists("/etc/shadow"):
             rewrite("/etc/shadow", lambda text: with_shadow(text, user), 0o640)
-        home = account["home"]
+        home = account.home
         if home.startswith("/") and not os.path.exists(home):
             os.makedirs(os.path.dirname(home) or "/", exist_ok=True)
             os.mkdir(home, 0o700)
-            os.chown(home, account["uid"], account["gid"])
-        self.known.add(key)
-        return {}
+            os.chown(home, account.uid, account.gid)
+        self.known.add(account.key)
 
-    def make_place(self, path: bytes, account: "Json") -> None:
+    def make_place(self, path: bytes, account: Account) -> None:
         """The working directory, with those above it, the payload's own where they are missing: outside it is there."""
         missing = []
         while path.startswith(b"/") and not os.path.lexists(path):
@@ -1078,7 +1107,7 @@ class Guest:
         try:
             for folder in reversed(missing):
                 os.mkdir(folder, 0o755)
-                os.chown(folder, account["uid"], account["gid"])
+                os.chown(folder, account.uid, account.gid)
         except (OSError, ValueError):
             pass  # entering it says what is wrong
 
@@ -1098,19 +1127,19 @@ class Guest:
         if self.cgroup and self.spare is None:
             self.spare = Cgroup(self.cgroup)
 
-    def give(self, fd: int, account: "Json", group: "int | None" = None) -> None:
+    def give(self, fd: int, account: Account, group: "int | None" = None) -> None:
         """Make a pipe or terminal the user's own, so that /dev/stdout and /dev/tty can be opened by name."""
-        if account["uid"]:
-            os.fchown(fd, account["uid"], account["gid"] if group is None else group)
+        if account.uid:
+            os.fchown(fd, account.uid, account.gid if group is None else group)
 
     def leave_agent(self) -> None:
         """In the child: as easy prey for the OOM killer as anybody."""
         write_file("/proc/self/oom_score_adj", b"0", flags=0)
 
-    def become(self, account: "Json") -> None:
+    def become(self, account: Account) -> None:
         """In the child: from the agent to the user."""
-        gid, uid = account["gid"], account["uid"]
-        os.setgroups([gid] + [number for number, _ in account["groups"] if number != gid])
+        gid, uid = account.gid, account.uid
+        os.setgroups([gid] + [number for number, _ in account.groups if number != gid])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
 
@@ -1143,68 +1172,22 @@ class Guest:
                     break
         os.spawnv(os.P_WAIT, "/bin/sh", ["sh", "-c", "true; env true; exit 0"])
         self.after_payload()
-        self.identify(dict(NOBODY, time=time.time()))
+        self.identify(Words(NOBODY + [now()]))
         if self.zygote is None and self.cgroup:
             self.zygote = Zygote(self, self.box())
-            self.identify(
-                dict(NOBODY, time=time.time())
-            )  # once more: what the fork has left shared is copied now, not by each clone
+            # Once more: what the fork has left shared is copied now, not by each clone.
+            self.identify(Words(NOBODY + [now()]))
 
 
-NOBODY = {
-    "hostname": "belljar-000000000000", "machine_id": "0" * 32, "nonce": "0" * 32, "mac": "",
-    "entropy": "\0" * 64,
-}  # fmt: skip
+# The names of a guest that waits for its own.
+NOBODY = [b"belljar-000000000000", b"0" * 32, b"0" * 32, b"", b"", b"", b"", b"00" * 64]
 
 
 # Read into the page cache of a template, so that a clone finds them in memory.
-WARM = [
-    "sh",
-    "dash",
-    "bash",
-    "env",
-    "true",
-    "false",
-    "cat",
-    "ls",
-    "id",
-    "echo",
-    "sleep",
-    "date",
-    "uname",
-    "hostname",
-    "pwd",
-    "mkdir",
-    "rm",
-    "cp",
-    "mv",
-    "ln",
-    "touch",
-    "chmod",
-    "head",
-    "tail",
-    "wc",
-    "grep",
-    "sed",
-    "awk",
-    "sort",
-    "tar",
-    "gzip",
-    "dd",
-    "mktemp",
-    "basename",
-    "dirname",
-    "python3",
-    "nproc",
-    "df",
-    "free",
-    "ps",
-    "tee",
-    "tr",
-    "cut",
-    "seq",
-    "test",
-]
+WARM = (
+    "sh dash bash env true false cat ls id echo sleep date uname hostname pwd mkdir rm cp mv ln touch chmod head tail wc"
+    " grep sed awk sort tar gzip dd mktemp basename dirname python3 nproc df free ps tee tr cut seq test"
+).split(" ")
 
 
 def rewrite(path: str, change: "Callable[[str], str]", mode: int) -> None:
@@ -1224,50 +1207,52 @@ def rewrite(path: str, change: "Callable[[str], str]", mode: int) -> None:
 
 def kernel_events() -> "Any":
     """A socket that hears of every device that comes or goes."""
-    import socket
+    import _socket as socket
 
     events = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 15)  # NETLINK_KOBJECT_UEVENT
     events.bind((0, 1))
     return events
 
 
+def hello_of(boot_nonce: bytes, system: str, has_9p: bool) -> bytes:
+    """The words of a HELLO."""
+    texts = (VERSION, boot_nonce.decode("ascii"), system, os.uname().release, "%d.%d.%d" % sys.version_info[:3])
+    said = [b"%d" % PROTOCOL] + [text.encode("utf-8", "replace").replace(b"\0", b"?") for text in texts]
+    return join(*(said + [b"9p" if has_9p else b""]))
+
+
+def now() -> bytes:
+    """The time in microseconds."""
+    return b"%d" % int(time.time() * 1000000)
+
+
 class Rehearsal:
     """An ordinary process on the host: the payload really runs, everything else is only said to have happened."""
 
     def __init__(self) -> None:
-        self.boot_nonce = text_of(binascii.hexlify(os.urandom(16)))
+        self.boot_nonce = os.urandom(16).hex().encode("ascii")
         self.jobs = ""
 
     def prepare(self) -> None:
         libc().adopt_orphans()
 
-    def describe(self) -> "Json":
-        return {
-            "version": PROTOCOL,
-            "agent": VERSION,
-            "boot_nonce": self.boot_nonce,
-            "os": "rehearsal",
-            "kernel": os.uname().release,
-            "python": "%d.%d.%d" % sys.version_info[:3],
-            "nine_p": False,
-        }
+    def describe(self) -> bytes:
+        return hello_of(self.boot_nonce, "rehearsal", False)
 
-    def identify(self, told: "Json") -> "Json":
-        proof = {key: told[key] for key in ("hostname", "machine_id", "nonce", "mac")}
-        proof.update(sample=text_of(binascii.hexlify(os.urandom(32))), time=time.time())
-        return proof
+    def identify(self, words: Words) -> bytes:
+        name, machine_id, nonce, mac = words.next(), words.next(), words.next(), words.next()
+        return join(name, machine_id, nonce, mac, os.urandom(32).hex().encode("ascii"), now())
 
-    def set_clock(self, told: "Json") -> "Json":
-        return {"time": time.time()}
+    def set_clock(self, words: Words) -> bytes:
+        return now()
 
-    def mount(self, told: "Json") -> "Json":
+    def mount(self, words: Words) -> bytes:
         raise Refused("no-9p", "a rehearsal mounts nothing")
 
-    def add_account(self, account: "Json") -> "Json":
-        check_account(account)
-        return {}
+    def add_account(self, account: Account) -> None:
+        account.check()
 
-    def make_place(self, path: bytes, account: "Json") -> None:
+    def make_place(self, path: bytes, account: Account) -> None:
         pass
 
     def box(self) -> "Family":
@@ -1279,13 +1264,13 @@ class Rehearsal:
     def after_payload(self) -> None:
         pass
 
-    def give(self, fd: int, account: "Json", group: "int | None" = None) -> None:
+    def give(self, fd: int, account: Account, group: "int | None" = None) -> None:
         pass
 
     def leave_agent(self) -> None:
         pass
 
-    def become(self, account: "Json") -> None:
+    def become(self, account: Account) -> None:
         pass
 
     def release(self) -> None:
@@ -1446,20 +1431,20 @@ def kill_quietly(pid: int, number: int) -> None:
 class Environment:
     """Looks like a dictionary to execve, but keeps order and repeated names."""
 
-    def __init__(self, pairs: "list[tuple[bytes, bytes]]") -> None:
-        self.pairs = pairs
+    def __init__(self, names: "list[bytes]", contents: "list[bytes]") -> None:
+        self.names, self.contents = names, contents
 
     def __len__(self) -> int:
-        return len(self.pairs)
+        return len(self.names)
 
     def __getitem__(self, name: bytes) -> bytes:
-        return dict(self.pairs)[name]
+        return dict(zip(self.names, self.contents))[name]
 
     def keys(self) -> "list[bytes]":
-        return [name for name, _ in self.pairs]
+        return self.names
 
     def values(self) -> "list[bytes]":
-        return [value for _, value in self.pairs]
+        return self.contents
 
 
 class Trouble(Exception):
@@ -1471,26 +1456,25 @@ class Trouble(Exception):
 
 
 class Job:
-    """A `start` call, taken apart: everything the child needs, as bytes and numbers."""
+    """A `start` call, taken apart. What only the child needs is left in words until `read_rest`."""
 
-    def __init__(self, told: "Json", text: bytes = b"") -> None:
-        self.text = text  # the call as it came
-        self.argv = [bytes_of(word) for word in told["argv"]]
-        self.account = told["account"]
-        self.env = Environment([(bytes_of(name), bytes_of(value)) for name, value in told["env"]])
-        self.cwd = (
-            bytes_of(told["cwd"])
-            if told["cwd"] is not None
-            else self.account["home"].encode("utf-8", "surrogateescape")
-        )
-        self.umask = told["umask"]
-        self.rlimits = told["rlimits"]
-        self.terminal = told["terminal"]
-        self.stdio = told["stdio"]  # three of "stream", "null", "closed"
-        self.window = told["window"]
-        self.script = told["script"]  # None, its bytes as text, or True: it comes as a stream
-        self.builtin = told["builtin"]  # None, ["put", path, name] or ["get", path]
+    def __init__(self, words: Words) -> None:
+        self.words = words
+        self.stdio = words.text()  # three of s: stream, n: null, c: closed
+        window = words.next()  # "" without a terminal, else its rows and columns, 0 where they are not known
+        self.terminal = [int(size) for size in window.split(b" ")] if window else None
+        self.script = words.next()  # "", or the name of the script that comes as a stream
+        self.builtin = words.next()  # "", or "put" (argv: path, name), or "get" (argv: path)
+        self.umask = words.number()
+        cwd = words.next()
+        self.account = Account(words)
+        self.cwd = cwd or self.account.home.encode("utf-8", "surrogateescape")
         self.path = b""  # of the script, once it is there
+
+    def read_rest(self) -> None:
+        limits, self.argv, pairs = self.words.some(3), self.words.some(), self.words.some(2)
+        self.rlimits = [(limits[at], limits[at + 1], limits[at + 2]) for at in range(0, len(limits), 3)]
+        self.env = Environment(pairs[0::2], pairs[1::2])
 
 
 def run_child(
@@ -1516,13 +1500,14 @@ def stand_alone(world: "Guest | Rehearsal", box: "Cgroup | Family") -> None:
 def become_payload(job: Job, world: "Guest | Rehearsal", files: "list[int]", trouble: int) -> "NoReturn":
     code = FAILED
     try:
+        job.read_rest()
         take_stdio(job, files)
         limit(job.rlimits)
         os.umask(job.umask)
         world.become(job.account)
         enter(job.cwd)
         if job.builtin:
-            code = run_builtin(job.builtin, trouble)
+            code = run_builtin(job, trouble)
         else:
             execute(job)
     except Trouble as exc:
@@ -1534,10 +1519,9 @@ def become_payload(job: Job, world: "Guest | Rehearsal", files: "list[int]", tro
         os._exit(code)
 
 
-REHEARSED = json.dumps(
-    {"argv": ["sh"], "account": {"home": "/"}, "env": [["PATH", "/bin"]], "cwd": None, "umask": 18, "rlimits": [["CPU", -1, -1]],
-     "terminal": False, "stdio": ["stream"] * 3, "window": None, "script": None, "builtin": None}
-)  # fmt: skip
+# An order that asks for nothing.
+NOTHING = [b"sss", b"", b"", b"", b"18", b"", b"n", b"0", b"0", b"g", b"/", b"/bin/sh", b"0"]
+NOTHING += [b"1", b"CPU", b"-1", b"-1", b"1", b"sh", b"1", b"PATH", b"/bin"]
 
 
 class Zygote:
@@ -1563,7 +1547,7 @@ class Zygote:
             stand_alone(world, self.box)
             for fd in self.outer + [self.orders]:  # else our own end would keep the payload's stdin open
                 os.close(fd)
-            Job(json.loads(REHEARSED))  # the pages this writes to are our own from now on
+            Job(Words(NOTHING)).read_rest()  # the pages this writes to are our own from now on
             parts = []
             while True:
                 part = os.read(orders, 64 * KIB)
@@ -1572,9 +1556,9 @@ class Zygote:
                 parts.append(part)
             if not parts:
                 os._exit(0)  # nobody needs us
-            path, _, text = b"".join(parts).partition(b"\0")
-            job = Job(json.loads(text.decode("utf-8")))
-            job.path = path
+            words = b"".join(parts).split(b"\0")
+            job = Job(Words(words[1:]))
+            job.path = words[0]
             files = [self._descriptor(index, kind) for index, kind in enumerate(job.stdio)]
         except BaseException as exc:
             report(trouble, "failed", "%s: %s" % (type(exc).__name__, exc))
@@ -1582,13 +1566,13 @@ class Zygote:
         become_payload(job, world, files, trouble)
 
     def _descriptor(self, index: int, kind: str) -> int:
-        if kind == "null":
+        if kind == "n":
             return os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        return self.inner[index] if kind == "stream" else -1
+        return self.inner[index] if kind == "s" else -1
 
     def go(self, job: Job) -> None:
         """Hand over the order. Raises OSError when the child is gone: then nothing has happened."""
-        data = memoryview(job.path + b"\0" + job.text)
+        data = memoryview(join(job.path, *job.words.words))
         while data:
             data = data[os.write(self.orders, data) :]
         os.close(self.orders)
@@ -1617,13 +1601,14 @@ def take_stdio(job: Job, files: "list[int]") -> None:
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def limit(rlimits: "list[tuple[str, int, int]]") -> None:
+def limit(rlimits: "list[tuple[bytes, bytes, bytes]]") -> None:
     """Limits as outside. A guest's kernel may allow fewer open files than the host's."""
     if not rlimits:
         return
     import resource
 
-    for name, soft, hard in rlimits:
+    for limit_name, least, most in rlimits:
+        name, soft, hard = limit_name.decode("ascii"), int(least), int(most)
         number = getattr(resource, "RLIMIT_" + name, None)
         if number is None:
             continue
@@ -1669,7 +1654,7 @@ def execute(job: Job) -> None:
     if b"/" in name:
         candidates = [name]
     else:
-        path = dict(job.env.pairs).get(b"PATH", b"/usr/local/bin:/usr/bin:/bin")
+        path = job.env[b"PATH"] if b"PATH" in job.env.names else b"/usr/local/bin:/usr/bin:/bin"
         candidates = [(folder or b".") + b"/" + name for folder in path.split(b":")]
     refusal = None  # type: OSError | None
     for candidate in candidates:
@@ -1700,15 +1685,15 @@ def run_program(path: bytes, job: Job) -> None:
     os.execve(b"/bin/sh", [b"/bin/sh", path] + job.argv[1:], job.env)  # type: ignore[arg-type]
 
 
-def run_builtin(order: "list[str]", trouble: int) -> int:
+def run_builtin(job: Job, trouble: int) -> int:
     """Copy files as the user: the kernel itself checks what this user may do. The exit code is 0 or 1."""
     for entry in os.listdir("/proc/self/fd"):
         if int(entry) > 2 and int(entry) != trouble:
             close_quietly(int(entry))  # no exec closes them: the channel, other payloads' pipes
-    path = bytes_of(order[1])
+    path = job.argv[0]
     try:
-        if order[0] == "put":
-            unpack(lambda size: os.read(0, min(size, CHUNK)), path, bytes_of(order[2]))
+        if job.builtin == b"put":
+            unpack(lambda size: os.read(0, min(size, CHUNK)), path, job.argv[1])
         else:
             pack(path, write_to_stdout)
     except TransferError as exc:
@@ -1798,7 +1783,7 @@ class Inflow:
 
     def __init__(self, agent: "Agent", number: int, fd: int, is_terminal: bool = False) -> None:
         self.agent, self.number, self.fd, self.is_terminal = agent, number, fd, is_terminal
-        self.queue = collections.deque()  # type: collections.deque[memoryview]
+        self.queue = deque()  # type: deque[memoryview]
         self.credit, self.owed = WINDOW, 0
         self.is_ended = False
         os.set_blocking(fd, False)
@@ -1901,26 +1886,15 @@ class Process:
 
     def begin(self) -> None:
         """Start it, once its script is there."""
-        script = self.job.script
-        if script is None:
+        if not self.job.script:
             return self.launch()
-        folder = self._script_folder()
-        name = os.path.basename(self.job.argv[0].rstrip(b"/")) if self.job.argv else b""
-        self.job.path = folder + b"/" + (name if name not in (b"", b".", b"..") else b"script")
+        name = os.path.basename(self.job.script.rstrip(b"/"))
+        self.job.path = self._script_folder() + b"/" + (name if name not in (b"", b".", b"..") else b"script")
         fd = os.open(self.job.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
         os.fchmod(fd, 0o700)
         self.agent.world.give(fd, self.job.account)
-        if script is True:
-            number = 4 * self.number + SCRIPT
-            self.inflows[number] = ScriptFlow(self.agent, number, fd, self.launch_or_refuse)
-            return
-        try:
-            data = memoryview(bytes_of(script))
-            while data:
-                data = data[os.write(fd, data) :]
-        finally:
-            os.close(fd)  # before the fork: a file open for writing cannot be executed
-        self.launch()
+        number = 4 * self.number + SCRIPT
+        self.inflows[number] = ScriptFlow(self.agent, number, fd, self.launch_or_refuse)
 
     def _script_folder(self) -> bytes:
         if not self.agent.world.jobs:
@@ -1931,8 +1905,8 @@ class Process:
         folder = ("%s/%d.%d" % (self.agent.world.jobs, os.getpid(), self.agent.folders)).encode()
         os.mkdir(folder, 0o700)
         account = self.job.account
-        if account["uid"] and os.geteuid() == 0 and isinstance(self.agent.world, Guest):
-            os.chown(folder, account["uid"], account["gid"])
+        if account.uid and isinstance(self.agent.world, Guest):
+            os.chown(folder, account.uid, account.gid)
         return folder
 
     def launch_or_refuse(self) -> None:
@@ -1945,7 +1919,7 @@ class Process:
         """It never came to be: an EXIT says why."""
         self.drop_flows()
         if not self.is_silent:
-            self.agent.send_json(EXIT, self.number, {"status": FAILED << 8, "error": kind, "message": message})
+            self._tell(FAILED << 8, 0.0, 0.0, 0, kind + "\0" + message)
         self.close()
 
     def launch(self) -> None:
@@ -1984,7 +1958,7 @@ class Process:
         for fd in zygote.inner:
             os.close(fd)
         for index, (kind, fd) in enumerate(zip(self.job.stdio, zygote.outer)):
-            if kind != "stream":
+            if kind != "s":
                 os.close(fd)
             elif index == STDIN:
                 self.inflows[base] = Inflow(self.agent, base, fd)
@@ -2000,10 +1974,10 @@ class Process:
         files, inner = [], []
         base = 4 * self.number
         for index, kind in enumerate(self.job.stdio):
-            if kind == "closed":
+            if kind == "c":
                 files.append(-1)
                 continue
-            if kind == "null":
+            if kind == "n":
                 fd = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
             else:
                 reader, writer = os.pipe()
@@ -2021,8 +1995,8 @@ class Process:
     def _terminal(self) -> "tuple[list[int], list[int]]":
         base = 4 * self.number
         self.master, slave = os.openpty()
-        if self.job.window:
-            self.resize(*self.job.window)
+        if self.job.terminal and self.job.terminal[0]:
+            self.resize(*self.job.terminal)
         self.agent.world.give(slave, self.job.account, 5)
         self.inflows[base] = Inflow(self.agent, base, os.dup(self.master), is_terminal=True)
         self.outflows[base + STDOUT] = Outflow(self.agent, self, base + STDOUT, os.dup(self.master))
@@ -2065,26 +2039,14 @@ class Process:
         if not self.is_empty or self.is_over or any(flow.fd >= 0 for flow in self.outflows.values()):
             return
         if not self.is_silent:
-            self._tell()
+            assert self.end is not None
+            status, usage = self.end
+            self._tell(status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss * KIB, self._trouble_text())
         self.close()
 
-    def _tell(self) -> None:
-        assert self.end is not None
-        status, usage = self.end
-        kind, _, message = self._trouble_text().partition("\0")
-        self.agent.send_json(
-            EXIT,
-            self.number,
-            {
-                "status": status,
-                "user": usage.ru_utime,
-                "system": usage.ru_stime,
-                "peak": usage.ru_maxrss * KIB,
-                "oom": self.box.has_oom_kill(),
-                "error": kind,
-                "message": message,
-            },
-        )
+    def _tell(self, status: int, user: float, system: float, peak: int, trouble: str) -> None:
+        end = END.pack(status, user, system, peak, self.box.has_oom_kill())
+        self.agent.send(EXIT, self.number, end + (trouble or "\0").encode("utf-8", "replace"))
 
     def _trouble_text(self) -> str:
         try:
@@ -2133,25 +2095,25 @@ class Agent:
         self.parser = Parser(TO_AGENT)
         self.poll = select.epoll()
         self.ready = {}  # type: dict[int, Callable[[int], None]]
-        self.out = collections.deque()  # type: collections.deque[bytes | memoryview]
+        self.out = deque()  # type: deque[bytes | memoryview]
         self.out_size = 0
         self.waiting = []  # type: list[Outflow]
         self.processes = {}  # type: dict[int, Process]
         self.dying = []  # type: list[Process]
         self.children = {}  # type: dict[int, Process]
         self.on_child = None  # type: Callable[[], None] | None
-        self.later = collections.deque()  # type: collections.deque[Callable[[], None]]
+        self.later = deque()  # type: deque[Callable[[], None]]
         self.ending = []  # type: list[int]
         self.folders = 0
         self.is_over = False
         self.mask = select.EPOLLIN
         self.calls = {
-            "identify": world.identify,
-            "set_clock": world.set_clock,
-            "mount": world.mount,
-            "add_account": world.add_account,
+            b"identify": world.identify,
+            b"set_clock": world.set_clock,
+            b"mount": world.mount,
+            b"add_account": self._add_account,
         }
-        self.hello = json.dumps(world.describe()).encode("ascii")
+        self.hello = frame(HELLO, 0, world.describe())
         os.set_blocking(fd, False)
         self.poll.register(fd, self.mask)
         self.ready[fd] = self._hear
@@ -2201,8 +2163,9 @@ class Agent:
         self.out.append(frame(kind, number, body))
         self.out_size += HEADER.size + len(body)
 
-    def send_json(self, kind: int, number: int, value: "Json") -> None:
-        self.send(kind, number, json.dumps(value).encode("ascii"))
+    def refuse(self, number: int, kind: str, message: str) -> None:
+        text = "%s\0%s" % (kind, message[:8192].replace("\0", "?"))
+        self.send(ERROR, number, text.encode("utf-8", "replace"))
 
     def is_full(self) -> bool:
         return self.out_size >= self.MOST_OUT
@@ -2274,7 +2237,7 @@ class Agent:
                     return
                 self._take(*found)
             except WireError as exc:
-                self.send_json(ERROR, 0, {"kind": "protocol", "message": str(exc)})
+                self.refuse(0, "protocol", str(exc))
                 self.parser.forget()
                 self._end_conversation()
 
@@ -2294,7 +2257,7 @@ class Agent:
         elif kind == GREETING:
             self._end_conversation()
             self.out.clear()
-            answer = greeting(body) + frame(HELLO, 0, self.hello)
+            answer = greeting(body) + self.hello
             self.out.append(answer)
             self.out_size = len(answer)
 
@@ -2326,50 +2289,53 @@ class Agent:
             process.refuse("failed", "cannot store the script: %s" % exc.strerror)
 
     def _call(self, number: int, body: bytes) -> None:
-        name, _, text = body.partition(b"\0")
+        words = Words(body.split(b"\0"))
+        name = words.next()
         try:
             if not 0 < number < 1 << 30:
                 raise WireError("call number %d" % number)
-            told = json.loads(text.decode("utf-8")) if text else {}
-            answer = self._do(name.decode("ascii"), number, told, text)
+            answer = self._do(name, number, words)
             if answer is not None:
-                self.send_json(REPLY, number, answer)
+                self.send(REPLY, number, answer)
         except WireError:
             raise
         except Refused as exc:
-            self.send_json(ERROR, number, {"kind": exc.kind, "message": exc.message[:8192]})
+            self.refuse(number, exc.kind, exc.message)
         except OSError as exc:
-            message = "%s: %s" % (exc.filename or name.decode("ascii", "replace"), exc.strerror or exc)
-            self.send_json(ERROR, number, {"kind": "refused", "message": message[:8192]})
+            self.refuse(number, "refused", "%s: %s" % (exc.filename or shown(name), exc.strerror or exc))
         except Exception as exc:
-            message = "%s: %s: %s" % (name.decode("ascii", "replace"), type(exc).__name__, exc)
-            self.send_json(ERROR, number, {"kind": "bad-call", "message": message[:8192]})
+            self.refuse(number, "bad-call", "%s: %s: %s" % (shown(name), type(exc).__name__, exc))
 
-    def _do(self, name: str, number: int, told: "Json", text: bytes) -> "Json | None":
+    def _do(self, name: bytes, number: int, words: Words) -> "bytes | None":
         """The answer to a call; None when it comes later."""
-        if name == "start":
-            self._start(number, told, text)
-            return {}
+        if name == b"start":
+            self._start(number, words)
+            return b""
         if name in self.calls:
-            return self.calls[name](told)
-        if name == "settle":
+            return self.calls[name](words)
+        if name == b"settle":
             self._settle()
-            return {}
-        if name == "end_payload":
+            return b""
+        if name == b"end_payload":
             self.ending.append(number)
             self._abandon_all()
             self._check_ending()
             return None
-        if name == "power_off":
+        if name == b"power_off":
             self.flush()
             self.world.power_off()
-            return {}
-        raise Refused("bad-call", "no call is named %s" % name)
+            return b""
+        raise Refused("bad-call", "no call is named %s" % shown(name))
 
-    def _start(self, number: int, told: "Json", text: bytes) -> None:
+    def _add_account(self, words: Words) -> bytes:
+        self.world.add_account(Account(words))
+        return b""
+
+    def _start(self, number: int, words: Words) -> None:
         if number in self.processes:
             raise WireError("process %d is there already" % number)
-        job = Job(told, text)
+        words.words, words.at = words.words[1:], 0
+        job = Job(words)
         self.world.add_account(job.account)
         self.world.make_place(job.cwd, job.account)
         process = Process(self, number, job)
@@ -2390,6 +2356,7 @@ class Agent:
         gc.collect()
         if hasattr(gc, "freeze"):
             gc.freeze()
+        self._reap(0)  # else each clone would begin with it
         os.sync()
 
     # -- endings
@@ -2430,7 +2397,7 @@ class Agent:
             ending, self.ending = self.ending, []
             self.world.release()
             for number in ending:
-                self.send_json(REPLY, number, {})
+                self.send(REPLY, number)
 
     def _end_conversation(self) -> None:
         self.ending = []

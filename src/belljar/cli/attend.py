@@ -5,6 +5,8 @@ The event loop's clock leaves out the time this process was stopped, so no deadl
 
 from __future__ import annotations
 
+from belljar.host import quick_asyncio  # isort: skip - it must come before asyncio
+
 import asyncio
 import os
 import signal
@@ -16,6 +18,8 @@ from belljar.guest import Streams
 from belljar.guest.stdio import FdSink, FdSource
 from belljar.machine.orders import Orders, Pause, Resize, Resume, Signal
 from belljar.model import Outcome, Payload, Request, StdinKind
+
+assert quick_asyncio
 
 if TYPE_CHECKING:
     from belljar.assembly import House

@@ -60,7 +60,7 @@ def show_all(args: argparse.Namespace, house: House) -> int:
     images = {image.digest: image.names for image in house.images.images()} if templates else {}
     rows = [
         (
-            one.key, ", ".join(images.get(one.facts.get("image", ""), ())) or str(one.facts.get("image"))[:12],
+            one.key, ", ".join(images.get(one.facts.get("image_digest", ""), ())) or str(one.facts.get("image_digest"))[:12],
             one.facts.get("cpus"), size(one.facts.get("memory", 0)), one.facts.get("accelerator"),
             one.facts.get("owner"), size(one.size), duration(time.time() - one.created),
         )

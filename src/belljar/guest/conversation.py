@@ -6,11 +6,11 @@ The wire itself is told at the top of belljar/agent/agent.py. Everything the gue
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 import time
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from belljar.agent.agent import (
     CALL,
@@ -18,7 +18,6 @@ from belljar.agent.agent import (
     EXIT,
     GREETING,
     HELLO,
-    INLINE_SCRIPT,
     MAX_CALL,
     PING,
     PONG,
@@ -29,13 +28,15 @@ from belljar.agent.agent import (
     WireError,
     frame,
     greeting,
+    join,
 )  # fmt: skip
 from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused
 from belljar.guest import Hello, Identity, IdentityProof, Settings, Streams
 from belljar.guest.channel import Channel
-from belljar.guest.process import SCRIPT, Running, one_line, read_object, refusal
-from belljar.model import Account, Payload, to_json
+from belljar.guest.process import SCRIPT, Running, read_words, refusal
+from belljar.model import Account, Payload, StdinKind
 
+LETTERS = {StdinKind.STREAM: b"s", StdinKind.NULL: b"n", StdinKind.CLOSED: b"c"}
 SKEW_ENOUGH = 0.05  # seconds; closer than this the clock is not stepped again
 CLOCK_TRIES = 3
 LAST_NUMBER = (1 << 30) - 1
@@ -55,7 +56,7 @@ class Call:
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
     @property
     def is_over(self) -> bool:
@@ -63,7 +64,7 @@ class Call:
 
     def receive(self, kind: int, number: int, body: bytes) -> None:
         if kind == REPLY and number == self.number and not self.answer.done():
-            self.answer.set_result(read_object(body))
+            self.answer.set_result(body)
         elif kind == ERROR:
             self.fail(refusal(body))
         else:
@@ -177,24 +178,24 @@ class Conversation:
         assert self._hello is not None
         if kind != HELLO or self._hello.done():
             raise WireError(f"frame type {kind} where only a hello may come, or none")
-        told = read_object(body)
-        version = told.get("version")
-        if not isinstance(version, int):
-            raise WireError("a hello without a version")
-        texts = {name: one_line(told.get(name)) for name in ("agent", "boot_nonce", "os", "kernel", "python")}
-        self._hello.set_result(Hello(version=version, nine_p=told.get("nine_p") is True, **texts))
+        number, name, boot_nonce, system, kernel, python, nine_p = read_words(body, 7)
+        try:
+            version = int(number)
+        except ValueError as exc:
+            raise WireError("a hello without a version") from exc
+        self._hello.set_result(Hello(version, name, boot_nonce, system, kernel, python, nine_p == "9p"))
 
-    async def _call(self, name: str, told: dict[str, Any], *, patience: int = 1) -> dict[str, Any]:
+    async def _call(self, name: bytes, *words: bytes, patience: int = 1) -> bytes:
         """Ask and wait for the answer. Raises GuestRefused, AgentLost."""
         channel, call = self.open_channel(), Call(self.next_number())
         self.register(call.number, call)
-        channel.send(request(call.number, name, told))
+        channel.send(request(call.number, name, *words))
         limit = patience * self._settings.call_timeout
         try:
             async with asyncio.timeout(limit):
                 return await call.answer
         except TimeoutError as exc:
-            raise AgentLost(f"the agent did not answer `{name}` within {limit:.0f} s") from exc
+            raise AgentLost(f"the agent did not answer `{name.decode()}` within {limit:.0f} s") from exc
         finally:
             self._targets.pop(call.number, None)
 
@@ -202,54 +203,65 @@ class Conversation:
 
     async def identify(self, identity: Identity) -> IdentityProof:
         before = time.time()
-        answer = await self._call("identify", {**to_json(identity), "time": before})
-        skew = clock_in(answer) - (before + time.time()) / 2
+        names = (
+            identity.hostname,
+            identity.machine_id,
+            identity.nonce,
+            identity.mac,
+            identity.address,
+            identity.gateway,
+        )
+        words = (*names, identity.dns, identity.entropy.hex(), str(int(before * 1e6)))
+        answer = await self._call(b"identify", *(word.encode("ascii") for word in words))
+        after = time.time()
+        hostname, machine_id, nonce, mac, sample, clock = read_words(answer, 6)
+        skew = moment_of(clock) - (before + after) / 2
         if abs(skew) > SKEW_ENOUGH:
             skew = await self.set_clock()
-        texts = {name: one_line(answer.get(name)) for name in ("hostname", "machine_id", "nonce", "mac", "sample")}
-        return IdentityProof(clock_skew=skew, **texts)
+        return IdentityProof(hostname, machine_id, nonce, mac, sample, skew)
 
     async def settle(self) -> None:
-        await self._call("settle", {}, patience=10)
+        await self._call(b"settle", patience=10)
 
     async def set_clock(self) -> float:
-        skew = await self._step_clock({})
+        skew = await self._step_clock(b"to", time.time())
         for _ in range(CLOCK_TRIES):
             if abs(skew) <= SKEW_ENOUGH:
                 break
-            skew = await self._step_clock({"delta": -skew})
+            skew = await self._step_clock(b"by", -skew)
         return skew
 
-    async def _step_clock(self, told: dict[str, Any]) -> float:
+    async def _step_clock(self, how: bytes, seconds: float) -> float:
         before = time.time()
-        answer = await self._call("set_clock", {"time": before, **told})
-        return clock_in(answer) - (before + time.time()) / 2
+        answer = await self._call(b"set_clock", how, b"%d" % int(seconds * 1e6))
+        after = time.time()
+        (clock,) = read_words(answer, 1)
+        return moment_of(clock) - (before + after) / 2
 
     async def mount(self, tag: str, target: str, *, readonly: bool) -> None:
-        await self._call("mount", {"tag": tag, "target": target, "readonly": readonly})
+        await self._call(b"mount", text(tag), text(target), b"ro" if readonly else b"rw")
 
     async def add_account(self, account: Account) -> None:
-        await self._call("add_account", to_json(account))
+        await self._call(b"add_account", *account_words(account))
 
     async def start(self, payload: Payload, streams: Streams) -> Running:
         process = self._begin(order_of(payload, streams), streams)
-        if is_large(payload.script):
-            process.send_from(SCRIPT, _Text(payload.script or b""))
+        if payload.script is not None:
+            process.send_from(SCRIPT, _Text(payload.script))
         await process.started
         return process
 
-    async def begin_copy(self, order: list[str], account: Account, cwd: bytes | None, streams: Streams) -> Running:
+    async def begin_copy(self, order: list[bytes], account: Account, cwd: bytes | None, streams: Streams) -> Running:
         """Start the agent's own tar reader or writer as the user. See files.py."""
-        carried = ["stream" if stream else "null" for stream in (streams.stdin, streams.stdout)]
-        told = to_json({"argv": (), "account": account, "cwd": cwd, "env": (), "umask": 0o022, "rlimits": ()})
-        told.update(terminal=False, window=None, script=None, stdio=[*carried, "null"], builtin=order)
-        process = self._begin(told, streams)
+        letters = b"".join(b"s" if stream else b"n" for stream in (streams.stdin, streams.stdout, None))
+        head = (letters, b"", b"", order[0], b"%d" % 0o022, cwd or b"", *account_words(account))
+        process = self._begin([*head, b"0", *counted(order[1:]), b"0"], streams)
         await process.started
         return process
 
-    def _begin(self, order: dict[str, Any], streams: Streams) -> Running:
+    def _begin(self, order: list[bytes], streams: Streams) -> Running:
         channel, number = self.open_channel(), self.next_number()
-        call = request(number, "start", order)
+        call = request(number, b"start", *order)
         if len(call) > MAX_CALL:
             raise GuestRefused(
                 f"arguments and environment of {len(call)} bytes are more than a guest can be sent",
@@ -271,11 +283,11 @@ class Conversation:
         await get(self, inside, outside, account, cwd)
 
     async def end_payload(self) -> None:
-        await self._call("end_payload", {})
+        await self._call(b"end_payload")
 
     async def poweroff(self) -> None:
         """Asks for it; the domain's end is what answers."""
-        self.open_channel().send(request(self.next_number(), "power_off", {}))
+        self.open_channel().send(request(self.next_number(), b"power_off"))
 
 
 class _Text:
@@ -290,29 +302,43 @@ class _Text:
         return part
 
 
-def request(number: int, name: str, told: dict[str, Any]) -> bytes:
-    """A CALL frame."""
-    body = name.encode("ascii") + b"\0" + json.dumps(told, separators=(",", ":")).encode("ascii")
+def request(number: int, name: bytes, *words: bytes) -> bytes:
+    """A CALL frame. Raises GuestRefused for words that hold a NUL: no kernel would take them either."""
+    body = join(name, *words)
+    if body.count(b"\0") != len(words):
+        raise GuestRefused("a NUL byte in a name, an argument or the environment")
     return frame(CALL, number, body)
 
 
-def is_large(script: bytes | None) -> bool:
-    """Does the script go by a stream of its own?"""
-    return script is not None and len(script) > INLINE_SCRIPT
+def order_of(payload: Payload, streams: Streams) -> list[bytes]:
+    """The words of a `start`: see `Job` in the agent."""
+    letters = b"".join(LETTERS[kind] for kind in (payload.stdin, payload.stdout, payload.stderr))
+    window = b"%d %d" % (streams.window or (0, 0)) if payload.terminal else b""
+    script = b"" if payload.script is None else (payload.argv[0] if payload.argv else b"") or b"script"
+    head = (letters, window, script, b"", b"%d" % payload.umask, payload.cwd or b"", *account_words(payload.account))
+    limits = [word for name, soft, hard in payload.rlimits for word in (text(name), b"%d" % soft, b"%d" % hard)]
+    env = [word for pair in payload.env for word in pair]
+    return [*head, *counted(limits, 3), *counted(payload.argv), *counted(env, 2)]
 
 
-def order_of(payload: Payload, streams: Streams) -> dict[str, Any]:
-    """What the agent needs to know of a payload."""
-    names = ("argv", "account", "cwd", "env", "umask", "rlimits", "terminal")
-    told: dict[str, Any] = to_json({name: getattr(payload, name) for name in names})
-    told["script"] = True if is_large(payload.script) else to_json(payload.script)
-    told["stdio"] = [kind.value for kind in (payload.stdin, payload.stdout, payload.stderr)]
-    told.update(window=streams.window, builtin=None)
-    return told
+def account_words(account: Account) -> list[bytes]:
+    groups = [word for gid, name in account.groups for word in (b"%d" % gid, text(name))]
+    names = (text(account.group), text(account.home), text(account.shell))
+    return [text(account.name), b"%d" % account.uid, b"%d" % account.gid, *names, *counted(groups, 2)]
 
 
-def clock_in(answer: dict[str, Any]) -> float:
-    moment = answer.get("time")
-    if isinstance(moment, bool) or not isinstance(moment, (int, float)):
-        raise AgentLost("the agent did not tell the time")
-    return float(moment)
+def counted(words: Sequence[bytes], each: int = 1) -> list[bytes]:
+    """A list as words: its length, then *each* words per entry."""
+    return [b"%d" % (len(words) // each), *words]
+
+
+def text(value: str) -> bytes:
+    return value.encode("utf-8", "surrogateescape")
+
+
+def moment_of(word: str) -> float:
+    """Seconds since the epoch, from microseconds told by the guest."""
+    try:
+        return int(word) / 1e6
+    except (ValueError, OverflowError) as exc:
+        raise AgentLost("the agent did not tell the time") from exc

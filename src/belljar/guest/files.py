@@ -45,7 +45,7 @@ async def put(talk: Conversation, outside: str, inside: str, account: Account, c
     except OSError as exc:
         raise InputMissing(f"{outside}: {exc.strerror}") from exc
     bridge = Giver()
-    order = ["put", target.decode("latin-1"), _name_of(source).decode("latin-1")]
+    order = [b"put", target, _name_of(source)]
     process = await talk.begin_copy(order, account, cwd, Streams(bridge, None, None))
     packing = asyncio.ensure_future(in_thread(lambda: _pack(source, bridge)))
     try:
@@ -64,7 +64,7 @@ async def get(talk: Conversation, inside: str, outside: str, account: Account, c
     """See `Guest.get`."""
     source, target = os.fsencode(inside), os.fsencode(outside)
     bridge = Taker()
-    order = ["get", source.decode("latin-1")]
+    order = [b"get", source]
     process = await talk.begin_copy(order, account, cwd, Streams(None, bridge, None))
     unpacking = asyncio.ensure_future(in_thread(lambda: _unpack(target, _name_of(source), bridge)))
     unpacking.add_done_callback(lambda _: bridge.break_off())

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
+import struct
 from collections.abc import Coroutine
 from typing import Any
 
 from belljar.agent.agent import (
     CREDIT,
     DATA,
+    END,
     EOF,
     ERROR,
     EXIT,
@@ -32,6 +33,7 @@ from belljar.model import Usage
 
 STDIN, STDOUT, STDERR, SCRIPT = range(4)
 LONGEST_MESSAGE = 1000
+LONGEST_TIME = 1e12  # seconds
 
 
 class Running:
@@ -40,7 +42,7 @@ class Running:
     def __init__(self, number: int, channel: Channel, streams: Streams) -> None:
         self._number, self._channel = number, channel
         loop = asyncio.get_running_loop()
-        self.started: asyncio.Future[dict[str, Any]] = loop.create_future()
+        self.started: asyncio.Future[None] = loop.create_future()
         self._status: asyncio.Future[ExitStatus] = loop.create_future()
         self._upstreams: dict[int, Upstream] = {}
         self._downstreams: dict[int, Downstream] = {}
@@ -116,7 +118,7 @@ class Running:
         if kind == ERROR:
             self.fail(refusal(body))
         else:
-            self.started.set_result({})
+            self.started.set_result(None)
 
     def _ended(self, status: ExitStatus) -> None:
         if self._status.done() or not self.started.done():
@@ -139,46 +141,37 @@ class Running:
 
 def read_exit(body: bytes) -> ExitStatus:
     """The EXIT frame's body. Nothing in it is trusted."""
-    told = read_object(body)
-    status = number_in(told, "status", 0xFFFF)
+    try:
+        status, user, system, peak, oom_killed = END.unpack_from(body)
+    except struct.error as exc:
+        raise WireError(f"an end of {len(body)} bytes") from exc
     by_signal = os.WIFSIGNALED(status)
-    if not by_signal and not os.WIFEXITED(status):
+    if status > 0xFFFF or not (by_signal or os.WIFEXITED(status)):
         raise WireError(f"wait status {status}")
+    if not (0 <= user < LONGEST_TIME and 0 <= system < LONGEST_TIME):
+        raise WireError("processor times that make no sense")
+    error, message = read_words(body[END.size :], 2)
     return ExitStatus(
         exit_code=None if by_signal else os.WEXITSTATUS(status),
         signal=os.WTERMSIG(status) if by_signal else None,
         core_dumped=by_signal and os.WCOREDUMP(status),
-        usage=Usage(
-            number_in(told, "user", 1e12), number_in(told, "system", 1e12), int(number_in(told, "peak", 1 << 62))
-        ),
-        oom_killed=told.get("oom") is True,
-        error=one_line(told.get("error")),
-        message=one_line(told.get("message")),
+        usage=Usage(user, system, peak),
+        oom_killed=oom_killed,
+        error=error,
+        message=message,
     )
 
 
-def read_object(body: bytes) -> dict[str, Any]:
-    """A JSON object sent by the guest."""
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError) as exc:
-        raise WireError(f"not JSON: {exc}") from exc
-    if not isinstance(value, dict):
-        raise WireError("not a JSON object")
-    return value
+def read_words(body: bytes, count: int) -> list[str]:
+    """So many words said by the guest, each made fit for a terminal's line."""
+    words = body.split(b"\0")
+    if len(words) != count:
+        raise WireError(f"{len(words)} words where {count} belong")
+    return [one_line(word.decode("utf-8", "replace")) for word in words]
 
 
-def number_in(told: dict[str, Any], name: str, largest: float) -> Any:
-    """A number that is not negative; 0 where there is none."""
-    value = told.get(name, 0)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= largest:
-        raise WireError(f"{name}: {str(value)[:40]} is not a number from 0 to {largest:.0f}")
-    return value
-
-
-def one_line(value: object) -> str:
+def one_line(text: str) -> str:
     """What the guest says, as a line that can be shown on a terminal."""
-    text = value if isinstance(value, str) else ""
     return "".join(char if char.isprintable() else "?" for char in text[:LONGEST_MESSAGE])
 
 
@@ -186,8 +179,8 @@ def refusal(body: bytes) -> GuestError:
     """An ERROR frame's body as one of our errors."""
     from belljar.errors import GuestRefused, NoNineP
 
-    told = read_object(body)
-    kind, message = one_line(told.get("kind")), one_line(told.get("message")) or "the agent gave no reason"
+    kind, message = read_words(body, 2)
+    message = message or "the agent gave no reason"
     if kind == "no-9p":
         return NoNineP(message)
     if kind == "protocol":

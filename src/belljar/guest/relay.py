@@ -8,9 +8,7 @@ away before its frames can end the guest's conversation.
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
-from dataclasses import asdict
 from typing import cast
 
 from belljar.agent.agent import (
@@ -35,6 +33,7 @@ from belljar.agent.agent import (
     WireError,
     frame,
     greeting,
+    join,
 )  # fmt: skip
 from belljar.errors import GuestError
 from belljar.guest import Guest
@@ -96,15 +95,17 @@ class Relay:
         hello = self.conversation.hello
         if hello is None:
             return self._end()
-        self.client.send(greeting(nonce) + frame(HELLO, 0, json.dumps(asdict(hello)).encode("ascii")))
+        names = (hello.agent, hello.boot_nonce, hello.os, hello.kernel, hello.python, "9p" if hello.nine_p else "")
+        words = join(b"%d" % hello.version, *(name.encode() for name in names))
+        self.client.send(greeting(nonce) + frame(HELLO, 0, words))
 
     def _call(self, number: int, body: bytes) -> None:
         if number in self.forwards or len(self.forwards) >= MOST_CALLS:
             raise WireError(f"call {number}: there already, or one too many")
         name = body.partition(b"\0")[0]
         if name not in ALLOWED:
-            told = {"kind": "refused", "message": "this can only be asked by the machine's supervisor"}
-            return self.client.send(frame(ERROR, number, json.dumps(told).encode("ascii")))
+            why = join(b"refused", b"this can only be asked by the machine's supervisor")
+            return self.client.send(frame(ERROR, number, why))
         try:
             channel = self.conversation.open_channel()
         except GuestError:

@@ -189,7 +189,7 @@ class FakeHypervisor:
         key = self._key(spec)
         remove_tree(self._path(key))
         draft = self.template_draft(spec)
-        (draft / "facts").write_text(json.dumps({"image": spec.image_digest, "memory": spec.memory}))
+        (draft / "facts").write_text(json.dumps({"image_digest": spec.image_digest, "memory": spec.memory}))
         draft.rename(self._path(key))
         self.damaged.pop(key, None)
         return self._read(key)

@@ -6,23 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.agent.agent import Refused, check_account, with_groups, with_shadow, with_user
+from belljar.agent.agent import Account, Refused, Words, with_groups, with_shadow, with_user
+from belljar.guest.conversation import account_words
+from belljar.model import Account as Outside
 
 PASSWD = "root:x:0:0:root:/root:/bin/bash\nbackup:x:34:34:backup:/var/backups:/usr/sbin/nologin\n"
 GROUP = "root:x:0:\nbackup:x:34:\nusers:x:100:debian\n"
 
 
-def account(**changes: Any) -> dict[str, Any]:
-    base = {
-        "name": "alice",
-        "uid": 1000,
-        "gid": 1000,
-        "group": "alice",
-        "groups": [],
-        "home": "/home/alice",
-        "shell": "/bin/sh",
-    }
-    return {**base, **changes}
+def account(**changes: Any) -> Account:
+    """As the agent reads it off the wire."""
+    base = {"name": "alice", "uid": 1000, "gid": 1000, "group": "alice", "home": "/home/alice", "shell": "/bin/sh"}
+    outside = Outside(**{**base, **changes})
+    return Account(Words(account_words(outside)))
 
 
 def test_a_new_user_is_added_at_the_end() -> None:
@@ -80,23 +76,23 @@ accounts = st.builds(
 
 
 @given(accounts, accounts)
-def test_adding_again_changes_nothing_and_no_line_is_ever_lost(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_adding_again_changes_nothing_and_no_line_is_ever_lost(one: Account, other: Account) -> None:
     passwd, group = PASSWD, GROUP
     for who in (one, other):
-        passwd, group = with_user(passwd, who), with_groups(group, who, who["name"])
+        passwd, group = with_user(passwd, who), with_groups(group, who, who.name)
     assert set(PASSWD.splitlines()) <= set(passwd.splitlines())
     assert {line.split(":")[2] for line in GROUP.splitlines()} <= {line.split(":")[2] for line in group.splitlines()}
     assert with_user(passwd, other) == passwd
-    assert with_groups(group, other, other["name"]) == group
+    assert with_groups(group, other, other.name) == group
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"name": ""}, {"name": "a:b"}, {"name": "a\nroot::0:0::/:/bin/sh"}, {"home": "/a\nb"}, {"shell": "x:y"}, {"group": "\0"},
-        {"uid": -1}, {"gid": 1 << 32}, {"uid": "0"}, {"groups": [(5, "a:b")]}, {"groups": [(-5, "a")]},
+        {"name": ""}, {"name": "a:b"}, {"name": "a\nroot::0:0::/:/bin/sh"}, {"home": "/a\nb"}, {"shell": "x:y"}, {"group": "a:b"},
+        {"uid": -1}, {"gid": 1 << 32}, {"uid": 1 << 40}, {"groups": [(5, "a:b")]}, {"groups": [(-5, "a")]},
     ],
 )  # fmt: skip
 def test_an_account_that_would_break_the_files_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(Refused):
-        check_account(account(**changes))
+        account(**changes).check()

@@ -1,6 +1,5 @@
 """Whatever a host says, the agent lives on and answers the next greeting."""
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,13 +41,13 @@ ACCOUNT = {
     "uid": os.getuid(),
     "gid": os.getgid(),
     "group": "me",
-    "groups": [],
     "home": "/",
     "shell": "/bin/sh",
+    "groups": 0,
 }
 ORDER: dict[str, Any] = {
-    "argv": ["/bin/sleep", "1000"], "account": ACCOUNT, "env": [], "cwd": "/", "umask": 18, "rlimits": [], "terminal": False,
-    "stdio": ["stream", "stream", "null"], "window": None, "script": None, "builtin": None,
+    "stdio": "ssn", "window": "", "script": "", "builtin": "", "umask": 18, "cwd": "/", **ACCOUNT,
+    "limits": [], "argv": ["/bin/sleep", "1000"], "env": [],
 }  # fmt: skip
 
 
@@ -85,25 +84,29 @@ class Host:
         return found
 
 
-def call(number: int, name: str, told: object) -> bytes:
-    return frame(CALL, number, name.encode() + b"\0" + json.dumps(told).encode())
+def call(number: int, name: str, *told: object) -> bytes:
+    words = [name]
+    for one in told:
+        words += [str(len(one)), *map(str, one)] if isinstance(one, list) else [str(one)]
+    return frame(CALL, number, b"\0".join(word.encode("utf-8", "surrogateescape") for word in words))
 
 
 def start(number: int, **changes: object) -> bytes:
-    return call(number, "start", {**ORDER, **changes})
+    return call(number, "start", *{**ORDER, **changes}.values())
 
 
 pieces = st.one_of(
     st.binary(max_size=60),
     st.sampled_from(
         [
-            start(1), start(2, terminal=True, stdio=["stream"] * 3), start(0), start(1 << 31), start(3, script=True),
-            start(4, argv=[]), start(5, argv=["/bin/true"], cwd="/no"), start(6, argv=[7]), start(7, stdio=["?"]), start(8, env=5),
-            start(9, account={}), start(10, argv=["\u1234"]), start(11, argv=["a\0b"]), start(12, rlimits=[["NOFILE", -5, "x"]]),
-            start(13, builtin=["?"]), start(14, builtin=["get", "/no/such"]), start(15, builtin=["put", "/proc/x", "y"]),
-            call(20, "identify", {}), call(21, "mount", {"tag": 1}), call(22, "no-such-call", {}), call(23, "set_clock", []),
-            call(24, "add_account", {**ACCOUNT, "uid": -1}), frame(CALL, 25, b""), frame(CALL, 26, b"\xff\xff"), frame(CALL, 27, b"start\0["),
-            frame(CALL, 28, b"start\0" + b"[" * 100_000), call(29, "end_payload", {}),
+            start(1), start(2, window="24 80", stdio="sss"), start(0), start(1 << 31), start(3, script="x"), start(3, script="/"),
+            start(4, argv=[]), start(5, argv=["/bin/true"], cwd="/no"), start(7, stdio="?"), start(8, env=5), start(8, env=["A"]),
+            start(9, uid="x"), start(10, argv="-1"), start(12, limits=["NOFILE", -5, "x"]), start(12, groups=1 << 40), start(2, window="x"),
+            start(13, builtin="?", argv=["x"]), start(14, builtin="get", argv=["/no/such"]), start(15, builtin="put", argv=["/proc/x", "y"]),
+            start(15, builtin="put"), start(15, builtin="get", argv=[]), start(16, umask=-1), start(16, window="99999999999 -1"),
+            call(20, "identify"), call(21, "mount", 1), call(22, "no-such-call"), call(23, "set_clock", "x"), call(24, "add_account", "x"),
+            frame(CALL, 25, b""), frame(CALL, 26, b"\xff\xff"), frame(CALL, 27, b"start\0["), frame(CALL, 28, b"start" + b"\0" * 100_000),
+            call(29, "end_payload"),
             frame(DATA, 4, b"in"), frame(DATA, 4, bytes(MAX_DATA)) * 5, frame(EOF, 4), frame(DATA, 5, b"wrong way"), frame(RESET, 5),
             frame(CREDIT, 5, U32.pack(WINDOW)), frame(CREDIT, 5, U32.pack(MAX_CREDIT)), frame(CREDIT, 4, U32.pack(1)),
             frame(DATA, 8, b"\3\4\x1a"), frame(RESIZE, 2, WINDOW_SIZE.pack(65535, 0)), frame(SIGNAL, 1, b"\x0f"), frame(SIGNAL, 1, b"\xff"),
@@ -143,9 +146,9 @@ def test_a_violation_ends_the_conversation_says_why_and_kills_the_payload(channe
     pid = int(host.until(DATA)[2])
     host.say(ugly)
     _, number, body = host.until(ERROR)
-    assert (number, json.loads(body)["kind"]) == (0, "protocol")
+    assert (number, body.split(b"\0")[0]) == (0, b"protocol")
     again = Host(channel)
-    again.say(call(2, "end_payload", {}))
+    again.say(call(2, "end_payload"))
     again.until(REPLY)
     assert not Path(f"/proc/{pid}").exists()
 
@@ -153,8 +156,8 @@ def test_a_violation_ends_the_conversation_says_why_and_kills_the_payload(channe
 @pytest.mark.parametrize(
     "bad",
     [
-        call(5, "no-such-call", {}), call(5, "start", {}), start(5, argv=[7]), start(5, stdio=["stream"] * 3, env=[["A"]]), start(5, cwd=5),
-        start(5, account={**ACCOUNT, "name": "a:b"}), frame(CALL, 5, b"start\0nonsense"), frame(CALL, 5, b""), start(5, argv=["\u1234"]),
+        call(5, "no-such-call"), call(5, "start"), start(5, uid="x"), start(5, window="x"), start(5, umask="y"),
+        start(5, name="a:b"), frame(CALL, 5, b"start\0nonsense"), frame(CALL, 5, b""), start(5, groups=-1), start(5, groups=5000),
     ],
 )  # fmt: skip
 def test_a_call_that_makes_no_sense_is_refused_and_the_conversation_goes_on(channel: socket, bad: bytes) -> None:

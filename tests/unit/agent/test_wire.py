@@ -29,8 +29,10 @@ from belljar.agent.agent import (
     TO_HOST,
     Parser,
     WireError,
+    Words,
     frame,
     greeting,
+    join,
 )  # fmt: skip
 
 NONCE = bytes(range(16))
@@ -119,7 +121,7 @@ def test_garbage_is_a_violation_or_a_frame_and_nothing_else(data: bytes, cuts: l
         HEADER.pack(0, 0, 0, 0),
         HEADER.pack(99, 0, 0, 0),
         MAGIC[:3] + bytes(20),
-        MAGIC + bytes(20),  # a greeting without its checksum
+        MAGIC + bytes(31) + b"x",  # a greeting whose nonces differ
     ],
 )
 def test_what_the_protocol_does_not_allow_is_refused_before_its_body_comes(header: bytes) -> None:
@@ -144,6 +146,21 @@ def test_a_large_call_costs_its_size_once_and_the_memory_is_given_back() -> None
     assert len(parser.buffer) <= len(data) + MAX_DATA
     parser.room()
     assert len(parser.buffer) == Parser.ROOM
+
+
+@given(st.lists(st.binary(max_size=20).filter(lambda word: b"\0" not in word), min_size=1), st.integers(0, 9))
+def test_words_are_read_as_they_were_joined(words: list[bytes], number: int) -> None:
+    reader = Words(join(b"%d" % len(words), *words, b"%d" % number).split(b"\0"))
+    assert reader.some() == words
+    assert reader.number() == number
+    with pytest.raises(IndexError):
+        reader.next()
+
+
+@pytest.mark.parametrize("words", [[b"-1"], [b"2", b"one"], [b"1000000000"], [b"x"], [b""], []])
+def test_a_list_that_is_not_there_is_an_error_and_not_a_cost(words: list[bytes]) -> None:
+    with pytest.raises((ValueError, IndexError)):
+        Words(words).some()
 
 
 def test_the_agent_says_which_belljar_it_came_with() -> None:

@@ -168,7 +168,7 @@ class Stuck:
         pass
 
 
-START = request(1, "start", order_of(shell("exec sleep 1000", StdinKind.STREAM), Streams(None, None, None)))
+START = request(1, b"start", *order_of(shell("exec sleep 1000", StdinKind.STREAM), Streams(None, None, None)))
 
 
 @pytest.mark.parametrize(

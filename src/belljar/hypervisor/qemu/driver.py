@@ -172,7 +172,7 @@ class QemuHypervisor:
         """Everything that a template and its clones must have in common."""
         native = spec.accelerator is Accelerator.KVM
         return {
-            "image": spec.image_digest,
+            "image_digest": spec.image_digest,
             "boot": spec.boot.digest,
             "cpus": spec.cpus,
             "memory": spec.memory,

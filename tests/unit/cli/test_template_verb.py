@@ -1,0 +1,168 @@
+"""`belljar template`: what people see of templates, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar import config
+from belljar.cli import parser_of
+from belljar.cli.template import run
+from belljar.errors import TemplateError
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, Template
+from belljar.hypervisor.fake import FakeHypervisor
+from belljar.image import Image
+from belljar.model import MIB, Account, MachineSpec, NetworkMode
+
+SPEC = DomainSpec(
+    id="0123456789ab", cpus=1, memory=64 * MIB, image_digest="d" * 64, boot=Boot(digest="b" * 64), disk=Path("disk"),
+    disk_size=64 * MIB, accelerator=Accelerator.TCG, folder=Path("folder"),
+)  # fmt: skip
+IMAGE = Image("d" * 64, ("debian12",), Path("disk"), 64 * MIB, None, None, "", "b" * 64, "build", 0.0)
+
+
+class PaperStore:
+    def images(self) -> list[Image]:
+        return [IMAGE]
+
+
+@dataclass
+class PaperHouse:
+    """What the verb uses of a House."""
+
+    hypervisor: FakeHypervisor
+    images: PaperStore = field(default_factory=PaperStore)
+    asked: list[MachineSpec] = field(default_factory=list)
+
+    @property
+    def settings(self) -> config.Settings:
+        nowhere = Path("/nowhere")
+        return config.Settings(config.Paths(nowhere, nowhere, None, nowhere, nowhere))
+
+    def build_template(self, spec: MachineSpec, account: Account) -> Template:
+        self.asked.append(spec)
+        return make(self.hypervisor)
+
+
+def make(hypervisor: FakeHypervisor, **changes: Any) -> Template:
+    spec = replace(SPEC, **changes)
+
+    async def cast() -> Template:
+        hypervisor.prepare_template(spec, Path("base"))
+        domain = hypervisor.start_template(spec)
+        try:
+            return await hypervisor.save_template(spec, domain)
+        finally:
+            domain.channel.close()
+            domain.console.close()
+
+    return asyncio.run(cast())
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> PaperHouse:
+    return PaperHouse(FakeHypervisor(tmp_path / "templates"))
+
+
+Call = Callable[..., int]
+
+
+@pytest.fixture
+def call(house: PaperHouse) -> Call:
+    def do(*words: str) -> int:
+        return run(parser_of("template").parse_args(words), house)  # type: ignore[arg-type]
+
+    return do
+
+
+def test_the_list_names_image_size_and_age(house: PaperHouse, call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    template = make(house.hypervisor)
+    assert call("list") == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split()[:2] == ["KEY", "IMAGE"]
+    assert row.split()[:2] == [template.key, "debian12"]
+    assert "64 MiB" in row
+    assert call("list", "--format", "json") == 0
+    assert [one["key"] for one in json.loads(capsys.readouterr().out)] == [template.key]
+
+
+def test_an_empty_list_is_no_error(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("list", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_a_template_is_shown_by_the_beginning_of_its_key(
+    house: PaperHouse, call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    template = make(house.hypervisor)
+    assert call("show", template.key[:6]) == 0
+    assert template.key in capsys.readouterr().out
+    assert call("show", template.key, "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)["facts"]["image_digest"] == "d" * 64
+
+
+def test_a_beginning_that_fits_none_or_several_is_refused(house: PaperHouse, call: Call) -> None:
+    with pytest.raises(TemplateError, match="no template"):
+        call("show", "abc")
+    make(house.hypervisor)
+    make(house.hypervisor, cpus=2)
+    with pytest.raises(TemplateError, match="2 templates"):
+        call("show", "")
+
+
+def test_verify_exits_one_when_something_is_wrong_and_says_what(
+    house: PaperHouse, call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = make(house.hypervisor), make(house.hypervisor, cpus=2)
+    assert call("verify") == 0
+    house.hypervisor.damaged[bad.key] = "ram has other content than when it was made"
+    capsys.readouterr()
+    assert call("verify") == 1
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "other content" in lines[bad.key] and "whole" in lines[good.key]
+    assert call("verify", good.key) == 0
+
+
+def test_remove_wants_to_be_told_which(house: PaperHouse, call: Call) -> None:
+    one, two, three = (make(house.hypervisor, cpus=number) for number in (1, 2, 3))
+    for words in ((), (one.key, "--all")):
+        with pytest.raises(TemplateError, match="which templates"):
+            call("remove", *words)
+    assert call("remove", one.key) == 0
+    assert {left.key for left in house.hypervisor.templates()} == {two.key, three.key}
+    assert call("remove", "--all") == 0
+    assert house.hypervisor.templates() == []
+
+
+def test_expire_leaves_the_young(house: PaperHouse, call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    make(house.hypervisor)
+    assert call("expire") == 0
+    assert capsys.readouterr().out == ""
+    assert len(house.hypervisor.templates()) == 1
+
+
+def test_build_asks_for_the_machine_that_was_described(
+    house: PaperHouse, call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("build", "--image", "other", "--cpus", "2", "--memory", "2G", "--network", "user", "--shares", "2") == 0
+    (spec,) = house.asked
+    assert (spec.image, spec.cpus, spec.memory, spec.network, len(spec.shares)) == (
+        "other",
+        2,
+        2 << 30,
+        NetworkMode.USER,
+        2,
+    )
+    assert house.hypervisor.templates()[0].key in capsys.readouterr().out
+
+
+def test_build_without_words_asks_for_what_a_job_without_words_gets(house: PaperHouse, call: Call) -> None:
+    call("build")
+    defaults = house.settings
+    assert (house.asked[0].image, house.asked[0].memory) == (defaults.image.default, defaults.machine.memory)
