@@ -1,12 +1,13 @@
 # What one does with a checkout. Each target installs what it lacks and does nothing twice.
 PREFIX ?= /opt/belljar
 
-.PHONY: help demo test quick lint bench install uninstall clean
+.PHONY: help demo test quick live lint bench install uninstall clean
 
 help:
 	@echo 'make demo       a real job in a real virtual machine, host and guest compared, seconds per phase'
 	@echo 'make test       all tests: lint, types, unit, contracts, stories, then real machines'
 	@echo 'make quick      the tests that boot nothing (seconds)'
+	@echo 'make live       the tests that boot real machines (minutes)'
 	@echo 'make lint       ruff and mypy alone'
 	@echo 'make bench      the benchmarks'
 	@echo 'make install    as root: into PREFIX ($(PREFIX)), with a link in /usr/local/bin'
@@ -24,6 +25,10 @@ test:
 quick:
 	@scripts/prepare dev
 	@scripts/test quick
+
+live:
+	@scripts/prepare dev
+	@scripts/test live
 
 lint:
 	@scripts/prepare dev

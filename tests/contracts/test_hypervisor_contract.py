@@ -251,7 +251,7 @@ def impostor(tmp_path: Path) -> Callable[..., tuple[QemuHypervisor, DomainSpec]]
     """A hypervisor whose QEMU is the given shell script, and a spec to start it with. `$monitor` is the monitor's
     descriptor."""
 
-    def make(body: str, **changes: Any) -> tuple[QemuHypervisor, DomainSpec]:
+    def make(body: str, timeout: float = 30.0, **changes: Any) -> tuple[QemuHypervisor, DomainSpec]:
         listing = "\n".join(f"echo 'name \"{name}\"'" for name in DEVICES)
         program = tmp_path / "qemu-impostor"
         program.write_text(f"""#!/bin/bash
@@ -263,7 +263,7 @@ for word; do case $word in socket,id=monitor,fd=*) monitor=${{word##*=}};; esac;
         program.chmod(0o755)
         disk = tmp_path / "disk"
         disk.write_bytes(b"QFI\xfb\0\0\0\3" + bytes(504))
-        hypervisor = QemuHypervisor(Settings(binary=str(program), qmp_timeout=0.2), tmp_path / "store")
+        hypervisor = QemuHypervisor(Settings(binary=str(program), qmp_timeout=timeout), tmp_path / "store")
         return hypervisor, replace(SPEC, id=new_id(), folder=tmp_path, disk=disk, **changes)
 
     return make
@@ -291,7 +291,7 @@ async def test_a_qemu_that_ends_at_once_is_explained_by_its_last_words(impostor:
 
 
 async def test_a_qemu_that_never_answers_costs_no_more_than_its_deadline(impostor: Impostor) -> None:
-    hypervisor, spec = impostor("exec sleep 1000")
+    hypervisor, spec = impostor("exec sleep 1000", timeout=0.2)
     async with started(hypervisor, spec) as domain:
         with pytest.raises(QmpTimeout, match=r"qmp_capabilities within 0\.2 s"):
             await domain.connect()

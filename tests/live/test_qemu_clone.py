@@ -2,6 +2,10 @@
 
 import asyncio
 import os
+import shutil
+import signal
+import tempfile
+import traceback
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,8 +14,7 @@ from tests.live import tiny
 from tests.live.tiny import Tiny
 
 from belljar.errors import DomainDied, HypervisorError, TemplateError
-from belljar.hypervisor import Settings, SharedFolder, Template
-from belljar.hypervisor.qemu.driver import QemuHypervisor
+from belljar.hypervisor import SharedFolder, Template
 from belljar.model import MIB
 
 NOBODY = (65534, 65534)
@@ -98,12 +101,12 @@ async def test_each_clone_mounts_a_folder_of_its_own(guests: Tiny, template: Tem
         assert (folder / "new").exists() is (name == "two")
 
 
-async def test_a_clone_that_stands_still_is_a_timeout(guests: Tiny, template: Template) -> None:
+async def test_a_clone_that_stands_still_is_ended_all_the_same(guests: Tiny, template: Template) -> None:
     clone = guests.clone(guests.spec(new_id(), shares=SHARES), template)
-    hypervisor = QemuHypervisor(Settings(qmp_timeout=0.1), guests.folder / "store")
-    os.kill(clone.domain.pid, 19)
+    os.kill(clone.domain.pid, signal.SIGSTOP)
+    assert os.waitstatus_to_exitcode(await clone.domain.quit(grace=0.1)) == -signal.SIGKILL
     await clone.end()
-    assert clone.domain.pid not in [pid for _, pid in hypervisor.alive()]
+    assert clone.domain.pid not in [pid for _, pid in guests.hypervisor.alive()]
 
 
 async def test_a_template_is_for_its_own_kind_of_machine_only(guests: Tiny, template: Template) -> None:
@@ -172,3 +175,55 @@ async def test_a_template_whose_qemu_is_killed_while_it_boots_is_none(guests: Ti
     domain.channel.close()
     domain.console.close()
     assert "no template" in str(guests.hypervisor.find_template(spec))
+
+
+@pytest.mark.parametrize("changes", [{"cpus": 2}, {"memory": 4096 * MIB}], ids=["two processors", "four gibibytes"])
+async def test_larger_machines_clone_as_well(guests: Tiny, changes: dict[str, int]) -> None:
+    template = await guests.template(guests.spec(new_id(), **changes))
+    clone = guests.clone(guests.spec(new_id(), **changes), template)
+    try:
+        assert (await clone.do("busybox nproc"))[0] == [str(changes.get("cpus", 1))]
+    finally:
+        await clone.end()
+
+
+def test_an_ordinary_user_has_templates_of_their_own(tmp_path: Path) -> None:
+    """Made and cloned by a process without any right: what is loaded is loaded before it becomes that user."""
+    from belljar.hypervisor.qemu import casting, proof
+
+    folder = Path(tempfile.mkdtemp(prefix="belljar-user-"))  # pytest's own folders are closed to others
+    try:
+        os.chown(folder, *NOBODY)
+        guests = tiny.make(folder, copy_kernel=True)
+        for path in folder.iterdir():
+            os.chown(path, *NOBODY)
+        assert casting and proof
+        child = os.fork()
+        if child == 0:
+            os._exit(as_nobody(guests))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        (folder_of_template,) = [path for path in (folder / "store/templates").iterdir() if path.is_dir()]
+        assert {path.stat().st_uid for path in folder_of_template.iterdir()} == {NOBODY[0]}
+    finally:
+        shutil.rmtree(folder)
+
+
+def as_nobody(guests: Tiny) -> int:
+    """Become nobody, make a template, clone it. The exit code of the process."""
+
+    async def work() -> None:
+        template = await guests.template(guests.spec(new_id()))
+        clone = guests.clone(guests.spec(new_id()), template)
+        assert await clone.ask("hello") == "heard hello"
+        assert os.stat(f"/proc/{clone.domain.pid}").st_uid == NOBODY[0]
+        await clone.end()
+
+    try:
+        os.setgroups([])
+        os.setgid(NOBODY[1])
+        os.setuid(NOBODY[0])
+        asyncio.run(work())
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0

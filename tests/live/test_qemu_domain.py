@@ -193,12 +193,12 @@ async def test_a_paused_guest_does_nothing_until_it_is_resumed(guests: Tiny) -> 
 
 
 async def test_a_qemu_that_stands_still_costs_deadlines_and_dies_all_the_same(guests: Tiny) -> None:
-    hypervisor = QemuHypervisor(Settings(qmp_timeout=0.2), guests.folder / "store")
+    hypervisor = QemuHypervisor(Settings(qmp_timeout=3.0), guests.folder / "store")
     domain = hypervisor.start(guests.fresh(new_id()))
     try:
         await domain.connect()
         os.kill(domain.pid, signal.SIGSTOP)
-        with pytest.raises(QmpTimeout, match=r"stop within 0\.2 s"):
+        with pytest.raises(QmpTimeout, match="stop within 3 s"):
             await domain.pause()
         before = asyncio.get_running_loop().time()
         assert os.waitstatus_to_exitcode(await domain.quit(grace=0.2)) == -signal.SIGKILL

@@ -173,7 +173,7 @@ def test_the_console_shows_what_the_kernel_says_until_one_leaves(belljar: Bellja
     with terminal() as seat:
         before = seat.modes()
         console = seat.start(belljar.argv("console", "job"), belljar.env)
-        seat.expect(b"Ctrl-\\] leaves\r\n")
+        seat.expect(rb"Ctrl-\] leaves\r\n")
         done = belljar("exec", "job", "--", "sh", "-c", "echo 8 > /proc/sys/kernel/printk; echo '<0>knock' > /dev/kmsg")
         assert done.returncode == 0, done.stderr
         seat.expect(b"knock")
@@ -188,7 +188,7 @@ def test_the_console_ends_with_the_machine(belljar: Belljar) -> None:
     with terminal() as seat:
         before = seat.modes()
         console = seat.start(belljar.argv("console", "job"), belljar.env)
-        seat.expect(b"leaves\r\n")
+        seat.expect(rb"leaves\r\n")
         job.terminate()
         seat.rest()
         assert console.returncode == 0 and seat.modes() == before
@@ -293,7 +293,8 @@ def test_kill_all_works_when_everything_else_is_broken(alone: Belljar, tmp_path:
     done = alone("--config", str(tmp_path / "broken.toml"), "kill-all", "--format", "json", env=broken)
     assert done.returncode == 0, done.stderr
     assert {one["machine"]: one["result"] for one in json.loads(done.stdout)} == dict.fromkeys(ids, "killed")
-    os.kill(stopped, signal.SIGCONT)
+    for pid in (stopped, jobs[0].pid):  # nsenter stops with its child
+        os.kill(pid, signal.SIGCONT)
     for number, job in enumerate(jobs):
         words = ended(job)[1]
         assert job.returncode == 125 and b"QEMU was killed from outside" in words
@@ -408,7 +409,7 @@ def test_events_of_all_machines_come_as_they_happen(belljar: Belljar) -> None:
 def test_reap_says_what_it_did_and_then_has_nothing_to_do(belljar: Belljar) -> None:
     belljar.run("--name", "job", "--", "true", env={"BELLJAR_TESTING_ABORT_AT": "payload-started"})
     before = belljar.json("reap", "--dry-run")
-    assert [one["what"] for one in before if one["machine"]][0] == "machine without a supervisor"
+    assert next(one["what"] for one in before if one["machine"]) == "machine without a supervisor"
     done = belljar.json("reap")
     assert {"domain", "machine"} <= {one["what"] for one in done}
     assert belljar.json("reap") == []

@@ -5,6 +5,7 @@ It says `ready` on the agent's port and then does what each line asks. It is up 
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import suppress
@@ -165,10 +166,12 @@ def qemu_img(*words: str) -> None:
     subprocess.run(["qemu-img", *words], check=True, capture_output=True, timeout=60)
 
 
-def make(folder: Path, settings: Settings | None = None) -> Tiny:
-    """Tiny guests under *folder*, which is made if need be. The default image is fetched from the store of the live tests."""
+def make(folder: Path, settings: Settings | None = None, *, copy_kernel: bool = False) -> Tiny:
+    """Tiny guests under *folder*, which is made if need be. The default image is taken from the store of the live tests."""
     folder.mkdir(mode=0o700, exist_ok=True)
     kernel, initrd = _boot_files()
+    if copy_kernel:
+        kernel = Path(shutil.copy(kernel, folder / "kernel"))
     archive = cpio.archive([cpio.file("init", INIT, 0o755)])
     (folder / "initrd").write_bytes(initrd.read_bytes() + archive)
     (folder / "initrd").chmod(0o644)

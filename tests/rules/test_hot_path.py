@@ -10,7 +10,7 @@ HEAVY = {
     "belljar.config.merge", "belljar.config.convert", "belljar.config.reference", "belljar.cli.checks", "belljar.host.watch",
     "belljar.image.build", "belljar.image.sources",
 }  # fmt: skip
-BROUGHT_BY_ASYNCIO = {"subprocess", "ssl"}
+BROUGHT_BY_ASYNCIO = {"subprocess"}
 
 
 def loaded_by(code: str) -> set[str]:

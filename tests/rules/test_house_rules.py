@@ -68,7 +68,7 @@ def test_a_module_opens_with_what_it_is_for_and_its_functions_fit_in_the_head(pa
 def test_nothing_speaks_of_the_place_where_it_was_written(path: Path) -> None:
     if path == Path(__file__):
         return
-    words = re.compile(r"/work/|\bissue\s*#?\d|\bTODO\b|\bFIXME\b", re.IGNORECASE)
+    words = re.compile(r"/work/(main|shared)|\bissue\s*#?\d|\bTODO\b|\bFIXME\b", re.IGNORECASE)
     assert not (found := words.search(path.read_text())), found
 
 
@@ -151,3 +151,9 @@ def test_links_between_pages_lead_somewhere(path: Path) -> None:
 def test_commands_in_the_docs_exist(path: Path) -> None:
     for verb in re.findall(r"`belljar (?:--\S+ )*([a-z][a-z-]+)", path.read_text()):
         assert verb in VERBS, verb
+
+
+def test_every_decision_is_listed() -> None:
+    folder = ROOT / "docs/decisions"
+    listed = re.findall(r"\]\((\d{4}-[a-z0-9-]+\.md)\)", (folder / "README.md").read_text())
+    assert sorted(listed) == sorted(path.name for path in folder.glob("[0-9]*.md"))

@@ -9,12 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
-
-    from belljar.assembly import House
 
 VERBS = {
     "run": "run a command or a script in its own fresh virtual machine",
@@ -48,8 +46,9 @@ class Verb(Protocol):
     def arguments(self, parser: ArgumentParser, /) -> None:
         """Add the verb's options and parameters."""
 
-    def run(self, args: Namespace, house: House, /) -> int:
-        """Do it and return the exit code. What goes wrong is raised as BelljarError."""
+    def run(self, args: Namespace, house: Any, /) -> int:
+        """Do it and return the exit code. What goes wrong is raised as BelljarError. *house* is the House, and None for
+        a verb that says NEEDS_NO_HOUSE: it works though everything else is broken."""
 
 
 class CommandLine(NamedTuple):
@@ -137,6 +136,8 @@ def _carry_out(line: CommandLine) -> int:
     module = _import_verb(line.verb)
     parser = parser_of(line.verb)
     args = parser.parse_args(line.rest)
+    if getattr(module, "NEEDS_NO_HOUSE", False):
+        return module.run(args, None)
     from belljar.assembly import House
 
     config_file = args.config_file or line.config_file

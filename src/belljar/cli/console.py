@@ -33,7 +33,7 @@ def run(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.terminal import RawTerminal
 
     terminal = RawTerminal(0)
-    print(f"console of {view.id}; Ctrl-] leaves\r", file=sys.stderr)
+    print(f"console of {view.id}; Ctrl-] leaves", file=sys.stderr)
     terminal.enter()
     try:
         return _pump(connection.fileno())

@@ -7,7 +7,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
-from belljar.errors import BadOption, InputMissing
+from belljar.errors import BadOption, InputMissing, OutputUnwritable
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -37,6 +37,10 @@ def run(args: argparse.Namespace, house: House) -> int:
     view = house.machines.find(source_id or target_id)
     if source_id and os.path.isdir(target):
         target = os.path.join(target, os.path.basename(source.rstrip("/")) or source_id)
+    if source_id and not os.path.isdir(os.path.dirname(target)):
+        raise OutputUnwritable(
+            f"{os.path.dirname(target)}: no such folder here", hint="Make it, or name another place."
+        )
     asyncio.run(_copy(house, view, source, target, args.user, into=bool(target_id)))
     return 0
 

@@ -12,18 +12,16 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from belljar.cli.parser import add_format
 from belljar.host import processes
-
-if TYPE_CHECKING:
-    from belljar.assembly import House
 
 HELP = (
     "Kill every QEMU process that carries belljar's mark, all at once, and report what became of each. Root: those of "
     "every user; others: their own. Needs no settings, no store and no running belljar."
 )
+NEEDS_NO_HOUSE = True
 MARK = re.compile(rb"(?:^|,)guest=belljar-([A-Za-z0-9._-]{1,80})(?:,|$)")
 DEADLINE = 10.0  # seconds until a killed process must be gone
 
@@ -41,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_format(parser)
 
 
-def run(args: argparse.Namespace, house: House) -> int:
+def run(args: argparse.Namespace, house: None) -> int:
     from belljar.cli.render import show
 
     found = [one for one in marked() if os.geteuid() in (0, one.owner)]

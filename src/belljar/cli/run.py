@@ -94,12 +94,12 @@ def leave(outcome: Outcome) -> int:
     from belljar.cli import complain
     from belljar.host.processes import die_by
 
-    if outcome.exit_code is not None and not outcome.error:
+    if outcome.exit_code is not None and outcome.signal is None and not outcome.error:
         return outcome.exit_code
     tell(outcome, complain)
     if outcome.signal is not None:
         die_by(outcome.signal)
-    return outcome.exit_code if outcome.exit_code is not None else OUR_FAILURE
+    return outcome.exit_code or OUR_FAILURE  # a payload that ended well in a machine that did not is no success
 
 
 def tell(outcome: Outcome, complain: object) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
 
 from belljar.cli.parser import add_format
 
-if TYPE_CHECKING:
-    from belljar.assembly import House
-
+NEEDS_NO_HOUSE = True
 HELP = "Show the version of belljar, of Python and of the system it runs on."
 
 
@@ -17,7 +14,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add_format(parser)
 
 
-def run(args: argparse.Namespace, house: House) -> int:
+def run(args: argparse.Namespace, house: None) -> int:
     from belljar.cli.render import show
 
     facts = versions()

@@ -151,7 +151,7 @@ class Guest(Protocol):
 
     async def get(self, inside: str, outside: str, account: Account, cwd: bytes | None) -> None:
         """Copy a guest file or folder to the host. Never writes outside of *outside*, whatever the guest sends.
-        Raises OutputMissing, GuestRefused, NoSpace."""
+        Raises OutputMissing, GuestRefused, OutputUnwritable, NoSpace."""
 
     async def end_payload(self) -> None:
         """Kill what is left of the payloads, unmount the shares, sync."""

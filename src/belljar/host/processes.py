@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 PROC = Path("/proc")
+EXEC_LOOKS = 500  # some 20 ms; an execve takes less than one
+KERNEL_THREAD = 0x00200000  # PF_KTHREAD, include/linux/sched.h
 
 
 def boot_id() -> str:
@@ -30,9 +32,20 @@ def start_time(pid: int) -> int | None:
 def command_line(pid: int) -> list[bytes]:
     """argv of a process; empty when it is gone, is a zombie, or is hidden from us."""
     try:
-        return (PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1]
+        for _ in range(EXEC_LOOKS):
+            words = (PROC / str(pid) / "cmdline").read_bytes()
+            if words or not _is_between_programs(pid):
+                break
+            os.sched_yield()
+        return words.split(b"\0")[:-1]
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return []
+
+
+def _is_between_programs(pid: int) -> bool:
+    """Inside execve a process has no command line for a moment. Neither have zombies and threads of the kernel."""
+    words = (PROC / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
+    return words[0] not in (b"Z", b"X") and not int(words[6]) & KERNEL_THREAD
 
 
 def all_pids() -> Iterator[int]:

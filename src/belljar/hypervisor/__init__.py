@@ -13,6 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
+from belljar.errors import BelljarError
 from belljar.model import MachineId, NetworkMode
 
 
@@ -116,6 +117,7 @@ class DomainEvent:
     kind: EventKind
     detail: str = ""
     status: int | None = None  # EXITED: wait status
+    why: BelljarError | None = None  # EXITED: what its last words mean, where they are known
 
 
 class Domain(Protocol):

@@ -125,18 +125,24 @@ def check(recipe: Recipe) -> None:
 
 def _debootstrap(store: Store, recipe: Recipe, raw: Path, log: Path, progress: Progress) -> None:
     """Run mmdebstrap and mke2fs; *raw* is then an ext4 file system without partitions."""
-    import tempfile
-
-    for place in (store.folder, Path(tempfile.gettempdir())):
+    workshop = _workshop(raw.parent)
+    for place in (store.folder, workshop):
         if (free := free_bytes(place)) < SPACE_NEEDED:
             raise NoSpace(f"{place}: {free // MIB} MiB free, a build needs {SPACE_NEEDED // MIB} MiB")
     packed, unpacked = raw.with_name("root.tar"), raw.with_name("root")
     with open(log, "w", encoding="utf-8", errors="replace") as file, no_space_as_error(raw):
         packed.touch(0o600)
-        _run(command_line(recipe, packed, mirrors.sources(recipe.suite, store.settings.mirror)), file, progress)
+        argv = command_line(recipe, packed, mirrors.sources(recipe.suite, store.settings.mirror))
+        _run(argv, file, progress, workshop)
         progress.step("Making its file system")
         words = ["sh", "-c", FORMAT, "format", str(packed), str(unpacked), str(raw), str(recipe.disk_size)]
-        _run(words if os.geteuid() == 0 else [*WITHOUT_ROOT, *words], file, progress)
+        _run(words if os.geteuid() == 0 else [*WITHOUT_ROOT, *words], file, progress, workshop)
+
+
+def _workshop(draft: Path) -> Path:
+    """Where mmdebstrap unpacks, some 600 MB: on the store's disk. In a user namespace it is somebody else, who cannot go
+    there; /tmp is often memory."""
+    return draft if os.geteuid() == 0 else Path(os.environ.get("TMPDIR", "/var/tmp"))
 
 
 def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
@@ -170,7 +176,7 @@ def _quoted(command: str) -> str:
     return shlex.quote(command)
 
 
-def _run(argv: list[str], log: TextIO, progress: Progress) -> None:
+def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> None:
     """Run it, its words into the log, its steps to the progress. Raises BuildFailed with the last lines."""
     import subprocess
 
@@ -182,8 +188,8 @@ def _run(argv: list[str], log: TextIO, progress: Progress) -> None:
     tail: deque[str] = deque(maxlen=LAST_LINES)
     log.write(f"{argv}\n")
     process = subprocess.Popen(
-        [program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=_environment(), start_new_session=True, cwd="/",
+        [*_dying_with_us(), program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=_environment(workshop), start_new_session=True, cwd="/",
     )  # fmt: skip
     with process:
         try:
@@ -203,6 +209,12 @@ def _run(argv: list[str], log: TextIO, progress: Progress) -> None:
         )
 
 
+def _dying_with_us() -> list[str]:
+    """TERM when this process dies, however it does; mmdebstrap then takes its mounts and folders away."""
+    setpriv = commands.which("setpriv")
+    return [setpriv, "--pdeathsig=TERM"] if setpriv else []
+
+
 def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:
     """What it says until it closes its output. Raises BuildFailed at the deadline."""
     import select
@@ -219,9 +231,10 @@ def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:
     raise BuildFailed(f"the build did not end within {PATIENCE / 60:.0f} minutes")
 
 
-def _environment() -> dict[str, str]:
+def _environment(workshop: Path) -> dict[str, str]:
     # INITRD=No: the image needs no initial ramdisk of Debian's; it takes long to make and is never used.
     env = {**os.environ, **mirrors.proxies(), "INITRD": "No", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+    env["TMPDIR"] = str(workshop)
     env["PATH"] = f"{env.get('PATH', '')}:{commands.SEARCH_PATH}"
     # A file's capabilities mean something else inside of a user namespace.
     env["XATTRS"] = "--xattrs --xattrs-include=security.capability" if os.geteuid() == 0 else ""

@@ -1,7 +1,7 @@
-"""Belljar's own initial ramdisk: busybox, a handful of drivers, `/init`. The agent travels in a second, small archive.
+"""Belljar's own initial ramdisk, in two archives: the image's (busybox, a handful of drivers) and belljar's (scripts, agent).
 
-Made from the image's kernel modules, so nothing has to be installed in an image but python3. What the two scripts do
-is written in `inside/`.
+The first is made from the image's kernel modules when the image is stored, so nothing has to be installed in an image but
+python3. The second is of the belljar that starts the machine. What the two scripts do is written in `inside/`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ FOLDERS = ("bin", "dev", "proc", "sys", "root", "modules", "belljar")
 
 
 def image_part(busybox: bytes, selection: Selection) -> bytes:
-    """The archive that belongs to the image: the same for every version of the agent."""
+    """The archive that belongs to the image: a shell and drivers, the same for every version of belljar."""
     entries = [cpio.folder(name) for name in FOLDERS]
     entries.append(cpio.character_device("dev/console", 5, 1))
     entries.append(cpio.file("bin/busybox", busybox, 0o755))
     entries += [cpio.link(f"bin/{name}", "busybox") for name in APPLETS]
-    entries.append(cpio.file("init", (INSIDE / "init").read_bytes(), 0o755))
     entries += [cpio.file(f"modules/{name}", data) for name, data in sorted(selection.files.items())]
     for group, names in sorted(selection.groups.items()):
         entries.append(cpio.file(f"modules/{group}", "".join(f"{name}\n" for name in names).encode()))
@@ -39,9 +38,9 @@ def image_part(busybox: bytes, selection: Selection) -> bytes:
 
 
 def agent_part(image: Image) -> bytes:
-    """The archive that belongs to this version of belljar: what /init copies to /run/belljar of the guest."""
+    """The archive that belongs to this version of belljar: /init, and what it copies to /run/belljar of the guest."""
     entries = [cpio.folder("belljar")]
-    entries += [cpio.file(f"belljar/{name}", data, mode) for name, data, mode in _agent_files()]
+    entries += [cpio.file(name, data, mode) for name, data, mode in _our_files()]
     if _same_python(image):
         entries.append(cpio.file("belljar/agent.pyc", _compiled()))
     return cpio.archive(entries)
@@ -53,7 +52,7 @@ def boot_digest(image: Image) -> str:
 
     digest = sha256(image.boot_digest.encode())
     digest.update(sys.implementation.cache_tag.encode() if _same_python(image) else b"-")
-    for _, data, _ in _agent_files():
+    for _, data, _ in _our_files():
         digest.update(sha256(data).digest())
     return digest.hexdigest()
 
@@ -68,8 +67,12 @@ def is_static(program: bytes) -> bool:
     return PT_INTERP.to_bytes(4, "little") not in kinds
 
 
-def _agent_files() -> list[tuple[str, bytes, int]]:
-    return [("init", (INSIDE / "guest-init").read_bytes(), 0o755), ("agent.py", AGENT.read_bytes(), 0o644)]
+def _our_files() -> list[tuple[str, bytes, int]]:
+    return [
+        ("init", (INSIDE / "init").read_bytes(), 0o755),
+        ("belljar/init", (INSIDE / "guest-init").read_bytes(), 0o755),
+        ("belljar/agent.py", AGENT.read_bytes(), 0o644),
+    ]
 
 
 def _same_python(image: Image) -> bool:

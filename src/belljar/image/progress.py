@@ -74,6 +74,12 @@ def shown() -> Iterator[Progress]:
         def render(self, task: Any) -> Any:
             return super().render(task) if task.total else ""
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=20), Bytes(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        Bytes(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         yield Screen(bars)

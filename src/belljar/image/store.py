@@ -228,6 +228,7 @@ class Store:
 
     def _folder(self, name: str) -> Path:
         mode = 0o755 if self.shared else 0o700
+        private_folder(self.folder.parent, mode=mode)
         private_folder(self.folder, mode=mode)
         return private_folder(self.folder / name, mode=mode)
 

@@ -62,13 +62,26 @@ def _ramdisks(store: Store, dry_run: bool) -> Iterator[Path]:
 
 
 def _downloads(store: Store, dry_run: bool, now: float) -> Iterator[Path]:
-    for part in _entries(store.folder / "downloads"):
-        lock = part.with_suffix(".lock")
-        with suppress(FileNotFoundError):
-            if part != lock and not is_locked(lock) and now - part.stat().st_mtime > DOWNLOAD_AGE:
-                if not dry_run:
-                    part.unlink(missing_ok=True)
-                yield part
+    """Parts of downloads nobody is at, then locks nobody holds, once they are old. A lock is removed by its holder only."""
+    old = [path for path in _entries(store.folder / "downloads") if _age(path, now) > DOWNLOAD_AGE]
+    for part in old:
+        if part.suffix != ".lock" and not is_locked(part.with_suffix(".lock")):
+            if not dry_run:
+                part.unlink(missing_ok=True)
+            yield part
+    for path in old:
+        if path.suffix == ".lock" and (lock := try_lock(path)):
+            if not dry_run:
+                path.unlink(missing_ok=True)
+            lock.release()
+            yield path
+
+
+def _age(path: Path, now: float) -> float:
+    try:
+        return now - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _is_held(path: Path) -> bool:

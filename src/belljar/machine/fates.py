@@ -50,6 +50,8 @@ def explain(event: DomainEvent, life: Life) -> BelljarError:
                 return DomainKilled(
                     "QEMU was killed from outside (by the host's OOM killer, a limit, or an administrator)"
                 )
+            if event.why is not None and os.WIFEXITED(status):
+                return event.why
             how = (
                 f"signal {os.WTERMSIG(status)}"
                 if os.WIFSIGNALED(status)

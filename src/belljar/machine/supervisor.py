@@ -14,7 +14,17 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from belljar.errors import AgentLost, BelljarError, GuestError, HypervisorError, OutputMissing
+from belljar.errors import (
+    AgentLost,
+    BelljarError,
+    DomainKilled,
+    GuestError,
+    GuestRefused,
+    HostError,
+    HypervisorError,
+    OutputMissing,
+    UsageError,
+)
 from belljar.guest import ExitStatus, Guest, Process, Streams
 from belljar.host.processes import start_time
 from belljar.hypervisor import Domain, Hypervisor, Template
@@ -129,7 +139,8 @@ class _Machine:
         try:
             await self._boot(plan)
         except (HypervisorError, GuestError) as error:
-            if plan.template is None or life.request.machine.start is Start.CLONE:
+            is_killed = isinstance(error, DomainKilled)  # by somebody who would kill the next one too
+            if plan.template is None or is_killed or life.request.machine.start is Start.CLONE:
                 raise
             life.record.write("clone-failed", key=plan.template.key, reason=error.message)
             await self._drop_domain()
@@ -206,7 +217,8 @@ class _Machine:
         life.point("status-written")
 
     async def _furnish(self, guest: Guest, payload: Payload) -> None:
-        for number, share in enumerate(self.life.request.machine.shares):
+        shares = enumerate(self.life.request.machine.shares)
+        for number, share in sorted(shares, key=lambda item: item[1].target):  # one may lie in another
             await guest.mount(f"share{number}", share.target, readonly=share.readonly)
         for item in payload.inputs:
             await guest.put(item.outside, item.inside, payload.account, payload.cwd)
@@ -232,17 +244,18 @@ class _Machine:
             waiting.cancel()
 
     async def _fetch(self, guest: Guest, payload: Payload) -> None:
-        """Copy every output that is there, then complain about the first that is not."""
-        missing: OutputMissing | None = None
+        """Copy every output that can be had, then complain about the first that cannot."""
+        trouble: BelljarError | None = None
         for item in payload.outputs:
             try:
                 await guest.get(item.inside, item.outside, payload.account, payload.cwd)
-            except OutputMissing as error:
-                missing = missing or error
+            except (UsageError, GuestRefused, HostError) as error:
+                trouble = trouble or error
         if self.life.request.machine.shares or self.life.request.keep:
             await guest.end_payload()
-        if missing is not None and self.life.outcome.exit_code == 0:
-            raise missing  # after a failing payload its own status says more
+        has_failed = self.life.outcome.exit_code != 0
+        if trouble is not None and not (has_failed and isinstance(trouble, OutputMissing)):
+            raise trouble  # what a failing payload did not write is its own affair
 
     # -- what the outside asks ---------------------------------------------------------------------------------------
 

@@ -79,6 +79,8 @@ def test_it_works_when_settings_home_and_folders_are_broken(
     monkeypatch.setattr("belljar.host.processes.all_pids", only(process))
     for name, value in {"HOME": "/nonexistent", "BELLJAR_MACHINE_CPUS": "none", "XDG_RUNTIME_DIR": "/proc/1"}.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "belljar.assembly", None)  # half an upgrade: it cannot be imported
+    monkeypatch.setitem(sys.modules, "belljar.config", None)
     assert main(["--config", "/nonexistent", "kill-all"]) == 0
     assert process.wait(timeout=10) == -signal.SIGKILL
 

@@ -48,3 +48,14 @@ def test_dying_by_a_signal_looks_like_it_even_when_it_was_caught_and_blocked(num
 def test_a_signal_that_kills_nobody_ends_with_its_shell_code() -> None:
     code = "from belljar.host.processes import die_by; import signal; die_by(signal.SIGWINCH)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 128 + signal.SIGWINCH
+
+
+def test_a_process_that_is_becoming_another_program_is_not_taken_for_gone() -> None:
+    for _ in range(20):
+        child = subprocess.Popen(["sh", "-c", "exec env true=1 sh -c 'exec sleep 600'"])
+        try:
+            while (words := processes.command_line(child.pid))[-1] != b"600":
+                assert words
+        finally:
+            child.kill()
+            child.wait()

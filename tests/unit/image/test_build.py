@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from tests.unit.image.image_parts import system
 
 from belljar.errors import BadOption, BuildFailed, CommandMissing, ImpossibleSize, NoSpace
 from belljar.host import commands
-from belljar.image import build, mirrors
+from belljar.image import Image, build, mirrors
 from belljar.image.build import Recipe
 from belljar.image.store import Store
 
@@ -124,6 +125,24 @@ def test_what_mmdebstrap_packs_becomes_the_image(store: Store, tmp_path: Path, m
     assert image.os == "Small Linux 1" and image.kernel and image.facts["suite"] == "trixie"
     again = build.build(store, Recipe("trixie"), only_if_missing=True)
     assert again.digest == image.digest
+
+
+def test_two_who_need_the_default_image_build_it_once(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, built = system(tmp_path / "root"), tmp_path / "built"
+    script = (
+        f'for word; do case $word in *.tar) out=$word;; esac; done; echo once >> {built}; tar -C {root} -cf "$out" .'
+    )
+    fake_program(tmp_path / "bin", "mmdebstrap", script, monkeypatch)
+    store.settings = replace(store.settings, max_size=16 << 30)
+    images: list[Image] = []
+    both = [threading.Thread(target=lambda: images.append(store.ensure_default())) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join(60)
+    assert len(images) == 2 and images[0].digest == images[1].digest and built.read_text() == "once\n"
 
 
 def test_a_host_without_mmdebstrap_is_told_what_to_install(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import gzip
 import lzma
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from tests.unit.image.image_parts import bzimage, elf, pvh_note
 
 from belljar.errors import ImageCorrupt
 from belljar.host import commands
-from belljar.image import cpio, initramfs, kernel, modules
+from belljar.image import Image, cpio, initramfs, kernel, modules
 
 PVH_KERNEL = elf((1, b"text"), (4, struct.pack("<III4sI", 4, 4, 1, b"GNU\0", 0) + pvh_note()))
 MODULE = elf((1, b"module"))
@@ -158,10 +158,17 @@ def test_signatures_go_unless_the_kernel_insists() -> None:
     assert modules.select(read, FOLDER, "ext4", keep_signatures=True).files["virtio_pci.ko"] == signed
 
 
-def test_the_ramdisk_has_a_shell_drivers_and_an_init_to_start() -> None:
-    data = initramfs.image_part(b"busybox", modules.select(reader(), FOLDER, "ext4"))
-    found = {name: (mode, content) for name, mode, content in members(data)}
+def test_the_ramdisk_has_a_shell_drivers_and_an_init_to_start(publish: Callable[..., Image]) -> None:
+    first = initramfs.image_part(b"busybox", modules.select(reader(), FOLDER, "ext4"))
+    found = {
+        name: (mode, content)
+        for data in (first, initramfs.agent_part(publish("base")))
+        for name, mode, content in members(data)
+    }
     assert stat.S_IMODE(found["init"][0]) == 0o755 and found["init"][1].startswith(b"#!/bin/sh")
+    assert (
+        stat.S_IMODE(found["belljar/init"][0]) == 0o755 and found["belljar/agent.py"][1] == initramfs.AGENT.read_bytes()
+    )
     assert found["bin/sh"][1] == b"busybox" and found["bin/busybox"][1] == b"busybox"
     assert found["modules/always"][1].splitlines()[0] == b"virtio.ko" and found["modules/virtio.ko"][1] == MODULE
     assert all(name.rpartition("/")[0] in ("", *found) for name in found)

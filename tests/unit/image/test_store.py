@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NotPermitted, UnsafeFolder
+from belljar.host.locks import try_lock
 from belljar.image import Image, Settings, initramfs, intake
 from belljar.image.store import Store
 
@@ -202,13 +205,27 @@ def test_an_image_removed_between_resolve_and_hold_is_unknown(store: Store, publ
     store.remove(image)  # again is success
 
 
+DYING = """\
+import os, signal, sys
+from pathlib import Path
+from belljar.image import Settings, load
+store = load(Path(sys.argv[1]), None, Settings())
+with store.hold(store.resolve("base"), "m1"):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
 def test_the_hold_of_a_dead_machine_is_none(store: Store, publish: Publish) -> None:
     image = publish("base")
-    if (child := os.fork()) == 0:
-        store.hold(image, "m1").__enter__()
-        os._exit(0)
-    os.waitpid(child, 0)
-    store.remove(image)
+    argv = [sys.executable, "-c", DYING, str(store.folder.parent)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout and holder.stdout.readline() == b"held\n"
+        with pytest.raises(ImageInUse):
+            store.remove(image)
+        holder.kill()
+        holder.wait()
+        store.remove(image)
 
 
 def test_removing_a_name_keeps_the_image_until_its_last(store: Store, publish: Publish) -> None:
@@ -300,12 +317,22 @@ def test_gc_takes_what_nobody_can_use_and_nothing_else(store: Store, publish: Pu
     store.boot_files(kept)
     (store.work_folder("cache") / "old").write_bytes(b"")
     (store.work_folder("downloads") / "old.part").write_bytes(b"")
-    os.utime(store.folder / "downloads" / "old.part", (0, 0))
+    held_lock = try_lock(store.folder / "downloads" / "held.lock")
+    assert held_lock
+    for name in ("old.part", "old.lock", "held.part", "held.lock"):
+        (store.folder / "downloads" / name).touch()
+        os.utime(store.folder / "downloads" / name, (0, 0))
     (store.folder / "downloads" / "new.part").write_bytes(b"")
     dead = store.work_folder("drafts") / "dead-1"
     dead.mkdir()
     with store.hold(held, "m1"), intake.draft(store, "alive") as alive:
-        wanted = {dead, nameless.disk.parent, store.folder / "cache" / "old", store.folder / "downloads" / "old.part"}
+        wanted = {
+            dead,
+            nameless.disk.parent,
+            store.folder / "cache" / "old",
+            store.folder / "downloads" / "old.part",
+            store.folder / "downloads" / "old.lock",
+        }
         assert set(store.gc(dry_run=True)) == wanted
         assert all(path.exists() for path in wanted)
         assert set(store.gc()) == wanted
@@ -322,6 +349,4 @@ def test_what_is_stored_is_for_our_own_eyes_or_everybodys(store: Store, publish:
 
 
 def _python() -> str:
-    import sys
-
     return f"{sys.version_info[0]}.{sys.version_info[1]}"

@@ -58,7 +58,7 @@ def find(binary: str) -> str:
 def identity(binary: str) -> str:
     """The file behind this path, as long as nobody replaced it."""
     facts = os.stat(binary)
-    return f"{os.path.realpath(binary)}:{facts.st_size}:{facts.st_mtime_ns}:{facts.st_ino}"
+    return f"{os.path.realpath(binary)}:{facts.st_size}:{facts.st_mtime_ns}"
 
 
 def ask(binary: str, memory: Path) -> Abilities:

@@ -165,6 +165,7 @@ class QemuDomain:
                 EventKind.EXITED,
                 self._child.said().splitlines()[-1][:300] if self._child.said() else ended(status),
                 status,
+                self._death(),
             )
         )
 

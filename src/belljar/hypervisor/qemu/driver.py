@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from belljar.errors import DomainDied, ImageCorrupt, NoAccelerator, TemplateError
 from belljar.host.files import private_folder
@@ -23,6 +23,10 @@ from belljar.hypervisor.qemu.template import DISK, RAM, STATE, TemplateStore, co
 from belljar.hypervisor.qemu.wiring import Wiring, wiring
 from belljar.model import MachineId
 
+if TYPE_CHECKING:
+    from belljar.hypervisor.qemu.proof import Proof
+
+NOBODY = (65534, 65534)
 TEMPLATES, MEMORY = "templates", "qemu"
 # What an emulated processor offers: see docs/decisions/0003-clones.md for what others cost.
 EMULATED_CPU, NATIVE_CPU = "max", "host"
@@ -199,7 +203,7 @@ class QemuHypervisor:
             raise NoAccelerator(f"KVM does not work on this host: {answer.why}")
         return Accelerator.TCG, answer.why
 
-    def _proof(self, boot: Boot) -> Any:
+    def _proof(self, boot: Boot) -> Proof:
         """The remembered answer, or a new one; one process finds out while others wait for it."""
         from belljar.host.locks import locked
         from belljar.hypervisor.qemu import proof
@@ -226,10 +230,11 @@ class QemuHypervisor:
                 proof.remember(memory, known, time.time())
         return known
 
-    def _try_kvm(self, boot: Boot) -> Any:
+    def _try_kvm(self, boot: Boot) -> Proof:
         from belljar.hypervisor.qemu import proof
 
-        nobody = (os.geteuid(), os.getegid())
+        # As a user without rights where there is a choice: what works for root alone is of no use.
+        nobody = NOBODY if os.geteuid() == 0 else (os.geteuid(), os.getegid())
         with wiring(nobody) as wires:
             tiny = cmdline.tiny_guest(
                 self.abilities, self._cpu(Accelerator.KVM), f"{boot.append} {proof.WORD}",

@@ -7,6 +7,7 @@ the terminal and the batch system (those are for the supervisor), and its end is
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import resource
 import signal
@@ -21,7 +22,7 @@ from belljar.host.files import PRIVATE_FILE, write_all
 
 LOG_LIMIT = 1 << 20  # a guest can make QEMU complain without end
 TAIL = 8 << 10
-ENVIRONMENT = {"PATH": SEARCH_PATH, "LC_ALL": "C", "HOME": "/nonexistent", "G_SLICE": "always-malloc"}
+ENVIRONMENT = {"PATH": SEARCH_PATH, "LC_ALL": "C", "HOME": "/nonexistent"}
 
 # Sent by batch systems and terminals to the whole process group or session: the supervisor answers them, QEMU must not.
 # (The vCPU threads of KVM unblock the one they use themselves.)
@@ -141,16 +142,26 @@ def spawn(argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
         (os.POSIX_SPAWN_DUP2, stderr, 2),
     ]
     actions += [(os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable() - wanted]
-    # dup2 onto itself takes close-on-exec away, in the child alone.
-    actions += [(os.POSIX_SPAWN_DUP2, fd, fd) for fd in sorted(wanted)]
     try:
-        with _no_core_files():
+        with _inherited(wanted), _no_core_files():
             return os.posix_spawn(argv[0], list(argv), ENVIRONMENT, file_actions=actions, setsigmask=NOT_FOR_QEMU)
     except FileNotFoundError as exc:
         raise CommandMissing(f"{argv[0]}: no such program on this host") from exc
     except OSError as exc:
-        kind = NoMemory if exc.errno in (12, 11) else HostError
+        kind = NoMemory if exc.errno in (errno.ENOMEM, errno.EAGAIN) else HostError
         raise kind(f"{argv[0]}: cannot be started: {exc.strerror}") from exc
+
+
+@contextmanager
+def _inherited(fds: Iterable[int]) -> Iterator[None]:
+    """Children started inside get these descriptors. (dup2 onto itself would do, in the child alone, from glibc 2.29.)"""
+    try:
+        for fd in fds:
+            os.set_inheritable(fd, True)
+        yield
+    finally:
+        for fd in fds:
+            os.set_inheritable(fd, False)
 
 
 @contextmanager

@@ -1,0 +1,42 @@
+"""What people and logs see of something long."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from belljar.image import progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_log_gets_one_line_for_each_step(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.shown() as shown:
+        shown.step("first")
+        shown.amount(1, 2)
+        shown.step("second")
+    assert capsys.readouterr() == ("", "belljar: first\nbelljar: second\n")
+
+
+def test_a_person_sees_the_present_step_and_its_amount(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress.shown() as shown:
+        shown.step("Downloading [x]")
+        shown.amount(512, 1024)
+        shown.step("Unpacking [red]")
+    assert "Unpacking [red]" in terminal.getvalue()
+
+
+def test_nobody_is_told_where_stderr_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for closed in (None, io.StringIO()):
+        if closed:
+            closed.close()
+        monkeypatch.setattr(sys, "stderr", closed)
+        with progress.shown() as shown:
+            shown.step("x")
