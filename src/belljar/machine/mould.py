@@ -71,6 +71,8 @@ class Mould:
             domain.kill()
             with suppress(HypervisorError):
                 await asyncio.shield(domain.quit(grace=0.0))
+            domain.channel.close()
+            domain.console.close()
 
     async def _settle(self, domain: Domain, guest: Guest, account: Account | None) -> None:
         async with deadline(self._timeout, "the template's agent to answer and settle"):

@@ -386,6 +386,9 @@ class _Machine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.domain is not None:
+            self.domain.channel.close()
+            self.domain.console.close()
         if self._console is not None:
             self._console.close()
         self.domain = self.guest = self._fate = self._console = None
