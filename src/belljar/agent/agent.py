@@ -2481,13 +2481,14 @@ def main(argv: "list[str]") -> int:
     if argv[:1] == ["--rehearse"] and len(argv) == 2:
         fd, world = int(argv[1]), Rehearsal()  # type: int, Guest | Rehearsal
         os.set_inheritable(fd, False)
+        world.prepare()
     elif not argv:
         world = Guest()
+        world.prepare()  # first: a port's name is there a moment before it can be opened
         fd = os.open(find_port(PORT), os.O_RDWR | os.O_CLOEXEC)
     else:
         say("usage: agent.py [--rehearse FD]")
         return 2
-    world.prepare()
     agent = Agent(fd, world, is_port=isinstance(world, Guest))
     agent.run()
     for process in agent.dying:
