@@ -4,10 +4,12 @@
 One file, standard library only, Python 3.6 or later. It travels into the guest; the host imports the wire and the tar
 code from here, so both ends speak by the same words. What is asked, and when, is decided outside (belljar.guest).
 
-THE WIRE. One duplex byte channel without connections. The host begins a conversation with a GREETING: the 8 bytes of
-MAGIC, a nonce of 16 bytes, and the nonce again. The agent answers the same 40 bytes, then a HELLO frame. What comes
-before a greeting is discarded by both sides. MAGIC's first byte is no frame type: where a frame could begin, a new
-greeting ends the old conversation (its payloads are killed) and begins the next. A hang-up of the channel ends it too.
+THE WIRE. One duplex byte channel without connections. The host begins a conversation with PAD and a GREETING: the 8
+bytes of MAGIC, a nonce of 16 bytes, and the nonce again. The agent answers the same 40 bytes, then a HELLO frame. What
+comes before a greeting is discarded by both sides. A new greeting ends the old conversation (its payloads are killed)
+and begins the next; a hang-up of the channel ends it too. MAGIC occurs nowhere else on the way to the agent (DATA is
+split where it would, see `portions`), so a greeting is seen even in the middle of a frame that an earlier host did not
+finish; PAD is there for the case that a few bytes of it were missing.
 
     frame   type u8, flags u8 (0), id u32, size u32 (big endian), then `size` bytes
     id      a call, process or stream, numbered by the host. Streams of process n: 4n stdin, 4n+1 stdout, 4n+2 stderr,
@@ -51,6 +53,7 @@ PROTOCOL = 1
 PORT = "org.belljar.agent"
 
 MAGIC = b"\xffBELLJAR"
+PAD = bytes(len(MAGIC))
 NONCE_SIZE = 16
 GREETING_SIZE = len(MAGIC) + 2 * NONCE_SIZE
 HEADER = struct.Struct("!BBII")
@@ -88,6 +91,18 @@ class WireError(ValueError):
 def greeting(nonce: bytes) -> bytes:
     """The bytes that begin a conversation, and the same that answer it."""
     return MAGIC + nonce + nonce
+
+
+def portions(data: bytes) -> "Iterator[bytes]":
+    """Bodies for DATA frames to the agent: none too large, none with MAGIC in it."""
+    begin = 0
+    while begin < len(data):
+        end = min(begin + MAX_DATA, len(data))
+        found = data.find(MAGIC, begin, end)
+        if found >= 0:
+            end = found + 1
+        yield data[begin:end]
+        begin = end
 
 
 def frame(kind: int, number: int, body: bytes = b"") -> bytes:
@@ -138,7 +153,7 @@ class Parser:
     """Bytes in, frames out. `room` is where to read into, `filled` says how much came, `take` gives the next frame.
 
     *accepts* has the frame types this side takes, each with the size of its largest body. *answer* is the greeting to
-    wait for; None takes any greeting, at any frame boundary. The buffer never grows beyond the largest frame.
+    wait for; None takes any greeting, at any time. The buffer never grows beyond the largest frame.
     """
 
     ROOM = 256 * KIB
@@ -150,6 +165,8 @@ class Parser:
         self.buffer = bytearray(self.ROOM)
         self.start = self.end = 0
         self.wanted = 0  # bytes of the frame that has begun, header included
+        self.clean = 0  # bytes of it that hold no greeting
+        self.tail = b""  # of the last frame: a greeting may have begun there
 
     def room(self) -> memoryview:
         """Free space, never empty, for what comes next."""
@@ -184,7 +201,12 @@ class Parser:
 
     def forget(self) -> None:
         """The conversation is over; look for the next greeting in what has come and will come."""
-        self.greeted, self.wanted = False, 0
+        self.greeted, self.wanted, self.clean = False, 0, 0
+        begun = self.tail + self.buffer[self.start : self.end]
+        self.tail = b""
+        self.buffer = bytearray(max(self.ROOM, len(begun)))
+        self.buffer[: len(begun)] = begun
+        self.start, self.end = 0, len(begun)
 
     def take(self) -> "tuple[int, int, bytes] | None":
         """(type, id, body) of the next frame; type GREETING has the nonce as its body. None: more bytes are needed."""
@@ -201,12 +223,27 @@ class Parser:
         if size > largest or flags or (size < largest and kind in EXACT):
             raise WireError("frame type %d, flags %d, id %d, size %d" % (kind, flags, number, size))
         begin = self.start + HEADER.size
+        if self.listens and self._greeting_within(begin + size):
+            return self._greeted_again(self.end - self.start)
         if begin + size > self.end:
             self.wanted = HEADER.size + size
             return None
-        self.wanted = 0
+        self.wanted = self.clean = 0
         self.start = begin + size
-        return kind, number, bytes(memoryview(self.buffer)[begin : begin + size])
+        body = bytes(memoryview(self.buffer)[begin : begin + size])
+        if self.listens:
+            self.tail = body[1 - len(MAGIC) :]
+        return kind, number, body
+
+    def _greeting_within(self, end: int) -> bool:
+        """Did the one who began this frame break off, and somebody else begin anew? Then go there."""
+        end = min(end, self.end)
+        at = self.buffer.find(MAGIC, self.start + max(self.clean - len(MAGIC), 0), end)
+        self.clean = end - self.start
+        if at < 0:
+            return False
+        self.start, self.wanted, self.clean = at, 0, 0
+        return True
 
     def _seek(self) -> "tuple[int, int, bytes] | None":
         """Skip to a whole greeting whose nonces are the same."""
@@ -1502,6 +1539,8 @@ class Job:
 
     def read_rest(self) -> None:
         limits, self.argv, pairs = self.words.some(3), self.words.some(), self.words.some(2)
+        if self.words.at != len(self.words.words):
+            raise ValueError("more words than an order has")
         self.rlimits = [(limits[at], limits[at + 1], limits[at + 2]) for at in range(0, len(limits), 3)]
         self.env = Environment(pairs[0::2], pairs[1::2])
 
@@ -2390,6 +2429,7 @@ class Agent:
             gc.freeze()
         os.sync()
         self._reap(0)  # else each clone would begin with it
+        self.parser.forget()
         # The kernel still has work of its own to do (groups removed, a child that ended). Left undone it would be every
         # clone's first act: 20 of the 55 ms from its start to our answer.
         select.select([], [], [], self.world.quiet)

@@ -35,7 +35,7 @@ def build(args: argparse.Namespace, settings: Settings) -> Request:
         image=args.image or settings.image.default,
         cpus=_at_least("--cpus", args.cpus, defaults.cpus, 1),
         memory=_at_least("--memory", args.memory, defaults.memory, 1),
-        disk=args.disk,
+        disk=None if args.disk is None else _at_least("--disk", args.disk, 0, 1),
         network=NetworkMode(args.network) if args.network else defaults.network,
         shares=tuple(share(text) for text in args.share),
         start=Start(args.start) if args.start else defaults.start,
@@ -91,7 +91,10 @@ def read_script(path: str) -> bytes:
         raise UnreadableScript(f"{path}: not a file")
     os.set_blocking(descriptor, True)
     with open(descriptor, "rb") as file:
-        script = file.read(LARGEST_SCRIPT + 1)
+        try:
+            script = file.read(LARGEST_SCRIPT + 1)
+        except OSError as exc:
+            raise UnreadableScript(f"{path}: {exc.strerror}") from exc
     if len(script) > LARGEST_SCRIPT:
         raise UnreadableScript(
             f"{path}: larger than {LARGEST_SCRIPT >> 20} MiB", hint="Copy it in with `--in` and name it after `--`."

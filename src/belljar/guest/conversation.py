@@ -18,7 +18,9 @@ from belljar.agent.agent import (
     EXIT,
     GREETING,
     HELLO,
+    MAGIC,
     MAX_CALL,
+    PAD,
     PING,
     PONG,
     PROTOCOL,
@@ -96,7 +98,7 @@ class Conversation:
         opening = greeting(os.urandom(16))
         self._hello = loop.create_future()
         self._channel = Channel(self._connection, Parser(TO_HOST, opening), self._receive, self._lose)
-        self._channel.send(opening)
+        self._channel.send(PAD + opening)
         hello = await self._hello
         if hello.version != PROTOCOL:
             error = AgentTooOld(f"the guest's agent speaks protocol {hello.version}, belljar speaks {PROTOCOL}")
@@ -222,6 +224,7 @@ class Conversation:
 
     async def settle(self) -> None:
         await self._call(b"settle", patience=10)
+        self.close()  # the agent has done so too: it waits for the next greeting
 
     async def set_clock(self) -> float:
         skew = await self._step_clock(b"to", time.time())
@@ -307,6 +310,8 @@ def request(number: int, name: bytes, *words: bytes) -> bytes:
     body = join(name, *words)
     if body.count(b"\0") != len(words):
         raise GuestRefused("a NUL byte in a name, an argument or the environment")
+    if MAGIC in body:
+        raise GuestRefused(f"the bytes {MAGIC!r} in an argument or the environment, which only belljar itself may send")
     return frame(CALL, number, body)
 
 

@@ -20,6 +20,7 @@ from belljar.agent.agent import (
     EXIT,
     GREETING,
     HELLO,
+    MAGIC,
     PING,
     PONG,
     REPLY,
@@ -34,6 +35,7 @@ from belljar.agent.agent import (
     frame,
     greeting,
     join,
+    portions,
 )  # fmt: skip
 from belljar.errors import GuestError
 from belljar.guest import Guest
@@ -103,6 +105,8 @@ class Relay:
         if number in self.forwards or len(self.forwards) >= MOST_CALLS:
             raise WireError(f"call {number}: there already, or one too many")
         name = body.partition(b"\0")[0]
+        if MAGIC in body:
+            raise WireError(f"call {number}: a greeting inside")
         if name not in ALLOWED:
             why = join(b"refused", b"this can only be asked by the machine's supervisor")
             return self.client.send(frame(ERROR, number, why))
@@ -143,7 +147,9 @@ class Forward:
             self._held[stream] -= U32.unpack(body)[0]
             if self._held[stream] < 0:
                 raise WireError(f"stream {number}: credit for what was never sent")
-        self._guest.send(frame(kind, 4 * self._inner + stream, body))
+        number = 4 * self._inner + stream
+        for part in portions(body) if kind == DATA else (body,):
+            self._guest.send(frame(kind, number, part))
 
     def receive(self, kind: int, number: int, body: bytes) -> None:
         """From the guest."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from belljar.agent.agent import DATA, EOF, MAX_CREDIT, MAX_DATA, RESET, WINDOW, WireError, credit, frame
+from belljar.agent.agent import DATA, EOF, MAX_CREDIT, RESET, WINDOW, WireError, credit, frame, portions
 from belljar.guest import Sink, Source
 
 Send = Callable[[bytes], None]
@@ -58,8 +58,8 @@ class Upstream:
                 self._send(frame(EOF, self._number))
                 return
             self._credit -= len(data)
-            for at in range(0, len(data), MAX_DATA):
-                self._send(frame(DATA, self._number, data[at : at + MAX_DATA]))
+            for part in portions(data):
+                self._send(frame(DATA, self._number, part))
 
 
 class Downstream:

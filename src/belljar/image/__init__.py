@@ -106,6 +106,9 @@ class ImageStore(Protocol):
 class Overlays(Protocol):
     """Writable disks on top of images."""
 
+    def size(self, image: Image, wanted: int | None) -> int:
+        """The size a machine's disk gets, in bytes. Raises ImpossibleSize."""
+
     def create(self, path: Path, image: Image, size: int | None) -> int:
         """Make a qcow2 overlay (0600) at *path* of *size* bytes or the image's; returns its virtual size.
         Raises ImpossibleSize when smaller than the image, NoSpace when the host has no room for it."""

@@ -67,6 +67,8 @@ rm -f "$1"
 truncate --size="$4" "$3"
 mke2fs -q -F -t ext4 -O ^has_journal -E lazy_itable_init=1,nodiscard -m 0 -i 32768 -L belljar -d "$2" "$3"
 """
+# Root builds in namespaces of its own: when a build is killed, its processes and mounts are gone with it.
+AS_ROOT = ("unshare", "--mount", "--propagation=private", "--pid", "--kill-child", "--mount-proc", "--")
 WITHOUT_ROOT = ("unshare", "--user", "--map-auto", "--map-root-user", "--mount", "--")
 
 
@@ -188,7 +190,7 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
     tail: deque[str] = deque(maxlen=LAST_LINES)
     log.write(f"{argv}\n")
     process = subprocess.Popen(
-        [*_dying_with_us(), program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        [*_confined(), program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         env=_environment(workshop), start_new_session=True, cwd="/",
     )  # fmt: skip
     with process:
@@ -209,10 +211,16 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
         )
 
 
-def _dying_with_us() -> list[str]:
-    """TERM when this process dies, however it does; mmdebstrap then takes its mounts and folders away."""
-    setpriv = commands.which("setpriv")
-    return [setpriv, "--pdeathsig=TERM"] if setpriv else []
+def _confined() -> list[str]:
+    """What a build runs under, so that nothing of it outlives this process. In a user namespace mmdebstrap makes its own
+    namespaces and tidies up at TERM. A container may forbid namespaces even to root."""
+    setpriv, unshare = commands.which("setpriv"), commands.which("unshare")
+    if not setpriv or not unshare:
+        return []
+    if os.geteuid() != 0:
+        return [setpriv, "--pdeathsig=TERM"]
+    allowed = commands.run([unshare, *AS_ROOT[1:], "true"], timeout=GRACE, check=False).code == 0
+    return [setpriv, "--pdeathsig=KILL", unshare, *AS_ROOT[1:]] if allowed else [setpriv, "--pdeathsig=TERM"]
 
 
 def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:

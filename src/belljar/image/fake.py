@@ -91,10 +91,14 @@ class FakeOverlays:
         if self.failure:
             failure, self.failure = self.failure, None
             raise failure
-        if size is not None and size < image.virtual_size:
-            raise ImpossibleSize(f"a disk of {size} bytes is smaller than the image's {image.virtual_size}")
+        size = self.size(image, size)
         path.write_text(image.digest)
-        return size or image.virtual_size
+        return size
+
+    def size(self, image: Image, wanted: int | None) -> int:
+        if wanted is not None and wanted < image.virtual_size:
+            raise ImpossibleSize(f"a disk of {wanted} bytes is smaller than the image's {image.virtual_size}")
+        return wanted or image.virtual_size
 
     def discard(self, path: Path) -> None:
         with suppress(FileNotFoundError):

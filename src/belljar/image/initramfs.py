@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.image import Image, cpio
+from belljar.image import Image
 
 if TYPE_CHECKING:
     from belljar.image.modules import Selection
@@ -27,6 +27,8 @@ FOLDERS = ("bin", "dev", "proc", "sys", "root", "modules", "belljar")
 
 def image_part(busybox: bytes, selection: Selection) -> bytes:
     """The archive that belongs to the image: a shell and drivers, the same for every version of belljar."""
+    from belljar.image import cpio
+
     entries = [cpio.folder(name) for name in FOLDERS]
     entries.append(cpio.character_device("dev/console", 5, 1))
     entries.append(cpio.file("bin/busybox", busybox, 0o755))
@@ -39,6 +41,8 @@ def image_part(busybox: bytes, selection: Selection) -> bytes:
 
 def agent_part(image: Image) -> bytes:
     """The archive that belongs to this version of belljar: /init, and what it copies to /run/belljar of the guest."""
+    from belljar.image import cpio
+
     entries = [cpio.folder("belljar")]
     entries += [cpio.file(name, data, mode) for name, data, mode in _our_files()]
     if _same_python(image):

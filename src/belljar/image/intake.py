@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import BelljarError, CommandFailed, ImageCorrupt, ImageTooLarge
+from belljar.errors import BelljarError, CommandFailed, HostError, ImageCorrupt, ImageTooLarge
 from belljar.host import commands
 from belljar.host.files import free_bytes, no_space_as_error, remove_tree, write_whole
 from belljar.host.locks import locked, try_lock
@@ -65,9 +65,21 @@ def draft(store: Store, word: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        remove_tree(folder)
+        drop(folder)
         if lock:
             lock.release()
+
+
+def drop(folder: Path) -> None:
+    """Remove a draft. Raises HostError when something is mounted in it: that may be the host's own /dev."""
+    inside = f"{folder}/"
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        mounted = [point for point in (line.split(" ")[4] for line in file) if point.startswith(inside)]
+    if mounted:
+        raise HostError(
+            f"{folder} is not removed: {mounted[0]} is mounted in it", hint="Unmount it, then `belljar image gc`."
+        )
+    remove_tree(folder)
 
 
 @contextmanager

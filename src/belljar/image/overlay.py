@@ -22,10 +22,9 @@ class DiskOverlays:
     def __init__(self, settings: Settings = Settings()) -> None:  # noqa: B008 - a frozen value
         self.settings = settings
 
-    def create(self, path: Path, image: Image, size: int | None) -> int:
-        """Make a qcow2 overlay (0600) at *path* of *size* bytes or the image's; returns its virtual size.
-        Raises ImpossibleSize when smaller than the image, NoSpace when the host has no room for it."""
-        size = image.virtual_size if size is None else -(-size // SECTOR) * SECTOR
+    def size(self, image: Image, wanted: int | None) -> int:
+        """The size a machine's disk gets, in bytes. Raises ImpossibleSize."""
+        size = image.virtual_size if wanted is None else -(-wanted // SECTOR) * SECTOR
         if size < image.virtual_size:
             raise ImpossibleSize(
                 f"a disk of {size // MIB} MiB is too small: the image's has {image.virtual_size // MIB} MiB",
@@ -33,6 +32,12 @@ class DiskOverlays:
             )
         if size > LARGEST_DISK:
             raise ImpossibleSize(f"a disk of {size // GIB} GiB is too large: at most {LARGEST_DISK // GIB} GiB")
+        return size
+
+    def create(self, path: Path, image: Image, size: int | None) -> int:
+        """Make a qcow2 overlay (0600) at *path* of *size* bytes or the image's; returns its virtual size.
+        Raises ImpossibleSize when smaller than the image, NoSpace when the host has no room for it."""
+        size = self.size(image, size)
         if (free := free_bytes(path.parent)) < self.settings.reserve:
             raise NoSpace(
                 f"{path.parent}: {free // MIB} MiB free, a machine needs {self.settings.reserve // MIB} MiB to start"

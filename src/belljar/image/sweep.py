@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.errors import ImageCorrupt, ImageInUse
-from belljar.host.files import remove_tree
 from belljar.host.locks import is_locked, try_lock
-from belljar.image import initramfs
+from belljar.image import initramfs, intake
 
 if TYPE_CHECKING:
     from belljar.image.store import Store
@@ -31,7 +30,7 @@ def _drafts(store: Store, dry_run: bool) -> Iterator[Path]:
     for draft in _entries(store.folder / "drafts"):
         if not is_locked(draft / "maker"):
             if not dry_run:
-                remove_tree(draft)
+                intake.drop(draft)
             yield draft
 
 

@@ -22,6 +22,12 @@ from belljar.machine.states import CLASSES, check_move, class_of_error
 from belljar.model import Cause, Outcome, OutcomeClass, Request, State, Usage, dumps, to_json
 
 GATE_TIMEOUT = 30.0
+HINTS = {  # for a payload that could not be started; the reason says what was wrong
+    "not-found": "Name a program the guest has; a script of yours is copied in when it stands without `--` before it.",
+    "not-executable": "Check its mode and its first line: the interpreter named there must be in the guest.",
+    "no-cwd": "Name a folder the payload's user may enter with `--cwd`.",
+    "failed": "See `belljar logs ID --console`.",
+}
 NOT_IN_THE_RECORD = ("script",)  # of the payload: it may be large, and it is the user's
 
 
@@ -80,7 +86,7 @@ class Life:
             cause, reason = Cause.GUEST_OOM, "the guest ran out of memory and its kernel killed the payload"
         self.note(
             cause=cause, klass=CLASSES[cause], reason=reason, exit_code=status.exit_code, signal=status.signal,
-            core_dumped=status.core_dumped, guest=status.usage, error=status.error, hint=status.message,
+            core_dumped=status.core_dumped, guest=status.usage, error=status.error, hint=HINTS.get(status.error, ""),
         )  # fmt: skip
 
     def expect(self, cause: Cause, reason: str) -> None:
@@ -141,7 +147,8 @@ def gate(folders: Folders) -> Path:
     path = folders.run / "gate"
     if not path.exists():
         private_folder(folders.run)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        with no_space_as_error(path):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     return path
 
 

@@ -81,7 +81,6 @@ class Mould:
             if account is not None:  # whoever the template is made for is most likely to come again
                 await guest.add_account(account)
             await guest.settle()
-            await guest.set_clock()  # one more call, for what settling has left cold
 
 
 async def _exit_of(domain: Domain) -> str:

@@ -50,7 +50,9 @@ class Planner:
         """The request's image, and the refusals that need nothing else. Raises UsageError or ImageError."""
         check_size(request)
         check_shares(request)
-        return self._images.resolve(request.machine.image)
+        image = self._images.resolve(request.machine.image)
+        self._overlays.size(image, request.machine.disk)
+        return image
 
     async def plan(self, life: Life, image: Image) -> Plan:
         """The start that is wanted and can be had."""

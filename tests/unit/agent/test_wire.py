@@ -21,6 +21,7 @@ from belljar.agent.agent import (
     MAGIC,
     MAX_CALL,
     MAX_DATA,
+    PAD,
     PING,
     PONG,
     RESET,
@@ -33,6 +34,7 @@ from belljar.agent.agent import (
     frame,
     greeting,
     join,
+    portions,
 )  # fmt: skip
 
 NONCE = bytes(range(16))
@@ -40,13 +42,13 @@ Frame = tuple[int, int, bytes]
 
 numbers = st.integers(0, (1 << 32) - 1)
 to_agent = st.one_of(
-    st.tuples(st.just(DATA), numbers, st.binary(max_size=300)),
+    st.tuples(st.just(DATA), numbers, st.one_of(st.binary(max_size=300), st.just(MAGIC[:7]))),
     st.tuples(st.just(CALL), numbers, st.binary(max_size=3000)),
     st.tuples(st.just(EOF), numbers, st.just(b"")),
     st.tuples(st.just(CREDIT), numbers, st.binary(min_size=4, max_size=4)),
     st.tuples(st.just(PING), numbers, st.binary(min_size=8, max_size=8)),
     st.tuples(st.just(GREETING), st.just(0), st.binary(min_size=16, max_size=16)),
-)
+).filter(lambda one: MAGIC not in one[2])
 # What may come before a greeting, as long as it holds none.
 noise = st.one_of(st.binary(max_size=100), st.just(MAGIC), st.just(greeting(NONCE)[:20]))
 
@@ -131,10 +133,51 @@ def test_what_the_protocol_does_not_allow_is_refused_before_its_body_comes(heade
         list(parser.feed(header))
 
 
-def test_a_greeting_at_a_frame_boundary_begins_anew_but_inside_a_frame_it_is_data() -> None:
-    parser, again = Parser(TO_AGENT), greeting(bytes(16))
-    data = greeting(NONCE) + frame(DATA, 4, again) + again
-    assert parsed(parser, [data]) == [(GREETING, 0, NONCE), (DATA, 4, again), (GREETING, 0, bytes(16))]
+@given(st.lists(to_agent, max_size=5), st.integers(0, 1 << 20), st.lists(st.integers(0, 1 << 20), max_size=20))
+@settings(max_examples=300)
+def test_a_new_greeting_is_seen_wherever_the_old_host_broke_off(frames: list[Frame], cut: int, cuts: list[int]) -> None:
+    begun = wire([(GREETING, 0, bytes(16)), *frames])
+    data = begun[: cut % (len(begun) + 1)] + PAD + greeting(NONCE) + frame(PING, 5, b"12345678")
+    parser = Parser(TO_AGENT)
+    found: list[Frame] = []
+    for portion in split(data, cuts):
+        view = memoryview(portion)
+        while view:
+            room = parser.room()
+            count = min(len(room), len(view))
+            room[:count] = view[:count]
+            parser.filled(count)
+            view = view[count:]
+            found += all_of(parser)
+    assert found[-2:] == [(GREETING, 0, NONCE), (PING, 5, b"12345678")]
+
+
+def all_of(parser: Parser) -> list[Frame]:
+    """What has come, as the agent takes it: a violation ends a conversation, not the agent."""
+    found: list[Frame] = []
+    while True:
+        try:
+            one = parser.take()
+        except WireError:
+            parser.forget()
+            continue
+        if one is None:
+            return found
+        found.append(one)
+
+
+@given(st.lists(st.sampled_from([MAGIC, MAGIC[:5], MAGIC[5:], b"x", bytes(MAX_DATA), greeting(NONCE)]), max_size=8))
+def test_data_that_looks_like_a_greeting_stays_data(pieces: list[bytes]) -> None:
+    data = b"".join(pieces)
+    frames = [frame(DATA, 4, part) for part in portions(data)]
+    found = parsed(Parser(TO_AGENT), [greeting(NONCE), *frames])
+    assert [kind for kind, _, _ in found[1:]] == [DATA] * len(frames)
+    assert b"".join(body for _, _, body in found[1:]) == data
+
+
+def test_to_the_host_a_greeting_inside_of_a_frame_is_data() -> None:
+    data = greeting(NONCE) + frame(DATA, 5, greeting(bytes(16)))
+    assert parsed(Parser(TO_HOST, greeting(NONCE)), [data])[1:] == [(DATA, 5, greeting(bytes(16)))]
 
 
 def test_a_large_call_costs_its_size_once_and_the_memory_is_given_back() -> None:

@@ -26,6 +26,7 @@ from belljar.agent.agent import (
     HELLO,
     MAX_CREDIT,
     MAX_DATA,
+    PAD,
     PROTOCOL,
     REPLY,
     RESET,
@@ -63,9 +64,9 @@ class Agent:
 
     async def answer_greeting(self, hello: bytes = join(*HELLO_WORDS)) -> None:
         opening = await self.heard()
-        assert len(opening) == GREETING_SIZE
+        assert opening[: len(PAD)] == PAD and len(opening) == len(PAD) + GREETING_SIZE
         list(self.parser.feed(opening))
-        await self.say(opening + frame(HELLO, 0, hello))
+        await self.say(opening[len(PAD) :] + frame(HELLO, 0, hello))
 
     async def call(self) -> tuple[int, str, list[bytes]]:
         """Number, name and arguments of the next call."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
 from tests.unit.image.http_server import Server, serving
 
@@ -178,6 +179,21 @@ def test_a_redirect_loop_ends(server: Server, folder: Path, settings: Settings) 
 def test_a_redirect_out_of_http_is_not_followed(server: Server, folder: Path, settings: Settings, target: str) -> None:
     with pytest.raises(DownloadFailed, match="does not follow"):
         get(server.put("/disk", redirect=target), folder, settings)
+
+
+def test_a_redirect_from_https_to_http_needs_a_digest() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.scheme == "https":
+            return httpx.Response(302, headers={"Location": "http://mirror.example/disk"})
+        return httpx.Response(200, content=DATA)
+
+    with httpx.Client(transport=httpx.MockTransport(answer)) as client:
+        with pytest.raises(DownloadFailed, match="from https to http") as caught:
+            with fetch._answer(client, "https://example/disk", {}, False):
+                pass
+        assert "--sha256" in caught.value.hint
+        with fetch._answer(client, "https://example/disk", {}, True) as response:
+            assert response.read() == DATA
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 429, 500, 503])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.image.image_parts import bzimage, elf, ext4, gpt, mbr, pvh_note, system
 
-from belljar.errors import CommandMissing, ImageCorrupt, ImageTooLarge
+from belljar.errors import CommandMissing, HostError, ImageCorrupt, ImageTooLarge
 from belljar.host import commands
 from belljar.image import Image, intake, look, sandbox
 from belljar.image.progress import Silent
@@ -211,6 +211,21 @@ def test_a_program_in_the_sandbox_cannot_read_our_files(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         assert printed.out == b"given65534\n" and b"Permission denied" in printed.err
         assert (tmp_path / "given").stat().st_uid == 0  # given back
+
+
+def test_a_draft_in_which_something_is_mounted_is_not_removed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = store.work_folder("drafts") / "abandoned"
+    draft.mkdir()
+    table = draft / "mountinfo"
+    table.write_text(f"25 30 0:23 / {draft}/root/dev rw - devtmpfs dev rw\n")
+    real = open
+    monkeypatch.setattr(
+        "builtins.open",
+        lambda path, *rest, **more: real(table if path == "/proc/self/mountinfo" else path, *rest, **more),
+    )
+    with pytest.raises(HostError, match="root/dev is mounted"):
+        list(store.gc())
+    assert table.exists()
 
 
 def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,280 @@
+"""An ordinary user, without root and with nothing prepared: an install all can read, the site's images, own templates."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live.conftest import LONGEST, ROOT, STORE, Belljar, marked_processes
+from tests.live.test_faults import report, started
+
+PLACE = Path("/var/tmp")  # an install and homes that other users can reach; pytest's own folders are closed to them
+LAUNCHER = """#!/usr/bin/python3 -IS
+import sys
+sys.path.append("{lib}")
+from belljar.cli import entry
+entry()
+"""
+WAITS = ("--", "sh", "-c", "echo up; exec sleep 1000")
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """belljar as `make install` leaves it: a library and a launcher that everybody may read and nobody may write."""
+    top = PLACE / f"belljar-test-install-{os.getpid()}"
+    shutil.copytree(ROOT / "src/belljar", top / "lib/belljar", ignore=shutil.ignore_patterns("__pycache__"))
+    (top / "belljar").write_text(LAUNCHER.format(lib=top / "lib"))
+    subprocess.run(["chmod", "-R", "u=rwX,go=rX", str(top)], check=True)
+    (top / "belljar").chmod(0o755)
+    subprocess.run(["/usr/bin/python3", "-m", "compileall", "-q", str(top / "lib")], check=True)
+    yield top / "belljar"
+    shutil.rmtree(top)
+
+
+class User(Belljar):
+    """`belljar` called by somebody of this number, who is in no user database."""
+
+    def __init__(self, uid: int, launcher: Path, home: Path) -> None:
+        self.uid, self.launcher, self.home = uid, launcher, home
+        super().__init__(home)
+        own = PLACE / f"belljar-{uid}"  # where belljar puts the short-lived files of users without a session
+        self.run_folder, self.scratch = own / "run", own / "scratch"
+        self.logs = home / ".local/share/belljar/logs"
+        self.env = {"PATH": "/usr/bin:/bin", "HOME": str(home), "BELLJAR_PATHS_SITE_STORE": str(STORE)}
+
+    def argv(self, *words: str | bytes) -> list[str | bytes]:
+        return [str(self.launcher), *words]
+
+    def __call__(self, *words: str | bytes, **options: Any) -> subprocess.CompletedProcess[bytes]:
+        return super().__call__(*words, **{**self.who(), **options})
+
+    def popen(
+        self, *words: str | bytes, env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[bytes]:
+        return super().popen(*words, env=env, **{**self.who(), **options})
+
+    def who(self) -> dict[str, Any]:
+        return {"user": self.uid, "group": self.uid, "extra_groups": [], "cwd": self.home}
+
+    @property
+    def store(self) -> Path:
+        return self.home / ".local/share/belljar"
+
+
+@pytest.fixture
+def users(installed: Path) -> Iterator[list[User]]:
+    """Two users with homes of their own; everything of theirs goes with the test."""
+    first = 61_000 + os.getpid() % 2_000 * 2
+    made = []
+    for uid in (first, first + 1):
+        home = PLACE / f"belljar-test-home-{uid}"
+        home.mkdir(mode=0o700)
+        os.chown(home, uid, uid)
+        made.append(User(uid, installed, home))
+    yield made
+    for user in made:
+        user.close()
+        shutil.rmtree(user.home)
+        shutil.rmtree(PLACE / f"belljar-{user.uid}", ignore_errors=True)
+
+
+@pytest.fixture
+def user(users: list[User]) -> User:
+    return users[0]
+
+
+def owners(folder: Path) -> set[int]:
+    """Whom the files of a tree belong to."""
+    return {path.lstat().st_uid for path in (folder, *folder.rglob("*"))}
+
+
+def listing(folder: Path) -> dict[str, tuple[int, int]]:
+    return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in folder.rglob("*")}
+
+
+def test_a_user_runs_jobs_with_the_sites_images_and_own_templates(user: User) -> None:
+    site = listing(STORE / "images")
+    script = "id -u; id -g; id -un; pwd; echo made > made; stat -c %u made"
+    done = user.run("--report", "r1", "--share", ".:rw", "--", "sh", "-c", script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().split() == [
+        str(user.uid),
+        str(user.uid),
+        f"user{user.uid}",
+        str(user.home),
+        str(user.uid),
+    ]
+    assert (user.home / "made").stat().st_uid == user.uid
+    assert report(user.home / "r1")["start"] == "clone"
+    again = user.run("--report", "r2", "--start", "clone", "--share", ".", "--", "true")
+    assert again.returncode == 0 and "template" not in dict(report(user.home / "r2")["phases"])  # type: ignore[call-overload]
+    assert user.leftovers() == [] and owners(user.home) == {user.uid}
+    assert not (user.store / "images").exists() or not list((user.store / "images").glob("sha256-*"))
+    assert listing(STORE / "images") == site  # nothing of the site's was touched
+    for folder in (user.store, user.store / "templates", user.scratch.parent, user.run_folder):
+        assert stat.S_IMODE(folder.stat().st_mode) & 0o022 == 0, folder
+
+
+def test_everything_of_the_machine_is_the_users(user: User) -> None:
+    job = started(user, "--name", "job", *WAITS)
+    (id,) = user.machines()
+    (domain,) = [pid for pid, machine in marked_processes() if machine == id]
+    status = dict(
+        line.split(":\t", 1) for line in Path(f"/proc/{domain}/status").read_text().splitlines() if ":\t" in line
+    )
+    assert status["Uid"].split() == [str(user.uid)] * 4 and status["NoNewPrivs"] == "1" and status["Seccomp"] == "2"
+    assert int(status["CapEff"], 16) == 0
+    assert owners(user.run_folder) == owners(user.scratch) == {user.uid}
+    for path in (user.run_folder / "machines" / id).iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+    assert user("exec", "job", "--", "sh", "-c", "id -u; echo in > /tmp/file").stdout == b"%d\n" % user.uid
+    assert user("cp", "job:/tmp/file", ".").returncode == 0 and (user.home / "file").read_text() == "in\n"
+    assert user("stop", "job").returncode == 0 and job.wait(LONGEST) == -15
+    assert user.leftovers() == []
+
+
+def test_inside_a_user_may_be_root_and_outside_stays_who_he_is(user: User) -> None:
+    script = "id -u; mount -t tmpfs none /mnt && echo mounted; echo > made; chown 0:0 made; stat -c %u /etc"
+    done = user.run("--user", "0", "--share", ".:rw", "--", "sh", "-c", script)
+    assert done.stdout.split()[:2] == [b"0", b"mounted"], done.stderr
+    assert (user.home / "made").stat().st_uid == user.uid
+
+
+def test_without_a_home_a_session_or_a_name(user: User) -> None:
+    env = {"HOME": "", "XDG_RUNTIME_DIR": "", "XDG_DATA_HOME": "", "PATH": ""}
+    done = user.run("--start", "cold", "--", "sh", "-c", "echo $HOME; cd; pwd", env=env, cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.decode().split() == [f"/home/user{user.uid}"] * 2
+    assert list(user.home.iterdir()) == []
+    assert (PLACE / f"belljar-{user.uid}").stat().st_uid == user.uid
+
+
+def test_folders_may_lie_deep(user: User) -> None:
+    deep = user.home / ("d" * 100) / ("e" * 100)
+    env = {"BELLJAR_PATHS_RUN": str(deep / "run"), "BELLJAR_PATHS_SCRATCH": str(deep / "scratch")}
+    job = user.popen("run", "--name", "job", "--start", "cold", *WAITS, env=env)
+    assert job.stdout is not None and job.stdout.readline() == b"up\n", job.communicate(timeout=LONGEST)
+    assert user("exec", "job", "--", "echo", "deep", env=env).stdout == b"deep\n"
+    assert user("kill", "job", env=env).returncode == 0
+
+
+NO_KVM = (
+    "mount -t tmpfs none /dev && for d in null:3 zero:5 full:7 random:8 urandom:9; do "
+    "mknod -m 666 /dev/${d%:*} c 1 ${d#*:}; done && ln -s /proc/self/fd /dev/fd && mkdir -m 1777 /dev/shm && "
+    'exec setpriv --reuid "$1" --regid "$1" --clear-groups -- "$2" run --report "$3" --start cold -- echo ran'
+)
+
+
+def test_without_the_device_of_kvm(user: User) -> None:
+    argv = ["unshare", "--mount", "sh", "-c", NO_KVM, "sh", str(user.uid), str(user.launcher), str(user.home / "r")]
+    done = subprocess.run(argv, env=user.env, cwd=user.home, capture_output=True, check=False, timeout=LONGEST)
+    assert (done.returncode, done.stdout) == (0, b"ran\n"), done.stderr
+    assert report(user.home / "r")["accelerator"] == "tcg"
+
+
+# -- what belongs to somebody else -----------------------------------------------------------------------------------
+
+
+def test_another_users_machines_are_closed(users: list[User]) -> None:
+    owner, other = users
+    job = started(owner, "--name", "job", *WAITS)
+    theirs = {"BELLJAR_PATHS_RUN": str(owner.run_folder), "BELLJAR_PATHS_LOGS": str(owner.logs)}
+    for words in (
+        ("ps",),
+        ("show", "job"),
+        ("exec", "job", "--", "true"),
+        ("stop", "job"),
+        ("kill", "job"),
+        ("logs", "job"),
+        ("console", "job"),
+    ):
+        done = other(*words, env=theirs)
+        assert done.returncode == 125, (words, done)
+        assert b"belong" in done.stderr and b"\nhint: " in done.stderr, (words, done.stderr)
+    (id,) = owner.machines()
+    assert id.encode() not in other("kill-all", "--dry-run").stdout
+    assert other.json("ps", "-a") == []
+    assert job.poll() is None
+    # Root may, as everywhere.
+    root = Belljar(owner.home, STORE)
+    root.env.update(theirs, BELLJAR_PATHS_SCRATCH=str(owner.scratch))
+    assert root("exec", "job", "--", "id", "-u").stdout == b"%d\n" % owner.uid
+    assert root("stop", "job").returncode == 0 and job.wait(LONGEST) == -15
+
+
+def test_a_machine_cannot_be_put_into_somebody_elses_folders(users: list[User]) -> None:
+    owner, other = users
+    assert owner.run("--start", "cold", "--", "true").returncode == 0
+    for name, folder in (
+        ("RUN", owner.run_folder),
+        ("SCRATCH", owner.scratch),
+        ("LOGS", owner.logs),
+        ("STORE", owner.store),
+    ):
+        done = other.run("--start", "cold", "--", "echo", "ran", env={f"BELLJAR_PATHS_{name}": str(folder)})
+        assert (done.returncode, done.stdout) == (125, b""), name
+        lines = done.stderr.decode().splitlines()
+        assert len(lines) == 2 and lines[0].startswith("belljar: ") and lines[1].startswith("hint: "), lines
+
+
+def test_templates_of_somebody_else_are_refused(users: list[User]) -> None:
+    owner, other = users
+    assert owner.run("--", "true").returncode == 0
+    shutil.copytree(owner.store, other.store)
+    subprocess.run(["chown", "-R", f"{other.uid}:{other.uid}", str(other.home)], check=True)
+    os.chown(other.store / "templates", owner.uid, owner.uid)
+    done = other.run("--report", str(other.home / "r"), "--", "echo", "ran")
+    assert (done.returncode, done.stdout) == (125, b"")
+    assert f"templates: belongs to uid {owner.uid}".encode() in done.stderr
+    assert report(other.home / "r")["error"] == "UnsafeFolder"
+
+
+def test_templates_that_others_may_write_are_refused(user: User) -> None:
+    assert user.run("--", "true").returncode == 0
+    (user.store / "templates").chmod(0o777)
+    done = user.run("--", "echo", "ran")
+    assert (done.returncode, done.stdout) == (125, b"") and b"others may write to it" in done.stderr
+
+
+def test_a_template_that_was_changed_is_made_again(user: User) -> None:
+    assert user.run("--", "true").returncode == 0
+    (template,) = user.json("template", "list")
+    ram = Path(template["folder"]) / "ram"
+    with open(ram, "r+b") as file:
+        file.write(b"changed")
+    done = user.run("--report", "r", "--", "echo", "ran")
+    assert (done.returncode, done.stdout) == (0, b"ran\n"), done.stderr
+    told = report(user.home / "r")
+    assert told["start"] == "clone" and "template" in dict(told["phases"])  # type: ignore[call-overload]
+
+
+def test_the_sites_images_are_not_the_users_to_change(user: User) -> None:
+    for words in (("image", "remove", "debian12", "--force"), ("image", "tag", "debian12", "mine")):
+        done = user(*words)
+        assert done.returncode == 125 and b"hint: " in done.stderr, (words, done)
+    assert [image["names"] for image in user.json("image", "list")] == [["debian12"]]
+
+
+def test_a_link_in_the_place_of_a_folder_is_refused(users: list[User]) -> None:
+    owner, other = users
+    target = owner.home / "precious"
+    target.mkdir()
+    trap = PLACE / f"belljar-{other.uid}"
+    trap.symlink_to(target)  # somebody was quicker in a folder where everybody may write
+    try:
+        done = other.run("--start", "cold", "--", "true")
+        assert done.returncode == 125 and b"hint: " in done.stderr
+        assert list(target.iterdir()) == []
+    finally:
+        trap.unlink()
+
+
+def test_doctor_speaks_to_a_user(user: User) -> None:
+    done = user("doctor")
+    assert done.returncode == 0, done.stdout.decode()
