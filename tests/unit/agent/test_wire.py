@@ -79,10 +79,14 @@ def test_what_precedes_a_greeting_is_discarded(before: bytes, cuts: list[int]) -
     assert parsed(Parser(TO_AGENT), split(data, cuts))[-2:] == [(GREETING, 0, NONCE), (PING, 0, bytes(8))]
 
 
-@given(st.integers(0, GREETING_SIZE - 1), st.lists(st.integers(0, 1 << 20), max_size=10))
-def test_a_greeting_that_broke_off_does_not_hide_the_next(length: int, cuts: list[int]) -> None:
-    data = greeting(os.urandom(16))[:length] + greeting(NONCE)
-    assert parsed(Parser(TO_AGENT), split(data, cuts)) == [(GREETING, 0, NONCE)]
+@given(
+    st.integers(0, GREETING_SIZE - 1),
+    st.binary(min_size=16, max_size=16),
+    st.lists(st.integers(0, 1 << 20), max_size=10),
+)
+def test_a_greeting_that_broke_off_does_not_hide_the_next(length: int, nonce: bytes, cuts: list[int]) -> None:
+    data = greeting(nonce)[:length] + PAD + greeting(NONCE)
+    assert heard(split(data, cuts))[-1] == (GREETING, 0, NONCE)
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 1 << 20), max_size=10))
@@ -138,9 +142,15 @@ def test_what_the_protocol_does_not_allow_is_refused_before_its_body_comes(heade
 def test_a_new_greeting_is_seen_wherever_the_old_host_broke_off(frames: list[Frame], cut: int, cuts: list[int]) -> None:
     begun = wire([(GREETING, 0, bytes(16)), *frames])
     data = begun[: cut % (len(begun) + 1)] + PAD + greeting(NONCE) + frame(PING, 5, b"12345678")
+    found = heard(split(data, cuts))
+    assert found[-2:] == [(GREETING, 0, NONCE), (PING, 5, b"12345678")]
+
+
+def heard(portions: list[bytes]) -> list[Frame]:
+    """What comes, as the agent takes it: a violation ends a conversation, not the agent."""
     parser = Parser(TO_AGENT)
     found: list[Frame] = []
-    for portion in split(data, cuts):
+    for portion in portions:
         view = memoryview(portion)
         while view:
             room = parser.room()
@@ -149,7 +159,7 @@ def test_a_new_greeting_is_seen_wherever_the_old_host_broke_off(frames: list[Fra
             parser.filled(count)
             view = view[count:]
             found += all_of(parser)
-    assert found[-2:] == [(GREETING, 0, NONCE), (PING, 5, b"12345678")]
+    return found
 
 
 def all_of(parser: Parser) -> list[Frame]:
