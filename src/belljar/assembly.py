@@ -90,6 +90,7 @@ class House:
 
     def supervisor(self) -> Supervisor:
         """A keeper of machines."""
+        from belljar.machine.parts import Parts
         from belljar.machine.plan import Planner
         from belljar.machine.supervisor import Supervisor
 
@@ -99,8 +100,11 @@ class House:
             settings=machine, qemu_owner=qemu.user,
         )  # fmt: skip
         return Supervisor(
-            hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, make_guest=self.converse, relay=_relay,
-            folders=self.folders, settings=machine, boot_timeout=qemu.boot_timeout, planner=planner, point=self._point,
+            Parts(
+                hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, planner=planner,
+                make_guest=self.converse, relay=_relay, folders=self.folders, settings=machine,
+                boot_timeout=qemu.boot_timeout, point=self._point,
+            )
         )  # fmt: skip
 
     def build_template(self, spec: MachineSpec, account: Account) -> Template:

@@ -296,7 +296,10 @@ class GuestError(BelljarError):
 class BootTimeout(GuestError):
     """The guest's agent did not answer before the deadline."""
 
-    hint = "See `belljar logs ID --console`; an image without belljar's agent needs it installed (docs: images)."
+    hint = (
+        "See `belljar logs ID --console`; an image that boots by its own firmware or ramdisk must start belljar's agent:"
+        " `belljar image agent --print` and `--unit`."
+    )
     cause = Cause.BOOT_FAILED
 
 
@@ -322,7 +325,7 @@ class ProtocolViolation(GuestError):
 class AgentTooOld(GuestError):
     """The agent in the image speaks another version of the protocol."""
 
-    hint = "Build or import the image again with this version of belljar."
+    hint = "Install the agent of this belljar in the image (`belljar image agent --print`), and import the image again."
     retry = Retry.NEVER
     cause = Cause.IMAGE_FAULT
 

@@ -20,6 +20,7 @@ from belljar.journal import Event, read
 from belljar.machine import Folders, Settings
 from belljar.machine.mould import Mould
 from belljar.machine.orders import Order, Orders
+from belljar.machine.parts import Parts
 from belljar.machine.plan import Planner
 from belljar.machine.recover import Reaper
 from belljar.machine.registry import Machines
@@ -102,9 +103,11 @@ class House:
             qemu_owner="auto",
         )  # fmt: skip
         return Supervisor(
-            hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, make_guest=self._guest,
-            relay=self._relay, folders=self.folders, settings=self.settings, boot_timeout=BOOT_TIMEOUT, planner=planner,
-            point=self._point,
+            Parts(
+                hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, planner=planner,
+                make_guest=self._guest, relay=self._relay, folders=self.folders, settings=self.settings,
+                boot_timeout=BOOT_TIMEOUT, point=self._point,
+            )
         )  # fmt: skip
 
     def _guest(self, channel: object) -> FakeGuest:

@@ -148,7 +148,9 @@ def test_a_monitor_that_refuses_is_told_as_such(house: House) -> None:
     assert (outcome.error, outcome.cause) == ("QmpTimeout", Cause.NODE_FAULT)
 
 
-@pytest.mark.parametrize("wrong", [{"hostname": "template"}, {"machine_id": "0" * 32}, {"sample": "short"}, {"nonce": "x"}])
+@pytest.mark.parametrize(
+    "wrong", [{"hostname": "template"}, {"machine_id": "0" * 32}, {"sample": "short"}, {"nonce": "x"}]
+)
 def test_a_guest_without_an_identity_of_its_own_gets_no_payload(house: House, wrong: dict[str, object]) -> None:
     house.plan(Script(proof=wrong))
     outcome = house.run(house.request(**COLD))
@@ -173,9 +175,14 @@ def test_a_guest_whose_clock_is_wrong_gets_one_more_chance(house: House) -> None
 
 @pytest.mark.parametrize(
     ("error", "cause", "klass"),
-    [(ImageCorrupt("truncated"), Cause.IMAGE_FAULT, OutcomeClass.NODE), (NoSpace("full"), Cause.NODE_FAULT, OutcomeClass.NODE)],
+    [
+        (ImageCorrupt("truncated"), Cause.IMAGE_FAULT, OutcomeClass.NODE),
+        (NoSpace("full"), Cause.NODE_FAULT, OutcomeClass.NODE),
+    ],
 )
-def test_an_image_that_cannot_be_used_starts_nothing(house: House, error: BelljarError, cause: Cause, klass: OutcomeClass) -> None:
+def test_an_image_that_cannot_be_used_starts_nothing(
+    house: House, error: BelljarError, cause: Cause, klass: OutcomeClass
+) -> None:
     house.images.failures["debian12"] = error
     outcome = house.run()
     assert (outcome.cause, outcome.klass) == (cause, klass) and house.hypervisor.domains == []
@@ -275,7 +282,9 @@ def test_stop_has_a_grace_of_its_own_and_kill_has_none(house: House) -> None:
 
 
 @pytest.mark.parametrize(("obeys", "ended_by"), [(frozenset({15}), signal.SIGTERM), (frozenset(), signal.SIGKILL)])
-def test_the_time_limit_ends_by_term_and_after_the_grace_by_kill(house: House, obeys: frozenset[int], ended_by: int) -> None:
+def test_the_time_limit_ends_by_term_and_after_the_grace_by_kill(
+    house: House, obeys: frozenset[int], ended_by: int
+) -> None:
     house.plan(Script(runs_for=None, obeys=obeys))
     outcome = house.run(house.request(timeout=3600.0, grace=30.0, **COLD))
     assert (outcome.cause, outcome.klass, outcome.signal) == (Cause.WALLTIME, OutcomeClass.WALLTIME, ended_by)

@@ -45,7 +45,9 @@ def test_a_living_machine_is_left_alone(house: House) -> None:
     life.release()
 
 
-def test_a_machine_of_another_boot_is_told_from_one_that_was_killed(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_of_another_boot_is_told_from_one_that_was_killed(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     orphan(house)
     monkeypatch.setattr(recover, "boot_id", lambda: "another boot")
     house.reaper.quick()

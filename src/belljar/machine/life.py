@@ -104,8 +104,9 @@ class Life:
         )
 
     def end(self, ended: Ended) -> None:
-        """The machine was ended from outside before the payload's own end."""
-        self.note(cause=ended.cause, klass=CLASSES[ended.cause], reason=ended.reason, signal=ended.number)
+        """The machine was ended from outside. Where the payload had ended before, its own status stays."""
+        number = self.outcome.signal if self.outcome.payload_ran else ended.number
+        self.note(cause=ended.cause, klass=CLASSES[ended.cause], reason=ended.reason, signal=number)
 
     def write_outcome(self, usage: tuple[float, float, int]) -> None:
         """Put the outcome where readers look for it."""

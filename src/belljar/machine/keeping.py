@@ -1,0 +1,283 @@
+"""A machine while it lives: the way in, the payload, the way out. What the outside asks meanwhile is obeying.py's affair."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from belljar.errors import (
+    AgentLost,
+    BelljarError,
+    DomainKilled,
+    GuestError,
+    GuestRefused,
+    HostError,
+    HypervisorError,
+    OutputMissing,
+    UsageError,
+)
+from belljar.guest import ExitStatus, Guest, Process, Streams
+from belljar.host.processes import start_time
+from belljar.image import Image
+from belljar.machine import fates
+from belljar.machine.console import Console
+from belljar.machine.control import ControlServer
+from belljar.machine.identity import prove
+from belljar.machine.life import Life
+from belljar.machine.obeying import Obeying, Present
+from belljar.machine.orders import Ended, Orders
+from belljar.machine.parts import Parts
+from belljar.machine.plan import Plan
+from belljar.model import Cause, Payload, Start, State
+
+T = TypeVar("T")
+LAST_WORDS = 2.0  # seconds between the channel's end and the event that explains it
+QUIT_TO_KEEP = 5.0  # seconds QEMU gets to write its disk out when the folder is kept
+
+
+class Keeping:
+    """One machine from its claim to the moment it is put away. `live` may end in any way; `leave` follows always."""
+
+    def __init__(self, life: Life, orders: Orders, parts: Parts) -> None:
+        self.life, self.parts = life, parts
+        self.now = Present()
+        self._obeying = Obeying(life, orders, self.now, parts.relay)
+        self._control = ControlServer(life.folder, self._obeying.answer)
+        self._fate: asyncio.Task[BelljarError] | None = None  # why the domain ended by itself
+        self._tasks: list[asyncio.Task[None]] = []
+        self._usage = (0.0, 0.0, 0)
+
+    # -- the way in ------------------------------------------------------------------------------------------------
+
+    async def live(self, streams: Streams) -> None:
+        """From the claim to the payload's end; raises what ended it otherwise."""
+        self._control.open()
+        await _first(self._work(streams), self._obeying.run())
+
+    async def _work(self, streams: Streams) -> None:
+        life = self.life
+        with life.phase("prepare"):
+            life.enter(State.PREPARING)
+            image = self.parts.planner.image(life.request)
+            life.note(image_digest=image.digest)
+        with self.parts.images.hold(image, life.request.id):
+            await self._start(image)
+            if life.request.payload is None:
+                await self._while_alive(asyncio.get_running_loop().create_future())
+            else:
+                life.enter(State.RUNNING)
+                await self._while_alive(self._serve(life.request.payload, streams))
+
+    async def _start(self, image: Image) -> None:
+        """Bring up a domain whose guest proved its identity: a clone where one can be had, booted cold otherwise."""
+        life = self.life
+        with life.phase("prepare"):
+            plan = await self.parts.planner.plan(life, image)
+        life.point("after-overlay")
+        try:
+            await self._boot(plan)
+        except (HypervisorError, GuestError) as error:
+            is_killed = isinstance(error, DomainKilled)  # by somebody who would kill the next one too
+            if plan.template is None or is_killed or life.request.machine.start is Start.CLONE:
+                raise
+            life.record.write("clone-failed", key=plan.template.key, reason=error.message)
+            await self._drop_domain()
+            self.parts.hypervisor.remove_template(plan.template.key)
+            with life.phase("prepare"):
+                life.enter(State.PREPARING)
+                self.parts.overlays.discard(plan.spec.disk)
+                plan = await self.parts.planner.cold(life, image, f"the clone failed: {error.message}")
+            await self._boot(plan)
+
+    async def _boot(self, plan: Plan) -> None:
+        life = self.life
+        life.note(
+            start=(Start.CLONE if plan.template else Start.COLD).value, start_reason=plan.reason,
+            accelerator=plan.spec.accelerator.value,
+        )  # fmt: skip
+        with life.phase("start"):
+            life.enter(State.STARTING, start=life.outcome.start, reason=plan.reason)
+            self._start_domain(plan)
+        with life.phase("boot"):
+            life.enter(State.BOOTING)
+            timeout = self.parts.settings.clone_timeout if plan.template else self.parts.boot_timeout
+            await self._while_alive(self._greet(timeout, bool(plan.template)))
+        with life.phase("identify"):
+            await self._while_alive(prove(self._living_guest(), plan.link, life))
+        life.point("after-agent")
+        life.enter(State.READY)
+
+    def _start_domain(self, plan: Plan) -> None:
+        """QEMU runs when this returns, watched, with its console kept."""
+        hypervisor, life = self.parts.hypervisor, self.life
+        self.now.domain = (
+            hypervisor.start_clone(plan.spec, plan.template) if plan.template else hypervisor.start(plan.spec)
+        )
+        life.point("after-spawn")
+        life.record.write("spawned", pid=self.now.domain.pid, started=start_time(self.now.domain.pid))
+        loop = asyncio.get_running_loop()
+        self._fate = loop.create_task(fates.read(self.now.domain.events(), life))
+        self.now.console = Console(life.folder, self.now.domain.console)
+        self._tasks.append(loop.create_task(self.now.console.run()))
+        self.now.guest = self.parts.make_guest(self.now.domain.channel)
+
+    async def _greet(self, longest: float, clone: bool) -> None:
+        assert self.now.domain is not None
+        async with fates.deadline(longest, f"the {'clone' if clone else 'guest'}'s agent to answer"):
+            # The monitor's handshake runs beside the boot; the guest does not wait for it.
+            connecting = asyncio.ensure_future(self.now.domain.connect())
+            try:
+                await self._living_guest().greet()
+                self.life.point("after-boot")
+                await connecting
+                self.life.point("after-qmp")
+            finally:
+                connecting.cancel()
+
+    # -- the payload -----------------------------------------------------------------------------------------------
+
+    async def _serve(self, payload: Payload, streams: Streams) -> None:
+        """Everything that happens inside: folders, account, files in, the payload itself, files out."""
+        life, guest = self.life, self._living_guest()
+        with life.phase("setup"):
+            await self._furnish(guest, payload)
+        with life.phase("run"):
+            life.point("payload-sent")
+            life.record.write("payload", argv=[word[:200] for word in payload.argv[:20]])
+            life.payload_started = True
+            self.now.process = await guest.start(payload, streams)
+            life.point("payload-started")
+            await self._obeying.deliver_early()
+            status = await self._until_ended(self.now.process)
+            life.point("payload-ended")
+        life.conclude(status)
+        life.record.write("payload-ended", exit_code=status.exit_code, signal=status.signal)
+        with life.phase("fetch"):
+            await self._fetch(guest, payload)
+        life.point("status-written")
+
+    async def _furnish(self, guest: Guest, payload: Payload) -> None:
+        shares = enumerate(self.life.request.machine.shares)
+        for number, share in sorted(shares, key=lambda item: item[1].target):  # one may lie in another
+            await guest.mount(f"share{number}", share.target, readonly=share.readonly)
+        for item in payload.inputs:
+            await guest.put(item.outside, item.inside, payload.account, payload.cwd)
+
+    async def _until_ended(self, process: Process) -> ExitStatus:
+        """The payload's status; TERM at the time limit, and after the grace the machine's end."""
+        limit, grace = self.life.request.timeout, self.life.request.grace
+        waiting = asyncio.ensure_future(process.wait())
+        try:
+            done, _ = await asyncio.wait({waiting}, timeout=limit)
+            if not done:
+                self.life.expect(Cause.WALLTIME, f"the time limit of {limit:g} s was reached")
+                await process.signal(signal.SIGTERM)
+                done, _ = await asyncio.wait({waiting}, timeout=grace)
+            if not done:
+                raise Ended(
+                    Cause.WALLTIME,
+                    signal.SIGKILL,
+                    f"the time limit of {limit:g} s was reached; killed after {grace:g} s of grace",
+                )
+            return await waiting
+        finally:
+            waiting.cancel()
+
+    async def _fetch(self, guest: Guest, payload: Payload) -> None:
+        """Copy every output that can be had, then complain about the first that cannot."""
+        trouble: BelljarError | None = None
+        for item in payload.outputs:
+            try:
+                await guest.get(item.inside, item.outside, payload.account, payload.cwd)
+            except (UsageError, GuestRefused, HostError) as error:
+                trouble = trouble or error
+        if self.life.request.machine.shares or self.life.request.keep:
+            await guest.end_payload()
+        has_failed = self.life.outcome.exit_code != 0
+        if trouble is not None and not (has_failed and isinstance(trouble, OutputMissing)):
+            raise trouble  # what a failing payload did not write is its own affair
+
+    # -- the way out -------------------------------------------------------------------------------------------------
+
+    async def leave(self) -> None:
+        """Domain, socket, files, outcome, lock, in this order. Each step is tried whatever became of the one before."""
+        life = self.life
+        self._obeying.close()
+        with life.phase("stop"):
+            if self.now.domain is not None:
+                life.leave_towards(State.STOPPING)
+                life.point("before-stop")
+                await self._drop_domain()
+                life.point("after-stop")
+            elif life.state in (State.STARTING, State.BOOTING):
+                life.leave_towards(State.STOPPING)
+                self.parts.hypervisor.discard(life.request.id)
+            await self._control.close()
+        life.leave_towards(State.CLEANING)
+        fates.put_away(life, self.parts.overlays, self._usage)
+
+    async def _drop_domain(self) -> None:
+        """End the domain, and all that listened to it."""
+        if self.now.guest is not None:
+            self.now.guest.close()
+        if self._fate is not None:
+            self._fate.cancel()
+        if self.now.domain is not None:
+            grace = QUIT_TO_KEEP if self.life.request.keep else 0.0
+            with suppress(HypervisorError):
+                await self.now.domain.quit(grace=grace)
+            self._usage = self.now.domain.usage()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.now.domain is not None:
+            self.now.domain.channel.close()
+            self.now.domain.console.close()
+        if self.now.console is not None:
+            self.now.console.close()
+        self._fate = None
+        self.now.clear()
+        self._tasks.clear()
+
+    # -- small helps ---------------------------------------------------------------------------------------------------
+
+    def _living_guest(self) -> Guest:
+        assert self.now.guest is not None
+        return self.now.guest
+
+    async def _while_alive(self, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
+        """The work's result, unless the domain ends before: then the reason for that."""
+        assert self._fate is not None
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, self._fate}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and isinstance(task.exception(), AgentLost):
+                # A channel that breaks is how QEMU's end shows first; its own event tells why.
+                await asyncio.wait({self._fate}, timeout=LAST_WORDS)
+            if self._fate.done() and not (task.done() and task.exception() is None):
+                raise self._fate.result()
+            return await task
+        finally:
+            await _cancelled(task)
+
+
+async def _first(work: Coroutine[Any, Any, None], other: Coroutine[Any, Any, None]) -> None:
+    """Run both until one ends; its result or exception counts, and the other is cancelled. Work wins a draw."""
+    first, second = asyncio.ensure_future(work), asyncio.ensure_future(other)
+    try:
+        await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+        await (first if first.done() else second)
+    finally:
+        await _cancelled(first)
+        await _cancelled(second)
+
+
+async def _cancelled(task: asyncio.Future[Any]) -> None:
+    """Cancel and wait; what it says in leaving does not count any more."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
