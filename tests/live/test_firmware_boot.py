@@ -85,20 +85,20 @@ def test_a_disk_with_its_own_boot_loader_runs_jobs_cold_and_as_a_clone(belljar: 
     assert belljar.leftovers() == []
 
 
-@pytest.mark.parametrize("start", ["cold", "clone"])
-def test_a_disk_without_the_agent_ends_at_the_boot_deadline_with_a_hint(
-    belljar: Belljar, tmp_path: Path, start: str
-) -> None:
+def test_a_disk_without_the_agent_ends_at_the_boot_deadline_with_a_hint(belljar: Belljar, tmp_path: Path) -> None:
     disk = tmp_path / "lonely.raw"
     disk.write_bytes(LONELY.ljust(510, b"\0") + b"\x55\xaa" + bytes(MIB - SECTOR))
     assert belljar("image", "import", str(disk), "--name", "lonely").returncode == 0
-    words = ["--image", "lonely", "--memory", "128M", "--name", "waiting", "--start", start]
-    done = belljar.run(*words, "--", "true", env={"BELLJAR_QEMU_BOOT_TIMEOUT": "4"})
-    said = done.stderr.decode()
-    assert done.returncode == 125, said
-    assert "waited 4 s for the" in said and "agent to answer" in said
-    assert "belljar image agent" in said
-    assert belljar.leftovers() == []
+    words = ["--image", "lonely", "--memory", "128M"]
+    for start, who in (("cold", "the guest's agent"), ("auto", "the guest's agent"), ("clone", "the template's agent")):
+        asked = [*words, "--start", start, "--name", f"started-{start}"]
+        done = belljar.run(*asked, "--", "true", env={"BELLJAR_QEMU_BOOT_TIMEOUT": "3"})
+        said = done.stderr.decode()
+        assert done.returncode == 125, said
+        assert f"waited 3 s for {who} to answer" in said
+        assert start == "clone" or "belljar image agent --print" in said
+        assert belljar.leftovers() == []
+    assert b"no agent" in belljar("logs", "started-cold", "--console").stdout
 
 
 def bootable_disk(folder: Path, agent: bytes) -> Path:

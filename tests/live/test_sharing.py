@@ -324,7 +324,7 @@ def test_a_copy_can_be_cancelled_on_the_way_in(belljar: Belljar, tmp_path: Path)
 
 def test_a_copy_can_be_cancelled_on_the_way_out(belljar: Belljar, tmp_path: Path) -> None:
     events = belljar.popen("events", "-f", "--format", "json")
-    words = ("--grace", "0.1s", "--report", str(tmp_path / "r"), "--out", f"/tmp/large:{tmp_path}/large")
+    words = ("--grace", "0s", "--report", str(tmp_path / "r"), "--out", f"/tmp/large:{tmp_path}/large")
     job = belljar.popen("run", *words, "--", "sh", "-c", "head -c 40M /dev/zero > /tmp/large")
     until(events, "payload-ended")
     begin = time.monotonic()

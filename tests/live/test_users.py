@@ -67,9 +67,9 @@ class User(Belljar):
         return self.home / ".local/share/belljar"
 
 
-@pytest.fixture
-def users(installed: Path) -> Iterator[list[User]]:
-    """Two users with homes of their own; everything of theirs goes with the test."""
+@pytest.fixture(scope="session")
+def everybody(installed: Path) -> Iterator[list[User]]:
+    """Two users with homes of their own; everything of theirs goes with the session."""
     first = 61_000 + os.getpid() % 2_000 * 2
     made = []
     for uid in (first, first + 1):
@@ -79,9 +79,16 @@ def users(installed: Path) -> Iterator[list[User]]:
         made.append(User(uid, installed, home))
     yield made
     for user in made:
-        user.close()
         shutil.rmtree(user.home)
         shutil.rmtree(PLACE / f"belljar-{user.uid}", ignore_errors=True)
+
+
+@pytest.fixture
+def users(everybody: list[User]) -> Iterator[list[User]]:
+    yield everybody
+    for user in everybody:
+        user.close()
+        user.keepers.clear()
 
 
 @pytest.fixture
@@ -147,12 +154,12 @@ def test_inside_a_user_may_be_root_and_outside_stays_who_he_is(user: User) -> No
 
 
 def test_without_a_home_a_session_or_a_name(user: User) -> None:
+    before = listing(user.home)
     env = {"HOME": "", "XDG_RUNTIME_DIR": "", "XDG_DATA_HOME": "", "PATH": ""}
     done = user.run("--start", "cold", "--", "sh", "-c", "echo $HOME; cd; pwd", env=env, cwd="/")
     assert done.returncode == 0, done.stderr
     assert done.stdout.decode().split() == [f"/home/user{user.uid}"] * 2
-    assert list(user.home.iterdir()) == []
-    assert (PLACE / f"belljar-{user.uid}").stat().st_uid == user.uid
+    assert listing(user.home) == before and (PLACE / f"belljar-{user.uid}").stat().st_uid == user.uid
 
 
 def test_folders_may_lie_deep(user: User) -> None:
@@ -199,7 +206,7 @@ def test_another_users_machines_are_closed(users: list[User]) -> None:
         assert b"belong" in done.stderr and b"\nhint: " in done.stderr, (words, done.stderr)
     (id,) = owner.machines()
     assert id.encode() not in other("kill-all", "--dry-run").stdout
-    assert other.json("ps", "-a") == []
+    assert "job" not in [row["name"] for row in other.json("ps", "-a")]
     assert job.poll() is None
     # Root may, as everywhere.
     root = Belljar(owner.home, STORE)
@@ -223,31 +230,32 @@ def test_a_machine_cannot_be_put_into_somebody_elses_folders(users: list[User]) 
         assert len(lines) == 2 and lines[0].startswith("belljar: ") and lines[1].startswith("hint: "), lines
 
 
-def test_templates_of_somebody_else_are_refused(users: list[User]) -> None:
+@pytest.mark.parametrize("how", ["of somebody else", "open to others"])
+def test_templates_that_cannot_be_trusted_are_refused(users: list[User], how: str) -> None:
     owner, other = users
-    assert owner.run("--", "true").returncode == 0
-    shutil.copytree(owner.store, other.store)
-    subprocess.run(["chown", "-R", f"{other.uid}:{other.uid}", str(other.home)], check=True)
-    os.chown(other.store / "templates", owner.uid, owner.uid)
-    done = other.run("--report", str(other.home / "r"), "--", "echo", "ran")
+    store = other.home / how
+    templates = store / "templates"
+    templates.mkdir(parents=True)
+    os.chown(store, other.uid, other.uid)
+    if how == "open to others":
+        os.chown(templates, other.uid, other.uid)
+        templates.chmod(0o777)
+    else:
+        os.chown(templates, owner.uid, owner.uid)
+    done = other.run("--report", "r", "--", "echo", "ran", env={"BELLJAR_PATHS_STORE": str(store)})
     assert (done.returncode, done.stdout) == (125, b"")
-    assert f"templates: belongs to uid {owner.uid}".encode() in done.stderr
-    assert report(other.home / "r")["error"] == "UnsafeFolder"
-
-
-def test_templates_that_others_may_write_are_refused(user: User) -> None:
-    assert user.run("--", "true").returncode == 0
-    (user.store / "templates").chmod(0o777)
-    done = user.run("--", "echo", "ran")
-    assert (done.returncode, done.stdout) == (125, b"") and b"others may write to it" in done.stderr
+    says = "others may write to it" if how == "open to others" else f"templates: belongs to uid {owner.uid}"
+    assert says.encode() in done.stderr and b"\nhint: Remove it or correct its owner and mode" in done.stderr
+    told = report(other.home / "r")
+    assert (told["error"], told["cause"], told["klass"]) == ("UnsafeFolder", "node-fault", "user")
+    assert other.leftovers() == []
 
 
 def test_a_template_that_was_changed_is_made_again(user: User) -> None:
     assert user.run("--", "true").returncode == 0
-    (template,) = user.json("template", "list")
-    ram = Path(template["folder"]) / "ram"
-    with open(ram, "r+b") as file:
-        file.write(b"changed")
+    for template in user.json("template", "list"):
+        with open(Path(template["folder"]) / "ram", "r+b") as file:
+            file.write(b"changed")
     done = user.run("--report", "r", "--", "echo", "ran")
     assert (done.returncode, done.stdout) == (0, b"ran\n"), done.stderr
     told = report(user.home / "r")
@@ -265,11 +273,12 @@ def test_a_link_in_the_place_of_a_folder_is_refused(users: list[User]) -> None:
     owner, other = users
     target = owner.home / "precious"
     target.mkdir()
-    trap = PLACE / f"belljar-{other.uid}"
+    trap = PLACE / f"belljar-{other.uid}-trap"
     trap.symlink_to(target)  # somebody was quicker in a folder where everybody may write
     try:
-        done = other.run("--start", "cold", "--", "true")
-        assert done.returncode == 125 and b"hint: " in done.stderr
+        for name in ("RUN", "SCRATCH", "LOGS"):
+            done = other.run("--start", "cold", "--", "true", env={f"BELLJAR_PATHS_{name}": str(trap)})
+            assert done.returncode == 125 and b"a symbolic link" in done.stderr and b"hint: " in done.stderr, done
         assert list(target.iterdir()) == []
     finally:
         trap.unlink()
