@@ -9,7 +9,6 @@ import subprocess
 import time
 
 import pytest
-
 from tests.live.conftest import Belljar, marked_processes
 
 ROUNDS = 6

@@ -19,11 +19,13 @@ SHORT = 12  # digits of a digest that are shown
 
 UNIT = """\
 # /etc/systemd/system/belljar-agent.service, for an image that boots by its own firmware and init.
-# Put the agent beside it: belljar image agent --print > /usr/lib/belljar/agent.py
+# The agent: belljar image agent --print > /usr/lib/belljar/agent.py
+# Then, in the image: systemctl enable belljar-agent.service
 [Unit]
 Description=belljar guest agent
 DefaultDependencies=no
-After=systemd-remount-fs.service systemd-tmpfiles-setup.service
+# Jobs find a system that is up, and a template holds one: else each clone would do the rest of the boot again.
+After=multi-user.target
 ConditionVirtualization=vm
 
 [Service]
