@@ -23,6 +23,12 @@ LONGEST = 240  # seconds any one command may take here; the slowest is a templat
 
 Completed = subprocess.CompletedProcess[bytes]
 
+# A shell ignores INT and QUIT for what it runs in the background, nohup HUP; belljar heeds that, and the tests of these
+# signals would wait for ever.
+for _number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL)
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:

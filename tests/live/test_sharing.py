@@ -16,6 +16,8 @@ import pytest
 from tests.live.conftest import LONGEST, Belljar
 from tests.live.test_faults import report
 
+from belljar.host.watch import IN_CREATE, Watch
+
 MIB, GIB = 1 << 20, 1 << 30
 SOMEBODY = 54321
 
@@ -323,10 +325,14 @@ def test_a_copy_can_be_cancelled_on_the_way_in(belljar: Belljar, tmp_path: Path)
 
 
 def test_a_copy_can_be_cancelled_on_the_way_out(belljar: Belljar, tmp_path: Path) -> None:
-    events = belljar.popen("events", "-f", "--format", "json")
-    words = ("--grace", "0s", "--report", str(tmp_path / "r"), "--out", f"/tmp/large:{tmp_path}/large")
-    job = belljar.popen("run", *words, "--", "sh", "-c", "head -c 40M /dev/zero > /tmp/large")
-    until(events, "payload-ended")
+    target = tmp_path / "large"
+    words = ("--grace", "0s", "--report", str(tmp_path / "r"), "--out", f"/dev/shm/large:{target}")
+    watch = Watch()
+    watch.add(tmp_path, IN_CREATE)
+    job = belljar.popen("run", *words, "--", "sh", "-c", "head -c 200M /dev/zero > /dev/shm/large")
+    while not target.exists():
+        watch.wait()
+    watch.close()
     begin = time.monotonic()
     job.terminate()
     job.communicate(timeout=30)

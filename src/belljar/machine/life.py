@@ -104,9 +104,14 @@ class Life:
         )
 
     def end(self, ended: Ended) -> None:
-        """The machine was ended from outside. Where the payload had ended before, its own status stays."""
-        number = self.outcome.signal if self.outcome.payload_ran else ended.number
-        self.note(cause=ended.cause, klass=CLASSES[ended.cause], reason=ended.reason, signal=number)
+        """The machine was ended from outside before all was done. A payload that had ended by then is told about in the
+        reason only: its result was not delivered whole, so it is not the job's."""
+        reason = ended.reason
+        if self.outcome.payload_ran:
+            status = self.outcome
+            how = f"signal {status.signal}" if status.signal is not None else f"exit code {status.exit_code}"
+            reason = f"{reason}, before its files were copied out; the payload had ended with {how}"
+        self.note(cause=ended.cause, klass=CLASSES[ended.cause], reason=reason, exit_code=None, signal=ended.number)
 
     def write_outcome(self, usage: tuple[float, float, int]) -> None:
         """Put the outcome where readers look for it."""
