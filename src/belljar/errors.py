@@ -19,7 +19,7 @@
     │   ├── DomainDied · DomainKilled · QmpError · QmpTimeout
     │   └── TemplateError       never reaches the user: the start falls back to a cold boot
     └── GuestError              the guest did not do its part          -> cause BOOT_FAILED or GUEST_LOST
-        ├── BootTimeout · AgentLost · ProtocolViolation · AgentTooOld
+        ├── BootFailed · BootTimeout · AgentLost · ProtocolViolation · AgentTooOld
         ├── GuestPanicked · GuestPoweredOff
         ├── IdentityRefused     a clone that did not prove that it is nobody's twin
         ├── GuestRefused        the agent could not do one thing it was asked, and says which
@@ -291,6 +291,13 @@ class GuestError(BelljarError):
 
     hint = "`belljar logs ID --console` shows what the guest said."
     cause = Cause.GUEST_LOST
+
+
+class BootFailed(GuestError):
+    """The guest ended before its agent had answered."""
+
+    hint = "`belljar logs ID --console` shows what the guest said; `belljar image verify` checks its image."
+    cause = Cause.BOOT_FAILED
 
 
 class BootTimeout(GuestError):

@@ -11,11 +11,13 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.live.conftest import STORE, Belljar
 
-from belljar.image import Settings, cpio
+from belljar.image import Image, Settings, build, cpio
+from belljar.image.build import Recipe
 from belljar.image.look import Files, Partition
 from belljar.image.store import Store
 
@@ -38,7 +40,7 @@ mount -t devtmpfs dev /dev
 while read -r module; do insmod /modules/$module 2> /dev/null; done < /modules/always
 mount -t ext4 /dev/vda2 /root
 mount --move /dev /root/dev
-exec switch_root /root /usr/sbin/init
+exec switch_root /root /sbin/init
 """
 # What docs/images.md says an init other than systemd has to do.
 INIT = """\
@@ -52,6 +54,8 @@ mount -t devpts -o gid=5,mode=620,ptmxmode=666 devpts /dev/pts
 mount -t cgroup2 cgroup /sys/fs/cgroup
 while :; do /usr/bin/python3 -I -S /usr/lib/belljar/agent.py; done
 """
+INSTALL_AGENT = "mkdir /usr/lib/belljar\ncd /usr/lib/belljar\nwrite agent.py agent.py"
+UNIT = "belljar-agent.service"
 # Says `no agent` on the first serial port and halts.
 LONELY = bytes.fromhex("31c0 8ed8 baf803 be157c ac 84c0 7403 ee ebf8 f4 ebfd") + b"no agent\n\0"
 
@@ -66,23 +70,35 @@ def belljar(tmp_path: Path) -> Iterator[Belljar]:
 
 
 def test_a_disk_with_its_own_boot_loader_runs_jobs_cold_and_as_a_clone(belljar: Belljar, tmp_path: Path) -> None:
-    disk = bootable_disk(tmp_path, agent=belljar("image", "agent", "--print").stdout)
-    done = belljar("image", "import", str(disk), "--name", "appliance")
-    disk.unlink()
-    assert done.returncode == 0, done.stderr.decode()
-    assert b"boots by firmware and needs the agent" in done.stderr
-    assert belljar.json("image", "show", "appliance")["facts"]["boots_by"] == "firmware"
-
+    image = Store(STORE, None, Settings()).resolve("debian12")
+    (tmp_path / "init").write_text(INIT)
+    (tmp_path / "init").chmod(0o755)
+    (tmp_path / "agent.py").write_bytes(belljar("image", "agent", "--print").stdout)
+    disk = bootable_disk(image, tmp_path, f"{INSTALL_AGENT}\ncd /usr/sbin\nwrite init init\n")
+    import_as_appliance(belljar, disk)
     for start in ("cold", "clone"):
-        report = tmp_path / f"{start}.json"
-        words = ["--image", "appliance", "--start", start, "--report", str(report)]
-        done = belljar.run(*words, "--", "cat", "/proc/cmdline")
-        assert done.returncode == 0, done.stderr.decode()
-        assert b"started-by=syslinux" in done.stdout
-        assert json.loads(report.read_bytes())["start"] == start
-    done = belljar.run("--image", "appliance", "--start", "clone", "--", "sh", "-c", "echo $$ >&2; exit 7")
-    assert done.returncode == 7
+        outcome, said = run_appliance(belljar, start, "cat", "/proc/cmdline")
+        assert (outcome["start"], outcome["exit_code"]) == (start, 0), outcome
+        assert "started-by=syslinux" in said
+    outcome, _ = run_appliance(belljar, "clone", "sh", "-c", "exit 7")
+    assert outcome["exit_code"] == 7
     assert belljar.leftovers() == []
+
+
+@pytest.mark.slow
+def test_a_disk_with_systemd_and_the_unit_runs_jobs_when_it_is_up(belljar: Belljar, tmp_path: Path) -> None:
+    packages = ("systemd", "systemd-sysv", "udev", "dbus")
+    image = build.build(Store(tmp_path / "built", None, Settings()), Recipe("bookworm", "systemd", packages))
+    (tmp_path / "agent.py").write_bytes(belljar("image", "agent", "--print").stdout)
+    (tmp_path / UNIT).write_bytes(belljar("image", "agent", "--unit").stdout)
+    enable = f"cd multi-user.target.wants\nsymlink {UNIT} /etc/systemd/system/{UNIT}\n"
+    disk = bootable_disk(image, tmp_path, f"{INSTALL_AGENT}\ncd /etc/systemd/system\nwrite {UNIT} {UNIT}\n{enable}")
+    shutil.rmtree(tmp_path / "built")
+    import_as_appliance(belljar, disk)
+    for start in ("cold", "clone"):
+        outcome, said = run_appliance(belljar, start, "systemctl", "is-active", "multi-user.target", UNIT)
+        assert (outcome["start"], outcome["exit_code"]) == (start, 0), outcome
+        assert said.split() == ["active", "active"]
 
 
 def test_a_disk_without_the_agent_ends_at_the_boot_deadline_with_a_hint(belljar: Belljar, tmp_path: Path) -> None:
@@ -101,9 +117,34 @@ def test_a_disk_without_the_agent_ends_at_the_boot_deadline_with_a_hint(belljar:
     assert b"no agent" in belljar("logs", "started-cold", "--console").stdout
 
 
-def bootable_disk(folder: Path, agent: bytes) -> Path:
-    """The default image's system behind a boot loader of its own: no belljar in the boot, and no kernel in the root."""
-    image = Store(STORE, None, Settings()).resolve("debian12")
+def test_a_disk_that_nothing_can_be_booted_from_is_found_out_at_once(belljar: Belljar, tmp_path: Path) -> None:
+    disk = tmp_path / "data.raw"
+    disk.write_bytes(b"XFSB".ljust(MIB, b"\0"))
+    assert belljar("image", "import", str(disk), "--name", "data").returncode == 0
+    done = belljar.run("--image", "data", "--memory", "128M", "--", "true", timeout=30)
+    assert done.returncode == 125
+    assert "before a payload was started" in done.stderr.decode()
+    assert belljar.leftovers() == []
+
+
+def import_as_appliance(belljar: Belljar, disk: Path) -> None:
+    done = belljar("image", "import", str(disk), "--name", "appliance")
+    disk.unlink()
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"boots by firmware and needs the agent" in done.stderr
+    assert belljar.json("image", "show", "appliance")["facts"]["boots_by"] == "firmware"
+
+
+def run_appliance(belljar: Belljar, start: str, *argv: str) -> tuple[dict[str, Any], str]:
+    """The outcome of a job, and what it said."""
+    report = belljar.folder / "report.json"
+    done = belljar.run("--image", "appliance", "--start", start, "--report", str(report), "--", *argv)
+    return json.loads(report.read_bytes()), done.stdout.decode()
+
+
+def bootable_disk(image: Image, folder: Path, orders: str) -> Path:
+    """The image's system behind a boot loader of its own: no belljar in the boot, and no kernel in the root. *orders* tell
+    debugfs what to install from the files in *folder*."""
     assert image.initrd
     disk = folder / "disk.raw"
     with open(disk, "wb") as file:
@@ -111,19 +152,17 @@ def bootable_disk(folder: Path, agent: bytes) -> Path:
     target = f"driver=raw,offset={ROOT_AT},size={image.virtual_size},file.driver=file,file.filename={disk}"
     execute("qemu-img", "convert", "-n", "-f", "qcow2", str(image.disk), "--target-image-opts", target)
     kernel = f"/boot/vmlinuz-{image.facts['release']}"
-    parts = {
+    boot = {
         "vmlinuz": Files(disk, Partition(2, ROOT_AT)).read(kernel),
         "initrd": image.initrd.read_bytes() + cpio.archive([cpio.file("init", RAMDISK_INIT, 0o755)]),
         "syslinux.cfg": LOADER.encode(),
-        "init": INIT.encode(),
-        "agent.py": agent,
     }
-    for name, data in parts.items():
+    for name, data in boot.items():
         (folder / name).write_bytes(data)
-    (folder / "init").chmod(0o755)
     partition(disk, image.virtual_size)
-    make_boot_partition(disk, [folder / name for name in ("vmlinuz", "initrd", "syslinux.cfg")])
-    install(disk, folder, without=kernel)
+    make_boot_partition(disk, [folder / name for name in boot])
+    (folder / "orders").write_text(f"rm {kernel}\n{orders}")
+    execute("debugfs", "-w", "-f", "orders", f"{disk}?offset={ROOT_AT}", cwd=folder)
     return disk
 
 
@@ -148,17 +187,6 @@ def make_boot_partition(disk: Path, files: list[Path]) -> None:
     execute("syslinux", "--install", "--offset", str(BOOT_AT), str(disk))
 
 
-def install(disk: Path, folder: Path, *, without: str) -> None:
-    """The agent and an init that starts it; away with the kernel, which is on the other partition."""
-    orders = folder / "orders"
-    orders.write_text(
-        f"rm {without}\nmkdir /usr/lib/belljar\n"
-        f"cd /usr/lib/belljar\nwrite {folder}/agent.py agent.py\n"
-        f"cd /usr/sbin\nwrite {folder}/init init\n"
-    )
-    execute("debugfs", "-w", "-f", str(orders), f"{disk}?offset={ROOT_AT}")
-
-
-def execute(*argv: str) -> None:
-    done = subprocess.run(argv, capture_output=True, check=False, timeout=120)
+def execute(*argv: str, cwd: Path | None = None) -> None:
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=120, cwd=cwd)
     assert done.returncode == 0, f"{argv[0]}: {done.stderr.decode(errors='replace')}"

@@ -105,11 +105,28 @@ def test_a_damaged_template_is_made_anew(house: House) -> None:
 
 
 @pytest.mark.parametrize(
+    ("point", "event", "cause", "klass", "says"),
+    [
+        ("after-spawn", EventKind.SHUTDOWN, Cause.BOOT_FAILED, OutcomeClass.TRANSIENT, "powered itself off before"),
+        ("after-spawn", EventKind.RESET, Cause.BOOT_FAILED, OutcomeClass.TRANSIENT, "the guest rebooted before"),
+        ("payload-started", EventKind.SHUTDOWN, Cause.GUEST_LOST, OutcomeClass.USER, "payload powered the guest off"),
+        ("payload-started", EventKind.RESET, Cause.GUEST_LOST, OutcomeClass.USER, "the payload rebooted the guest"),
+    ],
+)
+def test_a_guest_that_switches_itself_off_is_the_payloads_doing_or_a_boot_that_failed(
+    house: House, point: str, event: EventKind, cause: Cause, klass: OutcomeClass, says: str
+) -> None:
+    house.plan(Script(runs_for=None))
+    house.at[point] = lambda: house.domain().happen(event, "why", None)
+    outcome = house.run(house.request(**COLD))
+    assert (outcome.cause, outcome.klass) == (cause, klass) and says in outcome.reason and outcome.hint
+    assert house.leftovers() == []
+
+
+@pytest.mark.parametrize(
     ("event", "status", "cause", "klass", "says"),
     [
         (EventKind.PANICKED, None, Cause.GUEST_LOST, OutcomeClass.TRANSIENT, "kernel crashed"),
-        (EventKind.SHUTDOWN, None, Cause.GUEST_LOST, OutcomeClass.USER, "powered the guest off"),
-        (EventKind.RESET, None, Cause.GUEST_LOST, OutcomeClass.USER, "rebooted the guest"),
         (EventKind.DISK_FULL, None, Cause.NODE_FAULT, OutcomeClass.NODE, "no space left"),
         (EventKind.DISK_ERROR, None, Cause.BOOT_FAILED, OutcomeClass.TRANSIENT, "disk cannot be read"),
         (EventKind.EXITED, 9, Cause.HOST_OOM, OutcomeClass.NODE, "killed from outside"),

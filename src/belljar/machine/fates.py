@@ -10,7 +10,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from belljar.errors import BelljarError, BootTimeout, DomainDied, DomainKilled, GuestPanicked, GuestPoweredOff, NoSpace
+from belljar.errors import (
+    BelljarError,
+    BootFailed,
+    BootTimeout,
+    DomainDied,
+    DomainKilled,
+    GuestPanicked,
+    GuestPoweredOff,
+    NoSpace,
+)
 from belljar.host.files import read_capped, remove_tree
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.image import Overlays
@@ -32,14 +41,16 @@ async def read(events: AsyncIterator[DomainEvent], life: Life) -> BelljarError:
 
 def explain(event: DomainEvent, life: Life) -> BelljarError:
     """The error an event amounts to."""
-    who = "the payload" if life.payload_started else "the guest, before its agent was asked to do anything,"
     match event.kind:
         case EventKind.PANICKED:
             return GuestPanicked(f"the guest's kernel crashed{_last_line(life, CONSOLE_LOG, ': ')}")
-        case EventKind.SHUTDOWN:
-            return GuestPoweredOff(f"{who} powered the guest off")
-        case EventKind.RESET:
-            return GuestPoweredOff(f"{who} rebooted the guest")
+        case EventKind.SHUTDOWN | EventKind.RESET:
+            if life.payload_started:
+                what = "powered the guest off" if event.kind is EventKind.SHUTDOWN else "rebooted the guest"
+                return GuestPoweredOff(f"the payload {what}")
+            what = "powered itself off" if event.kind is EventKind.SHUTDOWN else "rebooted"
+            last = _last_line(life, CONSOLE_LOG, ": ")
+            return BootFailed(f"the guest {what} before a payload was started{last}")
         case EventKind.DISK_FULL:
             return NoSpace(f"{life.folders.scratch}: no space left for what the guest writes to its disk")
         case EventKind.DISK_ERROR:

@@ -54,19 +54,19 @@ class Mould:
         guest = self._make_guest(domain.channel)
         drain = asyncio.ensure_future(_drain(domain.console))
         died = asyncio.ensure_future(_exit_of(domain))
+        settling = asyncio.ensure_future(self._settle(domain, guest, account))
         try:
-            settling = asyncio.ensure_future(self._settle(domain, guest, account))
             await asyncio.wait({settling, died}, return_when=asyncio.FIRST_COMPLETED)
             if not settling.done():
-                settling.cancel()
                 raise TemplateError(f"QEMU ended while the template was booted: {died.result()}")
             await settling
             guest.close()
             died.cancel()
             return await self._hypervisor.save_template(spec, domain)
         finally:
-            for task in (drain, died):
+            for task in (drain, died, settling):
                 task.cancel()
+            await asyncio.wait({drain, died, settling})
             guest.close()
             domain.kill()
             with suppress(HypervisorError):

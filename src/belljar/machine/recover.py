@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.errors import BelljarError
-from belljar.host.files import read_json, remove_tree, write_whole
+from belljar.host.files import check_ours, read_json, remove_tree, write_whole
 from belljar.host.locks import is_locked, locked, try_lock
 from belljar.host.processes import boot_id
 from belljar.hypervisor import Hypervisor
@@ -157,6 +157,8 @@ def prune(folders: Folders, *, days: int, count: int, now: float) -> int:
 
 def _dead(folders: Folders) -> list[MachineId]:
     """Machines whose lock nobody holds."""
+    with suppress(FileNotFoundError):
+        check_ours(folders.machines)  # a journal that somebody else wrote is not to be followed
     found = []
     for id in _names(folders.machines):
         lock = folders.machine(id) / LOCK
