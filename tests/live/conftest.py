@@ -126,6 +126,12 @@ def command_line(pid: int) -> str:
         return ""
 
 
+@pytest.fixture(autouse=True)
+def in_a_place_that_everybody_may_enter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job begins where its caller is, and the checkout may lie in a home that only its owner can enter."""
+    monkeypatch.chdir("/")
+
+
 @pytest.fixture
 def belljar(tmp_path: Path) -> Iterator[Belljar]:
     """The command in folders of its own; whatever the test did, nothing of its machines is left alive."""

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from tests.live.conftest import Belljar, marked_processes
 
+from belljar.journal import read
+
 POINTS = [
     "after-claim", "after-overlay", "after-spawn", "after-boot", "after-qmp", "after-agent", "payload-sent",
     "payload-started", "payload-ended", "status-written", "before-stop", "after-stop", "before-release",
@@ -84,9 +86,9 @@ def wait_for_domain(belljar: Belljar) -> int:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for machine in belljar.machines():
-            journal = belljar.run_folder / "machines" / machine / "journal.jsonl"
-            if journal.exists() and b'"spawned"' in journal.read_bytes():
-                return next(pid for pid, id in marked_processes() if id == machine)
+            for event in read(belljar.run_folder / "machines" / machine):
+                if event["event"] == "spawned":
+                    return int(event["pid"])
         os.sched_yield()
     raise AssertionError("no QEMU within 60 s")
 

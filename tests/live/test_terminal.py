@@ -217,6 +217,35 @@ def test_control_z_halts_the_machine_and_fg_goes_on(belljar: Belljar, shell: str
     assert belljar.leftovers() == []
 
 
+def test_a_job_in_the_background_runs_and_hears_only_what_is_typed_in_front(belljar: Belljar, shell: str) -> None:
+    with terminal() as seat:
+        at_a_shell(seat, belljar)
+        script = "echo up; sleep 0.3; echo on; while read line; do echo got $line.; done"
+        seat.type(f"{shell} run -- sh -c '{script}' &\n".encode())
+        seat.expect(rb"\[1\] \d+.*up\r\n.*on\r\n")
+        seat.type(b"echo for the shell $((1 + 1)); jobs\n")
+        seat.expect(rb"\nfor the shell 2.*Running")
+        seat.type(b"fg\n")
+        seat.expect(rb"belljar run .*\n")
+        seat.type(b"first\n")
+        seat.expect(rb"got first\.")
+        seat.type(b"\x1a")
+        seat.expect(rb"Stopped.*\$ ")
+        seat.type(b"bg\n")
+        seat.expect(rb"\$ ")
+        seat.type(b"echo for the shell $((1 + 2)); jobs\n")
+        seat.expect(rb"\nfor the shell 3.*Running")
+        seat.type(b"fg\n")
+        seat.expect(rb"belljar run .*\n")
+        seat.type(b"second\n")
+        seat.expect(rb"got second\.")
+        seat.type(b"\x04")
+        seat.expect(rb"\$ ")
+        seat.type(b"exit\n")
+        seat.rest()
+    assert belljar.leftovers() == []
+
+
 def test_stopping_belljar_gives_the_terminal_to_the_shell_meanwhile(belljar: Belljar, shell: str) -> None:
     with terminal() as seat:
         at_a_shell(seat, belljar)

@@ -81,6 +81,7 @@ def listen(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | None) ->
     if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGTSTP, lambda: loop.create_task(suspend(loop, orders, terminal)))
     loop.add_signal_handler(signal.SIGCONT, orders.give, Resume())
+    signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # the source of stdin knows when it may not read a terminal
     if terminal is not None:
         loop.add_signal_handler(signal.SIGWINCH, tell_size, orders)
 

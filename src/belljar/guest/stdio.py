@@ -7,6 +7,7 @@ place. A thread begins with the first byte asked for, and never keeps this proce
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import select
 import stat
@@ -91,11 +92,34 @@ class FdSource:
         if self._taken:
             return
         while True:
+            if os.isatty(self._descriptor):
+                wait_for_our_turn(self._descriptor)
             try:
                 self._taken = os.read(self._descriptor, limit)
                 return
             except BlockingIOError:  # somebody else made it non-blocking
                 _wait(self._descriptor, select.POLLIN)
+            except OSError as exc:
+                if exc.errno != errno.EIO or is_in_front(self._descriptor):
+                    raise  # otherwise: put into the background since we looked
+
+
+def wait_for_our_turn(terminal: int) -> None:
+    """Return when something was typed for us, or the terminal hung up. What is typed while we are in the background is
+    for somebody else; and a payload that does not read must not be stopped because we do."""
+    with select.epoll() as typed:
+        typed.register(terminal, select.EPOLLIN | select.EPOLLET)  # each time, for we may be in front by then
+        while True:
+            typed.poll()
+            if is_in_front(terminal):
+                return
+
+
+def is_in_front(terminal: int) -> bool:
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return True  # not the terminal that controls us: anybody may read it
 
 
 class FdSink:

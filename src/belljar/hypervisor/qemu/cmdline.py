@@ -119,7 +119,7 @@ def machine(spec: DomainSpec, cpu: str, ram: Ram | None) -> list[str]:
 
 def kernel(spec: DomainSpec, plugs: Plugs) -> list[str]:
     """A clone has its kernel in memory already: 9 ms of reading it are saved (docs/decisions/0003-clones.md). Firmware that
-    finds nothing to boot resets at once, which ends QEMU; left alone it would wait for 60 s."""
+    finds nothing to boot resets at once, which ends QEMU; left alone it would wait for ever."""
     if spec.boot.kernel is None:
         return ["-boot", "reboot-timeout=0"]
     if plugs.incoming:
