@@ -86,6 +86,13 @@ def test_a_template_that_cannot_be_made_costs_the_user_nothing_but_time(house: H
     assert (outcome.exit_code, outcome.start) == (0, "cold") and "no room for it" in outcome.start_reason
 
 
+def test_an_image_whose_agent_never_answers_is_waited_for_once(house: House) -> None:
+    house.plan(Script(boots_in=None))
+    outcome = house.run()
+    assert outcome.error == "BootTimeout" and outcome.cause is Cause.BOOT_FAILED
+    assert len(house.hypervisor.domains) == 1 and house.leftovers() == []
+
+
 def test_who_insists_on_a_clone_is_told_why_there_is_none(house: House) -> None:
     house.hypervisor.faults.save_template.append(TemplateError("it would not freeze"))
     outcome = house.run(house.request(machine={"start": Start.CLONE}))

@@ -21,6 +21,7 @@ from belljar.model import StdinKind
 
 T = TypeVar("T")
 NULL_DEVICE = os.makedev(1, 3)
+LOOK_AGAIN = 0.1  # seconds
 
 
 def classify(descriptor: int) -> StdinKind:
@@ -108,11 +109,15 @@ def wait_for_our_turn(terminal: int) -> None:
     """Return when something was typed for us, or the terminal hung up. What is typed while we are in the background is
     for somebody else; and a payload that does not read must not be stopped because we do."""
     with select.epoll() as typed:
-        typed.register(terminal, select.EPOLLIN | select.EPOLLET)  # each time, for we may be in front by then
+        typed.register(terminal, select.EPOLLIN | select.EPOLLET)
+        look_again: float | None = None
         while True:
-            typed.poll()
-            if is_in_front(terminal):
+            typed.poll(look_again)
+            is_there = bool(select.select([terminal], [], [], 0)[0])
+            if is_there and is_in_front(terminal):
                 return
+            # Nothing tells when we come to the front. Only while something typed waits for its reader do we look.
+            look_again = LOOK_AGAIN if is_there else None
 
 
 def is_in_front(terminal: int) -> bool:

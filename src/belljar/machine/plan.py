@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from belljar.errors import BelljarError, ImpossibleSize, NoMemory, NotPermitted, ShareMissing, TemplateError
+from belljar.errors import BelljarError, BootTimeout, ImpossibleSize, NoMemory, NotPermitted, ShareMissing, TemplateError
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Boot, DomainSpec, Hypervisor, Nic, SharedFolder, Template
 from belljar.image import Image, ImageStore, Overlays
@@ -90,6 +90,8 @@ class Planner:
         """A template made now, by us or by somebody who was before us; or why there is none."""
         try:
             return await self.template(life, image)
+        except BootTimeout:
+            raise  # this was a cold boot already, with all the time there is: a second one would not answer either
         except BelljarError as error:
             return f"no template could be made: {error.message}"
 
