@@ -33,8 +33,14 @@ def main() -> None:
             "plain copy": seconds(["cp", str(data), str(back)]),
         }
     rates = {name: args.mib * 1.048576 / max(value, 1e-6) for name, value in took.items()}
-    table(("stream", "seconds", "MB/s"), [(name, took[name], rate) for name, rate in rates.items()])
-    publish(args, {"benchmark": "stream", "mib": args.mib, "mb_per_second": rates, "base_seconds": base})
+    ratios = {
+        name: rate / rates["plain pipe" if name.startswith("std") else "plain copy"] for name, rate in rates.items()
+    }
+    rows = [(name, took[name], rate, ratios[name]) for name, rate in rates.items()]
+    table(("stream", "seconds", "MB/s", "of plain pipe or copy"), rows)
+    publish(
+        args, {"benchmark": "stream", "mib": args.mib, "mb_per_second": rates, "ratios": ratios, "base_seconds": base}
+    )
 
 
 def piped(source: list[str], middle: list[str], sink: list[str]) -> float:

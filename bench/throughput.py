@@ -42,9 +42,18 @@ class Samples:
         )
 
     def slopes(self) -> dict[str, float]:
-        """Growth per 1000 jobs, by least squares, of each figure."""
-        jobs = [row["jobs"] for row in self.rows]
-        return {name: _slope(jobs, [row[name] for row in self.rows]) * 1000 for name in self.rows[0] if name != "jobs"}
+        """Growth per 1000 jobs, by least squares, of each figure. Only samples taken while jobs ran are compared."""
+        busy = self.rows[1:-1]
+        jobs = [row["jobs"] for row in busy]
+        return (
+            {name: _slope(jobs, [row[name] for row in busy]) * 1000 for name in busy[0] if name != "jobs"}
+            if busy
+            else {}
+        )
+
+    def left_over(self) -> dict[str, float]:
+        """What is there after the last job that was not there before the first."""
+        return {name: self.rows[-1][name] - self.rows[0][name] for name in ("qemu", "files")}
 
 
 def main() -> None:
@@ -90,6 +99,7 @@ def main() -> None:
             ("jobs", args.jobs), ("at a time", args.at_a_time), ("failed", len(failures)), ("seconds", took),
             ("jobs per second", rate), ("times VmBatch's rate", rate / VMBATCH),
             *((f"growth per 1000 jobs: {name}", value) for name, value in samples.slopes().items()),
+            *((f"left over: {name}", value) for name, value in samples.left_over().items()),
         ],
     )  # fmt: skip
     publish(

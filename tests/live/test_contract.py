@@ -127,6 +127,19 @@ def test_the_payload_is_where_who_and_how_its_caller_is(belljar: Belljar, tmp_pa
     assert done.stdout.decode() == f"{place}\n0027\n333\n444\n0\n0\n0\nroot\n"
 
 
+def test_soft_limits_bind_the_payload_and_not_its_machine(belljar: Belljar) -> None:
+    small = {"FSIZE": 4096, "NOFILE": 64, "AS": 1 << 29, "DATA": 1 << 28}
+
+    def limit() -> None:
+        for name, soft in small.items():
+            number = getattr(resource, f"RLIMIT_{name}")
+            resource.setrlimit(number, (soft, resource.getrlimit(number)[1]))
+
+    tell = "ulimit -f; ulimit -n; ulimit -v; ulimit -d; head -c 5000 /dev/zero > /tmp/x; echo $?"
+    done = belljar.run("--", "sh", "-c", tell, preexec_fn=limit)
+    assert done.stdout.split() == [b"8", b"64", b"524288", b"262144", b"153"], done.stderr  # 153: SIGXFSZ
+
+
 def test_another_user_has_name_groups_and_home(belljar: Belljar) -> None:
     done = belljar.run(
         "--user", "54321:54322", "--", "sh", "-c", "id -un; id -u; id -gn; id -g; cd; pwd; touch mine; stat -c %u mine"

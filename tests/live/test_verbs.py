@@ -246,6 +246,20 @@ def test_kill_does_not_ask(belljar: Belljar, tmp_path: Path) -> None:
     assert belljar("kill", id).returncode == 0
 
 
+@pytest.mark.parametrize("verb", ["stop", "kill"])
+def test_a_machine_that_is_suspended_can_be_ended(belljar: Belljar, verb: str) -> None:
+    job = started(belljar, "--name", "job", *WAITS)
+    job.send_signal(signal.SIGTSTP)
+    os.waitid(os.P_PID, job.pid, os.WSTOPPED | os.WNOWAIT)
+    assert belljar.json("show", "job")["state"] == "paused"
+    begin = time.monotonic()
+    assert belljar(verb, "job").returncode == 0
+    assert time.monotonic() - begin < 5
+    ended(job)
+    assert job.returncode == (-signal.SIGTERM if verb == "stop" else -signal.SIGKILL)
+    assert belljar.leftovers() == []
+
+
 def test_a_machine_whose_supervisor_is_killed_can_be_ended_by_name(belljar: Belljar) -> None:
     job = started(belljar, "--name", "job", *WAITS)
     job.kill()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 from typing import TYPE_CHECKING
 
 from belljar.cli.parser import as_duration, as_size
@@ -81,12 +82,20 @@ def run(args: argparse.Namespace, house: House) -> int:
 
     wanted = request.build(args, house.settings)
     report = Report(args.report)
+    widen_limits()
     house.reaper.quick()
     if wanted.machine.image == house.settings.image.default:
         house.images.ensure_default()
     outcome = attend(house, wanted)
     report.write(outcome)
     return leave(outcome)
+
+
+def widen_limits() -> None:
+    """The caller's soft limits are the payload's, inside. We and QEMU, with its large files, take what we may have."""
+    for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_DATA, resource.RLIMIT_AS):
+        _, hard = resource.getrlimit(limit)
+        resource.setrlimit(limit, (hard, hard))
 
 
 def leave(outcome: Outcome) -> int:

@@ -9,6 +9,7 @@ from belljar.cli.parser import add_machine, as_duration
 
 if TYPE_CHECKING:
     from belljar.assembly import House
+    from belljar.machine import MachineView
 
 HELP = "End a machine: TERM to its payload, and after the grace the machine itself. Returns when it is gone."
 
@@ -36,6 +37,8 @@ def end(house: House, reference: str, question: dict[str, object]) -> int:
     view = house.machines.find(reference)
     if view.ended:
         return 0
+    if view.alive:
+        let_go_on(view)
     try:
         with control.connect(view.folder) as connection:
             control.ask(connection, str(question.pop("do")), **question)
@@ -46,3 +49,19 @@ def end(house: House, reference: str, question: dict[str, object]) -> int:
         return 0
     wait_for_end(view.folder, None)
     return 0
+
+
+def let_go_on(view: MachineView) -> None:
+    """A supervisor that was suspended (Ctrl-Z, a batch system) hears nothing: continue it, so that it can end."""
+    import os
+    import signal
+    from contextlib import suppress
+
+    from belljar.host.processes import is_stopped
+    from belljar.journal import read
+
+    for event in read(view.folder)[:1]:
+        pid = event.get("pid")  # of whoever holds the machine's lock
+        if event["event"] == "claim" and isinstance(pid, int) and pid > 1 and is_stopped(pid):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGCONT)

@@ -197,6 +197,6 @@ def sink_error(index: int, error: OSError) -> HostError:
         with no_space_as_error(Path(f"the payload's {name}")):
             raise error
     except NoSpace as exc:
-        return exc
+        return NoSpace(exc.message, hint="Free space where it is written to, or send it elsewhere.")
     except (OSError, HostError):
         return HostError(f"the payload's {name} cannot be written: {error.strerror or error}")

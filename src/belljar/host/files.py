@@ -140,12 +140,16 @@ def check_ours(path: Path) -> None:
 
 @contextmanager
 def no_space_as_error(path: Path) -> Iterator[None]:
-    """Turn ENOSPC, EDQUOT and EROFS into belljar's own words."""
+    """Turn ENOSPC, EDQUOT, EFBIG and EROFS into belljar's own words."""
     try:
         yield
     except OSError as exc:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpace(f"{path}: {os.strerror(exc.errno)}") from exc
+        if exc.errno == errno.EFBIG:
+            raise NoSpace(
+                f"{path}: {os.strerror(exc.errno)}", hint="Raise the limit on the size of files (`ulimit -f`)."
+            ) from exc
         if exc.errno == errno.EROFS:
             raise HostError(
                 f"{path}: {os.strerror(exc.errno)}", hint="Set `paths.*` to a folder that can be written to."

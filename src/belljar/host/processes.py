@@ -29,6 +29,15 @@ def start_time(pid: int) -> int | None:
     return int(text[text.rindex(b")") + 2 :].split()[19])
 
 
+def is_stopped(pid: int) -> bool:
+    """Does it stand still since a SIGSTOP or its like?"""
+    try:
+        text = (PROC / str(pid) / "stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return text[text.rindex(b")") + 2 :][:1] == b"T"
+
+
 def command_line(pid: int) -> list[bytes]:
     """argv of a process; empty when it is gone, is a zombie, or is hidden from us."""
     try:

@@ -5,7 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from belljar.errors import BelljarError, BootTimeout, ImpossibleSize, NoMemory, NotPermitted, ShareMissing, TemplateError
+from belljar.errors import (
+    BelljarError,
+    BootTimeout,
+    ImpossibleSize,
+    NoMemory,
+    NotPermitted,
+    ShareMissing,
+    TemplateError,
+)
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Boot, DomainSpec, Hypervisor, Nic, SharedFolder, Template
 from belljar.image import Image, ImageStore, Overlays

@@ -59,3 +59,16 @@ def test_a_process_that_is_becoming_another_program_is_not_taken_for_gone() -> N
         finally:
             child.kill()
             child.wait()
+
+
+def test_a_process_that_stands_still_is_told_from_one_that_runs() -> None:
+    process = subprocess.Popen(["sleep", "1000"])
+    try:
+        assert not processes.is_stopped(process.pid)
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        assert processes.is_stopped(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+    assert not processes.is_stopped(process.pid)

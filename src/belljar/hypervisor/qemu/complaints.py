@@ -24,6 +24,7 @@ from belljar.errors import (
 )
 
 COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
+    (r"jit buffer", NoMemory, "Raise the limit on address space (`ulimit -v`)."),
     (r"[Cc]annot allocate memory|failed to allocate memory|out of memory|allocate .* bytes of guest RAM", NoMemory, None),
     (r"could not allocate dynamic translator buffer|Unable to allocate", NoMemory, "Raise the limit on address space (`ulimit -v`)."),
     (r"error while loading shared libraries.*(failed to map|cannot allocate)", NoMemory, "Raise the limit on address space (`ulimit -v`)."),

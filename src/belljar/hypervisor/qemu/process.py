@@ -149,7 +149,9 @@ def spawn(argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
         raise CommandMissing(f"{argv[0]}: no such program on this host") from exc
     except OSError as exc:
         kind = NoMemory if exc.errno in (errno.ENOMEM, errno.EAGAIN) else HostError
-        raise kind(f"{argv[0]}: cannot be started: {exc.strerror}") from exc
+        # Too many descriptors are EBADF here: the child cannot have the numbers it is to inherit.
+        hint = "Raise the limit on open files (`ulimit -n`)." if exc.errno in (errno.EBADF, errno.EMFILE) else None
+        raise kind(f"{argv[0]}: cannot be started: {exc.strerror}", hint=hint) from exc
 
 
 @contextmanager
