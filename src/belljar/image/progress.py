@@ -74,6 +74,10 @@ def shown() -> Iterator[Progress]:
         def render(self, task: Any) -> Any:
             return super().render(task) if task.total else ""
 
+    console = Console(stderr=True)
+    if console.is_dumb_terminal:  # it cannot go back in a line
+        yield Lines()
+        return
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -81,5 +85,5 @@ def shown() -> Iterator[Progress]:
         Bytes(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    with Progress(*columns, console=console, transient=True) as bars:
         yield Screen(bars)

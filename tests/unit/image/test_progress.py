@@ -26,11 +26,21 @@ def test_a_log_gets_one_line_for_each_step(capsys: pytest.CaptureFixture[str]) -
 def test_a_person_sees_the_present_step_and_its_amount(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
     with progress.shown() as shown:
         shown.step("Downloading [x]")
         shown.amount(512, 1024)
         shown.step("Unpacking [red]")
     assert "Unpacking [red]" in terminal.getvalue()
+
+
+def test_a_terminal_that_cannot_go_back_gets_one_line_for_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "dumb")
+    with progress.shown() as shown:
+        shown.step("first")
+    assert terminal.getvalue() == "belljar: first\n"
 
 
 def test_nobody_is_told_where_stderr_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
