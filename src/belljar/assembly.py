@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from functools import cached_property
 from pathlib import Path
@@ -34,6 +35,7 @@ class House:
     def __init__(self, config_file: str | None = None, *, verbose: bool = False) -> None:
         self.config_file = Path(config_file) if config_file is not None else None
         self.verbose = verbose
+        self._begin = time.monotonic()
 
     @cached_property
     def settings(self) -> config.Settings:
@@ -124,7 +126,9 @@ class House:
         ]
 
     def _point(self, name: str) -> None:
-        """A named point of a machine's life. Tests set `testing.abort_at` to die there as by an accident."""
+        """A named point of a machine's life: told with `-v`. Tests set `testing.abort_at` to die there as by an accident."""
+        if self.verbose:
+            print(f"belljar: {time.monotonic() - self._begin:8.3f} s  {name}", file=sys.stderr)
         if name == self.settings.testing.abort_at:
             os.kill(os.getpid(), signal.SIGKILL)
 

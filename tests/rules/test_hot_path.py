@@ -1,5 +1,6 @@
 """What `belljar run` imports before its machine starts: each module costs every job."""
 
+import os
 import subprocess
 import sys
 
@@ -16,7 +17,8 @@ BROUGHT_BY_ASYNCIO = {"subprocess"}
 def loaded_by(code: str) -> set[str]:
     """Names in sys.modules after *code*, in a Python as bare as the installed launcher's."""
     script = f"import sys; sys.path[:] = {sys.path!r}\n{code}\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-IS", "-c", script], capture_output=True, text=True, timeout=60)
+    env = {name: value for name, value in os.environ.items() if not name.startswith("BELLJAR_")}
+    done = subprocess.run([sys.executable, "-IS", "-c", script], capture_output=True, text=True, timeout=60, env=env)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.split())
 

@@ -54,7 +54,7 @@ def payload(args: argparse.Namespace, account: Account) -> Payload:
     if args.tty and not os.isatty(0):
         raise BadOption("--tty: standard input is not a terminal", hint="Leave --tty out where no person sits.")
     return Payload(
-        argv=argv, script=script, account=account, cwd=os.fsencode(working_directory(args.cwd)), env=environment(args, account),
+        argv=argv, script=script, account=account, cwd=working_directory(args.cwd, account), env=environment(args, account),
         umask=_umask(), rlimits=rlimits(), terminal=args.tty, stdin=stdin, stdout=stdout, stderr=stderr,
         inputs=tuple(_input(text) for text in args.inputs), outputs=tuple(_output(text) for text in args.outputs),
     )  # fmt: skip
@@ -206,16 +206,18 @@ def _env_file(path: str) -> dict[bytes, bytes]:
     return found
 
 
-def working_directory(wanted: str | None) -> str:
-    """The path the payload starts in; the caller's own when none is named."""
+def working_directory(wanted: str | None, account: Account) -> bytes | None:
+    """The path the payload starts in: the caller's own when none is named; None, its home, for somebody else."""
     if wanted is not None:
         if not wanted.startswith("/"):
             raise BadOption(f"--cwd {wanted}: not an absolute path")
-        return wanted
+        return os.fsencode(wanted)
+    if account.uid != os.geteuid():
+        return None  # the caller's folder may be one that the other user cannot enter
     try:
-        return os.getcwd()
+        return os.getcwdb()
     except FileNotFoundError:
-        return "/"
+        return b"/"
 
 
 def kind(number: int) -> StdinKind:

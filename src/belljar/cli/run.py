@@ -62,7 +62,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     payload.add_argument("--inherit-env", action="store_true", help="pass the caller's whole environment")
     payload.add_argument(
-        "--cwd", metavar="PATH", help="working directory in the guest (default: the caller's path; made when missing)"
+        "--cwd",
+        metavar="PATH",
+        help="working directory in the guest (default: the caller's path, or the home of another --user; made when missing)",
     )
     payload.add_argument("--user", metavar="NAME|UID[:GID]", help="who the payload is (default: the caller)")
     payload.add_argument("-t", "--tty", action="store_true", help="give the payload a terminal")

@@ -26,7 +26,7 @@ from belljar.image import Overlays
 from belljar.journal import Ledger
 from belljar.machine import CONSOLE_LOG, CONTROL, LOCK, QEMU_LOG
 from belljar.machine.life import Life
-from belljar.model import State, to_json
+from belljar.model import Cause, State, to_json
 
 TAIL = 1 << 16
 
@@ -40,7 +40,14 @@ async def read(events: AsyncIterator[DomainEvent], life: Life) -> BelljarError:
 
 
 def explain(event: DomainEvent, life: Life) -> BelljarError:
-    """The error an event amounts to."""
+    """The error an event amounts to. What breaks before there is a payload failed to boot; afterwards it is lost."""
+    error = _error_of(event, life)
+    if error.cause in (Cause.BOOT_FAILED, Cause.GUEST_LOST):
+        error.cause = Cause.GUEST_LOST if life.payload_started else Cause.BOOT_FAILED
+    return error
+
+
+def _error_of(event: DomainEvent, life: Life) -> BelljarError:
     match event.kind:
         case EventKind.PANICKED:
             return GuestPanicked(f"the guest's kernel crashed{_last_line(life, CONSOLE_LOG, ': ')}")

@@ -64,6 +64,12 @@ def test_the_payload_is_the_caller_in_the_callers_place(
     assert dict((name, (soft, hard)) for name, soft, hard in payload.rlimits)["NOFILE"] is not None
 
 
+def test_somebody_else_begins_at_home_unless_told_otherwise(build: Build) -> None:
+    words = ("--user", "54321:54322")
+    assert build(*words, "--", "true").payload.cwd is None  # type: ignore[union-attr]
+    assert build(*words, "--cwd", "/srv", "--", "true").payload.cwd == b"/srv"  # type: ignore[union-attr]
+
+
 def test_the_umask_is_read_without_changing_it(build: Build) -> None:
     before = os.umask(0o027)
     try:
