@@ -12,6 +12,7 @@ from tests.stories.conftest import ALL_STATES, House
 
 from belljar.errors import BelljarError, DomainDied, ImageCorrupt, NoSpace, QmpTimeout, TemplateError
 from belljar.guest.fake import Script
+from belljar.host.locks import try_lock
 from belljar.hypervisor import EventKind
 from belljar.machine.orders import Kill, Signal, Stop
 from belljar.model import Cause, OutcomeClass, Share, Start, Transfer
@@ -84,6 +85,17 @@ def test_a_template_that_cannot_be_made_costs_the_user_nothing_but_time(house: H
     getattr(house.hypervisor.faults, fault).append(NoSpace("no room for it"))
     outcome = house.run()
     assert (outcome.exit_code, outcome.start) == (0, "cold") and "no room for it" in outcome.start_reason
+
+
+def test_somebody_who_makes_the_template_for_ever_is_not_waited_for_for_ever(house: House) -> None:
+    house.run()
+    (template,) = house.hypervisor.templates()
+    house.hypervisor.remove_template(template.key)
+    held = try_lock(house.hypervisor.folder / f"{template.key}.lock")
+    assert held is not None
+    outcome = house.run(house.request(id="0123456789ac"))
+    held.release()
+    assert (outcome.exit_code, outcome.start) == (0, "cold") and "another process" in outcome.start_reason
 
 
 def test_an_image_whose_agent_never_answers_is_waited_for_once(house: House) -> None:

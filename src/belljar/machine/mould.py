@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from belljar.errors import HypervisorError, TemplateError
+from belljar.errors import HypervisorError, LockTimeout, TemplateError
 from belljar.guest import Guest
 from belljar.host.locks import Lock, locked
 from belljar.host.threads import in_thread
@@ -39,15 +39,25 @@ class Mould:
             lock.release()
 
     async def _lock(self, spec: DomainSpec) -> Lock:
-        """Wait until nobody else makes this template."""
-        path = self._hypervisor.template_lock(spec)
+        """Wait until nobody else makes this template. Whoever gives up waiting does not get the lock later either."""
+        path, given_up = self._hypervisor.template_lock(spec), False
 
-        def take() -> Lock:
+        def take() -> Lock | None:
             with locked(path, timeout=self._timeout, what="make a template") as lock:
+                if given_up:
+                    return None
                 held, lock.descriptor = Lock(path, lock.descriptor), -1
             return held
 
-        return await in_thread(take)
+        try:
+            async with asyncio.timeout(self._timeout):
+                taken = await in_thread(take)
+        except TimeoutError as exc:
+            raise LockTimeout(f"another process makes this template for more than {self._timeout:g} s") from exc
+        finally:
+            given_up = True
+        assert taken is not None
+        return taken
 
     async def _cast(self, spec: DomainSpec, account: Account | None) -> Template:
         domain = self._hypervisor.start_template(spec)
