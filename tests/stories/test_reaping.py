@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from tests.stories.conftest import House
 
+from belljar.host.locks import is_locked
 from belljar.machine import recover
+from belljar.machine.fates import retire
 from belljar.machine.life import Life, claim
-from belljar.machine.recover import prune
+from belljar.machine.recover import Undone, prune
 
 
 def orphan(house: House, id: str = "0123456789ab") -> Life:
@@ -36,6 +42,41 @@ def test_one_pass_leaves_nothing_but_the_record(house: House) -> None:
     assert outcome["reason"] == "belljar was killed while the machine was requested"
     assert (outcome["cause"], outcome["name"]) == ("node-fault", "mine")
     assert house.reaper.quick() == []
+
+
+def test_whoever_looks_while_a_machine_is_made_neither_hinders_nor_takes_it(house: House) -> None:
+    orphan(house)
+    house.reaper.quick()
+    over, undone = threading.Event(), list[Undone]()
+
+    def look() -> None:
+        while not over.is_set():
+            undone.extend(house.reaper.quick())
+
+    looking = [threading.Thread(target=look) for _ in range(3)]
+    for thread in looking:
+        thread.start()
+    try:
+        for number in range(300):
+            life = claim(house.request(id=f"{number:012x}"), house.folders, lambda point: None)
+            assert life.folder.exists() and is_locked(life.folder / "lock")
+            retire(life.folder, house.folders.ended(life.request.id))
+            life.release()
+    finally:
+        over.set()
+        for thread in looking:
+            thread.join(30)
+    assert undone == []
+
+
+def test_two_reapers_at_once_finish_a_machine_once(house: House) -> None:
+    for _ in range(30):
+        orphan(house)
+        shutil.rmtree(house.folders.ended("0123456789ab"), ignore_errors=True)
+        with ThreadPoolExecutor(2) as reapers:
+            found = [item for items in reapers.map(lambda _: house.reaper.quick(), range(2)) for item in items]
+        assert house.leftovers() == []
+        assert [item.what for item in found].count("machine") == 1
 
 
 def test_a_living_machine_is_left_alone(house: House) -> None:
@@ -139,3 +180,27 @@ def test_machines_are_found_by_id_prefix_and_name(house: House) -> None:
             house.machines.find(reference)
     with pytest.raises(AmbiguousMachine, match="aaaa00000000"):
         house.machines.find("aaa")
+
+
+def test_a_record_that_lies_on_another_disk_is_copied_and_the_folder_goes(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = os.rename
+
+    def across(source: object, target: object) -> None:
+        if str(house.folders.logs) in str(target) and str(house.folders.logs) not in str(source):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        rename(source, target)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "rename", across)
+    assert house.run(house.request()).exit_code == 0
+    assert house.leftovers() == [] and house.saved_outcome()["exit_code"] == 0
+    assert sorted(os.listdir(house.folders.run)) == ["gate", "identities", "machines"]
+    assert "lock" not in os.listdir(house.folders.ended("0123456789ab"))
+
+
+def test_a_folder_that_was_on_its_way_out_is_removed(house: House) -> None:
+    house.run()
+    (house.folders.run / ".retired-0123456789ab").mkdir()
+    assert {item.what for item in house.reaper.full()} == {"stray file"}
+    assert sorted(os.listdir(house.folders.run)) == ["gate", "identities", "machines"]

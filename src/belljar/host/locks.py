@@ -106,12 +106,15 @@ def _wait(path: Path, timeout: float, what: str, shared: bool) -> Lock:
 
 def _wait_in_thread(path: Path, deadline: float, what: str, shared: bool) -> Lock:
     """In a thread no signal can break the wait; the thread itself is what the caller's deadline abandons."""
-    descriptor = _open(path, shared)
-    fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-    if time.monotonic() > deadline:
-        os.close(descriptor)
-        raise LockTimeout(f"{path}: held by another process for too long while waiting to {what}")
-    return Lock(path, descriptor)
+    while True:
+        descriptor = _open(path, shared)
+        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        if time.monotonic() > deadline:
+            os.close(descriptor)
+            raise LockTimeout(f"{path}: held by another process for too long while waiting to {what}")
+        if _still_there(path, descriptor):
+            return Lock(path, descriptor)
+        os.close(descriptor)  # its holder took the file away
 
 
 def _open(path: Path, shared: bool) -> int:

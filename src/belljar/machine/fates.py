@@ -29,6 +29,7 @@ from belljar.machine.life import Life
 from belljar.model import Cause, State, to_json
 
 TAIL = 1 << 16
+RETIRED = ".retired-"  # the folder of a machine whose record was copied already
 
 
 async def read(events: AsyncIterator[DomainEvent], life: Life) -> BelljarError:
@@ -110,17 +111,21 @@ def put_away(life: Life, overlays: Overlays, usage: tuple[float, float, int]) ->
 
 
 def retire(source: Path, target: Path) -> None:
-    """Move a machine's folder to the ended ones, across file systems too. The lock file does not come along."""
-    with suppress(FileNotFoundError):
-        os.unlink(source / LOCK)
+    """Move a machine's folder to the ended ones, across file systems too. It leaves with its lock held and in it, for a
+    folder without a lock is a dead machine to whoever looks."""
     try:
         os.rename(source, target)
     except OSError:
         import shutil
 
+        gone = source.parent.parent / f"{RETIRED}{source.name}"
         with suppress(OSError):
             shutil.copytree(source, target, dirs_exist_ok=True)
-        remove_tree(source)
+        with suppress(FileNotFoundError):
+            os.rename(source, gone)
+        remove_tree(gone)
+    with suppress(OSError):
+        os.unlink(target / LOCK)
 
 
 def forget_identity(life: Life) -> None:

@@ -22,6 +22,7 @@ from belljar.machine.states import CLASSES, check_move, class_of_error
 from belljar.model import Cause, Outcome, OutcomeClass, Request, State, Usage, dumps, to_json
 
 GATE_TIMEOUT = 30.0
+UNNAMED_LOCK = f".{LOCK}"
 HINTS = {  # for a payload that could not be started; the reason says what was wrong
     "not-found": "Name a program the guest has; a script of yours is copied in when it stands without `--` before it.",
     "not-executable": "Check its mode and its first line: the interpreter named there must be in the guest.",
@@ -130,12 +131,14 @@ def claim(request: Request, folders: Folders, point: Callable[[str], None]) -> L
     for folder in (folders.machines, folders.identities, folders.scratch, folders.logs):
         private_folder(folder, mode=0o711 if folder is folders.scratch else 0o700)
     folder = folders.machine(request.id)
-    # The gate is shared by those who claim and taken alone by a reaper: it never sees a folder without its lock.
+    # The lock gets its name when it is held already, and a reaper that meets a folder without one waits at the gate,
+    # which those who claim share and a reaper takes alone: nobody ever sees a free lock of a living machine.
     with locked(gate(folders), timeout=GATE_TIMEOUT, what="begin a machine", shared=True), no_space_as_error(folder):
         os.mkdir(folder, 0o700)
-        lock = try_lock(folder / LOCK)
-    if lock is None:
-        raise LockTimeout(f"{folder}: locked by another process from its first moment on")
+        lock = try_lock(folder / UNNAMED_LOCK)
+        if lock is None:
+            raise LockTimeout(f"{folder}: locked by another process from its first moment on")
+        os.rename(folder / UNNAMED_LOCK, folder / LOCK)
     try:
         record = Record(folder)
         record.write("claim", id=request.id, pid=os.getpid(), boot=boot_id(), requester=request.requester)

@@ -9,21 +9,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, LockTimeout
 from belljar.host.files import check_ours, read_json, remove_tree, write_whole
-from belljar.host.locks import is_locked, locked, try_lock
+from belljar.host.locks import is_locked, locked
 from belljar.host.processes import boot_id
 from belljar.hypervisor import Hypervisor
 from belljar.journal import Event, Ledger, read
 from belljar.machine import LOCK, OUTCOME, REQUEST, Folders
-from belljar.machine.fates import retire
+from belljar.machine.fates import RETIRED, retire
 from belljar.machine.life import GATE_TIMEOUT, gate
 from belljar.machine.states import CLASSES
 from belljar.model import Cause, MachineId, Outcome, OutcomeClass, State, dumps, to_json
+
+LOCK_PATIENCE = 10.0  # seconds for another reaper to be done
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,14 @@ class Reaper:
         return found + [Undone("", "stray file", str(path)) for path in self._strays()]
 
     def _finish(self, id: MachineId) -> Iterator[Undone]:
-        """Undo one machine. Nothing to do when its lock is taken: its supervisor lives, or another reaper is at it."""
+        """Undo one machine. Nothing to do when its lock stays taken: its supervisor lives after all. Whoever only looks
+        at the lock has it for a moment, and another reaper until it is done: both are waited for."""
         folder = self._folders.machine(id)
-        try:
-            lock = try_lock(folder / LOCK)
-        except (FileNotFoundError, NotADirectoryError):
-            return  # another reaper was quicker
-        if lock is None:
-            return
-        try:
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked(folder / LOCK, timeout=LOCK_PATIENCE, what="finish a dead machine"))
+            except (FileNotFoundError, NotADirectoryError, LockTimeout):
+                return
             events = read(folder)
             self._hypervisor.discard(id)
             yield Undone(id, "domain")
@@ -83,8 +84,6 @@ class Reaper:
             self._conclude(folder, id, events)
             retire(folder, self._folders.ended(id))
             yield Undone(id, "machine", str(folder))
-        finally:
-            lock.release()
 
     def _unmake(self, id: MachineId, event: Event) -> Iterator[Undone]:
         if event["event"] != "make" or not isinstance(event.get("path"), str):
@@ -124,12 +123,13 @@ class Reaper:
 
     def _stray_files(self) -> Iterator[Undone]:
         for path in self._strays():
-            path.unlink(missing_ok=True)
+            remove_tree(path) if path.is_dir() else path.unlink(missing_ok=True)
             yield Undone(path.stem, "stray file", str(path))
 
     def _strays(self) -> Iterator[Path]:
         """Overlays whose machine is gone (after a reboot that emptied `run`), identities when nothing lives."""
         live = set(_names(self._folders.machines))
+        yield from (self._folders.run / name for name in _names(self._folders.run) if name.startswith(RETIRED))
         for name in _names(self._folders.scratch):
             if name.endswith(".qcow2") and name.removesuffix(".qcow2") not in live:
                 yield self._folders.scratch / name
