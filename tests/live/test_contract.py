@@ -102,7 +102,18 @@ def test_a_reader_that_goes_away_ends_the_payload_by_sigpipe(belljar: Belljar) -
 
 
 def test_words_and_variables_arrive_to_the_byte(belljar: Belljar) -> None:
-    words = [b"new\nline", b"'\"`$(id)\\", b"\x80\xfe\xff", b"", b" ", b"-x", "ü€".encode()]
+    words = [
+        b"new\nline",
+        b"'\"`$(id)\\",
+        b"\x80\xfe\xff",
+        b"\xffBELLJAR",
+        b"\xff\x01",
+        b"\xff",
+        b"",
+        b" ",
+        b"-x",
+        "ü€".encode(),
+    ]
     done = belljar.run("--env", "ODD=a\n'\"\udc80", "--", "sh", "-c", 'printf "%s\\0" "$@" "$ODD"', "sh", *words)
     assert done.stdout.split(b"\0")[:-1] == [*words, b"a\n'\"\x80"]
 

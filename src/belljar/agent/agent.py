@@ -7,9 +7,9 @@ code from here, so both ends speak by the same words. What is asked, and when, i
 THE WIRE. One duplex byte channel without connections. The host begins a conversation with PAD and a GREETING: the 8
 bytes of MAGIC, a nonce of 16 bytes, and the nonce again. The agent answers the same 40 bytes, then a HELLO frame. What
 comes before a greeting is discarded by both sides. A new greeting ends the old conversation (its payloads are killed)
-and begins the next; a hang-up of the channel ends it too. MAGIC occurs nowhere else on the way to the agent (DATA is
-split where it would, see `portions`), so a greeting is seen even in the middle of a frame that an earlier host did not
-finish; PAD is there for the case that a few bytes of it were missing.
+and begins the next; a hang-up of the channel ends it too. MAGIC occurs nowhere else on the way to the agent (in a call
+each byte 255 is followed by a 1, see `stuffed`; DATA is split where it would, see `portions`), so a greeting is seen even
+in the middle of a frame that an earlier host did not finish; PAD is there for the case that a few bytes of it were missing.
 
     frame   type u8, flags u8 (0), id u32, size u32 (big endian), then `size` bytes
     id      a call, process or stream, numbered by the host. Streams of process n: 4n stdin, 4n+1 stdout, 4n+2 stderr,
@@ -91,6 +91,15 @@ class WireError(ValueError):
 def greeting(nonce: bytes) -> bytes:
     """The bytes that begin a conversation, and the same that answer it."""
     return MAGIC + nonce + nonce
+
+
+def stuffed(body: bytes) -> bytes:
+    """The words of a call as they travel to the agent: MAGIC cannot be among them, whatever they hold."""
+    return body.replace(b"\xff", b"\xff\1")
+
+
+def unstuffed(body: bytes) -> bytes:
+    return body.replace(b"\xff\1", b"\xff")
 
 
 def portions(data: bytes) -> "Iterator[bytes]":
@@ -2359,7 +2368,7 @@ class Agent:
             process.refuse("failed", "cannot store the script: %s" % exc.strerror)
 
     def _call(self, number: int, body: bytes) -> None:
-        words = Words(body.split(b"\0"))
+        words = Words(unstuffed(body).split(b"\0"))
         name = words.next()
         try:
             if not 0 < number < 1 << 30:

@@ -18,7 +18,6 @@ from belljar.agent.agent import (
     EXIT,
     GREETING,
     HELLO,
-    MAGIC,
     MAX_CALL,
     PAD,
     PING,
@@ -31,6 +30,7 @@ from belljar.agent.agent import (
     frame,
     greeting,
     join,
+    stuffed,
 )  # fmt: skip
 from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused
 from belljar.guest import Hello, Identity, IdentityProof, Settings, Streams
@@ -311,9 +311,7 @@ def request(number: int, name: bytes, *words: bytes) -> bytes:
     body = join(name, *words)
     if body.count(b"\0") != len(words):
         raise GuestRefused("a NUL byte in a name, an argument or the environment")
-    if MAGIC in body:
-        raise GuestRefused(f"the bytes {MAGIC!r} in an argument or the environment, which only belljar itself may send")
-    return frame(CALL, number, body)
+    return frame(CALL, number, stuffed(body))
 
 
 def order_of(payload: Payload, streams: Streams) -> list[bytes]:

@@ -218,3 +218,15 @@ def test_a_list_that_is_not_there_is_an_error_and_not_a_cost(words: list[bytes])
 
 def test_the_agent_says_which_belljar_it_came_with() -> None:
     assert belljar.__version__ == agent.VERSION
+
+
+@given(
+    st.lists(
+        st.one_of(st.sampled_from([b"\xff", b"\1", b"\xff\1", MAGIC, MAGIC[1:], b""]), st.binary(max_size=20)),
+        max_size=9,
+    )
+)
+def test_a_call_may_say_anything_and_never_holds_a_greeting(parts: list[bytes]) -> None:
+    body = b"".join(parts)
+    assert MAGIC not in agent.stuffed(body)
+    assert agent.unstuffed(agent.stuffed(body)) == body
