@@ -7,6 +7,8 @@
     │   ├── UnreadableScript · ShareMissing · InputMissing · OutputMissing · OutputUnwritable
     │   ├── ImpossibleSize      memory, cpus or disk this host or image can never give
     │   ├── NoSuchMachine · AmbiguousMachine · MachineBusy
+    │   ├── NotInAJob · ImageNotAllowed · OverLimit · DirectoryTooLarge      of a batch job
+    │   ├── NotOurs             a file of the site's where one of ours is to be
     │   └── NotPermitted        somebody else's machine, store or template
     ├── ImageError              the image cannot be used               -> cause IMAGE_FAULT
     │   ├── ImageUnknown · ImageInUse · ImageMismatch · ImageCorrupt · ImageTooLarge
@@ -135,6 +137,36 @@ class MachineBusy(UsageError):
     """The machine is not in a state in which this can be done."""
 
     hint = "`belljar show ID` tells the machine's state."
+
+
+class NotInAJob(UsageError):
+    """`belljar wrap` was called where no batch system started it."""
+
+    hint = "The batch system calls this; to run something by hand, use `belljar run`."
+
+
+class ImageNotAllowed(UsageError):
+    """The site does not let this user or queue have that image."""
+
+    hint = "Ask for another image, or ask your site for this one."
+
+
+class OverLimit(UsageError):
+    """A batch job asks for more than the site gives to one machine, or for less than a machine needs."""
+
+    hint = "Change what the job asks for, or use another queue."
+
+
+class DirectoryTooLarge(UsageError):
+    """The working directory is on no shared folder, and too large to be copied into the machine."""
+
+    hint = "Submit from a shared folder (your home), or clean the folder up."
+
+
+class NotOurs(UsageError):
+    """A file of somebody else's stands where one of ours is to be."""
+
+    hint = "Move it away, or merge what `belljar batch install --print` shows into it by hand."
 
 
 class NotPermitted(UsageError):

@@ -91,6 +91,18 @@ class Transfer:
 
     outside: str
     inside: str
+    skip: tuple[str, ...] = ()  # paths below it, relative, that are left where they are
+    changed_only: bool = False  # on the way out: no file that is as it was when the payload started
+
+
+@dataclass(frozen=True)
+class PlainFile:
+    """A small file the guest is to have before the payload starts; its folders are made where they are missing."""
+
+    path: bytes  # absolute
+    data: bytes | None  # None: a folder
+    mode: int = 0o644
+    is_users: bool = True  # it belongs to the payload's user; else to root
 
 
 @dataclass(frozen=True)
@@ -109,7 +121,7 @@ class Account:
 @dataclass(frozen=True)
 class Payload:
     """What runs inside. Either `argv` names a program of the guest, or `script` is copied in and run by its `#!` line
-    with `argv[0]` as its name."""
+    with `argv[0]` as its name. With `program`, that is what is executed, and `argv[0]` is just what it is told to be."""
 
     argv: tuple[bytes, ...]
     account: Account
@@ -124,6 +136,8 @@ class Payload:
     stderr: StdinKind = StdinKind.STREAM
     inputs: tuple[Transfer, ...] = ()
     outputs: tuple[Transfer, ...] = ()
+    program: bytes | None = None
+    files: tuple[PlainFile, ...] = ()  # together at most some MiB
 
 
 @dataclass(frozen=True)
@@ -152,6 +166,10 @@ class Request:
     timeout: float | None = None  # seconds the payload may run
     grace: float = 10.0  # seconds between TERM and the end of the machine
     keep: bool = False  # leave the machine's folder for inspection
+    wall_limit: float | None = None  # seconds from `created`; enforced by whoever told it, and passed on to the guest
+    labels: tuple[tuple[str, str], ...] = ()  # what else is known of the job: ("queue", "night"), ...
+    collect: tuple[str, ...] = ()  # files and folders of the guest that are kept with the machine's records
+    collect_limit: int = 64 * MIB  # bytes of that archive; more is cut off
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ in the middle of a frame that an earlier host did not finish; PAD is there for t
     id      a call, process or stream, numbered by the host. Streams of process n: 4n stdin, 4n+1 stdout, 4n+2 stderr,
             4n+3 its script
     words   byte strings without NUL, joined by NUL; numbers in decimal; a list begins with its length
-    to the agent    CALL (words: name, arguments)  SIGNAL (u8)  RESIZE (rows u16, columns u16)  PING (8 bytes)
+    to the agent    CALL (words: name, arguments)  SIGNAL (u8, + 128: to the leader alone, not to its group)  RESIZE (rows u16, columns u16)  PING (8 bytes)
     to the host     HELLO (words)  REPLY (words)  ERROR (words: kind, message; id 0 ends the conversation)
                     EXIT (END, then words: error, message; after the process's last DATA)  PONG (8 bytes)
     both ways       DATA (at most 64 KiB)  EOF  CREDIT (u32: so many bytes were consumed)  RESET (nobody reads on)
@@ -43,7 +43,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     from collections import deque
-    from typing import Any, Callable, Iterator, NoReturn
+    from typing import Any, Callable, Iterable, Iterator, NoReturn
 else:  # what is below the library's modules of these names, and much quicker to import
     import _signal as signal
     from _collections import deque
@@ -79,6 +79,10 @@ EXACT = (EOF, CREDIT, RESET, SIGNAL, RESIZE, PING, PONG)  # bodies that have one
 
 STDIN, STDOUT, STDERR, SCRIPT = range(4)
 NOT_FOUND, NOT_EXECUTABLE, FAILED = 127, 126, 125
+
+
+COARSE_CLOCK = 5  # CLOCK_REALTIME_COARSE, by which file systems stamp
+LEADER = 0x80  # in a SIGNAL: for the payload's first process alone
 
 
 # -- the wire, for both sides ------------------------------------------------------------------------------------------
@@ -125,6 +129,16 @@ def credit(number: int, amount: int) -> bytes:
 
 def join(*words: bytes) -> bytes:
     return b"\0".join(words)
+
+
+def without_nul(data: bytes) -> bytes:
+    """A file's content as a word of a call, which has no NUL."""
+    return data.replace(b"\1", b"\1\2").replace(b"\0", b"\1\1")
+
+
+def with_nul(word: bytes) -> bytes:
+    """The content again. Each byte 1 begins a pair, so what is found from the left is always one."""
+    return word.replace(b"\1\1", b"\0").replace(b"\1\2", b"\1")
 
 
 class Words:
@@ -317,16 +331,21 @@ def shown(path: bytes) -> str:
     return path.decode("utf-8", "backslashreplace")
 
 
-def pack(source: bytes, write: "Callable[[bytes], object]") -> "list[bytes]":
-    """Write the file or folder as a tar stream. Returns the special files that were left out."""
-    return Packer(write).pack(source)
+def pack(
+    source: bytes, write: "Callable[[bytes], object]", skip: "Iterable[bytes]" = (), since: int = 0
+) -> "list[bytes]":
+    """Write the file or folder as a tar stream, without the paths of *skip* (below it, relative) and without files that
+    did not change since that moment (nanoseconds). Returns the special files that were left out."""
+    return Packer(write, skip, since).pack(source)
 
 
 class Packer:
-    def __init__(self, write: "Callable[[bytes], object]") -> None:
+    def __init__(self, write: "Callable[[bytes], object]", skip: "Iterable[bytes]" = (), since: int = 0) -> None:
         import tarfile
 
         self.tarfile, self.write = tarfile, write
+        self.skip = {ROOT + "/" + path.decode("utf-8", "surrogateescape") for path in skip}
+        self.since = since
         self.skipped = []  # type: list[bytes]
         self.linked = {}  # type: dict[tuple[int, int], str]
 
@@ -348,8 +367,12 @@ class Packer:
         return self.skipped
 
     def _member(self, path: bytes, name: str, facts: os.stat_result, depth: int) -> None:
+        if name in self.skip:
+            return
         if stat.S_ISDIR(facts.st_mode):
             self._folder(path, name, facts, depth)
+        elif facts.st_ctime_ns < self.since:
+            pass
         elif stat.S_ISREG(facts.st_mode):
             self._file(path, name, facts)
         elif stat.S_ISLNK(facts.st_mode):
@@ -438,6 +461,52 @@ class Packer:
         member.pax_headers = {"mtime": "%s%d.%09d" % ((sign,) + divmod(abs(nanoseconds), 10**9))}
         member.pax_headers.update(extra or {})
         self.write(member.tobuf(self.tarfile.PAX_FORMAT, "utf-8", "surrogateescape"))
+
+
+class Gatherer(Packer):
+    """Packs for people to look at: whatever cannot be read is left out, what shrinks meanwhile is filled up."""
+
+    def __init__(self, write: "Callable[[bytes], object]") -> None:
+        Packer.__init__(self, self._send)
+        self.out = write
+
+    def gather(self, paths: "list[bytes]") -> None:
+        """One archive of all these, each under its own path."""
+        for path in paths:
+            path = os.path.normpath(path)
+            try:
+                facts = os.stat(path)
+            except OSError:
+                continue
+            self._member(path, path.decode("utf-8", "surrogateescape").strip("/") or ".", facts, 0)
+        self.write(bytes(2 * BLOCK))
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self.out(data)
+        except OSError as exc:  # nobody takes more; not to be taken for a file that cannot be read
+            raise TransferError("over", "the archive was cut off: %s" % exc.strerror)
+
+    def _member(self, path: bytes, name: str, facts: os.stat_result, depth: int) -> None:
+        try:
+            Packer._member(self, path, name, facts, depth)
+        except OSError:
+            self.skipped.append(path)
+        except TransferError as exc:
+            if exc.kind == "over":
+                raise
+            self.skipped.append(path)
+
+    def _copy(self, fd: int, path: bytes, offset: int, length: int) -> None:
+        while length:
+            size = min(length, CHUNK)
+            try:
+                data = os.pread(fd, size, offset) or bytes(size)
+            except OSError:
+                data = bytes(size)
+            self.write(data)
+            offset += len(data)
+            length -= len(data)
 
 
 def data_parts(fd: int, size: int) -> "list[tuple[int, int]]":
@@ -1223,15 +1292,22 @@ class Guest:
             for folder in ("/usr/bin/", "/bin/"):
                 if read_file(folder + name, 4 * MIB):
                     break
-        for place in PLACES:
-            os.path.lexists(place)
+        for folder in PLACES:
+            os.path.lexists(folder)
         os.spawnv(os.P_WAIT, "/bin/sh", ["sh", "-c", "true; env true; exit 0"])
         self.after_payload()
+        place([word for path in FEATURES for word in (path, b"420", b"r", b"f")], Account(Words(NOTHING[6:])), self)
+        for path in FEATURES:
+            os.unlink(path)
         self.identify(Words(NOBODY + [now()]))
         if self.zygote is None and self.cgroup:
             self.zygote = Zygote(self, self.box())
             # Once more: what the fork has left shared is copied now, not by each clone.
             self.identify(Words(NOBODY + [now()]))
+
+
+# Files that every payload finds; the folders stay in a template.
+FEATURES = (b"/etc/machinefeatures/total_cpu", b"/etc/jobfeatures/allocated_cpu")
 
 
 # The names of a guest that waits for its own.
@@ -1500,6 +1576,35 @@ def kill_quietly(pid: int, number: int) -> None:
         pass
 
 
+def place(words: "list[bytes]", account: Account, world: "Guest | Rehearsal") -> None:
+    """Files of a payload, before it starts: path, mode, "u" or "r" (whose), and "f" with the content or "d"."""
+    for at in range(0, len(words), 4):
+        path, mode, content = words[at], int(words[at + 1]), words[at + 3]
+        if not path.startswith(b"/"):
+            raise Refused("refused", "%s: not an absolute path" % shown(path))
+        folder = path if content[:1] == b"d" else os.path.dirname(path)
+        if not os.path.isdir(folder):
+            os.makedirs(folder, 0o755)
+        flags = os.O_RDONLY | os.O_DIRECTORY
+        if content[:1] == b"f":
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        try:
+            if content[:1] == b"f":
+                write_all(fd, with_nul(content[1:]))
+            if words[at + 2] == b"u":
+                world.give(fd, account)
+            os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
 # -- a payload's process: what the child does ----------------------------------------------------------------------------
 
 
@@ -1539,12 +1644,14 @@ class Job:
         window = words.next()  # "" without a terminal, else its rows and columns, 0 where they are not known
         self.terminal = [int(size) for size in window.split(b" ")] if window else None
         self.script = words.next()  # "", or the name of the script that comes as a stream
-        self.builtin = words.next()  # "", or "put" (argv: path, name), or "get" (argv: path)
+        self.builtin = words.next()  # "", or "put" (argv: path, name), or "get" (argv: path, "all" or "changed", and what to skip), or "collect" (argv: paths)
+        self.program = words.next()  # "", or what is executed with argv as it is
         self.umask = words.number()
         cwd = words.next()
         self.account = Account(words)
         self.cwd = cwd or self.account.home.encode("utf-8", "surrogateescape")
         self.path = b""  # of the script, once it is there
+        self.began = 0  # when the first payload did, in the clock that files are stamped with
 
     def read_rest(self) -> None:
         limits, self.argv, pairs = self.words.some(3), self.words.some(), self.words.some(2)
@@ -1597,7 +1704,7 @@ def become_payload(job: Job, world: "Guest | Rehearsal", files: "list[int]", tro
 
 
 # An order that asks for nothing.
-NOTHING = [b"sss", b"", b"", b"", b"18", b"", b"n", b"0", b"0", b"g", b"/", b"/bin/sh", b"0"]
+NOTHING = [b"sss", b"", b"", b"", b"", b"18", b"", b"n", b"0", b"0", b"g", b"/", b"/bin/sh", b"0"]
 NOTHING += [b"1", b"CPU", b"-1", b"-1", b"1", b"sh", b"1", b"PATH", b"/bin"]
 
 
@@ -1725,7 +1832,7 @@ def execute(job: Job) -> None:
     """Become the program: by its path, else the first that can be run in the payload's own PATH. Raises Trouble."""
     if job.path:
         job.argv[:1] = [job.path]
-    name = job.argv[0] if job.argv else b""
+    name = job.program or (job.argv[0] if job.argv else b"")
     if not name:
         raise Trouble(NOT_FOUND, "not-found", "an empty command")
     if b"/" in name:
@@ -1771,8 +1878,10 @@ def run_builtin(job: Job, trouble: int) -> int:
     try:
         if job.builtin == b"put":
             unpack(lambda size: os.read(0, min(size, CHUNK)), path, job.argv[1])
+        elif job.builtin == b"collect":
+            Gatherer(write_to_stdout).gather(job.argv)
         else:
-            pack(path, write_to_stdout)
+            pack(path, write_to_stdout, job.argv[2:], job.began if job.argv[1] == b"changed" else 0)
     except TransferError as exc:
         report(trouble, exc.kind, exc.message)
         return 1
@@ -1783,9 +1892,7 @@ def run_builtin(job: Job, trouble: int) -> int:
 
 
 def write_to_stdout(data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(1, view) :]
+    write_all(1, data)
 
 
 # -- streams between the channel and a payload's pipes -------------------------------------------------------------------
@@ -2082,8 +2189,11 @@ class Process:
     # -- while it runs
 
     def signal(self, number: int) -> None:
-        """To its process group. What has ended is past hearing."""
+        """To its process group, or with LEADER to itself alone. What has ended is past hearing."""
+        alone, number = number & LEADER, number & ~LEADER
         if self.pid and self.end is None and 0 < number <= 64:
+            if alone:
+                return kill_quietly(self.pid, number)
             try:
                 os.killpg(self.pid, number)
             except ProcessLookupError:
@@ -2191,11 +2301,13 @@ class Agent:
             b"set_clock": world.set_clock,
             b"mount": world.mount,
             b"add_account": self._add_account,
+            b"place": self._place,
         }
         self.hello = frame(HELLO, 0, world.describe())
         os.set_blocking(fd, False)
         self.poll.register(fd, self.mask)
         self.ready[fd] = self._hear
+        self.began, self.has_put = 0, False
         self._catch_signals()
 
     def _catch_signals(self) -> None:
@@ -2335,6 +2447,7 @@ class Agent:
             self.send(PONG, number, body)
         elif kind == GREETING:
             self._end_conversation()
+            self.began, self.has_put = 0, False
             self.out.clear()
             answer = greeting(body) + self.hello
             self.out.append(answer)
@@ -2411,13 +2524,26 @@ class Agent:
         self.world.add_account(Account(words))
         return b""
 
+    def _place(self, words: Words) -> bytes:
+        files = words.some(4)
+        account = Account(words)
+        self.world.add_account(account)
+        place(files, account, self.world)
+        return b""
+
     def _start(self, number: int, words: Words) -> None:
         if number in self.processes:
             raise WireError("process %d is there already" % number)
-        words.words, words.at = words.words[1:], 0
+        files = words.some(4)
+        words.words, words.at = words.words[words.at :], 0
         job = Job(words)
         self.world.add_account(job.account)
+        place(files, job.account, self.world)
         self.world.make_place(job.cwd, job.account)
+        if not job.builtin and not self.began:
+            self.began = next_stamp() if self.has_put else stamp()
+        self.has_put = self.has_put or job.builtin == b"put"
+        job.began = self.began
         process = Process(self, number, job)
         self.processes[number] = process
         try:
@@ -2498,6 +2624,19 @@ class Agent:
             self.is_over = True
         elif not self.is_over:
             self._listen(select.EPOLLET)  # a closed port is "hung up" for as long as it lasts: only hear of changes
+
+
+def stamp() -> int:
+    """The moment a file that is written now is stamped with, in nanoseconds."""
+    return int(time.clock_gettime(COARSE_CLOCK) * 1e9)
+
+
+def next_stamp() -> int:
+    """The stamp after the present one: what was written before bears an older one. Some milliseconds away."""
+    now = stamp()
+    while stamp() == now:
+        select.select([], [], [], 0.0005)
+    return stamp()
 
 
 def ignore(number: int, stack: object) -> None:

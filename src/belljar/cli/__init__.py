@@ -27,6 +27,8 @@ VERBS = {
     "stop": "end a machine: TERM, a time of grace, then force",
     "kill": "end a machine at once",
     "kill-all": "end every machine of this host, even when all else is broken",
+    "wrap": "run a batch job: called by batch systems",
+    "batch": "put belljar into a batch system, check it, take it out; look after this node",
     "reap": "finish what dead belljar processes left behind",
     "image": "build, import, list, verify and remove images",
     "template": "list, verify and remove templates (booted guests, frozen)",

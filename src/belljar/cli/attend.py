@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from belljar.guest import Streams
@@ -38,25 +39,40 @@ class StoppableLoop(asyncio.SelectorEventLoop):
         return super().time() - self.stopped
 
 
-def attend(house: House, request: Request) -> Outcome:
-    """Keep the machine to its end, with this process's streams and signals."""
+def attend(house: House, request: Request, *, stdin: bytes | None = None, alone: bool = False) -> Outcome:
+    """Keep the machine to its end, with this process's streams and signals. *stdin* stands in the place of descriptor
+    0; with *alone*, signals but TERM are for the payload's first process, not for its group."""
     loop = StoppableLoop()
     try:
-        return loop.run_until_complete(_attend(house, request, loop))
+        return loop.run_until_complete(_attend(house, request, loop, stdin, alone))
     finally:
         loop.close()
 
 
-async def _attend(house: House, request: Request, loop: StoppableLoop) -> Outcome:
+async def _attend(house: House, request: Request, loop: StoppableLoop, stdin: bytes | None, alone: bool) -> Outcome:
     orders = Orders()
     assert request.payload is not None
     terminal = raw_terminal() if request.payload.terminal else None
-    listen(loop, orders, terminal)
+    listen(loop, orders, terminal, alone)
+    streams = streams_of(request.payload)
+    if stdin is not None:
+        streams = replace(streams, stdin=Known(stdin))
     try:
-        return await house.supervisor().keep(request, streams_of(request.payload), orders)
+        return await house.supervisor().keep(request, streams, orders)
     finally:
         if terminal is not None:
             terminal.restore()
+
+
+class Known:
+    """A source of known bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def read(self, limit: int) -> bytes:
+        part, self._data = self._data[:limit], self._data[limit:]
+        return part
 
 
 def streams_of(payload: Payload) -> Streams:
@@ -72,12 +88,12 @@ def streams_of(payload: Payload) -> Streams:
     )
 
 
-def listen(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | None) -> None:
+def listen(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | None, alone: bool) -> None:
     """Turn signals into orders. A signal the caller ignores (nohup, background jobs) stays ignored."""
     for name in FORWARDED:
         number = getattr(signal, f"SIG{name}")
         if signal.getsignal(number) is not signal.SIG_IGN:
-            loop.add_signal_handler(number, orders.give, Signal(number))
+            loop.add_signal_handler(number, orders.give, Signal(number, alone))
     if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGTSTP, lambda: loop.create_task(suspend(loop, orders, terminal)))
     loop.add_signal_handler(signal.SIGCONT, orders.give, Resume())

@@ -64,7 +64,7 @@ async def _attend(house: House, connection: object, payload: Payload, loop: obje
     assert isinstance(connection, socket.socket) and isinstance(loop, StoppableLoop)
     orders = Orders()
     terminal = raw_terminal() if payload.terminal else None
-    listen(loop, orders, terminal)
+    listen(loop, orders, terminal, alone=False)
     guest = house.converse(connection)
     try:
         await guest.greet()

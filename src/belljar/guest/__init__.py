@@ -6,11 +6,11 @@ and streams. It knows nothing of QEMU: any connected stream socket will do.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from belljar.model import Account, Payload, Usage
+from belljar.model import Account, Payload, PlainFile, Usage
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,9 @@ class Process(Protocol):
         """Returns after the last byte of stdout and stderr was taken by its sink and every process of the payload is
         gone. Raises AgentLost."""
 
-    async def signal(self, number: int) -> None:
-        """Deliver a signal to the payload's process group. Signalling what ended is success."""
+    async def signal(self, number: int, *, alone: bool = False) -> None:
+        """Deliver a signal to the payload's process group, or to its first process alone. Signalling what ended is
+        success."""
 
     async def resize(self, rows: int, columns: int) -> None: ...
 
@@ -142,16 +143,35 @@ class Guest(Protocol):
     async def add_account(self, account: Account) -> None:
         """Make user, group, supplementary groups and home, where they are missing. Idempotent."""
 
+    async def place(self, files: Sequence[PlainFile], account: Account) -> None:
+        """Make the account and these files now; what copies need before the payload does. Raises GuestRefused."""
+
     async def start(self, payload: Payload, streams: Streams) -> Process:
-        """Start the payload in a session and control group of its own. Exec errors come as ExitStatus, not here."""
+        """Make the payload's small files, then start it in a session and control group of its own. Exec errors come as
+        ExitStatus, not here."""
 
-    async def put(self, outside: str, inside: str, account: Account, cwd: bytes | None) -> None:
+    async def put(
+        self, outside: str, inside: str, account: Account, cwd: bytes | None, *, skip: tuple[str, ...] = ()
+    ) -> None:
         """Copy a host file or folder to *inside* (relative: to cwd), owned by *account*, as a tar stream with modes,
-        mtimes, links and holes. Raises InputMissing, GuestRefused."""
+        mtimes, links and holes; without the paths of *skip*, relative to it. Raises InputMissing, GuestRefused."""
 
-    async def get(self, inside: str, outside: str, account: Account, cwd: bytes | None) -> None:
-        """Copy a guest file or folder to the host. Never writes outside of *outside*, whatever the guest sends.
-        Raises OutputMissing, GuestRefused, OutputUnwritable, NoSpace."""
+    async def get(
+        self,
+        inside: str,
+        outside: str,
+        account: Account,
+        cwd: bytes | None,
+        *,
+        skip: tuple[str, ...] = (),
+        changed_only: bool = False,
+    ) -> None:
+        """Copy a guest file or folder to the host; with *changed_only* no file that is as it was when the payload
+        started. Never writes outside of *outside*, whatever the guest sends. Raises OutputMissing, GuestRefused, OutputUnwritable, NoSpace."""
+
+    async def collect(self, paths: Sequence[str], sink: Sink) -> None:
+        """Write these files and folders to *sink*, read as root, as one tar archive with their own paths. What is not
+        there or cannot be read is left out; a sink that takes no more ends it. Raises GuestRefused, AgentLost."""
 
     async def end_payload(self) -> None:
         """Kill what is left of the payloads, unmount the shares, sync."""

@@ -31,12 +31,13 @@ from belljar.agent.agent import (
     greeting,
     join,
     stuffed,
+    without_nul,
 )  # fmt: skip
 from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused
-from belljar.guest import Hello, Identity, IdentityProof, Settings, Streams
+from belljar.guest import Hello, Identity, IdentityProof, Settings, Sink, Streams
 from belljar.guest.channel import Channel
 from belljar.guest.process import SCRIPT, Running, read_words, refusal
-from belljar.model import Account, Payload, StdinKind
+from belljar.model import Account, Payload, PlainFile, StdinKind
 
 LETTERS = {StdinKind.STREAM: b"s", StdinKind.NULL: b"n", StdinKind.CLOSED: b"c"}
 SKEW_ENOUGH = 0.1  # seconds; when a clock is surely not further off, it is right
@@ -248,6 +249,9 @@ class Conversation:
     async def add_account(self, account: Account) -> None:
         await self._call(b"add_account", *account_words(account))
 
+    async def place(self, files: Sequence[PlainFile], account: Account) -> None:
+        await self._call(b"place", *counted(file_words(files), 4), *account_words(account))
+
     async def start(self, payload: Payload, streams: Streams) -> Running:
         process = self._begin(order_of(payload, streams), streams)
         if payload.script is not None:
@@ -258,7 +262,7 @@ class Conversation:
     async def begin_copy(self, order: list[bytes], account: Account, cwd: bytes | None, streams: Streams) -> Running:
         """Start the agent's own tar reader or writer as the user. See files.py."""
         letters = b"".join(b"s" if stream else b"n" for stream in (streams.stdin, streams.stdout, None))
-        head = (letters, b"", b"", order[0], b"%d" % 0o022, cwd or b"", *account_words(account))
+        head = (b"0", letters, b"", b"", order[0], b"", b"%d" % 0o022, cwd or b"", *account_words(account))
         process = self._begin([*head, b"0", *counted(order[1:]), b"0"], streams)
         await process.started
         return process
@@ -268,7 +272,7 @@ class Conversation:
         call = request(number, b"start", *order)
         if len(call) > MAX_CALL:
             raise GuestRefused(
-                f"arguments and environment of {len(call)} bytes are more than a guest can be sent",
+                f"arguments, environment and small files of {len(call)} bytes are more than a guest can be sent",
                 hint="Give the payload its data in a file (`--in`) or on its standard input.",
             )
         channel.send(call)
@@ -276,15 +280,31 @@ class Conversation:
         self.register(number, process)
         return process
 
-    async def put(self, outside: str, inside: str, account: Account, cwd: bytes | None) -> None:
+    async def put(
+        self, outside: str, inside: str, account: Account, cwd: bytes | None, *, skip: tuple[str, ...] = ()
+    ) -> None:
         from belljar.guest.files import put
 
-        await put(self, outside, inside, account, cwd)
+        await put(self, outside, inside, account, cwd, skip)
 
-    async def get(self, inside: str, outside: str, account: Account, cwd: bytes | None) -> None:
+    async def get(
+        self,
+        inside: str,
+        outside: str,
+        account: Account,
+        cwd: bytes | None,
+        *,
+        skip: tuple[str, ...] = (),
+        changed_only: bool = False,
+    ) -> None:
         from belljar.guest.files import get
 
-        await get(self, inside, outside, account, cwd)
+        await get(self, inside, outside, account, cwd, skip=skip, changed_only=changed_only)
+
+    async def collect(self, paths: Sequence[str], sink: Sink) -> None:
+        from belljar.guest.files import collect
+
+        await collect(self, paths, sink)
 
     async def end_payload(self) -> None:
         await self._call(b"end_payload")
@@ -315,14 +335,26 @@ def request(number: int, name: bytes, *words: bytes) -> bytes:
 
 
 def order_of(payload: Payload, streams: Streams) -> list[bytes]:
-    """The words of a `start`: see `Job` in the agent."""
+    """The words of a `start`: see `_start` and `Job` in the agent."""
     letters = b"".join(LETTERS[kind] for kind in (payload.stdin, payload.stdout, payload.stderr))
     window = b"%d %d" % (streams.window or (0, 0)) if payload.terminal else b""
     script = b"" if payload.script is None else (payload.argv[0] if payload.argv else b"") or b"script"
-    head = (letters, window, script, b"", b"%d" % payload.umask, payload.cwd or b"", *account_words(payload.account))
+    program = payload.program or b""
+    head = (letters, window, script, b"", program, b"%d" % payload.umask, payload.cwd or b"")
+    account = account_words(payload.account)
     limits = [word for name, soft, hard in payload.rlimits for word in (text(name), b"%d" % soft, b"%d" % hard)]
     env = [word for pair in payload.env for word in pair]
-    return [*head, *counted(limits, 3), *counted(payload.argv), *counted(env, 2)]
+    files = counted(file_words(payload.files), 4)
+    return [*files, *head, *account, *counted(limits, 3), *counted(payload.argv), *counted(env, 2)]
+
+
+def file_words(files: Sequence[PlainFile]) -> list[bytes]:
+    """Small files as words: see `place` in the agent."""
+    words = []
+    for file in files:
+        content = b"d" if file.data is None else b"f" + without_nul(file.data)
+        words += [file.path, b"%d" % file.mode, b"u" if file.is_users else b"r", content]
+    return words
 
 
 def account_words(account: Account) -> list[bytes]:

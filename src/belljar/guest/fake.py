@@ -7,15 +7,15 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 
 from belljar.agent import agent
 from belljar.errors import AgentLost, GuestRefused, InputMissing, NoNineP, OutputMissing
-from belljar.guest import ExitStatus, Hello, Identity, IdentityProof, Streams
-from belljar.model import Account, Payload, Usage
+from belljar.guest import ExitStatus, Hello, Identity, IdentityProof, Sink, Streams
+from belljar.model import Account, Payload, PlainFile, Usage
 
 
 class Bytes:
@@ -71,6 +71,8 @@ class Script:
     nine_p: bool = True
     refuses: str = ""  # the name of a call it refuses
     outputs: frozenset[str] | None = None  # what `get` finds; None: everything
+    collected: bytes = b""  # what `collect` gives
+    collects_for: float | None = 0.0
 
 
 class FakeGuest:
@@ -119,6 +121,9 @@ class FakeGuest:
         self._do("add_account")
         self.accounts.append(account)
 
+    async def place(self, files: Sequence[PlainFile], account: Account) -> None:
+        self._do("place")
+
     async def start(self, payload: Payload, streams: Streams) -> FakeProcess:
         self._do("start")
         self.payloads.append(payload)
@@ -126,15 +131,32 @@ class FakeGuest:
         self._processes.append(process)
         return process
 
-    async def put(self, outside: str, inside: str, account: Account, cwd: bytes | None) -> None:
+    async def put(
+        self, outside: str, inside: str, account: Account, cwd: bytes | None, *, skip: tuple[str, ...] = ()
+    ) -> None:
         self._do("put")
         if not os.access(outside, os.R_OK):
             raise InputMissing(f"{outside}: No such file or directory")
 
-    async def get(self, inside: str, outside: str, account: Account, cwd: bytes | None) -> None:
+    async def get(
+        self,
+        inside: str,
+        outside: str,
+        account: Account,
+        cwd: bytes | None,
+        *,
+        skip: tuple[str, ...] = (),
+        changed_only: bool = False,
+    ) -> None:
         self._do("get")
         if self.script.outputs is not None and inside not in self.script.outputs:
             raise OutputMissing(f"{inside}: No such file or directory")
+
+    async def collect(self, paths: Sequence[str], sink: Sink) -> None:
+        self._do("collect")
+        await self._pass(self.script.collects_for)
+        with suppress(BrokenPipeError):
+            await sink.write(self.script.collected)
 
     async def end_payload(self) -> None:
         self._do("end_payload")
@@ -213,7 +235,7 @@ class FakeProcess:
                 await sink.close()
         return status
 
-    async def signal(self, number: int) -> None:
+    async def signal(self, number: int, *, alone: bool = False) -> None:
         self.signals.append(number)
         if number in self._script.obeys:
             self._finish(None, number)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,7 +24,7 @@ from belljar.errors import (
     OutputUnwritable,
     ProtocolViolation,
 )
-from belljar.guest import ExitStatus, Streams
+from belljar.guest import ExitStatus, Sink, Streams
 from belljar.host.threads import in_thread
 from belljar.model import Account
 
@@ -32,12 +32,15 @@ if TYPE_CHECKING:
     from belljar.guest.conversation import Conversation
 
 T = TypeVar("T")
+ROOT = Account("root", 0, 0, "root", home="/root")
 SAFE_MODE = 0o777  # a file from the guest gets no set-uid bit on the host
 QUEUED = 2  # chunks between the thread and the loop
 BROKEN_OFF = "over"
 
 
-async def put(talk: Conversation, outside: str, inside: str, account: Account, cwd: bytes | None) -> None:
+async def put(
+    talk: Conversation, outside: str, inside: str, account: Account, cwd: bytes | None, skip: tuple[str, ...] = ()
+) -> None:
     """See `Guest.put`."""
     source, target = os.fsencode(outside), os.fsencode(inside)
     try:
@@ -47,7 +50,7 @@ async def put(talk: Conversation, outside: str, inside: str, account: Account, c
     bridge = Giver()
     order = [b"put", target, _name_of(source)]
     process = await talk.begin_copy(order, account, cwd, Streams(bridge, None, None))
-    packing = asyncio.ensure_future(in_thread(lambda: _pack(source, bridge)))
+    packing = asyncio.ensure_future(in_thread(lambda: _pack(source, bridge, skip)))
     try:
         status = await process.wait()
         bridge.break_off()  # where the guest gave up before the end
@@ -60,11 +63,20 @@ async def put(talk: Conversation, outside: str, inside: str, account: Account, c
     _check(status, f"{shown(target)} in the guest")
 
 
-async def get(talk: Conversation, inside: str, outside: str, account: Account, cwd: bytes | None) -> None:
+async def get(
+    talk: Conversation,
+    inside: str,
+    outside: str,
+    account: Account,
+    cwd: bytes | None,
+    *,
+    skip: tuple[str, ...] = (),
+    changed_only: bool = False,
+) -> None:
     """See `Guest.get`."""
     source, target = os.fsencode(inside), os.fsencode(outside)
     bridge = Taker()
-    order = [b"get", source]
+    order = [b"get", source, b"changed" if changed_only else b"all", *map(os.fsencode, skip)]
     process = await talk.begin_copy(order, account, cwd, Streams(None, bridge, None))
     unpacking = asyncio.ensure_future(in_thread(lambda: _unpack(target, _name_of(source), bridge)))
     unpacking.add_done_callback(lambda _: bridge.break_off())
@@ -81,15 +93,27 @@ async def get(talk: Conversation, inside: str, outside: str, account: Account, c
         raise _about_output(trouble)
 
 
+async def collect(talk: Conversation, paths: Sequence[str], sink: Sink) -> None:
+    """See `Guest.collect`."""
+    order = [b"collect", *map(os.fsencode, paths)]
+    process = await talk.begin_copy(order, ROOT, b"/", Streams(None, sink, None))
+    try:
+        status = await process.wait()
+    finally:
+        await process.signal(signal.SIGKILL)
+    if status.error != BROKEN_OFF and status.exit_code != 0 and status.signal != signal.SIGPIPE:
+        raise GuestRefused(status.message or f"the archive in the guest ended with {status}")
+
+
 def _name_of(path: bytes) -> bytes:
     """The name a file keeps when it is copied into a folder."""
     return os.path.basename(os.path.abspath(path))
 
 
-def _pack(source: bytes, bridge: Giver) -> TransferError | None:
+def _pack(source: bytes, bridge: Giver, skip: tuple[str, ...]) -> TransferError | None:
     """In the thread. The stream's end is given in any case: without its last blocks the guest knows it is not whole."""
     try:
-        pack(source, bridge.give)
+        pack(source, bridge.give, map(os.fsencode, skip))
         return None
     except TransferError as exc:
         return exc

@@ -15,6 +15,7 @@ from belljar.agent.agent import (
     EOF,
     ERROR,
     EXIT,
+    LEADER,
     REPLY,
     RESET,
     RESIZE,
@@ -84,9 +85,9 @@ class Running:
                 raise sink_error(number & 3, stream.error) from stream.error
         return status
 
-    async def signal(self, number: int) -> None:
+    async def signal(self, number: int, *, alone: bool = False) -> None:
         if not self._status.done():
-            self._channel.send(frame(SIGNAL, self._number, bytes([number])))
+            self._channel.send(frame(SIGNAL, self._number, bytes([number | LEADER if alone else number])))
 
     async def resize(self, rows: int, columns: int) -> None:
         if not self._status.done():

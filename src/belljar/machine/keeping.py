@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -25,6 +27,7 @@ from belljar.image import Image
 from belljar.machine import fates
 from belljar.machine.console import Console
 from belljar.machine.control import ControlServer
+from belljar.machine.features import with_features
 from belljar.machine.identity import prove
 from belljar.machine.life import Life
 from belljar.machine.obeying import Obeying, Present
@@ -142,6 +145,7 @@ class Keeping:
     async def _serve(self, payload: Payload, streams: Streams) -> None:
         """Everything that happens inside: folders, account, files in, the payload itself, files out."""
         life, guest = self.life, self._living_guest()
+        payload = with_features(life.request, payload, time.time(), os.cpu_count() or 1, self.parts.hs06_per_cpu)
         with life.phase("setup"):
             await self._furnish(guest, payload)
         with life.phase("run"):
@@ -156,15 +160,26 @@ class Keeping:
         life.conclude(status)
         life.record.write("payload-ended", exit_code=status.exit_code, signal=status.signal)
         with life.phase("fetch"):
-            await self._fetch(guest, payload)
+            try:
+                await self._fetch(guest, payload)
+            except (UsageError, GuestRefused, HostError) as error:
+                life.fail(error)
         life.point("status-written")
+        life.settle()
+        if life.request.collect:
+            from belljar.machine.collecting import collect
+
+            with life.phase("collect"):
+                await collect(guest, life)
 
     async def _furnish(self, guest: Guest, payload: Payload) -> None:
         shares = enumerate(self.life.request.machine.shares)
         for number, share in sorted(shares, key=lambda item: item[1].target):  # one may lie in another
             await guest.mount(f"share{number}", share.target, readonly=share.readonly)
+        if payload.inputs and payload.files:
+            await guest.place(payload.files, payload.account)  # what is copied in may lie in folders of theirs
         for item in payload.inputs:
-            await guest.put(item.outside, item.inside, payload.account, payload.cwd)
+            await guest.put(item.outside, item.inside, payload.account, payload.cwd, skip=item.skip)
 
     async def _until_ended(self, process: Process) -> ExitStatus:
         """The payload's status; TERM at the time limit, and after the grace the machine's end."""
@@ -191,7 +206,14 @@ class Keeping:
         trouble: BelljarError | None = None
         for item in payload.outputs:
             try:
-                await guest.get(item.inside, item.outside, payload.account, payload.cwd)
+                await guest.get(
+                    item.inside,
+                    item.outside,
+                    payload.account,
+                    payload.cwd,
+                    skip=item.skip,
+                    changed_only=item.changed_only,
+                )
             except (UsageError, GuestRefused, HostError) as error:
                 trouble = trouble or error
         if self.life.request.machine.shares or self.life.request.keep:

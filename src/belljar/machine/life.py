@@ -46,6 +46,7 @@ class Life:
         self.state = State.REQUESTED
         self.phases: dict[str, float] = {}
         self.payload_started = False
+        self._is_settled = False
         self.identities: list[Path] = []
         self.outcome = Outcome(
             id=request.id, cause=Cause.NODE_FAULT, klass=OutcomeClass.NODE, reason="it has not ended", name=request.name,
@@ -92,10 +93,14 @@ class Life:
 
     def expect(self, cause: Cause, reason: str) -> None:
         """The payload was asked to end for this reason; its status still counts if it obeys."""
+        if self._is_settled:
+            return
         self.note(cause=cause, klass=CLASSES[cause], reason=reason)
 
     def fail(self, error: BelljarError) -> None:
         """belljar, the host or the guest failed. A payload's status that is already known stays known."""
+        if self._is_settled:
+            return
         self.note(
             cause=error.cause,
             klass=class_of_error(error),
@@ -107,12 +112,18 @@ class Life:
     def end(self, ended: Ended) -> None:
         """The machine was ended from outside before all was done. A payload that had ended by then is told about in the
         reason only: its result was not delivered whole, so it is not the job's."""
+        if self._is_settled:
+            return
         reason = ended.reason
         if self.outcome.payload_ran:
             status = self.outcome
             how = f"signal {status.signal}" if status.signal is not None else f"exit code {status.exit_code}"
             reason = f"{reason}, before its files were copied out; the payload had ended with {how}"
         self.note(cause=ended.cause, klass=CLASSES[ended.cause], reason=reason, exit_code=None, signal=ended.number)
+
+    def settle(self) -> None:
+        """All that the job is about is done: whatever happens to the machine now, the outcome stays what it is."""
+        self._is_settled = True
 
     def write_outcome(self, usage: tuple[float, float, int]) -> None:
         """Put the outcome where readers look for it."""
@@ -168,6 +179,8 @@ def _without_secrets(request: Request) -> dict[str, Any]:
         record["payload"]["env"] = [name for name, _ in record["payload"]["env"]]
         for name in NOT_IN_THE_RECORD:
             record["payload"][name] = None if record["payload"][name] is None else len(record["payload"][name])
+        for file in record["payload"]["files"]:
+            file["data"] = None if file["data"] is None else len(file["data"])
     return record
 
 

@@ -37,7 +37,7 @@ class Obeying:
     def __init__(self, life: Life, orders: Orders, now: Present, relay: Relay) -> None:
         self.now = now
         self._life, self._orders, self._serve_relay = life, orders, relay
-        self._early: list[int] = []  # signals that came before the payload did
+        self._early: list[Signal] = []  # signals that came before the payload did
         self._grace: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
@@ -53,12 +53,12 @@ class Obeying:
                     await self._begin_grace(self._life.request.grace, "cancelled by TERM")
                 case Stop(grace=grace) if self.now.process is not None:
                     await self._begin_grace(self._life.request.grace if grace is None else grace, "stopped")
-                case Signal(number=number) if self.now.process is not None:
-                    await self._signal(number)
+                case Signal() as order if self.now.process is not None:
+                    await self._signal(order)
                 case Signal(number=number) if number in CANCELLING:
                     raise Ended(Cause.CANCELLED, number, "cancelled before the payload was started")
-                case Signal(number=number):
-                    self._early.append(number)
+                case Signal() as order:
+                    self._early.append(order)
                 case Stop() | Kill():
                     raise Ended(Cause.CANCELLED, signal.SIGKILL, "killed on request")
                 case Resize(rows=rows, columns=columns) if self.now.process is not None:
@@ -76,20 +76,20 @@ class Obeying:
         if self._grace is not None:
             raise Ended(Cause.CANCELLED, signal.SIGTERM, f"{why} twice")
         self._life.expect(Cause.CANCELLED, why)
-        await self._signal(signal.SIGTERM)
+        await self._signal(Signal(signal.SIGTERM))
         over = GraceOver(f"{why}; the payload did not end within {grace:g} s")
         self._grace = asyncio.get_running_loop().call_later(grace, self._orders.give, over)
 
     async def deliver_early(self) -> None:
         early, self._early = self._early, []
-        for number in early:
-            await self._signal(number)
+        for order in early:
+            await self._signal(order)
 
-    async def _signal(self, number: int) -> None:
+    async def _signal(self, order: Signal) -> None:
         """To the payload. A guest that is lost cannot hear; that it is lost is told by others."""
         if self.now.process is not None:
             with suppress(GuestError):
-                await self.now.process.signal(number)
+                await self.now.process.signal(order.number, alone=order.alone)
 
     async def _pause(self, done: asyncio.Event) -> None:
         try:

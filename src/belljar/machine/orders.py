@@ -14,6 +14,7 @@ class Signal:
     """Deliver this signal to the payload. TERM also starts the grace; a second TERM ends the machine."""
 
     number: int
+    alone: bool = False  # for the payload's first process, not for its group; TERM is always for all
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ ACCOUNT = {
     "groups": 0,
 }
 ORDER: dict[str, Any] = {
-    "stdio": "ssn", "window": "", "script": "", "builtin": "", "umask": 18, "cwd": "/", **ACCOUNT,
+    "files": [], "stdio": "ssn", "window": "", "script": "", "builtin": "", "program": "", "umask": 18, "cwd": "/", **ACCOUNT,
     "limits": [], "argv": ["/bin/sleep", "1000"], "env": [],
 }  # fmt: skip
 
@@ -108,7 +108,8 @@ pieces = st.one_of(
             start(15, builtin="put"), start(15, builtin="get", argv=[]), start(16, umask=-1), start(16, window="99999999999 -1"),
             call(20, "identify"), call(21, "mount", 1), call(22, "no-such-call"), call(23, "set_clock", "x"), call(24, "add_account", "x"),
             frame(CALL, 25, b""), frame(CALL, 26, b"\xff\xff"), frame(CALL, 27, b"start\0["), frame(CALL, 28, b"start" + b"\0" * 100_000),
-            call(29, "end_payload"),
+            call(29, "end_payload"), start(30, files=["/no/such\x01", "x", "u", "f"]), start(31, files=["relative", "420", "u", "f"]),
+            start(32, files=["/proc/1/x", "420", "u", "fx"]), start(33, files=7), call(34, "place", "x"), call(35, "place", 1, "/proc", "420", "u", "f"),
             frame(DATA, 4, b"in"), frame(DATA, 4, bytes(MAX_DATA)) * 5, frame(EOF, 4), frame(DATA, 5, b"wrong way"), frame(RESET, 5),
             frame(CREDIT, 5, U32.pack(WINDOW)), frame(CREDIT, 5, U32.pack(MAX_CREDIT)), frame(CREDIT, 4, U32.pack(1)),
             frame(DATA, 8, b"\3\4\x1a"), frame(RESIZE, 2, WINDOW_SIZE.pack(65535, 0)), frame(SIGNAL, 1, b"\x0f"), frame(SIGNAL, 1, b"\xff"),

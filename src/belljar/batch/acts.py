@@ -1,0 +1,39 @@
+"""Carries out an Ending: the system's commands, each under a deadline, then files. The process's own end is the caller's."""
+
+from __future__ import annotations
+
+import os
+
+from belljar.batch.terms import Ending
+from belljar.errors import BelljarError
+from belljar.host import commands
+
+
+def ask(argv: tuple[str, ...], timeout: float) -> bytes:
+    """What a command of the system prints. Raises CommandFailed, CommandMissing."""
+    return commands.run(argv, timeout=timeout).out
+
+
+def carry_out(ending: Ending, timeout: float) -> tuple[Ending, str]:
+    """Run what the ending wants run. Returns the ending that holds then, and what went wrong on the way."""
+    trouble = ""
+    while True:
+        try:
+            for argv in ending.commands:
+                commands.run(argv, timeout=timeout)
+            for path, content in ending.files:
+                _write(path, content)
+            return ending, trouble
+        except (BelljarError, OSError) as exc:
+            trouble = f"{trouble}; {exc}" if trouble else str(exc)
+            if ending.otherwise is None:
+                return ending, trouble
+            ending = ending.otherwise
+
+
+def _write(path: bytes, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, content)
+    finally:
+        os.close(descriptor)

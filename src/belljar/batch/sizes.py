@@ -1,0 +1,42 @@
+"""How large a guest may be inside a job's limits, so that no limit of the job ever meets QEMU."""
+
+from __future__ import annotations
+
+from belljar.batch import Settings
+from belljar.errors import OverLimit
+from belljar.model import MIB
+
+SMALLEST_GUEST = 128 * MIB
+STEPS = 32  # a guest's size is cut to one of so many per power of two, for each size has a template of its own
+SMALLEST_STEP = 2 * MIB
+# Address space that QEMU takes beside the guest's memory: libraries, stacks of threads, the translator's buffer and
+# buffers of devices. Measured by bench/batch.py --address-space.
+ADDRESS_SPACE = 768 * MIB
+
+
+def guest_memory(limit: int | None, address_space: int, settings: Settings, default: int) -> int:
+    """Bytes of memory for the guest of a job that may use *limit* bytes (None: the system sets no limit) and
+    *address_space* bytes of virtual memory (-1: any). Raises OverLimit when nothing useful is left."""
+    size = default if limit is None else limit - overhead(limit, settings)
+    if address_space >= 0:
+        size = min(size, address_space - ADDRESS_SPACE)
+    if size < SMALLEST_GUEST:
+        needed = SMALLEST_GUEST + (overhead(SMALLEST_GUEST * 2, settings) if limit is not None else ADDRESS_SPACE)
+        got = limit if limit is not None else address_space
+        raise OverLimit(
+            f"{got // MIB} MiB of memory: a job in a machine needs at least {needed // MIB} MiB,"
+            " for the guest and for what makes it",
+            hint="Ask for more memory, or run the job without a machine.",
+        )
+    return rounded(size) if limit is not None or address_space >= 0 else size
+
+
+def overhead(limit: int, settings: Settings) -> int:
+    """What QEMU and belljar may use of a limit."""
+    return max(settings.overhead, int(limit * settings.overhead_percent / 100))
+
+
+def rounded(size: int) -> int:
+    """*size* cut down to one of STEPS sizes per power of two (at most 3 % less), in whole large pages."""
+    step = max(SMALLEST_STEP, (1 << (size.bit_length() - 1)) // STEPS)
+    return size // step * step

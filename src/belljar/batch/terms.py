@@ -1,0 +1,136 @@
+"""The words all dialects have in common: what a job's surroundings are, what they mean, how a job is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+from belljar.batch import Settings
+from belljar.model import Outcome, Transfer
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """All that a system gives a job it starts. Bytes are as the kernel has them."""
+
+    argv: tuple[bytes, ...]  # what follows `belljar wrap SYSTEM` and its options
+    env: tuple[tuple[bytes, bytes], ...]  # in order, as at the start of this process
+    cwd: bytes
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    options: Mapping[str, str]  # words of the redirect itself: `--image=x --time=60` of Slurm's first line
+    stdin: Callable[[], bytes]  # all of standard input, at most 64 KiB; for systems that tell the script's path there
+    read: Callable[[bytes], bytes]  # a small file (at most 16 MiB); raises OSError
+
+    def var(self, name: str) -> str:
+        """A variable's value as text, "" where it is not set. The first one counts, as for getenv."""
+        wanted = name.encode()
+        for key, value in self.env:
+            if key == wanted:
+                return value.decode("utf-8", "surrogateescape")
+        return ""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program as execve takes it. `argv[0]` is its name only."""
+
+    path: bytes
+    argv: tuple[bytes, ...]
+    stdin: bytes | None = None  # what its standard input holds (then EOF); None: it has ours
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What belongs to the job and lies on the host: carried in before, where it is there; and out after."""
+
+    into: tuple[bytes, ...] = ()  # files (node lists, job ads), kept at the same path
+    folders: tuple[bytes, ...] = ()  # made in the guest at the same path, empty and the job's own (TMPDIR)
+    copies: tuple[Transfer, ...] = ()  # folders copied in and out again (HTCondor's sandbox)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What the surroundings mean. Sizes in bytes, times in seconds; None where the system tells nothing."""
+
+    system: str
+    id: str  # as the system's own commands take it: "4711", "4711_3", "4711.3", "4711[3].server"
+    aliases: tuple[str, ...] = ()  # other ids a person may know it by
+    name: str = ""
+    queue: str = ""
+    image: str = ""  # what the job itself asks for; "" where it asks for none
+    native: Command = Command(b"", ())  # how the system itself would have started it, here
+    inside: Command = Command(b"", ())  # the same in the guest, where that differs
+    script: bytes = b""  # path of the spooled script; carried in at the same path, without its first line where...
+    script_skips_line: bool = False  # ...the first line is ours
+    cpus: int | None = None
+    memory: int | None = None  # of the whole job on this node
+    disk: int | None = None
+    wall: float | None = None  # limit, from the start of this run
+    started_before: int = 0  # how often, as far as the surroundings tell
+    is_rerunnable: bool = True
+    grace: float = 10.0  # between TERM and the end, less two seconds: the system's default
+    signals_reach_all: bool = True  # a signal to the job is meant for its process group, not for its leader alone
+    staged: Staged = Staged()
+
+
+class Verdict(Enum):
+    """What is to become of the job; see verdict.py for the rules."""
+
+    MIRROR = "mirror"  # end as the payload ended
+    FAIL = "fail"  # the asker must change something: end with our exit code, say why
+    REQUEUE = "requeue"  # try again, after a time, elsewhere if possible
+    HOLD = "hold"  # keep it in the queue, but do not start it until somebody lets it
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How this process is to leave. Commands run first, in order, each with a deadline; where one fails the next is not
+    tried and `otherwise` counts."""
+
+    exit_code: int | None = 0
+    signal: int | None = None
+    commands: tuple[tuple[str, ...], ...] = ()
+    files: tuple[tuple[bytes, bytes], ...] = ()  # (path, content) to write: HTCondor's wrapper error file
+    delay: float = 0.0  # the least time this process keeps the job before it leaves, where no command can say "later"
+    otherwise: Ending | None = None
+
+
+class Dialect(Protocol):
+    """One batch system's language. No input or output but through what it is handed."""
+
+    name: str
+
+    def read(self, here: Surroundings) -> Job:
+        """Raises NotInAJob when these are not the surroundings of a job of this system."""
+
+    def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
+        """`verdict` in this system's words. *tries*: starts so far that failed for want of a machine, this one included."""
+
+    def count(self, job: Job) -> tuple[str, ...]:
+        """The command that tells how often this job was requeued by us; () where the system cannot keep a number."""
+
+    def counted(self, job: Job, printed: bytes) -> int:
+        """That number, from what the command printed; 0 where it tells none."""
+
+    def alive(self) -> tuple[str, ...]:
+        """The command that lists the jobs the system knows to run on this node."""
+
+    def living(self, printed: bytes) -> frozenset[str]:
+        """Their ids, in the form of `Job.id` (aliases too). Raises ValueError for what is no such list."""
+
+    def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
+        """The commands that take a node out of service, with the reason where everybody looks for it."""
+
+    def open_node(self, node: str) -> tuple[tuple[str, ...], ...]: ...
+    def why_closed(self, node: str) -> tuple[str, ...]:
+        """The command that tells whether, and why, a node is closed."""
+
+    def closed_by_us(self, printed: bytes) -> bool:
+        """Was it we who closed it? Only then may we open it."""
+
+    def epilog(self, env: Mapping[str, str], argv: tuple[str, ...]) -> tuple[str, str]:
+        """(job id, user name or uid) of the job that ended, for the hook that runs as root after it."""

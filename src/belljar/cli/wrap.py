@@ -1,0 +1,281 @@
+"""`belljar wrap SYSTEM`: what a batch system starts in place of a job's script. Every job of a site may come this way.
+
+A job that wants no machine becomes what its system would have started: by execve, with the environment as it came, so
+that nothing of belljar is left in its process. The others get a machine and this process ends as they end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import signal
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from belljar import batch
+from belljar.batch.terms import Ending, Job, Surroundings, Verdict
+from belljar.errors import OUR_FAILURE, BadOption, BelljarError
+from belljar.host.commands import SEARCH_PATH
+from belljar.host.files import read_capped
+from belljar.model import Cause, Outcome, OutcomeClass
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.batch.terms import Dialect
+    from belljar.model import Request
+
+HELP = (
+    "Started by a batch system in place of a job's script (see `belljar batch install`). A job that asks for an image runs"
+    " in its own fresh virtual machine and ends here as it ended there; every other job runs as if this were not there."
+)
+LARGEST_FILE = 16 << 20
+LONGEST_LINE = 64 << 10
+KEPT = ("HOME", "USER", "LOGNAME", "LANG", "TERM", "TZ")  # of the job's variables, for belljar itself and QEMU
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "belljar wrap SYSTEM [--WORD=VALUE ...] [--] ARG..."
+    parser.add_argument("system", metavar="SYSTEM", help=", ".join(batch.SYSTEMS))
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="ARG", help="as the batch system gives them")
+
+
+def run(args: argparse.Namespace, house: House) -> int:
+    dialect = batch.load(args.system)
+    here = surroundings(args.rest)
+    clear_environment(here)
+    job = dialect.read(here)
+    settings = house.settings.batch
+    refusal: BelljarError | None = None
+    try:
+        from belljar.batch.policy import image_for
+
+        image = image_for(job.image, job.queue, settings)
+        if not image:
+            become(here, job)
+        outcome = in_machine(here, job, image, house)
+    except BelljarError as exc:
+        refusal = exc
+        outcome = refused(exc)
+    return leave(dialect, job, outcome, house, refusal)
+
+
+# -- the way in ----------------------------------------------------------------------------------------------------------
+
+
+def surroundings(words: list[str]) -> Surroundings:
+    """This process's own. Options of the redirect may come as one word: that is how the kernel passes a `#!` line."""
+    options: dict[str, str] = {}
+    rest = list(words)
+    while rest and rest[0].startswith("--"):
+        word = rest.pop(0)
+        if word == "--":
+            break
+        for one in word.split():
+            name, equals, value = one.partition("=")
+            if not (equals and name.startswith("--") and len(name) > 2):
+                raise BadOption(f"{one}: not of the form --WORD=VALUE")
+            options[name[2:]] = value
+    return Surroundings(
+        argv=tuple(os.fsencode(word) for word in rest), env=environment(), cwd=_cwd(), uid=os.geteuid(), gid=os.getegid(),
+        groups=tuple(os.getgroups()), options=options, stdin=_stdin, read=_read,
+    )  # fmt: skip
+
+
+def environment() -> tuple[tuple[bytes, bytes], ...]:
+    """The variables this process was started with, in their order: Python may have changed its own copy."""
+    with open("/proc/self/environ", "rb") as file:
+        words = file.read().split(b"\0")
+    pairs = (word.partition(b"=") for word in words if word)
+    return tuple((name, value) for name, _, value in pairs)
+
+
+def clear_environment(here: Surroundings) -> None:
+    """What the job's environment says is for the job: neither belljar's helpers nor QEMU are to load its libraries."""
+    kept = {name: os.environ[name] for name in os.environ if name in KEPT or name.startswith("BELLJAR_")}
+    os.environ.clear()
+    os.environ.update({"PATH": SEARCH_PATH, **kept})
+
+
+def _cwd() -> bytes:
+    try:
+        return os.getcwdb()
+    except FileNotFoundError:
+        return b"/"
+
+
+def _stdin() -> bytes:
+    """All of standard input: a pipe in which a system tells what to run."""
+    parts, size = [], 0
+    while data := os.read(0, LONGEST_LINE):
+        parts.append(data)
+        size += len(data)
+        if size > LONGEST_LINE:
+            raise BadOption("standard input: more than the name of a script")
+    return b"".join(parts)
+
+
+def _read(path: bytes) -> bytes:
+    from pathlib import Path
+
+    return read_capped(Path(os.fsdecode(path)), LARGEST_FILE)
+
+
+# -- without a machine ---------------------------------------------------------------------------------------------------
+
+
+def become(here: Surroundings, job: Job) -> NoReturn:
+    """Be what the system would have started. Python changed the fate of two signals; both are put back."""
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    command = job.native
+    if command.stdin is not None:
+        reader, writer = os.pipe()
+        os.write(writer, command.stdin)  # at most LONGEST_LINE: it fits into the pipe
+        os.close(writer)
+        os.dup2(reader, 0)
+        os.close(reader)
+    try:
+        os.execve(command.path, list(command.argv), dict_of(here.env))
+    except OSError as exc:
+        from belljar.cli import complain
+
+        complain(f"{os.fsdecode(command.path)}: {exc.strerror}", "")
+        os._exit(126 if exc.errno in (8, 13) else 127)
+
+
+class dict_of(dict):  # type: ignore[type-arg]
+    """A mapping for execve that keeps the order, and a name that stands twice."""
+
+    def __init__(self, pairs: tuple[tuple[bytes, bytes], ...]) -> None:
+        super().__init__(pairs)
+        self._pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def keys(self):  # type: ignore[no-untyped-def]
+        return [name for name, _ in self._pairs]
+
+    def values(self):  # type: ignore[no-untyped-def]
+        return [value for _, value in self._pairs]
+
+
+# -- in a machine --------------------------------------------------------------------------------------------------------
+
+
+def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcome:
+    """Run the job in its machine. Raises BelljarError for what is refused before there is one."""
+    request = make_request(here, job, image, house)
+    from belljar.cli.attend import attend
+    from belljar.cli.run import widen_limits
+
+    widen_limits()
+    house.reaper.quick()
+    if request.machine.image == house.settings.image.default:
+        house.images.ensure_default()
+    command = job.inside if job.inside.argv else job.native
+    return attend(house, request, stdin=command.stdin, alone=not job.signals_reach_all)
+
+
+def make_request(here: Surroundings, job: Job, image: str, house: House) -> Request:
+    from belljar.batch.request import Caller, build
+    from belljar.cli import request as words
+
+    settings = house.settings
+    caller = Caller(
+        account=words.account_of(None), umask=words._umask(), rlimits=words.rlimits(),
+        stdio=(words.kind(0), words.kind(1), words.kind(2)), shares=site_shares(settings.batch),
+        network=settings.machine.network, start=settings.machine.start, cpus=settings.machine.cpus,
+        memory=settings.machine.memory,
+    )  # fmt: skip
+    return build(here, job, image, caller, settings.batch, time.time())
+
+
+def site_shares(settings: batch.Settings):  # type: ignore[no-untyped-def]
+    from belljar.cli.request import share
+
+    shares = (share(text) for text in settings.shares)
+    return tuple(one for one in shares if os.path.isdir(one.source))
+
+
+# -- the way out ---------------------------------------------------------------------------------------------------------
+
+
+def refused(error: BelljarError) -> Outcome:
+    """The outcome of a request that never became a machine."""
+    from belljar.machine.states import class_of_error
+
+    now = time.time()
+    return Outcome(
+        id="", cause=error.cause, klass=class_of_error(error), reason=error.message, hint=error.hint,
+        error=type(error).__name__, started=now, ended=now,
+    )  # fmt: skip
+
+
+def leave(dialect: Dialect, job: Job, outcome: Outcome, house: House, refusal: BelljarError | None) -> int:
+    """End as the verdict says, in the system's own way."""
+    from belljar.batch.verdict import AGAIN, judge
+
+    settings = house.settings.batch
+    tries = count_tries(dialect, job, settings) if outcome.klass in AGAIN else 1
+    verdict = judge(outcome, job, tries, settings)
+    tell(outcome, verdict)
+    from belljar.batch.acts import carry_out
+
+    ignore_signals(verdict)
+    ending, trouble = carry_out(dialect.tell(job, verdict, outcome, tries, settings), settings.ask_timeout)
+    if trouble:
+        from belljar.cli import complain
+
+        complain(trouble, "")
+    if ending.delay:
+        wait_for_term(ending.delay)
+    return end(ending)
+
+
+def count_tries(dialect: Dialect, job: Job, settings: batch.Settings) -> int:
+    """How often this job could not be started, this time included."""
+    from belljar.batch.acts import ask
+
+    command = dialect.count(job)
+    try:
+        return 1 + (dialect.counted(job, ask(command, settings.ask_timeout)) if command else job.started_before)
+    except (BelljarError, ValueError):
+        return 1 + job.started_before
+
+
+def tell(outcome: Outcome, verdict: Verdict) -> None:
+    """One line on the job's stderr where the job did not end by itself."""
+    from belljar.cli import complain
+
+    if verdict is Verdict.MIRROR and (outcome.cause in (Cause.FINISHED, Cause.CANCELLED)) and not outcome.error:
+        return
+    ended = f"{outcome.id}: " if outcome.id else ""
+    hint = outcome.hint.replace("ID`", f"{outcome.id}`") if outcome.klass is not OutcomeClass.CANCELLED else ""
+    complain(f"{ended}{outcome.reason}", hint)
+
+
+def ignore_signals(verdict: Verdict) -> None:
+    """A system that takes the job back tells it so by TERM; its own order must not stop us in carrying it out."""
+    if verdict in (Verdict.REQUEUE, Verdict.HOLD):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def wait_for_term(seconds: float) -> None:
+    """Keep the job for this long, where its system starts it again at once; TERM ends the wait."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)
+    signal.sigtimedwait(numbers, seconds)
+
+
+def end(ending: Ending) -> int:
+    if ending.signal is not None:
+        from belljar.host.processes import die_by
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        die_by(ending.signal)
+    return ending.exit_code if ending.exit_code is not None else OUR_FAILURE

@@ -1,0 +1,120 @@
+"""A site in one folder that everybody may enter: belljar installed as on a batch node, its settings, its users.
+
+The lab modules beside this one bring a batch system up on it: slurm.py, gridengine.py.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.live.conftest import ROOT, STORE
+
+PLACE = Path("/var/tmp")
+USERS = ("bjalice", "bjbob")
+LAUNCHER = """#!/usr/bin/python3 -IS
+import sys
+sys.path.append("{lib}")
+from belljar.cli import entry
+entry()
+"""
+
+
+class Site:
+    """`top`: belljar (the command), belljar.toml (the site's settings, given to every call by --config), node/ (folders
+    of the users' machines), home/USER. Everything goes with `close`."""
+
+    def __init__(self, name: str, settings: str = "") -> None:
+        self.top = PLACE / f"belljar-lab-{name}-{os.getpid()}"
+        self.lib, self.belljar, self.config = self.top / "lib", self.top / "belljar", self.top / "belljar.toml"
+        self.node, self.homes = self.top / "node", self.top / "home"
+        self.top.mkdir(mode=0o755)
+        self._install()
+        self.configure(settings)
+        for folder in (self.node, self.homes):
+            folder.mkdir(mode=0o755)
+        for user in USERS:
+            self._add_user(user)
+
+    def _install(self) -> None:
+        shutil.copytree(ROOT / "src/belljar", self.lib / "belljar", ignore=shutil.ignore_patterns("__pycache__"))
+        subprocess.run(["/usr/bin/python3", "-m", "compileall", "-q", str(self.lib)], check=True)
+        self.belljar.write_text(LAUNCHER.format(lib=self.lib))
+        subprocess.run(["chmod", "-R", "u=rwX,go=rX", str(self.lib)], check=True)
+        self.belljar.chmod(0o755)
+
+    def configure(self, batch: str = "", **sections: str) -> None:
+        """Write the site's settings: lines of [batch], and of other sections by name."""
+        text = f'[paths]\nnode = "{self.node}"\nsite_store = "{STORE}"\n{sections.pop("paths", "")}\n'
+        text += f'[batch]\nshares = ["{self.homes}:rw"]\n{batch}\n'
+        text += "".join(f"[{section}]\n{lines}\n" for section, lines in sections.items())
+        self.config.write_text(text)
+        self.config.chmod(0o644)
+
+    def _add_user(self, name: str) -> None:
+        """The user, made where it is missing and left there; its home here is this site's."""
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/bash", name], check=True)
+            entry = pwd.getpwnam(name)
+        home = self.home(name)
+        home.mkdir(mode=0o711)
+        os.chown(home, entry.pw_uid, entry.pw_gid)
+
+    def home(self, user: str) -> Path:
+        return self.homes / user
+
+    def run(
+        self, *words: str, user: str | None = None, check: bool = True, timeout: float = 240, **options: object
+    ) -> subprocess.CompletedProcess[bytes]:
+        """A command of the host, as root or as a user in its home, with a bare environment."""
+        env = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "LANG": "C.UTF-8"}
+        env.update(options.pop("env", {}))  # type: ignore[call-overload]
+        who: dict[str, object] = {}
+        if user is not None:
+            entry = pwd.getpwnam(user)
+            env.update(HOME=str(self.home(user)), USER=user, LOGNAME=user)
+            who = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": [], "cwd": self.home(user)}
+        done = subprocess.run(
+            words, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False, **{**who, **options}
+        )  # type: ignore[call-overload]
+        if check and done.returncode:
+            raise AssertionError(f"{words}: exit {done.returncode}\n{done.stdout.decode()}\n{done.stderr.decode()}")
+        return done
+
+    def command(self, *words: str, user: str | None = None, check: bool = True, **options: object) -> subprocess.CompletedProcess[bytes]:
+        """`belljar --config SITE words`."""
+        return self.run(str(self.belljar), "--config", str(self.config), *words, user=user, check=check, **options)
+
+    def leftovers(self) -> list[str]:
+        """Everything of a machine that is still there, of any user: folders, overlays, identities, QEMU processes."""
+        found = []
+        for user in self.node.iterdir():
+            for part in ("run/machines", "run/identities", "scratch"):
+                folder = user / part
+                found += [str(path) for path in folder.iterdir()] if folder.is_dir() else []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    line = (entry / "cmdline").read_bytes().decode(errors="replace")
+                except OSError:
+                    continue
+                if "guest=belljar-" in line and str(self.top) in line:
+                    found.append(f"qemu {entry.name}")
+        return found
+
+    def close(self) -> None:
+        shutil.rmtree(self.top, ignore_errors=True)
+
+
+def python() -> str:
+    return sys.executable
+
+
+Environment = Mapping[str, str]

@@ -1,0 +1,209 @@
+"""From a job to the request for its machine: what is carried in, what stays, what is refused."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from belljar.batch import Settings
+from belljar.batch import request as making
+from belljar.batch.request import Caller, build, measure
+from belljar.batch.terms import Command, Job, Staged, Surroundings
+from belljar.errors import DirectoryTooLarge, ImageNotAllowed, OverLimit, UnreadableScript
+from belljar.model import GIB, MIB, Account, NetworkMode, Request, Share, Start, StdinKind
+
+BOB = Account("bob", os.getuid(), os.getgid(), "bob", groups=((2000, "physics"),), home="/home/bob", shell="/bin/bash")
+CALLER = Caller(
+    BOB, 0o027, (("AS", -1, -1), ("CPU", 10, 20)), (StdinKind.NULL, StdinKind.STREAM, StdinKind.STREAM), (), NetworkMode.NONE,
+    Start.AUTO, 1, 512 * MIB,
+)  # fmt: skip
+SCRIPT = b"/spool/job00001/slurm_script"
+JOB = Job(
+    "slurm", "4711_3", aliases=("4714",), name="$(id)\n", queue="night", cpus=2, memory=2 * GIB, wall=600.0, grace=28.0,
+    native=Command(SCRIPT, (SCRIPT, b"a b", b"\xff")), script=SCRIPT, script_skips_line=True, started_before=1,
+)  # fmt: skip
+FILES = {SCRIPT: b"#!/wrap\n#!/bin/sh\necho \0binary\n", b"/nodes": b"host1\nhost2\n"}
+
+
+def here(cwd: Path | str = "/tmp", **changes: object) -> Surroundings:
+    def read(path: bytes) -> bytes:
+        try:
+            return FILES[path]
+        except KeyError:
+            raise FileNotFoundError(2, "No such file or directory", path) from None
+
+    given = Surroundings(
+        (SCRIPT,),
+        ((b"A", b"1"), (b"LD_PRELOAD", b"x")),
+        os.fsencode(cwd),
+        os.getuid(),
+        os.getgid(),
+        (),
+        {},
+        lambda: b"",
+        read,
+    )
+    return replace(given, **changes)  # type: ignore[arg-type]
+
+
+def made(job: Job = JOB, cwd: Path | str = "/tmp", caller: Caller = CALLER, **settings: object) -> Request:
+    return build(here(cwd), job, "debian12", caller, Settings(**settings), 1000.0)  # type: ignore[arg-type]
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_image_that_is_not_allowed_is_refused_on_the_node_too() -> None:
+    with pytest.raises(ImageNotAllowed, match="not allowed for bob in queue night"):
+        made(allow=("group:chemistry *",))
+    assert made(allow=("group:physics *",)).machine.image == "debian12"
+
+
+@pytest.mark.parametrize("limit", [{"max_cpus": 1}, {"max_memory": GIB}])
+def test_what_the_site_does_not_give_is_refused(limit: dict[str, int]) -> None:
+    with pytest.raises(OverLimit):
+        made(**limit)
+
+
+def test_too_little_memory_is_refused() -> None:
+    with pytest.raises(OverLimit, match="100 MiB of memory: a job in a machine needs at least"):
+        made(replace(JOB, memory=100 * MIB))
+
+
+def test_a_script_that_vanished_is_told_by_its_path() -> None:
+    with pytest.raises(UnreadableScript, match="/spool/gone: No such file"):
+        made(replace(JOB, script=b"/spool/gone"))
+
+
+def test_a_script_that_is_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(making, "LARGEST_SCRIPT", 10)
+    with pytest.raises(UnreadableScript, match="larger than"):
+        made()
+
+
+def test_a_working_directory_that_is_too_large_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(os.urandom(2 * MIB))
+    with pytest.raises(DirectoryTooLarge, match=f"working directory {tmp_path}: .*more than 1 MiB"):
+        made(cwd=tmp_path, stage_limit=MIB)
+
+
+def test_too_many_files_are_as_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(making, "MOST_ENTRIES", 3)
+    for name in "abcde":
+        (tmp_path / name).touch()
+    with pytest.raises(DirectoryTooLarge):
+        made(cwd=tmp_path)
+
+
+# -- what goes in --------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_becomes_a_request() -> None:
+    request = made()
+    assert (request.name, request.requester, request.wall_limit, request.grace) == (
+        "slurm:4711_3",
+        "slurm:4711_3",
+        600.0,
+        28.0,
+    )
+    assert dict(request.labels) == {"alias": "4714", "queue": "night", "job name": "$(id)\n", "started before": "1"}
+    assert (request.machine.cpus, request.machine.disk, request.machine.shares) == (2, None, ())
+    payload = request.payload
+    assert payload is not None
+    assert (payload.program, payload.argv) == (SCRIPT, (SCRIPT, b"a b", b"\xff"))
+    assert (payload.cwd, payload.umask, payload.env, payload.stdin) == (b"/tmp", 0o027, ((b"A", b"1"),), StdinKind.NULL)
+    assert payload.rlimits == CALLER.rlimits
+
+
+def test_the_script_goes_in_without_our_line_and_otherwise_byte_for_byte() -> None:
+    payload = made().payload
+    assert payload is not None
+    (script,) = payload.files
+    assert (script.path, script.data, script.mode, script.is_users) == (
+        SCRIPT,
+        b"#!/bin/sh\necho \0binary\n",
+        0o700,
+        True,
+    )
+
+
+def test_a_sites_own_grace_stands_before_the_systems() -> None:
+    assert made(grace=5.0).grace == 5.0
+
+
+def test_the_schedulers_files_keep_their_places_and_missing_ones_are_no_mistake() -> None:
+    staged = Staged(into=(b"/nodes", b"/missing", b"/home/x"), folders=(b"/tmp/4711.night", b"/home/y"))
+    caller = replace(CALLER, shares=(Share("/home", "/home", False),))
+    payload = made(replace(JOB, staged=staged), caller=caller).payload
+    assert payload is not None
+    found = {file.path: (file.data, file.mode) for file in payload.files[1:]}
+    assert found == {b"/nodes": (b"host1\nhost2\n", 0o644), b"/tmp/4711.night": (None, 0o700)}
+
+
+def test_what_stands_on_standard_input_for_the_shell_is_a_stream_inside() -> None:
+    shell = Command(b"/bin/bash", (b"-bash",), stdin=b"/spool/x\n")
+    payload = made(replace(JOB, native=shell)).payload
+    assert payload is not None and payload.stdin is StdinKind.STREAM and payload.program == b"/bin/bash"
+
+
+def test_a_limit_on_virtual_memory_makes_the_guest_smaller() -> None:
+    caller = replace(CALLER, rlimits=(("AS", GIB, 2 * GIB),))
+    assert made(caller=caller).machine.memory < made().machine.memory
+
+
+# -- the working directory -----------------------------------------------------------------------------------------------
+
+
+def test_a_directory_on_no_share_is_copied_in_and_its_changes_out(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("x")
+    payload = made(cwd=tmp_path).payload
+    assert payload is not None
+    (into,), (out,) = payload.inputs, payload.outputs
+    assert (into.outside, into.inside) == (out.outside, out.inside) == (str(tmp_path), str(tmp_path))
+    assert out.changed_only and not into.changed_only
+
+
+@pytest.mark.parametrize("folder", ["", "below/it"])
+def test_a_directory_on_a_share_is_there_already(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "below/it").mkdir(parents=True)
+    caller = replace(CALLER, shares=(Share(str(tmp_path), str(tmp_path), False),))
+    payload = made(cwd=tmp_path / folder, caller=caller).payload
+    assert payload is not None and payload.inputs == payload.outputs == ()
+
+
+def test_a_neighbour_of_a_share_is_not_on_it(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data2").mkdir()
+    caller = replace(CALLER, shares=(Share(str(tmp_path / "data"), str(tmp_path / "data"), False),))
+    payload = made(cwd=tmp_path / "data2", caller=caller).payload
+    assert payload is not None and payload.inputs
+
+
+@pytest.mark.parametrize("cwd", ["/", "/tmp", "/var/tmp", "/usr"])
+def test_folders_that_every_guest_has_are_not_copied(cwd: str) -> None:
+    payload = made(cwd=cwd).payload
+    assert payload is not None and payload.inputs == ()
+
+
+def test_the_jobs_own_output_files_are_never_brought_back(tmp_path: Path) -> None:
+    keep = os.dup(1)
+    (tmp_path / "logs").mkdir()
+    target = os.open(tmp_path / "logs/job.out", os.O_WRONLY | os.O_CREAT)
+    try:
+        os.dup2(target, 1)
+        payload = made(cwd=tmp_path).payload
+    finally:
+        os.dup2(keep, 1)
+        os.close(keep)
+        os.close(target)
+    assert payload is not None
+    assert payload.inputs[0].skip == payload.outputs[0].skip == ("logs/job.out",)
+
+
+def test_holes_and_links_cost_nothing(tmp_path: Path) -> None:
+    with open(tmp_path / "sparse", "wb") as file:
+        file.truncate(10 * GIB)
+    (tmp_path / "link").symlink_to("/")
+    size, entries = measure(str(tmp_path), MIB, lambda _: False)
+    assert size < MIB and entries == 2

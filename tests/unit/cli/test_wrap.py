@@ -1,0 +1,202 @@
+"""`belljar wrap`: a job that wants no machine is left alone to the last bit, and every end is told as the verdict says."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from belljar.batch import Settings
+from belljar.batch.acts import carry_out
+from belljar.batch.terms import Command, Ending, Job, Surroundings, Verdict
+from belljar.cli import wrap
+from belljar.cli.wrap import count_tries, leave, surroundings
+from belljar.errors import BadOption
+from belljar.model import Cause, Outcome, OutcomeClass
+
+FAKE = """
+import sys, types
+from belljar.batch.terms import Command, Job
+class Fake:
+    name = "slurm"
+    def read(self, here):
+        stdin = here.stdin() if "stdin" in here.options else None
+        return Job("slurm", "1", image=here.options.get("image", ""), native=Command(here.argv[0], here.argv[1:], stdin))
+sys.modules["belljar.batch.slurm"] = types.SimpleNamespace(DIALECT=Fake())
+from belljar.cli import entry
+sys.argv = ["belljar", "wrap", "slurm", *sys.argv[1:]]
+entry()
+"""
+LOOK = r"""
+import json, os, sys
+status = dict(line.split(":\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\t" in line)
+print(json.dumps({
+    "environ": open("/proc/self/environ", "rb").read().decode("latin-1"), "argv": open("/proc/self/cmdline", "rb").read().decode("latin-1"),
+    "cwd": os.getcwd(), "fds": sorted(int(fd) for fd in os.listdir("/proc/self/fd") if int(fd) < 50), "limits": open("/proc/self/limits").read(),
+    "stdin": sys.stdin.buffer.read().decode("latin-1"), "pid": os.getpid(), "ppid": os.getppid(), "sid": os.getsid(0), "pgid": os.getpgid(0),
+    **{name: status[name] for name in ("SigIgn", "SigBlk", "Umask", "NoNewPrivs", "Groups")},
+}))
+"""
+ODD = {
+    b"PATH": b"/usr/bin:/bin", b"LD_X": b"1", b"LC_ALL": b"C", b"B": b"two\nlines", b"A": b"\xff\xfe", b"EMPTY": b"", b"PYTHONPATH": b"/no/such",
+    b"BASH_FUNC_f%%": b"() { :; }",
+}  # fmt: skip
+
+
+def wrapped(*words: str | bytes, env: Mapping[bytes, bytes] = ODD, **options: object) -> subprocess.Popen[bytes]:
+    path = ":".join(sys.path)
+    code = f"import sys; sys.path[:] = {path!r}.split(':')\n{FAKE}"
+    return subprocess.Popen([sys.executable, "-IS", "-c", code, *words], env=env, stdout=subprocess.PIPE, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def told(process: subprocess.Popen[bytes]) -> dict[str, object]:
+    out, _ = process.communicate(timeout=60)
+    return {"exit": process.returncode, **json.loads(out)}
+
+
+# -- without a machine ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stdin", ["null", "pipe"])
+def test_a_job_without_a_machine_is_what_it_would_have_been(tmp_path: Path, stdin: str) -> None:
+    argv: list[bytes] = [b"odd name", b"-ISc", LOOK.encode(), b"a b", b"\xff", b"", b"--image=x", b"--"]
+    python = os.fsencode(sys.executable)
+    options: dict[str, object] = {"cwd": tmp_path, "umask": 0o027}
+
+    def run(process: subprocess.Popen[bytes]) -> dict[str, object]:
+        if process.stdin is not None:
+            process.stdin.write(b"what stands there")
+            process.stdin.close()
+            process.stdin = None
+        found = told(process)
+        assert found["pid"] == process.pid, "it became another process"
+        return {name: value for name, value in found.items() if name != "pid"}
+
+    def given() -> dict[str, object]:
+        return {**options, "stdin": subprocess.DEVNULL if stdin == "null" else subprocess.PIPE}
+
+    native = subprocess.Popen(argv, executable=python, env=ODD, stdout=subprocess.PIPE, **given())  # type: ignore[call-overload]
+    assert run(wrapped(b"--", python, *argv, **given())) == run(native)
+
+
+def test_its_exit_code_and_its_death_are_its_own() -> None:
+    for script, end in ((b"exit 99", 99), (b"kill -9 $$", -9), (b"kill -PIPE $$", -signal.SIGPIPE)):
+        process = wrapped(b"--", b"/bin/sh", b"sh", b"-c", script)
+        process.communicate(timeout=60)
+        assert process.returncode == end
+
+
+def test_what_the_system_told_on_standard_input_is_put_back() -> None:
+    process = wrapped(b"--stdin=1", b"--", b"/bin/cat", b"cat", stdin=subprocess.PIPE)
+    out, _ = process.communicate(b"/spool/1.SC a 'b c'\n", timeout=60)
+    assert (process.returncode, out) == (0, b"/spool/1.SC a 'b c'\n")
+
+
+def test_a_program_that_is_missing_ends_as_with_a_shell(tmp_path: Path) -> None:
+    (tmp_path / "plain").touch()
+    for path, code in ((b"/no/such", 127), (os.fsencode(tmp_path / "plain"), 126)):
+        process = wrapped(b"--", path, b"x", stderr=subprocess.PIPE)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == code and err.startswith(b"belljar: " + path)
+
+
+def test_a_wrong_image_name_is_told_to_the_job_and_nothing_is_executed(tmp_path: Path) -> None:
+    for name in ("$(touch${IFS}ran)", "../../x", "a;touch ran"):
+        process = wrapped(
+            f"--image={name}".encode(), b"--", b"/bin/touch", b"touch", b"ran", stderr=subprocess.PIPE, cwd=tmp_path
+        )
+        _, err = process.communicate(timeout=60)
+        assert process.returncode != 0 and err.startswith(b"belljar: ")
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- surroundings --------------------------------------------------------------------------------------------------------
+
+
+def test_options_may_come_as_the_one_word_a_kernel_makes_of_a_line() -> None:
+    here = surroundings(["--image=debian12 --time=60", "/spool/slurm_script", "--image=mine", "a b"])
+    assert here.options == {"image": "debian12", "time": "60"}
+    assert here.argv == (b"/spool/slurm_script", b"--image=mine", b"a b")
+
+
+@pytest.mark.parametrize("word", ["--image", "--=x", "--image=a b"])
+def test_options_that_are_none_are_refused(word: str) -> None:
+    with pytest.raises(BadOption, match="not of the form --WORD=VALUE"):
+        surroundings([word, "/spool/x"])
+
+
+# -- the end -------------------------------------------------------------------------------------------------------------
+
+JOB = Job("slurm", "7", started_before=4)
+END = Outcome("0123456789ab", Cause.FINISHED, OutcomeClass.PAYLOAD, exit_code=0)
+
+
+class Fake:
+    """A dialect that says what it was told."""
+
+    name = "slurm"
+
+    def __init__(self, ending: Ending = Ending(), count: tuple[str, ...] = ()) -> None:
+        self.ending, self.command = ending, count
+        self.told: list[tuple[Verdict, int]] = []
+
+    def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
+        self.told.append((verdict, tries))
+        return self.ending if verdict is not Verdict.MIRROR else Ending(outcome.exit_code, outcome.signal)
+
+    def count(self, job: Job) -> tuple[str, ...]:
+        return self.command
+
+    def counted(self, job: Job, printed: bytes) -> int:
+        return int(printed)
+
+
+class House:
+    class settings:
+        batch = Settings(retries=3)
+
+
+@pytest.mark.parametrize(
+    ("command", "tries"), [((), 5), (("echo", "1"), 2), (("echo", "x"), 5), (("false",), 5), (("no-such-command",), 5)]
+)
+def test_tries_are_counted_by_the_system_or_else_by_what_the_job_was_told(command: tuple[str, ...], tries: int) -> None:
+    assert count_tries(Fake(count=command), JOB, Settings()) == tries  # type: ignore[arg-type]
+
+
+def test_a_requeue_says_why_on_stderr_and_counts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wrap, "ignore_signals", lambda verdict: None)
+    lost = Outcome("", Cause.BOOT_FAILED, OutcomeClass.TRANSIENT, reason="waited 30 s", hint="see `belljar logs ID`")
+    dialect = Fake(Ending(exit_code=99), count=("echo", "1"))
+    assert leave(dialect, JOB, lost, House(), None) == 99  # type: ignore[arg-type]
+    assert dialect.told == [(Verdict.REQUEUE, 2)]
+    assert capsys.readouterr().err.splitlines()[0] == "belljar: waited 30 s"
+
+
+def test_an_ending_whose_command_fails_leaves_the_other_way(capsys: pytest.CaptureFixture[str]) -> None:
+    ending = Ending(0, commands=(("true",), ("false",)), otherwise=Ending(125))
+    held, trouble = carry_out(ending, 5.0)
+    assert held.exit_code == 125 and "false: exit 1" in trouble
+
+
+def test_a_command_that_hangs_is_cut_off_at_the_deadline() -> None:
+    held, trouble = carry_out(Ending(0, commands=(("sleep", "1000"),), otherwise=Ending(1)), 0.2)
+    assert held.exit_code == 1 and "not finished" in trouble
+
+
+def test_no_word_of_ours_for_a_job_that_ended_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    assert leave(Fake(), JOB, END, House(), None) == 0  # type: ignore[arg-type]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_surroundings_are_the_processes_own() -> None:
+    here: Surroundings = surroundings([])
+    assert (here.uid, here.cwd) == (os.geteuid(), os.getcwdb()) and here.var("PATH")
+    assert resource.getrlimit(resource.RLIMIT_CORE) is not None
+    assert Command(b"x", ()).stdin is None
