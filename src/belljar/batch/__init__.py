@@ -46,7 +46,7 @@ class Settings:
     )
     max_disk: int = field(default=0, metadata={"help": "largest disk a job may ask for; 0: no limit", "unit": "bytes"})
     overhead: int = field(
-        default=200 * MIB,
+        default=224 * MIB,
         metadata={
             "help": "what QEMU and belljar need of a job's memory limit; the guest gets the rest",
             "unit": "bytes",

@@ -125,6 +125,7 @@ class Domain(Protocol):
     closes them: what the guest said last can be read from them after its end."""
 
     pid: int
+    argv: tuple[str, ...]  # how the process was started; for the record
     channel: socket.socket  # the agent's channel, our end, non-blocking
     console: socket.socket  # the serial console, our end, non-blocking
 

@@ -50,6 +50,7 @@ class FakeDomain:
 
     def __init__(self, spec: DomainSpec, pid: int, faults: Faults, on_end: Callable[[FakeDomain], None]) -> None:
         self.spec, self.pid, self.done = spec, pid, list[str]()
+        self.argv: tuple[str, ...] = ("fake-qemu", "-name", f"guest=belljar-{spec.id}")
         self.channel, self.guest = socket.socketpair()
         self.console, self.serial = socket.socketpair()
         for end in (self.channel, self.guest, self.console, self.serial):

@@ -102,14 +102,14 @@ def test_without_limits_and_without_wishes_anything_goes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "space"), [(200 * MIB, -1), (1, -1), (327 * MIB, -1), (None, 800 * MIB), (GIB, 800 * MIB)]
+    ("limit", "space"), [(200 * MIB, -1), (1, -1), (351 * MIB, -1), (None, 575 * MIB), (GIB, 575 * MIB)]
 )
 def test_too_little_memory_is_refused_with_what_would_do(limit: int | None, space: int) -> None:
     with pytest.raises(OverLimit, match=r"MiB of memory: a job in a machine needs at least \d+ MiB"):
         guest_memory(limit, space, Settings(), 512 * MIB)
 
 
-@given(st.integers(328 * MIB, 1 << 42), st.integers(0, GIB), st.floats(0, 30))
+@given(st.integers(352 * MIB, 1 << 42), st.integers(0, GIB), st.floats(0, 30))
 def test_the_guest_and_its_overhead_fit_into_the_limit(limit: int, least: int, percent: float) -> None:
     settings = Settings(overhead=least, overhead_percent=percent)
     if limit - overhead(limit, settings) < SMALLEST_GUEST:
@@ -131,7 +131,7 @@ def test_without_limits_the_guest_gets_the_sites_default() -> None:
 
 def test_a_limit_on_virtual_memory_binds_qemu_too() -> None:
     assert guest_memory(None, 2 * GIB, Settings(), 4 * GIB) == rounded(2 * GIB - ADDRESS_SPACE)
-    assert guest_memory(GIB, 64 * GIB, Settings(), 4 * GIB) == rounded(GIB - 200 * MIB)
+    assert guest_memory(GIB, 64 * GIB, Settings(), 4 * GIB) == rounded(GIB - 224 * MIB)
 
 
 # -- environment ---------------------------------------------------------------------------------------------------------

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from belljar.hypervisor import DomainSpec, Nic, SharedFolder
+from belljar.hypervisor import Accelerator, DomainSpec, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.model import MIB
 
+TRANSLATIONS = 64  # MiB of TCG's buffer
 PORT_NAME = "org.belljar.agent"
 MARK = "guest=belljar-"
 
@@ -101,7 +102,7 @@ def sandbox() -> list[str]:
 def machine(spec: DomainSpec, cpu: str, ram: Ram | None) -> list[str]:
     """Board, processors, memory."""
     megabytes = f"{spec.memory // MIB}M"
-    words = ["-accel", spec.accelerator.value, "-cpu", cpu]
+    words = ["-accel", accelerator(spec.accelerator), "-cpu", cpu]
     words += ["-smp", f"cpus={spec.cpus},sockets=1,cores={spec.cpus},threads=1", "-m", megabytes]
     if ram is None:
         return [*words, "-M", MACHINE]
@@ -115,6 +116,12 @@ def machine(spec: DomainSpec, cpu: str, ram: Ram | None) -> list[str]:
     if ram.readonly:
         backend |= {"readonly": True, "rom": "off"}
     return [*words, "-object", compact(backend), "-M", f"{MACHINE},memory-backend=ram"]
+
+
+def accelerator(kind: Accelerator) -> str:
+    """TCG keeps what it translated in a buffer that is part of no guest's memory: it is given a size, for all that QEMU
+    may use has to fit into a job's limits. Its own choice would be a gigabyte."""
+    return f"tcg,tb-size={TRANSLATIONS}" if kind is Accelerator.TCG else kind.value
 
 
 def kernel(spec: DomainSpec, plugs: Plugs) -> list[str]:

@@ -63,7 +63,7 @@ class QemuDomain:
         except BaseException:
             self._held.close()
             raise
-        self.pid = self._child.pid
+        self.pid, self.argv = self._child.pid, tuple(argv)
         self._monitor = Monitor(lines.ours["monitor"], self._event)
 
     # -- the Domain protocol -----------------------------------------------------------------------------------------

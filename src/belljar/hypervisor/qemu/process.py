@@ -22,7 +22,8 @@ from belljar.host.files import PRIVATE_FILE, write_all
 
 LOG_LIMIT = 1 << 20  # a guest can make QEMU complain without end
 TAIL = 8 << 10
-ENVIRONMENT = {"PATH": SEARCH_PATH, "LC_ALL": "C", "HOME": "/nonexistent"}
+# One heap for all threads: each further one reserves 64 MiB, and a job's limit on virtual memory counts what is reserved.
+ENVIRONMENT = {"PATH": SEARCH_PATH, "LC_ALL": "C", "HOME": "/nonexistent", "MALLOC_ARENA_MAX": "1"}
 
 # Sent by batch systems and terminals to the whole process group or session: the supervisor answers them, QEMU must not.
 # (The vCPU threads of KVM unblock the one they use themselves.)
