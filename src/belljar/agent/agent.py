@@ -1296,7 +1296,7 @@ class Guest:
             os.path.lexists(folder)
         os.spawnv(os.P_WAIT, "/bin/sh", ["sh", "-c", "true; env true; exit 0"])
         self.after_payload()
-        place([word for path in FEATURES for word in (path, b"420", b"r", b"f")], Account(Words(NOTHING[6:])), self)
+        place([word for path in FEATURES for word in (path, b"420", b"r", b"f")], Account(Words(NOTHING[7:])), self)
         for path in FEATURES:
             os.unlink(path)
         self.identify(Words(NOBODY + [now()]))
