@@ -62,6 +62,7 @@ def summary(times: list[float]) -> dict[str, float]:
         "median": statistics.median(ordered),
         "best": ordered[0],
         "p90": ordered[min(len(ordered) - 1, int(len(ordered) * 0.9))],
+        "worst": ordered[-1],
         "runs": len(ordered),
     }
 
