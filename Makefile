@@ -1,13 +1,15 @@
 # What one does with a checkout. Each target installs what it lacks and does nothing twice.
 PREFIX ?= /opt/belljar
 
-.PHONY: help demo test quick live lint bench install uninstall clean
+.PHONY: help demo test quick live test-batch torture lint bench install uninstall clean
 
 help:
 	@echo 'make demo       a real job in a real virtual machine, host and guest compared, seconds per phase'
 	@echo 'make test       all tests: lint, types, unit, contracts, stories, then real machines'
 	@echo 'make quick      the tests that boot nothing (seconds)'
 	@echo 'make live       the tests that boot real machines (minutes)'
+	@echo 'make test-batch every test under real batch systems (an hour): Slurm, Grid Engine, stand-ins for the others'
+	@echo 'make torture    jobs killed at random by the hundred, belljar killed at every named point'
 	@echo 'make lint       ruff and mypy alone'
 	@echo 'make bench      the benchmarks'
 	@echo 'make install    as root: into PREFIX ($(PREFIX)), with a link in /usr/local/bin'
@@ -30,6 +32,14 @@ live:
 	@scripts/prepare dev
 	@scripts/test live
 
+test-batch:
+	@scripts/prepare dev
+	@scripts/test batch
+
+torture:
+	@scripts/prepare dev
+	@scripts/test torture
+
 lint:
 	@scripts/prepare dev
 	@.venv/bin/python -m pytest tests/rules/test_house_rules.py -k 'types or lint or format'
@@ -40,6 +50,7 @@ bench:
 	@.venv/bin/python bench/stream.py
 	@.venv/bin/python bench/density.py
 	@.venv/bin/python bench/throughput.py
+	@.venv/bin/python bench/batch.py
 
 install:
 	@scripts/prepare

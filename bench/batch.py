@@ -21,8 +21,8 @@ from common import ROOT, parser, progress, publish, summary, table
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("BELLJAR_TEST_STORE", str(Path(f"/var/tmp/belljar-test-{os.getuid()}/store")))
 
-from tests.batch.lab.site import Site  # noqa: E402
-from tests.batch.lab.slurm import Slurm  # noqa: E402
+from tests.batch.lab.site import Site
+from tests.batch.lab.slurm import Slurm
 
 USER = "bjalice"
 VMBATCH_START = 38.41  # seconds
