@@ -36,7 +36,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Command:
-    """A program as execve takes it. `argv[0]` is its name only."""
+    """A program as execvp takes it: a path without a slash is looked for in the job's PATH. `argv[0]` is its name only."""
 
     path: bytes
     argv: tuple[bytes, ...]
@@ -75,6 +75,7 @@ class Job:
     grace: float = 10.0  # between TERM and the end, less two seconds: the system's default
     signals_reach_all: bool = True  # a signal to the job is meant for its process group, not for its leader alone
     staged: Staged = Staged()
+    redirect: tuple[bytes, ...] = ()  # variables that are there for the redirect's sake: the job gets none of them
 
 
 class Verdict(Enum):

@@ -9,6 +9,7 @@ from belljar.host import quick_asyncio  # isort: skip - it must come before asyn
 
 import asyncio
 import os
+import selectors
 import signal
 import time
 from contextlib import suppress
@@ -27,16 +28,46 @@ if TYPE_CHECKING:
     from belljar.cli.terminal import RawTerminal
 
 FORWARDED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "XCPU", "ALRM")
+UNLIKELY = 2.0  # seconds beyond what was asked for: then the process was stopped
 PAUSE_LIMIT = 1.5  # seconds for the vcpus to stand still; Slurm and its like wait 2 before they send STOP
 
 
 class StoppableLoop(asyncio.SelectorEventLoop):
-    """A loop whose clock stands still while the process is stopped."""
+    """A loop whose clock stands still while the process is stopped.
 
-    stopped = 0.0
+    Some batch systems send STOP without a word before. Nobody tells a process how long it was stopped, so a wait that
+    took much longer than it was to take is left out whole: a deadline may come later by one such wait, never early."""
+
+    def __init__(self) -> None:
+        self.stopped = 0.0
+        self.woke = time.monotonic()
+        super().__init__(_Waits(self))
 
     def time(self) -> float:
         return super().time() - self.stopped
+
+    def leave_out(self, begin: float, end: float) -> None:
+        """This time did not pass."""
+        self.stopped += end - begin
+        self.woke = end
+
+
+class _Waits(selectors.DefaultSelector):
+    """Notices waits, and work between two waits, that took longer than they can have."""
+
+    def __init__(self, loop: StoppableLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        loop, begin = self._loop, time.monotonic()
+        if begin - loop.woke > UNLIKELY:
+            loop.leave_out(loop.woke, begin)
+        events = super().select(timeout)
+        loop.woke = end = time.monotonic()
+        if timeout is not None and end - begin > max(timeout, 0.0) + UNLIKELY:
+            loop.leave_out(begin, end)
+        return events
 
 
 def attend(house: House, request: Request, *, stdin: bytes | None = None, alone: bool = False) -> Outcome:
@@ -119,7 +150,7 @@ async def suspend(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | N
         terminal.restore()
     begin = time.monotonic()
     os.kill(os.getpid(), signal.SIGSTOP)
-    loop.stopped += time.monotonic() - begin
+    loop.leave_out(begin, time.monotonic())
     if terminal is not None:
         terminal.enter()
         tell_size(orders)  # of a change while we were stopped only those in the foreground were told

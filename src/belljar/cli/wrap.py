@@ -7,15 +7,17 @@ that nothing of belljar is left in its process. The others get a machine and thi
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import resource
 import signal
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from belljar import batch
 from belljar.batch.terms import Ending, Job, Surroundings, Verdict
-from belljar.errors import OUR_FAILURE, BadOption, BelljarError
+from belljar.errors import OUR_FAILURE, BadOption, BelljarError, HostError
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import read_capped
 from belljar.model import Cause, Outcome, OutcomeClass
@@ -45,8 +47,9 @@ def run(args: argparse.Namespace, house: House) -> int:
     here = surroundings(args.rest)
     clear_environment(here)
     job = dialect.read(here)
+    here = replace(here, env=tuple(pair for pair in here.env if pair[0] not in job.redirect))
     settings = house.settings.batch
-    refusal: BelljarError | None = None
+    image = job.image
     try:
         from belljar.batch.policy import image_for
 
@@ -55,9 +58,10 @@ def run(args: argparse.Namespace, house: House) -> int:
             become(here, job)
         outcome = in_machine(here, job, image, house)
     except BelljarError as exc:
-        refusal = exc
-        outcome = refused(exc)
-    return leave(dialect, job, outcome, house, refusal)
+        outcome = refused(exc, job, image, house)
+    except OSError as exc:
+        outcome = refused(HostError(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc)), job, image, house)
+    return leave(dialect, job, outcome, house)
 
 
 # -- the way in ----------------------------------------------------------------------------------------------------------
@@ -136,12 +140,27 @@ def become(here: Surroundings, job: Job) -> NoReturn:
         os.dup2(reader, 0)
         os.close(reader)
     try:
-        os.execve(command.path, list(command.argv), dict_of(here.env))
+        execute(command.path, list(command.argv), here)
     except OSError as exc:
         from belljar.cli import complain
 
         complain(f"{os.fsdecode(command.path)}: {exc.strerror}", "")
         os._exit(126 if exc.errno in (8, 13) else 127)
+
+
+def execute(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
+    """As execvp: the first of that name in the job's PATH; the shell for a script without a first line."""
+    folders = os.fsencode(here.var("PATH")).split(b":") if b"/" not in path else [b""]
+    trouble: OSError | None = None
+    for folder in folders:
+        candidate = os.path.join(folder, path)
+        try:
+            os.execve(candidate, argv, dict_of(here.env))
+        except OSError as exc:
+            if exc.errno == errno.ENOEXEC:
+                os.execve(b"/bin/sh", [b"/bin/sh", candidate, *argv[1:]], dict_of(here.env))
+            trouble = exc if trouble is None or exc.errno != errno.ENOENT else trouble
+    raise trouble if trouble is not None else FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
 class dict_of(dict):  # type: ignore[type-arg]
@@ -202,18 +221,14 @@ def site_shares(settings: batch.Settings):  # type: ignore[no-untyped-def]
 # -- the way out ---------------------------------------------------------------------------------------------------------
 
 
-def refused(error: BelljarError) -> Outcome:
-    """The outcome of a request that never became a machine."""
-    from belljar.machine.states import class_of_error
+def refused(error: BelljarError, job: Job, image: str, house: House) -> Outcome:
+    """The outcome of a request that never became a machine, on record like all others."""
+    from belljar.machine.refusal import outcome_of, put_on_record
 
-    now = time.time()
-    return Outcome(
-        id="", cause=error.cause, klass=class_of_error(error), reason=error.message, hint=error.hint,
-        error=type(error).__name__, started=now, ended=now,
-    )  # fmt: skip
+    return put_on_record(outcome_of(error), f"{job.system}:{job.id}", image, house.folders)
 
 
-def leave(dialect: Dialect, job: Job, outcome: Outcome, house: House, refusal: BelljarError | None) -> int:
+def leave(dialect: Dialect, job: Job, outcome: Outcome, house: House) -> int:
     """End as the verdict says, in the system's own way."""
     from belljar.batch.verdict import AGAIN, judge
 

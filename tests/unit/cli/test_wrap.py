@@ -136,12 +136,15 @@ JOB = Job("slurm", "7", started_before=4)
 END = Outcome("0123456789ab", Cause.FINISHED, OutcomeClass.PAYLOAD, exit_code=0)
 
 
+PLAIN = Ending()
+
+
 class Fake:
     """A dialect that says what it was told."""
 
     name = "slurm"
 
-    def __init__(self, ending: Ending = Ending(), count: tuple[str, ...] = ()) -> None:
+    def __init__(self, ending: Ending = PLAIN, count: tuple[str, ...] = ()) -> None:
         self.ending, self.command = ending, count
         self.told: list[tuple[Verdict, int]] = []
 
@@ -174,7 +177,7 @@ def test_a_requeue_says_why_on_stderr_and_counts(
     monkeypatch.setattr(wrap, "ignore_signals", lambda verdict: None)
     lost = Outcome("", Cause.BOOT_FAILED, OutcomeClass.TRANSIENT, reason="waited 30 s", hint="see `belljar logs ID`")
     dialect = Fake(Ending(exit_code=99), count=("echo", "1"))
-    assert leave(dialect, JOB, lost, House(), None) == 99  # type: ignore[arg-type]
+    assert leave(dialect, JOB, lost, House()) == 99  # type: ignore[arg-type]
     assert dialect.told == [(Verdict.REQUEUE, 2)]
     assert capsys.readouterr().err.splitlines()[0] == "belljar: waited 30 s"
 
@@ -191,7 +194,7 @@ def test_a_command_that_hangs_is_cut_off_at_the_deadline() -> None:
 
 
 def test_no_word_of_ours_for_a_job_that_ended_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    assert leave(Fake(), JOB, END, House(), None) == 0  # type: ignore[arg-type]
+    assert leave(Fake(), JOB, END, House()) == 0  # type: ignore[arg-type]
     assert capsys.readouterr() == ("", "")
 
 
