@@ -1,0 +1,28 @@
+"""Real batch systems, brought up for the tests by the modules in lab/. Fixtures of one system each are in
+SYSTEM_fixtures.py beside this file; here is what they have in common."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from tests.batch.slurm_fixtures import cluster
+
+__all__ = ["cluster"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "batch: brings up a real batch system; needs root")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "batch" in item.path.parts and "unit" not in item.path.parts:
+            item.add_marker(pytest.mark.batch)
+            item.add_marker(pytest.mark.live)
+            if os.geteuid() != 0:
+                item.add_marker(pytest.mark.skip(reason="a batch system's daemons need root"))
+            elif shutil.which("qemu-system-x86_64") is None:
+                item.add_marker(pytest.mark.skip(reason="no QEMU on this host"))
