@@ -17,6 +17,7 @@ from belljar.model import Account, MachineSpec, Payload, Request
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from belljar.guest import Guest
     from belljar.guest.conversation import Conversation
@@ -35,12 +36,21 @@ class House:
     def __init__(self, config_file: str | None = None, *, verbose: bool = False) -> None:
         self.config_file = Path(config_file) if config_file is not None else None
         self.verbose = verbose
+        self._load: Callable[[], config.Settings] = lambda: config.load(self.config_file)
         self._begin = time.monotonic()
 
     @cached_property
     def settings(self) -> config.Settings:
         """Raises BadSettings with every mistake there is."""
-        return config.load(self.config_file)
+        return self._load()
+
+    def of_user(self, uid: int, home: str) -> House:
+        """Another user's parts, as the site's settings have them; what that user set is the user's affair and not read.
+        For processes that became this user."""
+        other = House(None if self.config_file is None else str(self.config_file), verbose=self.verbose)
+        environ = {"HOME": home, "XDG_CONFIG_HOME": "/nonexistent"}
+        other._load = lambda: config.load(other.config_file, environ=environ, uid=uid)
+        return other
 
     @cached_property
     def folders(self) -> Folders:
@@ -105,7 +115,7 @@ class House:
             Parts(
                 hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, planner=planner,
                 make_guest=self.converse, relay=_relay, folders=self.folders, settings=machine,
-                boot_timeout=qemu.boot_timeout, point=self._point,
+                boot_timeout=qemu.boot_timeout, point=self._point, hs06_per_cpu=self.settings.batch.hs06_per_cpu,
             )
         )  # fmt: skip
 

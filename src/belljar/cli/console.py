@@ -22,9 +22,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, house: House) -> int:
+    from belljar.cli.users import reach
     from belljar.machine import control
 
-    view = house.machines.find(args.machine)
+    house, view = reach(house, args.machine)
     connection = control.connect(view.folder)
     control.ask(connection, "console")
     connection.settimeout(None)

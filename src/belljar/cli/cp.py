@@ -7,6 +7,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
+from belljar.batch import SYSTEMS
 from belljar.errors import BadOption, InputMissing, OutputUnwritable
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, house: House) -> int:
+    from belljar.cli.users import reach
+
     source_id, source = split(args.source)
     target_id, target = split(args.target)
     if bool(source_id) == bool(target_id):
@@ -34,7 +37,7 @@ def run(args: argparse.Namespace, house: House) -> int:
         )
     if target_id and not os.path.lexists(source):
         raise InputMissing(f"{source}: does not exist")
-    view = house.machines.find(source_id or target_id)
+    house, view = reach(house, source_id or target_id)
     if source_id and os.path.isdir(target):
         target = os.path.join(target, os.path.basename(source.rstrip("/")) or source_id)
     if source_id and not os.path.isdir(os.path.dirname(target)):
@@ -48,6 +51,9 @@ def run(args: argparse.Namespace, house: House) -> int:
 def split(text: str) -> tuple[str, str]:
     """(ID, PATH), or ("", PATH) for a path here: one with a slash before its first colon, or without a colon."""
     id, colon, path = text.partition(":")
+    if id in SYSTEMS and colon:  # a batch id has a colon of its own
+        number, colon, path = path.partition(":")
+        id = f"{id}:{number}"
     if not colon or "/" in id or os.path.lexists(text):
         return "", os.path.abspath(text)
     if not id or not path:

@@ -35,13 +35,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.attend import StoppableLoop
+    from belljar.cli.users import reach
     from belljar.machine import control
 
     # argparse takes the `--` behind a parameter away, and leaves one that stands behind it.
     args.command = ["--", *(args.command[1:] if args.command[:1] == ["--"] else args.command)]
     if args.command == ["--"]:
         raise BadOption("nothing to run", hint="Put `--` before the command: belljar exec ID -- CMD.")
-    view = house.machines.find(args.machine)
+    house, view = reach(house, args.machine)
     payload = _payload(args, view.request)
     connection = control.connect(view.folder)
     control.ask(connection, "relay")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,6 +29,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--journal", dest="which", action="store_const", const="journal", help="what belljar did, event by event"
     )
+    which.add_argument(
+        "--collected",
+        metavar="FILE",
+        help="write the archive of what was kept of the guest (`run --collect`) there, or - ",
+    )
     parser.add_argument(
         "-f",
         "--follow",
@@ -37,10 +43,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, house: House) -> int:
+    from belljar.cli.users import reach
     from belljar.machine import CONSOLE_LOG, QEMU_LOG
 
-    machine = house.machines.find(args.machine)
+    house, machine = reach(house, args.machine)
     folder = machine.folder
+    if args.collected is not None:
+        return _deliver(folder, args.collected)
     files = {"console": folder / CONSOLE_LOG, "qemu": folder / QEMU_LOG}
     if args.follow and machine.alive:
         return _follow(folder, files.get(args.which))
@@ -67,7 +76,7 @@ def story(event: Event) -> str:
     facts = [
         f"{name}={_fact(value)}"
         for name, value in event.items()
-        if name not in ("time", "event", "state", "machine") and value not in ("", None)
+        if name not in ("time", "event", "state", "machine", "argv") and value not in ("", None)
     ]
     return plain(" ".join((clock, f"{what:<10}", *facts))).rstrip()
 
@@ -93,6 +102,35 @@ def _copy(path: Path) -> None:
             _write(iter(lambda: file.read(CHUNK), b""))
     except FileNotFoundError:
         return  # nothing was written
+
+
+def _deliver(folder: Path, target: str) -> int:
+    """Write the archive of collected folders to a file of the caller's own, or to standard output. It is the guest's, so
+    it is not unpacked here."""
+    from belljar.errors import BadOption, OutputMissing
+    from belljar.machine import COLLECTED
+
+    if target == "-" and sys.stdout.isatty():
+        raise BadOption("--collected -: an archive is not for a terminal", hint="Name a file, or pipe it to `tar tv`.")
+    try:
+        source = open(folder / COLLECTED, "rb")  # noqa: SIM115
+    except FileNotFoundError:
+        raise OutputMissing(
+            f"{folder.name}: nothing was collected of this machine",
+            hint="Name folders with `belljar run --collect PATH`, or in `batch.collect` for batch jobs.",
+        ) from None
+    with source:
+        if target == "-":
+            _write(iter(lambda: source.read(CHUNK), b""))
+            return 0
+        try:
+            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise BadOption(f"--collected {target}: {exc.strerror}", hint="Name a file that can be written.") from exc
+        with open(descriptor, "wb") as file:
+            for chunk in iter(lambda: source.read(CHUNK), b""):
+                file.write(chunk)
+    return 0
 
 
 def _follow(folder: Path, path: Path | None) -> int:

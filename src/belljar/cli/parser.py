@@ -37,8 +37,12 @@ def add_format(parser: argparse.ArgumentParser) -> None:
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
-    """The machine's id, a unique prefix of it, or its name."""
-    parser.add_argument("machine", metavar="ID", help="the machine's id, a unique prefix of it, or its name")
+    """The machine's id, a unique prefix of it, its name, or its batch job's id."""
+    parser.add_argument(
+        "machine",
+        metavar="ID",
+        help="the machine's id, a unique prefix of it, its name, or its batch job's id (slurm:4711); root: USER/ID too",
+    )
 
 
 def as_size(text: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,11 @@ HEADS = ("ID", "NAME", "STATE", "IMAGE", "START", "CPUS", "MEMORY", "REQUESTER",
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-a", "--all", action="store_true", help="ended machines too")
+    parser.add_argument(
+        "--all-users",
+        action="store_true",
+        help="as root: of every user with a folder below `paths.node`, root's own too",
+    )
     add_format(parser)
 
 
@@ -26,8 +32,27 @@ def run(args: argparse.Namespace, house: House) -> int:
 
     machines = house.machines.list(ended=args.all)
     now = time.time()
+    if args.all_users:
+        return _of_all(house, [row(machine, now) for machine in machines], args)
     show(machines, HEADS, [row(machine, now) for machine in machines], as_=args.format)
     return 0
+
+
+def _of_all(house: House, own: list[tuple[object, ...]], args: argparse.Namespace) -> int:
+    """Exit 1 when some user's machines could not be listed."""
+    from belljar.cli import complain
+    from belljar.cli.render import show
+    from belljar.cli.users import rows_of_all
+    from belljar.errors import NotPermitted
+
+    if os.geteuid() != 0:
+        raise NotPermitted("--all-users: only root sees everybody's machines")
+    rows, trouble = rows_of_all(house, ended=args.all)
+    facts = [{"USER": "root", **dict(zip(HEADS, one, strict=True))} for one in own] + rows
+    show(facts, ("USER", *HEADS), [tuple(one.get(head) for head in ("USER", *HEADS)) for one in facts], as_=args.format)
+    for line in trouble:
+        complain(line, "")
+    return 1 if trouble else 0
 
 
 def row(machine: MachineView, now: float) -> tuple[object, ...]:

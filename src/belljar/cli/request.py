@@ -44,6 +44,7 @@ def build(args: argparse.Namespace, settings: Settings) -> Request:
     return Request(
         id=os.urandom(6).hex(), machine=machine, payload=payload(args, account), name=args.name, created=time.time(),
         timeout=_positive("--timeout", args.timeout), grace=defaults.grace if args.grace is None else args.grace, keep=args.keep,
+        collect=tuple(_collected(path) for path in args.collect), collect_limit=settings.batch.collect_limit,
     )  # fmt: skip
 
 
@@ -260,6 +261,12 @@ def _output(text: str) -> Transfer:
     if not os.access(folder, os.W_OK):
         raise BadOption(f"--out {text}: the folder {folder} cannot be written to")
     return Transfer(os.path.abspath(target), inside)
+
+
+def _collected(path: str) -> str:
+    if not path.startswith("/") or os.path.normpath(path) == "/":
+        raise BadOption(f"--collect {path}: not an absolute path of a file or folder below /")
+    return os.path.normpath(path)
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:

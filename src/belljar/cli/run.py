@@ -68,14 +68,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     payload.add_argument("--user", metavar="NAME|UID[:GID]", help="who the payload is (default: the caller)")
     payload.add_argument("-t", "--tty", action="store_true", help="give the payload a terminal")
+    _limits(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD | SCRIPT", help=argparse.SUPPRESS)
+
+
+def _limits(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits and records")
     limits.add_argument(
         "--timeout", type=as_duration, metavar="TIME", help="TERM the payload after this long, such as 90s or 2h"
     )
     limits.add_argument("--grace", type=as_duration, metavar="TIME", help="time between TERM and the machine's end")
+    limits.add_argument(
+        "--collect",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="file or folder of the guest that is kept with the machine's records (`belljar logs ID --collected FILE`)",
+    )
     limits.add_argument("--report", metavar="FILE", help="write the outcome there as JSON")
     limits.add_argument("--keep", action="store_true", help="keep the machine's disk and records for inspection")
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD | SCRIPT", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace, house: House) -> int:

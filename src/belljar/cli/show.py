@@ -21,12 +21,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.render import as_json, plain
+    from belljar.cli.users import reach
 
-    machine = house.machines.find(args.machine)
+    house, machine = reach(house, args.machine)
     if args.format == "json":
         print(as_json(machine))
         return 0
-    for title, facts in sections(machine):
+    for title, facts in [*sections(machine), ("other starts of this job", _other_starts(machine, house))]:
         lines = [(name, value) for name, value in facts if value not in ("", None, [], {})]
         if not lines:
             continue
@@ -40,12 +41,14 @@ def sections(machine: MachineView) -> list[tuple[str, list[tuple[str, Any]]]]:
     """What the table shows, by heading; empty facts are left out when it is printed."""
     return [
         (f"machine {machine.id}", _machine(machine)),
+        ("job", _job(machine)),
         ("payload", _payload(machine.request.get("payload") or {})),
         ("outcome", _outcome(machine.outcome or {})),
         (
             "seconds per phase",
             [(name, f"{seconds:.3f}") for name, seconds in (machine.outcome or {}).get("phases", {}).items()],
         ),
+        ("records", _records(machine)),
     ]
 
 
@@ -64,6 +67,7 @@ def _machine(machine: MachineView) -> list[tuple[str, Any]]:
             machine.state if machine.alive or machine.ended else f"{machine.state} (abandoned: see `belljar reap`)",
         ),
         ("image", machine.image),
+        ("image digest", (machine.outcome or {}).get("image_digest")),
         ("cpus", machine.cpus),
         ("memory", size(machine.memory)),
         ("network", asked.get("network")),
@@ -76,6 +80,51 @@ def _machine(machine: MachineView) -> list[tuple[str, Any]]:
         ("QEMU's pid", machine.pid),
         ("folder", machine.folder),
     ]
+
+
+def _other_starts(machine: MachineView, house: House) -> list[tuple[str, Any]]:
+    """The machines that the same batch job had before, or has elsewhere on this node."""
+    from belljar.cli.ps import result
+    from belljar.cli.render import moment
+    from belljar.machine.registry import jobs_of
+
+    jobs = jobs_of(machine)
+    others = [one for one in house.machines.list(ended=True) if jobs_of(one) & jobs] if jobs else []
+    return [(one.id, f"{moment(one.created)}  {result(one) or one.state}") for one in others if one.id != machine.id]
+
+
+def _job(machine: MachineView) -> list[tuple[str, Any]]:
+    """What else is known of a batch job: its queue, its name, its other ids, how often it was started before."""
+    labels = machine.request.get("labels")
+    pairs = [one for one in labels if isinstance(one, list) and len(one) == 2] if isinstance(labels, list) else []
+    wall = machine.request.get("wall_limit")
+    return [
+        *((str(name)[:60], str(text)[:400]) for name, text in pairs[:40]),
+        ("wall limit", f"{wall:g} s" if isinstance(wall, (int, float)) else ""),
+    ]
+
+
+def _records(machine: MachineView) -> list[tuple[str, Any]]:
+    """Where each thing lies that is kept of it, and how QEMU was started."""
+    import shlex
+
+    from belljar.cli.render import size
+    from belljar.journal import JOURNAL, read
+    from belljar.machine import CONSOLE_LOG, OUTCOME, QEMU_LOG, REQUEST
+
+    found: list[tuple[str, Any]] = []
+    files = {
+        "request": REQUEST, "outcome": OUTCOME, "journal": JOURNAL, "console": CONSOLE_LOG, "QEMU's words": QEMU_LOG,
+        "collected": "collect.tar",
+    }  # fmt: skip
+    for name, file in files.items():
+        path = machine.folder / file
+        if path.is_file():
+            found.append((name, f"{path} ({size(path.stat().st_size)})"))
+    argv = [event.get("argv") for event in read(machine.folder) if event["event"] == "spawned"]
+    if argv and isinstance(argv[-1], list):
+        found.append(("QEMU", shlex.join(map(str, argv[-1]))))
+    return found
 
 
 def _payload(payload: dict[str, Any]) -> list[tuple[str, Any]]:

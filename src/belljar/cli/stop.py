@@ -30,11 +30,12 @@ def run(args: argparse.Namespace, house: House) -> int:
 
 def end(house: House, reference: str, question: dict[str, object]) -> int:
     """Ask the supervisor to end the machine, then wait until its lock is free. An ended machine is success."""
+    from belljar.cli.users import reach
     from belljar.cli.wait import wait_for_end
     from belljar.errors import NoSuchMachine
     from belljar.machine import control
 
-    view = house.machines.find(reference)
+    house, view = reach(house, reference)
     if view.ended:
         return 0
     if view.alive:

@@ -36,7 +36,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, house: House) -> int:
-    machine = house.machines.find(args.machine)
+    from belljar.cli.users import reach
+
+    house, machine = reach(house, args.machine)
     if not machine.ended:
         wait_for_end(machine.folder, args.timeout)
         machine = house.machines.find(machine.id)

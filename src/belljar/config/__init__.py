@@ -12,12 +12,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar import guest, hypervisor, image, machine
-from belljar.config.paths import Paths, default_paths, home
+from belljar import batch, guest, hypervisor, image, machine
+from belljar.config.paths import Paths, default_paths, home, on_node
 from belljar.errors import BadSetting
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Settings:
     qemu: hypervisor.Settings = field(default_factory=hypervisor.Settings)
     image: image.Settings = field(default_factory=image.Settings)
     guest: guest.Settings = field(default_factory=guest.Settings)
+    batch: batch.Settings = field(default_factory=batch.Settings)
     testing: Testing = field(default_factory=Testing)
 
 
@@ -54,6 +55,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "qemu": hypervisor.Settings,
     "image": image.Settings,
     "guest": guest.Settings,
+    "batch": batch.Settings,
     "testing": Testing,
 }
 
@@ -108,7 +110,9 @@ def inspect(
         return Loaded(defaults, {}, ())
     from belljar.config.merge import merge
 
-    return merge(defaults, files, variables)
+    loaded = merge(defaults, files, variables)
+    paths = on_node(loaded.settings.paths, uid, loaded.origins)
+    return replace(loaded, settings=replace(loaded.settings, paths=paths))
 
 
 def _usual_files(uid: int, environ: Mapping[str, str], etc: Path) -> Iterator[Path]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 SITE_STORE = Path("/var/lib/belljar")
+NODE_PARTS = ("run", "scratch", "store", "logs")  # of a user's folder on a batch node
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,13 @@ class Paths:
             "default": "root: /var/log/belljar; users: the store's folder logs",
         }
     )
+    node: Path | None = field(
+        default=None,
+        metadata={
+            "help": "on a batch node: a local folder in which each user but root gets one, UID/, for run, scratch, store and logs",
+            "default": "none",
+        },
+    )
 
 
 def default_paths(uid: int, environ: Mapping[str, str]) -> Paths:
@@ -65,6 +73,20 @@ def default_paths(uid: int, environ: Mapping[str, str]) -> Paths:
         scratch=own / "scratch",
         logs=store / "belljar/logs",
     )
+
+
+def on_node(paths: Paths, uid: int, given: Container[str]) -> Paths:
+    """The places on a batch node: below `node`, where that is set, but for the keys somebody gave (`paths.run`, ...)."""
+    if paths.node is None or uid == 0:
+        return paths
+    own = of_user(paths.node, uid)
+    parts = {key: own / key for key in NODE_PARTS if f"paths.{key}" not in given}
+    return replace(paths, **parts)
+
+
+def of_user(node: Path, uid: int) -> Path:
+    """The one folder of this user below the node's."""
+    return node / str(uid)
 
 
 def home(uid: int, environ: Mapping[str, str]) -> Path:

@@ -69,8 +69,8 @@ class Folders:
 
 
 # files of a machine's folder
-REQUEST, OUTCOME, LOCK, CONTROL, CONSOLE_LOG, QEMU_LOG = (
-    "request.json", "outcome.json", "lock", "control.sock", "console.log", "qemu.log",
+REQUEST, OUTCOME, LOCK, CONTROL, CONSOLE_LOG, QEMU_LOG, COLLECTED = (
+    "request.json", "outcome.json", "lock", "control.sock", "console.log", "qemu.log", "collect.tar",
 )  # fmt: skip
 
 

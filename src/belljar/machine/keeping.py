@@ -120,7 +120,8 @@ class Keeping:
             hypervisor.start_clone(plan.spec, plan.template) if plan.template else hypervisor.start(plan.spec)
         )
         life.point("after-spawn")
-        life.record.write("spawned", pid=self.now.domain.pid, started=start_time(self.now.domain.pid))
+        domain = self.now.domain
+        life.record.write("spawned", pid=domain.pid, started=start_time(domain.pid), argv=domain.argv)
         loop = asyncio.get_running_loop()
         self._fate = loop.create_task(fates.read(self.now.domain.events(), life))
         self.now.console = Console(life.folder, self.now.domain.console)

@@ -30,3 +30,4 @@ class Parts:
     settings: Settings
     boot_timeout: float
     point: Callable[[str], None]
+    hs06_per_cpu: float = 0.0  # told to payloads as a machine feature; 0: not told

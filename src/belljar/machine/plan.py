@@ -172,9 +172,11 @@ def check_shares(request: Request) -> None:
         if not os.path.isdir(share.source):
             what = "is not a folder" if os.path.exists(share.source) else "does not exist"
             raise ShareMissing(f"--share {share.source}: {what}")
-        if not os.access(share.source, os.R_OK | os.X_OK | (0 if share.readonly else os.W_OK)):
+        # A site shares /home with all jobs: what each may write to there is for the files' own modes to say.
+        is_writer = not share.readonly and request.requester == "cli"
+        if not os.access(share.source, os.R_OK | os.X_OK | (os.W_OK if is_writer else 0)):
             raise ShareMissing(
-                f"--share {share.source}: uid {os.geteuid()} may not {'read' if share.readonly else 'write to'} it"
+                f"--share {share.source}: uid {os.geteuid()} may not {'write to' if is_writer else 'read'} it"
             )
 
 

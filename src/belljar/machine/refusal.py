@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 
 from belljar.errors import BelljarError
 from belljar.host.files import private_folder, write_whole
-from belljar.journal import Ledger
+from belljar.journal import Ledger, Record
 from belljar.machine import OUTCOME, REQUEST, Folders
 from belljar.machine.states import class_of_error
 from belljar.model import Outcome, dumps, to_json
@@ -38,6 +38,8 @@ def put_on_record(outcome: Outcome, requester: str, image: str, folders: Folders
     with suppress(OSError, BelljarError):
         private_folder(folders.logs)
         folder = private_folder(folders.ended(outcome.id))
+        with closing(Record(folder)) as record:
+            record.write("refused", requester=requester, reason=outcome.reason)
         write_whole(folder / REQUEST, dumps(request))
         write_whole(folder / OUTCOME, dumps(outcome))
         Ledger(folders.logs).append(to_json(outcome), time.time())

@@ -17,6 +17,7 @@ from belljar.machine.recover import Reaper, Undone
 from belljar.model import State
 
 LARGEST_REQUEST = 16 << 20
+NEWEST = 200  # records of ended machines that a hook looks through
 
 
 class Machines:
@@ -33,13 +34,13 @@ class Machines:
         return sorted(views, key=lambda view: view.created)
 
     def find(self, reference: str) -> MachineView:
-        """The machine of this id, unique id prefix, or name; a live one before an ended one, the latest of a name.
-        Raises NoSuchMachine, AmbiguousMachine."""
+        """The machine of this id, unique id prefix, name or batch id (`slurm:4711`); a live one before an ended one, the
+        latest of a name. Raises NoSuchMachine, AmbiguousMachine."""
         if not reference:
             raise NoSuchMachine("an empty id")
         for ended in (False, True):
             views = self.list(ended=ended)
-            exact = [view for view in views if reference in (view.id, view.name)]
+            exact = [view for view in views if reference == view.id or reference in known_as(view)]
             if exact:
                 return exact[-1]
             fits = [view for view in views if view.id.startswith(reference)]
@@ -49,6 +50,15 @@ class Machines:
                 return fits[0]
         raise NoSuchMachine(f"{reference}: no machine of this id or name")
 
+    def newest(self, job: str) -> MachineView | None:
+        """The latest machine of this batch job, live or ended. Looks at the newest records only: cheap."""
+        live = [view for view in self.list() if job in jobs_of(view)]
+        if live:
+            return live[-1]
+        folders = sorted(_folders(self.folders.logs), key=_age)[:NEWEST]
+        views = (view for folder in folders if (view := _view(folder)) is not None)
+        return next((view for view in views if job in jobs_of(view)), None)
+
     def reap(self) -> Sequence[Undone]:
         """Finish what dead supervisors left; returns what was undone."""
         return self._reaper.full()
@@ -56,6 +66,31 @@ class Machines:
     def leftovers(self) -> Sequence[Undone]:
         """What `reap` would undo."""
         return self._reaper.leftovers()
+
+
+def jobs_of(view: MachineView) -> frozenset[str]:
+    """The batch job this machine was made for, under each of its ids (`slurm:4711`); empty where there is none."""
+    system, colon, id = view.requester.partition(":")
+    return frozenset(f"{system}:{one}" for one in (id, *_aliases(view))) if colon and system and id else frozenset()
+
+
+def known_as(view: MachineView) -> frozenset[str]:
+    """Every name of this machine but its id."""
+    return (jobs_of(view) | {view.name, *_aliases(view)}) - {""}
+
+
+def _aliases(view: MachineView) -> list[str]:
+    labels = view.request.get("labels")
+    pairs = [one for one in labels if isinstance(one, list) and len(one) == 2] if isinstance(labels, list) else []
+    return [text for kind, text in pairs if kind == "alias" and isinstance(text, str)]
+
+
+def _age(folder: Path) -> float:
+    """Sorts the newest first."""
+    try:
+        return -os.stat(folder).st_mtime
+    except OSError:
+        return 0.0
 
 
 def _folders(parent: Path) -> list[Path]:

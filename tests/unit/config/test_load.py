@@ -113,13 +113,22 @@ WRONG = {
     "Path": ("7", "true", "'relative/path'", "'/var/../etc'", "'~nobody-here/x'", '"/a\\u0000b"'),
     "str": ("7", "true", "[]", "{a=1}", "'''two\nlines'''", "1979-05-27"),
     "enum": ("7", "'neither'", "''", "[]"),
+    "tuple": ("7", "'alone'", "true", "[7]", "[true]", '["a\\nb"]'),
+    "float": ("'7'", "[]", "true", "-1", "nan"),
+    "percent": ("'7'", "[]", "true", "-1", "inf"),
 }
 EVERY_KEY = [
     (section, name, str(facts.get("unit") or _kind))
     for section, name, value, facts in every_setting(
         Settings(paths=load(environ={}, uid=1000, etc=Path("/nowhere")).paths)
     )
-    for _kind in ["enum" if hasattr(value, "value") else "Path" if isinstance(value, Path) else type(value).__name__]
+    for _kind in [
+        "enum"
+        if hasattr(value, "value")
+        else "Path"
+        if value is None or isinstance(value, Path)
+        else type(value).__name__
+    ]
 ]
 
 

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from belljar.config import load
 from belljar.config.paths import default_paths
 
 ME = os.getuid()
@@ -44,3 +45,22 @@ def test_relative_xdg_folders_are_ignored_as_their_specification_says() -> None:
 def test_a_job_without_home_finds_it_in_the_user_database_or_does_without() -> None:
     assert default_paths(65534, {}).store.is_absolute()
     assert default_paths(4294967294, {}).store == Path("/var/tmp/belljar-4294967294/.local/share/belljar")
+
+
+def test_on_a_batch_node_each_user_has_a_folder_below_the_nodes(tmp_path: Path) -> None:
+    file = tmp_path / "site.toml"
+    file.write_text('[paths]\nnode = "/node"\nlogs = "/else/logs"\n')
+    paths = load(file, environ={"HOME": "/home/ada"}, uid=123456, etc=tmp_path / "none").paths
+    assert (paths.run, paths.scratch, paths.store) == (
+        Path("/node/123456/run"),
+        Path("/node/123456/scratch"),
+        Path("/node/123456/store"),
+    )
+    assert paths.logs == Path("/else/logs"), "what somebody gave stands"
+    assert paths.site_store == Path("/var/lib/belljar")
+
+
+def test_roots_folders_are_not_the_nodes(tmp_path: Path) -> None:
+    file = tmp_path / "site.toml"
+    file.write_text('[paths]\nnode = "/node"\n')
+    assert load(file, environ={}, uid=0, etc=tmp_path / "none").paths.run == Path("/run/belljar")

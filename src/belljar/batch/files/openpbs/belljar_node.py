@@ -1,0 +1,341 @@
+# ruff: noqa: UP031, B905 - for Python 3.5
+# mypy: ignore-errors
+"""belljar's hook on the nodes of an OpenPBS site: starts the jobs that are to have a machine through belljar's wrapper.
+
+    execjob_begin        the job arrives: make its folder for notes, call `belljar batch prolog`
+    execjob_launch       its program is about to start: start the wrapper instead, which runs it in a machine
+    execjob_epilogue     it ended: carry out the wrapper's note (again later, or hold), if there is one
+    execjob_end          it is gone: call `belljar batch epilog`, remove the folder for notes
+    exechost_startup     pbs_mom starts: end machines whose job is gone
+    exechost_periodic    the same, now and then
+
+Imported by `belljar batch install openpbs` as it is; its settings are the JSON file of `import hook ... application/x-config`.
+Python 3.5 or later, standard library and PBS's own module. A job that wants no machine is left as it is.
+"""
+
+import json
+import os
+import pwd
+import re
+import shutil
+import stat
+import subprocess
+import time
+
+import pbs
+
+LARGEST_NOTE = 4096
+LONGEST_DELAY = 86400
+LONGEST_WHY = 200
+COMMAND_TIMEOUT = 20  # seconds; the hook's own alarm is 30
+MOST_STARTS = 20  # PBS itself holds a job that was started more often
+UNITS = {"": 1, "b": 1, "w": 8}
+POWERS = {"k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
+SIZE = re.compile(r"([0-9]{1,15})([kmgtp]?)([bw]?)", re.IGNORECASE)
+ARGUMENTS = re.compile(rb"\0?argument_list\0((?:<jsdl-hpcpa:Argument>[^<\0]*</jsdl-hpcpa:Argument>)+)\0")
+ARGUMENT = re.compile(rb"<jsdl-hpcpa:Argument>([^<]*)</jsdl-hpcpa:Argument>")
+ESCAPES = ((b"&lt;", b"<"), (b"&gt;", b">"), (b"&quot;", b'"'), (b"&apos;", b"'"), (b"&amp;", b"&"))
+UNHARMED = re.compile(r"[^\s\x00-\x1f\x7f](?:[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f])?")
+
+
+def settings():
+    with open(pbs.hook_config_filename) as file:
+        return json.load(file)
+
+
+# -- what the job asks for -----------------------------------------------------------------------------------------------
+
+
+def chunk(job):
+    """The resources of the first chunk of a job's selection, by name."""
+    text = str(job.schedselect or "").split("+")[0]
+    words = [word.partition("=") for word in text.split(":") if "=" in word]
+    return dict((name, value.strip("\"'")) for name, _, value in words)
+
+
+def asked(job, name):
+    """A resource as the whole job asks for it, or its first chunk; "" where neither does."""
+    value = job.Resource_List[name]
+    return str(value) if value else chunk(job).get(name, "")
+
+
+def image_of(job, config):
+    """The image this job is to have: its own, its queue's, the site's; "" for none. Whether it may have it is asked
+    by the wrapper, which says so on the job's stderr."""
+    own = asked(job, "vm_image")
+    if own:
+        return own
+    queue = str(job.queue.name) if job.queue else ""
+    return config.get("queue_images", {}).get(queue, config.get("default_image", ""))
+
+
+def size(text):
+    match = SIZE.match(text or "")
+    if not match or match.end() != len(text):
+        return None
+    return int(match.group(1)) * UNITS[match.group(3).lower()] << POWERS.get(match.group(2).lower(), 0)
+
+
+def seconds(value):
+    """Of "00:10:00" or of PBS's own type for times."""
+    total = 0
+    for part in str(value or "").split(":"):
+        if not part.isdigit():
+            return None
+        total = total * 60 + int(part)
+    return total or None
+
+
+def here(job, name):
+    """The sum of a resource over the job's chunks on this node, as text pieces; the first host is this one."""
+    hosts = [one.partition("/")[0] for one in str(job.exec_host2 or "").split("+")]
+    chunks = re.findall(r"\(([^)]*)\)", str(job.exec_vnode or ""))
+    found = []
+    for host, text in zip(hosts, chunks):
+        if host == hosts[0]:
+            for word in re.split(r"[:+]", text):
+                key, _, value = word.partition("=")
+                if key == name and value:
+                    found.append(value)
+    return found
+
+
+def facts_of(job, image, config):
+    """What the wrapper cannot know by itself."""
+    cpus = [int(one) for one in here(job, "ncpus") if one.isdigit()]
+    memory = [size(one) for one in here(job, "mem")]
+    facts = {
+        "image": image,
+        "queue": str(job.queue.name) if job.queue else "",
+        "cpus": sum(cpus),
+        "memory": sum(one for one in memory if one) or size(str(job.Resource_List["mem"] or "")),
+        "disk": size(asked(job, "vm_disk")),
+        "wall": seconds(job.Resource_List["walltime"]),
+        "runs": int(job.run_count or 1),
+        "grace": whole(job.job_kill_delay),
+        "note": os.path.join(folder_of(job, config), "note"),
+    }
+    return dict((name, value) for name, value in facts.items() if value)
+
+
+def whole(value):
+    text = str(value or "")
+    return int(text) if text.isdigit() else None
+
+
+# -- events --------------------------------------------------------------------------------------------------------------
+
+
+def begin(event, config):
+    """Refuse what would run outside of its machine; make what the wrapper needs."""
+    job = event.job
+    image = image_of(job, config)
+    if not image or not job.in_ms_mom():
+        return
+    if "PBS_O_HOST" not in job.Variable_List or "PBS_O_PATH" not in job.Variable_List:
+        # PBS then skips the launch hook, and the job would run on the node itself.
+        job.delete()
+        event.reject("belljar: a variable of this job is not UTF-8, so it cannot have a machine; submit it without")
+    make_folder(job, config)
+    belljar(config, "batch", "prolog", "openpbs", str(job.id), str(job.euser))
+
+
+def launch(event, config):
+    """Put the wrapper in place of the job's first program."""
+    job, env = event.job, event.env
+    if str(env.get("PBS_TASKNUM")) != "1" or str(env.get("PBS_NODENUM")) != "0":
+        return
+    image = image_of(job, config)
+    program, argv, is_harmed = command(event)
+    if not image and not is_harmed:
+        return
+    facts = facts_of(job, image, config)
+    if not job.executable:
+        facts["script"] = True
+    words = [program, *argv]
+    if is_harmed:
+        facts["argv"] = [word.decode("latin-1") if isinstance(word, bytes) else word for word in words]
+        words = []
+    text = json.dumps(facts, separators=(",", ":"), sort_keys=True).replace(" ", "\\u0020")
+    event.progname = config["wrapper"]
+    event.argv[:] = [os.path.basename(config["wrapper"]), "--facts=" + text, "--", *words]
+
+
+def command(event):
+    """(program, argv, is it harmed): as pbs_mom would start it. Hooks get and hand back arguments line by line, as
+    UTF-8 and without blanks at the ends; where that loses something the job's own file has them."""
+    job, program = event.job, str(event.progname)
+    if not job.executable:
+        try:
+            rest = [str(word) for word in event.argv][1:]
+        except (IndexError, UnicodeError):
+            rest = []
+        return program, ["-" + os.path.basename(program), *rest], False
+    exact = arguments(job)
+    try:
+        seen = [str(word) for word in event.argv]
+    except (IndexError, UnicodeError):
+        seen = []
+    if exact is None:
+        return program, seen, False
+    path = program.encode("utf-8", "surrogateescape")
+    argv = [path, *exact]
+    is_harmed = argv != [word.encode("utf-8", "surrogateescape") for word in seen] or not all(
+        UNHARMED.match(word) and UNHARMED.match(word).end() == len(word) for word in seen
+    )
+    return (path, argv, True) if is_harmed else (program, seen, False)
+
+
+def arguments(job):
+    """The job's arguments, from pbs_mom's own file of it; None where it has none, or cannot be read."""
+    path = os.path.join(pbs.get_pbs_conf()["PBS_HOME"], "mom_priv/jobs", str(job.hashname or job.id) + ".JB")
+    try:
+        with open(path, "rb") as file:
+            found = ARGUMENTS.search(file.read())
+    except OSError:
+        return None
+    return [unescaped(word) for word in ARGUMENT.findall(found.group(1))] if found else None
+
+
+def unescaped(word):
+    for escape, char in ESCAPES:
+        word = word.replace(escape, char)
+    return word
+
+
+def epilogue(event, config):
+    """Give the job back, where its machine could not be had. The note is the user's to write: it can ask for what PBS
+    bounds anyway, and nothing else."""
+    job = event.job
+    note = read_note(job, config)
+    if note is None:
+        return
+    runs = int(job.run_count or 1)
+    is_last = runs >= max(int(config.get("retries", 3)), 1) or runs >= MOST_STARTS
+    why = "".join(c if " " <= c <= "~" and c not in "\"'\\" else "?" for c in str(note.get("why", "")))[:LONGEST_WHY]
+    if note.get("verdict") == "hold" or is_last:
+        job.Hold_Types = pbs.hold_types("u")
+    else:
+        job.Execution_Time = time.time() + min(max(whole(note.get("delay")) or 0, 1), LONGEST_DELAY)
+    comment(job, why if why.startswith("belljar:") else "belljar: " + why)
+    job.rerun()
+
+
+def comment(job, text):
+    """Only managers and operators may write a job's comment; root of a node may be neither, and then it has none."""
+    pbs.logjobmsg(str(job.id), text)
+    run((os.path.join(pbs.get_pbs_conf()["PBS_EXEC"], "bin/qalter"), "-W", "comment=" + text, str(job.id)), 5)
+
+
+def end(event, config):
+    """Nothing of the job stays on this node."""
+    job = event.job
+    folder = folder_of(job, config)
+    if not os.path.isdir(folder):
+        return
+    belljar(config, "batch", "epilog", "openpbs", str(job.id), str(job.euser))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def tidy(event, config):
+    """Machines without a job. The server is asked twice, a while apart, before one is ended."""
+    if config.get("reap", True):
+        belljar(config, "reap", "--batch", "openpbs")
+
+
+# -- the folder for notes ------------------------------------------------------------------------------------------------
+
+
+def folder_of(job, config):
+    return os.path.join(config["notes"], re.sub(r"[^A-Za-z0-9.\[\]_-]", "_", str(job.id)))
+
+
+def make_folder(job, config):
+    """Root's folder with the job's own in it. What stands there from a run before is not believed again."""
+    folder = folder_of(job, config)
+    os.umask(0o022)
+    if not os.path.isdir(config["notes"]):
+        os.makedirs(config["notes"], 0o755)
+    shutil.rmtree(folder, ignore_errors=True)
+    entry = pwd.getpwnam(str(job.euser))
+    os.mkdir(folder, 0o700)
+    os.chown(folder, entry.pw_uid, entry.pw_gid)
+
+
+def read_note(job, config):
+    """The wrapper's note; None where there is none that can be believed."""
+    try:
+        descriptor = os.open(
+            os.path.join(folder_of(job, config), "note"), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        )
+    except OSError:
+        return None
+    try:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_uid != pwd.getpwnam(str(job.euser)).pw_uid:
+            return None
+        note = json.loads(os.read(descriptor, LARGEST_NOTE).decode("utf-8"))
+    except (OSError, ValueError, KeyError):
+        return None
+    finally:
+        os.close(descriptor)
+    return note if isinstance(note, dict) and note.get("verdict") in ("requeue", "hold") else None
+
+
+# -- commands ------------------------------------------------------------------------------------------------------------
+
+
+def belljar(config, *words):
+    run((config["belljar"], *words), COMMAND_TIMEOUT)
+
+
+def run(argv, timeout):
+    """A command to its end; what goes wrong goes to pbs_mom's log and nowhere else."""
+    conf = pbs.get_pbs_conf()
+    env = {"PATH": conf["PBS_EXEC"] + "/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    if "PBS_CONF_FILE" in os.environ:
+        env["PBS_CONF_FILE"] = os.environ["PBS_CONF_FILE"]
+    try:
+        done = subprocess.Popen(
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        try:
+            out, _ = done.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            done.kill()
+            out, _ = done.communicate()
+        if done.returncode:
+            pbs.logmsg(pbs.LOG_WARNING, "belljar: %s: %s: %s" % (argv[0], done.returncode, out[-300:]))
+    except OSError as exc:
+        pbs.logmsg(pbs.LOG_WARNING, "belljar: %s: %s" % (argv[0], exc))
+
+
+def main():
+    event = pbs.event()
+    acts = {
+        "EXECJOB_BEGIN": begin,
+        "EXECJOB_LAUNCH": launch,
+        "EXECJOB_EPILOGUE": epilogue,
+        "EXECJOB_END": end,
+        "EXECHOST_STARTUP": tidy,
+        "EXECHOST_PERIODIC": tidy,
+    }
+    for name, act in acts.items():
+        if event.type == getattr(pbs, name, None):
+            config = settings()
+            try:
+                act(event, config)
+            except Exception as exc:  # SystemExit, by which accept and reject leave, is none
+                failed(event, config, name, exc)
+    event.accept()
+
+
+def failed(event, config, name, exc):
+    """Our own mistake hurts no job without a machine. One with a machine must not run outside of it."""
+    pbs.logmsg(pbs.LOG_ERROR, "belljar: %s: %s: %s" % (name, type(exc).__name__, exc))
+    if name == "EXECJOB_LAUNCH" and image_of(event.job, config):
+        event.job.rerun()
+        event.reject("belljar: %s: %s" % (type(exc).__name__, exc))
+
+
+main()

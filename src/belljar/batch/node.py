@@ -1,0 +1,145 @@
+"""When a node is closed: so many node faults in a row, counted from what ended jobs left behind.
+
+A user's records are the user's to write, so a report is a few validated words and the worst it can do is to count.
+Whether the node is really broken is found out by a machine of root's own, which also opens it again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from belljar.host.files import private_folder, read_json, write_whole
+from belljar.host.locks import locked
+from belljar.model import OutcomeClass
+
+LOCK_TIMEOUT = 10.0
+LONGEST_REASON = 200
+REMEMBERED = 64  # machines that were counted already; a job that comes again leaves its old records on the node
+GOOD = (OutcomeClass.PAYLOAD.value, OutcomeClass.WALLTIME.value)
+# A machine that died with its job tells nothing about the node: whoever ends a job may kill QEMU first.
+KILLED = ("", "DomainKilled")
+# Where a system tells its hooks by which name it knows this node. Others know it by its host name.
+NAMED_BY = {"slurm": "SLURMD_NODENAME"}
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a job's newest machine left behind, as far as it can be believed."""
+
+    machine: str
+    job: str
+    klass: str
+    error: str
+    reason: str
+    started: float = 0.0  # seconds since the epoch
+
+    @property
+    def is_fault(self) -> bool:
+        return self.klass == OutcomeClass.NODE.value and self.error not in KILLED
+
+    @property
+    def is_good(self) -> bool:
+        """A machine that ran to its payload's end: the node works."""
+        return self.klass in GOOD
+
+
+@dataclass(frozen=True)
+class Node:
+    """What is remembered of this node."""
+
+    faults: int = 0  # in a row
+    jobs: tuple[str, ...] = ()  # that had them
+    passes: int = 0  # of the self-check, in a row
+    failures: int = 0  # of the self-check, in a row
+    reason: str = ""  # of the last fault
+    closed: float = 0.0  # when it was closed by us, seconds since the epoch; 0: it was not
+    counted: tuple[str, ...] = field(default=())  # machines
+
+
+def report_of(raw: Mapping[str, object], job: str) -> Report | None:
+    """A report from what the child said; None where it makes no sense."""
+    started = raw.get("started")
+    values = [raw.get(name) for name in ("machine", "klass", "error", "reason")]
+    machine, klass, error, reason = (one if isinstance(one, str) else "" for one in values)
+    if not re.fullmatch(r"[0-9a-f]{12}", machine) or klass not in {one.value for one in OutcomeClass}:
+        return None
+    if not isinstance(started, (int, float)) or not math.isfinite(started):
+        started = 0.0
+    error = error if re.fullmatch(r"[A-Za-z]{0,60}", error) else ""
+    return Report(machine, job, klass, error, one_line(reason), float(started))
+
+
+def one_line(text: str) -> str:
+    """Plain ASCII of at most LONGEST_REASON characters, for comments of batch systems and for logs."""
+    return "".join(char if " " <= char <= "~" else "?" for char in text)[:LONGEST_REASON]
+
+
+def count(node: Node, report: Report, limit: int) -> tuple[Node, bool]:
+    """The node after this report, and whether it is to be closed now. A machine is counted once. One job alone closes no
+    node, however often it fails: the fault may be in what it asks for."""
+    if report.machine in node.counted:
+        return node, False
+    if node.closed and report.started > node.closed:  # somebody put it into service again
+        node = replace(node, closed=0.0, faults=0, jobs=())
+    counted = (*node.counted, report.machine)[-REMEMBERED:]
+    if report.is_good:
+        return replace(node, faults=0, jobs=(), counted=counted), False
+    if not report.is_fault:
+        return replace(node, counted=counted), False
+    jobs = tuple(dict.fromkeys((*node.jobs, report.job)))[-REMEMBERED:]
+    node = replace(node, faults=node.faults + 1, jobs=jobs, reason=report.reason, counted=counted, passes=0)
+    is_enough = node.faults >= limit and len(jobs) >= min(limit, 2)
+    return node, bool(limit) and is_enough and not node.closed
+
+
+def checked(node: Node, passed: bool, reason: str, limit: int) -> tuple[Node, bool]:
+    """The node after a self-check, and whether it may be opened."""
+    if not passed:
+        return replace(node, passes=0, failures=node.failures + 1, reason=one_line(reason)), False
+    node = replace(node, passes=node.passes + 1, failures=0)
+    return node, node.passes >= max(limit, 1)
+
+
+def is_hopeless(node: Node, limit: int) -> bool:
+    """Did so many self-checks fail in a row that the node is to be closed, whatever jobs leave behind? On a full disk
+    they cannot leave anything."""
+    return bool(limit) and node.failures >= limit and not node.closed
+
+
+def name_of(system: str, env: Mapping[str, str], host: str) -> str:
+    """The node's name in its system's words."""
+    named = env.get(NAMED_BY.get(system, ""), "")
+    return named if NODE_NAME.fullmatch(named) else host
+
+
+class Memory:
+    """A node's state in a file of root's. Locked while it is changed, written whole."""
+
+    def __init__(self, folder: Path, system: str, node: str) -> None:
+        self._path = private_folder(folder) / f"{system}-{node}.json"
+
+    def read(self) -> Node:
+        """What is remembered; a file that makes no sense is as none."""
+        try:
+            raw = read_json(self._path, 1 << 16)
+            return Node(
+                int(raw["faults"]), tuple(map(str, raw["jobs"])), int(raw["passes"]), int(raw["failures"]), str(raw["reason"]),
+                float(raw["closed"]), tuple(map(str, raw["counted"])),
+            )  # fmt: skip
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return Node()
+
+    def write(self, node: Node) -> None:
+        write_whole(self._path, json.dumps(asdict(node)).encode() + b"\n")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        with locked(self._path.with_suffix(".lock"), timeout=LOCK_TIMEOUT, what="count a fault of this node"):
+            yield

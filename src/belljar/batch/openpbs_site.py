@@ -1,0 +1,212 @@
+"""What an OpenPBS site needs: two hooks and two resources on the server, one line for each pbs_mom."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from belljar.batch import policy
+from belljar.batch.siting import Advice, Change, Finding, OurFile, OurLines, Piece, Place
+from belljar.batch.sizes import SMALLEST_GUEST, overhead
+from belljar.errors import BadOption, CommandFailed
+
+FILES = Path(__file__).parent / "files/openpbs"
+NOTES = "/run/belljar-openpbs"
+SUBMIT = "belljar_submit"
+OPTIONS = ("queue", "notes", "reap", "submit")
+# https://github.com/openpbs/openpbs (doc/man8/qmgr.8B, pbs_hook_attributes.7B, pbs_mom.8B)
+HOOKS = {
+    SUBMIT: ("queuejob", "modifyjob"),
+    "belljar_node": (
+        "execjob_begin", "execjob_launch", "execjob_epilogue", "execjob_end", "exechost_startup", "exechost_periodic",
+    ),
+}  # fmt: skip
+ATTRIBUTES: dict[str, dict[str, str]] = {SUBMIT: {}, "belljar_node": {"alarm": "60", "freq": "300"}}
+RESOURCES = {"vm_image": ("string_array", "hm"), "vm_disk": ("size", "m")}
+
+
+class OpenPbsSite:
+    """`folder` is PBS_HOME. What it holds tells whether this host is the server (server_priv), a node (mom_priv) or both."""
+
+    default_folder = Path("/var/spool/pbs")
+
+    def pieces(self, place: Place) -> list[Piece]:
+        if unknown := set(place.options) - set(OPTIONS):
+            raise BadOption(f"--set {min(unknown)}: no option of openpbs", hint=f"Known are {', '.join(OPTIONS)}.")
+        is_server, is_node = _is(place, "server_priv"), _is(place, "mom_priv")
+        if not (is_server or is_node):
+            raise BadOption(
+                f"{place.folder}: neither server_priv nor mom_priv is there", hint="Give PBS_HOME with --folder."
+            )
+        return [*(_server(place) if is_server else ()), *(_node(place) if is_node else ())]
+
+    def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
+        """pbs_mom reads its configuration again at HUP."""
+        try:
+            pid = (place.folder / "mom_priv/mom.lock").read_text().strip()
+        except OSError:
+            return ()
+        return (("kill", "-HUP", pid),) if pid.isdecimal() else ()
+
+    def findings(self, place: Place) -> list[Finding]:
+        return [
+            *(_of_node(place) if _is(place, "mom_priv") else ()),
+            *(_of_server(place) if _is(place, "server_priv") else ()),
+        ]
+
+
+SITE = OpenPbsSite()
+
+
+def _is(place: Place, part: str) -> bool:
+    return (place.folder / part).is_dir()
+
+
+# -- the server ----------------------------------------------------------------------------------------------------------
+
+
+def _server(place: Place) -> list[Piece]:
+    folder = place.wrapper.parent / "openpbs"
+    hooks = [name for name in HOOKS if name != SUBMIT or place.options.get("submit", "yes") != "no"]
+    config = OurFile("settings of the hooks", folder / "belljar.json", config_of(place))
+    sources = [OurFile(f"hook {name}", folder / f"{name}.py", (FILES / f"{name}.py").read_bytes()) for name in hooks]
+    changes = [piece for source in sources for piece in _hook(source, config)]
+    return [*(_resource(name) for name in RESOURCES), config, *sources, *changes, *_advice(place)]
+
+
+def config_of(place: Place) -> bytes:
+    """What both hooks read. Raises BadSetting for settings that mean nothing."""
+    settings = place.settings
+    policy.rules(settings)
+    values = {
+        "wrapper": str(place.wrapper),
+        "belljar": str(place.belljar),
+        "notes": place.options.get("notes", NOTES),
+        "reap": place.options.get("reap", "yes") != "no",
+        "store": str(place.store),
+        "default_image": settings.default_image,
+        "queue_images": policy.queue_images(settings),
+        "allow": list(settings.allow),
+        "max_cpus": settings.max_cpus,
+        "max_memory": settings.max_memory,
+        "max_disk": settings.max_disk,
+        "least_memory": SMALLEST_GUEST + overhead(SMALLEST_GUEST * 2, settings),
+        "retries": settings.retries,
+    }
+    return json.dumps(values, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def _resource(name: str) -> Change:
+    kind, flags = RESOURCES[name]
+    return Change(
+        f"resource {name}",
+        probe=_qmgr(f"list resource {name}"),
+        is_done=lambda out: all(flag in _attribute(out, "flag") for flag in flags),
+        do=(_qmgr(f"create resource {name} type={kind},flag={flags}"),),
+        undo=(_qmgr(f"delete resource {name}"),),
+    )
+
+
+def _hook(source: OurFile, config: OurFile) -> list[Piece]:
+    """The hook itself, then what is in it: with no script in it yet it does nothing."""
+    name = source.path.stem
+    events = ",".join(HOOKS[name])
+    attributes = ATTRIBUTES[name]
+
+    def is_made(out: bytes) -> bool:
+        return set(_attribute(out, "event").split(",")) == set(HOOKS[name]) and all(
+            _attribute(out, key) == value for key, value in attributes.items()
+        )
+
+    make = (f"create hook {name}", f'set hook {name} event = "{events}"')
+    made = Change(
+        f"hook {name} is known",
+        probe=_qmgr(f"list hook {name}"),
+        is_done=is_made,
+        do=tuple(
+            _qmgr(word) for word in (*make, *(f"set hook {name} {key} = {value}" for key, value in attributes.items()))
+        ),
+        undo=(_qmgr(f"delete hook {name}"),),
+    )
+    return [made, _content(name, "x-config", config), _content(name, "x-python", source)]
+
+
+def _content(name: str, kind: str, file: OurFile) -> Change:
+    return Change(
+        f"hook {name}: {'its settings' if kind == 'x-config' else 'its script'}",
+        probe=_qmgr(f"export hook {name} application/{kind} default"),
+        is_done=lambda out: out.strip() == file.content.strip(),
+        do=(_qmgr(f"import hook {name} application/{kind} default {file.path}"),),
+        undo=(),
+    )
+
+
+def _advice(place: Place) -> list[Piece]:
+    return [
+        Advice(
+            "comments of jobs",
+            "The reason of a job that is started again or held is written into its comment by the node. PBS lets only"
+            " operators do that: `qmgr -c 'set server operators += root@NODE'` for each node. Without it the reason is"
+            " in the job's standard error, in the node's log and in `belljar show openpbs:ID`.",
+        ),
+        Advice(
+            "nodes with different images",
+            "To have the scheduler look for a node that has the image, add vm_image to `resources:` in"
+            f" {place.folder}/sched_priv/sched_config, send pbs_sched a HUP, and tell what each node has:"
+            " `qmgr -c 'set node NODE resources_available.vm_image = \"debian12,el9\"'`.",
+        ),
+    ]
+
+
+# -- the node ------------------------------------------------------------------------------------------------------------
+
+
+def _node(place: Place) -> list[Piece]:
+    """TSTP instead of STOP: the wrapper stops its machine's processors before itself. 20 is TSTP, 18 CONT."""
+    return [
+        OurLines(
+            "suspended jobs get TSTP, which a machine can heed",
+            place.folder / "mom_priv/config",
+            ("$suspendsig 20 18",),
+            clashes=(r"\$suspendsig",),
+        )
+    ]
+
+
+def _of_node(place: Place) -> list[Finding]:
+    """A classic epilogue does not run beside a hook for the same event."""
+    script = place.folder / "mom_priv/epilogue"
+    return [
+        Finding(
+            "no epilogue script that PBS would no longer run",
+            not script.exists(),
+            f"{script} does not run while a hook has execjob_epilogue" if script.exists() else "",
+            "Make it a hook of that event, or call it from one.",
+        )
+    ]
+
+
+def _of_server(place: Place) -> list[Finding]:
+    found = []
+    for name in HOOKS:
+        try:
+            is_on = _attribute(place.run(_qmgr(f"list hook {name}")), "enabled").lower() == "true"
+        except CommandFailed:
+            continue  # the pieces say it
+        found.append(Finding(f"hook {name} is enabled", is_on, "", f"qmgr -c 'set hook {name} enabled = True'"))
+    return found
+
+
+# -- qmgr ----------------------------------------------------------------------------------------------------------------
+
+
+def _qmgr(directive: str) -> tuple[str, ...]:
+    return ("qmgr", "-c", directive)
+
+
+def _attribute(out: bytes, name: str) -> str:
+    """An attribute's value in what `qmgr list` prints, which folds long ones; "" where it is not set."""
+    text = out.decode("utf-8", "replace").replace("\n\t", "")
+    match = re.search(rf"^ *{name} = (.*)$", text, re.MULTILINE)
+    return match[1].strip().strip('"') if match else ""

@@ -1,0 +1,105 @@
+"""The job_submit plugin of Slurm, in Lua: the site's settings as a table, then code that is the same everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from importlib import resources
+
+from belljar.batch import Settings, policy, sizes
+from belljar.batch.siting import Place
+from belljar.errors import BadOption
+from belljar.model import MIB
+
+MARK = "-- Made by `belljar batch install slurm`"
+
+
+def plugin(place: Place) -> bytes:
+    """The plugin's text. Raises BadSetting, BadOption for what cannot be said in it."""
+    settings = place.settings
+    features = _features(place)
+    table = {
+        "wrapper": quoted(_wrapper(place)),
+        "names": quoted(str(place.store / "images/names")),
+        "default": quoted(settings.default_image),
+        "partitions": _table(policy.queue_images(settings).items()),
+        "features": _table(features.items()),
+        "allow": _rules(settings),
+        "most_cpus": str(settings.max_cpus),
+        "most_memory": str(settings.max_memory // MIB),
+        "most_disk": str(settings.max_disk // MIB),
+        "least_memory": str(_least(settings)),
+    }
+    if settings.default_image:
+        policy.check_name(settings.default_image)
+    lines = "".join(f"   {key} = {value},\n" for key, value in table.items())
+    code = resources.files("belljar.batch").joinpath("files/slurm.lua").read_text()
+    return f"{MARK} from the settings [batch]. Changes here are lost.\nlocal site = {{\n{lines}}}\n\n{code}".encode()
+
+
+def _least(settings: Settings) -> int:
+    """MiB of a job's limit below which no guest fits."""
+    least = sizes.SMALLEST_GUEST + settings.overhead
+    while least - sizes.overhead(least, settings) < sizes.SMALLEST_GUEST:
+        least += MIB
+    return -(-least // MIB)
+
+
+def _wrapper(place: Place) -> str:
+    """Raises BadOption for a path the kernel would not take in a `#!` line."""
+    path = str(place.wrapper)
+    if re.search(r"\s", path) or len(path) > 120:
+        raise BadOption(f"{path}: a `#!` line takes no path with blanks and none longer than 120 characters")
+    return path
+
+
+def _features(place: Place) -> dict[str, str]:
+    found = {}
+    for word in place.options.get("feature", "").split():
+        feature, equals, image = word.partition("=")
+        if not (equals and re.fullmatch(r"[\w.-]+", feature) and policy.IMAGE_NAME.fullmatch(image)):
+            raise BadOption(f"feature {word!r} is not of the form FEATURE=IMAGE")
+        found[feature] = image
+    return found
+
+
+def _rules(settings: Settings) -> str:
+    rows = (
+        f"{{ kind = {quoted(kind)}, name = {quoted(name)}, pattern = {quoted(pattern_of(glob))}, shown = {quoted(glob)} }}"
+        for kind, name, glob in policy.rules(settings)
+    )
+    return "{ " + ", ".join(rows) + " }"
+
+
+def pattern_of(glob: str) -> str:
+    """A pattern of file names as one of Lua: anchored, and with the same meaning of *, ?, [abc] and [!abc]."""
+    found, at = "^", 0
+    while at < len(glob):
+        one = glob[at]
+        at += 1
+        end = glob.find("]", at + 1 + glob.startswith("!", at)) if one == "[" else -1
+        if one == "*":
+            found += ".*"
+        elif one == "?":
+            found += "."
+        elif end > 0:
+            inner = glob[at:end]
+            negated, inner = inner.startswith("!"), inner.removeprefix("!")
+            found += "[" + "^" * negated + re.sub(r"([^\w-])", r"%\1", inner) + "]"
+            at = end + 1
+        else:
+            found += one if one.isalnum() else f"%{one}"
+    return found + "$"
+
+
+def _table(pairs: Iterable[tuple[str, str]]) -> str:
+    return "{ " + ", ".join(f"[{quoted(key)}] = {quoted(value)}" for key, value in pairs) + " }"
+
+
+def quoted(text: str) -> str:
+    """A string of Lua's, whatever the text holds."""
+    parts = (
+        c if c.isascii() and (c.isalnum() or c in "/._- *?:,") else "".join(f"\\{b:03d}" for b in c.encode())
+        for c in text
+    )
+    return '"' + "".join(parts) + '"'

@@ -1,0 +1,105 @@
+"""What `belljar batch check` looks at on every node, whatever the batch system: can a user's job really get a machine?"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from belljar.batch.siting import Finding, Place
+from belljar.errors import BelljarError
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+
+EVERYBODY_ENTERS = stat.S_IXOTH
+
+
+def findings(house: House, place: Place) -> Iterator[Finding]:
+    """All of them, in the order a job meets them."""
+    yield from _entered_by_all("the launcher", place.wrapper)
+    yield from _entered_by_all("belljar itself", Path(__file__).resolve().parents[1])
+    if house.config_file is not None:
+        yield from _entered_by_all("the settings file", house.config_file.absolute())
+    yield from _node_folder(house.settings.paths.node)
+    yield _qemu(house)
+    yield from _images(house, place)
+    yield from _rules(house)
+
+
+def _entered_by_all(what: str, path: Path) -> Iterator[Finding]:
+    """A job runs as its user: each folder on the way must let everybody through."""
+    closed = [one for one in path.parents if _mode(one) is not None and not (_mode(one) or 0) & EVERYBODY_ENTERS]
+    if closed:
+        detail = f"{path}: users cannot pass {', '.join(map(str, reversed(closed)))}"
+        yield Finding(what, False, detail, "Open those folders (chmod o+x), or install belljar elsewhere (--prefix).")
+    elif (mode := _mode(path)) is not None and not mode & stat.S_IROTH:
+        yield Finding(what, False, f"{path}: users cannot read it", f"chmod o+r {path}")
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_mode
+    except OSError:
+        return None
+
+
+def _node_folder(node: Path | None) -> Iterator[Finding]:
+    what = "paths.node"
+    if node is None:
+        yield Finding(what, True, "not set: each job's machine lives in its user's own folders")
+        return
+    try:
+        facts = os.lstat(node)
+    except OSError as exc:
+        yield Finding(what, False, f"{node}: {exc.strerror}", f"mkdir -m 0711 {node}")
+        return
+    is_open = bool(facts.st_mode & 0o022)
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != 0:
+        yield Finding(what, False, f"{node}: must be a folder that belongs to root", f"chown root {node}")
+    elif is_open and not facts.st_mode & stat.S_ISVTX:
+        yield Finding(what, False, f"{node}: everybody may put folders of others away", f"chmod 0711 {node}")
+    else:
+        yield Finding(what, True, str(node))
+
+
+def _qemu(house: House) -> Finding:
+    from belljar.cli.checks import Grade, qemu
+
+    try:
+        seen = qemu(house)
+    except BelljarError as exc:
+        return Finding("QEMU", False, exc.message, exc.hint)
+    return Finding("QEMU", seen.grade is not Grade.FAIL, seen.text, seen.remedy)
+
+
+def _images(house: House, place: Place) -> Iterator[Finding]:
+    from belljar.batch.policy import queue_images
+
+    settings = place.settings
+    wanted = {settings.default_image, settings.check_image}
+    with suppress(BelljarError):  # told with the rules
+        wanted |= set(queue_images(settings).values())
+    for name in sorted(wanted - {""}):
+        found = os.path.lexists(place.store / "images/names" / name)
+        yield Finding(
+            f"image {name}", found, "" if found else f"not in {place.store}",
+            "" if found else "Build or import it as root (`belljar image build`, `belljar image import`).",
+        )  # fmt: skip
+
+
+def _rules(house: House) -> Iterator[Finding]:
+    from belljar.batch import policy
+
+    yield _tried("batch.allow", lambda: f"{len(policy.rules(house.settings.batch))} rules")
+    yield _tried("batch.queue_images", lambda: f"{len(policy.queue_images(house.settings.batch))} queues")
+
+
+def _tried(what: str, ask: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what, True, ask())
+    except (BelljarError, OSError) as exc:
+        return Finding(what, False, str(exc), getattr(exc, "hint", "See the detail."))

@@ -1,0 +1,79 @@
+"""Machine and job features: what a payload may know of its machine and its limits, as small files in the guest.
+
+The keys are those of HSF-TN-2016-02 (Machine/Job Features). $MACHINEFEATURES and $JOBFEATURES name a folder each, in which
+every key is one file: the value alone, without a newline at its end. As that note has it for virtual machines, "machine"
+is the host and "job" is the guest. What is not known has no file. Times are whole seconds, rounded to the safe side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from belljar.model import Payload, PlainFile, Request
+
+MACHINE, JOB = b"/etc/machinefeatures", b"/etc/jobfeatures"
+VARIABLES = ((b"MACHINEFEATURES", MACHINE), (b"JOBFEATURES", JOB))
+LONGEST_ID = 200
+
+Pairs = tuple[tuple[bytes, bytes], ...]
+
+
+def features(
+    request: Request, now: float, host_cpus: int, hs06_per_cpu: float = 0.0
+) -> tuple[tuple[PlainFile, ...], Pairs]:
+    """The files, root's own and readable by all, and the variables that name their folders. *now* is the moment from
+    which the payload's time counts; 0 for *hs06_per_cpu* tells nothing about speed."""
+    machine, cpus = {"total_cpu": str(host_cpus)}, request.machine.cpus
+    job = {
+        "allocated_cpu": str(cpus),
+        "grace_secs_job": str(max(int(request.grace), 0)),
+        "job_id": job_id(request),
+        "jobstart_secs": str(int(now)),
+        "max_rss_bytes": str(request.machine.memory),
+    }
+    if request.machine.disk is not None:
+        job["scratch_limit_bytes"] = str(request.machine.disk)
+    if hs06_per_cpu > 0:
+        machine["hs06"], job["hs06_job"] = hs06(hs06_per_cpu * host_cpus), hs06(hs06_per_cpu * cpus)
+    wall = time_left(request, now)
+    if wall is not None:
+        end = str(int(now) + wall)
+        machine["shutdowntime"] = job["shutdowntime_job"] = end
+        job["wall_limit_secs"], job["cpu_limit_secs"] = str(wall), str(wall * cpus)
+    return (*_files(MACHINE, machine), *_files(JOB, job)), VARIABLES
+
+
+def with_features(request: Request, payload: Payload, now: float, host_cpus: int, hs06_per_cpu: float) -> Payload:
+    """The payload with these files and variables. A variable of its own by one of these names is replaced."""
+    files, variables = features(request, now, host_cpus, hs06_per_cpu)
+    ours = dict(variables)
+    env = tuple(pair for pair in payload.env if pair[0] not in ours)
+    return replace(payload, files=payload.files + files, env=env + variables)
+
+
+def time_left(request: Request, now: float) -> int | None:
+    """Whole seconds until the first of the request's limits ends the payload; None where there is no limit."""
+    limits = [] if request.timeout is None else [request.timeout]
+    if request.wall_limit is not None:
+        limits.append(request.created + request.wall_limit - now)
+    return max(int(min(limits)), 0) if limits else None
+
+
+def job_id(request: Request) -> str:
+    """The id the job has for whoever asked for it: the batch system's own, else the machine's. No blanks, as the note
+    asks, and nothing that is not plain ASCII."""
+    _, colon, number = request.requester.partition(":")
+    if not (colon and number):
+        return request.id
+    return "".join(char if "!" <= char <= "~" else "?" for char in number)[:LONGEST_ID]
+
+
+def hs06(value: float) -> str:
+    return str(round(float(value), 3))
+
+
+def _files(folder: bytes, values: dict[str, str]) -> tuple[PlainFile, ...]:
+    return tuple(
+        PlainFile(folder + b"/" + key.encode(), value.encode(), 0o644, is_users=False)
+        for key, value in sorted(values.items())
+    )

@@ -1,0 +1,243 @@
+"""HTCondor's words: what the starter gives to a job, and what the job answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.batch.test_htcondor_ads import recorded
+
+from belljar import batch
+from belljar.batch import Settings
+from belljar.batch.htcondor import CLOSED, DIALECT, CondorJob
+from belljar.batch.htcondor_ads import parse
+from belljar.batch.htcondor_hooks import prepare
+from belljar.batch.terms import Command, Ending, Surroundings, Verdict
+from belljar.errors import NotInAJob
+from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass
+
+SCRATCH = "/var/lib/condor/execute/dir_4242"
+ENV = {
+    "_CONDOR_SCRATCH_DIR": SCRATCH, "_CONDOR_JOB_AD": f"{SCRATCH}/.job.ad", "_CONDOR_MACHINE_AD": f"{SCRATCH}/.machine.ad",
+    "_CONDOR_WRAPPER_ERROR_FILE": f"{SCRATCH}/.job_wrapper_failure", "_CONDOR_SLOT": "slot1_3", "TMPDIR": SCRATCH,
+    "_CONDOR_CHIRP_CONFIG": f"{SCRATCH}/.chirp.config", "OMP_NUM_THREADS": "2", "HOME": "/home/bjalice",
+}  # fmt: skip
+SETTINGS = Settings()
+
+
+def surroundings(ad: bytes, machine: bytes | None = None, **changes: Any) -> Surroundings:
+    files = {ENV["_CONDOR_JOB_AD"].encode(): ad}
+    if machine is not None:
+        files[ENV["_CONDOR_MACHINE_AD"].encode()] = machine
+
+    def read(path: bytes) -> bytes:
+        if path not in files:
+            raise FileNotFoundError(2, "No such file or directory")
+        return files[path]
+
+    env: Mapping[str, str] = changes.pop("env", ENV)
+    here = Surroundings(
+        argv=(f"{SCRATCH}/condor_exec.exe".encode(), b"--seed", b"two words"),
+        env=tuple((name.encode(), value.encode()) for name, value in env.items()),
+        cwd=SCRATCH.encode(), uid=1001, gid=1001, groups=(), options={}, stdin=bytes, read=read,
+    )  # fmt: skip
+    return replace(here, **changes)
+
+
+def job(ad: str = "job.ad", **changes: Any) -> CondorJob:
+    return DIALECT.read(surroundings(recorded(ad), recorded("machine.ad"), **changes))
+
+
+def outcome(**changes: Any) -> Outcome:
+    made = Outcome("0123456789ab", Cause.NODE_FAULT, OutcomeClass.NODE, reason='no "space"\nleft\\ on ü')
+    return replace(made, **changes)
+
+
+def tell(asked: CondorJob, verdict: Verdict, tries: int = 1, **changes: Any) -> Ending:
+    return DIALECT.tell(asked, verdict, outcome(**changes), tries, SETTINGS)
+
+
+def test_it_is_found_by_its_name() -> None:
+    assert batch.load("htcondor") is DIALECT and DIALECT.name == "htcondor"
+
+
+# -- what a job finds ----------------------------------------------------------------------------------------------------
+
+
+def test_a_job_with_file_transfer() -> None:
+    read = job()
+    assert (read.id, read.image, read.name, read.queue) == ("4711.3", "debian12", "night run", "group_theory")
+    assert read.aliases == ("submit.example.org#4711.3#1767225590",)
+    assert (read.cpus, read.memory, read.disk) == (2, 2176 * MIB, 20 * GIB), "what the slot has, not what was asked for"
+    assert (read.wall, read.grace, read.started_before) == (7200.0, 118.0, 1)
+    program = f"{SCRATCH}/condor_exec.exe".encode()
+    assert read.native == Command(program, (program, b"--seed", b"two words"))
+    assert read.inside.argv == () and read.script == b"", "the same inside; the program comes with the directory"
+    assert read.staged.into == () and read.staged.folders == (), "the ads lie in the directory that goes in as a whole"
+    assert not read.signals_reach_all, "the starter signals the process alone"
+
+
+def test_a_job_on_a_shared_file_system() -> None:
+    read = DIALECT.read(surroundings(recorded("job-shared.ad"), cwd=b"/home/bjalice/work"))
+    assert (read.id, read.cpus, read.memory, read.disk, read.wall) == ("12.0", 1, None, None, None)
+    assert read.grace == 598.0 and read.started_before == 0
+    assert set(read.staged.into) == {f"{SCRATCH}/.job.ad".encode(), f"{SCRATCH}/.machine.ad".encode()}
+    assert read.staged.folders == (SCRATCH.encode(),)
+    assert read.image == 'strcat("debian", "12")', "no literal: the rules will refuse it, nobody evaluates it"
+    assert read.was_held
+
+
+def test_the_slot_may_say_nothing() -> None:
+    read = DIALECT.read(surroundings(recorded("job.ad")))
+    assert (read.cpus, read.memory) == (2, 2048 * MIB)
+
+
+def test_a_small_request_for_disk_is_the_sandboxs_and_an_own_word_is_the_machines() -> None:
+    ad = b"ClusterId = 1\nProcId = 0\nRequestDisk = 1024\n"
+    assert DIALECT.read(surroundings(ad)).disk is None
+    assert DIALECT.read(surroundings(ad + b"VmDisk = 4096\n")).disk == 4 * GIB
+
+
+def test_a_job_without_an_image_asks_for_none() -> None:
+    ad = recorded("job.ad").replace(b'VmImage = "debian12"\n', b"")
+    assert DIALECT.read(surroundings(ad)).image == ""
+
+
+def test_hostile_words_are_only_words() -> None:
+    read = DIALECT.read(surroundings(recorded("hostile.ad")))
+    assert (read.id, read.cpus, read.memory, read.name) == ("9.0", None, None, "")
+    assert read.image == '../../etc/passwd`id`"; $(id)', "refused by the rules, see the hook below"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"env": {}}, {"env": {"_CONDOR_JOB_AD": "/nowhere"}}, {"argv": ()},
+    ],
+)  # fmt: skip
+def test_other_surroundings_are_no_job(changes: dict[str, Any]) -> None:
+    with pytest.raises(NotInAJob):
+        job(**changes)
+
+
+@pytest.mark.parametrize("ad", [b"", b"ClusterId = 1\n", b'ClusterId = "1"\nProcId = 0\n', b"\0\xff"])
+def test_an_ad_without_an_id_is_no_job(ad: bytes) -> None:
+    with pytest.raises(NotInAJob, match="ClusterId"):
+        DIALECT.read(surroundings(ad))
+
+
+# -- what it answers -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "number"), [(0, None), (99, None), (255, None), (None, 9), (None, 11)])
+def test_the_jobs_own_end_is_mirrored(code: int | None, number: int | None) -> None:
+    assert tell(job(), Verdict.MIRROR, exit_code=code, signal=number) == Ending(code, number)
+
+
+def test_a_job_that_cannot_be_started_here_goes_back_to_idle() -> None:
+    ending = tell(job(), Verdict.REQUEUE, tries=2)
+    ((path, text),) = ending.files
+    assert path == f"{SCRATCH}/.job_wrapper_failure".encode() and ending.exit_code == 1 and not ending.commands
+    assert text == b'belljar: try 2 of 3: no "space"?left\\ on ?\n', "one line: the starter puts it into the job's log"
+    assert ending.delay == 60.0
+
+
+def test_without_a_file_for_errors_there_is_no_way_back_to_idle() -> None:
+    env = {name: value for name, value in ENV.items() if name != "_CONDOR_WRAPPER_ERROR_FILE"}
+    assert tell(job(env=env), Verdict.REQUEUE) == Ending(exit_code=125)
+
+
+def test_a_hold_is_asked_for_in_the_jobs_own_ad_and_else_the_job_fails() -> None:
+    ending = tell(job(), Verdict.HOLD, tries=3)
+    ((env, where, program, act, name, value),) = ending.commands
+    assert (env, where, act, name) == (
+        "env",
+        f"_CONDOR_SCRATCH_DIR={SCRATCH}",
+        "set_job_attr_delayed",
+        "ChirpBelljarHold",
+    )
+    assert program == "/usr/libexec/condor/condor_chirp"
+    assert value == "\"belljar: try 3 of 3: no 'space'?left/ on ?\"", "one literal, whatever the reason says"
+    assert ending.exit_code == 125 and ending.otherwise is not None and ending.otherwise.otherwise is not None
+    assert ending.otherwise.commands[0][2] == "condor_chirp"
+    assert ending.otherwise.otherwise == Ending(exit_code=125)
+
+
+def test_a_job_that_was_held_once_is_not_held_by_its_old_mark() -> None:
+    held = job("job-shared.ad")
+    for verdict, end in ((Verdict.MIRROR, Ending(7)), (Verdict.FAIL, Ending(125))):
+        ending = tell(held, verdict, exit_code=7)
+        assert ending.commands[0][-2:] == ("ChirpBelljarHold", "undefined") and ending.exit_code == end.exit_code
+        assert ending.otherwise is not None and ending.otherwise.otherwise == end
+
+
+def test_a_failure_of_the_askers_is_our_exit_code() -> None:
+    assert tell(job(), Verdict.FAIL) == Ending(exit_code=125)
+
+
+# -- which jobs live, and the node ---------------------------------------------------------------------------------------
+
+
+def test_the_slots_tell_which_jobs_live() -> None:
+    assert DIALECT.living(recorded("condor_status.txt")) == {"4711.3", "12.0"}
+    assert DIALECT.living(b"slot1@node01 undefined\n") == frozenset()
+    assert DIALECT.alive()[0] == "condor_status"
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [b"", b"\n", b"Error: communication error\n", b"slot1@node01 4711\n", b"slot1@node01\n", b"slot1@node01 ;id\n"],
+)
+def test_what_is_no_list_of_slots_is_no_answer(printed: bytes) -> None:
+    with pytest.raises(ValueError, match="condor_status"):
+        DIALECT.living(printed)
+
+
+def test_no_counter_is_kept() -> None:
+    assert DIALECT.count(job()) == () and DIALECT.counted(job(), b"7") == 0
+
+
+def test_a_node_is_closed_by_a_word_that_its_slots_publish() -> None:
+    make, link = DIALECT.close_node("node01", 'belljar: no "space"\n$(id)')
+    assert make[:2] == ("mkdir", "-p") and link == ("ln", "-sfn", "--", "belljar: no 'space'?$(id)", CLOSED)
+    assert DIALECT.open_node("node01") == (("rm", "-f", CLOSED),)
+    assert DIALECT.closed_by_us(b"belljar: no space\n") and not DIALECT.closed_by_us(b"")
+
+
+def test_there_is_no_hook_of_roots() -> None:
+    with pytest.raises(NotInAJob):
+        DIALECT.epilog({}, ())
+
+
+# -- before the start ----------------------------------------------------------------------------------------------------
+
+STRICT = replace(SETTINGS, allow=("group:physics debian*", "user:bob *"), max_cpus=4)
+
+
+def held(ad: bytes, user: str = "alice", settings: Settings = STRICT, groups: tuple[str, ...] = ("physics",)) -> str:
+    """The reason, "" where the job may start."""
+    printed = prepare(ad, user, groups, settings)
+    said = parse(printed)
+    assert len(said) == (2 if printed else 0) and (not printed or 1 <= (said.number("HookStatusCode") or 0) <= 299)
+    return said.text("HookStatusMessage")
+
+
+def test_a_job_that_may_start_gets_no_word() -> None:
+    assert held(recorded("job.ad")) == "" and held(recorded("job.ad"), "bob", groups=()) == ""
+    assert held(b"ClusterId = 1\n") == "" and held(b"") == ""
+
+
+def test_a_job_that_may_not_is_held_with_a_sentence() -> None:
+    assert held(recorded("job.ad"), groups=()).startswith("belljar: image debian12: not allowed for alice")
+    assert "at most 4" in held(recorded("job.ad").replace(b"RequestCpus = 2", b"RequestCpus = 5"))
+    assert "not a name of an image" in held(recorded("hostile.ad"))
+    assert "not a name of an image" in held(recorded("job-shared.ad"))
+
+
+def test_an_accounting_group_is_a_queue() -> None:
+    settings = replace(SETTINGS, allow=("queue:group_theory debian*",), queue_images=("group_other=sl7",))
+    assert held(recorded("job.ad"), settings=settings) == ""
+    other = b'ClusterId = 1\nAcctGroup = "group_other"\n'
+    assert "sl7: not allowed" in held(other, settings=settings)

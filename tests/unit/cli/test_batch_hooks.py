@@ -1,0 +1,284 @@
+"""What root's hooks do around a job, with users who lie, hang and link: they exit 0, and touch only what is that user's."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.cli.batch_site import ALICE, BOB, Node, make_node
+
+from belljar import batch
+from belljar.cli import batch_hooks, main
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hooks run as root")
+FAULT = {"klass": "node", "cause": "node-fault", "error": "NoSpace", "reason": "no space left"}
+GOOD = {"klass": "payload", "cause": "finished", "exit_code": 0}
+
+
+@pytest.fixture
+def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+    made = make_node()
+    for name in [one for one in os.environ if one.startswith("BELLJAR_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(batch, "load", lambda name: made.dialect)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    yield made
+    made.close()
+
+
+def call(node: Node, act: str, *words: str) -> int:
+    return main(["--config", str(node.config), "-v", "batch", act, "slurm", *words])
+
+
+def state(node: Node) -> dict[str, Any]:
+    (path,) = (node.node / "batch").glob("slurm-*.json")
+    return dict(json.loads(path.read_text()))
+
+
+# -- prolog --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_prolog_makes_the_users_folder_and_twice_is_as_once(node: Node) -> None:
+    for _ in range(2):
+        assert call(node, "prolog", "7", "nobody") == 0
+        facts = os.stat(node.node / "65534")
+        assert (stat.S_IMODE(facts.st_mode), facts.st_uid, facts.st_gid) == (0o700, 65534, 65534)
+
+
+def test_a_link_in_the_folders_place_is_not_followed(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    precious = node.folder / "precious"
+    precious.mkdir(mode=0o755)
+    (node.node / "65534").symlink_to(precious)
+    assert call(node, "prolog", "7", "nobody") == 0
+    assert os.stat(precious).st_uid == 0 and stat.S_IMODE(os.stat(precious).st_mode) == 0o755
+    assert "65534" in capsys.readouterr().err
+
+
+def test_a_strangers_folder_in_its_place_is_left_alone(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    (node.node / "65534").mkdir()
+    os.chown(node.node / "65534", 2, 2)
+    assert call(node, "prolog", "7", "nobody") == 0
+    assert os.stat(node.node / "65534").st_uid == 2
+    assert "belongs to uid 2" in capsys.readouterr().err
+
+
+def test_root_gets_no_folder_there(node: Node) -> None:
+    assert call(node, "prolog", "7", "root") == 0
+    assert list(node.node.iterdir()) == []
+
+
+# -- always 0 ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("act", ["prolog", "epilog"])
+@pytest.mark.parametrize("words", [(), ("7", "no-such-user-here"), ("7", ""), ("--what", "-1"), ("$(id)", "nobody;id")])
+def test_a_hook_never_fails_whatever_it_is_told(node: Node, act: str, words: tuple[str, ...]) -> None:
+    assert call(node, act, *words) == 0
+
+
+@pytest.mark.parametrize("act", ["prolog", "epilog"])
+def test_a_hook_does_not_fail_for_broken_settings_an_unknown_system_or_a_defect(
+    node: Node, act: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--config", "/nonexistent", "batch", act, "slurm", "7", "nobody"]) == 0
+    node.config.write_text("nonsense")
+    assert call(node, act, "7", "nobody") == 0
+    assert "not TOML" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert main(["batch", act, "nosystem"]) == 0
+
+    def broken(name: str) -> object:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(batch, "load", broken)
+    assert main(["batch", act, "slurm"]) == 0
+
+
+def test_a_hook_says_nothing_on_the_jobs_stderr_unless_asked(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--config", str(node.config), "batch", "epilog", "slurm"]) == 0
+    output = capsys.readouterr()
+    assert output.out == output.err == ""
+
+
+def test_what_a_job_put_into_the_hooks_environment_is_not_obeyed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(os.environ, "BELLJAR_PATHS_NODE", str(node.folder / "theirs"))
+    monkeypatch.setitem(os.environ, "PATH", str(node.folder))
+    monkeypatch.setitem(os.environ, "HOME", str(node.folder))
+    assert call(node, "prolog", "7", "nobody") == 0
+    assert (node.node / "65534").is_dir() and not (node.folder / "theirs").exists()
+
+
+def test_a_systems_own_variable_counts_only_where_no_user_could_have_written(tmp_path: Path, node: Node) -> None:
+    conf = node.folder / "slurm.conf"
+    conf.touch()
+    assert batch_hooks.kept("slurm", {"SLURM_CONF": str(conf), "LD_PRELOAD": "/x"}) == {"SLURM_CONF": str(conf)}
+    os.chown(conf, 65534, 65534)
+    assert batch_hooks.kept("slurm", {"SLURM_CONF": str(conf)}) == {}
+    assert batch_hooks.kept("slurm", {"SLURM_CONF": "/nonexistent/slurm.conf"}) == {}
+    os.chown(conf, 0, 0)
+    node.folder.chmod(0o777)
+    assert batch_hooks.kept("slurm", {"SLURM_CONF": str(conf)}) == {}
+    node.folder.chmod(0o755)
+    assert batch_hooks.kept("gridengine", {"SGE_CELL": "default", "SGE_ROOT": "../x"}) == {"SGE_CELL": "default"}
+
+
+# -- epilog: what still lives ----------------------------------------------------------------------------------------------
+
+
+def test_what_a_dead_wrapper_left_is_finished_as_its_user(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    node.ended(ALICE, "0123456789ab", "slurm:7", None, abandoned=True)
+    assert call(node, "epilog", "7", "nobody") == 0
+    folders = node.house.of_user(ALICE.uid, ALICE.home).folders
+    assert list(folders.machines.iterdir()) == []
+    assert os.stat(folders.ended("0123456789ab") / "outcome.json").st_uid == ALICE.uid
+    assert "machine 0123456789ab ended" in capsys.readouterr().err
+
+
+def test_a_supervisor_that_outlived_its_job_is_ended_and_those_of_other_jobs_are_not(node: Node) -> None:
+    ours, other = node.living(ALICE, "0123456789ab", "slurm:7"), node.living(ALICE, "0123456789ac", "slurm:70")
+    strangers = node.living(BOB, "0123456789ad", "slurm:7")
+    assert call(node, "epilog", "7", "nobody") == 0
+    assert ours.wait(timeout=5) == -9
+    assert other.poll() is None and strangers.poll() is None
+    folders = node.house.of_user(ALICE.uid, ALICE.home).folders
+    assert [one.name for one in folders.machines.iterdir()] == ["0123456789ac"]
+
+
+def test_a_task_of_an_array_is_found_by_the_id_its_hook_knows(node: Node) -> None:
+    node.ended(ALICE, "0123456789ab", "slurm:10_3", FAULT, alias="13")
+    assert call(node, "epilog", "13", "nobody") == 0
+    assert state(node)["faults"] == 1
+
+
+def test_a_user_whose_records_hang_costs_the_deadline_and_no_more(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.ended(ALICE, "0123456789ab", "slurm:7", GOOD)
+    journal = node.node / "65534/logs/0123456789ab/journal.jsonl"
+    journal.unlink()
+    os.mkfifo(journal, 0o666)
+    os.chown(journal, 65534, 65534)
+    monkeypatch.setattr(batch_hooks, "USER_TIMEOUT", 0.5)
+    begin = time.monotonic()
+    assert call(node, "epilog", "7", "nobody") == 0
+    assert time.monotonic() - begin < 5
+
+
+def test_records_that_are_links_to_roots_files_tell_nothing_of_them(
+    node: Node, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = node.folder / "secret"
+    secret.write_text(json.dumps({"klass": "node", "error": "NoSpace", "reason": "the secret"}))
+    secret.chmod(0o600)
+    node.ended(ALICE, "0123456789ab", "slurm:7", None)
+    (node.node / "65534/logs/0123456789ab/outcome.json").symlink_to(secret)
+    assert call(node, "epilog", "7", "nobody") == 0
+    assert not list((node.node / "batch").glob("*.json")) if (node.node / "batch").exists() else True
+    assert "the secret" not in capsys.readouterr().err
+
+
+# -- epilog: counting ------------------------------------------------------------------------------------------------------
+
+
+def test_faults_in_a_row_close_the_node_once_with_the_reason(node: Node) -> None:
+    assert node.dialect.closed is not None
+    for number in range(3):
+        assert not node.dialect.closed.exists()
+        node.ended(ALICE, f"{number:012x}", f"slurm:{number + 1}", FAULT)
+        for _ in range(3):  # a hook that is called again counts nothing twice
+            assert call(node, "epilog", str(number + 1), "nobody") == 0
+    assert node.dialect.closed.read_text() == f"{os.uname().nodename}: belljar: 3 node faults in a row: no space left"
+    assert state(node)["closed"] > 0
+    node.dialect.closed.unlink()  # an administrator opens it by hand
+    for number, is_closed in ((7, False), (8, False), (9, True)):
+        node.ended(ALICE, f"{number:012x}", f"slurm:{number}", FAULT)
+        call(node, "epilog", str(number), "nobody")
+        assert node.dialect.closed.exists() is is_closed, "it is counted from nothing"
+
+
+def test_a_good_machine_between_faults_begins_the_count_anew(node: Node) -> None:
+    for number, outcome in enumerate((FAULT, FAULT, GOOD, FAULT, FAULT)):
+        node.ended(ALICE, f"{number:012x}", f"slurm:{number}", outcome)
+        call(node, "epilog", str(number), "nobody")
+    assert state(node)["faults"] == 2
+    assert node.dialect.closed is not None and not node.dialect.closed.exists()
+
+
+def test_a_job_without_a_machine_counts_nothing(node: Node) -> None:
+    node.prolog(ALICE)
+    assert call(node, "epilog", "7", "nobody") == 0
+    assert call(node, "epilog", "8", "bin") == 0
+    assert not (node.node / "batch").exists()
+
+
+def test_a_system_that_cannot_be_told_leaves_the_node_to_be_closed_by_the_next_fault(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.configure("node_faults = 1")
+    close = type(node.dialect).close_node
+    monkeypatch.setattr(type(node.dialect), "close_node", lambda *_: (("false",),))
+    node.ended(ALICE, f"{1:012x}", "slurm:1", FAULT)
+    assert call(node, "epilog", "1", "nobody") == 0
+    assert state(node)["closed"] == 0
+    monkeypatch.setattr(type(node.dialect), "close_node", close)
+    node.ended(ALICE, f"{2:012x}", "slurm:2", FAULT)
+    call(node, "epilog", "2", "nobody")
+    assert state(node)["closed"] > 0
+
+
+# -- node ------------------------------------------------------------------------------------------------------------------
+
+
+def node_verb(node: Node, *words: str) -> int:
+    return main(["--config", str(node.config), "batch", "node", "slurm", *words])
+
+
+def test_an_administrator_closes_and_opens_it(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    assert node_verb(node, "close", "broken\ndisk $(id)") == 0
+    assert node.dialect.closed is not None
+    assert node.dialect.closed.read_text().endswith("belljar: broken?disk $(id)")
+    assert node_verb(node, "status", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out)["closed_by_belljar"] is True
+    assert node_verb(node, "open") == 0
+    assert not node.dialect.closed.exists()
+    assert node_verb(node, "close") == 125
+    assert node_verb(node, "status", "--node", "-x") == 125
+
+
+def test_the_self_check_opens_what_we_closed_after_enough_passes_and_nothing_else(
+    node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from belljar.cli import batch_node
+    from belljar.errors import CommandFailed
+
+    def fails(house: object, image: str) -> None:
+        raise CommandFailed("no machine")
+
+    assert node.dialect.closed is not None
+    node_verb(node, "close", "test")
+    monkeypatch.setattr(batch_node, "as_a_job", lambda house, image: None)
+    assert node_verb(node, "test") == 0
+    assert node.dialect.closed.exists()
+    monkeypatch.setattr(batch_node, "as_a_job", fails)
+    assert node_verb(node, "test") == 1
+    monkeypatch.setattr(batch_node, "as_a_job", lambda house, image: None)
+    assert [node_verb(node, "test"), node.dialect.closed.exists()] == [0, True], (
+        "the failure between began the count anew"
+    )
+    assert [node_verb(node, "test"), node.dialect.closed.exists()] == [0, False]
+    assert "opened again" in capsys.readouterr().out
+    node.dialect.closed.write_text("closed by an administrator")
+    for _ in range(4):
+        assert node_verb(node, "test") == 0
+    assert node.dialect.closed.exists()
+
+
+def test_where_users_may_write_to_the_nodes_folder_root_remembers_elsewhere(node: Node) -> None:
+    house = node.house
+    assert batch_hooks.memory_folder(house) == node.node / "batch"
+    node.node.chmod(0o1777)
+    assert batch_hooks.memory_folder(house) == house.settings.paths.store / "batch"

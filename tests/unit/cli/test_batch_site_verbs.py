@@ -1,0 +1,242 @@
+"""`belljar batch install|check|uninstall` as an administrator sees them, over a system of paper."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from belljar import batch
+from belljar.batch.siting import Advice, Change, Finding, OurFile, OurLines, Piece, Place
+from belljar.cli import batch_look, main
+from belljar.cli.batch_site import own_prefix
+
+
+@dataclass
+class PaperSite:
+    default_folder: Path
+    reread: tuple[tuple[str, ...], ...] = (("true",),)
+    places: list[Place] = field(default_factory=list)
+
+    def pieces(self, place: Place) -> list[Piece]:
+        self.places.append(place)
+        flag = place.folder / "flag"
+        return [
+            OurFile(
+                "a hook",
+                place.folder / "hook.sh",
+                f"#!/bin/sh\nexec {place.belljar} batch epilog slurm\n".encode(),
+                0o755,
+            ),
+            OurLines(
+                "settings",
+                place.folder / "paper.conf",
+                (f"Wrap={place.wrapper}", f"Queue={place.options.get('queue', '')}"),
+            ),
+            Change(
+                "a flag", ("test", "-e", str(flag)), lambda out: True, (("touch", str(flag)),), (("rm", str(flag)),)
+            ),
+            Advice("restart", "Restart the paper daemon."),
+        ]
+
+    def findings(self, place: Place) -> list[Finding]:
+        return [Finding("version", True, "1.0")]
+
+    def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
+        return self.reread
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PaperSite]:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/paper.conf").write_text("Name=c\n")
+    made = PaperSite(tmp_path / "etc")
+    monkeypatch.setattr(batch, "load_site", lambda name: made)
+    yield made
+
+
+@pytest.fixture
+def call(tmp_path: Path) -> Callable[..., int]:
+    return lambda act, *words: main(["batch", act, "slurm", "--prefix", str(tmp_path / "opt"), *words])
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(one): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+
+
+@pytest.mark.parametrize("how", ["--dry-run", "--print"])
+def test_showing_writes_nothing(
+    site: PaperSite, call: Callable[..., int], tmp_path: Path, how: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(tmp_path)
+    assert call("install", how) == 0
+    assert files(tmp_path) == before
+    said = capsys.readouterr().out
+    for words in (
+        "exec ",
+        "Wrap=",
+        "touch",
+        "Restart the paper daemon.",
+        "$ true",
+        "belljar begin" if how == "--print" else "+++ ",
+    ):
+        assert words in said
+
+
+def test_a_dry_run_for_programs_tells_each_difference(
+    site: PaperSite, call: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("install", "--dry-run", "--format", "json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [one["state"] for one in said] == ["missing"] * 5 + ["by hand"]
+    assert "+# belljar begin" in said[3]["diff"] and said[4]["commands"] == [["touch", said[4]["commands"][0][1]]]
+
+
+def test_install_check_and_uninstall_with_the_options_remembered(
+    site: PaperSite, tmp_path: Path, call: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(tmp_path)
+    assert call("install", "--queue", "a", "--queue", "b", "--set", "host=h") == 0
+    assert "by hand: restart" in capsys.readouterr().out
+    assert "Queue=a,b" in (tmp_path / "etc/paper.conf").read_text()
+    main(["batch", "check", "slurm", "--format", "json"])
+    said = json.loads(capsys.readouterr().out)
+    assert all(one["is_good"] for one in said["findings"][:6]), said
+    assert dict(site.places[-1].options) == {"queue": "a,b", "host": "h"}
+    assert site.places[-1].wrapper == tmp_path / "opt/libexec/wrap-slurm"
+    assert call("install") == 0
+    assert "All is in place." in capsys.readouterr().out
+    assert main(["batch", "uninstall", "slurm"]) == 0
+    assert files(tmp_path) == before
+    assert main(["batch", "uninstall", "slurm"]) == 0
+    assert "Nothing of belljar's" in capsys.readouterr().out
+
+
+def test_check_is_1_with_remedies_where_something_is_missing(
+    site: PaperSite, call: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("check") == 1
+    said = capsys.readouterr().out
+    assert "BAD  a hook" in said and "remedy: belljar batch install slurm" in said
+
+
+def test_a_system_that_does_not_reread_is_told_and_the_files_stay(
+    site: PaperSite, call: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.reread = (("false",),)
+    assert call("install") == 1
+    assert "not done, repeat it by hand: false" in capsys.readouterr().out
+    assert (tmp_path / "etc/hook.sh").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("--set", "x"), "not of the form KEY=VALUE"),
+        (("--set", "=x"), "not of the form KEY=VALUE"),
+        (("--folder", "/nonexistent"), "no such folder"),
+    ],
+)
+def test_wrong_options_are_said(
+    site: PaperSite, call: Callable[..., int], words: tuple[str, ...], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call("install", *words) == 125
+    assert what in capsys.readouterr().err
+
+
+def test_a_record_that_is_none_is_said(
+    site: PaperSite, call: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (site.default_folder / ".belljar-slurm.json").write_text("[]")
+    assert call("check") == 125
+    assert "not a" in capsys.readouterr().err
+
+
+def test_the_launchers_run_this_belljar_whatever_their_environment_says(
+    site: PaperSite, call: Callable[..., int], tmp_path: Path
+) -> None:
+    (tmp_path / "site.toml").write_text("[batch]\nretries = 7\n")
+    assert (
+        main(["--config", str(tmp_path / "site.toml"), "batch", "install", "slurm", "--prefix", str(tmp_path / "opt")])
+        == 0
+    )
+    (tmp_path / "belljar.py").write_text("raise SystemExit('not this one')")
+    (tmp_path / "json.py").write_text("raise SystemExit('nor this one')")
+    env = {"PYTHONPATH": str(tmp_path), "PYTHONHOME": "/nonexistent", "PYTHONSTARTUP": str(tmp_path / "json.py")}
+    done = subprocess.run(
+        [str(tmp_path / "opt/libexec/belljar-slurm"), "config", "show"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert ["batch.retries", "7"] in [line.split() for line in done.stdout.splitlines()]
+    done = subprocess.run(
+        [str(tmp_path / "opt/libexec/wrap-slurm"), "a\nb", "--help"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )  # fmt: skip
+    assert done.returncode == 125, "outside of a job"
+    assert "not this one" not in done.stderr
+
+
+def test_the_prefix_is_where_belljar_is_installed() -> None:
+    assert own_prefix().is_absolute()
+    assert own_prefix() != Path("/usr")
+
+
+def test_a_folder_users_cannot_pass_is_found_by_check(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    (closed / "wrap").touch()
+    (found,) = batch_look._entered_by_all("the launcher", closed / "wrap")
+    assert not found.is_good and str(closed) in found.detail
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="folders of other users")
+def test_a_nodes_folder_that_is_not_roots_is_found_by_check(tmp_path: Path) -> None:
+    def good(path: Path | None) -> bool:
+        (found,) = batch_look._node_folder(path)
+        return found.is_good
+
+    node = tmp_path / "node"
+    assert not good(node)
+    node.mkdir(mode=0o711)
+    assert good(node)
+    node.chmod(0o777)
+    assert not good(node)
+    node.chmod(0o1777)
+    assert good(node)
+    os.chown(node, 65534, 65534)
+    assert not good(node)
+    assert good(None)
+
+
+def test_a_system_without_such_a_hook_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["batch", "jsv", "lsf"]) == 125
+    assert main(["batch", "method", "slurm", "suspend"]) == 125
+    assert "has no method" in capsys.readouterr().err
+    assert main(["batch", "hook", "nosystem", "x"]) == 125
+
+
+def test_other_acts_are_not_imported_by_one() -> None:
+    code = f"""
+import sys
+sys.path[:] = {sys.path!r}
+from belljar.cli import main
+main(["batch", "prolog", "slurm"])
+print(*sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True, timeout=60)
+    loaded = set(done.stdout.split())
+    assert "belljar.cli.batch_hooks" in loaded
+    for heavy in (
+        "belljar.cli.batch_site",
+        "belljar.batch.siting_engine",
+        "asyncio",
+        "difflib",
+        "subprocess",
+        "belljar.machine.supervisor",
+    ):
+        assert heavy not in loaded, heavy

@@ -1,0 +1,33 @@
+"""A request that never became a machine is on record like the others."""
+
+import stat
+from pathlib import Path
+
+from belljar.errors import ImageNotAllowed, NoSpace
+from belljar.hypervisor.fake import FakeHypervisor
+from belljar.machine import Folders
+from belljar.machine.recover import Reaper
+from belljar.machine.refusal import outcome_of, put_on_record
+from belljar.machine.registry import Machines
+from belljar.model import Cause, OutcomeClass
+
+
+def folders(top: Path) -> Folders:
+    return Folders(top / "run", top / "scratch", top / "store", top / "logs")
+
+
+def test_a_host_that_cannot_write_still_gives_an_outcome(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("in the way")
+    outcome = put_on_record(outcome_of(NoSpace("full")), "slurm:1", "debian12", folders(tmp_path))
+    assert (outcome.klass, outcome.reason, outcome.name) == (OutcomeClass.NODE, "full", "slurm:1")
+
+
+def test_it_is_found_by_its_batch_id(tmp_path: Path) -> None:
+    places = folders(tmp_path)
+    outcome = put_on_record(outcome_of(ImageNotAllowed("not that one")), "slurm:4711", "../../x", places)
+    machines = Machines(places, Reaper(places, FakeHypervisor()))
+    view = machines.find("slurm:4711")
+    assert (view.id, view.state, view.cause, view.image) == (outcome.id, "done", Cause.REFUSED.value, "../../x")
+    assert machines.newest("slurm:4711") is not None and view.created >= outcome.started
+    assert stat.S_IMODE(view.folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) for path in view.folder.iterdir()} == {0o600}
