@@ -25,7 +25,7 @@ def test_a_host_that_cannot_write_still_gives_an_outcome(tmp_path: Path) -> None
 def test_it_is_found_by_its_batch_id(tmp_path: Path) -> None:
     places = folders(tmp_path)
     outcome = put_on_record(outcome_of(ImageNotAllowed("not that one")), "slurm:4711", "../../x", places)
-    machines = Machines(places, Reaper(places, FakeHypervisor()))
+    machines = Machines(places, Reaper(places, FakeHypervisor(tmp_path / "fake")))
     view = machines.find("slurm:4711")
     assert (view.id, view.state, view.cause, view.image) == (outcome.id, "done", Cause.REFUSED.value, "../../x")
     assert machines.newest("slurm:4711") is not None and view.created >= outcome.started
