@@ -74,6 +74,7 @@ class StdinKind(str, Enum):
     STREAM = "stream"  # pipe, file, socket, terminal: bytes are carried
     NULL = "null"  # /dev/null outside is /dev/null inside
     CLOSED = "closed"  # no descriptor outside, none inside
+    STDOUT = "stdout"  # stderr alone: the same file as stdout outside, the same pipe inside, so what is written keeps its order
 
 
 @dataclass(frozen=True)

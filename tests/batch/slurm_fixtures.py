@@ -21,7 +21,7 @@ retries = 3
 queue_images = ["night=debian12"]
 """
 PARTITIONS = (
-    "batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP",
+    "batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=2",
     "night Nodes=ALL MaxTime=60 DefaultTime=30 State=UP",
 )
 

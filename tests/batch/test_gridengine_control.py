@@ -33,7 +33,7 @@ def test_qdel_gives_a_grace_and_then_ends_the_machine(cell: Cell) -> None:
 
 
 def test_qdel_while_the_machine_is_made_ends_it_at_once(cell: Cell) -> None:
-    job = cell.submit("echo started", *IN_MACHINE, "-pe", "smp", "3", "-l", "mem_free=777M")  # no template of this size
+    job = cell.submit("echo started", *IN_MACHINE, "-pe", "smp", "2", "-l", "mem_free=777M")  # no template of this size
     until(lambda: "qemu" in _pids(cell, job), "QEMU to be started", timeout=30, every=0.02)
     begin = time.monotonic()
     cell.lab.run("qdel", job, user="bjalice")

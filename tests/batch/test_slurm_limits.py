@@ -57,8 +57,10 @@ def seconds(shown: str) -> float:
 
 def test_slurms_own_figures_include_the_machine(cluster: Cluster) -> None:
     """What sstat counts is what QEMU really used; on an otherwise idle host that is two cpus for twenty seconds."""
+    size = ("--cpus-per-task=2", "--mem=1G")
+    cluster.run("true", VM, *size)  # makes the template
     burner = "timeout 20 sh -c 'while :; do :; done'"
-    job = cluster.submit(f"{burner} & {burner} & wait; echo started; sleep 5", VM, "--cpus-per-task=2", "--mem=1G")
+    job = cluster.submit(f"{burner} & {burner} & wait; echo started; sleep 5", VM, *size)
     cluster.started(job)
 
     figures = cluster.lab.text("sstat", "-n", "-P", "-j", f"{job}.batch", "--format=AveCPU,MaxRSS").strip()
@@ -67,8 +69,8 @@ def test_slurms_own_figures_include_the_machine(cluster: Cluster) -> None:
     shown = json.loads(cluster.belljar("show", "--format", "json", f"slurm:{job}", user="bjalice"))
     host = shown["outcome"]["host"]
     really = host["user"] + host["system"]
-    assert 0.9 * really <= cpu <= 1.25 * really + 3, (cpu, really)
-    assert int(re.sub(r"\D", "", memory)) > 100 * 1024, memory  # KiB
+    assert 0.9 * really <= cpu <= 1.15 * really + 3, (cpu, really)
+    assert int(re.sub(r"\D", "", memory)) > 64 * 1024, memory  # KiB
     print(f"sstat: {cpu} cpu-s, {memory}; QEMU: {really:.1f} cpu-s")
 
 

@@ -8,15 +8,17 @@ import tarfile
 import time
 from pathlib import Path
 
+import pytest
 from tests.live.conftest import Belljar
 
 READ = 'for f in "$MACHINEFEATURES"/* "$JOBFEATURES"/*; do printf "%s=%s\\n" "${f#/etc/}" "$(cat "$f")"; done'
 
 
-def test_a_payload_reads_its_limits_from_files(belljar: Belljar) -> None:
+@pytest.mark.parametrize("start", ["clone", "cold"])
+def test_a_payload_reads_its_limits_from_files(belljar: Belljar, start: str) -> None:
     before = int(time.time())
     done = belljar.run(
-        "--cpus", "2", "--memory", "640M", "--timeout", "600s", "--env", "JOBFEATURES=/nowhere", "--", "sh", "-c",
+        "--start", start, "--cpus", "2", "--memory", "640M", "--timeout", "600s", "--env", "JOBFEATURES=/nowhere", "--", "sh", "-c",
         f"{READ}; stat -c %U:%a $JOBFEATURES/job_id",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr.decode()

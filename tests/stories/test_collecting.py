@@ -104,5 +104,3 @@ def test_a_file_in_the_way_is_not_written_through(house: House) -> None:
     house.at["payload-ended"] = place
     assert as_it_was(house.run(wanted(house)))
     assert "exists" in noted(house)["trouble"]
-
-

@@ -1026,6 +1026,7 @@ class Guest:
         self.ioctl = None  # type: Any
         self.set_hostname = None  # type: Any
         self.names = {}  # type: dict[str, int]
+        self.kept = {}  # type: dict[bytes, int]
         self.sizes = {}  # type: dict[str, int]
         self.hosts = b""
         self.random = -1
@@ -1127,6 +1128,19 @@ class Guest:
                 os.symlink(path, "/etc/%s.belljar" % leaf)
                 os.rename("/etc/%s.belljar" % leaf, "/etc/" + leaf)
         libc().mount((RUN + "/boot_id").encode(), BOOT_ID.encode(), b"none", Libc.MS_BIND, b"")
+
+    def _keep_features(self) -> None:
+        """Likewise the files in which each payload finds its features: they are there, empty and open, for making the
+        first file of all takes a clone long. A folder of the image's own stays."""
+        for folder, leaves in FEATURES.items():
+            if os.path.lexists(b"/etc/" + folder):
+                continue
+            os.mkdir(RUN.encode() + b"/" + folder, 0o755)
+            os.symlink(RUN.encode() + b"/" + folder, b"/etc/" + folder)
+            for leaf in leaves:
+                path = b"/etc/" + folder + b"/" + leaf
+                write_file(path.decode(), b"", 0o644)
+                self.kept[path] = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
 
     def _put(self, leaf: str, text: bytes) -> None:
         os.pwrite(self.names[leaf], text, 0)
@@ -1296,9 +1310,7 @@ class Guest:
             os.path.lexists(folder)
         os.spawnv(os.P_WAIT, "/bin/sh", ["sh", "-c", "true; env true; exit 0"])
         self.after_payload()
-        place([word for path in FEATURES for word in (path, b"420", b"r", b"f")], Account(Words(NOTHING[7:])), self)
-        for path in FEATURES:
-            os.unlink(path)
+        self._keep_features()
         self.identify(Words(NOBODY + [now()]))
         if self.zygote is None and self.cgroup:
             self.zygote = Zygote(self, self.box())
@@ -1306,8 +1318,11 @@ class Guest:
             self.identify(Words(NOBODY + [now()]))
 
 
-# Files that every payload finds; the folders stay in a template.
-FEATURES = (b"/etc/machinefeatures/total_cpu", b"/etc/jobfeatures/allocated_cpu")
+# Files that every payload gets; see `features` of the machine room.
+FEATURES = {
+    b"machinefeatures": (b"total_cpu",),
+    b"jobfeatures": (b"allocated_cpu", b"grace_secs_job", b"job_id", b"jobstart_secs", b"max_rss_bytes"),
+}
 
 
 # The names of a guest that waits for its own.
@@ -1381,6 +1396,7 @@ class Rehearsal:
         self.boot_nonce = os.urandom(16).hex().encode("ascii")
         self.jobs = ""
         self.zygote = None  # type: Zygote | None
+        self.kept = {}  # type: dict[bytes, int]
 
     def prepare(self) -> None:
         libc().adopt_orphans()
@@ -1582,6 +1598,14 @@ def place(words: "list[bytes]", account: Account, world: "Guest | Rehearsal") ->
         path, mode, content = words[at], int(words[at + 1]), words[at + 3]
         if not path.startswith(b"/"):
             raise Refused("refused", "%s: not an absolute path" % shown(path))
+        kept = world.kept.pop(path, -1)
+        if kept >= 0:
+            is_as_made = words[at + 1 : at + 3] == [b"420", b"r"] and content[:1] == b"f"
+            if is_as_made:
+                os.pwrite(kept, with_nul(content[1:]), 0)
+            os.close(kept)
+            if is_as_made:
+                continue
         folder = path if content[:1] == b"d" else os.path.dirname(path)
         if not os.path.isdir(folder):
             os.makedirs(folder, 0o755)
@@ -1640,7 +1664,7 @@ class Job:
 
     def __init__(self, words: Words) -> None:
         self.words = words
-        self.stdio = words.text()  # three of s: stream, n: null, c: closed
+        self.stdio = words.text()  # three of s: stream, n: null, c: closed; o, as the third: where the second goes
         window = words.next()  # "" without a terminal, else its rows and columns, 0 where they are not known
         self.terminal = [int(size) for size in window.split(b" ")] if window else None
         self.script = words.next()  # "", or the name of the script that comes as a stream
@@ -1752,6 +1776,8 @@ class Zygote:
     def _descriptor(self, index: int, kind: str) -> int:
         if kind == "n":
             return os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        if kind == "o":
+            return 1  # put in its place just before
         return self.inner[index] if kind == "s" else -1
 
     def go(self, job: Job) -> None:
@@ -2158,8 +2184,8 @@ class Process:
         files, inner = [], []
         base = 4 * self.number
         for index, kind in enumerate(self.job.stdio):
-            if kind == "c":
-                files.append(-1)
+            if kind in ("c", "o"):
+                files.append(STDOUT if kind == "o" else -1)
                 continue
             if kind == "n":
                 fd = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)

@@ -15,6 +15,7 @@ HOST_ONLY = (
     "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_*", "GPG_AGENT_INFO", "BELLJAR_*", "GLIBC_TUNABLES", "MALLOC_*",
 )  # fmt: skip
 SYSTEM_PATH = (b"/usr/local/sbin", b"/usr/local/bin", b"/usr/sbin", b"/usr/bin", b"/sbin", b"/bin")
+ALSO_THERE = (*SYSTEM_PATH, b"/usr/local/games", b"/usr/games")
 
 
 def for_guest(env: Pairs, settings: Settings, inside: Iterable[str]) -> Pairs:
@@ -40,7 +41,7 @@ def _path(value: bytes, folders: tuple[bytes, ...]) -> bytes:
     def is_there(entry: bytes) -> bool:
         if not entry.startswith(b"/"):
             return True  # "." and its like
-        return entry.rstrip(b"/") in SYSTEM_PATH or any(entry == f or entry.startswith(f + b"/") for f in folders)
+        return entry.rstrip(b"/") in ALSO_THERE or any(entry == f or entry.startswith(f + b"/") for f in folders)
 
     entries = [entry for entry in value.split(b":") if is_there(entry)]
     if not any(entry in SYSTEM_PATH for entry in entries):

@@ -226,8 +226,17 @@ def kind(number: int) -> StdinKind:
     if number in CLOSED:
         return StdinKind.CLOSED
     facts = os.fstat(number)
-    is_null = stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.makedev(1, 3)
-    return StdinKind.NULL if is_null else StdinKind.STREAM
+    if stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.makedev(1, 3):
+        return StdinKind.NULL
+    return StdinKind.STDOUT if number == 2 and is_stdout(facts) else StdinKind.STREAM
+
+
+def is_stdout(facts: os.stat_result) -> bool:
+    """Does descriptor 1 lead to the same file, pipe or terminal?"""
+    if 1 in CLOSED:
+        return False
+    other = os.fstat(1)
+    return (facts.st_dev, facts.st_ino) == (other.st_dev, other.st_ino)
 
 
 def rlimits() -> tuple[tuple[str, int, int], ...]:

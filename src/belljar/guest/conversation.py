@@ -39,7 +39,7 @@ from belljar.guest.channel import Channel
 from belljar.guest.process import SCRIPT, Running, read_words, refusal
 from belljar.model import Account, Payload, PlainFile, StdinKind
 
-LETTERS = {StdinKind.STREAM: b"s", StdinKind.NULL: b"n", StdinKind.CLOSED: b"c"}
+LETTERS = {StdinKind.STREAM: b"s", StdinKind.NULL: b"n", StdinKind.CLOSED: b"c", StdinKind.STDOUT: b"o"}
 SKEW_ENOUGH = 0.1  # seconds; when a clock is surely not further off, it is right
 CLOCK_TRIES = 5
 LAST_NUMBER = (1 << 30) - 1

@@ -32,7 +32,7 @@ SUITES = {"bullseye": "debian11", "bookworm": "debian12", "trixie": "debian13"}
 DISK_SIZE = 8 * GIB
 SMALLEST_DISK, LARGEST_DISK = 1 * GIB, 4096 * GIB
 SPACE_NEEDED = 2 * GIB
-PACKAGES = ("linux-image-amd64", "python3", "ca-certificates", "busybox-static", "e2fsprogs")
+PACKAGES = ("linux-image-amd64", "python3", "ca-certificates", "busybox-static", "e2fsprogs", "procps")
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9.+-]*(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+|/[a-z0-9-]+)?")
 PROVIDED_BY = {"unshare": "util-linux", "sh": "dash"}
 LAST_LINES = 15

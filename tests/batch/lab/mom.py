@@ -9,6 +9,7 @@ What was taken from where: OpenPBS src/resmom/{start_exec.c,mom_hook_func.c,requ
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shutil
@@ -45,7 +46,9 @@ class Asked:
 class Running:
     """One job."""
 
-    def __init__(self, mom: Mom, ident: str, asked: Asked, process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+    def __init__(
+        self, mom: Mom, ident: str, asked: Asked, process: subprocess.Popen[bytes], out: Path, err: Path
+    ) -> None:
         self.mom, self.id, self.asked, self.process = mom, ident, asked, process
         self.out_file, self.err_file = out, err
         self.given_back: dict[str, Any] = {}  # what the epilogue hook made of it
@@ -73,10 +76,8 @@ class Running:
 
     def signal(self, number: int, *, top: bool = False) -> None:
         for pid in [self.process.pid] if top else self.session():
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-            except ProcessLookupError:
-                pass
 
     def wait(self, timeout: float = LONGEST) -> int:
         """The job's exit status as PBS records it, after its epilogue."""
@@ -122,7 +123,13 @@ class Mom:
         self.prologue, self.epilogue, self.host = prologue, epilogue, host
         self.number = 0
         self.log: list[str] = []
-        for part, mode in (("", 0o755), ("mom_priv", 0o751), ("mom_priv/jobs", 0o751), ("aux", 0o755), ("spool", 0o1777)):
+        for part, mode in (
+            ("", 0o755),
+            ("mom_priv", 0o751),
+            ("mom_priv/jobs", 0o751),
+            ("aux", 0o755),
+            ("spool", 0o1777),
+        ):
             (folder / part).mkdir(exist_ok=True)
             (folder / part).chmod(mode)
 
@@ -235,7 +242,9 @@ class Mom:
 
     def _run(self, event: Any) -> None:
         assert self.hook is not None and self.config is not None
-        pbs_module.run(self.hook, self.config, event, {"PBS_HOME": str(self.home), "PBS_EXEC": "/nonexistent"}, self.log)
+        pbs_module.run(
+            self.hook, self.config, event, {"PBS_HOME": str(self.home), "PBS_EXEC": "/nonexistent"}, self.log
+        )
 
     def after(self, job: Running, status: int) -> None:
         """The epilogue, and the end of the job on this node."""
@@ -245,12 +254,12 @@ class Mom:
             job.given_back = event.job.changes
             self.run_hook(job.id, user.pw_name, job.asked, "EXECJOB_END")
         if self.epilogue:
-            self._script(self.epilogue, job.id, user, job.asked, (str(job.process.pid), "", "", "", "", str(status), ""))
+            self._script(
+                self.epilogue, job.id, user, job.asked, (str(job.process.pid), "", "", "", "", str(status), "")
+            )
         shutil.rmtree(f"/var/tmp/pbs.{job.id}", ignore_errors=True)
 
-    def _script(
-        self, path: Path, ident: str, entry: pwd.struct_passwd, asked: Asked, more: Sequence[str]
-    ) -> None:
+    def _script(self, path: Path, ident: str, entry: pwd.struct_passwd, asked: Asked, more: Sequence[str]) -> None:
         asks = ",".join(f"{name}={value}" for name, value in asked.resources.items())
         script = str(self.home / f"mom_priv/jobs/{ident}.SC")
         words = (ident, entry.pw_name, entry.pw_name, asked.name, *(more or (asks, asked.queue, "", script)))

@@ -76,7 +76,7 @@ def job_of(ident: str, user: str, asked: Any, host: str, kill_delay: float) -> J
     return Job(
         id=ident, euser=user, Job_Name=asked.name, queue=types.SimpleNamespace(name=asked.queue), run_count=asked.runs,
         Resource_List=Resources(others), schedselect=":".join(["1", *(f"{k}={v}" for k, v in chunk.items())]),
-        exec_vnode="(%s:%s)" % (host, ":".join(f"{k}={v}" for k, v in assigned.items())), exec_host2=f"{host}:15002/0",
+        exec_vnode="({}:{})".format(host, ":".join(f"{k}={v}" for k, v in assigned.items())), exec_host2=f"{host}:15002/0",
         Variable_List=variables if readable else {"PBS_O_QUEUE": asked.queue, "PBS_O_HOST": host},
         executable=os.fsdecode(asked.argv[0]) if asked.argv else None, hashname=ident, job_kill_delay=int(kill_delay),
         argument_list=None, interactive=None, Hold_Types=None, Execution_Time=None, comment=None,

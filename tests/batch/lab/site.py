@@ -82,13 +82,21 @@ class Site:
             env.update(HOME=str(self.home(user)), USER=user, LOGNAME=user)
             who = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": [], "cwd": self.home(user)}
         done = subprocess.run(
-            words, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False, **{**who, **options}
+            words,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+            **{**who, **options},
         )  # type: ignore[call-overload]
         if check and done.returncode:
             raise AssertionError(f"{words}: exit {done.returncode}\n{done.stdout.decode()}\n{done.stderr.decode()}")
         return done
 
-    def command(self, *words: str, user: str | None = None, check: bool = True, **options: object) -> subprocess.CompletedProcess[bytes]:
+    def command(
+        self, *words: str, user: str | None = None, check: bool = True, **options: object
+    ) -> subprocess.CompletedProcess[bytes]:
         """`belljar --config SITE words`."""
         return self.run(str(self.belljar), "--config", str(self.config), *words, user=user, check=check, **options)
 

@@ -4,6 +4,7 @@ import os
 import signal
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from socket import socket
 
@@ -141,3 +142,20 @@ async def test_only_what_changed_comes_back_and_what_is_skipped_stays(channel: s
     found = {str(path.relative_to(back)) for path in back.rglob("*") if path.is_file()}
     assert found == {"changed", "made", "deep/er/x"}
     assert (tmp_path / "all/same").exists() and (tmp_path / "all/job.out").exists()
+
+
+TURNS = b"for n in 1 2 3; do echo out $n; echo err $n >&2; done"
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_errors_that_go_where_the_output_goes_keep_their_place_in_it(channel: socket, closed: bool) -> None:
+    asked = payload(b"sh", b"-c", TURNS, stderr=StdinKind.STDOUT)
+    if closed:
+        asked = replace(asked, stdout=StdinKind.CLOSED)
+    async with talking(channel) as guest:
+        ran = await begin(guest, asked)
+        ran.status = await ran.process.wait()
+    if closed:
+        assert ran.out == ran.err == b"" and ran.code != 0
+    else:
+        assert ran.out == b"".join(b"out %d\nerr %d\n" % (n, n) for n in (1, 2, 3)) and ran.err == b""

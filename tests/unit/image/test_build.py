@@ -40,7 +40,7 @@ def test_mmdebstrap_is_told_everything_in_single_words() -> None:
     )
     argv = build.command_line(recipe, Path("/store/root.tar"), SOURCES)
     assert argv[0] == "mmdebstrap" and argv[-3:] == ["bookworm", "/store/root.tar", *SOURCES]
-    assert "--include=linux-image-amd64,python3,ca-certificates,busybox-static,e2fsprogs,gcc" in argv
+    assert "--include=linux-image-amd64,python3,ca-certificates,busybox-static,e2fsprogs,procps,gcc" in argv
     assert "--customize-hook=chroot \"$1\" /bin/sh -ec 'echo '\"'\"'it is'\"'\"' > /etc/motd; true'" in argv
     assert argv.index("--customize-hook=" + build.CLEAN) > max(
         index for index, word in enumerate(argv) if "motd" in word or "HOME" in word

@@ -334,6 +334,7 @@ def failed(event, config, name, exc):
     """Our own mistake hurts no job without a machine. One with a machine must not run outside of it."""
     pbs.logmsg(pbs.LOG_ERROR, "belljar: %s: %s: %s" % (name, type(exc).__name__, exc))
     if name == "EXECJOB_LAUNCH" and image_of(event.job, config):
+        event.job.Hold_Types = pbs.hold_types("u")
         event.job.rerun()
         event.reject("belljar: %s: %s" % (type(exc).__name__, exc))
 

@@ -19,8 +19,8 @@ import re
 import pbs
 
 MIB = 1 << 20
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")
-SIZE = re.compile(r"([0-9]{1,15})([kmgtp]?)([bw]?)$", re.IGNORECASE)
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+SIZE = re.compile(r"([0-9]{1,15})([kmgtp]?)([bw]?)\Z", re.IGNORECASE)
 POWERS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 
@@ -84,7 +84,7 @@ def check_image(event, image, user, queue, config):
     if not NAME.match(image):
         refuse(event, "image %r: not a name of an image" % image[:60])
     known = known_images(config)
-    if known and image not in known and not re.match(r"[0-9a-f]{8,64}$", image):
+    if known and image not in known and not re.match(r"[0-9a-f]{8,64}\Z", image):
         refuse(event, "image %s: there is none of this name; there are: %s" % (image, ", ".join(known[:20])))
     groups, offered = groups_of(user), []
     for rule in config.get("allow", ["* *"]):

@@ -1,0 +1,100 @@
+"""What a site gets, and what of the site's own is left alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.batch import Settings
+from belljar.batch.gridengine_hooks import value, with_complexes, with_verifier, without_complexes, without_verifier
+from belljar.batch.gridengine_site import SITE
+from belljar.batch.siting import Advice, Change, OurFile, Place
+from belljar.errors import BadOption, CommandFailed, NotOurs
+
+COMPLEXES = """#name               shortcut   type        relop   requestable consumable default  urgency
+#----------------------------------------------------------------------------------------
+arch                a          STRING      ##      YES         NO         NONE     0
+mem_free            mf         MEMORY      <=      YES         YES        0        0
+h_rss               h_rss      MEMORY      <=      YES         NO         0        0
+"""
+CONF = "#global:\nexecd_spool_dir              /var/spool/gridengine/execd\njsv_url                      none\njsv_allowed_mod              ac,h,i\n"
+QUEUE = "qname                 all.q\nprolog                NONE\nepilog                NONE\nstarter_method        NONE\nsuspend_method        NONE\nresume_method         NONE\nterminate_method      NONE\ncomplex_values        NONE\n"
+
+
+def place(queue: str = "all.q", **shown: str) -> Place:
+    answers = {"-sc": COMPLEXES, "-sconf": CONF, "-sq": QUEUE, **{f"-{key}": text for key, text in shown.items()}}
+
+    def run(argv: tuple[str, ...]) -> bytes:
+        if argv[1] == "-sq" and argv[2] == "gone.q":
+            raise CommandFailed("qconf: exit 1: No cluster queue or queue instance matches the phrase")
+        return answers[argv[1]].encode()
+
+    folder = Path("/var/lib/gridengine/default/common")
+    options = {"queue": queue} if queue else {}
+    return Place(Settings(), Path("/opt/b/wrap-gridengine"), Path("/opt/b/belljar"), Path("/s"), folder, options, run)
+
+
+def of(kind: Any, where: Place) -> list[Any]:
+    return [piece for piece in SITE.pieces(where) if isinstance(piece, kind)]
+
+
+def test_the_pieces_of_one_queue() -> None:
+    files = {one.path.name: one for one in of(OurFile, place())}
+    assert set(files) == {"belljar-hook", "belljar-method", "belljar-jsv"}
+    assert b"GRIDENGINE_PER_SLOT=mem_free exec" in files["belljar-jsv"].content
+    assert b"|| :\nexit 0\n" in files["belljar-hook"].content and b"env -i" in files["belljar-hook"].content
+    changes = of(Change, place())
+    lines = [" ".join(command) for one in changes for command in one.do]
+    assert "qconf -mattr queue starter_method /opt/b/wrap-gridengine all.q" in lines
+    hook = "/var/lib/gridengine/default/common/belljar-hook"
+    assert f"qconf -mattr queue prolog root@{hook} prolog $job_id $ja_task_id $job_owner all.q" in lines
+    assert not any(one.is_done(QUEUE.encode()) for one in changes if one.probe[1] == "-sq")
+
+
+def test_what_is_done_is_seen_as_done_also_over_two_lines() -> None:
+    for one in of(Change, place()):
+        if one.probe[1] == "-sq" and one.do[0][2] == "queue" and one.do[0][3].endswith("_method"):
+            name, wanted = one.do[0][3:5]
+            first, _, last = wanted.rpartition(" ")
+            shown = f"{name}   {first} \\\n                      {last}\n" if first else f"{name}   {last}\n"
+            assert one.is_done(shown.encode())
+
+
+def test_a_queue_of_the_sites_own_making_stays_as_it_is() -> None:
+    own = QUEUE.replace("prolog                NONE", "prolog                /site/prolog")
+    where = place(sq=own)
+    assert [piece.purpose for piece in of(Advice, where)] == ["prolog of queue all.q"]
+    assert not any("prolog" in command for one in of(Change, where) for command in one.do)
+
+
+@pytest.mark.parametrize("queue", ["$(id)", "a b", "-x", "gone.q"])
+def test_a_queue_that_is_none(queue: str) -> None:
+    with pytest.raises(BadOption):
+        SITE.pieces(place(queue))
+
+
+def test_without_a_queue_somebody_is_told_to_name_one() -> None:
+    assert len(of(Advice, place(""))) == 1
+
+
+def test_complexes_come_and_go_and_the_sites_stay() -> None:
+    once = with_complexes(COMPLEXES)
+    assert with_complexes(once) == once and once.count("vm_image ") == 1
+    assert without_complexes(once) == without_complexes(COMPLEXES)
+    assert "mem_free mf MEMORY" in without_complexes(once)
+    for line in ("vm_image vmi RESTRING == YES NO NONE 0", "other vmi STRING == YES NO NONE 0"):
+        with pytest.raises(NotOurs):
+            with_complexes(COMPLEXES + line + "\n")
+
+
+def test_the_verifier_comes_and_goes_and_a_sites_own_stays() -> None:
+    ours = with_verifier(CONF, "/x/belljar-jsv")
+    assert value(ours, "jsv_url") == "/x/belljar-jsv" and value(ours, "jsv_allowed_mod") == "a,ac,h,i"
+    assert with_verifier(ours, "/x/belljar-jsv") == ours
+    assert value(without_verifier(ours, "/x/belljar-jsv"), "jsv_url") == "NONE"
+    theirs = ours.replace("/x/belljar-jsv", "/site/jsv")
+    assert without_verifier(theirs, "/x/belljar-jsv") == theirs
+    with pytest.raises(NotOurs):
+        with_verifier(theirs, "/x/belljar-jsv")

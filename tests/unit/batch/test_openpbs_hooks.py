@@ -1,0 +1,350 @@
+"""The hook files of OpenPBS, run as they are with a stand-in for PBS's module."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pwd
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.batch.lab import pbs_module
+from tests.batch.lab.mom import Asked
+from tests.batch.lab.pbs_module import Refused, Resources
+
+from belljar.batch.openpbs_site import FILES, HOOKS
+
+USER = pwd.getpwuid(os.geteuid()).pw_name
+NODE, SUBMIT = FILES / "belljar_node.py", FILES / "belljar_submit.py"
+
+
+class Hooks:
+    """One node and its server."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.log = folder, []  # type: ignore[var-annotated]
+        self.calls = folder / "calls"
+        (folder / "mom_priv/jobs").mkdir(parents=True)
+        for name in ("nosuch", "belljar"):
+            (folder / name).write_text(f'#!/bin/sh\necho "$@" >>{self.calls}\n')
+            (folder / name).chmod(0o755)
+        self.settings: dict[str, Any] = {
+            "wrapper": "/opt/belljar/libexec/wrap-openpbs", "belljar": str(folder / "belljar"), "retries": 3,
+            "notes": str(folder / "notes"), "store": str(folder / "store"), "allow": ["* *"], "reap": True,
+        }  # fmt: skip
+
+    def run(self, event: Any, hook: Path = NODE, server: Any = None) -> Any:
+        config = self.folder / "config.json"
+        config.write_text(json.dumps(self.settings))
+        conf = {"PBS_HOME": str(self.folder), "PBS_EXEC": str(self.folder / "exec")}
+        pbs_module.run(hook, config, event, conf, self.log, server)
+        return event
+
+    def job(self, asked: Asked, **facts: Any) -> Any:
+        job = pbs_module.job_of("7.srv", USER, asked, "n1", 10)
+        job.__dict__.update(facts)
+        return job
+
+    def launch(self, asked: Asked, argv: list[str | bytes] | None = None, **env: str) -> Any:
+        if asked.argv:
+            words = [os.fsencode(word) for word in asked.argv[1:]]
+            pbs_module.write_job_file(self.folder / "mom_priv/jobs/7.srv.JB", words)
+        program = os.fsdecode(asked.argv[0]) if asked.argv else "/bin/bash"
+        seen = pbs_module.as_hook_argv(argv if argv is not None else asked.argv) if asked.argv else []
+        env = {"PBS_TASKNUM": "1", "PBS_NODENUM": "0", **env}
+        job = self.job(asked)
+        return self.run(pbs_module.event_of("EXECJOB_LAUNCH", job, env=env, progname=program, argv=seen))
+
+    def epilogue(self, note: object, runs: int = 1) -> Any:
+        folder = self.folder / "notes/7.srv"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "note").write_bytes(note if isinstance(note, bytes) else json.dumps(note).encode())
+        return self.run(pbs_module.event_of("EXECJOB_EPILOGUE", self.job(Asked(runs=runs))))
+
+
+@pytest.fixture
+def hooks(tmp_path: Path) -> Hooks:
+    return Hooks(tmp_path)
+
+
+VM = {"ncpus": "2", "mem": "1gb", "vm_image": "debian12", "walltime": "00:10:00"}
+
+
+@pytest.mark.parametrize("name", sorted(HOOKS))
+def test_a_hook_can_be_read_by_an_old_python(name: str) -> None:
+    ast.parse((FILES / f"{name}.py").read_text(), feature_version=(3, 5))
+
+
+# -- launch ------------------------------------------------------------------------------------------------------------
+
+
+def facts_of(event: Any) -> dict[str, Any]:
+    assert event.argv[1].startswith("--facts=") and event.argv[2] == "--" and " " not in event.argv[1]
+    return json.loads(event.argv[1].removeprefix("--facts="))
+
+
+def test_a_job_without_an_image_is_left_as_it_is(hooks: Hooks) -> None:
+    event = hooks.launch(Asked(argv=("/bin/echo", "a b", "c")))
+    assert (event.progname, event.argv) == ("/bin/echo", ["/bin/echo", "a b", "c"])
+    event = hooks.launch(Asked(script="x"))
+    assert (event.progname, event.argv) == ("/bin/bash", [])
+
+
+def test_a_script_with_an_image_is_started_through_the_wrapper(hooks: Hooks) -> None:
+    event = hooks.launch(Asked(script="x", resources={**VM, "vm_disk": "5gb"}, runs=2))
+    assert event.progname == "/opt/belljar/libexec/wrap-openpbs"
+    assert event.argv[3:] == ["/bin/bash", "-bash"]
+    assert facts_of(event) == {
+        "image": "debian12", "queue": "workq", "cpus": 2, "memory": 1 << 30, "disk": 5 << 30, "wall": 600, "runs": 2,
+        "grace": 10, "note": str(hooks.folder / "notes/7.srv/note"), "script": True,
+    }  # fmt: skip
+
+
+def test_the_queue_and_the_site_give_an_image_too(hooks: Hooks) -> None:
+    hooks.settings["queue_images"] = {"workq": "el9"}
+    assert facts_of(hooks.launch(Asked(script="x")))["image"] == "el9"
+    hooks.settings.update(queue_images={}, default_image="debian12")
+    assert facts_of(hooks.launch(Asked(script="x")))["image"] == "debian12"
+    assert facts_of(hooks.launch(Asked(script="x", resources={"vm_image": "own"})))["image"] == "own"
+
+
+def test_a_task_of_the_task_manager_is_left_alone(hooks: Hooks) -> None:
+    for env in ({"PBS_TASKNUM": "2"}, {"PBS_NODENUM": "1"}):
+        event = hooks.launch(Asked(script="x", resources=VM), **env)
+        assert event.progname == "/bin/bash"
+
+
+ODD: list[list[str | bytes]] = [["n\nl"], ["\ttab"], [" lead"], ["trail "], ["a", "b\nc", "d"], ["ü\x01"]]
+
+
+@pytest.mark.parametrize("words", ODD)
+@pytest.mark.parametrize("image", [True, False])
+def test_arguments_that_pbs_would_harm_go_through_the_wrapper(
+    hooks: Hooks, words: list[str | bytes], image: bool
+) -> None:
+    event = hooks.launch(Asked(argv=("/bin/echo", *words), resources=VM if image else {}))
+    exact = [word.encode().decode("latin-1") for word in ("/bin/echo", "/bin/echo", *words)]  # type: ignore[union-attr]
+    assert event.progname.endswith("wrap-openpbs")
+    assert facts_of(event)["argv"] == exact and len(event.argv) == 3
+    assert ("image" in facts_of(event)) is image
+
+
+@pytest.mark.parametrize(
+    "word", ["$(id)", "it's", 'x"y', "a\\b", "ü", "z,w", "-x", "--", "--facts={}", "&amp;", "</x>", "a=b"]
+)
+def test_other_arguments_are_left_as_they_are(hooks: Hooks, word: str) -> None:
+    event = hooks.launch(Asked(argv=("/bin/echo", word)))
+    assert (event.progname, event.argv) == ("/bin/echo", ["/bin/echo", word])
+
+
+def test_an_argument_cannot_pass_for_the_list_of_arguments(hooks: Hooks) -> None:
+    event = hooks.launch(Asked(argv=("/bin/echo", "argument_list", "<jsdl-hpcpa:Argument>x</jsdl-hpcpa:Argument>")))
+    assert event.argv[1:] == ["argument_list", "<jsdl-hpcpa:Argument>x</jsdl-hpcpa:Argument>"]
+
+
+def test_our_own_mistake_holds_a_job_with_an_image_and_no_other(hooks: Hooks) -> None:
+    del hooks.settings["wrapper"]
+    assert hooks.launch(Asked(script="x")).progname == "/bin/bash"
+    with pytest.raises(Refused, match="belljar: KeyError"):
+        hooks.launch(Asked(script="x", resources=VM))
+
+
+def test_only_chunks_of_this_node_count(hooks: Hooks) -> None:
+    job = hooks.job(
+        Asked(script="x", resources=VM), exec_host2="n1:1/0*2+n1:1/1+n2:1/0",
+        exec_vnode="(n1:ncpus=2:mem=1048576kb)+(n1[0]:ncpus=1:mem=1024kb+n1[1]:mem=1024kb)+(n2:ncpus=8:mem=9gb)",
+    )  # fmt: skip
+    env = {"PBS_TASKNUM": "1", "PBS_NODENUM": "0"}
+    facts = facts_of(hooks.run(pbs_module.event_of("EXECJOB_LAUNCH", job, env=env, progname="/bin/bash", argv=[])))
+    assert (facts["cpus"], facts["memory"]) == (3, (1 << 30) + (2 << 20))
+
+
+# -- begin and end -----------------------------------------------------------------------------------------------------
+
+
+def test_begin_makes_a_folder_for_notes_and_end_removes_it(hooks: Hooks) -> None:
+    asked = Asked(script="x", resources=VM)
+    hooks.run(pbs_module.event_of("EXECJOB_BEGIN", hooks.job(asked)))
+    folder = hooks.folder / "notes/7.srv"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and stat.S_IMODE(folder.parent.stat().st_mode) == 0o755
+    assert hooks.calls.read_text() == f"batch prolog openpbs 7.srv {USER}\n"
+    hooks.run(pbs_module.event_of("EXECJOB_END", hooks.job(asked)))
+    assert not folder.exists() and hooks.calls.read_text().endswith(f"batch epilog openpbs 7.srv {USER}\n")
+
+
+def test_a_job_without_an_image_leaves_no_trace(hooks: Hooks) -> None:
+    for event in ("EXECJOB_BEGIN", "EXECJOB_EPILOGUE", "EXECJOB_END"):
+        assert hooks.run(pbs_module.event_of(event, hooks.job(Asked(script="x")))).job.changes == {}
+    assert not hooks.calls.exists() and not (hooks.folder / "notes").exists()
+
+
+def test_a_job_whose_variables_pbs_cannot_read_gets_no_machine_and_does_not_run_outside(hooks: Hooks) -> None:
+    job = hooks.job(Asked(script="x", resources=VM, env={"A": b"\xff"}))
+    with pytest.raises(Refused, match="not UTF-8"):
+        hooks.run(pbs_module.event_of("EXECJOB_BEGIN", job))
+    assert job.changes == {"delete": True}
+    hooks.run(pbs_module.event_of("EXECJOB_BEGIN", hooks.job(Asked(script="x", env={"A": b"\xff"}))))
+
+
+@pytest.mark.parametrize("event", ["EXECHOST_STARTUP", "EXECHOST_PERIODIC"])
+def test_machines_without_a_job_are_looked_for(hooks: Hooks, event: str) -> None:
+    hooks.run(pbs_module.event_of(event, None))
+    assert hooks.calls.read_text() == "reap --batch openpbs\n"
+
+
+# -- epilogue ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_note_has_the_job_run_again_later(hooks: Hooks) -> None:
+    import time
+
+    changes = hooks.epilogue({"verdict": "requeue", "delay": 60, "why": "belljar: try 1 of 3: x"}).job.changes
+    assert changes["rerun"] and "Hold_Types" not in changes
+    assert 55 < changes["Execution_Time"] - time.time() < 65
+    assert "7.srv: belljar: try 1 of 3: x" in hooks.log
+
+
+def test_a_note_has_the_job_held(hooks: Hooks) -> None:
+    assert hooks.epilogue({"verdict": "hold", "why": "x"}).job.changes == {"Hold_Types": "u", "rerun": True}
+
+
+def test_the_number_of_starts_is_bounded_whatever_the_note_says(hooks: Hooks) -> None:
+    assert hooks.epilogue({"verdict": "requeue"}, runs=3).job.changes["Hold_Types"] == "u"
+    hooks.settings["retries"] = 1000
+    assert hooks.epilogue({"verdict": "requeue"}, runs=20).job.changes["Hold_Types"] == "u"
+
+
+@pytest.mark.parametrize("delay", [-5, 10**12, "x", None, [1], 1e300])
+def test_a_delay_is_bounded(hooks: Hooks, delay: object) -> None:
+    import time
+
+    changes = hooks.epilogue({"verdict": "requeue", "delay": delay}).job.changes
+    assert 0 <= changes["Execution_Time"] - time.time() <= 86401
+
+
+@pytest.mark.parametrize(
+    "note", [b"", b"{", b"[]", b'{"verdict":"delete"}', b"\xff", b'{"verdict":"requeue"' + b" " * 5000 + b"}"]
+)
+def test_what_is_no_note_changes_nothing(hooks: Hooks, note: bytes) -> None:
+    assert hooks.epilogue(note).job.changes == {}
+
+
+def test_a_link_or_a_pipe_is_no_note(hooks: Hooks) -> None:
+    folder = hooks.folder / "notes/7.srv"
+    folder.mkdir(parents=True)
+    (hooks.folder / "other").write_text('{"verdict":"hold"}')
+    event = pbs_module.event_of("EXECJOB_EPILOGUE", hooks.job(Asked()))
+    (folder / "note").symlink_to(hooks.folder / "other")
+    assert hooks.run(event).job.changes == {}
+    (folder / "note").unlink()
+    os.mkfifo(folder / "note")
+    assert hooks.run(event).job.changes == {}
+
+
+def test_a_reason_from_a_user_is_one_plain_line(hooks: Hooks) -> None:
+    hooks.epilogue({"verdict": "hold", "why": "a\nb\"'\\" + "x" * 400})
+    line = hooks.log[0]
+    assert "\n" not in line and '"' not in line and len(line) < 230
+
+
+# -- submit ------------------------------------------------------------------------------------------------------------
+
+
+def submit(hooks: Hooks, kind: str = "QUEUEJOB", queue: str = "", **facts: Any) -> None:
+    resources = Resources(
+        {name: facts.pop(name) for name in ("select", "ncpus", "mem", "vm_image", "vm_disk") if name in facts}
+    )
+    job = pbs_module.Job(**{
+        "Resource_List": resources, "queue": queue, "Variable_List": {"PBS_O_PATH": "/bin"}, "executable": None,
+        "Submit_arguments": "a.sh", **facts,
+    })  # fmt: skip
+    hooks.run(
+        pbs_module.event_of(
+            kind, job, requestor=USER, job_o=pbs_module.Job(queue="night" if kind == "MODIFYJOB" else "")
+        ),
+        SUBMIT,
+    )
+
+
+@pytest.fixture
+def store(hooks: Hooks) -> Path:
+    names = hooks.folder / "store/images/names"
+    names.mkdir(parents=True)
+    for name in ("debian12", "el9"):
+        (names / name).touch()
+    return names
+
+
+def test_a_known_image_is_let_in(hooks: Hooks, store: Path) -> None:
+    submit(hooks, vm_image="debian12")
+    submit(hooks, select="2:ncpus=1:mem=1gb:vm_image=el9+1:ncpus=2")
+    submit(hooks)
+
+
+@pytest.mark.parametrize("image", ["nosuch", "../x", "$(id)", "a b", "x" * 200, "ü", "-x", "debian12\n"])
+def test_another_one_is_refused_with_a_sentence(hooks: Hooks, store: Path, image: str) -> None:
+    with pytest.raises(
+        Refused,
+        match=r"(?s)belljar: image .*: (not a name of an image|there is none of this name; there are: debian12, el9)",
+    ):
+        submit(hooks, vm_image=image)
+
+
+def test_without_the_store_in_sight_the_node_decides(hooks: Hooks) -> None:
+    submit(hooks, vm_image="nosuch")
+
+
+def test_the_site_says_who_may_have_what(hooks: Hooks, store: Path) -> None:
+    hooks.settings["allow"] = ["queue:night el*", "user:nobody *"]
+    submit(hooks, vm_image="el9", queue="night")
+    with pytest.raises(Refused, match=r"image debian12: not allowed for .* in queue night; allowed are: el\*"):
+        submit(hooks, vm_image="debian12", queue="night")
+    with pytest.raises(Refused, match="in queue workq; no image is allowed there"):
+        submit(hooks, vm_image="el9")
+
+
+def test_a_queue_with_an_image_of_its_own_is_looked_at_too(hooks: Hooks, store: Path) -> None:
+    hooks.settings["queue_images"] = {"workq": "gone"}
+    with pytest.raises(Refused, match="image gone: there is none"):
+        submit(hooks)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"select": "1:ncpus=8:mem=1gb"}, "8 cpus: a job in a machine may have at most 4 here"),
+        ({"select": "1:ncpus=1:mem=64gb"}, "65536 MiB of memory: a job in a machine may have at most 8192 here"),
+        ({"ncpus": 8}, "8 cpus"),
+        ({"mem": "100mb"}, "100 MiB of memory: a job in a machine needs at least 352"),
+        ({"mem": "1gb", "vm_disk": "1tb"}, "1048576 MiB of disk: a job in a machine may have at most 102400 here"),
+    ],
+)
+def test_sizes_that_no_node_gives_are_refused(hooks: Hooks, store: Path, asked: dict[str, Any], sentence: str) -> None:
+    hooks.settings.update(max_cpus=4, max_memory=8 << 30, max_disk=100 << 30, least_memory=352 << 20)
+    asked = {"select": asked["select"] + ":vm_image=el9"} if "select" in asked else {**asked, "vm_image": "el9"}
+    with pytest.raises(Refused, match=sentence):
+        submit(hooks, **asked)
+    submit(
+        hooks, **{name: value for name, value in asked.items() if name in ("ncpus", "vm_disk")}
+    )  # no image: no limit
+
+
+def test_qalter_is_looked_at_where_it_asks_for_an_image(hooks: Hooks, store: Path) -> None:
+    submit(hooks, "MODIFYJOB", Variable_List=None)
+    with pytest.raises(Refused, match="there is none of this name"):
+        submit(hooks, "MODIFYJOB", select="1:vm_image=nosuch", Variable_List=None)
+
+
+def test_what_pbs_would_lose_is_refused_for_every_job(hooks: Hooks) -> None:
+    for facts in ({"Variable_List": None}, {"executable": "/bin/echo", "Submit_arguments": None}):
+        with pytest.raises(Refused, match="not UTF-8"):
+            submit(hooks, **facts)
+
+
+def test_our_own_mistake_refuses_nobody(hooks: Hooks) -> None:
+    hooks.settings = {}
+    submit(hooks, vm_image="debian12")
+    assert "belljar: KeyError" in hooks.log[0]
