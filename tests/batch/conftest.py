@@ -8,9 +8,10 @@ import shutil
 
 import pytest
 
+from tests.batch.pbs_fixtures import openpbs, torque
 from tests.batch.slurm_fixtures import cluster
 
-__all__ = ["cluster"]
+__all__ = ["cluster", "openpbs", "torque"]
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.batch.lab.gridengine import until
 from tests.batch.lab.gridengine_cell import IN_MACHINE, SETTINGS, WITH_BELLJAR, Cell, cell  # noqa: F401
 
+HELD = ("Eqw", "ERq")  # the error state, of a job that was never and that was started before
 # A QEMU that never answers. $1 says when: "once" for the first start of a job, "always".
 DEAF = """#!/bin/bash
 case " $* " in *" -name guest=belljar-"*) ;; *) exec /usr/bin/qemu-system-x86_64 "$@" ;; esac
@@ -41,6 +42,7 @@ def deaf(cell: Cell, when: str) -> tuple[str, str]:
         (("-l", "vm_image=debian12", "-pe", "smp", "8"), "8 cpus: a job in a machine may have at most 4 here"),
         (("-l", "vm_image=debian12,mem_free=100M"), "a job in a machine needs at least"),
         (("-v", "VM_IMAGE=special"), "not allowed for bjalice"),
+        (("-l", "vm_image=debian99"), "there is none of this name"),
     ],
 )
 def test_what_cannot_be_is_refused_at_submit(cell: Cell, options: tuple[str, ...], sentence: str) -> None:
@@ -81,20 +83,20 @@ def test_a_machine_that_can_never_be_had_holds_its_job_and_no_other(cell: Cell) 
     task = cell.submit("echo ran $SGE_TASK_ID", "-t", "1-2", *IN_MACHINE, *deaf(cell, "always"))
     others = [cell.submit(f"echo other {n}", *IN_MACHINE) for n in range(3)]
     assert [cell.ended(job, timeout=180).out for job in others] == [b"other 0\n", b"other 1\n", b"other 2\n"]
-    cell.lab.until_state(poison, "Eqw", timeout=120)
+    cell.lab.until_state(poison, *HELD, timeout=120)
     reason = cell.error_reason(poison)
     assert reason.startswith("belljar: try 2 of 2: "), reason
     assert cell.lab.account(poison, rows=2)[1:] and len(cell.lab.account(poison)) == 2, "two starts, not more"
     assert b"ran" not in cell.out(poison)
     until(
-        lambda: cell.lab.state(task) == "Eqw" and cell.lab.detail(task).count("try 2 of 2") >= 2,
+        lambda: cell.lab.state(task) in HELD and cell.lab.detail(task).count("try 2 of 2") >= 2,
         "both tasks to be held",
         timeout=120,
     )
     # The owner lets it go: it begins anew, and is held again after as many starts.
     cell.lab.run("qmod", "-cj", poison, user="bjalice")
-    until(lambda: cell.lab.state(poison) not in ("Eqw", ""), "the job to be let go", timeout=10)
-    cell.lab.until_state(poison, "Eqw", timeout=120)
+    until(lambda: cell.lab.state(poison) not in (*HELD, ""), "the job to be let go", timeout=10)
+    cell.lab.until_state(poison, *HELD, timeout=120)
     assert len(cell.lab.account(poison)) == 4
     cell.lab.run("qdel", poison, task)
     assert cell.lab.queue_state() == ""
@@ -104,6 +106,8 @@ def test_a_machine_that_can_never_be_had_holds_its_job_and_no_other(cell: Cell) 
 def test_a_site_that_forbids_rescheduling_and_errors_gets_a_plain_hold(cell: Cell) -> None:
     cell.lab.change("conf", {"execd_params": "ENABLE_ADDGRP_KILL=true,FORBID_APPERROR=true"})
     try:
+        asks = "cat $SGE_JOB_SPOOL_DIR/config"
+        until(lambda: b"forbid_apperror=1" in cell.run(asks, *WITH_BELLJAR).out, "the host to know the setting", timeout=60)
         job = cell.submit("echo ran", *IN_MACHINE, *deaf(cell, "always"))
         cell.lab.until_state(job, "hRq", "hRwq", timeout=120)
         assert "belljar_reason=belljar: try 2 of 2" in cell.context(job)

@@ -140,18 +140,6 @@ def test_the_hook_holds_what_may_not_start(starter: Starter) -> None:
     assert 1 <= code <= 299 and why.startswith("belljar: image sl7: not allowed for bjalice")
 
 
-def test_a_node_that_is_closed_says_so_in_its_slots(starter: Starter) -> None:
-    publish = starter.param("STARTD_CRON_BELLJAR_EXECUTABLE")
-    try:
-        starter.site.command("batch", "node", "htcondor", "close", 'no "space"')
-        said = starter.site.run(publish).stdout.decode()
-        assert said.startswith("HasVm = False\nVmOfflineReason = \"belljar: no 'space'\"\n") and '"debian12' in said
-        assert b"closed by belljar" in starter.site.command("batch", "node", "htcondor", "status").stdout
-    finally:
-        starter.site.command("batch", "node", "htcondor", "open")
-    assert starter.site.run(publish).stdout.startswith(b"HasVm = True\n")
-
-
 def test_a_directory_on_a_share_is_not_copied(starter: Starter) -> None:
     share_execute(starter)
     ended = starter.run(LOOK, inputs={"in": b"input\n"}, ad=IMAGE)

@@ -125,7 +125,7 @@ class GridEngine:
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
         """The reason stands in a complex value of the host, which `qhost -F vm_closed` shows: Grid Engine has no
         other place for one. A value has no blanks."""
-        words = re.sub(r"[^A-Za-z0-9._:/-]+", "_", reason)[:120].strip("_") or "closed"
+        words = re.sub(r"[^A-Za-z0-9._:/-]+", "_", reason.removeprefix("belljar:"))[:120].strip("_") or "closed"
         closing = ("qmod", "-d", f"*@{node}")
         return (("qconf", "-mattr", "exechost", "complex_values", f"{NOTICE}=belljar:{words}", node), closing)
 

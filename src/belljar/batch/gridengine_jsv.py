@@ -25,7 +25,6 @@ ASKED, ASKED_DISK, FLAG = "vm_image", "vm_disk", "vm"  # complexes; the flag kee
 RESERVED = ("mem_free", "virtual_free", "h_rss")  # what a job reserves of memory: the first one asked for counts
 LONGEST_LINE = 1 << 20
 MOST_LINES = 100_000  # of one job
-PER_SLOT = "GRIDENGINE_PER_SLOT"  # variable of our launcher: complexes that the site counts for each slot
 ENDLESS = 9_999_999  # Grid Engine's word for "as many slots as there are"
 
 
@@ -185,10 +184,10 @@ def _line(text: str) -> str:
 # -- the process ---------------------------------------------------------------------------------------------------------
 
 
-def run(settings: Any, images: Callable[[], Collection[str] | None] = lambda: None) -> int:
+def run(settings: Any, images: Callable[[], Collection[str] | None] = lambda: None, per_slot: str = "") -> int:
     """Speak with the server over standard input and output until it says QUIT or hangs up. *settings*: all of the
-    site's; only `batch` is looked at."""
-    words = os.environ.get(PER_SLOT, "").split(",")
+    site's; only `batch` is looked at. *per_slot*: names with commas between."""
+    words = per_slot.split(",")
     verifier = Verifier(settings.batch, groups=groups_of, images=images, per_slot=[word for word in words if word])
     converse(verifier, sys.stdin.buffer, sys.stdout.buffer)
     return 0

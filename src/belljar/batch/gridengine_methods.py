@@ -1,11 +1,12 @@
-"""Grid Engine's suspend, resume and terminate methods of a queue: `$job_pid` and `--grace SECONDS` follow the name.
+"""Grid Engine's suspend, resume and terminate methods of a queue: `$job_pid`, `--grace SECONDS` and
+`--spool DIR` (the job's spool folder) follow the name.
 
 They run as the job's owner, in the job's environment, beside the job. For a job that is in no machine they do what
 Grid Engine does without methods: STOP, CONT and KILL to the job's process group and to all that carries the job's
 additional group. For a job in a machine:
 
-    suspend     TSTP to the wrapper, which halts the vcpus and stops itself; then STOP to the rest
-    resume      CONT to the group; the wrapper lets the vcpus go on and sets the guest's clock
+    suspend     TSTP to the wrapper, which halts the vcpus and stops itself; then STOP to all
+    resume      CONT to all; the wrapper lets the vcpus go on and sets the guest's clock
     terminate   CONT and TERM to the wrapper; when it is still there after the grace, KILL
 
 Grid Engine starts the terminate method again every second until the job is gone, never twice at once. Each call must
@@ -19,7 +20,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -38,39 +39,39 @@ LAUNCHER = b"wrap-gridengine"
 
 
 def run(name: str, argv: Sequence[str], settings: Any = None) -> int:
-    """Carry out one method, with the grace of the site's settings where it has one. Exits 0 also where the job is gone already: another code changes nothing."""
-    methods: dict[str, Callable[[int, float, Mapping[str, str]], None]] = {
+    """Carry out one method, with the grace of the site's settings where they have one. Exits 0 also where the job is
+    gone already: another code changes nothing."""
+    methods: dict[str, Callable[[int, float, Path], None]] = {
         "suspend": suspend, "resume": resume, "terminate": terminate
     }  # fmt: skip
     if name not in methods:
         raise BadOption(f"{name}: no method of Grid Engine", hint="Known are suspend, resume and terminate.")
     own = float(settings.batch.grace) if settings is not None else 0.0
-    pid, grace = _arguments(argv, own or GRACE - LAST_WORDS)
-    env = dict(os.environ)
+    pid, grace, spool = _arguments(argv, own or GRACE - LAST_WORDS)
     with suppress(ProcessLookupError):
-        methods[name](pid, grace, env)
+        methods[name](pid, grace, spool)
     return 0
 
 
-def suspend(pid: int, grace: float, env: Mapping[str, str]) -> None:
+def suspend(pid: int, grace: float, spool: Path) -> None:
     """Halt the job."""
-    _await_earlier(pid, env)
+    _await_earlier(pid, spool)
     if is_wrapper(pid):
         os.kill(pid, signal.SIGTSTP)
         # STOP before it is done would leave the order to stop behind: it would be obeyed after the next CONT.
         deadline = time.monotonic() + PAUSE
         while not is_stopped(pid) and time.monotonic() < deadline and _lives(pid):
             time.sleep(PAUSE_LOOK)
-    _signal_all(pid, signal.SIGSTOP, env)
+    _signal_all(pid, signal.SIGSTOP, spool)
 
 
-def resume(pid: int, grace: float, env: Mapping[str, str]) -> None:
+def resume(pid: int, grace: float, spool: Path) -> None:
     """Let the job go on."""
-    _await_earlier(pid, env)
-    _signal_all(pid, signal.SIGCONT, env)
+    _await_earlier(pid, spool)
+    _signal_all(pid, signal.SIGCONT, spool)
 
 
-def terminate(pid: int, grace: float, env: Mapping[str, str]) -> None:
+def terminate(pid: int, grace: float, spool: Path) -> None:
     """Bring the job's end about: with a grace where it is in a machine."""
     descriptor = os.pidfd_open(pid)
     try:
@@ -80,7 +81,7 @@ def terminate(pid: int, grace: float, env: Mapping[str, str]) -> None:
                 signal.pidfd_send_signal(descriptor, signal.SIGTERM)
             if _ended(descriptor, grace + LAST_WORDS):
                 return
-        _signal_all(pid, signal.SIGKILL, env)
+        _signal_all(pid, signal.SIGKILL, spool)
     finally:
         os.close(descriptor)
 
@@ -91,26 +92,29 @@ def is_wrapper(pid: int) -> bool:
     return ENTRY in itertools.pairwise(words) or any(word.rpartition(b"/")[2] == LAUNCHER for word in words[:3])
 
 
-def _arguments(argv: Sequence[str], grace: float) -> tuple[int, float]:
-    words = list(argv)
-    if "--grace" in words[:-1]:
-        at = words.index("--grace")
-        text = words[at + 1]
-        if not text.isdecimal():
-            raise BadOption(f"--grace {text}: no number of seconds")
-        grace = min(float(text), LONGEST_GRACE)
-        del words[at : at + 2]
+def _arguments(argv: Sequence[str], grace: float) -> tuple[int, float, Path]:
+    """$job_pid, the grace, the job's spool folder."""
+    words, options = list(argv), {"--grace": "", "--spool": ""}
+    for option in options:
+        if option in words[:-1]:
+            at = words.index(option)
+            options[option] = words[at + 1]
+            del words[at : at + 2]
+    if options["--grace"]:
+        if not options["--grace"].isdecimal():
+            raise BadOption(f"--grace {options['--grace']}: no number of seconds")
+        grace = min(float(options["--grace"]), LONGEST_GRACE)
     if len(words) != 1 or not words[0].isdecimal() or int(words[0]) < 2:
-        raise BadOption("a method of Grid Engine needs $job_pid, and nothing else but --grace SECONDS")
-    return int(words[0]), grace
+        raise BadOption("a method of Grid Engine needs $job_pid, --grace SECONDS and --spool DIR, and nothing else")
+    return int(words[0]), grace, Path(options["--spool"] or "/nowhere")
 
 
-def _await_earlier(pid: int, env: Mapping[str, str]) -> None:
+def _await_earlier(pid: int, spool: Path) -> None:
     """Wait for methods of this job that were started before this one: a resume that overtakes a suspend would find
     nothing to resume, and the job would stay halted. Their processes carry the job's group and its first pid."""
     mine = start_time(os.getppid()) or start_time(os.getpid()) or 0
     deadline = time.monotonic() + PAUSE
-    for one in list(_methods(pid, env)):
+    for one in list(_methods(pid, spool)):
         began = start_time(one)
         if began is not None and (began, one) < (mine, os.getppid()):
             with suppress(ProcessLookupError):
@@ -121,10 +125,10 @@ def _await_earlier(pid: int, env: Mapping[str, str]) -> None:
                     os.close(descriptor)
 
 
-def _methods(pid: int, env: Mapping[str, str]) -> Iterator[int]:
+def _methods(pid: int, spool: Path) -> Iterator[int]:
     """Shells and interpreters that carry out a suspend or resume method of the job, this one's own not among them."""
     family = {os.getpid(), os.getppid()}
-    group, wanted = _additional_group(env), str(pid).encode()
+    group, wanted = _additional_group(spool), str(pid).encode()
     for one in all_pids():
         with suppress(OSError):
             words = b" ".join(command_line(one)).split() if one not in family else []
@@ -148,36 +152,35 @@ def _signal_group(pid: int, number: int) -> None:
         os.killpg(pid, number)
 
 
-def _signal_all(pid: int, number: int, env: Mapping[str, str]) -> None:
+def _signal_all(pid: int, number: int, spool: Path) -> None:
     """To the group, then to whatever has left it but carries the job's additional group id, as `ENABLE_ADDGRP_KILL`
     wants it; but not to this process, its parent the shell, and other methods' processes, which carry it too."""
     with suppress(ProcessLookupError):
         _signal_group(pid, number)
-    group = _additional_group(env)
+    group = _additional_group(spool)
     if group is None:
         return
-    spared = {os.getpgrp(), *_groups_of_methods(env)}
+    spared = {os.getpgrp(), *_groups_of_methods(spool)}
     for one in all_pids():
         with suppress(OSError, ValueError):
             if group in _groups(one) and os.getpgid(one) not in spared:
                 os.kill(one, number)
 
 
-def _groups_of_methods(env: Mapping[str, str]) -> Iterator[int]:
+def _groups_of_methods(spool: Path) -> Iterator[int]:
     """The process groups in which the shepherd runs its methods: its children that are not the job."""
     with suppress(OSError, ValueError):
-        shepherd = int(Path(env.get("SGE_JOB_SPOOL_DIR", ""), "pid").read_text())
-        job = int(Path(env.get("SGE_JOB_SPOOL_DIR", ""), "job_pid").read_text())
+        shepherd = int((spool / "pid").read_text())
+        job = int((spool / "job_pid").read_text())
         for one in all_pids():
             with suppress(OSError):
                 if one != job and _parent(one) == shepherd:
                     yield one
 
 
-def _additional_group(env: Mapping[str, str]) -> int | None:
-    folder = Path(env.get("SGE_JOB_SPOOL_DIR", "") or "/nowhere")
+def _additional_group(spool: Path) -> int | None:
     try:
-        settings = config((folder / "config").read_bytes())
+        settings = config((spool / "config").read_bytes())
         group = int(settings.get("add_grp_id", b"0"))
     except (OSError, ValueError):
         return None

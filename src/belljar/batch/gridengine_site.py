@@ -11,8 +11,9 @@ import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from belljar import __version__
 from belljar.batch.gridengine_hooks import ALLOWED, value, with_complexes
-from belljar.batch.gridengine_jsv import FLAG, PER_SLOT, RESERVED
+from belljar.batch.gridengine_jsv import FLAG, RESERVED
 from belljar.batch.siting import Advice, Change, Finding, OurFile, Piece, Place
 from belljar.errors import BadOption, BelljarError
 
@@ -30,14 +31,15 @@ exit 0
 METHOD_TEXT = """#!/bin/sh
 # Methods of Grid Engine's queues, as the job's owner: suspend|resume|terminate PID. Where belljar cannot, they do what
 # Grid Engine does without them.
-{belljar} batch method gridengine "$1" "$2" && exit 0
+{belljar} batch method gridengine "$1" "$2" --spool "$SGE_JOB_SPOOL_DIR" && exit 0
 case $1 in suspend) signal=STOP ;; resume) signal=CONT ;; *) signal=KILL ;; esac
 kill -s $signal -- "-$2"
 exit 0
 """
 VERIFIER_TEXT = """#!/bin/sh
-# Grid Engine's server starts this as its administrator, once for each of its threads.
-{variable}={per_slot} exec {belljar} batch jsv gridengine
+# Grid Engine's server starts this as its administrator, once for each of its threads, and again when this file changes.
+# belljar {version}
+exec {belljar} batch jsv gridengine --per-slot={per_slot}
 """
 
 
@@ -113,7 +115,7 @@ def _files(place: Place) -> Iterator[OurFile]:
     root, cell = place.folder.parent.parent, place.folder.parent.name
     words = {
         "root": shlex.quote(str(root)), "cell": shlex.quote(cell), "deadline": HOOK_DEADLINE,
-        "belljar": shlex.quote(str(place.belljar)), "variable": PER_SLOT, "per_slot": ",".join(_per_slot(place)),
+        "belljar": shlex.quote(str(place.belljar)), "version": __version__, "per_slot": ",".join(_per_slot(place)),
     }  # fmt: skip
     for name, purpose, text in (
         (HOOK, "prolog and epilog of the queues", HOOK_TEXT),

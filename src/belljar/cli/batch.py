@@ -38,6 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     _named(method)
     jsv = acts.add_parser("jsv", help="verify jobs at submit, over standard input and output")
     _system(jsv)
+    jsv.add_argument("--per-slot", default="", metavar="NAMES", help="complexes that this site counts for each slot")
     hook = acts.add_parser("hook", help="any other hook of a system")
     _named(hook)
 
@@ -130,7 +131,7 @@ def _of_system(args: argparse.Namespace, house: House) -> int:
         )
     module = import_module(name)
     if args.act == "jsv":
-        return int(module.run(house.settings, lambda: _known_images(house)))
+        return int(module.run(house.settings, lambda: _known_images(house), args.per_slot))
     if args.act == "method":
         return int(module.run(args.name, tuple(args.rest), _settings_or_none(house)))
     if not hasattr(module, "run_for"):

@@ -13,11 +13,11 @@ import resource
 import signal
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from belljar import batch
 from belljar.batch.terms import Ending, Job, Surroundings, Verdict
-from belljar.errors import OUR_FAILURE, BadOption, BelljarError, HostError
+from belljar.errors import OUR_FAILURE, BadOption, BadSetting, BelljarError, HostError
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import read_capped
 from belljar.model import Cause, Outcome, OutcomeClass
@@ -25,6 +25,7 @@ from belljar.model import Cause, Outcome, OutcomeClass
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.batch.terms import Dialect
+    from belljar.config import Settings
     from belljar.model import Request
 
 HELP = (
@@ -33,6 +34,7 @@ HELP = (
 )
 LARGEST_FILE = 16 << 20
 LONGEST_LINE = 64 << 10
+DECIDES_THE_IMAGE = ("batch.default_image", "batch.queue_images")
 KEPT = ("HOME", "USER", "LOGNAME", "LANG", "TERM", "TZ")  # of the job's variables, for belljar itself and QEMU
 
 
@@ -48,20 +50,53 @@ def run(args: argparse.Namespace, house: House) -> int:
     clear_environment(here)
     job = dialect.read(here)
     here = replace(here, env=tuple(pair for pair in here.env if pair[0] not in job.redirect))
-    settings = house.settings.batch
+    settings, trouble = understood(house)
     image = job.image
     try:
         from belljar.batch.policy import image_for
 
-        image = image_for(job.image, job.queue, settings)
-        if not image:
+        image = image_for(job.image, job.queue, settings.batch)
+        if not image and not (trouble and trouble.hides_the_image):
             become(here, job)
+        if trouble:
+            raise trouble.error
         outcome = in_machine(here, job, image, house)
     except BelljarError as exc:
-        outcome = refused(exc, job, image, house)
+        outcome = refused(exc, job, image, settings)
     except OSError as exc:
-        outcome = refused(HostError(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc)), job, image, house)
-    return leave(dialect, job, outcome, house)
+        problem = HostError(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc))
+        outcome = refused(problem, job, image, settings)
+    return leave(dialect, job, outcome, settings.batch)
+
+
+# -- settings ------------------------------------------------------------------------------------------------------------
+
+
+class Trouble(NamedTuple):
+    """Mistakes in the settings."""
+
+    error: BelljarError  # the node's fault, or the user's own
+    hides_the_image: bool  # which image a job gets cannot be told for certain
+
+
+def understood(house: House) -> tuple[Settings, Trouble | None]:
+    """The settings, and what is wrong with them. Then they are what can be understood of them: a mistake of the site's
+    makes no job fail, for jobs without a machine need none of this and the others can be tried elsewhere."""
+    try:
+        return house.settings, None
+    except BelljarError as exc:
+        from belljar import config
+
+        loaded = config.inspect(house.config_file)
+        own = [mistake for mistake in loaded.mistakes if mistake.is_users]
+        hides = any(one.key in ("", "batch", *DECIDES_THE_IMAGE) and not one.is_users for one in loaded.mistakes)
+        text = "; ".join(str(mistake) for mistake in own or loaded.mistakes) or exc.message
+        error = (
+            BadSetting(text)
+            if own
+            else HostError(f"this node's settings: {text}", hint="The site has to correct them.")
+        )
+        return loaded.settings, Trouble(error, hides)
 
 
 # -- the way in ----------------------------------------------------------------------------------------------------------
@@ -221,18 +256,20 @@ def site_shares(settings: batch.Settings):  # type: ignore[no-untyped-def]
 # -- the way out ---------------------------------------------------------------------------------------------------------
 
 
-def refused(error: BelljarError, job: Job, image: str, house: House) -> Outcome:
+def refused(error: BelljarError, job: Job, image: str, settings: Settings) -> Outcome:
     """The outcome of a request that never became a machine, on record like all others."""
+    from belljar.machine import Folders
     from belljar.machine.refusal import outcome_of, put_on_record
 
-    return put_on_record(outcome_of(error), f"{job.system}:{job.id}", image, house.folders)
+    paths = settings.paths
+    folders = Folders(paths.run, paths.scratch, paths.store, paths.logs)
+    return put_on_record(outcome_of(error), f"{job.system}:{job.id}", image, folders)
 
 
-def leave(dialect: Dialect, job: Job, outcome: Outcome, house: House) -> int:
+def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings) -> int:
     """End as the verdict says, in the system's own way."""
     from belljar.batch.verdict import AGAIN, judge
 
-    settings = house.settings.batch
     tries = count_tries(dialect, job, settings) if outcome.klass in AGAIN else 1
     verdict = judge(outcome, job, tries, settings)
     tell(outcome, verdict)

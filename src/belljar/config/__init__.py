@@ -102,7 +102,8 @@ def inspect(
     environ = os.environ if environ is None else environ
     uid = os.geteuid() if uid is None else uid
     defaults = Settings(default_paths(uid, environ))
-    files = [path for path in _usual_files(uid, environ, etc or ETC) if os.path.lexists(path)]
+    usual = list(_usual_files(uid, environ, etc or ETC))
+    files = [path for path in usual if os.path.lexists(path)]
     if config_file is not None:
         files.append(config_file)
     variables = {name: value for name, value in environ.items() if name.startswith("BELLJAR_")}
@@ -110,7 +111,7 @@ def inspect(
         return Loaded(defaults, {}, ())
     from belljar.config.merge import merge
 
-    loaded = merge(defaults, files, variables)
+    loaded = merge(defaults, files, variables, usual[-1] if uid else None)
     paths = on_node(loaded.settings.paths, uid, loaded.origins)
     return replace(loaded, settings=replace(loaded.settings, paths=paths))
 

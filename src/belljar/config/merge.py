@@ -13,6 +13,7 @@ from belljar.errors import HostError
 from belljar.host.files import read_capped
 
 LARGEST_FILE = 1 << 20
+THE_SITES = ("batch",)  # sections
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Mistake:
     key: str  # "section.key", or "" where the whole file is meant
     what: str
     hint: str = ""
+    is_users: bool = False  # it stands in a place that is the user's own, not the site's
 
     def __str__(self) -> str:
         place = f"{self.origin}, {self.key}" if self.key else self.origin
@@ -40,14 +42,18 @@ class Given:
     is_text: bool
 
 
-def merge(defaults: Settings, files: Sequence[Path], variables: Mapping[str, str]) -> Loaded:
-    """Lay *files*, weakest first, and then *variables* over *defaults*."""
+def merge(
+    defaults: Settings, files: Sequence[Path], variables: Mapping[str, str], users_own: Path | None = None
+) -> Loaded:
+    """Lay *files*, weakest first, and then *variables* over *defaults*. With *users_own*, that file and the variables are an
+    ordinary user's, who cannot change what is for the site to say."""
     mistakes: list[Mistake] = []
     given: list[Given] = []
     for path in files:
-        given += _read_file(path, mistakes)
-    given += _read_variables(variables, mistakes)
-
+        found = list(_read_file(path, mistakes))
+        given += _without_the_sites(found, mistakes) if path == users_own else found
+    found = list(_read_variables(variables, mistakes))
+    given += _without_the_sites(found, mistakes) if users_own else found
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     origins: dict[str, str] = {}
     hints = {section: get_type_hints(kind) for section, kind in SECTIONS.items()}
@@ -63,7 +69,24 @@ def merge(defaults: Settings, files: Sequence[Path], variables: Mapping[str, str
         values[one.section][one.key] = value
         origins[f"{one.section}.{one.key}"] = one.origin
     sections = {section: replace(getattr(defaults, section), **given) for section, given in values.items() if given}
-    return Loaded(replace(defaults, **sections), origins, tuple(mistakes))
+    return Loaded(replace(defaults, **sections), origins, tuple(_with_owner(one, users_own) for one in mistakes))
+
+
+def _with_owner(mistake: Mistake, users_own: Path | None) -> Mistake:
+    place = mistake.origin.rpartition(":")[0] or mistake.origin
+    is_users = users_own is not None and (
+        mistake.origin.startswith("environment ") or str(users_own) in (place, mistake.origin)
+    )
+    return replace(mistake, is_users=is_users)
+
+
+def _without_the_sites(given: Sequence[Given], mistakes: list[Mistake]) -> Iterable[Given]:
+    for one in given:
+        if one.section in THE_SITES:
+            what, hint = "is for the site to set, in /etc/belljar", "take it away"
+            mistakes.append(Mistake(one.origin, f"{one.section}.{one.key}", what, hint))
+        else:
+            yield one
 
 
 def _read_file(path: Path, mistakes: list[Mistake]) -> Iterable[Given]:

@@ -276,7 +276,7 @@ def test_a_node_is_closed_with_a_reason_and_opened_only_by_whom_closed_it() -> N
         "-mattr",
         "exechost",
         "complex_values",
-        "vm_closed=belljar:belljar:_3_node_faults_in_a_row:_no_space_id",
+        "vm_closed=belljar:3_node_faults_in_a_row:_no_space_id",
         "bjge",
     )
     assert second == ("qmod", "-d", "*@bjge")

@@ -43,7 +43,7 @@ def of(kind: Any, where: Place) -> list[Any]:
 def test_the_pieces_of_one_queue() -> None:
     files = {one.path.name: one for one in of(OurFile, place())}
     assert set(files) == {"belljar-hook", "belljar-method", "belljar-jsv"}
-    assert b"GRIDENGINE_PER_SLOT=mem_free exec" in files["belljar-jsv"].content
+    assert b"--per-slot=mem_free\n" in files["belljar-jsv"].content
     assert b"|| :\nexit 0\n" in files["belljar-hook"].content and b"env -i" in files["belljar-hook"].content
     changes = of(Change, place())
     lines = [" ".join(command) for one in changes for command in one.do]

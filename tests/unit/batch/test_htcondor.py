@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -204,6 +207,23 @@ def test_a_node_is_closed_by_a_word_that_its_slots_publish() -> None:
     assert make[:2] == ("mkdir", "-p") and link == ("ln", "-sfn", "--", "belljar: no 'space'?$(id)", CLOSED)
     assert DIALECT.open_node("node01") == (("rm", "-f", CLOSED),)
     assert DIALECT.closed_by_us(b"belljar: no space\n") and not DIALECT.closed_by_us(b"")
+
+
+def test_closing_asking_and_opening_agree_with_each_other(tmp_path: Path) -> None:
+    """Run for real, in a folder of the test's own: on a node this is the word that its slots publish."""
+
+    def run(argv: tuple[str, ...]) -> bytes:
+        words = [word.replace(os.path.dirname(CLOSED), str(tmp_path / "state")) for word in argv]
+        return subprocess.run(words, capture_output=True, check=True, timeout=20).stdout
+
+    for _ in range(2):  # closing twice is closing once
+        for argv in DIALECT.close_node("node01", 'belljar: no "space" /x\n$(id)'):
+            run(argv)
+        assert run(DIALECT.why_closed("node01")) == b"belljar: no 'space' /x?$(id)\n"
+        assert DIALECT.closed_by_us(run(DIALECT.why_closed("node01")))
+    for argv in DIALECT.open_node("node01") * 2:
+        run(argv)
+    assert not DIALECT.closed_by_us(run(DIALECT.why_closed("node01")))
 
 
 def test_there_is_no_hook_of_roots() -> None:

@@ -27,9 +27,16 @@ class Fake:
     def read(self, here):
         stdin = here.stdin() if "stdin" in here.options else None
         return Job("slurm", "1", image=here.options.get("image", ""), native=Command(here.argv[0], here.argv[1:], stdin))
+    def count(self, job):
+        return ()
+    def tell(self, job, verdict, outcome, tries, settings):
+        from belljar.batch.terms import Ending
+        print("told", verdict.value, file=sys.stderr)
+        return Ending(1 if verdict.value == "requeue" else 125)
 sys.modules["belljar.batch.slurm"] = types.SimpleNamespace(DIALECT=Fake())
 from belljar.cli import entry
-sys.argv = ["belljar", "wrap", "slurm", *sys.argv[1:]]
+config = [] if sys.argv[1] == "-" else ["--config", sys.argv[1]]
+sys.argv = ["belljar", *config, "wrap", "slurm", *sys.argv[2:]]
 entry()
 """
 LOOK = r"""
@@ -48,11 +55,15 @@ ODD = {
 }  # fmt: skip
 
 
-def wrapped(*words: str | bytes, env: Mapping[bytes, bytes] = ODD, **options: object) -> subprocess.Popen[bytes]:
+def wrapped(
+    *words: str | bytes, env: Mapping[bytes, bytes] = ODD, config: Path = Path("-"), **options: object
+) -> subprocess.Popen[bytes]:
     path = ":".join(sys.path)
     code = f"import sys; sys.path[:] = {path!r}.split(':')\n{FAKE}"
     env = {**env, b"BELLJAR_PATHS_LOGS": b"/proc/no/such"}  # what is refused here is not for the host's records
-    return subprocess.Popen([sys.executable, "-IS", "-c", code, *words], env=env, stdout=subprocess.PIPE, **options)  # type: ignore[call-overload,no-any-return]
+    return subprocess.Popen(
+        [sys.executable, "-IS", "-c", code, config, *words], env=env, stdout=subprocess.PIPE, **options
+    )  # type: ignore[call-overload,no-any-return]
 
 
 def told(process: subprocess.Popen[bytes]) -> dict[str, object]:
@@ -117,6 +128,31 @@ def test_a_wrong_image_name_is_told_to_the_job_and_nothing_is_executed(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+# -- settings that are wrong -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "image", "code"),
+    [
+        ("[machine]\nmemory = -1", "", 99),  # such a job needs none of that
+        ("[batch]\nretries = 'x'", "", 99),
+        ("[batch]\nqueue_images = 7", "", 1),  # it may be one that is to have a machine
+        ("[batch", "", 1),
+        ("[machine]\nmemory = -1", "debian12", 1),
+    ],
+)
+def test_a_mistake_of_the_sites_fails_no_job(tmp_path: Path, settings: str, image: str, code: int) -> None:
+    """1: tried again elsewhere, as this dialect says it."""
+    (tmp_path / "site.toml").write_text(settings)
+    options = [f"--image={image}"] if image else []
+    words = [*options, "--", "/bin/sh", "sh", "-c", "exit 99"]
+    process = wrapped(*words, config=tmp_path / "site.toml", stderr=subprocess.PIPE)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    if code == 1:
+        assert b"this node's settings: " + os.fsencode(tmp_path / "site.toml") in err and b"requeue" in err
+
+
 # -- surroundings --------------------------------------------------------------------------------------------------------
 
 
@@ -161,11 +197,6 @@ class Fake:
         return int(printed)
 
 
-class House:
-    class settings:
-        batch = Settings(retries=3)
-
-
 @pytest.mark.parametrize(
     ("command", "tries"), [((), 5), (("echo", "1"), 2), (("echo", "x"), 5), (("false",), 5), (("no-such-command",), 5)]
 )
@@ -179,7 +210,7 @@ def test_a_requeue_says_why_on_stderr_and_counts(
     monkeypatch.setattr(wrap, "ignore_signals", lambda verdict: None)
     lost = Outcome("", Cause.BOOT_FAILED, OutcomeClass.TRANSIENT, reason="waited 30 s", hint="see `belljar logs ID`")
     dialect = Fake(Ending(exit_code=99), count=("echo", "1"))
-    assert leave(dialect, JOB, lost, House()) == 99  # type: ignore[arg-type]
+    assert leave(dialect, JOB, lost, Settings(retries=3)) == 99  # type: ignore[arg-type]
     assert dialect.told == [(Verdict.REQUEUE, 2)]
     assert capsys.readouterr().err.splitlines()[0] == "belljar: waited 30 s"
 
@@ -196,7 +227,7 @@ def test_a_command_that_hangs_is_cut_off_at_the_deadline() -> None:
 
 
 def test_no_word_of_ours_for_a_job_that_ended_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    assert leave(Fake(), JOB, END, House()) == 0  # type: ignore[arg-type]
+    assert leave(Fake(), JOB, END, Settings(retries=3)) == 0  # type: ignore[arg-type]
     assert capsys.readouterr() == ("", "")
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from belljar.config import SECTIONS, BadSettings, Settings, every_setting, inspect, load
+from belljar.config.merge import THE_SITES
 from belljar.hypervisor import Accelerator
 from belljar.model import GIB, MIB
 
@@ -147,6 +148,9 @@ def test_each_key_can_be_set_by_a_variable_to_what_is_shown(host: Host, section:
 
     values = {f"{s}.{k}": value_text(value, facts) for s, k, value, facts in every_setting(host.load())}
     host.environ[f"BELLJAR_{section}_{key}".upper()] = values[f"{section}.{key}"]
+    if section in THE_SITES:  # only root's variables can
+        assert "is for the site to set" in host.mistakes()[0]
+        return
     assert host.load() == load(environ={"HOME": str(host.home)}, uid=1000, etc=host.etc)
 
 
@@ -192,3 +196,20 @@ def test_a_wrong_value_leaves_the_one_below_standing(host: Host) -> None:
     loaded = inspect(environ=host.environ, uid=1000, etc=host.etc)
     assert loaded.settings.machine.cpus == 3
     assert len(loaded.mistakes) == 1
+
+
+@pytest.mark.parametrize("how", ["file", "variable"])
+def test_a_user_cannot_change_what_is_the_sites_and_root_can(tmp_path: Path, how: str) -> None:
+    environ = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "own")}
+    if how == "variable":
+        environ["BELLJAR_BATCH_ALLOW"] = "* secret"
+    else:
+        (tmp_path / "own/belljar").mkdir(parents=True)
+        (tmp_path / "own/belljar/belljar.toml").write_text('[batch]\nallow = ["* secret"]\n')
+    site = tmp_path / "site.toml"
+    site.write_text('[batch]\nallow = ["* debian*"]\n')
+    loaded = inspect(site, environ=environ, uid=1234, etc=tmp_path / "etc")
+    (mistake,) = loaded.mistakes
+    assert mistake.key == "batch.allow" and "is for the site to set" in mistake.what
+    assert loaded.settings.batch.allow == ("* debian*",)
+    assert inspect(None, environ=environ, uid=0, etc=tmp_path / "etc").settings.batch.allow == ("* secret",)

@@ -1,0 +1,88 @@
+"""One node each of OpenPBS and Torque: stand-ins for pbs_mom, belljar installed by its own `batch install`, real machines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.batch.lab.mom import Asked, Mom, Running
+from tests.batch.lab.site import Site
+
+VM = {"ncpus": "1", "mem": "700mb", "vm_image": "debian12", "walltime": "600"}
+
+
+class Pbs:
+    """A site with one stand-in node. `run` takes one job to its end."""
+
+    def __init__(self, site: Site, mom: Mom) -> None:
+        self.site, self.mom = site, mom
+
+    def start(self, asked: Asked, user: str = "bjalice") -> Running:
+        return self.mom.start(user, asked, home=self.site.home(user))
+
+    def run(self, asked: Asked, user: str = "bjalice") -> tuple[int, str, str]:
+        job = self.start(asked, user)
+        status = job.wait()
+        return status, job.out, job.err
+
+    def leftovers(self) -> list[str]:
+        return self.site.leftovers()
+
+
+def _installed(site: Site, system: str, home: Path) -> None:
+    """The node's part, by the command itself: there is no server here."""
+    done = site.command("batch", "install", system, "--folder", str(home), "--prefix", str(site.top), check=True)
+    assert b"done" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def openpbs() -> Iterator[Pbs]:
+    site = Site("openpbs", "retry_delay = 5")
+    try:
+        mom = Mom(site.top / "pbs", "openpbs")
+        _installed(site, "openpbs", mom.home)
+        assert "$suspendsig 20 18" in (mom.home / "mom_priv/config").read_text()
+        from belljar.batch.openpbs_site import FILES
+
+        launchers = site.top / "libexec"
+        mom.hook, mom.config = FILES / "belljar_node.py", site.top / "hook.json"
+        names = sorted(path.name for path in launchers.iterdir())
+        belljar = next(name for name in names if name.startswith("belljar"))
+        settings = {
+            "wrapper": f"{launchers}/wrap-openpbs",
+            "belljar": f"{launchers}/{belljar}",
+            "notes": f"{site.top}/notes",
+        }
+        mom.config.write_text(json.dumps({**settings, "retries": 3}))
+        yield Pbs(site, mom)
+    finally:
+        site.close()
+
+
+@pytest.fixture(scope="module")
+def torque() -> Iterator[Pbs]:
+    site = Site("torque", "retry_delay = 5")
+    try:
+        mom = Mom(site.top / "torque", "torque", kill_delay=4.0, host="torque")
+        _installed(site, "torque", mom.home)
+        mom.starter = site.top / "libexec/wrap-torque"
+        assert f"$job_starter {mom.starter}\n" in (mom.home / "mom_priv/config").read_text()
+        mom.prologue, mom.epilogue = mom.home / "mom_priv/prologue", mom.home / "mom_priv/epilogue"
+        yield Pbs(site, mom)
+    finally:
+        site.close()
+
+
+# What a job can see of how it was started, in a form that does not change from run to run.
+LOOK = r"""
+tr '\0' '\n' </proc/$$/environ | LC_ALL=C sort | grep -v '^PBS_JOBID=\|^PBS_NODEFILE=\|^TMPDIR='
+tr '\0' '|' </proc/$$/cmdline | sed "s/$PBS_JOBID/ID/g"; echo
+tr '\0' '|' </proc/$PPID/cmdline; echo
+readlink /proc/$$/exe /proc/$PPID/exe
+grep '^Sig[BI]\|^Cpus_allowed_list' /proc/self/status; grep '^SigCgt' /proc/$$/status
+umask; pwd; ulimit -a
+[ "$(ps -o sid= -p $$)" = "$(ps -o sid= -p $PPID)" ] && echo same session
+ls /proc/$$/fd | tr '\n' ' '
+"""

@@ -1,0 +1,177 @@
+"""What OpenPBS and Torque sites get, against stand-ins for qmgr."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from belljar.batch import Settings, openpbs_site, torque_site
+from belljar.batch.siting import Advice, Change, OurFile, OurLines, Place
+from belljar.batch.sizes import SMALLEST_GUEST, overhead
+from belljar.errors import BadOption, CommandFailed, NotOurs
+
+
+def nobody(argv: tuple[str, ...]) -> bytes:
+    raise CommandFailed(f"{argv[0]}: exit 1: cannot connect")
+
+
+def place(folder: Path, *parts: str, run: object = nobody, settings: Settings | None = None, **options: str) -> Place:
+    for part in parts:
+        (folder / part).mkdir()
+    return Place(
+        settings=settings or Settings(), wrapper=folder / "libexec/wrap-x", belljar=folder / "libexec/belljar",
+        store=folder / "store", folder=folder, options=options, run=run,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+# -- OpenPBS -----------------------------------------------------------------------------------------------------------
+
+HOOK = b"""Hook belljar_node
+    type = site
+    enabled = true
+    event = execjob_begin,execjob_epilogue,execjob_end,execjob_launch,
+\texechost_periodic,
+\texechost_startup
+    user = pbsadmin
+    alarm = 60
+    freq = 300
+"""
+
+
+def changes(site: object, where: Place) -> dict[str, Change]:
+    return {piece.purpose: piece for piece in site.pieces(where) if isinstance(piece, Change)}  # type: ignore[attr-defined]
+
+
+def test_a_hook_is_known_by_its_events_however_qmgr_folds_them(tmp_path: Path) -> None:
+    made = changes(openpbs_site.SITE, place(tmp_path, "server_priv"))["hook belljar_node is known"]
+    assert made.is_done(HOOK)
+    assert not made.is_done(HOOK.replace(b"alarm = 60", b"alarm = 30"))
+    assert not made.is_done(HOOK.replace(b"execjob_launch,", b""))
+    assert not made.is_done(b"")
+
+
+def test_a_hook_gets_its_settings_before_its_script(tmp_path: Path) -> None:
+    pieces = [piece.purpose for piece in openpbs_site.SITE.pieces(place(tmp_path, "server_priv"))]
+    assert pieces.index("hook belljar_node: its settings") < pieces.index("hook belljar_node: its script")
+    script = changes(openpbs_site.SITE, place(tmp_path))["hook belljar_node: its script"]
+    assert script.is_done((openpbs_site.FILES / "belljar_node.py").read_bytes()) and not script.is_done(b"import pbs\n")
+
+
+def test_resources_need_their_flags(tmp_path: Path) -> None:
+    resource = changes(openpbs_site.SITE, place(tmp_path, "server_priv"))["resource vm_image"]
+    assert resource.is_done(b"Resource vm_image\n    type = string_array\n    flag = hm\n")
+    assert not resource.is_done(b"Resource vm_image\n    type = string_array\n    flag = h\n")
+
+
+def test_the_hooks_know_the_sites_settings(tmp_path: Path) -> None:
+    settings = Settings(queue_images=("night=el9",), allow=("group:hep el*",), retries=5, max_cpus=4)
+    values = json.loads(
+        openpbs_site.config_of(place(tmp_path, "server_priv", settings=settings, notes="/x", reap="no"))
+    )
+    assert values["queue_images"] == {"night": "el9"} and values["allow"] == ["group:hep el*"]
+    assert (values["retries"], values["max_cpus"], values["notes"], values["reap"]) == (5, 4, "/x", False)
+    assert values["least_memory"] == SMALLEST_GUEST + overhead(SMALLEST_GUEST * 2, settings)
+
+
+def test_a_node_gets_one_line_and_a_server_none(tmp_path: Path) -> None:
+    (piece,) = openpbs_site.SITE.pieces(place(tmp_path, "mom_priv"))
+    assert isinstance(piece, OurLines) and piece.lines == ("$suspendsig 20 18",)
+    server = openpbs_site.SITE.pieces(place(tmp_path, "server_priv"))
+    assert sum(isinstance(one, OurLines) for one in server) == 1, "this host is both"
+
+
+def test_a_site_can_do_without_the_hook_at_submit(tmp_path: Path) -> None:
+    purposes = {piece.purpose for piece in openpbs_site.SITE.pieces(place(tmp_path, "server_priv", submit="no"))}
+    assert not any("belljar_submit" in purpose for purpose in purposes)
+
+
+@pytest.mark.parametrize("site", [openpbs_site.SITE, torque_site.SITE])
+def test_a_folder_that_is_neither_is_refused(site: object, tmp_path: Path) -> None:
+    with pytest.raises(BadOption, match="neither server_priv nor mom_priv"):
+        site.pieces(place(tmp_path))  # type: ignore[attr-defined]
+    with pytest.raises(BadOption, match="no option"):
+        site.pieces(place(tmp_path, "mom_priv", colour="red"))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("site", [openpbs_site.SITE, torque_site.SITE])
+def test_pbs_mom_is_told_to_read_again(site: object, tmp_path: Path) -> None:
+    where = place(tmp_path, "mom_priv")
+    assert site.after(where) == ()  # type: ignore[attr-defined]
+    (tmp_path / "mom_priv/mom.lock").write_text("4711\n")
+    assert site.after(where) == (("kill", "-HUP", "4711"),)  # type: ignore[attr-defined]
+    (tmp_path / "mom_priv/mom.lock").write_text("-1\n")
+    assert site.after(where) == ()  # type: ignore[attr-defined]
+
+
+def test_an_epilogue_script_that_no_longer_runs_is_found(tmp_path: Path) -> None:
+    where = place(tmp_path, "mom_priv")
+    assert [one.is_good for one in openpbs_site.SITE.findings(where)] == [True]
+    (tmp_path / "mom_priv/epilogue").touch()
+    assert [one.is_good for one in openpbs_site.SITE.findings(where)] == [False]
+
+
+def test_a_hook_that_was_switched_off_is_found(tmp_path: Path) -> None:
+    found = openpbs_site.SITE.findings(
+        place(tmp_path, "server_priv", run=lambda argv: b"Hook x\n    enabled = false\n")
+    )
+    assert len(found) == 2 and not any(one.is_good for one in found)
+
+
+# -- Torque ------------------------------------------------------------------------------------------------------------
+
+
+def test_torque_starts_every_job_through_the_wrapper(tmp_path: Path) -> None:
+    pieces = torque_site.SITE.pieces(place(tmp_path, "mom_priv"))
+    (lines,) = [piece for piece in pieces if isinstance(piece, OurLines)]
+    assert lines.lines == (f"$job_starter {tmp_path}/libexec/wrap-x",)
+    files = {piece.path.name: piece for piece in pieces if isinstance(piece, OurFile)}
+    assert {piece.path.parent for piece in files.values()} == {tmp_path / "mom_priv"}
+    assert all(piece.mode == 0o755 for piece in files.values())
+
+
+def test_a_site_with_its_own_prologue_calls_ours(tmp_path: Path) -> None:
+    pieces = torque_site.SITE.pieces(place(tmp_path, "mom_priv", hooks="own"))
+    assert {piece.path.parent for piece in pieces if isinstance(piece, OurFile)} == {tmp_path / "libexec/torque"}
+    assert any(isinstance(piece, Advice) for piece in pieces)
+
+
+def test_the_prologue_writes_what_was_asked_beside_the_node_file(tmp_path: Path) -> None:
+    import subprocess
+
+    (prologue,) = [
+        piece for piece in torque_site.SITE.pieces(place(tmp_path, "mom_priv"))
+        if isinstance(piece, OurFile) and piece.path.name == "prologue"
+    ]  # fmt: skip
+    script, nodes = tmp_path / "prologue", tmp_path / "7.srv"
+    script.write_bytes(prologue.content)
+    asked = "vm_image=$(touch x)`id`,mem=1gb"
+    words = ["7.srv", "bjalice", "g", "name", asked, "night", "", "/x.SC"]
+    done = subprocess.run(["sh", script, *words], env={"PBS_NODEFILE": str(nodes)}, capture_output=True, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert Path(f"{nodes}.belljar").read_text() == f"{asked}\nnight\n" and not (tmp_path / "x").exists()
+
+
+SERVER = b"set server scheduling = True\nset server extra_resc = vm_image\nset server extra_resc += vm_disk\n"
+
+
+def test_torque_resources_are_looked_for_in_both_forms(tmp_path: Path) -> None:
+    made = changes(torque_site.SITE, place(tmp_path, "server_priv"))
+    assert made["resource vm_image"].is_done(SERVER) and made["resource vm_disk"].is_done(SERVER)
+    assert made["resource vm_disk"].is_done(b"set server extra_resc = vm_image,vm_disk\n")
+    assert not made["resource vm_disk"].is_done(b"set server extra_resc = my_vm_disk\n")
+    requeue = made["a job whose machine could not be had is queued again"]
+    assert requeue.is_done(b"set server automatic_requeue_exit_code = 319\n") and not requeue.is_done(SERVER)
+
+
+def test_a_site_that_uses_the_requeue_code_keeps_it(tmp_path: Path) -> None:
+    taken = place(tmp_path, "server_priv", run=lambda argv: b"set server automatic_requeue_exit_code = 99\n")
+    with pytest.raises(NotOurs, match="automatic_requeue_exit_code = 99"):
+        torque_site.SITE.pieces(taken)
+
+
+@pytest.mark.parametrize(("printed", "good"), [(b"", False), (b"set server kill_delay = 15\n", True)])
+def test_too_short_a_kill_delay_is_found(tmp_path: Path, printed: bytes, good: bool) -> None:
+    (found,) = torque_site.SITE.findings(place(tmp_path, "server_priv", run=lambda argv: printed))
+    assert found.is_good is good

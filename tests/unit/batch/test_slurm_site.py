@@ -1,0 +1,162 @@
+"""What a site is given for Slurm, and what is seen to be wrong there."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from belljar.batch import Settings
+from belljar.batch.siting import Advice, OurFile, OurLines, Place
+from belljar.batch.slurm_site import SITE
+from belljar.errors import CommandFailed
+
+# `scontrol show config`, 22.05.8, in part
+CONFIG = """Configuration data as of 2026-11-20T12:07:05
+Epilog                  = {folder}/belljar-epilog
+JobRequeue              = 1
+JobSubmitPlugins        = lua
+KillWait                = 30 sec
+ProctrackType           = proctrack/cgroup
+Prolog                  = {folder}/belljar-prolog
+RequeueExit             = (null)
+RequeueExitHold         = (null)
+"""
+
+
+def place(
+    folder: Path, config: str = CONFIG, settings: Settings | None = None, version: str = "slurm-wlm 22.05.8"
+) -> Place:
+    def run(argv: tuple[str, ...]) -> bytes:
+        return (version if argv[1] == "--version" else config.format(folder=folder)).encode()
+
+    paths = (Path("/opt/belljar/libexec/wrap-slurm"), Path("/opt/with blank/belljar"), folder / "store", folder)
+    return Place(settings or Settings(), *paths, run=run)
+
+
+def installed(here: Place) -> Place:
+    (here.store / "images/names").mkdir(parents=True)
+    for piece in SITE.pieces(here):
+        if isinstance(piece, OurFile):
+            piece.path.parent.mkdir(parents=True, exist_ok=True)
+            piece.path.write_bytes(piece.content)
+    return here
+
+
+def lines(here: Place) -> tuple[str, ...]:
+    return next((piece.lines for piece in SITE.pieces(here) if isinstance(piece, OurLines)), ())
+
+
+def files(here: Place) -> dict[str, OurFile]:
+    return {piece.path.name: piece for piece in SITE.pieces(here) if isinstance(piece, OurFile)}
+
+
+def advice(here: Place) -> str:
+    return "\n".join(piece.text for piece in SITE.pieces(here) if isinstance(piece, Advice))
+
+
+def bad(here: Place) -> list[str]:
+    return [f"{one.what}: {one.detail}: {one.remedy}" for one in SITE.findings(here) if not one.is_good]
+
+
+def test_a_site_without_anything_of_its_own(tmp_path: Path) -> None:
+    here = place(tmp_path)
+    assert sorted(files(here)) == ["belljar-epilog", "belljar-prolog", "belljar.lua", "job_submit.lua"]
+    assert lines(here) == (
+        f"Epilog={tmp_path}/belljar-epilog", "JobSubmitPlugins=lua", f"Prolog={tmp_path}/belljar-prolog",
+    )  # fmt: skip
+    assert advice(here) == ""
+    assert SITE.after(here) == (("scontrol", "reconfigure"),)
+
+
+@pytest.mark.parametrize(("verb", "does"), [("prolog", "exit 1"), ("epilog", "kill -9 $$"), ("prolog", "exit 0")])
+def test_hooks_end_well_whatever_happens(tmp_path: Path, verb: str, does: str) -> None:
+    hook = tmp_path / "hook"
+    command = tmp_path / "it's belljar"
+    command.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/called\n{does}\n')
+    command.chmod(0o755)
+    here = place(tmp_path)
+    with_command = Place(here.settings, here.wrapper, command, here.store, here.folder, run=here.run)
+    hook.write_bytes(files(with_command)[f"belljar-{verb}"].content)
+    hook.chmod(0o755)
+    assert subprocess.run([hook], env={}, check=False, timeout=20).returncode == 0
+    assert (tmp_path / "called").read_text() == f"batch {verb} slurm\n"
+
+
+def test_our_own_lines_are_not_taken_for_the_sites(tmp_path: Path) -> None:
+    from belljar.batch import marks
+
+    conf = tmp_path / "slurm.conf"
+    conf.write_bytes(marks.put(b"ClusterName=x\n", lines(place(tmp_path)), "#", str(conf)))
+    assert len(lines(place(tmp_path))) == 3
+
+
+def test_a_site_with_hooks_of_its_own_keeps_them(tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text("prolog=/site/prolog.sh # ours\nInclude more.conf\n")
+    (tmp_path / "more.conf").write_text("Epilog = /site/epilog.d/*\nJobSubmitPlugins=throttle\n")
+    here = place(tmp_path)
+    assert lines(here) == ()
+    assert files(here)["50-belljar-epilog"].path == Path("/site/epilog.d/50-belljar-epilog")
+    assert f"Prolog=/site/prolog.sh already: let that script call {tmp_path}/belljar-prolog" in advice(here)
+    assert "JobSubmitPlugins=throttle,lua" in advice(here)
+
+
+def test_a_site_with_a_plugin_of_its_own_keeps_it(tmp_path: Path) -> None:
+    (tmp_path / "slurm.conf").write_text("JobSubmitPlugins=lua\n")
+    (tmp_path / "job_submit.lua").write_text("function slurm_job_submit() end\n")
+    here = place(tmp_path)
+    assert "job_submit.lua" not in files(here) and "belljar.lua" in files(here)
+    assert "dofile" in advice(here) and "JobSubmitPlugins=lua" not in lines(here)
+    assert any("is the site's own" in one for one in bad(installed(here)))
+    (tmp_path / "job_submit.lua").write_text('local belljar = dofile("/etc/slurm/belljar.lua")\n')
+    assert not any("site's own" in one for one in bad(here))
+
+
+def test_our_plugin_is_reread_when_the_rules_change(tmp_path: Path) -> None:
+    """slurmctld looks at job_submit.lua's time alone."""
+    one = files(place(tmp_path))["job_submit.lua"].content
+    other = files(place(tmp_path, settings=Settings(default_image="debian12")))["job_submit.lua"].content
+    assert one != other
+
+
+def test_all_is_well(tmp_path: Path) -> None:
+    assert bad(installed(place(tmp_path))) in (
+        [],
+        [
+            f"slurmctld sees the names of images: {tmp_path}/store/images/names: chmod o+x up to {tmp_path}/store/images/names"
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("RequeueExit             = (null)", "RequeueExit = 99,120-130"), "exit code 125 is no order to requeue"),
+        (("RequeueExitHold         = (null)", "RequeueExitHold = 125"), "exit code 125 is no order to requeue"),
+        (("JobRequeue              = 1", "JobRequeue = 0"), "jobs may be requeued"),
+        (("KillWait                = 30 sec", "KillWait = 10 sec"), "`grace = 8`"),
+        (("JobSubmitPlugins        = lua", "JobSubmitPlugins = (null)"), "slurmctld asks belljar"),
+        (("Prolog                  = {folder}/belljar-prolog", "Prolog = (null)"), "Prolog calls belljar"),
+        (("Epilog                  = {folder}/belljar-epilog", "Epilog = /bin/true"), "Epilog calls belljar"),
+    ],
+)
+def test_settings_of_slurm_that_hurt(tmp_path: Path, change: tuple[str, str], said: str) -> None:
+    here = installed(place(tmp_path, CONFIG.replace(*change)))
+    assert any(said in one for one in bad(here)), bad(here)
+
+
+@pytest.mark.parametrize(("version", "good"), [("slurm 23.11.4", True), ("slurm-wlm 21.08.8", False), ("?", False)])
+def test_versions(tmp_path: Path, version: str, good: bool) -> None:
+    found = bad(installed(place(tmp_path, version=version)))
+    assert any("recent enough" in one for one in found) is not good
+
+
+def test_a_slurmctld_that_does_not_answer(tmp_path: Path) -> None:
+    def run(argv: tuple[str, ...]) -> bytes:
+        raise CommandFailed("scontrol: exit 1: Unable to contact slurm controller")
+
+    silent: Callable[[tuple[str, ...]], bytes] = run
+    here = Place(Settings(), Path("/w"), Path("/b"), tmp_path, tmp_path, run=silent)
+    assert bad(here)[0].startswith("slurmctld answers: scontrol: exit 1")
