@@ -7,7 +7,6 @@ import os
 import shutil
 
 import pytest
-
 from tests.batch.pbs_fixtures import openpbs, torque
 from tests.batch.slurm_fixtures import cluster
 

@@ -78,11 +78,11 @@ def torque() -> Iterator[Pbs]:
 # What a job can see of how it was started, in a form that does not change from run to run.
 LOOK = r"""
 tr '\0' '\n' </proc/$$/environ | LC_ALL=C sort | grep -v '^PBS_JOBID=\|^PBS_NODEFILE=\|^TMPDIR='
-tr '\0' '|' </proc/$$/cmdline | sed "s/$PBS_JOBID/ID/g"; echo
+tr '\0' '|' </proc/$$/cmdline | sed "s|/$PBS_JOBID[.]SC|/ID.SC|"; echo
 tr '\0' '|' </proc/$PPID/cmdline; echo
 readlink /proc/$$/exe /proc/$PPID/exe
-grep '^Sig[BI]\|^Cpus_allowed_list' /proc/self/status; grep '^SigCgt' /proc/$$/status
+/usr/bin/python3 -c 'print(*[x for x in open("/proc/self/status") if x[:6] in ("SigBlk", "SigIgn", "Cpus_a")])'
 umask; pwd; ulimit -a
 [ "$(ps -o sid= -p $$)" = "$(ps -o sid= -p $PPID)" ] && echo same session
-ls /proc/$$/fd | tr '\n' ' '
+/usr/bin/python3 -c 'import os; print(sorted(os.listdir("/proc/self/fd")))'
 """

@@ -45,6 +45,7 @@ def test_cancel_with_a_trap(cluster: Cluster) -> None:
     assert guest.out == native.out == b"started\ncleaning\n"
 
 
+@pytest.mark.slow
 def test_cancel_without_a_trap(cluster: Cluster) -> None:
     native, _ = cancelled(cluster, "sleep 60")
     guest, took = cancelled(cluster, "sleep 60", VM)
@@ -52,6 +53,7 @@ def test_cancel_without_a_trap(cluster: Cluster) -> None:
     assert took < 3
 
 
+@pytest.mark.slow
 def test_cancel_of_what_ignores_it_ends_before_slurms_kill(cluster: Cluster) -> None:
     guest, took = cancelled(cluster, "trap '' TERM; sleep 60; sleep 60", VM)
     assert guest.state == "CANCELLED" and 2 < took < 6
@@ -78,6 +80,7 @@ def test_a_signal_for_the_batch_shell(cluster: Cluster) -> None:
         assert cluster.end(job).state == "CANCELLED"
 
 
+@pytest.mark.slow
 def test_the_warning_before_the_limit(cluster: Cluster) -> None:
     """With a limit below the lead Slurm gives the signal at once, perhaps before the payload could have set a trap: then it
     ends by it, with a machine as without."""
@@ -130,6 +133,7 @@ def is_held(cluster: Cluster, job: str) -> bool:
     return record["JobState"] == "PENDING" and record["Reason"] == "job_requeued_in_held_state"
 
 
+@pytest.mark.slow
 def test_a_machine_that_could_not_be_had_once(cluster: Cluster) -> None:
     with cluster.other_settings(**FAULTY):
         text = "echo run $SLURM_RESTART_COUNT; exit 4"
@@ -153,6 +157,7 @@ def test_a_machine_that_can_never_be_had_holds_its_job_and_no_other(cluster: Clu
     assert cluster.end(poison).out == b"never\n"
 
 
+@pytest.mark.slow
 def test_tasks_of_an_array_are_held_each_for_itself(cluster: Cluster) -> None:
     with cluster.other_settings(LENIENT.replace("retries = 3", "retries = 1"), **FAULTY):
         array = cluster.submit("echo never", "--array=1-2", VM)
@@ -169,6 +174,7 @@ def test_a_job_that_may_not_be_requeued_fails_at_once(cluster: Cluster) -> None:
     assert b"/no/such/qemu" in ended.err
 
 
+@pytest.mark.slow
 def test_a_node_that_fails_again_and_again_is_closed_and_the_other_one_works_on(cluster: Cluster) -> None:
     with cluster.other_settings(SETTINGS.replace("retries = 3", "retries = 9") + "node_faults = 3\n", **FAULTY):
         jobs = [cluster.submit("echo done", VM, "--nodelist=n1") for _ in range(2)]
@@ -207,6 +213,7 @@ def test_the_wrapper_is_killed(cluster: Cluster) -> None:
     cluster.clean()
 
 
+@pytest.mark.slow
 def test_qemu_is_killed(cluster: Cluster) -> None:
     """To Slurm this is the loss of a node: it runs the job again, and so do we."""
     job = cluster.submit("echo started $SLURM_RESTART_COUNT; sleep 60", VM, "--open-mode=append")
@@ -219,8 +226,8 @@ def test_qemu_is_killed(cluster: Cluster) -> None:
     assert cluster.end(job).state == "CANCELLED"
 
 
-QUICK = ("after-spawn", "payload-started")
-POINTS = ("after-claim", "after-overlay", "after-qmp", "after-boot", "after-agent", "payload-sent", "payload-ended",
+QUICK = ("payload-started",)
+POINTS = ("after-spawn", "after-claim", "after-overlay", "after-qmp", "after-boot", "after-agent", "payload-sent", "payload-ended",
           "status-written", "before-stop", "after-stop", "before-release")  # fmt: skip
 
 
@@ -256,6 +263,7 @@ def test_slurms_daemons_begin_anew_while_a_job_runs(cluster: Cluster) -> None:
 # -- others --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_a_payload_leaves_behind_is_gone(cluster: Cluster) -> None:
     text = "setsid nohup sleep 600 >/dev/null 2>&1 & echo secret >/tmp/left; echo ok"
     assert cluster.run(text, VM).out == b"ok\n"
@@ -277,6 +285,7 @@ def test_another_user_can_neither_see_nor_stop_it(cluster: Cluster) -> None:
     cluster.end(job)
 
 
+@pytest.mark.slow
 def test_reaping_asks_slurm_and_takes_silence_for_nothing(cluster: Cluster) -> None:
     job = cluster.submit("echo started; sleep 90", VM)
     cluster.started(job)

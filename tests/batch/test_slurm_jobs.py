@@ -41,6 +41,7 @@ ulimit -n >/dev/null; cat -A "$0" | tail -1
     assert guest.err == native.err == b"to-stderr\n"
 
 
+@pytest.mark.slow
 def test_another_folder_and_an_input_file(cluster: Cluster) -> None:
     folder = cluster.site.home("bjalice") / "with blank"
     folder.mkdir()
@@ -64,6 +65,7 @@ def test_the_variables_of_slurm_are_inside(cluster: Cluster) -> None:
     assert f"SLURM_JOB_ID={guest.job}".encode() in guest.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", ["#!/usr/bin/env python3", "#!/usr/bin/perl -w", "#!/bin/bash -e"])
 def test_interpreters(cluster: Cluster, language: str) -> None:
     text = {"python3": "import sys; print(sys.argv[1:])", "-w": "print qq(@ARGV\\n);", "-e": "echo $-; false; echo no"}
@@ -71,6 +73,7 @@ def test_interpreters(cluster: Cluster, language: str) -> None:
     assert (guest.exit, guest.out, same(guest.err)) == (native.exit, native.out, same(native.err))
 
 
+@pytest.mark.slow
 def test_an_interpreter_that_is_not_there(cluster: Cluster) -> None:
     """slurmstepd ends a native one with errno as its code; belljar says it as shells do."""
     native, guest = both(cluster, "#!/no/such/interpreter\n")
@@ -79,7 +82,7 @@ def test_an_interpreter_that_is_not_there(cluster: Cluster) -> None:
     assert b"could not be started" in guest.err
 
 
-QUICK, ALL = (0, 7, 125, 255), (0, 1, 2, 7, 42, 98, 99, 100, 125, 126, 127, 128, 137, 213, 255)
+QUICK, ALL = (7, 125), (0, 1, 2, 7, 42, 98, 99, 100, 125, 126, 127, 128, 137, 213, 255)
 
 
 @pytest.mark.parametrize("code", QUICK)
@@ -95,15 +98,15 @@ def test_all_exit_codes(cluster: Cluster, code: int) -> None:
     assert cluster.run(f"exit {code}", VM).exit == f"{code}:0"
 
 
-@pytest.mark.parametrize("signal", ["TERM", "SEGV"])
+@pytest.mark.parametrize("signal", ["SEGV"])
 def test_a_payload_that_dies_by_a_signal(cluster: Cluster, signal: str) -> None:
     native, guest = both(cluster, f"kill -{signal} $$; sleep 9")
     assert (guest.state, guest.exit) == (native.state, native.exit)
-    assert guest.exit.partition(":")[2] == {"TERM": "15", "SEGV": "11"}[signal]
+    assert guest.exit == "0:11"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signal", ["KILL", "USR1", "XCPU", "HUP", "INT", "ABRT", "PIPE"])
+@pytest.mark.parametrize("signal", ["TERM", "KILL", "USR1", "XCPU", "HUP", "INT", "ABRT", "PIPE"])
 def test_all_signals_a_payload_dies_by(cluster: Cluster, signal: str) -> None:
     native, guest = both(cluster, f"kill -{signal} $$; sleep 9")
     assert (guest.state, guest.exit) == (native.state, native.exit)
@@ -177,6 +180,7 @@ def test_refused_at_submission_in_words_a_user_understands(
     assert not done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["$(touch pwned)", "a'b\"c`d`", "x" * 200, "é\u202e", "a\nb", "; exit 9"])
 def test_hostile_names_of_jobs(cluster: Cluster, name: str) -> None:
     native, guest = both(cluster, 'printf %s "$SLURM_JOB_NAME" | od -c; ls', f"--job-name={name}")
@@ -193,6 +197,7 @@ def test_a_partition_gives_its_image(cluster: Cluster) -> None:
     assert guest.out.startswith(b"belljar-") and not native.out.startswith(b"belljar-")
 
 
+@pytest.mark.slow
 def test_a_job_submitted_from_inside_an_array_is_its_own(cluster: Cluster) -> None:
     inner = cluster.script(
         "echo inner $(hostname) $SLURM_JOB_ID; awk '/MemTotal/ {print int($2/1024)}' /proc/meminfo", "inner.sh"

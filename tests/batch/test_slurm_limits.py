@@ -12,9 +12,12 @@ from tests.batch.slurm_fixtures import VM, Cluster
 
 MEMORY = Path("/sys/fs/cgroup/memory")
 
-pytestmark = pytest.mark.skipif(
-    not (MEMORY / "memory.limit_in_bytes").exists(), reason="no memory controller of version 1 on this host"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (MEMORY / "memory.limit_in_bytes").exists(), reason="no memory controller of version 1 on this host"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ class GridEngineJob(Job):
     task: str = ""  # "" where it is no array
     spool: bytes = b""
     reruns: bool = False  # the user asked for `-r y`: it may begin a second time
-    forbids_reschedule: bool = False  # execd_params FORBID_RESCHEDULE: 99 is an exit code like any other
+    forbids_reschedule: bool = False  # qmaster_params FORBID_RESCHEDULE: 99 is an exit code like any other
     forbids_error: bool = False  # FORBID_APPERROR: so is 100
 
 

@@ -96,7 +96,7 @@ class GridEngineSite:
             ),
             _is_listed(host, lists["-sh"], "an admin host", "this node cannot be closed by belljar", "-ah"),
             Finding("root is a manager", "root" in managers, "", "`qconf -am root`; without it no node can be closed."),
-            *_params(value(conf, "execd_params")),
+            *_params(value(conf, "qmaster_params"), value(conf, "execd_params")),
             _all_groups(conf),
         ]
         return [*found, *(_state(states, queue) for queue in queues_of(place))]
@@ -185,7 +185,7 @@ def _queue(place: Place, queue: str) -> Iterator[Piece]:
     yield Change(
         f"queue {queue} has machines", ("qconf", "-sq", queue), _has_flag,
         do=(("qconf", "-mattr", "queue", "complex_values", f"{FLAG}=TRUE", queue),),
-        undo=(("qconf", "-dattr", "queue", "complex_values", FLAG, queue),),
+        undo=(("qconf", "-dattr", "queue", "complex_values", f"{FLAG}=TRUE", queue),),
     )  # fmt: skip
 
 
@@ -207,8 +207,8 @@ def _is_listed(host: str, shown: str, what: str, without: str, option: str) -> F
     return Finding(f"this host is {what}", is_there, "" if is_there else without, f"`qconf {option} {host}`")
 
 
-def _params(params: str) -> Iterator[Finding]:
-    """What of execd_params changes the meaning of an ending."""
+def _params(params: str, of_hosts: str) -> Iterator[Finding]:
+    """What of qmaster_params and execd_params changes the meaning of an ending."""
     on = {
         word.partition("=")[0].upper()
         for word in re.split(r"[,\s]+", params)
@@ -219,8 +219,8 @@ def _params(params: str) -> Iterator[Finding]:
         ("FORBID_APPERROR", "a job is held as by `qhold`, without a reason in `qstat -j`"),
     ):
         is_set = name in on
-        yield Finding(f"{name} is not set", not is_set, means if is_set else "", f"Take {name} out of execd_params.")
-    off = re.search(r"(?i)ENABLE_ADDGRP_KILL=(false|0)", params)
+        yield Finding(f"{name} is not set", not is_set, means if is_set else "", f"Take {name} out of qmaster_params.")
+    off = re.search(r"(?i)ENABLE_ADDGRP_KILL=(false|0)", of_hosts)
     yield Finding(
         "ENABLE_ADDGRP_KILL", off is None, "", "What leaves its process group outlives its job: switch it on."
     )

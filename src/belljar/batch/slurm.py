@@ -25,7 +25,8 @@ SHORTEST_DELAY = 5  # seconds; a credential made in the second the old one was r
 LONGEST_COMMENT = 400
 NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
-# Variables by which whoever asks could hide jobs from the answer. https://slurm.schedmd.com/squeue.html#SECTION_INPUT-ENVIRONMENT-VARIABLES
+# Variables by which whoever asks could hide jobs from the answer.
+# https://slurm.schedmd.com/squeue.html#SECTION_INPUT-ENVIRONMENT-VARIABLES
 FILTERS = ("SQUEUE_ACCOUNT", "SQUEUE_LICENSES", "SQUEUE_NAMES", "SQUEUE_PARTITION", "SQUEUE_QOS", "SQUEUE_STATES",
            "SQUEUE_USERS", "SQUEUE_FORMAT", "SQUEUE_FORMAT2", "SLURM_CLUSTERS")  # fmt: skip
 # States in which a job may have processes on a node. https://slurm.schedmd.com/squeue.html#SECTION_JOB-STATE-CODES
@@ -96,10 +97,10 @@ class Slurm:
         if verdict_ is Verdict.HOLD:
             hold = self._scontrol("requeuehold", job.id)
             bare = Ending(commands=(hold,), otherwise=fail)
-            return Ending(commands=(note, hold), otherwise=bare)
+            # Slurm would let it wait two minutes more once it is released.
+            return Ending(commands=(note, hold, self._start(job, SHORTEST_DELAY)), otherwise=bare)
         requeue = self._scontrol("requeue", job.id)
-        seconds = max(int(verdict.delay(tries, settings)), SHORTEST_DELAY)
-        later = self._scontrol("update", f"JobId={job.id}", f"StartTime=now+{seconds}")
+        later = self._start(job, max(int(verdict.delay(tries, settings)), SHORTEST_DELAY))
         # A comment that cannot be written counts nothing: then Slurm's own counter bounds the tries.
         is_last = job.started_before + 1 >= max(settings.retries, 1)
         bare = fail if is_last else Ending(commands=(requeue,), otherwise=fail)
@@ -166,6 +167,9 @@ class Slurm:
         words = f"vm={job.image}" if kept is None and job.image else _without_ours(kept or "")
         return self._scontrol("update", f"JobId={job.id}", f"Comment={_plain(f'{words} {note}'.strip())}")
 
+    def _start(self, job: Job, seconds: int) -> tuple[str, ...]:
+        return self._scontrol("update", f"JobId={job.id}", f"StartTime=now+{seconds}")
+
     def _scontrol(self, *words: str) -> tuple[str, ...]:
         return self._with_conf("scontrol", *words)
 
@@ -197,8 +201,8 @@ def _ident(here: Surroundings, raw: str) -> str:
 
 
 def _native(argv: tuple[bytes, ...], text: bytes) -> Command:
-    """The script as the kernel would run it without our line: by the interpreter its second line names, with at most one
-    argument. Interpreters take our line, still the first, as a comment."""
+    """The script as the kernel would run it without our line: by the interpreter its second line names, with at most
+    one argument. Interpreters take our line, still the first, as a comment."""
     line = text.partition(b"\n")[2].partition(b"\n")[0]
     if not line.startswith(b"#!"):
         return Command(argv[0], argv)

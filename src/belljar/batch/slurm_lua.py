@@ -28,6 +28,7 @@ def plugin(place: Place) -> bytes:
         "most_cpus": str(settings.max_cpus),
         "most_memory": str(settings.max_memory // MIB),
         "most_disk": str(settings.max_disk // MIB),
+        "longest_line": str(_longest_line(place)),
         "least_memory": str(_least(settings)),
     }
     if settings.default_image:
@@ -48,9 +49,17 @@ def _least(settings: Settings) -> int:
 def _wrapper(place: Place) -> str:
     """Raises BadOption for a path the kernel would not take in a `#!` line."""
     path = str(place.wrapper)
-    if re.search(r"\s", path) or len(path) > 120:
-        raise BadOption(f"{path}: a `#!` line takes no path with blanks and none longer than 120 characters")
+    if re.search(r"\s", path) or len(path) > 80:
+        raise BadOption(f"{path}: a `#!` line takes no path with blanks and none longer than 80 characters")
     return path
+
+
+def _longest_line(place: Place) -> int:
+    """Linux before 5.1 reads 127 bytes of a `#!` line and drops the rest in silence; later ones 255. Option `line`."""
+    text = place.options.get("line", "127")
+    if text not in ("127", "255"):
+        raise BadOption(f"line {text!r}: 127, or 255 where all nodes have Linux 5.1 or later")
+    return int(text) - 1
 
 
 def _features(place: Place) -> dict[str, str]:
@@ -65,7 +74,8 @@ def _features(place: Place) -> dict[str, str]:
 
 def _rules(settings: Settings) -> str:
     rows = (
-        f"{{ kind = {quoted(kind)}, name = {quoted(name)}, pattern = {quoted(pattern_of(glob))}, shown = {quoted(glob)} }}"
+        f"{{ kind = {quoted(kind)}, name = {quoted(name)},"
+        f" pattern = {quoted(pattern_of(glob))}, shown = {quoted(glob)} }}"
         for kind, name, glob in policy.rules(settings)
     )
     return "{ " + ", ".join(rows) + " }"

@@ -136,7 +136,7 @@ class SlurmSite:
 SITE = SlurmSite()
 
 
-# -- what is there ---------------------------------------------------------------------------------------------------------
+# -- what is there -----------------------------------------------------------------------------------------------------
 
 
 def _is_theirs(path: Path) -> bool:
@@ -201,7 +201,7 @@ def _hooked(place: Place, hook: str, config: dict[str, str]) -> Finding:
 
 
 def _requeue_codes(config: dict[str, str]) -> Finding:
-    """A code in these lists means requeue to Slurm whoever exits with it: 125 is what a job that cannot run ends with."""
+    """A code in these lists means requeue, whoever exits with it: 125 is what a job that cannot run ends with."""
     found = [
         f"{key}={config[key]}" for key in ("requeueexit", "requeueexithold") if _has(config.get(key, ""), OUR_FAILURE)
     ]
@@ -232,7 +232,8 @@ def _kill_wait(settings: Settings, config: dict[str, str]) -> Finding:
     wait = float(match[1]) if match else KILL_WAIT
     grace = settings.grace or KILL_WAIT - 2
     is_good = grace <= wait - 1
-    remedy = f"KillWait={int(grace) + 2} in slurm.conf, or `grace = {max(wait - 2, 1):.0f}` in [batch]: a job's KILL comes first."
+    ours = f"`grace = {max(wait - 2, 1):.0f}` in [batch]"
+    remedy = f"KillWait={int(grace) + 2} in slurm.conf, or {ours}: a job's KILL comes first."
     return Finding(
         "a job's grace ends before Slurm's KILL",
         is_good,

@@ -213,6 +213,7 @@ def test_a_job_that_was_tried_often_enough_is_held() -> None:
         "JobId=7_4",
         "Comment=vm=debian12 belljar=3 try 3 of 3: the guest's agent did not answer",
     )
+    assert commands(ending)[2] == ("scontrol", "update", "JobId=7_4", "StartTime=now+5")
     assert ending.otherwise is not None and commands(ending.otherwise) == [("scontrol", "requeuehold", "7_4")]
     assert ending.otherwise.otherwise == Ending(125)
 

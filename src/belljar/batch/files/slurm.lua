@@ -1,9 +1,9 @@
--- Lua 5.1 and later. Everything a job says is a string to be compared here: none of it is run, opened or matched as a pattern.
+-- Lua 5.1 and later. Everything a job says is a string to be compared here: none of it is run, or matched as a pattern.
 
 local M = {}
 local NO_VALUE = 4294967294 -- Slurm's NO_VAL; INFINITE is one more
 local NAME = "^[%w][%w._-]*$"
-local LONGEST_NAME, LONGEST_LINE = 100, 250
+local LONGEST_NAME = 100
 local SHOWN = 60
 local KEPT = 60 -- seconds the groups of a user are remembered
 
@@ -234,8 +234,8 @@ function M.submit(job, parts, uid)
       return slurm.ERROR
    end
    local line = first_line(own and image or "", job, parts, names)
-   if #line > LONGEST_LINE then
-      refuse("the name of the image is too long for this site")
+   if #line > site.longest_line then
+      refuse("the name of the image is too long: %d characters do not fit here", #image)
       return slurm.ERROR
    end
    job.script = line .. "\n" .. script

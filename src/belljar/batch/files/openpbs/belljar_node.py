@@ -291,13 +291,13 @@ def belljar(config, *words):
 
 def run(argv, timeout):
     """A command to its end; what goes wrong goes to pbs_mom's log and nowhere else."""
-    conf = pbs.get_pbs_conf()
-    env = {"PATH": conf["PBS_EXEC"] + "/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-    if "PBS_CONF_FILE" in os.environ:
-        env["PBS_CONF_FILE"] = os.environ["PBS_CONF_FILE"]
+    path = pbs.get_pbs_conf()["PBS_EXEC"] + "/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     try:
         done = subprocess.Popen(
-            argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            ("/usr/bin/env", "PATH=" + path, *argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         try:
             out, _ = done.communicate(timeout=timeout)
