@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import time
@@ -145,10 +146,8 @@ def kill(cluster: Cluster, job: str, how: str) -> None:
         for pid in processes(job):
             line = command_line(pid)
             if ("qemu-system" in line) == (how == "qemu") and ("wrap-slurm" in line or how == "qemu"):
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, 9)
-                except ProcessLookupError:
-                    pass
     if how == "qemu":  # the job itself goes on to a requeue, which is not what is looked at here
         cluster.lab.run("scancel", job, check=False)
 
