@@ -71,6 +71,7 @@ def test_a_suspended_job_stands_still_and_goes_on(cell: Cell) -> None:
     cell.ended(job)
 
 
+@pytest.mark.slow
 def test_a_suspension_taken_back_at_once_leaves_the_job_running(cell: Cell) -> None:
     job = cell.submit(COUNTER, *IN_MACHINE)
     cell.started(job)
@@ -117,6 +118,7 @@ def test_native_jobs_are_suspended_resumed_and_killed_as_ever(cell: Cell) -> Non
     )
 
 
+@pytest.mark.slow
 def test_notify_and_limits_warn_the_payload(cell: Cell) -> None:
     text = "for s in USR1 USR2 XCPU; do trap \"echo got $s\" $s; done; trap 'echo got TERM; exit 0' TERM; echo started; while :; do sleep 0.2; done"
     warned = cell.submit(text, "-notify", *IN_MACHINE)
@@ -174,6 +176,7 @@ def test_a_restarted_daemon_finds_the_job_running(cell: Cell, daemon: str) -> No
     until(lambda: cell.lab.queue_state() == "", "the queue to be open again", timeout=60)
 
 
+@pytest.mark.slow
 def test_a_rescheduled_job_is_run_again(cell: Cell) -> None:
     """`qmod -rj` by a manager: the first run ends, the second one comes to its end."""
     job = cell.submit('echo started $RESTARTED; [ "$RESTARTED" = 0 ] && sleep 1000; exit 4', "-r", "y", *IN_MACHINE)

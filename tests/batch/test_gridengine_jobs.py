@@ -86,9 +86,10 @@ def test_the_machine_is_as_large_as_the_job_asked(cell: Cell) -> None:
     assert rest[0].startswith("bjge 2 all.q@bjge") and rest[1] == "2" and rest[3] == "own"
     assert 3500 < int(rest[2]) <= 3600
     assert cell.out(plain).decode().split("\n")[0] == "1"
-    assert int(cell.out(bounded).decode().split("\n")[1]) < 1300 << 10, "QEMU has to live below h_vmem"
+    assert int(cell.out(bounded).decode().split("\n")[1]) < 1600 << 10, "QEMU has to live below h_vmem"
 
 
+@pytest.mark.slow
 def test_every_way_to_start_a_job_works_in_a_machine(cell: Cell) -> None:
     probe = 'echo "$0" "$@"; readlink /proc/$$/exe; shopt -q login_shell 2>/dev/null && echo login'
     for queue in ("all.q", "plain.q"):
@@ -144,8 +145,10 @@ def test_grid_engine_counts_what_the_machine_used(cell: Cell) -> None:
     """Two processors burnt for 20 seconds; memory not less than the guest's own."""
     burn = "end = time.time() + 20\nwhile time.time() < end: pass"
     text = f"python3 -c 'import time\nblock = b\"x\" * (200 << 20)\n{burn}' & python3 -c 'import time\n{burn}'; wait"
+    size = ("-pe", "smp", "2", "-l", "mem_free=1G", *IN_MACHINE)
+    cell.run("true", *size)  # makes the template
     is_quiet = os.getloadavg()[0] < 0.5
-    ended = cell.run(text, "-pe", "smp", "2", "-l", "mem_free=1G", *IN_MACHINE)
+    ended = cell.run(text, *size)
     cpu = float(re.sub("[^0-9.]", "", ended.row["cpu"]))
     used = json.loads(cell.belljar("show", f"gridengine:{ended.job}", "--format", "json", user="bjalice").stdout)
     host = used["outcome"]["host"]

@@ -76,6 +76,7 @@ def test_a_script_with_arguments_is_untouched(cell: Cell, mode: str) -> None:
     assert not any(word.startswith(("SGE_STARTER", "BELLJAR", "VM_IMAGE")) for word in found["env"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shell", ["y", "n"])
 @pytest.mark.parametrize("mode", ["unix_behavior", "posix_compliant"], indirect=True)
 def test_a_command_is_untouched(cell: Cell, mode: str, shell: str) -> None:
@@ -92,6 +93,7 @@ def test_a_command_is_looked_for_in_the_jobs_own_path(cell: Cell, mode: str) -> 
     compare(cell, "-b", "y", "-shell", "n", "-v", f"PATH={home}:/usr/bin:/bin", "probe.py", "x")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["unix_behavior", "posix_compliant"], indirect=True)
 @pytest.mark.parametrize("shell", ["/bin/bash", "/usr/bin/python3"])
 def test_the_shell_asked_for_is_used(cell: Cell, mode: str, shell: str) -> None:
@@ -111,6 +113,7 @@ def test_a_script_without_a_first_line_a_hostile_environment_and_limits(cell: Ce
     compare(cell, "-v", hostile, "-l", "h_vmem=3G,h_fsize=1G,s_core=0", "-pe", "smp", "2", str(path), "1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["posix_compliant"], indirect=True)
 def test_exit_codes_are_grid_engines_own(cell: Cell, mode: str) -> None:
     """Requeued by 99, held by 100; death by a signal."""
