@@ -139,6 +139,9 @@ class Payload:
     outputs: tuple[Transfer, ...] = ()
     program: bytes | None = None
     files: tuple[PlainFile, ...] = ()  # together at most some MiB
+    lingers: bool = (
+        False  # after TERM, what its first process leaves behind goes on until it ends by itself or is killed
+    )
 
 
 @dataclass(frozen=True)

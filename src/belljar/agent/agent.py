@@ -1461,6 +1461,7 @@ class Cgroup:
     """A control group (version 2). Whatever a process of it forks stays in it."""
 
     count = 0
+    is_patient = False  # what is left may end by itself
 
     def __init__(self, parent: str) -> None:
         Cgroup.count += 1
@@ -1474,11 +1475,10 @@ class Cgroup:
         os.write(self.procs, b"0")
 
     def clear(self, agent: "Agent", pid: int, then: "Callable[[], None]") -> None:
-        """Kill all that is left; call *then* once nothing is."""
+        """Kill all that is left, unless patient; call *then* once nothing is."""
         if self._is_empty():
             return then()
         self.then = then
-        self._kill()
         agent.watch(self.events, select.EPOLLPRI, lambda events: self._changed(agent))
         self._changed(agent)
 
@@ -1490,8 +1490,13 @@ class Cgroup:
             self.then = None
             agent.unwatch(self.events)
             then()
-        else:
+        elif not self.is_patient:
             self._kill()
+
+    def hurry(self, agent: "Agent") -> None:
+        """No patience any more."""
+        self.is_patient = False
+        self._changed(agent)
 
     def _is_empty(self) -> bool:
         return b"populated 0" in os.pread(self.events, 256, 0)
@@ -1527,6 +1532,7 @@ class Family:
     an orphan with a session of its own belongs to the one that ends last."""
 
     live = []  # type: list[Family]
+    is_patient = False  # what is left may end by itself
 
     def __init__(self) -> None:
         self.pid = 0
@@ -1555,9 +1561,13 @@ class Family:
         doomed = [pid for pid, row in rows.items() if row[1] == self.pid]
         if not others:
             doomed += [pid for pid in rows if is_below(os.getpid(), pid, rows)]
-        for pid in doomed:
+        for pid in () if self.is_patient else doomed:
             kill_quietly(pid, signal.SIGKILL)
         return bool(doomed)
+
+    def hurry(self, agent: "Agent") -> None:
+        self.is_patient = False
+        self._look_again()
 
     def has_oom_kill(self) -> bool:
         return False
@@ -1670,6 +1680,7 @@ class Job:
         self.script = words.next()  # "", or the name of the script that comes as a stream
         self.builtin = words.next()  # "", or "put" (argv: path, name), or "get" (argv: path, "all" or "changed", and what to skip), or "collect" (argv: paths)
         self.program = words.next()  # "", or what is executed with argv as it is
+        self.lingers = words.next() == b"1"  # after TERM, what its leader leaves behind may end by itself
         self.umask = words.number()
         cwd = words.next()
         self.account = Account(words)
@@ -1728,7 +1739,7 @@ def become_payload(job: Job, world: "Guest | Rehearsal", files: "list[int]", tro
 
 
 # An order that asks for nothing.
-NOTHING = [b"sss", b"", b"", b"", b"", b"18", b"", b"n", b"0", b"0", b"g", b"/", b"/bin/sh", b"0"]
+NOTHING = [b"sss", b"", b"", b"", b"", b"", b"18", b"", b"n", b"0", b"0", b"g", b"/", b"/bin/sh", b"0"]
 NOTHING += [b"1", b"CPU", b"-1", b"-1", b"1", b"sh", b"1", b"PATH", b"/bin"]
 
 
@@ -2088,6 +2099,7 @@ class Process:
         self.trouble = -1
         self.master = -1
         self.end = None  # type: tuple[int, Any] | None
+        self.was_told = False  # TERM was sent to all of it
         self.is_empty = False  # no process of it is left
         self.is_silent = False  # its conversation is over
         self.is_over = False
@@ -2217,13 +2229,16 @@ class Process:
     def signal(self, number: int) -> None:
         """To its process group, or with LEADER to itself alone. What has ended is past hearing."""
         alone, number = number & LEADER, number & ~LEADER
-        if self.pid and self.end is None and 0 < number <= 64:
+        is_there = self.end is None or self.box.is_patient
+        if self.pid and is_there and 0 < number <= 64:
             if alone:
                 return kill_quietly(self.pid, number)
+            self.was_told = self.was_told or number == signal.SIGTERM
             try:
                 os.killpg(self.pid, number)
             except ProcessLookupError:
-                kill_quietly(self.pid, number)  # its child has not come to its setsid yet
+                if self.end is None:
+                    kill_quietly(self.pid, number)  # its child has not come to its setsid yet
 
     def resize(self, rows: int, columns: int) -> None:
         import fcntl
@@ -2235,10 +2250,11 @@ class Process:
     # -- the way out
 
     def ended(self, status: int, usage: "Any") -> None:
-        """The main process is gone. What it left behind goes now."""
+        """The main process is gone. What it left behind goes now, or in its own time where that was asked for."""
         self.end = (status, usage)
         for flow in self.inflows.values():
             flow.drop()
+        self.box.is_patient = self.job.lingers and self.was_told
         self.box.clear(self.agent, self.pid, self.emptied)
 
     def emptied(self) -> None:
@@ -2275,6 +2291,8 @@ class Process:
             self.close()
         elif self.end is None:
             self.signal(signal.SIGKILL)
+        else:
+            self.box.hurry(self.agent)
         self.advance()
 
     def drop_flows(self) -> None:

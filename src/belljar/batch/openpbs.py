@@ -69,6 +69,7 @@ class OpenPbs(Node):
             disk=_number(facts, "disk"),
             wall=float(wall) if wall else None,
             started_before=max((_number(facts, "runs") or 1) - 1, 0),
+            lingers=True,
             grace=max(float(_number(facts, "grace") or KILL_DELAY) - 2, LEAST_GRACE),
             staged=staged(here),
         )

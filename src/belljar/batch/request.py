@@ -78,8 +78,8 @@ def payload(here: Surroundings, job: Job, caller: Caller, settings: Settings) ->
     inside = (*(share.target for share in caller.shares), *(copy.inside for copy in copies))
     return Payload(
         argv=command.argv, program=command.path, account=caller.account, cwd=here.cwd,
-        env=for_guest(here.env, settings, (*inside, *map(os.fsdecode, job.staged.folders))), umask=caller.umask, rlimits=caller.rlimits,
-        stdin=StdinKind.STREAM if command.stdin is not None else caller.stdio[0], stdout=caller.stdio[1],
+        env=for_guest(here.env, settings, (*inside, *map(os.fsdecode, job.staged.folders))), umask=caller.umask,
+        rlimits=caller.rlimits, lingers=job.lingers, stdin=StdinKind.STREAM if command.stdin is not None else caller.stdio[0], stdout=caller.stdio[1],
         stderr=caller.stdio[2], inputs=copies, files=tuple(files(here, job, inside)),
         outputs=tuple(Transfer(one.outside, one.inside, one.skip, changed_only=True) for one in copies),
     )  # fmt: skip

@@ -79,6 +79,7 @@ class Torque(Node):
             memory=_memory(asked, nodes, cpus or 1),
             disk=size(asked.get("vm_disk") or asked.get("file", "")),
             wall=seconds(here.var("PBS_WALLTIME")) or seconds(asked.get("walltime", "")) or None,
+            lingers=True,
             grace=max(KILL_DELAY - 2, LEAST_GRACE),
             staged=staged(here),
         )

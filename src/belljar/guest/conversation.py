@@ -262,7 +262,7 @@ class Conversation:
     async def begin_copy(self, order: list[bytes], account: Account, cwd: bytes | None, streams: Streams) -> Running:
         """Start the agent's own tar reader or writer as the user. See files.py."""
         letters = b"".join(b"s" if stream else b"n" for stream in (streams.stdin, streams.stdout, None))
-        head = (b"0", letters, b"", b"", order[0], b"", b"%d" % 0o022, cwd or b"", *account_words(account))
+        head = (b"0", letters, b"", b"", order[0], b"", b"", b"%d" % 0o022, cwd or b"", *account_words(account))
         process = self._begin([*head, b"0", *counted(order[1:]), b"0"], streams)
         await process.started
         return process
@@ -340,7 +340,8 @@ def order_of(payload: Payload, streams: Streams) -> list[bytes]:
     window = b"%d %d" % (streams.window or (0, 0)) if payload.terminal else b""
     script = b"" if payload.script is None else (payload.argv[0] if payload.argv else b"") or b"script"
     program = payload.program or b""
-    head = (letters, window, script, b"", program, b"%d" % payload.umask, payload.cwd or b"")
+    lingers = b"1" if payload.lingers else b""
+    head = (letters, window, script, b"", program, lingers, b"%d" % payload.umask, payload.cwd or b"")
     account = account_words(payload.account)
     limits = [word for name, soft, hard in payload.rlimits for word in (text(name), b"%d" % soft, b"%d" % hard)]
     env = [word for pair in payload.env for word in pair]

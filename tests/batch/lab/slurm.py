@@ -80,18 +80,21 @@ class Slurm:
     # ------------------------------------------------------------------ up and down
 
     def up(self) -> None:
-        """All nodes idle, or an AssertionError with the ends of the logs."""
+        """All nodes idle, or an AssertionError with the ends of the logs. What is up already stays."""
         _install()
         for part in ("run", "log", "spool", "etc", "munge/run", "state", "munge/key"):
             (self.folder / part).mkdir(mode=0o755, parents=True, exist_ok=True)
         for private in ("state", "munge/key"):
             (self.folder / private).chmod(0o700)
-        self._munge()
+        if not self._pid("munged"):
+            self._munge()
         if not self.conf.exists():
             self.write_conf()
-        self.start_slurmctld()
+        if not self._pid("slurmctld"):
+            self.start_slurmctld()
         for node in self.nodes:
-            self.start_slurmd(node)
+            if not self._pid(f"slurmd-{node}"):
+                self.start_slurmd(node)
         self.until(lambda: self._idle() == len(self.nodes), "all nodes are idle")
 
     def down(self) -> None:

@@ -48,7 +48,7 @@ ACCOUNT = {
     "groups": 0,
 }
 ORDER: dict[str, Any] = {
-    "files": [], "stdio": "ssn", "window": "", "script": "", "builtin": "", "program": "", "umask": 18, "cwd": "/", **ACCOUNT,
+    "files": [], "stdio": "ssn", "window": "", "script": "", "builtin": "", "program": "", "lingers": "", "umask": 18, "cwd": "/", **ACCOUNT,
     "limits": [], "argv": ["/bin/sleep", "1000"], "env": [],
 }  # fmt: skip
 

@@ -86,7 +86,9 @@ def stopped(pid: int) -> bool:
 
 
 def sleeper(start: Any) -> Any:
-    one = start("/bin/sh", "-c", "trap 'echo term' TERM; echo ready; while :; do sleep 0.1; done")
+    # No shell: one that is in a vfork when its group is stopped waits for the child, and is not seen as stopped itself.
+    code = "import signal\nsignal.signal(15, lambda *_: print('term', flush=True))\nprint('ready', flush=True)\n"
+    one = start(sys.executable, "-c", code + "while True: signal.pause()")
     assert one.line() == "ready"
     return one
 

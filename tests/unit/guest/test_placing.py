@@ -1,5 +1,6 @@
 """A payload's small files, its program apart from its name, signals for its leader alone, and copies of changes only."""
 
+import asyncio
 import os
 import signal
 import stat
@@ -159,3 +160,42 @@ async def test_errors_that_go_where_the_output_goes_keep_their_place_in_it(chann
         assert ran.out == ran.err == b"" and ran.code != 0
     else:
         assert ran.out == b"".join(b"out %d\nerr %d\n" % (n, n) for n in (1, 2, 3)) and ran.err == b""
+
+
+LEFT_BEHIND = b"""
+sh -c 'trap "sleep 0.3; echo saved; exit 0" TERM; echo up; while :; do sleep 0.05; done' &
+wait
+"""
+
+
+@pytest.mark.parametrize(("lingers", "out"), [(True, b"up\nsaved\n"), (False, b"up\n")])
+async def test_after_term_what_the_leader_left_may_end_by_itself(channel: socket, lingers: bool, out: bytes) -> None:
+    async with talking(channel) as guest:
+        ran = await begin(guest, payload(b"sh", b"-c", LEFT_BEHIND, lingers=lingers))
+        await said(ran, b"up")
+        await ran.process.signal(signal.SIGTERM)
+        ran.status = await ran.process.wait()
+    assert ran.out == out and ran.status.signal == signal.SIGTERM
+
+
+@pytest.mark.parametrize("how", ["kill", "end"])
+async def test_what_lingers_can_still_be_ended(channel: socket, how: str) -> None:
+    stubborn = b"sh -c 'trap \"\" TERM; echo up; while :; do sleep 0.05; done' & wait"
+    async with talking(channel) as guest:
+        ran = await begin(guest, payload(b"sh", b"-c", stubborn, lingers=True))
+        await said(ran, b"up")
+        await ran.process.signal(signal.SIGTERM)
+        await asyncio.sleep(0.2)  # until the leader is gone, which nobody is told
+        if how == "kill":
+            await ran.process.signal(signal.SIGKILL)
+            ran.status = await ran.process.wait()
+            assert ran.status.signal == signal.SIGTERM
+        else:
+            await guest.end_payload()
+
+
+async def test_without_term_nothing_lingers(channel: socket) -> None:
+    async with talking(channel) as guest:
+        ran = await begin(guest, payload(b"sh", b"-c", b"sleep 1000 & exit 3", lingers=True))
+        ran.status = await ran.process.wait()
+    assert ran.code == 3
