@@ -47,7 +47,7 @@ class Caller:
     start: Start
     cpus: int  # of a job whose system tells no number
     memory: int
-    queue_groups: tuple[str, ...] = ()
+    terminal: bool = False  # standard input and output are one: an interactive job
 
 
 def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Settings, now: float) -> Request:
@@ -79,7 +79,8 @@ def payload(here: Surroundings, job: Job, caller: Caller, settings: Settings) ->
     return Payload(
         argv=command.argv, program=command.path, account=caller.account, cwd=here.cwd,
         env=for_guest(here.env, settings, (*inside, *map(os.fsdecode, job.staged.folders))), umask=caller.umask,
-        rlimits=caller.rlimits, lingers=job.lingers, stdin=StdinKind.STREAM if command.stdin is not None else caller.stdio[0], stdout=caller.stdio[1],
+        rlimits=caller.rlimits, lingers=job.lingers, terminal=caller.terminal and command.stdin is None,
+        stdin=StdinKind.STREAM if command.stdin is not None else caller.stdio[0], stdout=caller.stdio[1],
         stderr=caller.stdio[2], inputs=copies, files=tuple(files(here, job, inside)),
         outputs=tuple(Transfer(one.outside, one.inside, one.skip, changed_only=True) for one in copies),
     )  # fmt: skip

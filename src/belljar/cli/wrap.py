@@ -241,7 +241,7 @@ def make_request(here: Surroundings, job: Job, image: str, house: House) -> Requ
         account=words.account_of(None), umask=words._umask(), rlimits=words.rlimits(),
         stdio=(words.kind(0), words.kind(1), words.kind(2)), shares=site_shares(settings.batch),
         network=settings.machine.network, start=settings.machine.start, cpus=settings.machine.cpus,
-        memory=settings.machine.memory,
+        memory=settings.machine.memory, terminal=os.isatty(0) and os.isatty(1),
     )  # fmt: skip
     return build(here, job, image, caller, settings.batch, time.time())
 

@@ -207,3 +207,11 @@ def test_holes_and_links_cost_nothing(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/")
     size, entries = measure(str(tmp_path), MIB, lambda _: False)
     assert size < MIB and entries == 2
+
+
+def test_an_interactive_job_has_its_terminal_and_one_whose_shell_is_told_by_a_pipe_has_none() -> None:
+    caller = replace(CALLER, terminal=True)
+    payload = made(caller=caller).payload
+    told = made(replace(JOB, native=Command(b"/bin/bash", (b"-bash",), stdin=b"x\n")), caller=caller).payload
+    assert payload is not None and payload.terminal
+    assert told is not None and not told.terminal
