@@ -139,8 +139,15 @@ def launchers(system: str, place: Place, config_file: Path | None) -> list[Piece
     config = ["--config", str(config_file.absolute())] if config_file else []
     return [
         _launcher(system, "belljar for hooks, with this site's settings", place.belljar, config),
-        _launcher(system, "what the system starts in place of a job", place.wrapper, [*config, "wrap", system]),
+        _launcher(
+            system, "what the system starts in place of a job", place.wrapper, [*config, "wrap", system, *_end(system)]
+        ),
     ]
+
+
+def _end(system: str) -> list[str]:
+    """Where the redirect itself says nothing to us, all that follows is the job's, dashes or not."""
+    return ["--"] if system in ("gridengine", "torque", "htcondor") else []
 
 
 def _launcher(system: str, purpose: str, path: Path, words: list[str]) -> OurFile:
