@@ -37,6 +37,7 @@ class House:
         self.config_file = Path(config_file) if config_file is not None else None
         self.verbose = verbose
         self._load: Callable[[], config.Settings] = lambda: config.load(self.config_file)
+        self.is_lenient = False
         self._begin = time.monotonic()
 
     @cached_property
@@ -44,12 +45,18 @@ class House:
         """Raises BadSettings with every mistake there is."""
         return self._load()
 
+    def be_lenient(self) -> None:
+        """From now on go by what can be understood of the settings: a hook has its work to do though they hold mistakes."""
+        self.is_lenient = True
+        self._load = lambda: config.inspect(self.config_file).settings
+
     def of_user(self, uid: int, home: str) -> House:
         """Another user's parts, as the site's settings have them; what that user set is the user's affair and not read.
         For processes that became this user."""
         other = House(None if self.config_file is None else str(self.config_file), verbose=self.verbose)
         environ = {"HOME": home, "XDG_CONFIG_HOME": "/nonexistent"}
-        other._load = lambda: config.load(other.config_file, environ=environ, uid=uid)
+        read = (lambda *a, **k: config.inspect(*a, **k).settings) if self.is_lenient else config.load
+        other._load = lambda: read(other.config_file, environ=environ, uid=uid)
         return other
 
     @cached_property

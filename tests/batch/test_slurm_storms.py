@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.batch.slurm_fixtures import VM, Cluster
+from tests.batch.slurm_fixtures import SETTINGS, VM, Cluster
 
 NEVER_BOOTS = "BELLJAR_QEMU_BOOT_TIMEOUT=0.05,BELLJAR_MACHINE_START=cold"
 POINTS = (
@@ -109,3 +109,33 @@ def command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
     except OSError:
         return ""
+
+
+# -- settings of a node that are wrong -----------------------------------------------------------------------------------
+
+
+def test_a_mistake_in_a_nodes_settings_closes_it_with_its_place_and_loses_no_job(cluster: Cluster) -> None:
+    cluster.site.configure(SETTINGS, machine="memory = -1")
+    try:
+        plain = cluster.run("echo plain")
+        jobs = [cluster.submit("echo at last", VM) for _ in range(4)]
+        cluster.lab.until(
+            lambda: all(is_drained(cluster, node) for node in cluster.lab.nodes), "both nodes are closed", 120
+        )
+        assert (plain.state, plain.out) == ("COMPLETED", b"plain\n")
+        assert all("belljar.toml:" in cluster.lab.node(node)["Reason"] for node in cluster.lab.nodes)
+    finally:
+        cluster.site.configure(SETTINGS)
+    for node in cluster.lab.nodes:
+        for _ in range(2):
+            cluster.site.command("batch", "node", "slurm", "test", "--node", node, env=cluster.lab.env)
+    for job in jobs:
+        if is_held(cluster, job):
+            cluster.as_user("scontrol", "release", job)
+        end = cluster.end(job)
+        assert (end.state, end.out) == ("COMPLETED", b"at last\n")
+    works(cluster)
+
+
+def is_drained(cluster: Cluster, node: str) -> bool:
+    return "DRAIN" in cluster.lab.node(node)["State"]

@@ -2,7 +2,9 @@
 
 Both spool a script as `PBS_HOME/mom_priv/jobs/ID.SC` and start the user's shell as a login shell whose standard input
 is a pipe with one line: the path of that file, in Torque with `exec ` before it or `qsub -F` arguments after it where
-the site or the user wants that. https://github.com/openpbs/openpbs (src/resmom/start_exec.c),
+the site or the user wants that; in OpenPBS with `cd DIR;` before it where the job has a folder of its own
+(`-W sandbox=PRIVATE`), and with a backslash before each bracket of a subjob's id.
+https://github.com/openpbs/openpbs (src/resmom/start_exec.c),
 https://github.com/adaptivecomputing/torque (src/resmom/start_exec.c)
 """
 
@@ -17,7 +19,8 @@ from belljar.errors import NotInAJob
 from belljar.model import Outcome
 
 OURS = "belljar:"  # begins the comment of a node we closed
-SCRIPT = re.compile(rb"(exec )?(/[^\0\n]*/mom_priv/jobs/[^\0\n/]+?\.SC)( [^\0\n]*)?\n?")
+SCRIPT = re.compile(rb"(?:cd [^\0\n]*;)?(exec )?(/[^\0\n;]*/mom_priv/jobs/[^\0\n/]+?\.SC)( [^\0\n]*)?\n?")
+ESCAPED = re.compile(rb"\\([][])")
 JOB_ID = re.compile(r"([0-9]{1,12}(?:\[[0-9]{1,9}\]|-[0-9]{1,9})?)(\.[A-Za-z0-9._-]{1,255})?")
 USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,255}\$?")
 NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
@@ -41,7 +44,7 @@ class Spooled:
 def spooled(line: bytes) -> Spooled | None:
     """The script a login shell is told to run; None where that is no such line."""
     match = SCRIPT.fullmatch(line)
-    return Spooled(match[2], (match[3] or b"")[1:], bool(match[1])) if match else None
+    return Spooled(ESCAPED.sub(rb"\1", match[2]), (match[3] or b"")[1:], bool(match[1])) if match else None
 
 
 def is_first_task(here: Surroundings) -> bool:

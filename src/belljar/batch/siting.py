@@ -33,6 +33,7 @@ class OurFile:
     path: Path
     content: bytes
     mode: int = 0o644
+    folders: int = 0  # so many of those it lies in are ours as well, and go when they are empty
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ class Engine:
                 os.unlink(name)
                 done.append(f"removed {name}")
             del record.files[name]
-        self._drop_empty_folders()
+        self._drop_empty_folders(pieces)
         records.save(self._record_path, record)
         return done
 
@@ -238,8 +238,12 @@ class Engine:
         drop_copy(path)
         yield f"took our lines out of {path}"
 
-    def _drop_empty_folders(self) -> None:
-        for folder in {self._place.wrapper.parent, self._place.belljar.parent}:
+    def _drop_empty_folders(self, pieces: list[Piece]) -> None:
+        ours = {self._place.wrapper.parent, self._place.belljar.parent}
+        ours |= {
+            one for piece in pieces if isinstance(piece, OurFile) for one in [*piece.path.parents][: piece.folders]
+        }
+        for folder in sorted(ours, reverse=True):  # what lies in a folder stands before it
             with suppress(OSError):  # it is not empty, or not there
                 os.rmdir(folder)
 

@@ -6,16 +6,19 @@ A job comes here by one `#!` line that job_submit.lua (slurm_site.py) puts befor
 
 The kernel then runs the wrapper with all that follows its path as one argument, the spooled script's path and the
 user's own arguments: as the user, in the job's folder, with the job's files as standard input and output.
+
+A job with `--container` comes by oci.conf, `wrap-slurm --oci=FOLDER`; see slurm_oci.py.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from belljar.batch import Settings, verdict
 from belljar.batch.terms import Command, Ending, Job, Surroundings, Verdict
-from belljar.errors import OUR_FAILURE, NotInAJob
+from belljar.errors import OUR_FAILURE, BelljarError, NotInAJob
 from belljar.model import MIB, Outcome
 
 OURS = "belljar:"  # begins the reason of a node we closed
@@ -23,6 +26,7 @@ KILL_WAIT = 30.0  # slurm.conf KillWait, between TERM and KILL; `batch check` co
 LIMITS = b"/proc/self/limits"
 SHORTEST_DELAY = 5  # seconds; a credential made in the second the old one was revoked in is refused by slurmd
 LONGEST_COMMENT = 400
+OUR_LINE = re.compile(rb"#!\S*/wrap-slurm --")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 # Variables by which whoever asks could hide jobs from the answer.
@@ -50,6 +54,26 @@ class Slurm:
     # -- what a job is told ------------------------------------------------------------------------------------------
 
     def read(self, here: Surroundings) -> Job:
+        return self._contained(here) if "oci" in here.options else self._redirected(here)
+
+    def _contained(self, here: Surroundings) -> Job:
+        """A job with a container, as if job_submit.lua had sent it. What slurmctld does not tell is the node's fault."""
+        from belljar.batch import slurm_oci
+
+        found, known, trouble = slurm_oci.bundle(here), None, None
+        self._conf = here.var("SLURM_CONF")
+        try:
+            known = slurm_oci.facts(found.job, here.ask(self._with_conf(*slurm_oci.question(found.job))))
+            slurm_oci.check(found, known)
+        except BelljarError as exc:
+            trouble = exc
+        inner = slurm_oci.as_redirected(here, found, known)
+        text = _opening(inner, found.script)
+        job = self._redirected(inner)
+        # The first line is the user's own, but for a script that was fetched from Slurm and once had ours.
+        return replace(job, script_skips_line=bool(OUR_LINE.match(text)), env=inner.env, cwd=inner.cwd, trouble=trouble)
+
+    def _redirected(self, here: Surroundings) -> Job:
         raw = here.var("SLURM_JOB_ID")
         if not raw.isdecimal() or not here.argv:
             raise NotInAJob("SLURM_JOB_ID and a script are not there: this is no batch job of Slurm")

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from belljar.batch import Settings, marks, slurm_lua
+from belljar.batch import Settings, marks, slurm_lua, slurm_oci_site
 from belljar.batch.siting import Advice, Finding, OurFile, OurLines, Piece, Place
 from belljar.batch.slurm import KILL_WAIT
 from belljar.batch.slurm_lua import quoted
@@ -59,28 +59,35 @@ class SlurmSite:
     default_folder = Path("/etc/slurm")
 
     def pieces(self, place: Place) -> list[Piece]:
-        """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image."""
-        plugin = place.folder / PLUGIN
-        text = slurm_lua.plugin(place)
-        found: list[Piece] = [OurFile("rules of the site, for slurmctld at submission", plugin, text)]
-        found += self._submit(place, plugin, text)
-        conf, lines = _conf(place), []
+        """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image. `redirect`: `lua`, the line
+        before a job's script; `oci`, `sbatch --container`; or both."""
+        conf, found, lines = _conf(place), list[Piece](), list[str]()
+        redirect = slurm_oci_site.redirect(place)
+        if redirect != "oci":
+            found += self._at_submission(place, conf)
+            if not conf.get("jobsubmitplugins", ""):
+                lines.append("JobSubmitPlugins=lua")
+        if redirect != "lua":
+            found += slurm_oci_site.pieces(place)
         for hook in HOOKS:
             found_hook, line = self._hook(place, hook, conf)
             found += found_hook
             lines += line
-        plugins = conf.get("jobsubmitplugins", "")
-        if not plugins:
-            lines.append("JobSubmitPlugins=lua")
-        elif "lua" not in re.split(r"[,\s]+", plugins):
-            text_ = f"In slurm.conf, add lua to what is there: JobSubmitPlugins={plugins},lua"
-            found.append(Advice("the Lua plugin of slurmctld", text_))
         if lines:
             clashes = tuple(rf"{line.partition('=')[0]}\s*=" for line in lines)
             found.append(
                 OurLines("settings of Slurm", place.folder / "slurm.conf", tuple(sorted(lines)), clashes=clashes)
             )
         return found
+
+    def _at_submission(self, place: Place, conf: dict[str, str]) -> Iterator[Piece]:
+        plugin, text = place.folder / PLUGIN, slurm_lua.plugin(place)
+        yield OurFile("rules of the site, for slurmctld at submission", plugin, text)
+        yield from self._submit(place, plugin, text)
+        plugins = conf.get("jobsubmitplugins", "")
+        if plugins and "lua" not in re.split(r"[,\s]+", plugins):
+            advice = f"In slurm.conf, add lua to what is there: JobSubmitPlugins={plugins},lua"
+            yield Advice("the Lua plugin of slurmctld", advice)
 
     def _submit(self, place: Place, plugin: Path, text: bytes) -> Iterator[Piece]:
         path = place.folder / SUBMIT
@@ -123,13 +130,12 @@ class SlurmSite:
         }
         return [
             _version(version),
-            _plugins(place, config),
+            *(one for one in (_plugins(place, config), _names(place)) if slurm_oci_site.redirect(place) != "oci"),
             *(_hooked(place, hook, config) for hook in HOOKS),
             _requeue_codes(config),
             _requeues(config),
             _kill_wait(place.settings, config),
             _tracking(config),
-            _names(place),
         ]
 
 

@@ -49,6 +49,11 @@ def run(act: str, system: str, words: list[str], house: House) -> int:
         os.environ.clear()
         os.environ.update({"PATH": SEARCH_PATH, **kept(system, env)})
         dialect = batch.load(system)
+        try:
+            house.settings  # noqa: B018 - read here: a mistake in them is told once, and the work is done all the same
+        except BelljarError as exc:
+            log(system, act, exc.message, house.verbose)
+            house.be_lenient()
         (prolog if act == "prolog" else epilog)(dialect, env, tuple(words), house)
     except BelljarError as exc:
         log(system, act, f"{exc.message} ({exc.hint})", house.verbose)
@@ -148,7 +153,6 @@ def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house:
     id, name = dialect.epilog(env, words)
     user = user_of(name)
     job = f"{dialect.name}:{id}"
-    house.settings  # noqa: B018 - read before the fork: a mistake in them is told once
     said = as_user(user, lambda: finish(house, user, job), timeout=USER_TIMEOUT, what=f"end the machines of {job}")
     raw = _object(said)
     ended = raw.get("ended")

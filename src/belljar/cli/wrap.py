@@ -49,10 +49,16 @@ def run(args: argparse.Namespace, house: House) -> int:
     here = surroundings(args.rest)
     clear_environment(here)
     job = dialect.read(here)
+    if job.env is not None or job.cwd is not None:
+        from belljar.cli.settling import settled
+
+        here = settled(here, job)
     here = replace(here, env=tuple(pair for pair in here.env if pair[0] not in job.redirect))
     settings, trouble = understood(house)
     image = job.image
     try:
+        if job.trouble is not None:
+            raise job.trouble
         from belljar.batch.policy import image_for
 
         image = image_for(job.image, job.queue, settings.batch)
@@ -117,7 +123,7 @@ def surroundings(words: list[str]) -> Surroundings:
             options[name[2:]] = value
     return Surroundings(
         argv=tuple(os.fsencode(word) for word in rest), env=environment(), cwd=_cwd(), uid=os.geteuid(), gid=os.getegid(),
-        groups=tuple(os.getgroups()), options=options, stdin=_stdin, read=_read,
+        groups=tuple(os.getgroups()), options=options, stdin=_stdin, read=_read, ask=_ask,
     )  # fmt: skip
 
 
@@ -131,7 +137,8 @@ def environment() -> tuple[tuple[bytes, bytes], ...]:
 
 def clear_environment(here: Surroundings) -> None:
     """What the job's environment says is for the job: neither belljar's helpers nor QEMU are to load its libraries."""
-    kept = {name: os.environ[name] for name in os.environ if name in KEPT or name.startswith("BELLJAR_")}
+    names = {name.decode() for name, _ in here.env if name.isascii()}
+    kept = {name: here.var(name) for name in names if name in KEPT or name.startswith("BELLJAR_")}
     os.environ.clear()
     os.environ.update({"PATH": SEARCH_PATH, **kept})
 
@@ -158,6 +165,13 @@ def _read(path: bytes) -> bytes:
     from pathlib import Path
 
     return read_capped(Path(os.fsdecode(path)), LARGEST_FILE)
+
+
+def _ask(argv: tuple[str, ...]) -> bytes:
+    """Before the settings are known, so with the time they leave where nothing is set."""
+    from belljar.batch.acts import ask
+
+    return ask(argv, batch.Settings().ask_timeout)
 
 
 # -- without a machine ---------------------------------------------------------------------------------------------------

@@ -55,6 +55,15 @@ def test_a_job_without_an_image_can_come_this_way_for_its_arguments_alone() -> N
 def test_a_job_of_an_array_is_known_by_its_own_id() -> None:
     job = OpenPbs().read(recorded("openpbs", "array"))
     assert job.id == "86[1].pbshost" and job.aliases == ("86[1]",)
+    assert job.script == b"/var/spool/pbs/mom_priv/jobs/86[1].pbshost.SC", "its line says \\[1\\], for the shell"
+    assert job.native.stdin == b"/var/spool/pbs/mom_priv/jobs/86\\[1\\].pbshost.SC\n"
+
+
+def test_a_job_with_a_folder_of_its_own_is_told_to_go_there_first() -> None:
+    line = b"cd /home/b/pbs.7.srv.x8z;/var/spool/pbs/mom_priv/jobs/7.srv.SC\n"
+    job = OpenPbs().read(made((b"/bin/bash", b"-bash"), ENV, options={"facts": '{"script":true}'}, stdin=line))
+    assert job.script == b"/var/spool/pbs/mom_priv/jobs/7.srv.SC"
+    assert job.inside.stdin == line
 
 
 def test_another_shell_is_a_login_shell_too() -> None:
@@ -228,7 +237,8 @@ def test_times(text: str, number: float | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [b"", b"echo hi\n", b"/etc/passwd\n", b"/x/mom_priv/jobs/a.SC\n/y\n", b"/x/mom_priv/jobs/a/b.SC\n"]
+    "line",
+    [b"", b"echo hi\n", b"/etc/passwd\n", b"/x/mom_priv/jobs/a.SC\n/y\n", b"/x/mom_priv/jobs/a/b.SC\n", b"cd /a\n"],
 )
 def test_what_is_no_line_of_pbs_mom(line: bytes) -> None:
     assert spooled(line) is None

@@ -205,6 +205,39 @@ local function without_ours(script)
    return script
 end
 
+-- The image of a bundle of ours; "" without a container, nil for a container of somebody else's.
+local function bundled(container)
+   if container == nil or container == "" then
+      return ""
+   end
+   local at = #site.bundles
+   if at > 0 and container:sub(1, at) == site.bundles then
+      local image = container:sub(at + 1):gsub("/+$", "")
+      return is_name(image) and image or nil
+   end
+   return nil
+end
+
+-- A job with --container. What it wants in the container's place gets no line of ours: oci.conf leads to the machine.
+local function submit_contained(job, names, image)
+   local contained = bundled(job.container)
+   if contained == nil and site.bundles == "" then
+      if image == "" then
+         return slurm.SUCCESS -- the site's own containers
+      end
+      refuse("a job is in a container or in a machine, not in both")
+      return slurm.ERROR
+   elseif contained == nil then
+      refuse("--container: not one of the bundles in %s", site.bundles)
+      return slurm.ERROR
+   elseif image ~= "" and image ~= contained then
+      refuse("the container and the comment or constraint do not name the same image")
+      return slurm.ERROR
+   end
+   local good = is_allowed(contained, job, names[1]) and is_known(contained) and has_right_size(job)
+   return good and slurm.SUCCESS or slurm.ERROR
+end
+
 -- slurm.SUCCESS, with our line before the script of a job that is to have a machine; slurm.ERROR after a word to the user.
 function M.submit(job, parts, uid)
    if job.script == nil or job.script == "" then
@@ -218,6 +251,9 @@ function M.submit(job, parts, uid)
    local image = asked(job.comment, job.features)
    if image == nil then
       return slurm.ERROR
+   end
+   if job.container ~= nil and job.container ~= "" then
+      return submit_contained(job, names, image)
    end
    local own = image ~= ""
    if not own then
