@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import pytest
 from tests.batch.lab.gridengine import until
-from tests.batch.lab.gridengine_cell import IN_MACHINE, Cell, cell  # noqa: F401
+from tests.batch.lab.gridengine_cell import IN_MACHINE, SETTINGS, Cell, cell  # noqa: F401
 from tests.batch.test_slurm_storms import POINTS
 
 KILLS = int(os.environ.get("BELLJAR_KILLS", "500"))
@@ -72,3 +72,25 @@ def kill(cell: Cell, job: str, how: str) -> None:
         return
     with suppress(OSError, ValueError, KeyError, ProcessLookupError):
         os.kill(cell.pids(job)[how], 9)
+
+
+def test_a_node_that_fails_every_job_is_closed_and_opened_again_when_it_works(cell: Cell) -> None:
+    settings = SETTINGS.replace("node_faults = 0", "node_faults = 3")
+    cell.site.configure(settings, qemu='binary = "/no/such/qemu"')
+    try:
+        jobs = [cell.submit("echo at last", *IN_MACHINE) for _ in range(4)]
+        until(lambda: "d" in cell.lab.queue_state(), "the queue's instance here is disabled", timeout=90)
+        status = cell.belljar("batch", "node", "gridengine", "status").stdout
+        assert b"closed by belljar" in status and b"/no/such/qemu" in status
+        assert cell.belljar("batch", "node", "gridengine", "test", check=False).returncode == 1
+        cell.site.configure(settings)
+        for passes in (1, 2):
+            assert "d" in cell.lab.queue_state(), f"opened after {passes - 1} good self-checks"
+            cell.belljar("batch", "node", "gridengine", "test")
+        until(lambda: "d" not in cell.lab.queue_state(), "it is open again", timeout=30)
+    finally:
+        cell.site.configure(SETTINGS)
+    for job in jobs:
+        if "E" in cell.lab.state(job):
+            cell.lab.run("qmod", "-cj", job, check=False)
+        assert cell.ended(job, timeout=120).out == b"at last\n"

@@ -56,10 +56,8 @@ def test_a_job_in_a_bundle_is_as_one_with_a_line(cluster: Cluster) -> None:
     (cluster.site.home("bjalice") / "input").write_text("fed\n")
     options = (f"--chdir={folder}", "-c", "2", "-t", "5", "--tmp=1500", f"--input={folder.parent}/input")
     files = tuple(f"--{kind}={folder.parent}/%j.{short}" for kind, short in (("output", "out"), ("error", "err")))
-    env = {"MINE": "x\"y\nz \udcff\u00e9", "SLURM_RESTART_COUNT": "7"}
-    by_line, by_bundle = (
-        cluster.run(LOOK, way, *options, *files, args=ARGS, env=env) for way in (VM, bundle(cluster))
-    )
+    env = {"MINE": 'x"y\nz \udcff\u00e9', "SLURM_RESTART_COUNT": "7"}
+    by_line, by_bundle = (cluster.run(LOOK, way, *options, *files, args=ARGS, env=env) for way in (VM, bundle(cluster)))
     assert by_bundle.exit == by_line.exit == "42:0"
     assert by_bundle.err == by_line.err == b"complaint\n"
     assert same(by_bundle) == same(by_line) and len(same(by_bundle)) > 60
@@ -96,7 +94,9 @@ def test_scancel_leaves_time_for_last_words(cluster: Cluster) -> None:
 
 def test_what_lies_in_slurmstepds_folder_does_not_harm_the_next_run(cluster: Cluster) -> None:
     """A job that runs again on the same node has the same folder, and slurmstepd must find it gone."""
-    job = cluster.submit('echo "started ${SLURM_RESTART_COUNT:-0}"; [ "$SLURM_RESTART_COUNT" ] || sleep 100', bundle(cluster))
+    job = cluster.submit(
+        'echo "started ${SLURM_RESTART_COUNT:-0}"; [ "$SLURM_RESTART_COUNT" ] || sleep 100', bundle(cluster)
+    )
     cluster.started(job)
     (folder,) = cluster.lab.folder.glob("spool/*/oci-job*")
     (folder / "core").write_bytes(b"x" * 10)

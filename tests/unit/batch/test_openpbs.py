@@ -117,9 +117,12 @@ def test_a_kill_delay_of_no_time_leaves_some() -> None:
 # -- answering ---------------------------------------------------------------------------------------------------------
 
 
-def told(verdict: Verdict, outcome: Outcome = NOTHING, tries: int = 2) -> Ending:
+BEGUN = replace(NOTHING, cause=Cause.HOST_OOM, klass=OutcomeClass.NODE, phases={"boot": 0.1, "run": 3.0})
+
+
+def told(verdict: Verdict, outcome: Outcome = NOTHING, tries: int = 2, **more: object) -> Ending:
     dialect = OpenPbs()
-    facts = {"note": "/run/notes/7.srv/note", "runs": tries}
+    facts = {"note": "/run/notes/7.srv/note", "runs": tries, **more}
     job = dialect.read(made((b"/bin/true", b"true"), ENV, options={"facts": json.dumps(facts)}))
     return dialect.tell(job, verdict, outcome, tries, Settings(retry_delay=30.0))
 
@@ -149,6 +152,12 @@ def test_again_is_said_by_a_note_with_the_time_and_the_reason() -> None:
 def test_hold_is_said_by_a_note_too() -> None:
     ((_, note),) = told(Verdict.HOLD, tries=3).files
     assert json.loads(note)["verdict"] == "hold"
+
+
+@pytest.mark.parametrize("verdict", [Verdict.REQUEUE, Verdict.HOLD])
+def test_a_job_that_had_begun_is_given_back_unless_its_user_said_no(verdict: Verdict) -> None:
+    assert told(verdict, BEGUN).files and told(verdict, NOTHING, once=True).files
+    assert told(verdict, BEGUN, once=True) == Ending(exit_code=125)
 
 
 def test_a_refused_job_fails_without_a_note() -> None:

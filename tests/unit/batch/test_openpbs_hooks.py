@@ -103,6 +103,14 @@ def test_a_script_with_an_image_is_started_through_the_wrapper(hooks: Hooks) -> 
     }  # fmt: skip
 
 
+def test_a_job_that_may_not_run_twice_says_so(hooks: Hooks) -> None:
+    job = hooks.job(Asked(script="x", resources=VM), Rerunable=False)
+    env = {"PBS_TASKNUM": "1", "PBS_NODENUM": "0"}
+    assert facts_of(hooks.run(pbs_module.event_of("EXECJOB_LAUNCH", job, env=env, progname="/bin/bash", argv=[])))[
+        "once"
+    ]
+
+
 def test_the_queue_and_the_site_give_an_image_too(hooks: Hooks) -> None:
     hooks.settings["queue_images"] = {"workq": "el9"}
     assert facts_of(hooks.launch(Asked(script="x")))["image"] == "el9"

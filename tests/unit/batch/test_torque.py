@@ -184,6 +184,19 @@ def test_the_server_counts_starts() -> None:
     assert Torque().counted(job, b"Job Id: 7.srv\n    Job_Name = start_count = 9x\n") == 0
 
 
+@pytest.mark.parametrize(
+    ("answer", "again"), [(b"Rerunable = True", True), (b"Rerunable = False", False), (b"", False)]
+)
+def test_a_job_that_had_begun_is_given_back_where_the_server_says_it_may_begin_again(
+    answer: bytes, again: bool
+) -> None:
+    begun = replace(NOTHING, phases={"run": 3.0})
+    dialect, job = Torque(), read(b"/bin/bash", SCRIPT)
+    dialect.counted(job, b"Job Id: 7.srv\n    " + answer + b"\n    start_count = 1\n")
+    assert (dialect.tell(job, Verdict.REQUEUE, begun, 1, Settings()).signal == 63) is again
+    assert dialect.tell(job, Verdict.REQUEUE, NOTHING, 1, Settings()).signal == 63
+
+
 def test_a_node_is_closed_and_opened_with_notes() -> None:
     assert Torque().close_node("n1", "belljar: x") == (("pbsnodes", "-o", "-N", "belljar: x", "n1"),)
     assert Torque().open_node("n1") == (("pbsnodes", "-c", "-N", "", "n1"),)
