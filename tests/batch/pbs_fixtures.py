@@ -19,11 +19,11 @@ class Pbs:
     def __init__(self, site: Site, mom: Mom) -> None:
         self.site, self.mom = site, mom
 
-    def start(self, asked: Asked, user: str = "bjalice") -> Running:
-        return self.mom.start(user, asked, home=self.site.home(user))
+    def start(self, asked: Asked, user: str = "bjalice", ident: str = "") -> Running:
+        return self.mom.start(user, asked, home=self.site.home(user), ident=ident)
 
-    def run(self, asked: Asked, user: str = "bjalice") -> tuple[int, str, str]:
-        job = self.start(asked, user)
+    def run(self, asked: Asked, user: str = "bjalice", ident: str = "") -> tuple[int, str, str]:
+        job = self.start(asked, user, ident)
         status = job.wait()
         return status, job.out, job.err
 

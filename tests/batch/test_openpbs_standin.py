@@ -41,6 +41,28 @@ def test_a_script_runs_in_a_machine_as_it_would_have_outside(openpbs: Pbs) -> No
     assert openpbs.leftovers() == [] and not (openpbs.site.top / "notes" / ident).exists()
 
 
+@pytest.mark.parametrize("resources", [{}, VM], ids=["outside", "machine"])
+def test_a_subjob_finds_its_script(openpbs: Pbs, resources: dict[str, str]) -> None:
+    ident = f"{90 + len(resources)}[3].pbshost"
+    status, out, err = openpbs.run(Asked(script='echo "$0"; exit 3', resources=resources), ident=ident)
+    assert (status, out, err) == (3, f"{openpbs.mom.home}/mom_priv/jobs/{ident}.SC\n", "")
+
+
+@pytest.mark.parametrize("resources", [{}, VM], ids=["outside", "machine"])
+def test_a_job_with_a_folder_of_its_own_runs_there(openpbs: Pbs, resources: dict[str, str]) -> None:
+    home = openpbs.site.home("bjalice")
+    assert openpbs.run(Asked(script="pwd", resources=resources, sandbox=home / "..")) == (0, f"{home.parent}\n", "")
+
+
+@pytest.mark.parametrize("resources", [{}, VM], ids=["outside", "machine"])
+def test_what_a_shell_that_heard_term_leaves_behind_may_end_by_itself(openpbs: Pbs, resources: dict[str, str]) -> None:
+    script = "trap 'echo told; sleep 1.5; echo saved; exit 5' TERM; echo ready; for i in $(seq 300); do sleep 0.1; done"
+    job = openpbs.start(Asked(script=script, resources=resources))
+    until(lambda: "ready" in job.out, 60, "the job runs")
+    assert job.delete() == 256 + signal.SIGTERM
+    assert job.out == "ready\ntold\nsaved\n" and openpbs.leftovers() == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGUSR1])
 def test_death_by_a_signal_is_256_and_the_signal(openpbs: Pbs, number: int) -> None:
     status, _, _ = openpbs.run(Asked(argv=("/bin/sh", "-c", f"kill -{number} $$"), resources=VM))

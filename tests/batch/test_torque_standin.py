@@ -110,6 +110,15 @@ def test_a_deleted_job_hears_term_and_is_gone_in_time(torque: Pbs) -> None:
     assert torque.leftovers() == []
 
 
+@pytest.mark.parametrize("resources", [{}, VM], ids=["outside", "machine"])
+def test_what_a_shell_that_heard_term_leaves_behind_may_end_by_itself(torque: Pbs, resources: dict[str, str]) -> None:
+    script = "trap 'echo told; sleep 0.4; echo saved; exit 5' TERM; echo ready; for i in $(seq 300); do sleep 0.1; done"
+    job = torque.start(Asked(script=script, resources=resources))
+    until(lambda: "ready" in job.out, 60, "the job runs")
+    assert job.delete() == 256 + signal.SIGTERM and job.out == "ready\ntold\nsaved\n"
+    assert torque.leftovers() == []
+
+
 def test_a_machine_that_cannot_be_had_fails_the_job_where_no_server_counts(torque: Pbs) -> None:
     torque.site.configure("retry_delay = 5", qemu='binary = "/nonexistent/qemu"')
     try:

@@ -2671,8 +2671,9 @@ class Agent:
 
 
 def stamp() -> int:
-    """The moment a file that is written now is stamped with, in nanoseconds."""
-    return int(time.clock_gettime(COARSE_CLOCK) * 1e9)
+    """The moment a file that is written now is stamped with, in nanoseconds; a microsecond before, for a float is not
+    exact, and stamps are milliseconds apart."""
+    return int(time.clock_gettime(COARSE_CLOCK) * 1e9) - 1000
 
 
 def next_stamp() -> int:

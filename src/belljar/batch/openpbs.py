@@ -18,6 +18,7 @@ from typing import Any
 from belljar.batch import Settings, verdict
 from belljar.batch.pbs_common import (
     Node,
+    has_begun,
     is_interactive,
     job_id,
     login_name,
@@ -35,7 +36,7 @@ LEAST_GRACE = 1.0
 
 
 class OpenPbs(Node):
-    """The dialect. It serves one job per process: `read` keeps where the hook wants its note."""
+    """The dialect. It serves one job per process: `read` keeps where the hook wants its note, and what `tell` asks."""
 
     name = "openpbs"
     select = ("qselect", "-T", "-s", "ERSTU")
@@ -44,6 +45,7 @@ class OpenPbs(Node):
 
     def __init__(self) -> None:
         self._note = b""
+        self._is_once = False  # `qsub -r n`
 
     def read(self, here: Surroundings) -> Job:
         ident, aliases = job_id(here)
@@ -53,6 +55,7 @@ class OpenPbs(Node):
         found = spooled(line) if line is not None else None
         command = Command(program, argv, line)
         wall = _number(facts, "wall")
+        self._is_once = facts.get("once") is True
         self._note = _text(facts, "note").encode("utf-8", "surrogateescape")
         return Job(
             system=self.name,
@@ -75,11 +78,12 @@ class OpenPbs(Node):
         )
 
     def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        """Requeue and hold by a note for the execjob_epilogue hook; where it cannot be written the job fails."""
+        """Requeue and hold by a note for the execjob_epilogue hook; where it cannot be written the job fails. PBS itself
+        starts a job again whose node was lost, but not with `-r n`: then one that had begun fails."""
         if verdict_ is Verdict.MIRROR:
             return mirror(outcome)
         fail = Ending(exit_code=OUR_FAILURE)
-        if verdict_ is Verdict.FAIL or not self._note:
+        if verdict_ is Verdict.FAIL or not self._note or (self._is_once and has_begun(outcome)):
             return fail
         text = {
             "verdict": verdict_.value,

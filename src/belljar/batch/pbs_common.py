@@ -113,6 +113,11 @@ def mirror(outcome: Outcome) -> Ending:
     return Ending(exit_code=None, signal=15)  # ended before there was a payload: as TERM ends a native job
 
 
+def has_begun(outcome: Outcome) -> bool:
+    """Was the payload started? What it did is done."""
+    return "run" in outcome.phases
+
+
 class Node:
     """The commands around a node. Both systems take the same words, `pbsnodes` and `qselect` but for one option each."""
 

@@ -22,6 +22,7 @@ from belljar.batch import Settings, verdict
 from belljar.batch.pbs_common import (
     SCRIPT,
     Node,
+    has_begun,
     is_first_task,
     is_interactive,
     job_id,
@@ -50,12 +51,15 @@ NO = ("0", "no", "false", "off")
 
 
 class Torque(Node):
-    """The dialect."""
+    """The dialect. It serves one job per process: `counted` keeps what `tell` asks."""
 
     name = "torque"
     select = ("qselect", "-s", "ERT")
     note = "-N"
     again = "-c"
+
+    def __init__(self) -> None:
+        self._is_rerunnable = False
 
     def read(self, here: Surroundings) -> Job:
         ident, aliases = job_id(here)
@@ -90,7 +94,7 @@ class Torque(Node):
         if verdict_ is Verdict.MIRROR:
             return mirror(outcome)
         fail = Ending(exit_code=OUR_FAILURE)
-        if verdict_ is Verdict.FAIL:
+        if verdict_ is Verdict.FAIL or (has_begun(outcome) and not self._is_rerunnable):
             return fail
         if verdict_ is Verdict.HOLD:
             command: tuple[str, ...] = ("qhold", "-h", "u", job.id)
@@ -103,7 +107,8 @@ class Torque(Node):
         return ("qstat", "-f", job.id)
 
     def counted(self, job: Job, printed: bytes) -> int:
-        """Starts before this one: Torque counts no others."""
+        """Starts before this one: Torque counts no others. It tells as well whether a job that had begun may begin again."""
+        self._is_rerunnable = bool(re.search(rb"^\s*Rerunable = True\s*$", printed, re.MULTILINE))
         match = re.search(rb"^\s*start_count = ([0-9]{1,6})\s*$", printed, re.MULTILINE)
         return max(int(match[1]) - 1, 0) if match else 0
 

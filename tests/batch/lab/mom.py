@@ -40,6 +40,7 @@ class Asked:
     queue: str = "workq"
     runs: int = 1
     cwd: Path | None = None
+    sandbox: Path | None = None  # the folder of `-W sandbox=PRIVATE`
     task: Sequence[str] = ()  # one of the task manager's, instead of the job itself
 
 
@@ -88,12 +89,10 @@ class Running:
         return status
 
     def delete(self) -> int:
-        """`qdel`: TERM to the session, KILL after kill_delay."""
+        """`qdel`: TERM to the session, KILL to what is left of it after kill_delay, its leader or others."""
         self.signal(signal.SIGTERM)
-        try:
-            self.process.wait(self.mom.kill_delay)
-        except subprocess.TimeoutExpired:
-            self.signal(signal.SIGKILL)
+        until(lambda: not self.session(), self.mom.kill_delay, "", must=False)
+        self.signal(signal.SIGKILL)
         return self.wait()
 
     def suspend(self) -> None:
@@ -171,7 +170,11 @@ class Mom:
             return asked.shell, [name, os.fspath(script)], None
         prefix = "exec " if self.with_exec else ""
         words = f" {asked.arguments}" if asked.arguments else ""
-        return asked.shell, [name], f"{prefix}{script}{words}\n".encode()
+        path = os.fspath(script)
+        if self.system == "openpbs":
+            prefix = f"cd {asked.sandbox};" if asked.sandbox else ""
+            path = path.replace("[", "\\[").replace("]", "\\]")
+        return asked.shell, [name], f"{prefix}{path}{words}\n".encode()
 
     def _launch(
         self, ident: str, entry: pwd.struct_passwd, asked: Asked, program: str | bytes, argv: Sequence[str | bytes],

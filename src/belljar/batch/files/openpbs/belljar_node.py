@@ -112,6 +112,7 @@ def facts_of(job, image, config):
         "disk": size(asked(job, "vm_disk")),
         "wall": seconds(job.Resource_List["walltime"]),
         "runs": int(job.run_count or 1),
+        "once": str(job.Rerunable) in ("False", "0", "n"),
         "grace": whole(job.job_kill_delay),
         "note": os.path.join(folder_of(job, config), "note"),
     }
