@@ -17,6 +17,7 @@
     ├── HostError               this host cannot                       -> cause NODE_FAULT
     │   ├── NoSpace · NoMemory · CommandMissing · CommandFailed · UnsafeFolder · LockTimeout
     │   └── NoAccelerator
+    ├── SystemSilent            the batch system did not tell what had to be asked; nobody's fault but its own
     ├── HypervisorError         QEMU did not do its part               -> cause BOOT_FAILED or NODE_FAULT
     │   ├── DomainDied · DomainKilled · QmpError · QmpTimeout
     │   └── TemplateError       never reaches the user: the start falls back to a cold boot
@@ -261,6 +262,12 @@ class CommandMissing(HostError):
 
 class CommandFailed(HostError):
     """A program belljar called ended with an error."""
+
+
+class SystemSilent(BelljarError):
+    """The batch system did not tell something about a job that the job cannot do without."""
+
+    hint = "Its server was down or busy; the job may be tried again."
 
 
 class UnsafeFolder(HostError):

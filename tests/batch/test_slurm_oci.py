@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from tests.batch.slurm_fixtures import IMAGE, SETTINGS, VM, Cluster, Ended
 LOOK = r"""#!/bin/bash
 printf '<%s>' "$@"; echo; umask; pwd; cat; ulimit -a; ulimit -aH; nproc
 for n in 0 1 2; do [ -p /proc/$$/fd/$n ] && echo "$n pipe"; done
-env -0 | sort -z | tr '\0' '\n' | grep -v '^SLURM_\(JOB_\?ID\|TASK_PID\|CONTAINER\|TOPOLOGY_.*\|WORKING_CLUSTER\)='
+env -0 | sort -z | tr '\0' '\n' | grep -av '^SLURM_\(JOB_\?ID\|TASK_PID\|CONTAINER\|TOPOLOGY_.*\|WORKING_CLUSTER\)='
 echo complaint >&2
 exit 42
 """
@@ -54,7 +56,7 @@ def test_a_job_in_a_bundle_is_as_one_with_a_line(cluster: Cluster) -> None:
     folder = cluster.site.home("bjalice") / "elsewhere"
     folder.mkdir()
     (cluster.site.home("bjalice") / "input").write_text("fed\n")
-    options = (f"--chdir={folder}", "-c", "2", "-t", "5", "--tmp=1500", f"--input={folder.parent}/input")
+    options = (f"--chdir={folder}", "-c", "2", "-t", "5", "--tmp=9000", f"--input={folder.parent}/input")
     files = tuple(f"--{kind}={folder.parent}/%j.{short}" for kind, short in (("output", "out"), ("error", "err")))
     env = {"MINE": 'x"y\nz \udcff\u00e9', "SLURM_RESTART_COUNT": "7"}
     by_line, by_bundle = (cluster.run(LOOK, way, *options, *files, args=ARGS, env=env) for way in (VM, bundle(cluster)))
@@ -77,6 +79,13 @@ def test_a_task_of_an_array_is_itself(cluster: Cluster) -> None:
     cluster.as_user("scancel", job)
     cluster.lab.ended(job)
     cluster.clean()
+
+
+def test_a_death_by_a_signal_leaves_nothing_behind(cluster: Cluster) -> None:
+    """With a core file in slurmstepd's folder the job's stderr would tell of it."""
+    ended = cluster.run("ulimit -c unlimited; kill -SEGV $$", bundle(cluster))
+    assert (ended.exit, ended.out, ended.err) == ("0:11", b"", b"")
+    assert left(cluster) == []
 
 
 def test_scancel_leaves_time_for_last_words(cluster: Cluster) -> None:
@@ -104,14 +113,39 @@ def test_what_lies_in_slurmstepds_folder_does_not_harm_the_next_run(cluster: Clu
     (folder / "deep/config.json").write_text("{}")
     (folder / "link").symlink_to(cluster.site.home("bjalice"))
     cluster.as_user("scontrol", "requeue", job)
+    cluster.as_user("scontrol", "update", f"JobId={job}", "StartTime=now+5")  # Slurm's own is two minutes
     ended = cluster.end(job)
     assert (ended.state, ended.out, ended.err) == ("COMPLETED", b"started 1\n", b"")
     assert left(cluster) == [] and cluster.site.home("bjalice").is_dir()
 
 
+def test_a_slurmstepd_that_was_killed_is_not_in_the_way(cluster: Cluster) -> None:
+    job = cluster.submit(
+        'echo "started ${SLURM_RESTART_COUNT:-0}"; [ "$SLURM_RESTART_COUNT" ] || sleep 60', bundle(cluster)
+    )
+    cluster.started(job)
+    (step,) = [path for path in Path("/proc").glob("[0-9]*") if f"slurmstepd: [{job}.batch]" in command(path)
+               and str(cluster.lab.conf) in command(path, "environ")]  # fmt: skip
+    os.kill(int(step.name), signal.SIGKILL)
+    cluster.lab.until(lambda: not step.exists(), "slurmstepd is gone")
+    assert left(cluster) == [f"oci-job{int(job):05}-batch"]
+    cluster.lab.run("scontrol", "requeue", job)
+    cluster.as_user("scontrol", "update", f"JobId={job}", "StartTime=now+5", check=False)
+    ended = cluster.end(job)
+    assert (ended.state, ended.out, ended.err) == ("COMPLETED", b"started 1\n", b"")
+    assert left(cluster) == []
+
+
+def command(process: Path, what: str = "cmdline") -> str:
+    try:
+        return (process / what).read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+
+
 def test_a_machine_that_cannot_be_had_holds_the_job_with_a_reason(cluster: Cluster) -> None:
     settings = SETTINGS.replace("retries = 3", "retries = 2") + "node_faults = 0\n"
-    with cluster.other_settings(settings, hypervisor='program = "/no/such/qemu"'):
+    with cluster.other_settings(settings, qemu='binary = "/no/such/qemu"'):
         job = cluster.submit("echo at last", bundle(cluster))
         cluster.lab.until(lambda: cluster.lab.job(job)["Reason"] == "job_requeued_in_held_state", "it is held", 120)
         assert "belljar=2 try 2 of 2: /no/such/qemu" in cluster.lab.job(job)["Comment"]
@@ -143,6 +177,8 @@ def test_what_is_refused_at_submission(cluster: Cluster) -> None:
 
 def test_without_the_plugin_the_node_refuses(cluster: Cluster) -> None:
     install(cluster, "oci")
+    where = ("--folder", str(cluster.lab.etc), "--prefix", str(cluster.site.top))
+    assert "BAD" not in cluster.belljar("batch", "check", "slurm", *where).decode()
     (cluster.lab.etc / "job_submit.lua").write_text("function slurm_job_submit() return slurm.SUCCESS end\n"
                                                     "function slurm_job_modify() return slurm.SUCCESS end\n")  # fmt: skip
     cluster.lab.run("scontrol", "reconfigure")

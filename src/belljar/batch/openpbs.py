@@ -17,6 +17,7 @@ from typing import Any
 
 from belljar.batch import Settings, verdict
 from belljar.batch.pbs_common import (
+    USED_UP,
     Node,
     has_begun,
     is_interactive,
@@ -26,6 +27,7 @@ from belljar.batch.pbs_common import (
     plain,
     spooled,
     staged,
+    used_up,
 )
 from belljar.batch.terms import Command, Ending, Job, Surroundings, Verdict
 from belljar.errors import OUR_FAILURE, NotInAJob
@@ -45,7 +47,7 @@ class OpenPbs(Node):
 
     def __init__(self) -> None:
         self._note = b""
-        self._is_once = False  # `qsub -r n`
+        self._cpu_limit: int | None = None
 
     def read(self, here: Surroundings) -> Job:
         ident, aliases = job_id(here)
@@ -55,7 +57,7 @@ class OpenPbs(Node):
         found = spooled(line) if line is not None else None
         command = Command(program, argv, line)
         wall = _number(facts, "wall")
-        self._is_once = facts.get("once") is True
+        self._cpu_limit = _number(facts, "cput")
         self._note = _text(facts, "note").encode("utf-8", "surrogateescape")
         return Job(
             system=self.name,
@@ -78,17 +80,20 @@ class OpenPbs(Node):
         )
 
     def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        """Requeue and hold by a note for the execjob_epilogue hook; where it cannot be written the job fails. PBS itself
-        starts a job again whose node was lost, but not with `-r n`: then one that had begun fails."""
+        """Requeue and hold by a note for the execjob_epilogue hook; where it cannot be written the job fails. One
+        that had begun fails, too, if it was submitted with `-r n`: the hook asks the server."""
         if verdict_ is Verdict.MIRROR:
             return mirror(outcome)
+        if used_up(outcome, self._cpu_limit):
+            return USED_UP
         fail = Ending(exit_code=OUR_FAILURE)
-        if verdict_ is Verdict.FAIL or not self._note or (self._is_once and has_begun(outcome)):
+        if verdict_ is Verdict.FAIL or not self._note:
             return fail
         text = {
             "verdict": verdict_.value,
             "why": plain(verdict.why(outcome, tries, verdict_, settings)),
             "delay": int(verdict.delay(tries, settings)) if verdict_ is Verdict.REQUEUE else 0,
+            "begun": has_begun(outcome),
         }
         note = json.dumps(text, separators=(",", ":")).encode()
         return Ending(exit_code=OUR_FAILURE, files=((self._note, note),), otherwise=fail)

@@ -69,8 +69,9 @@ def _is(place: Place, part: str) -> bool:
 def _server(place: Place) -> list[Piece]:
     folder = place.wrapper.parent / "openpbs"
     hooks = [name for name in HOOKS if name != SUBMIT or place.options.get("submit", "yes") != "no"]
-    config = OurFile("settings of the hooks", folder / "belljar.json", config_of(place))
-    sources = [OurFile(f"hook {name}", folder / f"{name}.py", (FILES / f"{name}.py").read_bytes()) for name in hooks]
+    config = OurFile("settings of the hooks", folder / "belljar.json", config_of(place), folders=1)
+    texts = {name: (FILES / f"{name}.py").read_bytes() for name in hooks}
+    sources = [OurFile(f"hook {name}", folder / f"{name}.py", text, folders=1) for name, text in texts.items()]
     changes = [piece for source in sources for piece in _hook(source, config)]
     return [*(_resource(name) for name in RESOURCES), config, *sources, *changes, *_advice(place)]
 
@@ -114,22 +115,28 @@ def _hook(source: OurFile, config: OurFile) -> list[Piece]:
     events = ",".join(HOOKS[name])
     attributes = ATTRIBUTES[name]
 
-    def is_made(out: bytes) -> bool:
+    def is_set(out: bytes) -> bool:
         return set(_attribute(out, "event").split(",")) == set(HOOKS[name]) and all(
             _attribute(out, key) == value for key, value in attributes.items()
         )
 
-    make = (f"create hook {name}", f'set hook {name} event = "{events}"')
+    listed = _qmgr(f"list hook {name}")
+    words = (f'event = "{events}"', *(f"{key} = {value}" for key, value in attributes.items()))
     made = Change(
         f"hook {name} is known",
-        probe=_qmgr(f"list hook {name}"),
-        is_done=is_made,
-        do=tuple(
-            _qmgr(word) for word in (*make, *(f"set hook {name} {key} = {value}" for key, value in attributes.items()))
-        ),
+        probe=listed,
+        is_done=lambda out: out.startswith(b"Hook "),
+        do=(_qmgr(f"create hook {name}"),),
         undo=(_qmgr(f"delete hook {name}"),),
     )
-    return [made, _content(name, "x-config", config), _content(name, "x-python", source)]
+    told = Change(
+        f"hook {name}: its events",
+        probe=listed,
+        is_done=is_set,
+        do=tuple(_qmgr(f"set hook {name} {word}") for word in words),
+        undo=(),
+    )
+    return [made, told, _content(name, "x-config", config), _content(name, "x-python", source)]
 
 
 def _content(name: str, kind: str, file: OurFile) -> Change:

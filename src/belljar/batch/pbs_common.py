@@ -30,6 +30,8 @@ POWERS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 BATCH = "PBS_BATCH"  # PBS_ENVIRONMENT of a job that is not interactive
 FILES = ("PBS_NODEFILE", "PBS_GPUFILE", "PBS_MICFILE")
 LONGEST_TEXT = 200
+LIMIT_MARGIN = 1.0  # seconds; the kernel rounds
+USED_UP = Ending(exit_code=None, signal=9)  # as a process that used up its cpu time
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,12 @@ def mirror(outcome: Outcome) -> Ending:
 def has_begun(outcome: Outcome) -> bool:
     """Was the payload started? What it did is done."""
     return "run" in outcome.phases
+
+
+def used_up(outcome: Outcome, cpu_limit: float | None) -> bool:
+    """Did the kernel end QEMU for the job's own limit of cpu time, which PBS gives each process of it?"""
+    used = outcome.host.user + outcome.host.system
+    return cpu_limit is not None and outcome.error == "DomainKilled" and used >= cpu_limit - LIMIT_MARGIN
 
 
 class Node:

@@ -18,7 +18,7 @@ from dataclasses import replace
 
 from belljar.batch import Settings, verdict
 from belljar.batch.terms import Command, Ending, Job, Surroundings, Verdict
-from belljar.errors import OUR_FAILURE, BelljarError, NotInAJob
+from belljar.errors import OUR_FAILURE, BelljarError, CommandFailed, NotInAJob, SystemSilent
 from belljar.model import MIB, Outcome
 
 OURS = "belljar:"  # begins the reason of a node we closed
@@ -57,14 +57,17 @@ class Slurm:
         return self._contained(here) if "oci" in here.options else self._redirected(here)
 
     def _contained(self, here: Surroundings) -> Job:
-        """A job with a container, as if job_submit.lua had sent it. What slurmctld does not tell is the node's fault."""
+        """A job with a container, as if job_submit.lua had sent it."""
         from belljar.batch import slurm_oci
 
-        found, known, trouble = slurm_oci.bundle(here), None, None
+        found, known = slurm_oci.bundle(here), None
+        trouble: BelljarError | None = None
         self._conf = here.var("SLURM_CONF")
         try:
             known = slurm_oci.facts(found.job, here.ask(self._with_conf(*slurm_oci.question(found.job))))
             slurm_oci.check(found, known)
+        except CommandFailed as exc:  # of squeue: whether slurmctld answers is not this node's doing
+            trouble = SystemSilent(f"squeue: {exc.message.removeprefix('env: ')}")
         except BelljarError as exc:
             trouble = exc
         inner = slurm_oci.as_redirected(here, found, known)

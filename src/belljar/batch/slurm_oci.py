@@ -14,16 +14,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from belljar.batch.terms import Surroundings
-from belljar.errors import HostError, ImageNotAllowed, NotInAJob, OverLimit
+from belljar.errors import ImageNotAllowed, NotInAJob, OverLimit, SystemSilent
 
 ANNOTATION = "belljar.image"
 FOLDER = re.compile(r"(/.*)/oci-job([0-9]{5,10})-batch/*")
 LARGEST_CONFIG = 4 << 20
 MOST_WORDS = 100_000  # arguments, variables
 
-# One row, the working directory last: it may hold anything. https://slurm.schedmd.com/squeue.html#OPT_format
-FORMAT = "%A|%K|%D|%C|%l|%d|%u|%Z|"
-FIELDS = 8
+# One row, the working directory last: it may hold anything. https://slurm.schedmd.com/squeue.html#OPT_Format
+COLUMNS = (
+    "JobID",
+    "ArrayTaskID",
+    "NumNodes",
+    "NumCPUs",
+    "TimeLimit",
+    "MinTmpDisk",
+    "UserName",
+    "RestartCnt",
+    "WorkDir",
+)
+FORMAT = ",".join(f"{column}:|" for column in COLUMNS)
 UNITS = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "": 1.0}
 # Variables of a batch script without a container that config.json lacks, and the one it has too many.
 OF_EVERY_SCRIPT = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_GTIDS": "0"}
@@ -51,6 +61,7 @@ class Facts:
     minutes: str  # "" for no limit
     disk: str  # MiB
     user: str
+    restarts: int
     cwd: bytes
 
 
@@ -84,21 +95,22 @@ def bundle(here: Surroundings) -> Bundle:
 
 def question(job: str) -> tuple[str, ...]:
     """The command that tells the rest."""
-    return ("squeue", "--noheader", "--states=all", f"--jobs={job}", f"--format={FORMAT}")
+    return ("squeue", "--noheader", "--states=all", f"--jobs={job}", f"--Format={FORMAT}")
 
 
 def facts(job: str, printed: bytes) -> Facts:
     """The row of this very job: the last task of an array has the array's number, and all tasks are listed for that.
-    Raises HostError where there is none."""
+    Raises SystemSilent where there is none."""
     for row in printed.split(b"\n"):
-        fields = row.split(b"|", FIELDS - 1)
-        if fields[0] != job.encode() or len(fields) != FIELDS or not fields[-1].endswith(b"|"):
+        fields = row.split(b"|", len(COLUMNS) - 1)
+        if fields[0] != job.encode() or len(fields) != len(COLUMNS) or not fields[-1].endswith(b"|"):
             continue
-        _, task, nodes, cpus, limit, disk, user = (field.decode("utf-8", "replace") for field in fields[:-1])
+        _, task, nodes, cpus, limit, disk, user, restarts = (field.decode("utf-8", "replace") for field in fields[:-1])
         cwd = fields[-1].removesuffix(b"|")
-        if cwd.startswith(b"/") and nodes.isdecimal() and cpus.isdecimal():
-            return Facts(task.isdecimal(), int(nodes), cpus, _minutes(limit), _mebibytes(disk), user, cwd)
-    raise HostError(f"squeue told nothing of job {job} that can be understood: {printed[:100]!r}")
+        if cwd.startswith(b"/") and all(re.fullmatch("[0-9]{1,9}", number) for number in (nodes, cpus, restarts)):
+            limits = (_minutes(limit), _mebibytes(disk))
+            return Facts(task.isdecimal(), int(nodes), cpus, *limits, user, int(restarts), cwd)
+    raise SystemSilent(f"squeue told nothing of job {job} that can be understood: {printed[:100]!r}")
 
 
 def as_redirected(here: Surroundings, found: Bundle, known: Facts | None) -> Surroundings:
@@ -108,6 +120,7 @@ def as_redirected(here: Surroundings, found: Bundle, known: Facts | None) -> Sur
     if known is not None:
         options |= {"array": "yes" if known.is_task else "no", "time": known.minutes, "disk": known.disk}
         extra |= {"SLURM_CPUS_ON_NODE": known.cpus, "SLURM_JOB_USER": known.user}
+        extra |= {"SLURM_RESTART_COUNT": str(known.restarts)} if known.restarts else {}
     extra |= {"SLURM_JOB_ID": found.job, "SLURM_JOB_UID": str(here.uid), "SLURM_JOB_GID": str(here.gid)}
     extra |= {name: value for name in ("SLURMD_NODENAME", "SLURM_CONF") if (value := here.var(name))}
     if not any(name == b"TMPDIR" for name, _ in found.env):

@@ -27,21 +27,28 @@ RunTimeKill="exec {helper} kill %b"
 RunTimeDelete="exec {helper} delete %b"
 """
 
-# As root, after the step. Its folder is the user's: what lies there (a core file) would stay, put an error into the job's
-# stderr and stop the next run of the job on this node. config.json is slurmstepd's to remove.
+# As root, after the step and after slurmstepd has tried to remove its folder. What the job left there (a core file) kept
+# it from that, and would be in the way of the job's next run on this node.
 HELPER = """#!/bin/sh
 # What slurmstepd asks about a container: there is none, the job has ended with its first process. Always 0.
 PATH=/usr/bin:/bin
 export PATH
 echo '{{"status":"stopped"}}'
 case "$1:$2" in
-delete:/*/oci-job*)
-    timeout -k 5 {deadline} find "$2" -mindepth 2 -delete </dev/null >/dev/null 2>&1
-    timeout -k 5 {deadline} find "$2" -mindepth 1 ! -name config.json -delete </dev/null >/dev/null 2>&1
-    ;;
+delete:/*/oci-job*) timeout -k 5 {deadline} rm -rf -- "${{2%/}}" </dev/null >/dev/null 2>&1 ;;
 esac
 exit 0
 """
+
+# A slurmstepd that was killed, or whose node lost its power, leaves its folder, and each further launch of that job on
+# this node fails with "File exists": it would be tried there every two minutes, without end.
+BEFORE = """case "$SLURM_JOB_ID" in
+'' | 0* | *[!0-9]*) ;;
+*) timeout -k 5 {deadline} rm -rf -- {spool}/"oci-job$(printf %05d "$SLURM_JOB_ID")-batch" </dev/null >/dev/null 2>&1 ;;
+esac
+"""
+SPOOL = "/var/spool/slurmd"  # https://slurm.schedmd.com/slurm.conf.html#OPT_SlurmdSpoolDir
+IN_SPOOL = {"%n": '"$SLURMD_NODENAME"', "%h": '"$(hostname -s)"'}
 
 
 def redirect(place: Place) -> str:
@@ -54,6 +61,12 @@ def redirect(place: Place) -> str:
 
 def bundles(place: Place) -> Path:
     return place.folder / BUNDLES
+
+
+def before_the_job(spool: str) -> str:
+    """Lines of Prolog, in shell; *spool* as slurm.conf has it, "" for the default."""
+    parts = re.split(r"(%.)", spool or SPOOL)
+    return BEFORE.format(deadline=DEADLINE, spool="".join(IN_SPOOL.get(part) or shlex.quote(part) for part in parts))
 
 
 def pieces(place: Place) -> Iterator[Piece]:

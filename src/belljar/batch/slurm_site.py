@@ -26,7 +26,7 @@ HOOK = """#!/bin/sh
 # {name} of Slurm, as root on the node. Its exit code is always 0: with any other one slurmd drains the node.
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
-timeout -k 5 {deadline} {belljar} batch {verb} slurm </dev/null || :
+{first}timeout -k 5 {deadline} {belljar} batch {verb} slurm </dev/null || :
 exit 0
 """
 
@@ -101,9 +101,11 @@ class SlurmSite:
 
     def _hook(self, place: Place, hook: str, conf: dict[str, str]) -> tuple[list[Piece], list[str]]:
         """The script, where it goes, and the line that names it: a site's own hook stays."""
-        verb = hook.lower()
+        verb, first = hook.lower(), ""
+        if hook == "Prolog" and slurm_oci_site.redirect(place) != "lua":
+            first = slurm_oci_site.before_the_job(conf.get("slurmdspooldir", ""))
         content = HOOK.format(
-            name=hook, verb=verb, deadline=HOOK_DEADLINE, belljar=shlex.quote(str(place.belljar))
+            name=hook, verb=verb, deadline=HOOK_DEADLINE, belljar=shlex.quote(str(place.belljar)), first=first
         ).encode()
         theirs = conf.get(verb, "")
         purpose = f"{hook} of each job on a node"

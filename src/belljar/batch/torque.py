@@ -21,6 +21,7 @@ import time
 from belljar.batch import Settings, verdict
 from belljar.batch.pbs_common import (
     SCRIPT,
+    USED_UP,
     Node,
     has_begun,
     is_first_task,
@@ -32,6 +33,7 @@ from belljar.batch.pbs_common import (
     size,
     spooled,
     staged,
+    used_up,
     whole,
 )
 from belljar.batch.terms import Command, Ending, Job, Surroundings, Verdict
@@ -51,7 +53,7 @@ NO = ("0", "no", "false", "off")
 
 
 class Torque(Node):
-    """The dialect. It serves one job per process: `counted` keeps what `tell` asks."""
+    """The dialect. It serves one job per process: `read` and `counted` keep what `tell` asks."""
 
     name = "torque"
     select = ("qselect", "-s", "ERT")
@@ -60,12 +62,15 @@ class Torque(Node):
 
     def __init__(self) -> None:
         self._is_rerunnable = False
+        self._cpu_limit: float | None = None
 
     def read(self, here: Surroundings) -> Job:
         ident, aliases = job_id(here)
         if not here.argv:
             raise NotInAJob("no shell and no command: pbs_mom did not start this")
         asked, queue = _record(here)
+        limits = (seconds(asked.get(name, "")) for name in ("cput", "pcput"))
+        self._cpu_limit = min((limit for limit in limits if limit), default=None)
         command, script = _shell(here) if is_first_task(here) else (_task(here), b"")
         nodes = whole(here.var("PBS_NUM_NODES")) or 1
         cpus = whole(here.var("PBS_NUM_PPN"))
@@ -93,6 +98,8 @@ class Torque(Node):
         does not hear, the job fails: nobody could count its tries."""
         if verdict_ is Verdict.MIRROR:
             return mirror(outcome)
+        if used_up(outcome, self._cpu_limit):
+            return USED_UP
         fail = Ending(exit_code=OUR_FAILURE)
         if verdict_ is Verdict.FAIL or (has_begun(outcome) and not self._is_rerunnable):
             return fail

@@ -34,11 +34,12 @@ LONGEST_AGO = 60 * 86400.0  # seconds since a job that ends now was started
 FINDS_ITSELF_BY = {
     "slurm": ("SLURM_CONF",),
     "gridengine": ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT"),
-    "openpbs": ("PBS_CONF_FILE",),
+    "openpbs": ("PBS_CONF_FILE", "PBS_EXEC"),
     "torque": ("PBS_SERVER_HOME",),
     "htcondor": ("CONDOR_CONFIG",),
     "lsf": ("LSF_ENVDIR",),
 }
+STANDS_IN = {"openpbs": "PBS_EXEC"}  # the folder whose bin/ holds the system's commands, where PATH does not have them
 
 
 def run(act: str, system: str, words: list[str], house: House) -> int:
@@ -47,7 +48,8 @@ def run(act: str, system: str, words: list[str], house: House) -> int:
     os.umask(0o022)
     try:
         os.environ.clear()
-        os.environ.update({"PATH": SEARCH_PATH, **kept(system, env)})
+        found = kept(system, env)
+        os.environ.update({**found, "PATH": search_path(system, found)})
         dialect = batch.load(system)
         try:
             house.settings  # noqa: B018 - read here: a mistake in them is told once, and the work is done all the same
@@ -74,6 +76,12 @@ def kept(system: str, env: dict[str, str]) -> dict[str, str]:
         elif re.fullmatch(r"[A-Za-z0-9_-]{1,80}", value):
             found[name] = value
     return found
+
+
+def search_path(system: str, found: dict[str, str]) -> str:
+    """Where commands are looked for: the usual folders, then the system's own."""
+    folder = found.get(STANDS_IN.get(system, ""), "")
+    return f"{SEARCH_PATH}:{folder}/bin" if folder.startswith("/") else SEARCH_PATH
 
 
 def is_the_systems(name: str) -> bool:

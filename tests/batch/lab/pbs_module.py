@@ -79,7 +79,7 @@ def job_of(ident: str, user: str, asked: Any, host: str, kill_delay: float) -> J
         exec_vnode="({}:{})".format(host, ":".join(f"{k}={v}" for k, v in assigned.items())), exec_host2=f"{host}:15002/0",
         Variable_List=variables if readable else {"PBS_O_QUEUE": asked.queue, "PBS_O_HOST": host},
         executable=os.fsdecode(asked.argv[0]) if asked.argv else None, hashname=ident, job_kill_delay=int(kill_delay),
-        argument_list=None, interactive=None, Rerunable=True, Hold_Types=None, Execution_Time=None, comment=None,
+        argument_list=None, interactive=None, Hold_Types=None, Execution_Time=None, comment=None,
     )  # fmt: skip
 
 

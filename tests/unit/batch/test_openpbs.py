@@ -13,7 +13,7 @@ from belljar.batch.openpbs import OpenPbs
 from belljar.batch.pbs_common import mirror, plain, seconds, size, spooled
 from belljar.batch.terms import Command, Ending, Verdict
 from belljar.errors import NotInAJob
-from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass
+from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass, Usage
 
 NOTHING = Outcome(
     id="0123456789ab", cause=Cause.BOOT_FAILED, klass=OutcomeClass.TRANSIENT, reason="no answer in 60 s", ended=1000.0
@@ -145,7 +145,9 @@ def test_again_is_said_by_a_note_with_the_time_and_the_reason() -> None:
     ending = told(Verdict.REQUEUE)
     ((path, note),) = ending.files
     assert path == b"/run/notes/7.srv/note"
-    assert json.loads(note) == {"verdict": "requeue", "delay": 60, "why": "belljar: try 2 of 3: no answer in 60 s"}
+    assert json.loads(note) == {
+        "verdict": "requeue", "delay": 60, "why": "belljar: try 2 of 3: no answer in 60 s", "begun": False,
+    }  # fmt: skip
     assert ending.exit_code == 125 and ending.otherwise == Ending(exit_code=125) and not ending.commands
 
 
@@ -154,10 +156,25 @@ def test_hold_is_said_by_a_note_too() -> None:
     assert json.loads(note)["verdict"] == "hold"
 
 
-@pytest.mark.parametrize("verdict", [Verdict.REQUEUE, Verdict.HOLD])
-def test_a_job_that_had_begun_is_given_back_unless_its_user_said_no(verdict: Verdict) -> None:
-    assert told(verdict, BEGUN).files and told(verdict, NOTHING, once=True).files
-    assert told(verdict, BEGUN, once=True) == Ending(exit_code=125)
+def test_the_note_tells_whether_the_payload_had_begun() -> None:
+    ((_, note),) = told(Verdict.REQUEUE, BEGUN).files
+    assert json.loads(note)["begun"] is True
+
+
+@pytest.mark.parametrize(
+    ("seconds_", "error", "over"),
+    [
+        (6.2, "DomainKilled", True),
+        (5.1, "DomainKilled", True),
+        (3.0, "DomainKilled", False),
+        (6.2, "DomainDied", False),
+    ],
+)
+def test_a_job_that_used_up_its_cpu_time_ends_as_one_without_a_machine(seconds_: float, error: str, over: bool) -> None:
+    outcome = replace(BEGUN, error=error, host=Usage(seconds_ - 1, 1.0, 0))
+    killed = Ending(exit_code=None, signal=9)
+    assert (told(Verdict.REQUEUE, outcome, cput=6) == killed) is over
+    assert told(Verdict.REQUEUE, outcome) != killed, "there is no limit"
 
 
 def test_a_refused_job_fails_without_a_note() -> None:

@@ -103,12 +103,8 @@ def test_a_script_with_an_image_is_started_through_the_wrapper(hooks: Hooks) -> 
     }  # fmt: skip
 
 
-def test_a_job_that_may_not_run_twice_says_so(hooks: Hooks) -> None:
-    job = hooks.job(Asked(script="x", resources=VM), Rerunable=False)
-    env = {"PBS_TASKNUM": "1", "PBS_NODENUM": "0"}
-    assert facts_of(hooks.run(pbs_module.event_of("EXECJOB_LAUNCH", job, env=env, progname="/bin/bash", argv=[])))[
-        "once"
-    ]
+def test_the_smaller_limit_of_cpu_time_counts(hooks: Hooks) -> None:
+    assert facts_of(hooks.launch(Asked(script="x", resources={**VM, "cput": "00:01:00", "pcput": "6"})))["cput"] == 6
 
 
 def test_the_queue_and_the_site_give_an_image_too(hooks: Hooks) -> None:
@@ -213,6 +209,25 @@ def test_a_note_has_the_job_run_again_later(hooks: Hooks) -> None:
     assert changes["rerun"] and "Hold_Types" not in changes
     assert 55 < changes["Execution_Time"] - time.time() < 65
     assert "7.srv: belljar: try 1 of 3: x" in hooks.log
+
+
+@pytest.mark.parametrize(
+    ("answer", "again"), [("Rerunable = True", True), ("Rerunable = False", False), ("", False), (None, False)]
+)
+def test_a_job_that_had_begun_is_given_back_if_the_server_says_it_may(
+    hooks: Hooks, answer: str | None, again: bool
+) -> None:
+    tool = hooks.folder / "exec/bin/qstat"
+    tool.parent.mkdir(parents=True)
+    tool.write_text(
+        f'#!/bin/sh\necho "$@" >>{hooks.calls}\n' + (f"echo '    {answer}'\n" if answer is not None else "exit 1\n")
+    )
+    tool.chmod(0o755)
+    for verdict in ("requeue", "hold"):
+        changes = hooks.epilogue({"verdict": verdict, "begun": True}).job.changes
+        assert ("rerun" in changes) is again and (again or changes == {})
+        assert "rerun" in hooks.epilogue({"verdict": verdict, "begun": False}).job.changes
+    assert hooks.calls.read_text() == "-f 7.srv\n" * 2, "asked only where it matters"
 
 
 def test_a_note_has_the_job_held(hooks: Hooks) -> None:

@@ -45,7 +45,10 @@ def changes(site: object, where: Place) -> dict[str, Change]:
 
 
 def test_a_hook_is_known_by_its_events_however_qmgr_folds_them(tmp_path: Path) -> None:
-    made = changes(openpbs_site.SITE, place(tmp_path, "server_priv"))["hook belljar_node is known"]
+    pieces = changes(openpbs_site.SITE, place(tmp_path, "server_priv"))
+    known, made = pieces["hook belljar_node is known"], pieces["hook belljar_node: its events"]
+    assert known.is_done(HOOK) and known.is_done(HOOK.replace(b"alarm = 60", b"alarm = 30")), "made by hand: kept"
+    assert not known.is_done(b"") and not made.undo
     assert made.is_done(HOOK)
     assert not made.is_done(HOOK.replace(b"alarm = 60", b"alarm = 30"))
     assert not made.is_done(HOOK.replace(b"execjob_launch,", b""))

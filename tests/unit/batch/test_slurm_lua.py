@@ -319,3 +319,48 @@ def test_the_least_memory_fits_what_the_node_asks_for(tmp_path: Path) -> None:
         text = slurm_lua.plugin(Place(settings, Path("/w"), Path("/b"), tmp_path, Path("/etc/slurm"))).decode()
         least = int(text.partition("least_memory = ")[2].partition(",")[0])
         assert sizes.guest_memory(least * MIB, -1, settings, 0) >= sizes.SMALLEST_GUEST
+
+
+# -- containers ----------------------------------------------------------------------------------------------------------
+
+OWN = "/etc/slurm/bundles"
+
+
+def test_a_container_of_the_sites_own_is_untouched(tmp_path: Path) -> None:
+    site = Submission(tmp_path, Settings(default_image="debian12"))
+    assert site.submit(container="/images/theirs") == (0, SCRIPT, "")
+    result, script, said = site.submit("vm=debian12", container="/images/theirs")
+    assert (result, script) == (-1, SCRIPT) and "in a container or in a machine, not in both" in said
+
+
+@pytest.mark.parametrize("comment", ["", "vm=debian12", "about something"])
+@pytest.mark.parametrize("end", ["", "/"])
+def test_a_bundle_gets_no_line(tmp_path: Path, comment: str, end: str) -> None:
+    site = Submission(tmp_path, Settings(default_image="alma9"), redirect="both")
+    assert site.submit(comment, container=f"{OWN}/debian12{end}") == (0, SCRIPT, "")
+    assert site.submit()[1] != SCRIPT
+
+
+@pytest.mark.parametrize(
+    ("container", "more", "said"),
+    [
+        ("/images/theirs", {}, "not one of the bundles in /etc/slurm/bundles/"),
+        (f"{OWN}/../debian12", {}, "not one of the bundles in"),
+        (f"{OWN}/deb%n $(id)", {}, "not one of the bundles in"),
+        (f"{OWN}/", {}, "not one of the bundles in"),
+        (f"{OWN}/none", {}, "no image is called none here"),
+        (f"{OWN}/secret", {}, "image secret: not allowed for alice"),
+        (f"{OWN}/debian12", {"comment": "vm=alma9"}, "do not name the same image"),
+        (f"{OWN}/debian12", {"min_nodes": 2}, "2 nodes: a job in a machine has one"),
+        (f"{OWN}/debian12", {"min_mem_per_node": 10}, "10 MiB of memory"),
+    ],
+)
+def test_a_bundle_that_is_refused(tmp_path: Path, container: str, more: dict[str, object], said: str) -> None:
+    site = Submission(tmp_path, Settings(allow=("* debian*", "* alma*", "* none")), redirect="both")
+    result, script, words = site.submit(container=container, **more)  # type: ignore[arg-type]
+    assert (result, script) == (-1, SCRIPT) and said in words
+
+
+def test_an_older_line_of_ours_goes_all_the_same(tmp_path: Path) -> None:
+    script = "#!/opt/belljar/libexec/wrap-slurm --array=no --image=alma9\n" + SCRIPT
+    assert Submission(tmp_path, redirect="both").submit(container=f"{OWN}/debian12", script=script)[:2] == (0, SCRIPT)

@@ -11,7 +11,7 @@ from belljar.batch import Settings
 from belljar.batch.terms import Command, Ending, Job, Verdict
 from belljar.batch.torque import AGAIN_STATUS, Torque
 from belljar.errors import NotInAJob
-from belljar.model import GIB, Cause, Outcome, OutcomeClass
+from belljar.model import GIB, Cause, Outcome, OutcomeClass, Usage
 
 NOTHING = Outcome(
     id="0123456789ab", cause=Cause.BOOT_FAILED, klass=OutcomeClass.TRANSIENT, reason="no answer in 60 s", ended=1000.0
@@ -24,12 +24,15 @@ ENV = [
 ]  # fmt: skip
 
 
-def read(*argv: bytes, stdin: bytes | None = None, env: list[tuple[bytes, bytes]] | None = None, **files: bytes) -> Job:
+def read(
+    *argv: bytes, stdin: bytes | None = None, env: list[tuple[bytes, bytes]] | None = None,
+    dialect: Torque | None = None, **files: bytes,
+) -> Job:  # fmt: skip
     paths = {"record": NODES + b".belljar", "config": b"/var/spool/torque/mom_priv/config"}
     replaced = dict(env or [])
     variables = [(name, replaced.pop(name, value)) for name, value in ENV] + list(replaced.items())
     here = made(argv, variables, stdin=stdin, files={paths[name]: text for name, text in files.items()})
-    return Torque().read(here)
+    return (dialect or Torque()).read(here)
 
 
 # -- what pbs_mom would have started -----------------------------------------------------------------------------------
@@ -195,6 +198,19 @@ def test_a_job_that_had_begun_is_given_back_where_the_server_says_it_may_begin_a
     dialect.counted(job, b"Job Id: 7.srv\n    " + answer + b"\n    start_count = 1\n")
     assert (dialect.tell(job, Verdict.REQUEUE, begun, 1, Settings()).signal == 63) is again
     assert dialect.tell(job, Verdict.REQUEUE, NOTHING, 1, Settings()).signal == 63
+
+
+def test_a_job_that_used_up_its_cpu_time_ends_as_one_without_a_machine() -> None:
+    dialect = Torque()
+    killed = replace(NOTHING, error="DomainKilled", phases={"run": 3.0}, host=Usage(5.5, 1.0, 0))
+    for record, signal in (
+        (b"cput=00:00:06\nq\n", 9),
+        (b"cput=90,pcput=6\nq\n", 9),
+        (b"cput=90\nq\n", None),
+        (b"q\n", None),
+    ):
+        job = read(b"/bin/bash", SCRIPT, record=record, dialect=dialect)
+        assert dialect.tell(job, Verdict.REQUEUE, killed, 1, Settings()).signal == signal
 
 
 def test_a_node_is_closed_and_opened_with_notes() -> None:

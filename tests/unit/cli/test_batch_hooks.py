@@ -15,6 +15,7 @@ from tests.unit.cli.batch_site import ALICE, BOB, Node, make_node
 
 from belljar import batch
 from belljar.cli import batch_hooks, main
+from belljar.host.commands import SEARCH_PATH
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hooks run as root")
 FAULT = {"klass": "node", "cause": "node-fault", "error": "NoSpace", "reason": "no space left"}
@@ -126,6 +127,15 @@ def test_a_systems_own_variable_counts_only_where_no_user_could_have_written(tmp
     assert batch_hooks.kept("slurm", {"SLURM_CONF": str(conf)}) == {}
     node.folder.chmod(0o755)
     assert batch_hooks.kept("gridengine", {"SGE_CELL": "default", "SGE_ROOT": "../x"}) == {"SGE_CELL": "default"}
+
+
+def test_the_commands_of_pbs_are_found_where_pbs_is_and_only_if_that_is_the_systems(node: Node) -> None:
+    asked = {"PBS_EXEC": str(node.folder), "PATH": "/tmp"}
+    found = batch_hooks.kept("openpbs", asked)
+    assert batch_hooks.search_path("openpbs", found) == f"{SEARCH_PATH}:{node.folder}/bin"
+    assert batch_hooks.search_path("slurm", asked) == SEARCH_PATH
+    node.folder.chmod(0o777)
+    assert batch_hooks.search_path("openpbs", batch_hooks.kept("openpbs", asked)) == SEARCH_PATH
 
 
 # -- epilog: what still lives ----------------------------------------------------------------------------------------------

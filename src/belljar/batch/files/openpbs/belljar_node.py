@@ -111,8 +111,8 @@ def facts_of(job, image, config):
         "memory": sum(one for one in memory if one) or size(str(job.Resource_List["mem"] or "")),
         "disk": size(asked(job, "vm_disk")),
         "wall": seconds(job.Resource_List["walltime"]),
+        "cput": min([one for one in (seconds(job.Resource_List[name]) for name in ("cput", "pcput")) if one] or [0]),
         "runs": int(job.run_count or 1),
-        "once": str(job.Rerunable) in ("False", "0", "n"),
         "grace": whole(job.job_kill_delay),
         "note": os.path.join(folder_of(job, config), "note"),
     }
@@ -209,7 +209,7 @@ def epilogue(event, config):
     bounds anyway, and nothing else."""
     job = event.job
     note = read_note(job, config)
-    if note is None:
+    if note is None or (note.get("begun") is True and not may_begin_again(job)):
         return
     runs = int(job.run_count or 1)
     is_last = runs >= max(int(config.get("retries", 3)), 1) or runs >= MOST_STARTS
@@ -220,6 +220,12 @@ def epilogue(event, config):
         job.Execution_Time = time.time() + min(max(whole(note.get("delay")) or 0, 1), LONGEST_DELAY)
     comment(job, why if why.startswith("belljar:") else "belljar: " + why)
     job.rerun()
+
+
+def may_begin_again(job):
+    """Was it not submitted with `-r n`? Only the server tells: pbs_mom does not have that attribute."""
+    out = run((os.path.join(pbs.get_pbs_conf()["PBS_EXEC"], "bin/qstat"), "-f", str(job.id)), 5)
+    return re.search(rb"^ *Rerunable = True$", out, re.MULTILINE) is not None
 
 
 def comment(job, text):
@@ -291,24 +297,24 @@ def belljar(config, *words):
 
 
 def run(argv, timeout):
-    """A command to its end; what goes wrong goes to pbs_mom's log and nowhere else."""
-    path = pbs.get_pbs_conf()["PBS_EXEC"] + "/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    """What a command prints, run to its end; what goes wrong goes to pbs_mom's log and nowhere else."""
+    folder = pbs.get_pbs_conf()["PBS_EXEC"]
+    path = folder + "/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     try:
-        done = subprocess.Popen(
-            ("/usr/bin/env", "PATH=" + path, *argv),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        words = ("/usr/bin/env", "PATH=" + path, "PBS_EXEC=" + folder, *argv)
+        done = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
             out, _ = done.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             done.kill()
             out, _ = done.communicate()
-        if done.returncode:
-            pbs.logmsg(pbs.LOG_WARNING, "belljar: %s: %s: %s" % (argv[0], done.returncode, out[-300:]))
     except OSError as exc:
         pbs.logmsg(pbs.LOG_WARNING, "belljar: %s: %s" % (argv[0], exc))
+        return b""
+    if done.returncode:
+        pbs.logmsg(pbs.LOG_WARNING, "belljar: %s: %s: %s" % (argv[0], done.returncode, out[-300:]))
+        return b""
+    return out
 
 
 def main():
