@@ -71,7 +71,7 @@ def test_death_by_a_signal_is_256_and_the_signal(openpbs: Pbs, number: int) -> N
 
 def test_a_deleted_job_hears_term(openpbs: Pbs) -> None:
     job = openpbs.start(
-        Asked(argv=("/bin/sh", "-c", "trap 'echo told; exit 5' TERM; echo ready; sleep 60 & wait"), resources=VM)
+        Asked(argv=("/bin/sh", "-c", "trap 'echo told; exit 5' TERM; sleep 60 & echo ready; wait"), resources=VM)
     )
     until(lambda: "ready" in job.out, 60, "the job runs")
     assert job.delete() == 5 and job.out == "ready\ntold\n"

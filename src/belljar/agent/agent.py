@@ -2231,6 +2231,8 @@ class Process:
         alone, number = number & LEADER, number & ~LEADER
         is_there = self.end is None or self.box.is_patient
         if self.pid and is_there and 0 < number <= 64:
+            if self.end is not None and number == signal.SIGKILL:
+                return self.box.hurry(self.agent)
             if alone:
                 return kill_quietly(self.pid, number)
             self.was_told = self.was_told or number == signal.SIGTERM

@@ -26,6 +26,7 @@ from belljar.image import Overlays
 from belljar.journal import Ledger
 from belljar.machine import CONSOLE_LOG, CONTROL, LOCK, QEMU_LOG
 from belljar.machine.life import Life
+from belljar.machine.orders import Ended
 from belljar.model import Cause, State, to_json
 
 TAIL = 1 << 16
@@ -77,6 +78,17 @@ def _error_of(event: DomainEvent, life: Life) -> BelljarError:
                 else f"exit code {os.waitstatus_to_exitcode(status)}"
             )
             return DomainDied(f"QEMU ended with {how}{_last_line(life, QEMU_LOG, ': ')}")
+
+
+def own_limit(life: Life, usage: tuple[float, float, int]) -> None:
+    """QEMU lives under the payload's own limit on processor time. When the host's kernel killed it for that, it killed
+    the payload: no fault of the node's, and no reason to try again."""
+    payload, used = life.request.payload, usage[0] + usage[1]
+    limits = {name: hard for name, _, hard in payload.rlimits} if payload is not None else {}
+    most = limits.get("CPU", -1)
+    if life.outcome.error == DomainKilled.__name__ and 0 <= most <= used + 1:  # the kernel looks once a second
+        life.end(Ended(Cause.CANCELLED, signal.SIGKILL, f"the limit of {most} s of processor time was reached"))
+        life.note(error="", hint="")
 
 
 @asynccontextmanager

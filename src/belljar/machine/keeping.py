@@ -234,6 +234,7 @@ class Keeping:
                 life.leave_towards(State.STOPPING)
                 life.point("before-stop")
                 await self._drop_domain()
+                fates.own_limit(life, self._usage)
                 life.point("after-stop")
             elif life.state in (State.STARTING, State.BOOTING):
                 life.leave_towards(State.STOPPING)

@@ -17,6 +17,8 @@ from belljar.machine.orders import CANCELLING, Ended, GraceOver, Kill, Orders, P
 from belljar.machine.parts import Relay
 from belljar.model import Cause, State
 
+LAST_MOMENT = 2.0  # seconds for a payload that was killed to be gone
+
 
 class Present:
     """What of a machine is there just now. Whoever keeps it fills this in; whoever obeys looks here."""
@@ -68,6 +70,10 @@ class Obeying:
                     await self._pause(done)
                 case Resume():
                     await self._resume()
+                case GraceOver(reason=reason, is_last=False) if self._lingers():
+                    # Its first process may be gone, and how it ended is the payload's end: only what is left is killed.
+                    await self._signal(Signal(signal.SIGKILL))
+                    self._orders_later(LAST_MOMENT, GraceOver(reason, is_last=True))
                 case GraceOver(reason=reason):
                     raise Ended(Cause.CANCELLED, signal.SIGTERM, reason)
 
@@ -77,8 +83,14 @@ class Obeying:
             raise Ended(Cause.CANCELLED, signal.SIGTERM, f"{why} twice")
         self._life.expect(Cause.CANCELLED, why)
         await self._signal(Signal(signal.SIGTERM))
-        over = GraceOver(f"{why}; the payload did not end within {grace:g} s")
-        self._grace = asyncio.get_running_loop().call_later(grace, self._orders.give, over)
+        self._orders_later(grace, GraceOver(f"{why}; the payload did not end within {grace:g} s"))
+
+    def _orders_later(self, seconds: float, over: GraceOver) -> None:
+        self._grace = asyncio.get_running_loop().call_later(seconds, self._orders.give, over)
+
+    def _lingers(self) -> bool:
+        payload = self._life.request.payload
+        return payload is not None and payload.lingers
 
     async def deliver_early(self) -> None:
         early, self._early = self._early, []

@@ -54,6 +54,7 @@ class GraceOver:
     """The payload had its time to end after TERM. Given by the supervisor to itself."""
 
     reason: str
+    is_last: bool = False  # what was left of it was killed already
 
 
 Order = GraceOver | Signal | Stop | Kill | Resize | Pause | Resume

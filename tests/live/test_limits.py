@@ -1,0 +1,31 @@
+"""Limits of the caller that bind QEMU too."""
+
+import resource
+import signal
+from pathlib import Path
+
+from tests.live.conftest import Belljar
+from tests.live.test_faults import report
+
+
+def test_a_limit_on_processor_time_ends_the_payload_as_it_would_outside(belljar: Belljar, tmp_path: Path) -> None:
+    belljar.run("--", "true")  # the template is not to be made within the limit
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (4, 4))
+
+    words = ("--report", str(tmp_path / "r"), "--", "sh", "-c", "echo up; while :; do :; done")
+    done = belljar.run(*words, preexec_fn=limited)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    told = report(tmp_path / "r")
+    assert (told["klass"], told["signal"]) == ("cancelled", 9)
+    assert told["reason"] == "the limit of 4 s of processor time was reached"
+    assert belljar.leftovers() == []
+
+
+def test_a_small_limit_on_address_space_is_enough(belljar: Belljar) -> None:
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+
+    done = belljar.run("--", "echo", "up", preexec_fn=limited)
+    assert (done.returncode, done.stdout) == (0, b"up\n"), done.stderr
