@@ -152,6 +152,7 @@ def test_grid_engine_counts_what_the_machine_used(cell: Cell) -> None:
     cpu = float(re.sub("[^0-9.]", "", ended.row["cpu"]))
     used = json.loads(cell.belljar("show", f"gridengine:{ended.job}", "--format", "json", user="bjalice").stdout)
     host = used["outcome"]["host"]
+    print(f"qacct: {cpu} cpu-s; QEMU and belljar: {host['user'] + host['system']:.1f}")
     assert abs(cpu - host["user"] - host["system"]) < 3, "what Grid Engine counted is what QEMU and belljar used"
     assert cpu <= 46 and (cpu >= 38 or not is_quiet), ended.row
     assert _bytes(ended.row["maxvmem"]) > 200 << 20
