@@ -3,9 +3,6 @@ SYSTEM_fixtures.py beside this file; here is what they have in common."""
 
 from __future__ import annotations
 
-import os
-import shutil
-
 import pytest
 from tests.batch.pbs_fixtures import openpbs, torque
 from tests.batch.slurm_fixtures import cluster
@@ -22,7 +19,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "batch" in item.path.parts and "unit" not in item.path.parts:
             item.add_marker(pytest.mark.batch)
             item.add_marker(pytest.mark.live)
-            if os.geteuid() != 0:
-                item.add_marker(pytest.mark.skip(reason="a batch system's daemons need root"))
-            elif shutil.which("qemu-system-x86_64") is None:
-                item.add_marker(pytest.mark.skip(reason="no QEMU on this host"))

@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 from belljar.batch import policy
+from belljar.batch.pbs_home import is_part, reread, roles
 from belljar.batch.siting import Advice, Change, Finding, OurFile, OurLines, Piece, Place
 from belljar.batch.sizes import SMALLEST_GUEST, overhead
-from belljar.errors import BadOption, CommandFailed
+from belljar.errors import CommandFailed
 
 FILES = Path(__file__).parent / "files/openpbs"
 NOTES = "/run/belljar-openpbs"
@@ -32,35 +33,20 @@ class OpenPbsSite:
     default_folder = Path("/var/spool/pbs")
 
     def pieces(self, place: Place) -> list[Piece]:
-        if unknown := set(place.options) - set(OPTIONS):
-            raise BadOption(f"--set {min(unknown)}: no option of openpbs", hint=f"Known are {', '.join(OPTIONS)}.")
-        is_server, is_node = _is(place, "server_priv"), _is(place, "mom_priv")
-        if not (is_server or is_node):
-            raise BadOption(
-                f"{place.folder}: neither server_priv nor mom_priv is there", hint="Give PBS_HOME with --folder."
-            )
+        is_server, is_node = roles(place, "openpbs", OPTIONS, "PBS_HOME")
         return [*(_server(place) if is_server else ()), *(_node(place) if is_node else ())]
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
-        """pbs_mom reads its configuration again at HUP."""
-        try:
-            pid = (place.folder / "mom_priv/mom.lock").read_text().strip()
-        except OSError:
-            return ()
-        return (("kill", "-HUP", pid),) if pid.isdecimal() else ()
+        return reread(place)
 
     def findings(self, place: Place) -> list[Finding]:
         return [
-            *(_of_node(place) if _is(place, "mom_priv") else ()),
-            *(_of_server(place) if _is(place, "server_priv") else ()),
+            *(_of_node(place) if is_part(place, "mom_priv") else ()),
+            *(_of_server(place) if is_part(place, "server_priv") else ()),
         ]
 
 
 SITE = OpenPbsSite()
-
-
-def _is(place: Place, part: str) -> bool:
-    return (place.folder / part).is_dir()
 
 
 # -- the server ----------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+from belljar.batch.pbs_home import is_part, reread, roles
 from belljar.batch.siting import Advice, Change, Finding, OurFile, OurLines, Piece, Place
 from belljar.batch.torque import AGAIN_STATUS, RECORD
 from belljar.errors import BadOption, BelljarError, NotOurs
@@ -44,27 +45,16 @@ class TorqueSite:
 
     def pieces(self, place: Place) -> list[Piece]:
         """`--set hooks=own`: prologue and epilogue are put beside the wrapper, for the site's own ones to call."""
-        if unknown := set(place.options) - set(OPTIONS):
-            raise BadOption(f"--set {min(unknown)}: no option of torque", hint=f"Known are {', '.join(OPTIONS)}.")
         if place.options.get("hooks", "ours") not in ("ours", "own"):
             raise BadOption("--set hooks: ours or own")
-        is_server, is_node = _is(place, "server_priv"), _is(place, "mom_priv")
-        if not (is_server or is_node):
-            raise BadOption(
-                f"{place.folder}: neither server_priv nor mom_priv is there", hint="Give Torque's home with --folder."
-            )
+        is_server, is_node = roles(place, "torque", OPTIONS, "Torque's home")
         return [*(_server(place) if is_server else ()), *(_node(place) if is_node else ())]
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
-        """pbs_mom reads its configuration again at HUP."""
-        try:
-            pid = (place.folder / "mom_priv/mom.lock").read_text().strip()
-        except OSError:
-            return ()
-        return (("kill", "-HUP", pid),) if pid.isdecimal() else ()
+        return reread(place)
 
     def findings(self, place: Place) -> list[Finding]:
-        if not _is(place, "server_priv"):
+        if not is_part(place, "server_priv"):
             return []
         delay = _attribute(place, "kill_delay")
         seconds = int(delay) if delay.isdecimal() else 2
@@ -79,10 +69,6 @@ class TorqueSite:
 
 
 SITE = TorqueSite()
-
-
-def _is(place: Place, part: str) -> bool:
-    return (place.folder / part).is_dir()
 
 
 # -- the server ----------------------------------------------------------------------------------------------------------
