@@ -65,7 +65,20 @@ class Start(str, Enum):
 
 class NetworkMode(str, Enum):
     NONE = "none"
-    USER = "user"
+    USER = "user"  # out through the host, by QEMU's own user network or passt; nobody reaches in
+    BRIDGE = "bridge"  # a card on a bridge of the host: `network_name`
+    ISOLATED = "isolated"  # a private segment for the machines of one group: `network_name`
+
+
+class Context(str, Enum):
+    """How a guest is told who it is and given the agent, or does without one."""
+
+    AUTO = "auto"  # as the image says; else the first of the following that it can
+    RAMDISK = "ramdisk"  # belljar's own ramdisk and init bring the agent; the image's init never runs
+    CLOUD_INIT = "cloud-init"  # the image's own init; a NoCloud disc whose user-data installs the agent
+    INJECT = "inject"  # the image's own init; the agent is written into its file system before the first boot
+    SSH = "ssh"  # the image's own init and sshd; no agent, no Python
+    NONE = "none"  # the image knows its own work, or brings its own agent
 
 
 class StdinKind(str, Enum):
@@ -77,13 +90,21 @@ class StdinKind(str, Enum):
     STDOUT = "stdout"  # stderr alone: the same file as stdout outside, the same pipe inside, so what is written keeps its order
 
 
+class ShareKind(str, Enum):
+    """How a share gets into the guest."""
+
+    NINEP = "9p"  # a host folder, through a device of the machine
+    NFS = "nfs"  # a file server's export, which the guest mounts itself over its network
+
+
 @dataclass(frozen=True)
 class Share:
-    """A host folder the guest mounts at `target`."""
+    """A folder the guest mounts at `target`: of this host, or a server's, and then `source` is nfs://HOST:PORT/EXPORT."""
 
     source: str
     target: str
     readonly: bool = True
+    kind: ShareKind = ShareKind.NINEP
 
 
 @dataclass(frozen=True)
@@ -155,6 +176,9 @@ class MachineSpec:
     network: NetworkMode = NetworkMode.NONE
     shares: tuple[Share, ...] = ()
     start: Start = Start.AUTO
+    context: Context = Context.AUTO
+    network_name: str = ""  # of the bridge or the isolated group
+    scratch: int | None = None  # bytes of an empty disk at /scratch, where $TMPDIR then is
 
 
 @dataclass(frozen=True)

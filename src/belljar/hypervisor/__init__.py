@@ -84,6 +84,17 @@ class SharedFolder:
 
 
 @dataclass(frozen=True)
+class ExtraDisk:
+    """A further disk of one machine. It is no part of a template's hardware: a clone starts with disks its template never
+    had, and its agent lets the kernel look at the bus anew. The guest knows the disk by its serial, which is `name`."""
+
+    name: str  # at most 20 of [a-z0-9-]
+    path: Path
+    format: str  # "raw" or "qcow2" without a backing file; never guessed
+    readonly: bool
+
+
+@dataclass(frozen=True)
 class DomainSpec:
     """All a domain needs."""
 
@@ -99,6 +110,10 @@ class DomainSpec:
     nic: Nic | None = None
     shares: tuple[SharedFolder, ...] = ()
     owner: tuple[int, int] = (0, 0)  # uid and gid QEMU runs as; different from ours only when we are root
+    disks: tuple[ExtraDisk, ...] = ()
+    # A read-only disc the guest's own init reads at its first boot (NoCloud, CD-ROM of a CernVM). Part of the hardware: a
+    # template keeps a copy, and its clones have that copy in the drive.
+    seed: Path | None = None
 
 
 class EventKind(str, Enum):
