@@ -50,6 +50,7 @@ def test_one_poison_job_among_twenty_costs_its_own_bound(cell: Cell) -> None:
 
 @pytest.mark.torture
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 def test_hundreds_of_jobs_killed_at_random(cell: Cell) -> None:
     """Each job dies in one of three ways at a random moment of its life."""
     chance = random.Random(SEED)

@@ -53,6 +53,7 @@ def test_one_poison_job_among_fifty_costs_its_own_bound(cluster: Cluster) -> Non
 
 @pytest.mark.torture
 @pytest.mark.slow
+@pytest.mark.timeout(7200)
 def test_hundreds_of_jobs_killed_at_random(cluster: Cluster) -> None:
     """Each job dies in one of four ways at a random moment of its life, from before its machine to after its end."""
     chance = random.Random(SEED)

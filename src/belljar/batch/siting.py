@@ -34,6 +34,7 @@ class OurFile:
     content: bytes
     mode: int = 0o644
     folders: int = 0  # so many of those it lies in are ours as well, and go when they are empty
+    caller: Path | None = None  # a file of the site's: as long as it names this one, this one stays
 
 
 @dataclass(frozen=True)

@@ -99,11 +99,12 @@ class Engine:
 
     def uninstall(self, *, force: bool = False) -> list[str]:
         """Take out what is ours. Returns what was done. Raises NotOurs, before anything is touched, where a file of
-        ours was changed by hand; with *force* it goes all the same."""
+        ours was changed by hand, or one of the site's still calls it; with *force* it goes all the same."""
         record = self._record()
         pieces = self._pieces()
         if not force:
             _refuse_changed(record)
+            _refuse_called(pieces, record)
         done = list(self._undo_changes([piece for piece in pieces if isinstance(piece, Change)], record))
         comments = {str(real(piece.path)): piece.comment for piece in pieces if isinstance(piece, OurLines)}
         for name in list(record.edited):
@@ -308,6 +309,18 @@ def _refuse_changed(record: Record) -> None:
             "\n".join(f"{name}: changed since belljar wrote it" for name in changed),
             hint="Look at it first; `belljar batch uninstall --force` removes it all the same.",
         )
+
+
+def _refuse_called(pieces: list[Piece], record: Record) -> None:
+    """What a site's own script starts with would be missing from it: some daemons do not start then, some drain nodes."""
+    found = []
+    for piece in pieces:
+        if isinstance(piece, OurFile) and piece.caller and str(piece.path) in record.files:
+            with suppress(OSError):
+                if os.fsencode(piece.path.name) in (read(piece.caller) or b""):
+                    found.append(f"{piece.caller}: calls {piece.path}")
+    if found:
+        raise NotOurs("\n".join(found), hint="Take that out of your file first, then uninstall.")
 
 
 def _refuse(steps: list[Step]) -> None:

@@ -59,7 +59,9 @@ def _longest_line(place: Place) -> int:
     """Linux before 5.1 reads 127 bytes of a `#!` line and drops the rest in silence; later ones 255. Option `line`."""
     text = place.options.get("line", "127")
     if text not in ("127", "255"):
-        raise BadOption(f"line {text!r}: 127, or 255 where all nodes have Linux 5.1 or later")
+        raise BadOption(
+            f"line {text!r}: neither 127 nor 255", hint="255 is for sites whose nodes all have Linux 5.1 or later."
+        )
     return int(text) - 1
 
 
@@ -68,7 +70,9 @@ def _features(place: Place) -> dict[str, str]:
     for word in place.options.get("feature", "").split():
         feature, equals, image = word.partition("=")
         if not (equals and re.fullmatch(r"[\w.-]+", feature) and policy.IMAGE_NAME.fullmatch(image)):
-            raise BadOption(f"feature {word!r} is not of the form FEATURE=IMAGE")
+            raise BadOption(
+                f"feature {word!r}: not of the form FEATURE=IMAGE", hint="Say --set 'feature=el9=alma9 el8=alma8'."
+            )
         found[feature] = image
     return found
 

@@ -55,7 +55,7 @@ def redirect(place: Place) -> str:
     """Option `redirect`: how a job comes to a machine. Raises BadOption."""
     chosen = place.options.get("redirect", "lua")
     if chosen not in REDIRECTS:
-        raise BadOption(f"redirect {chosen!r}: one of {', '.join(REDIRECTS)}")
+        raise BadOption(f"redirect {chosen!r}: not known", hint=f"One of {', '.join(REDIRECTS)}.")
     return chosen
 
 

@@ -50,7 +50,7 @@ MERGE = """Your {path} stays as it is. Let it ask belljar's: near its top
 and in slurm_job_submit(job_desc, part_list, submit_uid), before it returns slurm.SUCCESS,
     if belljar.submit(job_desc, part_list, submit_uid) ~= slurm.SUCCESS then return slurm.ERROR end
 and the same with belljar.modify(job_desc, job_rec, part_list, modify_uid) in slurm_job_modify.
-slurmctld reads its plugin again when that file changes: `touch` it after each `belljar batch install slurm`."""
+slurmctld reads its plugin again when that file changes: `belljar batch install slurm` touches it from then on."""
 
 
 class SlurmSite:
@@ -82,7 +82,8 @@ class SlurmSite:
 
     def _at_submission(self, place: Place, conf: dict[str, str]) -> Iterator[Piece]:
         plugin, text = place.folder / PLUGIN, slurm_lua.plugin(place)
-        yield OurFile("rules of the site, for slurmctld at submission", plugin, text)
+        theirs = place.folder / SUBMIT if _is_theirs(place.folder / SUBMIT) else None
+        yield OurFile("rules of the site, for slurmctld at submission", plugin, text, caller=theirs)
         yield from self._submit(place, plugin, text)
         plugins = conf.get("jobsubmitplugins", "")
         if plugins and "lua" not in re.split(r"[,\s]+", plugins):
@@ -92,6 +93,8 @@ class SlurmSite:
     def _submit(self, place: Place, plugin: Path, text: bytes) -> Iterator[Piece]:
         path = place.folder / SUBMIT
         if _is_theirs(path):
+            if _names(path, plugin):
+                return
             advice = MERGE.format(path=path, plugin=quoted(str(plugin)))
             yield Advice("your own job_submit.lua asks belljar's", advice)
             return
@@ -112,13 +115,20 @@ class SlurmSite:
         if theirs.endswith("/*"):
             return [OurFile(purpose, Path(theirs[:-1]) / f"50-belljar-{verb}", content, 0o755)], []
         path = place.folder / f"belljar-{verb}"
-        pieces: list[Piece] = [OurFile(purpose, path, content, 0o755)]
         if not theirs:
-            return pieces, [f"{hook}={path}"]
+            return [OurFile(purpose, path, content, 0o755)], [f"{hook}={path}"]
+        pieces: list[Piece] = [OurFile(purpose, path, content, 0o755, caller=Path(theirs))]
+        if _names(Path(theirs), path):
+            return pieces, []
         return [*pieces, Advice(purpose, f"slurm.conf has {hook}={theirs} already: let that script call {path}.")], []
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
-        return (("scontrol", "reconfigure"),)
+        """slurmctld looks at the time of job_submit.lua alone: a site's own one that loads ours is made newer with it."""
+        submit, reconfigure = place.folder / SUBMIT, ("scontrol", "reconfigure")
+        is_merged = slurm_oci_site.redirect(place) != "oci" and _is_theirs(submit)
+        if is_merged and _names(submit, place.folder / PLUGIN):
+            return (("touch", "--", str(submit)), reconfigure)
+        return (reconfigure,)
 
     def findings(self, place: Place) -> list[Finding]:
         try:
@@ -132,7 +142,7 @@ class SlurmSite:
         }
         return [
             _version(version),
-            *(one for one in (_plugins(place, config), _names(place)) if slurm_oci_site.redirect(place) != "oci"),
+            *(one for one in (_plugins(place, config), _images(place)) if slurm_oci_site.redirect(place) != "oci"),
             *(_hooked(place, hook, config) for hook in HOOKS),
             _requeue_codes(config),
             _requeues(config),
@@ -151,6 +161,14 @@ def _is_theirs(path: Path) -> bool:
     try:
         return not path.read_text(errors="replace").startswith(slurm_lua.MARK)
     except FileNotFoundError:
+        return False
+
+
+def _names(script: Path, ours: Path) -> bool:
+    """Whether a script of the site's has the name of a file of ours in it, by whatever path."""
+    try:
+        return ours.name in script.read_text(errors="replace")
+    except OSError:
         return False
 
 
@@ -188,7 +206,7 @@ def _plugins(place: Place, config: dict[str, str]) -> Finding:
     if "lua" not in plugins.split(","):
         return Finding(what, False, f"JobSubmitPlugins={plugins}", "`scontrol reconfigure`, or restart slurmctld.")
     path = place.folder / SUBMIT
-    if _is_theirs(path) and PLUGIN not in path.read_text(errors="replace"):
+    if _is_theirs(path) and not _names(path, place.folder / PLUGIN):
         return Finding(what, False, f"{path} is the site's own", f"Let it call {place.folder / PLUGIN}; see the guide.")
     return Finding(what, True, f"JobSubmitPlugins={plugins}")
 
@@ -260,7 +278,7 @@ def _tracking(config: dict[str, str]) -> Finding:
     return Finding("the job's processes are tracked", bool(kind), detail)
 
 
-def _names(place: Place) -> Finding:
+def _images(place: Place) -> Finding:
     """SlurmUser reads the names of images at submission."""
     folder = place.store / "images/names"
     try:

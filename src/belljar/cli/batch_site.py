@@ -179,7 +179,8 @@ def tell_installed(done: list[Step], now: list[Step], trouble: list[str]) -> Non
         print("All is in place.")
     for step in now:
         if step.status is Status.ADVICE:
-            print(plain(f"by hand: {step.piece.purpose}: {getattr(step.piece, 'text', '')}"))
+            for line in f"by hand: {step.piece.purpose}: {getattr(step.piece, 'text', '')}".splitlines():
+                print(plain(line))
     for line in trouble:
         print(plain(f"not done, repeat it by hand: {line}"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -363,6 +363,37 @@ def test_the_options_are_remembered_for_check_and_uninstall(bench: Bench) -> Non
     bench.engine().install(prefix="/p")
     record = siting_record.load(siting_record.path_of(bench.etc, "paper"))
     assert (record.options, record.prefix) == ({"queue": "vm.q"}, "/p")
+
+
+def test_what_a_file_of_the_sites_still_calls_is_not_taken_from_under_it(bench: Bench) -> None:
+    caller = bench.etc / "own.sh"
+    caller.write_text(f"{bench.etc}/hook.sh\n")
+    bench.site.made = [bench.lines(), replace(bench.file(), caller=caller)]
+    bench.engine().install()
+    before = bench.files()
+    with pytest.raises(NotOurs, match=r"own.sh: calls .*/hook.sh"):
+        bench.engine().uninstall()
+    assert bench.files() == before
+    caller.write_text("true\n")
+    bench.engine().uninstall()
+    assert not (bench.etc / "hook.sh").exists()
+
+
+@pytest.mark.parametrize("calls", [True, False])
+def test_a_caller_is_in_the_way_of_what_is_ours_only(bench: Bench, calls: bool) -> None:
+    """Nor does a caller that is not there, or is no file; and --force goes all the same."""
+    caller = bench.etc / "own.sh"
+    bench.site.made = [replace(bench.file(), caller=caller)]
+    if calls:
+        caller.write_text(f"{bench.etc}/hook.sh\n")
+        bench.engine().uninstall()
+        bench.engine().install()
+        bench.engine().uninstall(force=True)
+    else:
+        bench.engine().install()
+        caller.mkdir()
+        bench.engine().uninstall()
+    assert not (bench.etc / "hook.sh").exists()
 
 
 def test_what_a_later_version_does_not_know_any_more_is_removed_all_the_same(bench: Bench) -> None:

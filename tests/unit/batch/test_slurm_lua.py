@@ -173,6 +173,11 @@ def test_a_store_slurmctld_cannot_see_refuses_nothing(tmp_path: Path) -> None:
 def test_two_images_are_none(tmp_path: Path) -> None:
     assert "more than one image" in Submission(tmp_path).submit("vm=debian12 vm=alma9")[2]
     assert "same image" in Submission(tmp_path / "b").submit("vm=debian12", features="vm_alma9")[2]
+    said = Submission(tmp_path / "c").submit(features="vm_debian12|vm_alma9")[2]
+    assert (
+        said
+        == "belljar: the constraint 'vm_alma9' does not name the same image as the other constraints or the comment"
+    )
 
 
 def test_the_image_as_a_constraint(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,8 +111,42 @@ def test_a_site_with_a_plugin_of_its_own_keeps_it(tmp_path: Path) -> None:
     assert "job_submit.lua" not in files(here) and "belljar.lua" in files(here)
     assert "dofile" in advice(here) and "JobSubmitPlugins=lua" not in lines(here)
     assert any("is the site's own" in one for one in bad(installed(here)))
-    (tmp_path / "job_submit.lua").write_text('local belljar = dofile("/etc/slurm/belljar.lua")\n')
+    (tmp_path / "job_submit.lua").write_text(MERGED.format(folder=tmp_path))
     assert not any("site's own" in one for one in bad(here))
+
+
+MERGED = 'local belljar = dofile("{folder}/belljar.lua")\n'
+
+
+def test_a_plugin_that_asks_ours_is_read_again_with_it(tmp_path: Path) -> None:
+    """slurmctld looks at the time of job_submit.lua alone; nobody is told again what was done already."""
+    (tmp_path / "slurm.conf").write_text("JobSubmitPlugins=lua\n")
+    plugin = tmp_path / "job_submit.lua"
+    plugin.write_text("function slurm_job_submit() end\n")
+    here = place(tmp_path)
+    assert SITE.after(here) == (("scontrol", "reconfigure"),)
+    plugin.write_text(MERGED.format(folder=tmp_path))
+    assert advice(here) == ""
+    assert SITE.after(here) == (("touch", "--", str(plugin)), ("scontrol", "reconfigure"))
+    assert SITE.after(replace(here, options={"redirect": "oci"})) == (("scontrol", "reconfigure"),)
+
+
+def test_what_a_site_calls_from_its_own_files_is_known(tmp_path: Path) -> None:
+    """A slurmctld whose plugin cannot be read does not start; a Prolog that fails drains its node."""
+    for name in ("prolog", "epilog"):
+        (tmp_path / f"{name}.sh").write_text("true\n")
+    (tmp_path / "slurm.conf").write_text(f"Prolog={tmp_path}/prolog.sh\nEpilog={tmp_path}/epilog.sh\n")
+    (tmp_path / "job_submit.lua").write_text("function slurm_job_submit() end\n")
+    here = place(tmp_path)
+    callers = {name: one.caller for name, one in files(here).items() if one.caller}
+    assert callers == {
+        "belljar.lua": tmp_path / "job_submit.lua",
+        "belljar-prolog": tmp_path / "prolog.sh",
+        "belljar-epilog": tmp_path / "epilog.sh",
+    }
+    assert f"call {tmp_path}/belljar-prolog" in advice(here)
+    (tmp_path / "prolog.sh").write_text(f"{tmp_path}/belljar-prolog\n")
+    assert f"call {tmp_path}/belljar-prolog" not in advice(here) and "belljar-epilog" in advice(here)
 
 
 def test_our_plugin_is_reread_when_the_rules_change(tmp_path: Path) -> None:

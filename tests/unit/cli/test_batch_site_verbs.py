@@ -42,7 +42,7 @@ class PaperSite:
             Change(
                 "a flag", ("test", "-e", str(flag)), lambda out: True, (("touch", str(flag)),), (("rm", str(flag)),)
             ),
-            Advice("restart", "Restart the paper daemon."),
+            Advice("restart", "Restart the paper daemon.\n    by hand"),
         ]
 
     def findings(self, place: Place) -> list[Finding]:
@@ -103,7 +103,7 @@ def test_install_check_and_uninstall_with_the_options_remembered(
 ) -> None:
     before = files(tmp_path)
     assert call("install", "--queue", "a", "--queue", "b", "--set", "host=h") == 0
-    assert "by hand: restart" in capsys.readouterr().out
+    assert "by hand: restart: Restart the paper daemon.\n    by hand\n" in capsys.readouterr().out
     assert "Queue=a,b" in (tmp_path / "etc/paper.conf").read_text()
     main(["batch", "check", "slurm", "--format", "json"])
     said = json.loads(capsys.readouterr().out)

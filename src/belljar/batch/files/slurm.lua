@@ -43,7 +43,7 @@ local function asked(comment, features)
       local wanted = site.features[word] or word:match("^vm_(.+)$")
       if wanted then
          if (image ~= "" and image ~= wanted) or not is_name(wanted) then
-            return refuse("the constraint '%s' and the comment do not name the same image", plain(word))
+            return refuse("the constraint '%s' does not name the same image as the other constraints or the comment", plain(word))
          end
          image = wanted
       end
