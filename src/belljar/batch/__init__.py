@@ -45,6 +45,13 @@ class Settings:
         default=0, metadata={"help": "most memory a job with a machine may ask for; 0: no limit", "unit": "bytes"}
     )
     max_disk: int = field(default=0, metadata={"help": "largest disk a job may ask for; 0: no limit", "unit": "bytes"})
+    scratch: int = field(
+        default=0,
+        metadata={
+            "help": "every job's machine gets a scratch disk of this size at /scratch, or of the size the job asks for as disk; 0: none, and what a job asks for is the machine's own disk",
+            "unit": "bytes",
+        },
+    )
     overhead: int = field(
         default=224 * MIB,
         metadata={
@@ -58,7 +65,7 @@ class Settings:
     shares: tuple[str, ...] = field(
         default=("/home:rw",),
         metadata={
-            "help": "host folders that every job's machine sees, `SRC[:DST][:ro|rw]` each; a missing one is left out"
+            "help": "what every job's machine sees: host folders, `SRC[:DST][:ro|rw]` each, a missing one is left out; and exports it mounts itself, `nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]`, which need `machine.network`"
         },
     )
     stage_limit: int = field(

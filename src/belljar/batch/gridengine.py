@@ -24,6 +24,7 @@ from belljar.model import Outcome
 NAME = "gridengine"
 RESCHEDULE, APP_ERROR = 99, 100
 KILL = 9
+UNSTARTED = ("not-found", "not-executable")  # where the shepherd's own execvlp would have failed: Eqw
 IMAGE, MEMORY, WALL, DISK, RERUN = "VM_IMAGE", "BELLJAR_MEMORY", "BELLJAR_WALL", "BELLJAR_DISK", "BELLJAR_RERUN"
 OF_THE_STARTER = (b"SGE_STARTER_SHELL_PATH", b"SGE_STARTER_SHELL_START_MODE", b"SGE_STARTER_USE_LOGIN_SHELL")
 GRACE = 30.0  # seconds the terminate method gives between TERM and KILL; Grid Engine itself gives none
@@ -78,6 +79,8 @@ class GridEngine:
         A job that had begun when its machine was lost fails unless it was submitted with `-r y`, as Grid Engine itself
         reruns no other job (but by its queue's word, which no node knows)."""
         assert isinstance(job, GridEngineJob)
+        if verdict is Verdict.MIRROR and outcome.error in UNSTARTED:
+            return _hold(job, why(outcome, tries, verdict, settings))
         if verdict is Verdict.MIRROR:
             return _mirror(outcome)
         if verdict is not Verdict.FAIL and _has_begun(outcome) and not job.reruns:

@@ -1,6 +1,7 @@
 """Changes of Grid Engine's own lists that `qconf` takes only as a whole file: read, changed by our part, written back.
 
-    complexes add|remove          the resources a user asks with, and the one that says why a host is closed
+    complexes add|remove          the resources a user asks with, the one that says why a host is closed,
+                                  the one that keeps interactive jobs out
     verifier set|unset FILE       `jsv_url` of the global configuration, and `qalter -a` allowed beside it
 
 Both are the same done once and done twice, and touch nobody else's lines.
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from belljar.batch.gridengine import NOTICE
-from belljar.batch.gridengine_jsv import ASKED, ASKED_DISK, FLAG
+from belljar.batch.gridengine_jsv import ASKED, ASKED_DISK, FLAG, SHELL
 from belljar.errors import BadOption, NotOurs
 from belljar.host import commands
 
@@ -24,6 +25,7 @@ COMPLEXES = {
     ASKED: f"{ASKED} vmi STRING == YES NO NONE 0",
     ASKED_DISK: f"{ASKED_DISK} vmd MEMORY <= YES NO 0 0",
     FLAG: f"{FLAG} {FLAG} BOOL == YES NO 0 0",
+    SHELL: f"{SHELL} vmx BOOL == YES NO 0 0",
     NOTICE: f"{NOTICE} vmc STRING == NO NO NONE 0",
 }
 ALLOWED = "a"  # of jsv_allowed_mod: belljar delays the next start of a job by `qalter -a`

@@ -22,6 +22,9 @@ from belljar.errors import BadSetting, BelljarError, ImageNotAllowed
 from belljar.model import GIB
 
 ASKED, ASKED_DISK, FLAG = "vm_image", "vm_disk", "vm"  # complexes; the flag keeps a job on hosts that have machines
+# 8.1.9 kills the prolog of a qrsh or qlogin and then closes the queue, whatever the prolog is: this complex, TRUE
+# everywhere but in our queues, keeps such jobs out of them.
+SHELL, OF_A_SHELL = "vm_interactive", "QRSH_PORT"
 RESERVED = ("mem_free", "virtual_free", "h_rss")  # what a job reserves of memory: the first one asked for counts
 LONGEST_LINE = 1 << 20
 MOST_LINES = 100_000  # of one job
@@ -101,6 +104,8 @@ class Verifier:
         its user is to read."""
         hard, soft = resources(params.get("l_hard", "")), resources(params.get("l_soft", ""))
         image = hard.get(ASKED) or soft.get(ASKED) or env.get(IMAGE, "")
+        if OF_A_SHELL in env:
+            return _elsewhere(image, hard)
         if not image and not self._settings.default_image and not self._settings.queue_images:
             return []
         wishes = self._wishes(hard)
@@ -156,6 +161,16 @@ def resources(text: str) -> dict[str, str]:
     """`a=1,b,c=x`: what a job asks for, in order. A name alone stands for TRUE, as `-l name` does."""
     pairs = (word.partition("=") for word in text.split(",") if word)
     return {name: value if equals else "TRUE" for name, equals, value in pairs}
+
+
+def _elsewhere(image: str, hard: dict[str, str]) -> list[str]:
+    """qrsh and qlogin: never in a machine, and only in queues without our prolog."""
+    if image:
+        raise ImageNotAllowed(
+            "qrsh and qlogin have no machine", hint="Submit with qsub; `belljar exec` reaches into it."
+        )
+    wanted = {**hard, SHELL: "1"}
+    return [] if wanted == hard else [f"PARAM l_hard {_joined(wanted)}"]
 
 
 def _without(soft: dict[str, str]) -> dict[str, str]:

@@ -1,5 +1,5 @@
-"""What a site needs for Grid Engine: three scripts in the cell's folder, four complexes, a verifier, and seven attributes
-of each queue whose jobs may have machines. All but the scripts is told to the server, so one host that may change its
+"""What a site needs for Grid Engine: three scripts in the cell's folder, five complexes, a verifier, and the
+attributes of each queue whose jobs may have machines. All but the scripts is told to the server, so one host that may change its
 configuration (an admin host, as a manager) installs for all; belljar itself must lie at the same path on each node.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from belljar import __version__
 from belljar.batch.gridengine_hooks import ALLOWED, value, with_complexes
-from belljar.batch.gridengine_jsv import FLAG, RESERVED
+from belljar.batch.gridengine_jsv import FLAG, RESERVED, SHELL
 from belljar.batch.siting import Advice, Change, Finding, OurFile, Piece, Place
 from belljar.errors import BadOption, BelljarError
 
@@ -56,6 +56,13 @@ class GridEngineSite:
             Change(
                 "complexes: what users ask with", ("qconf", "-sc"), _has_complexes,
                 do=((*belljar, "complexes", "add"),), undo=((*belljar, "complexes", "remove"),),
+            )
+        )  # fmt: skip
+        found.append(
+            Change(
+                "all hosts take interactive jobs", ("qconf", "-se", "global"), lambda shown: _has(shown, f"{SHELL}=TRUE"),
+                do=(("qconf", "-mattr", "exechost", "complex_values", f"{SHELL}=TRUE", "global"),),
+                undo=(("qconf", "-dattr", "exechost", "complex_values", SHELL, "global"),),
             )
         )  # fmt: skip
         path = str(place.folder / VERIFIER)
@@ -182,20 +189,31 @@ def _queue(place: Place, queue: str) -> Iterator[Piece]:
             do=(("qconf", "-mattr", "queue", name, wanted, queue),),
             undo=(("qconf", "-mattr", "queue", name, "NONE", queue),),
         )  # fmt: skip
-    yield Change(
-        f"queue {queue} has machines", ("qconf", "-sq", queue), _has_flag,
-        do=(("qconf", "-mattr", "queue", "complex_values", f"{FLAG}=TRUE", queue),),
-        undo=(("qconf", "-dattr", "queue", "complex_values", f"{FLAG}=TRUE", queue),),
-    )  # fmt: skip
+    for purpose, mark, accepted in (
+        (f"queue {queue} has machines", f"{FLAG}=TRUE", (f"{FLAG}=TRUE", f"{FLAG}=1")),
+        (
+            f"queue {queue} takes no interactive jobs",
+            f"{SHELL}=FALSE",
+            tuple(f"{SHELL}={one}" for one in ("FALSE", "0", "TRUE", "1")),
+        ),
+    ):
+        yield Change(
+            purpose, ("qconf", "-sq", queue), _has_one_of(accepted),
+            do=(("qconf", "-mattr", "queue", "complex_values", mark, queue),),
+            undo=(("qconf", "-dattr", "queue", "complex_values", mark, queue),),
+        )  # fmt: skip
 
 
 def _is_value(name: str, wanted: str) -> Callable[[bytes], bool]:
     return lambda shown: value(shown.decode(errors="replace"), name) == wanted
 
 
-def _has_flag(shown: bytes) -> bool:
-    words = value(shown.decode(errors="replace"), "complex_values").split(",")
-    return f"{FLAG}=TRUE" in words or f"{FLAG}=1" in words
+def _has_one_of(accepted: tuple[str, ...]) -> Callable[[bytes], bool]:
+    return lambda shown: any(_has(shown, one) for one in accepted)
+
+
+def _has(shown: bytes, pair: str) -> bool:
+    return pair in re.split(r"[\s,]+", value(shown.decode(errors="replace"), "complex_values"))
 
 
 # -- findings ------------------------------------------------------------------------------------------------------------

@@ -153,14 +153,23 @@ class HTCondorSite:
             folder = self._ask(place, "EXECUTE")
         except BelljarError as exc:
             return Finding(what, False, exc.message, "See what `condor_config_val EXECUTE` says.")
-        sources = [share.split(":")[0].rstrip("/") for share in place.settings.shares]
-        good = any(folder == source or folder.startswith(source + "/") for source in sources)
+        shared = [shared_here(text) for text in place.settings.shares]
+        good = any(folder == source or folder.startswith(source + "/") for source in shared)
         limit = place.settings.stage_limit >> 20
         return Finding(
             what,
             True,
             folder if good else f"{folder}: copied in and out, up to {limit} MiB; add {folder}:rw to batch.shares",
         )
+
+
+def shared_here(share: str) -> str:
+    """The host's name for a share: its source, or where an export is mounted, for it is a share of the job's folder only
+    where the host has it at the same place."""
+    parts = share.split(":")
+    if share.startswith("nfs://"):
+        return (parts[-2] if parts[-1] in ("ro", "rw") else parts[-1]).rstrip("/")
+    return parts[0].rstrip("/")
 
 
 def requirement(settings: Settings) -> str:

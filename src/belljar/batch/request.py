@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from belljar.batch import Settings
-from belljar.batch.environment import for_guest
+from belljar.batch.environment import Pairs, for_guest
 from belljar.batch.policy import Asker, check_allowed, check_limits
 from belljar.batch.sizes import guest_memory
 from belljar.batch.terms import Command, Job, Surroundings
 from belljar.errors import DirectoryTooLarge, UnreadableScript
 from belljar.model import (
     MIB,
+    SCRATCH_PLACE,
     Account,
     MachineSpec,
     NetworkMode,
@@ -57,7 +58,8 @@ def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Se
     check_allowed(image, Asker(account.name, groups, job.queue), settings)
     check_limits(job.cpus, job.memory, job.disk, settings)
     machine = MachineSpec(
-        image=image, cpus=job.cpus or caller.cpus, disk=job.disk,
+        image=image, cpus=job.cpus or caller.cpus, disk=None if settings.scratch else job.disk,
+        scratch=(job.disk or settings.scratch) if settings.scratch else None,
         memory=guest_memory(job.memory, _address_space(caller), settings, caller.memory),
         network=caller.network, shares=caller.shares, start=caller.start,
     )  # fmt: skip
@@ -78,12 +80,20 @@ def payload(here: Surroundings, job: Job, caller: Caller, settings: Settings) ->
     inside = (*(share.target for share in caller.shares), *(copy.inside for copy in copies))
     return Payload(
         argv=command.argv, program=command.path, account=caller.account, cwd=here.cwd,
-        env=for_guest(here.env, settings, (*inside, *map(os.fsdecode, job.staged.folders))), umask=caller.umask,
+        env=environment(here, job, inside, settings), umask=caller.umask,
         rlimits=caller.rlimits, lingers=job.lingers, terminal=caller.terminal and command.stdin is None,
         stdin=StdinKind.STREAM if command.stdin is not None else caller.stdio[0], stdout=caller.stdio[1],
         stderr=caller.stdio[2], inputs=copies, files=tuple(files(here, job, inside)),
         outputs=tuple(Transfer(one.outside, one.inside, one.skip, changed_only=True) for one in copies),
     )  # fmt: skip
+
+
+def environment(here: Surroundings, job: Job, inside: Iterable[str], settings: Settings) -> Pairs:
+    """The job's variables as its guest has them."""
+    env = for_guest(here.env, settings, (*inside, *map(os.fsdecode, job.staged.folders)))
+    if not settings.scratch:
+        return env
+    return (*((name, value) for name, value in env if name != b"TMPDIR"), (b"TMPDIR", SCRATCH_PLACE.encode()))
 
 
 def _address_space(caller: Caller) -> int:

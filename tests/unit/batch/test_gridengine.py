@@ -153,6 +153,20 @@ def test_a_signal_and_an_end_without_words() -> None:
     assert told(Verdict.MIRROR, Outcome(id="1", cause=Cause.CANCELLED, klass=OutcomeClass.CANCELLED)).signal == 9
 
 
+@pytest.mark.parametrize(("error", "code"), [("not-found", 127), ("not-executable", 126)])
+def test_what_cannot_be_started_is_held_as_grid_engine_holds_it(error: str, code: int) -> None:
+    """The shepherd's execvlp fails natively: Eqw with the reason, so that no job waiting for this one begins."""
+    reason = "the payload could not be started: /no/such: not found in the guest"
+    outcome = Outcome(
+        id="1", cause=Cause.FINISHED, klass=OutcomeClass.PAYLOAD, exit_code=code, error=error, reason=reason
+    )
+    ending = told(Verdict.MIRROR, outcome)
+    assert ending.exit_code == 100
+    assert ending.files[0][1] == b"belljar: " + reason.encode() + b"; "
+    shell = replace(outcome, error="")  # a shell that did not find its command has started
+    assert told(Verdict.MIRROR, shell) == Ending(exit_code=code)
+
+
 def test_a_requeue_is_counted_delayed_and_bounded_in_every_case() -> None:
     ending = told(Verdict.REQUEUE, failure())
     assert ending.exit_code == 99 and ending.delay == 0

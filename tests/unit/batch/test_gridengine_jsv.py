@@ -69,6 +69,24 @@ def test_an_image_and_its_sizes_go_into_the_environment() -> None:
     ]  # fmt: skip
 
 
+def test_qrsh_and_qlogin_stay_out_of_queues_with_a_prolog_of_ours() -> None:
+    """As 8.1.9 told its verifier of them: it closes a queue with any prolog at the first of these."""
+    login = answer("N QLOGIN", "o /dev/null", "e /dev/null", env=("QRSH_PORT bjge:43511",))
+    assert login == ["PARAM l_hard vm_interactive=1", "RESULT STATE CORRECT"]
+    command = answer("b y", "l_hard h_rt=60", env=("QRSH_PORT bjge:35105", "QRSH_COMMAND hostname"))
+    assert command == ["PARAM l_hard h_rt=60,vm_interactive=1", "RESULT STATE CORRECT"]
+    assert answer("l_hard vm_interactive=1", env=("QRSH_PORT bjge:1",)) == ["RESULT STATE ACCEPT"]
+    again = answer("l_hard vm_interactive=0", env=("QRSH_PORT bjge:1",))
+    assert again[0] == "PARAM l_hard vm_interactive=1"
+    one = verifier(Settings(default_image="debian12", queue_images=("night=old",)))
+    assert answer("l_hard h_rt=60", one=one, env=("QRSH_PORT bjge:1",))[0] == "PARAM l_hard h_rt=60,vm_interactive=1"
+
+
+@pytest.mark.parametrize("params", [("l_hard vm_image=debian12",), ("l_soft vm_image=debian12",)])
+def test_qrsh_with_an_image_is_refused(params: tuple[str, ...]) -> None:
+    assert "qsub" in refusal(*params, env=("QRSH_PORT bjge:43511",))
+
+
 def test_a_soft_request_and_a_variable_name_an_image_too() -> None:
     assert answer("l_soft vm_image=debian12,a=1") == [
         "ENV ADD VM_IMAGE debian12", "PARAM l_hard vm=1", "PARAM l_soft a=1", "RESULT STATE CORRECT"

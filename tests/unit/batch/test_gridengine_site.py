@@ -53,6 +53,22 @@ def test_the_pieces_of_one_queue() -> None:
     assert not any(one.is_done(QUEUE.encode()) for one in changes if one.probe[1] == "-sq")
 
 
+def test_interactive_jobs_are_kept_out_of_the_queues() -> None:
+    """TRUE for all hosts, FALSE in our queues: a site that wants it otherwise says TRUE there."""
+    changes = {one.purpose: one for one in of(Change, place())}
+    everywhere, queue = changes["all hosts take interactive jobs"], changes["queue all.q takes no interactive jobs"]
+    assert everywhere.do == (("qconf", "-mattr", "exechost", "complex_values", "vm_interactive=TRUE", "global"),)
+    assert everywhere.undo == (("qconf", "-dattr", "exechost", "complex_values", "vm_interactive", "global"),)
+    assert queue.do == (("qconf", "-mattr", "queue", "complex_values", "vm_interactive=FALSE", "all.q"),)
+    for text in ("vm=TRUE,vm_interactive=FALSE", "vm_interactive=TRUE", "a=1,vm_interactive=0"):
+        assert queue.is_done(f"complex_values   {text}\n".encode())
+    for text in ("NONE", "vm=TRUE", "a=vm_interactive"):
+        assert not queue.is_done(f"complex_values   {text}\n".encode())
+    order = [one.purpose for one in of(Change, place())]
+    assert order.index("complexes: what users ask with") < order.index("all hosts take interactive jobs")
+    assert order.index("all hosts take interactive jobs") < order.index("verifier of the server")
+
+
 def test_what_is_done_is_seen_as_done_also_over_two_lines() -> None:
     for one in of(Change, place()):
         if one.probe[1] == "-sq" and one.do[0][2] == "queue" and one.do[0][3].endswith("_method"):
