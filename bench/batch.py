@@ -2,8 +2,9 @@
 
 Brings up a private Slurm (tests/batch/lab), installs belljar in it as a site does, submits the same job as an ordinary
 user both ways. Latency is what lies between slurmd's opening of the job's output file and the first byte in it, by the
-stamps of that file: dispatch to first instruction, for both kinds alike. VmBatch (2016): 20 000 jobs, two at a time, mean
-start 38.41 s.
+stamps of that file: dispatch to first instruction, for both kinds alike. While jobs in machines run, the memory and
+descriptors of Slurm's daemons, the host's, and the site's folders are sampled: nothing is to grow, and the node stays in
+service. VmBatch (2016): 20 000 jobs, two at a time, mean start 38.41 s.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common import ROOT, parser, progress, publish, summary, table
+from common import ROOT, Row, Samples, files_below, parser, progress, publish, summary, table
 
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("BELLJAR_TEST_STORE", str(Path(f"/var/tmp/belljar-test-{os.getuid()}/store")))
@@ -26,7 +28,7 @@ from tests.batch.lab.slurm import Slurm
 
 USER = "bjalice"
 VMBATCH_START = 38.41  # seconds
-TICK = os.sysconf("SC_CLK_TCK")
+TICK, PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
 
 class Bench:
@@ -35,8 +37,11 @@ class Bench:
     def __init__(self, site: Site, lab: Slurm, image: str, chunk: int) -> None:
         self.site, self.lab, self.image, self.chunk = site, lab, image, chunk
 
-    def run(self, jobs: int, *, in_machines: bool) -> dict[str, float]:
-        """*jobs* of them, as many at a time as the node has processors. Ends the benchmark when one fails."""
+    def run(self, jobs: int, *, in_machines: bool, samples: Samples | None = None, every: int = 0) -> Row:
+        """*jobs* of them, as many at a time as the node has processors. Ends the benchmark when one fails. With *samples*,
+        one is taken before the first job, one after the last, and one each time *every* more jobs have ended."""
+        if samples:
+            samples.take(0)
         name = "machines" if in_machines else "native"
         folder = self.site.home(USER) / f"{name}-{time.monotonic_ns()}"
         self.site.run("mkdir", str(folder), user=USER)
@@ -45,13 +50,17 @@ class Bench:
         processor, first, last = host_processor_time(), 0.0, 0.0
         for begin in range(0, jobs, self.chunk):
             count = min(self.chunk, jobs - begin)
-            self._array(count, folder, options)
+            with sampled(samples, folder, begin, every):
+                self._array(count, folder, options)
             begun, ended, found = self._look(folder, count)
             latencies += found
             first, last = first or begun, ended
             progress(f"{name}: {begin + count} of {jobs}")
         progress("")
         took = last - first
+        if samples:
+            self.lab.until(lambda: not self.lab.text("squeue", "-h", "-t", "R,CG").strip(), "the last job is put away")
+            samples.take(jobs)
         return {
             "jobs": jobs,
             "seconds": took,
@@ -96,6 +105,58 @@ class Bench:
         return min(begun), max(ended), found
 
 
+class Watch:
+    """What the site's own part of a sample looks at. `drained` tells how often the node was found out of service."""
+
+    def __init__(self, site: Site, lab: Slurm) -> None:
+        self._site, self._lab, self.drained = site, lab, 0
+
+    def samples(self) -> Samples:
+        return Samples(self._of_machines, str(self._site.top), self._look)
+
+    def look_at_node(self) -> str:
+        """Its state, as sinfo tells it."""
+        state = self._lab.text("sinfo", "--noheader", "--Node", "--format=%T").strip()
+        self.drained += "drain" in state or "down" in state
+        return state
+
+    def _of_machines(self) -> list[Path]:
+        return [user / part for user in self._site.node.iterdir() for part in ("run", "scratch")]
+
+    def _look(self) -> Row:
+        self.look_at_node()
+        row: Row = {}
+        for daemon in ("slurmctld", *(f"slurmd-{node}" for node in self._lab.nodes)):
+            name, pid = daemon.partition("-")[0], (self._lab.folder / f"run/{daemon}.pid").read_text().strip()
+            row[f"{name}_rss_kib"] = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 1024
+            row[f"{name}_fds"] = len(os.listdir(f"/proc/{pid}/fd"))
+        row["spool_files"] = files_below(self._lab.folder / "spool")
+        row["record_files"] = sum(files_below(user / "logs") for user in self._site.node.iterdir())
+        return row
+
+
+@contextmanager
+def sampled(samples: Samples | None, folder: Path, before: int, every: int) -> Iterator[None]:
+    """Take samples beside what is done inside, by the outputs that jobs left in the folder."""
+    over = threading.Event()
+
+    def look() -> None:
+        known = before
+        while samples is not None and not over.wait(0.2):
+            done = before + sum(path.stat().st_size > 0 for path in folder.iterdir())
+            if done >= known + every:
+                known = done
+                samples.take(done)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+
+
 def birth(path: Path) -> float:
     """When a file was made, in seconds since the epoch."""
     done = subprocess.run(["stat", "--format=%.9W", str(path)], capture_output=True, check=True)
@@ -132,15 +193,18 @@ def main() -> None:
     arguments.add_argument("--native", type=int, help="native jobs, where that is to be another number")
     arguments.add_argument("--at-a-time", type=int, default=2)
     arguments.add_argument("--chunk", type=int, default=500, help="jobs per array (default: %(default)s)")
+    arguments.add_argument("--sample-every", type=int, default=10, metavar="JOBS", help="(default: %(default)s)")
     args = arguments.parse_args()
     with slurm(args.at_a_time) as (site, lab):
         bench = Bench(site, lab, args.image, args.chunk)
         bench.run(args.at_a_time, in_machines=True)  # the user's first machine makes its template
+        watch = Watch(site, lab)
+        samples = watch.samples()
         rows = {
             "native": bench.run(args.native or args.jobs, in_machines=False),
-            "in machines": bench.run(args.jobs, in_machines=True),
+            "in machines": bench.run(args.jobs, in_machines=True, samples=samples, every=args.sample_every),
         }
-        left = site.leftovers()
+        left, state = site.leftovers(), watch.look_at_node()
     native, machines = rows["native"], rows["in machines"]
     figures = {
         "rows": rows,
@@ -149,6 +213,9 @@ def main() -> None:
         "rate_ratio": machines["jobs_per_minute"] / native["jobs_per_minute"],
         "failed": 0,
         "left_over": len(left),
+        "growth_per_1000_jobs": samples.slopes(),
+        "node": {"state": state, "drained": watch.drained},
+        "samples": samples.rows,
     }
     table(
         ("", "jobs", "jobs/min", "cpu s/job", "latency median", "p90", "worst"),
@@ -169,7 +236,19 @@ def main() -> None:
         f"added latency {figures['added_latency']:.3f} s per job ({VMBATCH_START / machines['latency_median']:.0f} times quicker"
         f" than VmBatch's {VMBATCH_START} s), rate {figures['rate_ratio']:.2f} of native, 0 failed, {len(left)} left over"
     )
+    more = samples.left_over()
+    table(
+        ("while jobs in machines ran", "first", "last", "growth per 1000 jobs"),
+        [(name, f"{samples.rows[1][name]:.0f}", f"{samples.rows[-2][name]:.0f}", f"{grown:.1f}")
+         for name, grown in samples.slopes().items()],
+    )  # fmt: skip
+    print(
+        f"left over: {more['qemu']:.0f} QEMU, {more['files']:.0f} files; the node is {state}, found drained or down in"
+        f" {watch.drained} of {len(samples.rows) + 1} looks"
+    )
     publish(args, figures)
+    if left or watch.drained:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

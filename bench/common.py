@@ -10,10 +10,12 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+Row = dict[str, float]
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -65,6 +67,63 @@ def summary(times: list[float]) -> dict[str, float]:
         "worst": ordered[-1],
         "runs": len(ordered),
     }
+
+
+def slope(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Of the line that fits best, by least squares; 0 where all xs are one."""
+    mean_x, mean_y = statistics.fmean(xs), statistics.fmean(ys)
+    spread = sum((x - mean_x) ** 2 for x in xs)
+    return sum((x - mean_x) * (y - mean_y) for x, y in zip(xs, ys, strict=True)) / spread if spread else 0.0
+
+
+class Samples:
+    """The host's own figures while jobs run, and what else is asked for; the slope of each should be zero."""
+
+    def __init__(
+        self, folders: Callable[[], Iterable[Path]], qemu_of: str = "", more: Callable[[], Row] = dict
+    ) -> None:
+        """*folders*: where machines have their files; *qemu_of*: a word of the command lines of the QEMUs to count."""
+        self._folders, self._qemu_of, self._more = folders, qemu_of, more
+        self.rows: list[Row] = []
+
+    def take(self, done: int) -> None:
+        memory = {line.split(":")[0]: int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()}
+        self.rows.append(
+            {
+                "jobs": done,
+                "unreclaimable_mib": (memory["MemTotal"] - memory["MemAvailable"]) / 1024,
+                "open_files": int(Path("/proc/sys/fs/file-nr").read_text().split()[0]),
+                "qemu": qemus(self._qemu_of),
+                "files": sum(map(files_below, self._folders())),
+                **self._more(),
+            }
+        )
+
+    def slopes(self) -> Row:
+        """Growth per 1000 jobs, by least squares, of each figure. Only samples taken while jobs ran are compared."""
+        busy = self.rows[1:-1]
+        jobs = [row["jobs"] for row in busy]
+        names = [name for name in busy[0] if name != "jobs"] if busy else []
+        return {name: slope(jobs, [row[name] for row in busy]) * 1000 for name in names}
+
+    def left_over(self) -> Row:
+        """What is there after the last job that was not there before the first."""
+        return {name: self.rows[-1][name] - self.rows[0][name] for name in ("qemu", "files")}
+
+
+def files_below(folder: Path) -> int:
+    return sum(len(files) for _, _, files in os.walk(folder))
+
+
+def qemus(word: str) -> int:
+    """QEMU processes of this host with *word* in their command line."""
+    found = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                is_qemu = (entry / "comm").read_text().startswith("qemu")
+                found += is_qemu and word.encode() in (entry / "cmdline").read_bytes()
+    return found
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

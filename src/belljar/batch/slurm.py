@@ -139,7 +139,7 @@ class Slurm:
 
     def counted(self, job: Job, printed: bytes) -> int:
         comment = printed.decode("utf-8", "replace").removesuffix("\n")
-        self._comments[job.id] = "" if comment.strip() == "(null)" else comment
+        self._comments = {job.id: "" if comment.strip() == "(null)" else comment}
         match = COUNT.search(comment)
         return int(match[1]) if match else 0
 

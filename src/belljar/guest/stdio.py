@@ -35,33 +35,45 @@ def classify(descriptor: int) -> StdinKind:
     return StdinKind.STREAM
 
 
+Order = tuple[Callable[[], T], asyncio.Future[T]]
+
+
 class _Worker(Generic[T]):
-    """Does one blocking call after the other, in a thread of its own."""
+    """Does one blocking call after the other, in a thread of its own. The thread ends when nobody has the worker any more
+    and its last call has returned."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._orders: SimpleQueue[tuple[Callable[[], T], asyncio.Future[T]]] | None = None
+        self._orders: SimpleQueue[Order[T] | None] | None = None
 
     async def do(self, call: Callable[[], T]) -> T:
         """The call's result. Cancelling stops the waiting, not the call."""
-        self._loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = self._loop.create_future()
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         if self._orders is None:
             self._orders = SimpleQueue()
-            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            threading.Thread(target=_work, args=(self._orders,), name=self._name, daemon=True).start()
         self._orders.put((call, future))
         return await future
 
-    def _work(self) -> None:
-        assert self._orders is not None
-        while True:
-            call, future = self._orders.get()
-            try:
-                settle: Callable[[], None] = _done(future, call())
-            except BaseException as exc:
-                settle = _failed(future, exc)
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self._loop.call_soon_threadsafe(settle)
+    def __del__(self) -> None:
+        if self._orders is not None:
+            self._orders.put(None)
+
+
+def _work(orders: SimpleQueue[Order[T] | None]) -> None:
+    """Knows the orders alone, so that it keeps nobody alive while it waits for the next."""
+    while (order := orders.get()) is not None:
+        _carry_out(*order)
+        del order
+
+
+def _carry_out(call: Callable[[], T], future: asyncio.Future[T]) -> None:
+    try:
+        settle: Callable[[], None] = _done(future, call())
+    except BaseException as exc:
+        settle = _failed(future, exc)
+    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        future.get_loop().call_soon_threadsafe(settle)
 
 
 def _done(future: asyncio.Future[T], result: T) -> Callable[[], None]:

@@ -5,6 +5,7 @@ import contextlib
 import fcntl
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -125,6 +126,16 @@ async def test_a_full_disk_is_an_error_of_the_write() -> None:
     with pytest.raises(OSError, match="No space"):
         await FdSink(full).write(b"x")
     os.close(full)
+
+
+async def test_a_stream_that_nobody_has_any_more_keeps_no_thread(pipe: tuple[int, int]) -> None:
+    before = set(threading.enumerate())
+    sink = FdSink(pipe[1])
+    await sink.write(b"one")
+    (thread,) = set(threading.enumerate()) - before
+    del sink
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 async def test_closing_a_sink_leaves_the_descriptor_open(pipe: tuple[int, int]) -> None:
