@@ -1,9 +1,16 @@
 # ruff: noqa: F811 - `cell` is a fixture
-"""What the guide promises and other tests do not show: interactive jobs, jobs that cannot be started."""
+"""What the guide promises and other tests do not show: interactive jobs, jobs that cannot be started, announced ends, a
+verifier that is up to date, an uninstallation that leaves nothing."""
 
 from __future__ import annotations
 
-from tests.batch.lab.gridengine_cell import IN_MACHINE, WITHOUT, Cell, cell  # noqa: F401
+import time
+
+import pytest
+from tests.batch.lab.gridengine import CELL, ROOT, until
+from tests.batch.lab.gridengine_cell import IN_MACHINE, SETTINGS, WITH_BELLJAR, WITHOUT, Cell, cell  # noqa: F401
+
+ANNOUNCED = "trap 'echo got USR2' USR2; trap 'echo got TERM; exit 7' TERM; echo started; while :; do sleep 0.2; done"
 
 
 def test_interactive_jobs_stay_out_and_close_no_queue(cell: Cell) -> None:
@@ -12,8 +19,12 @@ def test_interactive_jobs_stay_out_and_close_no_queue(cell: Cell) -> None:
     assert elsewhere.stdout.strip() == b"bjge"
     here = cell.lab.run("qrsh", "-q", "all.q", "hostname", user="bjalice", check=False, timeout=60)
     assert here.returncode == 1 and b"could not be scheduled" in here.stdout + here.stderr
-    asked = cell.lab.run("qrsh", "-l", "vm_image=debian12", "hostname", user="bjalice", check=False, timeout=60)
-    assert asked.returncode == 1 and b"qrsh and qlogin have no machine" in asked.stdout + asked.stderr
+    for words in (
+        ("qrsh", "-l", "vm_image=debian12", "hostname"),
+        ("qsh", "-display", "x:0", "-l", "vm_image=debian12"),
+    ):
+        asked = cell.lab.run(*words, user="bjalice", check=False, timeout=60)
+        assert asked.returncode == 1 and b"qsh, qrsh and qlogin have no machine" in asked.stdout + asked.stderr
     assert cell.lab.queue_state() == ""
 
 
@@ -27,3 +38,66 @@ def test_a_job_that_cannot_be_started_is_held_as_without_a_machine(cell: Cell) -
     cell.lab.run("qdel", *jobs)
     cell.clean()
     assert cell.lab.queue_state() == ""
+
+
+def test_an_announced_end_comes(cell: Cell) -> None:
+    """The notice goes to the running terminate method too, and Grid Engine starts no other one when that dies of it."""
+    jobs = [cell.submit(ANNOUNCED, "-notify", *IN_MACHINE) for _ in range(3)]
+    for job in jobs:
+        cell.started(job)
+        cell.lab.run("qdel", job, user="bjalice")
+    for ended in [cell.ended(job, timeout=60) for job in jobs]:
+        assert ended.exit == 7 and b"got USR2" in ended.out and b"got TERM" in ended.out
+    cell.clean()
+
+
+@pytest.mark.parametrize("queue", [IN_MACHINE, WITH_BELLJAR])
+def test_an_announced_end_comes_without_the_method(cell: Cell, queue: tuple[str, ...]) -> None:
+    method = cell.lab.lib / CELL / "common/belljar-method"
+    text = method.read_text()
+    method.write_text("#!/bin/sh\nexit 0\n")
+    try:
+        job = cell.submit(ANNOUNCED, "-notify", *queue)
+        cell.started(job)
+        begin = time.monotonic()
+        cell.lab.run("qdel", job, user="bjalice")
+        ended = cell.ended(job, timeout=60)
+    finally:
+        method.write_text(text)
+    assert time.monotonic() - begin > 5, "it had its time"
+    assert b"got USR2" in ended.out and ended.exit == (7 if queue is IN_MACHINE else 137)
+    cell.clean()
+
+
+def test_an_installation_after_a_change_makes_the_verifier_start_anew(cell: Cell) -> None:
+    folder = cell.lab.lib / CELL / "common"
+    before = (folder / "belljar-jsv").read_bytes()
+    try:
+        cell.site.configure(SETTINGS.replace("max_cpus = 4", "max_cpus = 1"))
+        cell.install()
+        assert (folder / "belljar-jsv").read_bytes() != before
+        words = ("qsub", "-b", "y", *IN_MACHINE, "-pe", "smp", "2", "/bin/true")
+        refused = until(
+            lambda: (done := cell.lab.run(*words, user="bjalice", check=False)).returncode and done,
+            "the verifier to know that there is one cpu",
+        )
+        assert b"belljar:" in refused.stdout + refused.stderr and b"cpus" in refused.stdout + refused.stderr
+    finally:
+        cell.site.configure(SETTINGS)
+        cell.install()
+    assert (folder / "belljar-jsv").read_bytes() == before
+    cell.lab.run("qdel", "-u", "bjalice", check=False)
+    until(lambda: not cell.lab.run("qstat", "-u", "*").stdout, "no jobs")
+
+
+def test_uninstallation_leaves_nothing(cell: Cell) -> None:
+    """The last one: the cell is as it was before `install`, and takes interactive jobs in every queue."""
+    words = ("--queue", "all.q", "--folder", str(ROOT / CELL / "common"), "--prefix", str(cell.site.top))
+    cell.belljar("batch", "uninstall", "gridengine", *words)
+    shown = [cell.lab.config(*one) for one in (("-sc",), ("-sconf", "global"), ("-sq", "all.q"), ("-se", "global"))]
+    for text in shown:
+        for ours in ("belljar-hook", "belljar-method", "belljar-jsv", "wrap-gridengine", "vm_", "vm="):
+            assert ours not in text
+    assert not list((cell.lab.lib / CELL / "common").glob("belljar*"))
+    assert cell.lab.run("qrsh", "-q", "all.q", "hostname", user="bjalice", timeout=60).stdout.strip() == b"bjge"
+    assert cell.run("echo as ever", *WITH_BELLJAR).out == b"as ever\n"

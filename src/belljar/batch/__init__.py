@@ -48,7 +48,7 @@ class Settings:
     scratch: int = field(
         default=0,
         metadata={
-            "help": "every job's machine gets a scratch disk of this size at /scratch, or of the size the job asks for as disk; 0: none, and what a job asks for is the machine's own disk",
+            "help": "size of a job's scratch disk at /scratch; a job's own disk request counts before it; 0: none, and such a request is for the machine's own disk",
             "unit": "bytes",
         },
     )
@@ -65,7 +65,7 @@ class Settings:
     shares: tuple[str, ...] = field(
         default=("/home:rw",),
         metadata={
-            "help": "what every job's machine sees: host folders, `SRC[:DST][:ro|rw]` each, a missing one is left out; and exports it mounts itself, `nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]`, which need `machine.network`"
+            "help": "what every job's machine sees: host folders, `SRC[:DST][:ro|rw]`, left out where missing; `nfs://HOST/EXPORT:DST[:ro|rw]`, which needs `machine.network`"
         },
     )
     stage_limit: int = field(

@@ -65,7 +65,7 @@ class GridEngine:
             script=b"" if binary else spool.get("script_file", b"") or env.get("JOB_SCRIPT", b""),
             cpus=slots, memory=_memory(here, spool, slots), disk=gridengine_spool.memory(here.var(DISK)),
             wall=gridengine_spool.seconds(here.var(WALL)), started_before=1 if here.var("RESTARTED") not in ("", "0") else 0,
-            redirect=OF_THE_STARTER, grace=GRACE - 2, staged=_staged(env, folder),
+            redirect=OF_THE_STARTER, grace=GRACE - 2, staged=_staged(env, folder), notice=gridengine_spool.notice(spool),
             number=number, task=task, spool=folder, reruns=here.var(RERUN) == "y",
             forbids_reschedule=spool.get("forbid_reschedule") == b"1", forbids_error=spool.get("forbid_apperror") == b"1",
         )  # fmt: skip

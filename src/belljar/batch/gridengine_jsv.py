@@ -164,10 +164,10 @@ def resources(text: str) -> dict[str, str]:
 
 
 def _elsewhere(image: str, hard: dict[str, str]) -> list[str]:
-    """qrsh and qlogin: never in a machine, and only in queues without our prolog."""
+    """qsh, qrsh and qlogin: never in a machine, and only in queues without our prolog."""
     if image:
         raise ImageNotAllowed(
-            "qrsh and qlogin have no machine", hint="Submit with qsub; `belljar exec` reaches into it."
+            "qsh, qrsh and qlogin have no machine", hint="Submit with qsub; `belljar exec` reaches into it."
         )
     wanted = {**hard, SHELL: "1"}
     return [] if wanted == hard else [f"PARAM l_hard {_joined(wanted)}"]

@@ -9,8 +9,9 @@ additional group. For a job in a machine:
     resume      CONT to all; the wrapper lets the vcpus go on and sets the guest's clock
     terminate   CONT and TERM to the wrapper; when it is still there after the grace, KILL
 
-Grid Engine starts the terminate method again every second until the job is gone, never twice at once. Each call must
-therefore bring the end about by itself, and may find it done.
+Grid Engine starts the terminate method again every second until the job is gone, never twice at once; for a job submitted
+with `-notify` only once, for it loses its alarm when a method ends. Each call must therefore bring the end about by itself,
+outlive the notices (the shell it is called by ignores them), and may find the end done.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ configuration (an admin host, as a manager) installs for all; belljar itself mus
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from belljar import __version__
+from belljar.batch import Settings
 from belljar.batch.gridengine_hooks import ALLOWED, value, with_complexes
 from belljar.batch.gridengine_jsv import FLAG, RESERVED, SHELL
 from belljar.batch.siting import Advice, Change, Finding, OurFile, Piece, Place
@@ -19,6 +21,7 @@ from belljar.errors import BadOption, BelljarError
 
 HOOK, METHOD, VERIFIER = "belljar-hook", "belljar-method", "belljar-jsv"
 HOOK_DEADLINE = 60  # seconds; Grid Engine ends a hook after 120 and closes the queue
+LIBRARY = Path(__file__).resolve().parents[1]
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 HOOK_TEXT = """#!/bin/sh
@@ -30,7 +33,9 @@ exit 0
 """
 METHOD_TEXT = """#!/bin/sh
 # Methods of Grid Engine's queues, as the job's owner: suspend|resume|terminate PID. Where belljar cannot, they do what
-# Grid Engine does without them.
+# Grid Engine does without them. What announces an end (`qsub -notify`, s_cpu) goes to all processes of the job, to this
+# one too, and a method that died of it is not started again.
+trap '' HUP INT QUIT TERM USR1 USR2 XCPU
 {belljar} batch method gridengine "$1" "$2" --spool "$SGE_JOB_SPOOL_DIR" && exit 0
 case $1 in suspend) signal=STOP ;; resume) signal=CONT ;; *) signal=KILL ;; esac
 kill -s $signal -- "-$2"
@@ -38,7 +43,8 @@ exit 0
 """
 VERIFIER_TEXT = """#!/bin/sh
 # Grid Engine's server starts this as its administrator, once for each of its threads, and again when this file changes.
-# belljar {version}
+# belljar {version}, {fingerprint} of its program and the site's settings: other ones make another file, so `install` is
+# all that is needed after a change.
 exec {belljar} batch jsv gridengine --per-slot={per_slot}
 """
 
@@ -123,6 +129,7 @@ def _files(place: Place) -> Iterator[OurFile]:
     words = {
         "root": shlex.quote(str(root)), "cell": shlex.quote(cell), "deadline": HOOK_DEADLINE,
         "belljar": shlex.quote(str(place.belljar)), "version": __version__, "per_slot": ",".join(_per_slot(place)),
+        "fingerprint": fingerprint(LIBRARY, place.settings),
     }  # fmt: skip
     for name, purpose, text in (
         (HOOK, "prolog and epilog of the queues", HOOK_TEXT),
@@ -130,6 +137,15 @@ def _files(place: Place) -> Iterator[OurFile]:
         (VERIFIER, "verifier of jobs at submission", VERIFIER_TEXT),
     ):
         yield OurFile(purpose, place.folder / name, text.format(**words).encode(), 0o755)
+
+
+def fingerprint(library: Path, settings: Settings) -> str:
+    """16 hexadecimal digits for all that the verifier reads when the server starts it: it keeps that until its file changes."""
+    found = hashlib.sha256(repr(settings).encode())
+    for path in sorted(library.rglob("*.py")):
+        text = path.read_bytes()
+        found.update(f"\n{path.relative_to(library)} {len(text)}\n".encode() + text)
+    return found.hexdigest()[:16]
 
 
 def _per_slot(place: Place) -> list[str]:

@@ -7,6 +7,7 @@ words nor whether it is a binary job: that stands in the job's spool folder, in 
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping
 
 from belljar.batch.terms import Command
@@ -43,6 +44,14 @@ def seconds(text: str) -> float | None:
         hours, minutes, rest = (int(part or "0") for part in match.groups())
         return float(hours * 3600 + minutes * 60 + rest)
     return float(text) if re.fullmatch(r"[0-9]{1,12}", text) else None
+
+
+def notice(spool: Mapping[str, bytes]) -> tuple[int, float] | None:
+    """(signal, seconds before the end) of a job submitted with `-notify`; the signal may be the site's (NOTIFY_KILL)."""
+    after = seconds(spool.get("notify", b"").decode("latin-1"))
+    kind, name = spool.get("notify_kill_type", b"1"), spool.get("notify_kill", b"").decode("latin-1").upper()
+    number = {b"1": signal.SIGUSR2, b"0": getattr(signal, f"SIG{name.removeprefix('SIG')}", None)}.get(kind)
+    return (int(number), after) if after and isinstance(number, signal.Signals) else None
 
 
 def native(argv: tuple[bytes, ...], env: Mapping[str, bytes], spool: Mapping[str, bytes]) -> Command:

@@ -25,6 +25,10 @@ HOOKS = {
 }  # fmt: skip
 ATTRIBUTES: dict[str, dict[str, str]] = {SUBMIT: {}, "belljar_node": {"alarm": "60", "freq": "300"}}
 RESOURCES = {"vm_image": ("string_array", "hm"), "vm_disk": ("size", "m")}
+BUSY = (
+    "PBS keeps a resource (15174) as long as a job has it, an ended one in the history (`qstat -x`) too. Uninstall again when"
+    " they are gone: after the server's job_history_duration, or once each was deleted by `qdel -x JOB`."
+)
 
 
 class OpenPbsSite:
@@ -92,6 +96,7 @@ def _resource(name: str) -> Change:
         is_done=lambda out: all(flag in _attribute(out, "flag") for flag in flags),
         do=(_qmgr(f"create resource {name} type={kind},flag={flags}"),),
         undo=(_qmgr(f"delete resource {name}"),),
+        undo_hint=BUSY,
     )
 
 

@@ -16,6 +16,7 @@ from belljar.model import (
     MIB,
     SCRATCH_PLACE,
     Account,
+    Context,
     MachineSpec,
     NetworkMode,
     Payload,
@@ -49,6 +50,7 @@ class Caller:
     cpus: int  # of a job whose system tells no number
     memory: int
     terminal: bool = False  # standard input and output are one: an interactive job
+    context: Context = Context.AUTO
 
 
 def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Settings, now: float) -> Request:
@@ -61,7 +63,7 @@ def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Se
         image=image, cpus=job.cpus or caller.cpus, disk=None if settings.scratch else job.disk,
         scratch=(job.disk or settings.scratch) if settings.scratch else None,
         memory=guest_memory(job.memory, _address_space(caller), settings, caller.memory),
-        network=caller.network, shares=caller.shares, start=caller.start,
+        network=caller.network, shares=caller.shares, start=caller.start, context=caller.context,
     )  # fmt: skip
     labels = (("alias", one) for one in job.aliases)
     facts = (("queue", job.queue), ("job name", job.name), ("started before", str(job.started_before)))

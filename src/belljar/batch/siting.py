@@ -58,6 +58,7 @@ class Change:
     do: tuple[tuple[str, ...], ...]
     undo: tuple[tuple[str, ...], ...]
     stdin: bytes = b""
+    undo_hint: str | None = None  # what to do where the system refuses to undo it
 
 
 @dataclass(frozen=True)

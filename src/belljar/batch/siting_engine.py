@@ -218,8 +218,11 @@ class Engine:
             if piece.purpose not in record.changes:
                 continue
             if self._look_at_change(piece).status is not Status.MISSING:
-                for argv in piece.undo:
-                    self._execute(argv, b"")
+                try:
+                    for argv in piece.undo:
+                        self._execute(argv, b"")
+                except CommandFailed as exc:
+                    raise CommandFailed(f"{piece.purpose}: {exc.message}", hint=piece.undo_hint) from exc
                 yield f"undid: {piece.purpose}"
             record.changes.remove(piece.purpose)
 

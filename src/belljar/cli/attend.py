@@ -16,9 +16,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from belljar.cli.notice import LATE, Notice
 from belljar.guest import Streams
 from belljar.guest.stdio import FdSink, FdSource
-from belljar.machine.orders import Orders, Pause, Resize, Resume, Signal
+from belljar.machine.orders import Order, Orders, Pause, Resize, Resume, Signal
 from belljar.model import Outcome, Payload, Request, StdinKind
 
 assert quick_asyncio
@@ -70,22 +71,27 @@ class _Waits(selectors.DefaultSelector):
         return events
 
 
-def attend(house: House, request: Request, *, stdin: bytes | None = None, alone: bool = False) -> Outcome:
+def attend(
+    house: House, request: Request, *, stdin: bytes | None = None, alone: bool = False, notice: Notice | None = None
+) -> Outcome:
     """Keep the machine to its end, with this process's streams and signals. *stdin* stands in the place of descriptor
-    0; with *alone*, signals but TERM are for the payload's first process, not for its group."""
+    0; with *alone*, signals but TERM are for the payload's first process, not for its group. After the signal of
+    *notice* TERM is due within its seconds: where none comes, it is taken as given."""
     loop = StoppableLoop()
     try:
-        return loop.run_until_complete(_attend(house, request, loop, stdin, alone))
+        return loop.run_until_complete(_attend(house, request, loop, stdin, alone, notice))
     finally:
         loop.close()
 
 
-async def _attend(house: House, request: Request, loop: StoppableLoop, stdin: bytes | None, alone: bool) -> Outcome:
+async def _attend(
+    house: House, request: Request, loop: StoppableLoop, stdin: bytes | None, alone: bool, notice: Notice | None
+) -> Outcome:
     orders = Orders()
-    assert request.payload is not None
-    terminal = raw_terminal() if request.payload.terminal else None
-    listen(loop, orders, terminal, alone)
-    streams = streams_of(request.payload)
+    payload = request.payload
+    terminal = raw_terminal() if payload is not None and payload.terminal else None
+    listen(loop, Announced(loop, orders, notice) if notice else orders, terminal, alone)
+    streams = Streams(None, None, None) if payload is None else streams_of(payload)
     if stdin is not None:
         streams = replace(streams, stdin=Known(stdin))
     try:
@@ -93,6 +99,34 @@ async def _attend(house: House, request: Request, loop: StoppableLoop, stdin: by
     finally:
         if terminal is not None:
             terminal.restore()
+
+
+class Announced(Orders):
+    """Orders of a job whose system announces its end. Grid Engine's order to end it may get lost: its notice goes to
+    the process that carries the order out as well, and when that dies of it there is no other one."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, orders: Orders, notice: Notice) -> None:
+        self._loop, self._orders, (self._number, self._seconds) = loop, orders, notice
+        self._due: asyncio.TimerHandle | None = None
+        self._is_given = self._is_lost = False
+
+    def give(self, order: Order) -> None:
+        """Pass it on. TERM that comes after all, when it was given up, is no second one."""
+        is_end = isinstance(order, Signal) and order.number == signal.SIGTERM
+        if is_end and self._is_lost:
+            self._is_lost = False
+            return
+        if is_end:
+            self._is_given = True
+            if self._due is not None:
+                self._due.cancel()
+        elif isinstance(order, Signal) and order.number == self._number and self._due is None and not self._is_given:
+            self._due = self._loop.call_later(self._seconds + LATE, self._end)
+        self._orders.give(order)
+
+    def _end(self) -> None:
+        self.give(Signal(signal.SIGTERM))
+        self._is_lost = True
 
 
 class Known:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +13,7 @@ import pytest
 
 from belljar.batch import Settings
 from belljar.batch.gridengine_hooks import value, with_complexes, with_verifier, without_complexes, without_verifier
-from belljar.batch.gridengine_site import SITE
+from belljar.batch.gridengine_site import LIBRARY, SITE, fingerprint
 from belljar.batch.siting import Advice, Change, OurFile, Place
 from belljar.errors import BadOption, CommandFailed, NotOurs
 
@@ -114,3 +118,41 @@ def test_the_verifier_comes_and_goes_and_a_sites_own_stays() -> None:
     assert without_verifier(theirs, "/x/belljar-jsv") == theirs
     with pytest.raises(NotOurs):
         with_verifier(theirs, "/x/belljar-jsv")
+
+
+def test_a_method_outlives_what_announces_the_end(tmp_path: Path) -> None:
+    """`qsub -notify`: Grid Engine sends USR2 to all that carries the job's group, its own running method among them, and
+    starts no other one when that dies."""
+    belljar, (reader, writer) = tmp_path / "belljar", os.pipe()
+    belljar.write_text('#!/bin/sh\necho begun\nread word\necho "$word"\n')
+    belljar.chmod(0o755)
+    where = replace(place(), belljar=belljar)
+    method = tmp_path / "method"
+    method.write_bytes(next(one.content for one in of(OurFile, where) if one.path.name == "belljar-method"))
+    with subprocess.Popen(
+        ["/bin/sh", str(method), "terminate", "1"], stdin=reader, stdout=subprocess.PIPE, start_new_session=True
+    ) as running:
+        os.close(reader)
+        assert running.stdout is not None and running.stdout.readline() == b"begun\n"
+        for number in ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "XCPU"):
+            os.killpg(running.pid, getattr(signal, f"SIG{number}"))
+        os.write(writer, b"ended\n")
+        os.close(writer)
+        assert running.communicate(timeout=10)[0] == b"ended\n"
+        assert running.returncode == 0
+
+
+def test_the_verifier_is_another_file_after_a_change_of_belljar_or_its_settings(tmp_path: Path) -> None:
+    """Grid Engine's server keeps a verifier running until its file changes."""
+    (tmp_path / "batch").mkdir()
+    module = tmp_path / "batch/policy.py"
+    seen = []
+    for text, settings in (("x = 1\n", Settings()), ("x = 2\n", Settings()), ("x = 2\n", Settings(max_cpus=4))):
+        module.write_text(text)
+        seen += [fingerprint(tmp_path, settings), fingerprint(tmp_path, settings)]
+    assert seen[::2] == seen[1::2] and len(set(seen)) == 3
+    module.rename(tmp_path / "policy.py")
+    assert fingerprint(tmp_path, Settings(max_cpus=4)) not in seen
+    files = {one.path.name: one.content for one in of(OurFile, place())}
+    assert fingerprint(LIBRARY, Settings()).encode() in files["belljar-jsv"]
+    assert (LIBRARY / "batch/gridengine_jsv.py").is_file()

@@ -215,3 +215,21 @@ def test_an_interactive_job_has_its_terminal_and_one_whose_shell_is_told_by_a_pi
     told = made(replace(JOB, native=Command(b"/bin/bash", (b"-bash",), stdin=b"x\n")), caller=caller).payload
     assert payload is not None and payload.terminal
     assert told is not None and not told.terminal
+
+
+# -- scratch -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sites_scratch_disk_has_the_size_the_job_asks_for_as_disk() -> None:
+    asking = replace(JOB, disk=20 * GIB)
+    plain, own, sites = made(asking), made(asking, scratch=GIB), made(scratch=GIB)
+    assert (plain.machine.disk, plain.machine.scratch) == (20 * GIB, None)
+    assert (own.machine.disk, own.machine.scratch) == (None, 20 * GIB)
+    assert (sites.machine.disk, sites.machine.scratch) == (None, GIB)
+    assert sites.payload is not None and plain.payload is not None
+    assert dict(sites.payload.env)[b"TMPDIR"] == b"/scratch" and b"TMPDIR" not in dict(plain.payload.env)
+
+
+def test_the_limit_on_disks_holds_for_scratch_disks_too() -> None:
+    with pytest.raises(OverLimit):
+        made(replace(JOB, disk=20 * GIB), scratch=GIB, max_disk=10 * GIB)

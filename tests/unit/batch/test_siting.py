@@ -429,3 +429,18 @@ def test_a_mode_that_was_changed_is_found_and_mended(bench: Bench) -> None:
     assert bench.states() == ["there", Status.DIFFERENT.value]
     bench.engine().install()
     assert os.access(bench.etc / "hook.sh", os.X_OK)
+
+
+def test_a_change_that_the_system_refuses_to_undo_is_told_with_its_own_hint(bench: Bench) -> None:
+    """What was undone before it stays undone; `uninstall` again goes on there."""
+    kept, gone = replace(bench.change("kept"), purpose="kept", undo_hint="Ask again."), bench.change("gone")
+    bench.site.made = [kept, gone]
+    bench.engine().install()
+    bench.system.fails = {kept.undo[0]}
+    with pytest.raises(CommandFailed, match="kept: conf: exit 1: no") as caught:
+        bench.engine().uninstall()
+    assert caught.value.hint == "Ask again."
+    assert set(bench.system.values) == {"kept"}
+    bench.system.fails = set()
+    bench.engine().uninstall()
+    assert bench.system.values == {} and not bench.wrapper.exists()
