@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from belljar.errors import BelljarError
-from belljar.model import MachineId, NetworkMode
+from belljar.host.egress import Egress
+from belljar.model import Firmware, MachineId, NetworkMode
 
 
 class Accelerator(str, Enum):
@@ -37,6 +38,9 @@ class Settings:
     )
     cpu: str = field(
         default="auto", metadata={"help": "CPU model of the guests; auto: host under KVM, a quick one under TCG"}
+    )
+    uefi: str = field(
+        default="", metadata={"help": "OVMF's file, for images that boot by UEFI; empty: looked for in the usual places"}
     )
     user: str = field(
         default="auto",
@@ -64,6 +68,8 @@ class Boot:
     initrd: Path | None = None
     append: str = ""
     digest: str = ""  # of kernel + initrd, part of the template's key
+    firmware: Firmware = Firmware.BIOS  # where there is no kernel
+    is_disc: bool = False  # the machine's own disk is a CD-ROM, and the firmware boots from that
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,11 @@ class Nic:
 
     mode: NetworkMode
     mac: str
+    egress: Egress | None = None  # user network: where the machine may go; None: wherever its host may
+    has_line: bool = False  # its frames are carried by a descriptor
+    fd: int = -1  # that descriptor, ours, lent to the domain: a tap, or a socket; -1 (a template's): nothing there
+    forward: int = 0  # user network: a port of the guest that `Domain.dial` reaches; nobody else does
+    is_shut: bool = False  # user network: nothing goes out
 
 
 @dataclass(frozen=True)
@@ -92,6 +103,7 @@ class ExtraDisk:
     path: Path
     format: str  # "raw" or "qcow2" without a backing file; never guessed
     readonly: bool
+    chained: bool = False  # a qcow2 of belljar's own making on top of others, which are only read
 
 
 @dataclass(frozen=True)
@@ -110,6 +122,7 @@ class DomainSpec:
     nic: Nic | None = None
     shares: tuple[SharedFolder, ...] = ()
     owner: tuple[int, int] = (0, 0)  # uid and gid QEMU runs as; different from ours only when we are root
+    warm: tuple[str, ...] = ()  # what a template's guest has loaded beyond the usual ("nfs"); its clones ask for the same
     disks: tuple[ExtraDisk, ...] = ()
     # A read-only disc the guest's own init reads at its first boot (NoCloud, CD-ROM of a CernVM). Part of the hardware: a
     # template keeps a copy, and its clones have that copy in the drive.
@@ -135,6 +148,26 @@ class DomainEvent:
     why: BelljarError | None = None  # EXITED: what its last words mean, where they are known
 
 
+@dataclass(frozen=True)
+class Call:
+    """The guest connected to a place that is answered here (`Egress.answers`). Whoever is told owns the connection."""
+
+    address: str
+    port: int
+    connection: socket.socket  # a stream, non-blocking; its other end is the guest's
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The guest was kept from going somewhere. The first few places are told, each once, and each power of ten of tries."""
+
+    address: str
+    port: int
+    transport: str
+    reason: str
+    count: int  # of all refusals so far
+
+
 class Domain(Protocol):
     """One running domain. Its process is a child of this one and dies with it. The two sockets belong to the caller, who
     closes them: what the guest said last can be read from them after its end."""
@@ -157,6 +190,14 @@ class Domain(Protocol):
 
     def events(self) -> AsyncIterator[DomainEvent]:
         """What happens to the domain, from its start on, whenever one asks; ends after EXITED."""
+
+    def traffic(self) -> AsyncIterator[Call | Refusal]:
+        """What the guard of a user network has to tell, from the start on, to one listener; ends with the domain. A
+        domain without a guard tells nothing. Calls that nobody takes are closed with the domain."""
+
+    async def dial(self) -> socket.socket:
+        """A connection to the port of the guest that its card forwards, non-blocking. Whether the guest answers there is
+        seen when it speaks. Raises OSError."""
 
     def usage(self) -> tuple[float, float, int]:
         """User seconds, system seconds, peak resident bytes of the QEMU process so far (final once it ended)."""
@@ -221,6 +262,13 @@ class Hypervisor(Protocol):
 
     def discard(self, id: MachineId) -> None:
         """Leave no process of this machine. Finding none is success."""
+
+
+def guest_uuid(id: MachineId) -> str:
+    """The UUID of a machine, as its firmware tells it to a guest that was not cloned."""
+    from belljar.hypervisor.qemu.cmdline import machine_uuid
+
+    return machine_uuid(id)
 
 
 def load(settings: Settings, store: Path) -> Hypervisor:

@@ -22,7 +22,7 @@ from pathlib import Path
 from belljar.errors import BelljarError, DomainDied, TemplateError
 from belljar.host.files import private_folder, remove_tree
 from belljar.host.locks import try_lock
-from belljar.hypervisor import Accelerator, Boot, DomainEvent, DomainSpec, EventKind, Template
+from belljar.hypervisor import Accelerator, Boot, Call, DomainEvent, DomainSpec, EventKind, Refusal, Template
 from belljar.model import MachineId, to_json
 
 KILLED = 9  # wait status of a process that SIGKILL ended
@@ -59,6 +59,8 @@ class FakeDomain:
         self._faults, self._on_end = faults, on_end
         self._history: list[DomainEvent] = []
         self._news = asyncio.Event()
+        self.told: list[Call | Refusal] = []
+        self._heard = asyncio.Event()
         self.status: int | None = None
 
     # -- the Domain protocol -----------------------------------------------------------------------------------------
@@ -99,6 +101,17 @@ class FakeDomain:
             self._news.clear()
             await self._news.wait()
 
+    async def traffic(self) -> AsyncIterator[Call | Refusal]:
+        while self.status is None or self.told:
+            while self.told:
+                yield self.told.pop(0)
+            if self.status is None:
+                self._heard.clear()
+                await self._heard.wait()
+
+    async def dial(self) -> socket.socket:
+        raise ConnectionRefusedError("nobody listens in a guest that is not there")
+
     def usage(self) -> tuple[float, float, int]:
         return 0.25, 0.125, 64 << 20
 
@@ -109,11 +122,17 @@ class FakeDomain:
         self._history.append(DomainEvent(kind, detail, status))
         self._news.set()
 
+    def tell(self, item: Call | Refusal) -> None:
+        """Let the guard of its network tell something."""
+        self.told.append(item)
+        self._heard.set()
+
     def end(self, status: int = 0, why: str = "") -> None:
         """Let the process end. Ending twice changes nothing."""
         if self.status is not None:
             return
         self.status = status
+        self._heard.set()
         self.guest.close()
         self.serial.close()
         self._on_end(self)
@@ -245,7 +264,7 @@ class FakeHypervisor:
             spec.disk_size,
             spec.owner[0],
         )
-        devices = (spec.nic is not None, [share.tag for share in spec.shares], spec.accelerator.value)
+        devices = (spec.nic is not None, [share.tag for share in spec.shares], spec.accelerator.value, spec.warm)
         return sha256(json.dumps(to_json([*kind, *devices])).encode()).hexdigest()[:20]
 
     def _path(self, key: str) -> Path:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, Nic, SharedFolder
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import DEVICES, Abilities
-from belljar.hypervisor.qemu.cmdline import Plugs, Ram, command_line, hardware, machine_uuid
+from belljar.hypervisor.qemu.cmdline import Plugs, Ram, command_line, hardware, machine_uuid, place_at_the_end
 from belljar.model import GIB, MIB, NetworkMode
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -30,6 +30,13 @@ SHARES = (
 )
 
 
+DISKS = (
+    ExtraDisk("scratch", Path("/scratch/id.scratch"), "raw", readonly=False),
+    ExtraDisk("packed0", Path("/scratch/id.packed0"), "raw", readonly=True),
+)
+
+CHAINED = ExtraDisk("foreign", Path("/scratch/id.foreign"), "qcow2", readonly=False, chained=True)
+
 CASES = {
     "cold": (COLD, QEMU, PLUGS),
     "firmware": (replace(COLD, boot=Boot()), QEMU, replace(PLUGS, kernel="", initrd="")),
@@ -42,6 +49,17 @@ CASES = {
     "template": (COLD, QEMU, replace(PLUGS, ram=Ram(RAM, private=False))),
     "clone": (COLD, QEMU, replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=True)),
     "clone-8.2": (COLD, NEW_QEMU, replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True, readonly=True), incoming=True)),
+    "clone-with-disks": (
+        replace(COLD, disks=DISKS), QEMU,
+        replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=True, disks=(19, 20), below=((), ())),
+    ),
+    "seed": (replace(COLD, seed=Path("/run/m/seed.iso")), QEMU, replace(PLUGS, seed=19)),
+    "clone-with-a-chained-disk": (
+        replace(COLD, disks=(CHAINED,), seed=Path("/templates/key/seed.iso")), QEMU,
+        replace(
+            PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=True, disks=(19,), below=((20, 21),), seed=22
+        ),
+    ),
 }  # fmt: skip
 
 
@@ -136,3 +154,45 @@ def test_each_machine_has_a_uuid_of_its_own() -> None:
 
     assert UUID(machine_uuid("0123456789ab")).version == 4
     assert machine_uuid("0123456789ab") != machine_uuid("0123456789ac")
+
+
+# -- further disks -----------------------------------------------------------------------------------------------------
+
+
+def test_further_disks_leave_every_other_device_in_its_place() -> None:
+    template, clone = (
+        command_line(*CASES[name][:2], "max", CASES[name][2]) for name in ("template", "clone-with-disks")
+    )
+    assert devices(clone)[: len(devices(template))] == devices(template)
+    assert hardware(CASES["clone-with-disks"][0], QEMU, "max") == hardware(COLD, QEMU, "max")
+
+
+def test_each_further_disk_has_a_place_of_its_own_at_the_end_of_the_bus() -> None:
+    places = [place_at_the_end(number) for number in range(20)]
+    addresses = [place.partition(",")[0] for place in places]
+    assert addresses[0] == "addr=0x1e.0x0" and addresses[7] == "addr=0x1e.0x7" and addresses[8] == "addr=0x1d.0x0"
+    assert len(set(addresses)) == 20
+    assert [place for place in places if "multifunction" in place] == [places[0], places[8], places[16]]
+
+
+def test_a_read_only_disk_cannot_be_written_to_and_the_other_is_never_flushed() -> None:
+    words = command_line(*CASES["clone-with-disks"][:2], "max", CASES["clone-with-disks"][2])
+    nodes = {
+        node["node-name"]: node
+        for node in (json.loads(word) for word in words if word.startswith("{"))
+        if "node-name" in node
+    }
+    assert nodes["x-packed0"]["read-only"] and nodes["x-packed0-file"]["read-only"]
+    assert "read-only" not in nodes["x-scratch"] and nodes["x-scratch"]["cache"] == {"no-flush": True}
+
+
+def test_a_disk_without_a_descriptor_is_a_mistake() -> None:
+    with pytest.raises(ValueError):
+        command_line(replace(COLD, disks=DISKS), QEMU, "max", PLUGS)
+
+
+def test_a_disc_is_part_of_the_hardware_and_further_disks_are_not() -> None:
+    seeded = replace(COLD, seed=Path("/run/m/seed.iso"))
+    assert hardware(seeded, QEMU, "max") != hardware(COLD, QEMU, "max")
+    assert hardware(seeded, QEMU, "max") == hardware(replace(seeded, seed=Path("/templates/key/seed.iso")), QEMU, "max")
+    assert hardware(replace(seeded, disks=(CHAINED,)), QEMU, "max") == hardware(seeded, QEMU, "max")

@@ -9,7 +9,7 @@ from belljar.errors import NoSpace, TemplateError, UnsafeFolder
 from belljar.host.locks import try_lock
 from belljar.hypervisor import Template
 from belljar.hypervisor.qemu import template as module
-from belljar.hypervisor.qemu.template import CLONE, DISK, RAM, STATE, TemplateStore, copy_overlay, digest, key_of
+from belljar.hypervisor.qemu.template import CLONE, DISK, RAM, SEED, STATE, TemplateStore, copy_overlay, digest, key_of
 from belljar.model import MIB
 
 FACTS = {"image": "d" * 64, "memory": 8 * MIB, "cpus": 1}
@@ -209,3 +209,17 @@ def test_a_change_of_the_folders_form_is_another_key(monkeypatch: pytest.MonkeyP
     before = key_of(FACTS)
     monkeypatch.setattr(module, "FORMAT", module.FORMAT + 1)
     assert key_of(FACTS) != before
+
+
+def test_a_disc_is_watched_like_the_other_files_and_most_templates_have_none(store: TemplateStore) -> None:
+    draft = store.begin(KEY, 8 * MIB, ME)
+    for name in (STATE, DISK, CLONE, SEED):
+        (draft / name).write_bytes(name.encode() * 100)
+    template = store.publish(KEY, FACTS, 1000.0, ram_is_read=False)
+    assert store.find(KEY) == template and store.damage(template) == []
+    (template.folder / SEED).chmod(0o600)
+    (template.folder / SEED).write_bytes(b"another guest's")
+    assert "seed.iso has another" in str(store.find(KEY))
+    assert store.damage(template)[-1] == "seed.iso has other content than when it was made"
+    (template.folder / SEED).unlink()
+    assert "seed.iso is missing" in str(store.find(KEY))

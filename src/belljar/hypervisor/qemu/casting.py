@@ -10,6 +10,7 @@ from typing import Any
 
 from belljar.errors import BelljarError, HypervisorError, TemplateError
 from belljar.host.commands import run
+from belljar.host.files import no_space_as_error, read_capped, write_whole
 from belljar.host.threads import in_thread
 from belljar.hypervisor import DomainSpec, Template
 from belljar.hypervisor.qemu.domain import QemuDomain
@@ -18,6 +19,7 @@ from belljar.hypervisor.qemu.template import CLONE, DISK, TemplateStore
 CAPABILITIES = ("events", "x-ignore-shared")  # tell us when it is done; leave the memory in its file
 QUIT_GRACE = 30.0  # seconds QEMU may take to write what it holds of the disk
 OVERLAY_TIMEOUT = 60.0
+LARGEST_SEED = 1 << 30
 
 
 def make_overlay(path: Path, base: Path, size: int) -> None:
@@ -25,6 +27,12 @@ def make_overlay(path: Path, base: Path, size: int) -> None:
     argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", str(base.resolve()), str(path), str(size)]
     run(argv, timeout=OVERLAY_TIMEOUT)
     path.chmod(0o600)
+
+
+def keep_seed(path: Path, seed: Path) -> None:
+    """A copy of the disc that the clones' guests still see in its drive."""
+    with no_space_as_error(path):
+        write_whole(path, read_capped(seed, LARGEST_SEED))
 
 
 async def freeze(domain: QemuDomain, state: Path, *, timeout: float) -> None:

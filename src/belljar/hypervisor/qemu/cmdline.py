@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
 
-from belljar.hypervisor import Accelerator, DomainSpec, Nic, SharedFolder
+from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import Abilities
-from belljar.model import MIB
+from belljar.model import MIB, NetworkMode
 
 TRANSLATIONS = 64  # MiB of TCG's buffer
 PORT_NAME = "org.belljar.agent"
@@ -22,6 +22,11 @@ MARK = "guest=belljar-"
 
 # Nothing of these is of use to a batch job, and each costs time at start.
 MACHINE = "q35,usb=off,smbus=off,sata=off,vmport=off,hpet=off,mem-merge=off,dump-guest-core=off"
+# Devices that a template never has sit at the far end of the bus, eight in a slot, so that all others keep their places.
+LAST_SLOT = 0x1E  # the one behind it is the board's own
+FUNCTIONS = 8
+FORWARD_ADDRESS, FORWARD_PORT = "127.0.0.1", 22  # never listened on
+BELOW = 100  # the file sets of what such disks stand on begin here
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
@@ -44,9 +49,15 @@ class Plugs:
     layers: tuple[int, ...]  # the disk, overlay first
     kernel: str = ""
     initrd: str = ""
+    firmware: str = ""  # the file of the UEFI; empty: QEMU's own BIOS
     ram: Ram | None = None
     incoming: bool = False  # waits for a device state instead of starting the guest
     shares: tuple[str, ...] = ()  # paths, in the order of the spec
+    disks: tuple[int, ...] = ()  # further disks, in the order of the spec
+    below: tuple[tuple[int, ...], ...] = ()  # what each of them stands on, the upper ones first; empty: nothing does
+    seed: int = -1  # the disc the guest's own init reads
+    network: int = -1  # a tap, or a socket that carries frames
+    is_draft: bool = False  # boots a template: nothing of the host is to be reached
 
 
 def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs) -> list[str]:
@@ -64,9 +75,11 @@ def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs)
         *generation_id(abilities),
         *entropy(),
         *agent_port(plugs.channel),
-        *disk(plugs.layers, bootable=spec.boot.kernel is None),
-        *(network_card(spec.nic) if spec.nic else []),
+        *disk(plugs.layers, bootable=spec.boot.kernel is None, is_disc=spec.boot.is_disc),
+        *(network_card(spec.nic, plugs) if spec.nic else []),
         *(word for share, path in zip(spec.shares, plugs.shares, strict=True) for word in shared_folder(share, path)),
+        *(seed_disc(plugs) if spec.seed else []),
+        *further_disks(spec.disks, plugs),
         *(["-incoming", "defer"] if plugs.incoming else []),
     ]
 
@@ -74,8 +87,8 @@ def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs)
 def hardware(spec: DomainSpec, abilities: Abilities, cpu: str) -> list[str]:
     """What the guest sees, written down: equal for a template and its clones, different from every other machine."""
     nobody = replace(
-        spec, id="", nic=replace(spec.nic, mac="") if spec.nic else None,
-        shares=tuple(replace(share, readonly=False) for share in spec.shares),
+        spec, id="", nic=replace(spec.nic, mac="", egress=None, fd=-1) if spec.nic else None,
+        shares=tuple(replace(share, readonly=False) for share in spec.shares), disks=(),
     )  # fmt: skip
     plugs = Plugs(0, 0, 0, layers=(0,), ram=Ram("", private=False), shares=("",) * len(spec.shares))
     return command_line(nobody, abilities, cpu, plugs)
@@ -128,7 +141,7 @@ def kernel(spec: DomainSpec, plugs: Plugs) -> list[str]:
     """A clone has its kernel in memory already: 9 ms of reading it are saved (docs/decisions/0003-clones.md). Firmware that
     finds nothing to boot resets at once, which ends QEMU; left alone it would wait for ever."""
     if spec.boot.kernel is None:
-        return ["-boot", "reboot-timeout=0"]
+        return [*(["-bios", plugs.firmware] if plugs.firmware else []), "-boot", "reboot-timeout=0"]
     if plugs.incoming:
         return []
     initrd = ["-initrd", plugs.initrd] if plugs.initrd else []
@@ -164,7 +177,7 @@ def agent_port(fd: int) -> list[str]:
     ]
 
 
-def disk(fds: tuple[int, ...], *, bootable: bool) -> list[str]:
+def disk(fds: tuple[int, ...], *, bootable: bool, is_disc: bool = False) -> list[str]:
     """The overlay on its base, each file an inherited descriptor. The overlay dies with the machine, so it is never
     flushed to the platter; a template's is synced when it is saved. A full host disk stops the guest."""
     words: list[str] = []
@@ -181,16 +194,93 @@ def disk(fds: tuple[int, ...], *, bootable: bool) -> list[str]:
         }
         trait = {"cache": {"no-flush": True}} if top else {"read-only": True}
         words += ["-blockdev", compact(file | trait), "-blockdev", compact(node | trait)]
+    if is_disc:  # on a controller that every firmware boots from; who finds nothing else there needs no driver for it
+        return [*words, "-device", "ich9-ahci,id=discs", "-device", "ide-cd,bus=discs.0,drive=disk0,bootindex=1"]
     boot = ",bootindex=1" if bootable else ""
     return [*words, "-device", f"virtio-blk-pci-non-transitional,drive=disk0,werror=enospc,rerror=report{boot}"]
 
 
-def network_card(nic: Nic) -> list[str]:
-    """QEMU's own user network: nothing is made on the host, machines never see each other."""
+def seed_disc(plugs: Plugs) -> list[str]:
+    """A read-only disc that every guest has a driver for, because its own disk needs the same one."""
+    number = len(plugs.layers) + len(plugs.disks) + 1
+    file = {"driver": "file", "filename": f"/dev/fdset/{number}", "node-name": "seed-file", "read-only": True}
+    node = {"driver": "raw", "node-name": "seed", "file": "seed-file", "read-only": True}
     return [
-        *("-netdev", "user,id=net,ipv6=off"),
+        *("-add-fd", f"fd={plugs.seed},set={number}"),
+        *("-blockdev", compact(file), "-blockdev", compact(node)),
+        *("-device", "virtio-blk-pci-non-transitional,drive=seed,serial=seed"),
+    ]
+
+
+def further_disks(disks: tuple[ExtraDisk, ...], plugs: Plugs) -> list[str]:
+    """Disks of one machine alone, each an inherited descriptor, known to the guest by its serial."""
+    words: list[str] = []
+    for number, (disk, fd) in enumerate(zip(disks, plugs.disks, strict=True)):
+        words += layers_below(disk, plugs.below[number], BELOW + FUNCTIONS * number) if disk.chained else []
+        words += further_disk(disk, fd, file_set=len(plugs.layers) + 1 + number, place=place_at_the_end(number))
+    return words
+
+
+def further_disk(disk: ExtraDisk, fd: int, *, file_set: int, place: str) -> list[str]:
+    """No flush reaches the platter: what such a disk holds is gone with the machine, or is only read."""
+    trait: dict[str, Any] = {"read-only": True} if disk.readonly else {"cache": {"no-flush": True}}
+    file = {"driver": "file", "filename": f"/dev/fdset/{file_set}", "node-name": f"x-{disk.name}-file"}
+    node: dict[str, Any] = {"driver": disk.format, "node-name": f"x-{disk.name}", "file": f"x-{disk.name}-file"}
+    if disk.format == "qcow2":
+        node |= {"backing": f"x-{disk.name}-1" if disk.chained else None}
+    if not disk.readonly:
+        file, node = file | {"discard": "unmap"}, node | {"discard": "unmap"}
+    device = f"virtio-blk-pci-non-transitional,drive=x-{disk.name},serial={disk.name},werror=enospc,rerror=report"
+    return [
+        *("-add-fd", f"fd={fd},set={file_set}"),
+        *("-blockdev", compact(file | trait), "-blockdev", compact(node | trait)),
+        *("-device", f"{device},{place}"),
+    ]
+
+
+def layers_below(disk: ExtraDisk, fds: tuple[int, ...], file_set: int) -> list[str]:
+    """What a chained disk stands on, from the bottom up."""
+    words: list[str] = []
+    for level in range(len(fds), 0, -1):
+        name, number = f"x-{disk.name}-{level}", file_set + level
+        file = {"driver": "file", "filename": f"/dev/fdset/{number}", "node-name": f"{name}-file", "read-only": True}
+        backing = None if level == len(fds) else f"x-{disk.name}-{level + 1}"
+        node = {"driver": "qcow2", "node-name": name, "file": f"{name}-file", "backing": backing, "read-only": True}
+        words += ["-add-fd", f"fd={fds[level - 1]},set={number}"]
+        words += ["-blockdev", compact(file), "-blockdev", compact(node)]
+    return words
+
+
+def place_at_the_end(number: int) -> str:
+    """The bus address of the n-th device that a template does not have."""
+    slot, function = LAST_SLOT - number // FUNCTIONS, number % FUNCTIONS
+    return f"addr={slot:#x}.{function:#x}" + (",multifunction=on" if function == 0 else "")
+
+
+def network_card(nic: Nic, plugs: Plugs) -> list[str]:
+    """The card is the same whatever it is plugged into: no backend here takes part in its offloads."""
+    return [
+        *("-netdev", network_backend(nic, plugs)),
         *("-device", f"virtio-net-pci-non-transitional,netdev=net,mac={nic.mac},romfile="),
     ]
+
+
+def network_backend(nic: Nic, plugs: Plugs) -> str:
+    """QEMU's own user network, which makes nothing on the host; a tap; a socket that carries frames; or, where none is
+    given, as for a template, a hub with nobody else on it."""
+    if not nic.has_line:
+        shut = ",restrict=on" if plugs.is_draft or nic.is_shut else ""
+        return "user,id=net,ipv6=off" + shut + (forwarding(nic.forward) if nic.forward else "")
+    if plugs.network < 0:
+        return "hubport,id=net,hubid=0"
+    kind = "tap,id=net,vhost=off" if nic.mode is NetworkMode.BRIDGE else "socket,id=net"
+    return f"{kind},fd={plugs.network}"
+
+
+def forwarding(port: int) -> str:
+    """A port of the guest. QEMU asks for one of the host to listen on, and is given a socket in our folder instead: see
+    the guard, which knows what is asked for by this address."""
+    return f",hostfwd=tcp:{FORWARD_ADDRESS}:{FORWARD_PORT}-:{port}"
 
 
 def shared_folder(share: SharedFolder, path: str) -> list[str]:

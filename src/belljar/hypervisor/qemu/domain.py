@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -10,13 +11,16 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from belljar.errors import BelljarError, DomainDied, QmpError
-from belljar.hypervisor import DomainEvent, EventKind
+from belljar.hypervisor import Call, DomainEvent, EventKind, Refusal
 from belljar.hypervisor.qemu.complaints import ended, explain
-from belljar.hypervisor.qemu.process import Child
+from belljar.hypervisor.qemu.process import Child, Spawn
 from belljar.hypervisor.qemu.qmp import Monitor
+
+if TYPE_CHECKING:
+    from belljar.host.egress import Egress
 
 FINAL = ("completed", "failed", "cancelled")  # states of a migration that do not change any more
 LAST_RESORT = 10.0  # seconds SIGKILL may take; longer means a process in state D
@@ -46,8 +50,18 @@ class QemuDomain:
     """Implements `Domain`. `doing` says what it was last asked to do, for the message when it dies of it."""
 
     def __init__(
-        self, argv: Sequence[str], fds: Sequence[int], lines: Lines, log: Path, *, timeout: float, doing: str
+        self,
+        argv: Sequence[str],
+        fds: Sequence[int],
+        lines: Lines,
+        log: Path,
+        *,
+        timeout: float,
+        doing: str,
+        egress: Egress | None = None,
+        forward: Path | None = None,
     ) -> None:
+        self._forward = forward
         self.channel, self.console = lines.ours["channel"], lines.ours["console"]
         # The channel stays up when its user closes it, so a template is saved with its port open: a clone's agent
         # then need not see the port close and open again.
@@ -58,8 +72,9 @@ class QemuDomain:
         self._migration: asyncio.Future[str] | None = None
         self._preliminaries: list[tuple[str, asyncio.Future[Any]]] = []
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._traffic: asyncio.Queue[Call | Refusal | None] = asyncio.Queue()
         try:
-            self._child = Child(argv, fds, log, self._ended)
+            self._child = Child(argv, fds, log, self._ended, self._guarded(egress) if egress is not None else None)
         except BaseException:
             self._held.close()
             raise
@@ -110,6 +125,25 @@ class QemuDomain:
             self._news.clear()
             await self._news.wait()
 
+    async def traffic(self) -> AsyncIterator[Call | Refusal]:
+        while (item := await self._traffic.get()) is not None:
+            yield item
+
+    async def dial(self) -> socket.socket:
+        if self._forward is None:
+            raise OSError(errno.ENOTCONN, "this machine forwards no port")
+        line = socket.socket(socket.AF_UNIX)
+        line.setblocking(False)
+        folder = os.open(self._forward.parent, os.O_PATH | os.O_CLOEXEC)
+        try:  # by a path that is short however long the folder's own is
+            await asyncio.get_running_loop().sock_connect(line, f"/proc/self/fd/{folder}/{self._forward.name}")
+        except BaseException:
+            line.close()
+            raise
+        finally:
+            os.close(folder)
+        return line
+
     def usage(self) -> tuple[float, float, int]:
         return self._child.usage or measure(self.pid)
 
@@ -142,6 +176,28 @@ class QemuDomain:
             told = await self.call("query-migrate")
             raise QmpError(f"QEMU could not write its device state: {told.get('error-desc', self._migration.result())}")
 
+    # -- what the guard tells ------------------------------------------------------------------------------------------
+
+    def _guarded(self, egress: Egress) -> Spawn:
+        """How a QEMU is started whose network is guarded."""
+        from belljar.hypervisor.qemu.guard import PENDING, Guard
+        from belljar.hypervisor.qemu.process import spawn
+
+        loop, traffic = asyncio.get_running_loop(), self._traffic
+
+        def tell(item: Call | Refusal) -> bool:
+            """From the guard's thread. False: nobody will take it."""
+            if traffic.qsize() >= PENDING or self._over.done():
+                return False
+            try:
+                loop.call_soon_threadsafe(traffic.put_nowait, item)
+            except RuntimeError:  # the loop is closed
+                return False
+            return True
+
+        guard = Guard(egress, tell, self._forward)
+        return lambda argv, fds, stderr: guard.spawn(spawn, argv, fds, stderr)
+
     # -- what QEMU tells -----------------------------------------------------------------------------------------------
 
     def _event(self, name: str, details: dict[str, Any]) -> None:
@@ -160,6 +216,9 @@ class QemuDomain:
         self._over.set_result(status)
         self._monitor.fail(self._death())
         self._held.close()
+        if self._forward is not None:
+            self._forward.unlink(missing_ok=True)
+        self._traffic.put_nowait(None)
         self._tell(
             DomainEvent(
                 EventKind.EXITED,

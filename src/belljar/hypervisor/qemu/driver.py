@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from belljar.errors import DomainDied, ImageCorrupt, NoAccelerator, TemplateError
 from belljar.host.files import private_folder
 from belljar.host.processes import all_pids, command_line, kill_and_wait
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, Settings, Template
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Settings, Template
 from belljar.hypervisor.qemu import abilities, cmdline, process
 from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.hypervisor.qemu.cmdline import MARK, Plugs, Ram
 from belljar.hypervisor.qemu.disk import layers
 from belljar.hypervisor.qemu.domain import Lines, QemuDomain
-from belljar.hypervisor.qemu.template import DISK, RAM, STATE, TemplateStore, copy_overlay, key_of
+from belljar.hypervisor.qemu.template import DISK, RAM, SEED, STATE, TemplateStore, copy_overlay, key_of
 from belljar.hypervisor.qemu.wiring import Wiring, wiring
-from belljar.model import MachineId
+from belljar.model import Firmware, MachineId
 
 if TYPE_CHECKING:
     from belljar.hypervisor.qemu.proof import Proof
@@ -30,6 +31,7 @@ NOBODY = (65534, 65534)
 TEMPLATES, MEMORY = "templates", "qemu"
 # What an emulated processor offers: see docs/decisions/0003-clones.md for what others cost.
 EMULATED_CPU, NATIVE_CPU = "max", "host"
+FORWARD = "forward.sock"  # in a machine's folder: where its guest's forwarded port is reached
 RUNNERS = ("setpriv",)  # what a QEMU of ours is for the millisecond before it is QEMU
 
 
@@ -45,6 +47,12 @@ class QemuHypervisor:
         """What the QEMU of the settings can do. Raises CommandMissing, HostError."""
         return abilities.ask(abilities.find(self._settings.binary), self._memory("abilities"))
 
+    @cached_property
+    def _uefi(self) -> str:
+        from belljar.hypervisor.qemu.firmware import find_uefi
+
+        return find_uefi(self._settings.uefi)
+
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def start(self, spec: DomainSpec) -> QemuDomain:
@@ -58,6 +66,7 @@ class QemuHypervisor:
                 disk = self._disk(wires, spec.disk)
                 state = wires.open(template.folder / STATE, os.O_RDONLY)
                 ram = wires.open(template.folder / RAM, os.O_RDONLY)  # QEMU reopens it, as its own user
+                spec = replace(spec, seed=template.folder / SEED) if spec.seed else spec
             except ImageCorrupt as exc:
                 raise TemplateError(f"the template {template.key} cannot be used any more: {exc.message}") from exc
             memory = Ram(f"/proc/self/fd/{ram}", private=True, readonly=self.abilities.readonly_ram)
@@ -69,6 +78,7 @@ class QemuHypervisor:
         return domain
 
     def start_template(self, spec: DomainSpec) -> QemuDomain:
+        spec = replace(spec, disks=(), nic=replace(spec.nic, fd=-1) if spec.nic else None)  # each clone brings its own
         draft = self.template_draft(spec)
         with wiring(spec.owner) as wires:
             try:
@@ -76,7 +86,8 @@ class QemuHypervisor:
                 ram = wires.open(draft / RAM, os.O_RDONLY)
             except ImageCorrupt as exc:
                 raise TemplateError(f"the template's draft is damaged: {exc.message}") from exc
-            return self._launch(spec, wires, disk, "booting a template", Ram(f"/proc/self/fd/{ram}", private=False))
+            memory = Ram(f"/proc/self/fd/{ram}", private=False)
+            return self._launch(spec, wires, disk, "booting a template", memory, is_draft=True)
 
     def _launch(
         self,
@@ -87,11 +98,13 @@ class QemuHypervisor:
         ram: Ram | None = None,
         *,
         incoming: bool = False,
+        is_draft: bool = False,
     ) -> QemuDomain:
         """Spawn QEMU. `abilities` is asked first, so that a QEMU that is missing leaves nothing behind."""
         ours, boot, lines = self.abilities, spec.boot, Lines.make()
         try:
             plugs = Plugs(
+                firmware=self._uefi if uses_uefi(spec.boot) else "",
                 monitor=wires.lend(lines.theirs["monitor"].fileno()),
                 channel=wires.lend(lines.theirs["channel"].fileno()),
                 console=wires.lend(lines.theirs["console"].fileno()),
@@ -101,10 +114,18 @@ class QemuHypervisor:
                 ram=ram,
                 incoming=incoming,
                 shares=tuple(share.source for share in spec.shares),
+                disks=tuple(wires.open(it.path, os.O_RDONLY if it.readonly else os.O_RDWR) for it in spec.disks),
+                below=tuple(_below(wires, it) for it in spec.disks),
+                seed=wires.open(spec.seed, os.O_RDONLY) if spec.seed else -1,
+                network=wires.lend(spec.nic.fd) if spec.nic and spec.nic.fd >= 0 else -1,
+                is_draft=is_draft,
             )
             argv = self._confined(spec, cmdline.command_line(spec, ours, self._cpu(spec.accelerator), plugs))
             log = spec.folder / "qemu.log"
-            domain = QemuDomain(argv, wires.fds, lines, log, timeout=self._settings.qmp_timeout, doing=doing)
+            forward = spec.folder / FORWARD if spec.nic and spec.nic.forward else None
+            egress = spec.nic.egress if spec.nic and (not is_draft or forward) else None
+            timeout = self._settings.qmp_timeout
+            domain = QemuDomain(argv, wires.fds, lines, log, timeout=timeout, doing=doing, egress=egress, forward=forward)
         except BaseException:
             lines.hang_up(ours=True)
             raise
@@ -142,10 +163,12 @@ class QemuHypervisor:
         return self._templates.draft(self._key(spec))
 
     def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
-        from belljar.hypervisor.qemu.casting import make_overlay
+        from belljar.hypervisor.qemu.casting import keep_seed, make_overlay
 
         draft = self._templates.begin(self._key(spec), spec.memory, spec.owner)
         make_overlay(draft / DISK, image_disk, spec.disk_size)
+        if spec.seed:
+            keep_seed(draft / SEED, spec.seed)
 
     async def save_template(self, spec: DomainSpec, domain: Any) -> Template:
         from belljar.hypervisor.qemu.casting import freeze, publish
@@ -186,6 +209,8 @@ class QemuHypervisor:
             "hardware": cmdline.hardware(spec, self.abilities, self._cpu(spec.accelerator)),
             "host_cpu": _host_cpu() if native else "",
             "owner": spec.owner[0],
+            **({"warm": list(spec.warm)} if spec.warm else {}),
+            **({"uefi": abilities.identity(self._uefi)} if uses_uefi(spec.boot) else {}),
         }
 
     # -- accelerator -------------------------------------------------------------------------------------------------
@@ -268,6 +293,11 @@ class QemuHypervisor:
             raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
 
 
+def _below(wires: Wiring, disk: ExtraDisk) -> tuple[int, ...]:
+    """The layers a chained disk stands on."""
+    return tuple(wires.open(path, os.O_RDONLY) for path in layers(disk.path)[1:]) if disk.chained else ()
+
+
 def marked(argv: list[bytes]) -> MachineId | None:
     """The machine whose QEMU has this command line; None for any other process."""
     if not argv or not argv[0].rpartition(b"/")[2].startswith((b"qemu", *(name.encode() for name in RUNNERS))):
@@ -277,6 +307,10 @@ def marked(argv: list[bytes]) -> MachineId | None:
         if word.startswith(MARK.encode()):
             return word[len(MARK) :].partition(b",")[0].decode("ascii", "replace")
     return None
+
+
+def uses_uefi(boot: Boot) -> bool:
+    return boot.kernel is None and boot.firmware is Firmware.UEFI
 
 
 def _host_cpu() -> str:

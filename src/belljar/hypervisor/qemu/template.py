@@ -4,6 +4,7 @@
     templates/<key>/state        device state
     templates/<key>/disk.qcow2   what the guest wrote while it booted, on top of the image
     templates/<key>/clone.qcow2  an empty overlay on disk.qcow2, copied for each clone
+    templates/<key>/seed.iso     the disc its guest has in a drive; most have none
     templates/<key>/manifest.json
     templates/<key>.draft/       one in the making; templates/<key>.lock says by whom
 
@@ -40,6 +41,7 @@ from belljar.model import MIB, dumps
 
 FORMAT = 1  # of the folder; part of every key
 RAM, STATE, DISK, CLONE, MANIFEST = "ram", "state", "disk.qcow2", "clone.qcow2", "manifest.json"
+SEED = "seed.iso"
 FILES = (RAM, STATE, DISK, CLONE)
 DRAFT, LOCK = ".draft", ".lock"
 LARGEST_OVERLAY = 64 * MIB  # an empty overlay on the largest disk
@@ -98,7 +100,7 @@ class TemplateStore:
         """What is no longer as it was when the template was made: size, times, inode, owner, mode. Cheap."""
         files = read_json(template.folder / MANIFEST)["files"]
         wrong = []
-        for name in FILES:
+        for name in _listed(files):
             try:
                 now, then = identity(os.lstat(template.folder / name)), files[name]["identity"]
             except FileNotFoundError:
@@ -111,7 +113,7 @@ class TemplateStore:
         """`changes`, and every digest computed again."""
         wrong = self.changes(template)
         files = read_json(template.folder / MANIFEST)["files"]
-        for name in FILES:
+        for name in _listed(files):
             with suppress(FileNotFoundError):
                 if digest(template.folder / name) != files[name]["sha256"]:
                     wrong.append(f"{name} has other content than when it was made")
@@ -150,7 +152,7 @@ class TemplateStore:
         draft = self.draft(key)
         with no_space_as_error(draft):
             files = {}
-            for name in FILES:
+            for name in (*FILES, *((SEED,) if (draft / SEED).exists() else ())):
                 fd = os.open(draft / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
                 try:
                     if name != RAM or ram_is_read:
@@ -210,6 +212,11 @@ class TemplateStore:
 
     def _keys(self) -> Iterator[str]:
         return (name for name in self._names() if is_key(name))
+
+
+def _listed(files: Mapping[str, Any]) -> tuple[str, ...]:
+    """The files a template's manifest speaks of; those every template has, in any case."""
+    return (*FILES, *((SEED,) if SEED in files else ()))
 
 
 def is_key(name: str) -> bool:

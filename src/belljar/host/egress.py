@@ -1,0 +1,116 @@
+"""Which addresses a program of ours may speak to: a policy as a value, and the judgement as a pure function.
+
+Whoever makes a policy (the network room) and whoever obeys it (a guard in the hypervisor room) share this, and nothing
+else. Special ranges: https://www.iana.org/assignments/iana-ipv4-special-registry
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from enum import Enum
+
+Place = tuple[str, int]  # IPv4 address, port
+DNS = 53
+
+# What a machine of a batch job has no business with, unless the site says so: (network, prefix, what it is).
+PRIVATE = (
+    ("0.0.0.0", 8, "this host"), ("10.0.0.0", 8, "private"), ("100.64.0.0", 10, "private"), ("127.0.0.0", 8, "this host"),
+    ("169.254.0.0", 16, "link-local"), ("172.16.0.0", 12, "private"), ("192.0.0.0", 24, "private"),
+    ("192.168.0.0", 16, "private"), ("198.18.0.0", 15, "private"), ("224.0.0.0", 4, "multicast"),
+    ("240.0.0.0", 4, "broadcast"),
+)  # fmt: skip
+
+
+class Transport(str, Enum):
+    TCP = "tcp"
+    UDP = "udp"
+    ICMP = "icmp"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Some IPv4 addresses, and of them one port and one transport or all."""
+
+    network: int
+    mask: int
+    port: int | None = None
+    transport: Transport | None = None
+
+    def fits(self, number: int, port: int, transport: Transport) -> bool:
+        return (
+            number & self.mask == self.network
+            and self.port in (None, port)
+            and self.transport in (None, transport)
+            and not (self.port is not None and transport is Transport.ICMP)
+        )
+
+
+@dataclass(frozen=True)
+class Egress:
+    """Where one machine may go. `answers`: places that are answered here, in the machine's own supervisor."""
+
+    allow: tuple[Rule, ...] = ()
+    deny: tuple[Rule, ...] = ()
+    resolvers: tuple[str, ...] = ()  # the host's own, which a guest reaches through its gateway
+    answers: tuple[Place, ...] = ()
+    listens: bool = False  # a port of the host's 127.0.0.1, of the kernel's choice, may lead into the guest
+
+
+class Verdict(str, Enum):
+    ALLOWED = "allowed"
+    ANSWERED = "answered"
+    REFUSED = "refused"
+
+
+def decide(egress: Egress, address: str, port: int, transport: Transport) -> tuple[Verdict, str]:
+    """What becomes of a packet or connection there, and by which rule. *address* is numeric IPv4."""
+    if (address, port) in egress.answers and transport is Transport.TCP:
+        return Verdict.ANSWERED, "answered here"
+    number = as_number(address)
+    if any(rule.fits(number, port, transport) for rule in egress.deny):
+        return Verdict.REFUSED, "network.deny"
+    if any(rule.fits(number, port, transport) for rule in egress.allow):
+        return Verdict.ALLOWED, "network.allow"
+    if address in egress.resolvers and port == DNS and transport is not Transport.ICMP:
+        return Verdict.ALLOWED, "resolver"
+    for rule, what in BLOCKED:
+        if number & rule.mask == rule.network:
+            return Verdict.REFUSED, what
+    return Verdict.ALLOWED, ""
+
+
+def rule(text: str) -> Rule:
+    """ADDRESS[/PREFIX][:PORT[/tcp|udp]]. Raises ValueError with a sentence that says what is wrong."""
+    place, colon, rest = text.strip().partition(":")
+    address, slash, prefix = place.partition("/")
+    try:
+        number = as_number(address)
+    except ValueError:
+        raise ValueError(f"{text!r}: {address!r} is no IPv4 address") from None
+    if slash and not (prefix.isascii() and prefix.isdecimal() and int(prefix) <= 32):
+        raise ValueError(f"{text!r}: {prefix!r} is no prefix from 0 to 32")
+    mask = mask_of(int(prefix) if slash else 32)
+    if number & ~mask:
+        raise ValueError(f"{text!r}: {address} has bits beyond /{prefix}")
+    port, slash, transport = rest.partition("/")
+    if colon and not (port.isascii() and port.isdecimal() and 1 <= int(port) <= 65535):
+        raise ValueError(f"{text!r}: {port!r} is no port from 1 to 65535")
+    if slash and transport not in ("tcp", "udp"):
+        raise ValueError(f"{text!r}: {transport!r} is neither tcp nor udp")
+    return Rule(number, mask, int(port) if colon else None, Transport(transport) if slash else None)
+
+
+def mask_of(prefix: int) -> int:
+    return (0xFFFFFFFF << (32 - prefix)) & 0xFFFFFFFF
+
+
+def as_number(address: str) -> int:
+    """Raises ValueError for what is not four numbers with dots between them."""
+    try:
+        return int.from_bytes(socket.inet_pton(socket.AF_INET, address), "big")
+    except (OSError, ValueError):
+        raise ValueError(f"{address!r} is no IPv4 address") from None
+
+
+BLOCKED = tuple((Rule(as_number(network), mask_of(prefix)), what) for network, prefix, what in PRIVATE)

@@ -1,0 +1,196 @@
+"""Seccomp filters with a listener: system calls of a child that this process answers. Linux, x86_64.
+
+Only what the guard of a network needs: put a program together, install it on the calling thread, take a notice, look at
+what the call points to, answer it. Policy lives elsewhere. See seccomp(2), seccomp_unotify(2), pidfd_getfd(2).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from belljar.errors import NoGuard
+
+AUDIT_ARCH_X86_64 = 0xC000003E
+X32_BIT = 0x40000000
+ALLOW, NOTIFY, KILL, ERRNO = 0x7FFF0000, 0x7FC00000, 0x80000000, 0x00050000
+NR_OFFSET, ARCH_OFFSET, ARGS_OFFSET = 0, 4, 16  # in struct seccomp_data
+LOAD, EQUAL, AT_LEAST, AND, RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
+
+SYS_SECCOMP, SYS_PIDFD_GETFD = 317, 438
+SET_MODE_FILTER, NEW_LISTENER, WAIT_KILLABLE = 1, 1 << 3, 1 << 5
+PR_SET_NO_NEW_PRIVS = 38
+NOTICE_SIZE = 80
+RECV, SEND, ID_VALID, ADDFD = 0xC0502100, 0xC0182101, 0x40082102, 0x40182103
+SETFD = 1
+
+Step = tuple[int, int, int, int]  # code, steps to jump if true, if false, constant
+
+
+class Program:
+    """A filter in the making: rules in order, the first that fits decides; what fits none is allowed.
+
+    Calls by another architecture's numbers (32 bit, x32) kill the process: nothing honest makes them."""
+
+    def __init__(self) -> None:
+        self._steps: list[Step] = [
+            (LOAD, 0, 0, ARCH_OFFSET), (EQUAL, 1, 0, AUDIT_ARCH_X86_64), (RETURN, 0, 0, KILL),
+            (LOAD, 0, 0, NR_OFFSET), (AT_LEAST, 0, 1, X32_BIT), (RETURN, 0, 0, KILL),
+        ]  # fmt: skip
+
+    def always(self, calls: Sequence[int], action: int) -> None:
+        """These calls, whatever their arguments."""
+        for call in calls:
+            self._steps += [(EQUAL, 0, 1, call), (RETURN, 0, 0, action)]
+
+    def if_in(self, call: int, argument: int, values: Sequence[int], action: int) -> None:
+        """This call when the low half of an argument is one of *values*."""
+        block = [_low(argument)]
+        for value in values:
+            block += [(EQUAL, 0, 1, value), (RETURN, 0, 0, action)]
+        self._only(call, block)
+
+    def unless_in(self, call: int, argument: int, values: Sequence[int], action: int, *, mask: int = 0xFFFFFFFF) -> None:
+        """This call unless the low half of an argument, under *mask*, is one of *values*."""
+        block = [_low(argument), (AND, 0, 0, mask)]
+        block += [(EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
+        self._only(call, [*block, (RETURN, 0, 0, action)])
+
+    def if_both(self, call: int, first: tuple[int, int], second: tuple[int, int], action: int) -> None:
+        """This call when two arguments, each (number, value of its low half), both fit."""
+        block = [_low(first[0]), (EQUAL, 0, 3, first[1]), _low(second[0]), (EQUAL, 0, 1, second[1])]
+        self._only(call, [*block, (RETURN, 0, 0, action)])
+
+    def unless_null(self, call: int, argument: int, action: int) -> None:
+        """This call unless an argument, all 64 bits of it, is a null pointer."""
+        low = _low(argument)
+        high = (*low[:3], low[3] + 4)
+        self._only(call, [low, (EQUAL, 0, 2, 0), high, (EQUAL, 1, 0, 0), (RETURN, 0, 0, action)])
+
+    def assembled(self) -> bytes:
+        return b"".join(struct.pack("HBBI", *step) for step in [*self._steps, (RETURN, 0, 0, ALLOW)])
+
+    def _only(self, call: int, block: list[Step]) -> None:
+        """The block for this call alone; what it lets through goes on with the next rule."""
+        assert len(block) <= 255, "a block that no jump can pass"
+        self._steps += [(EQUAL, 0, len(block), call), *block, (LOAD, 0, 0, NR_OFFSET)]
+
+
+def failing(code: int) -> int:
+    """The action that lets a call fail with this errno; 0: it is not made, and succeeds."""
+    return ERRNO | code
+
+
+def _low(argument: int) -> Step:
+    return (LOAD, 0, 0, ARGS_OFFSET + 8 * argument)
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A call that waits for its answer."""
+
+    id: int
+    call: int
+    args: tuple[int, ...]
+
+
+class Libc:
+    """The system calls Python has no functions for. Made once; every method raises OSError."""
+
+    def __init__(self) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+    def install(self, program: bytes) -> int:
+        """Put the filter on the calling thread and what it starts, for good. Returns the listener.
+        Raises NoGuard where this kernel, or what we run in, does not have it."""
+        if os.uname().machine != "x86_64":
+            raise NoGuard(f"a network cannot be guarded on {os.uname().machine} processors")
+        count = len(program) // 8
+        text = ctypes.create_string_buffer(program, len(program))
+        head = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", count, ctypes.addressof(text)))
+        zero = ctypes.c_ulong(0)
+        if self._libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), zero, zero, zero):
+            raise NoGuard(f"no_new_privs: {os.strerror(ctypes.get_errno())}")
+        for flags in (NEW_LISTENER | WAIT_KILLABLE, NEW_LISTENER):  # the first from Linux 5.19 on
+            listener = self._libc.syscall(
+                ctypes.c_long(SYS_SECCOMP), ctypes.c_ulong(SET_MODE_FILTER), ctypes.c_ulong(flags), head
+            )
+            if listener >= 0:
+                return int(listener)
+            if ctypes.get_errno() != errno.EINVAL:
+                break
+        raise NoGuard(f"this kernel gives no listener for system calls: {os.strerror(ctypes.get_errno())}")
+
+    def take_descriptor(self, pidfd: int, number: int) -> int:
+        """A descriptor of ours for another process's open file."""
+        return self._checked(
+            self._libc.syscall(ctypes.c_long(SYS_PIDFD_GETFD), ctypes.c_int(pidfd), ctypes.c_int(number), ctypes.c_uint(0))
+        )
+
+    def read_memory(self, pid: int, address: int, size: int) -> bytes:
+        """At most *size* bytes; fewer where the rest is not there. EFAULT when nothing is."""
+        if size <= 0 or not 0 < address < 1 << 63:
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+        data = ctypes.create_string_buffer(size)
+        here = ctypes.create_string_buffer(struct.pack("QQ", ctypes.addressof(data), size))
+        there = ctypes.create_string_buffer(struct.pack("QQ", address, size))
+        one, zero = ctypes.c_ulong(1), ctypes.c_ulong(0)
+        self._libc.process_vm_readv.restype = ctypes.c_ssize_t
+        count = self._checked(self._libc.process_vm_readv(ctypes.c_int(pid), here, one, there, one, zero))
+        return data.raw[:count]
+
+    def connect(self, fd: int, address: bytes) -> None:
+        self._checked(self._libc.connect(ctypes.c_int(fd), address, ctypes.c_uint(len(address))))
+
+    def bind(self, fd: int, address: bytes) -> None:
+        self._checked(self._libc.bind(ctypes.c_int(fd), address, ctypes.c_uint(len(address))))
+
+    def send_to(self, fd: int, data: bytes, flags: int, address: bytes) -> int:
+        self._libc.sendto.restype = ctypes.c_ssize_t
+        size = ctypes.c_size_t(len(data))
+        return self._checked(
+            self._libc.sendto(ctypes.c_int(fd), data, size, ctypes.c_int(flags), address, ctypes.c_uint(len(address)))
+        )
+
+    def _checked(self, result: int) -> int:
+        if result < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        return int(result)
+
+
+def receive(listener: int) -> Notice | None:
+    """The next notice; None when whoever made the call is gone."""
+    buffer = bytearray(NOTICE_SIZE)
+    try:
+        fcntl.ioctl(listener, RECV, buffer)
+    except (FileNotFoundError, InterruptedError):
+        return None
+    id, _, _, call, _, _, *args = struct.unpack("=QIIiIQ6Q", buffer)
+    return Notice(id, call, tuple(args))
+
+
+def is_valid(listener: int, notice: Notice) -> bool:
+    """Does the call still wait? What was read from its process before is its own only then."""
+    try:
+        fcntl.ioctl(listener, ID_VALID, struct.pack("=Q", notice.id))
+    except OSError:
+        return False
+    return True
+
+
+def answer(listener: int, notice: Notice, value: int, code: int = 0) -> None:
+    """The call returns *value*, or fails with errno *code*. A caller that is gone needs no answer."""
+    with suppress(FileNotFoundError):
+        fcntl.ioctl(listener, SEND, bytearray(struct.pack("=QqiI", notice.id, value, -code, 0)))
+
+
+def put_descriptor(listener: int, notice: Notice, ours: int, number: int) -> None:
+    """Put our open file in the place of the caller's descriptor *number*, closed on exec. Raises OSError."""
+    fcntl.ioctl(listener, ADDFD, bytearray(struct.pack("=QIIII", notice.id, SETFD, ours, number, os.O_CLOEXEC)))

@@ -1,0 +1,250 @@
+"""A private segment for the machines of one group: every machine is a port of its own, and a folder is the wire.
+
+    networks/<uid>-<group>/lock    held for a moment by whoever joins or sweeps
+    networks/<uid>-<group>/<n>     the socket of machine n; 1 to 254
+
+A machine's number is in its MAC address and in its IP address, so that a frame's destination names the socket it goes to.
+There is no switch that all depend on and no first machine: each supervisor sends for its own guest, with its own guest's
+source address or not at all, and a machine that died is a socket nobody listens on. A frame that finds a full queue is
+lost, as on any wire. It reaches as far as this host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from belljar.errors import BadSetting, NetworkFailed, NoSuchNetwork
+from belljar.host.files import private_folder
+from belljar.host.locks import locked
+from belljar.network import Link, Settings
+
+GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
+LOCK, LOCK_PATIENCE, TRIES = "lock", 10.0, 20
+MOST = 254
+SMALLEST, LARGEST = 14, 9018  # bytes of an Ethernet frame
+BURST, WAITING = 64, 512  # frames in one turn of the loop; frames that wait for a guest, beyond which they are lost
+QUEUE = 1 << 20
+
+
+def join_group(
+    settings: Settings, folder: Path, link: Link, group: str, uid: int, intend: Callable[[str, Path], None]
+) -> Port:
+    """A port in the group of this user. Raises NoSuchNetwork, BadSetting, NetworkFailed."""
+    if not GROUP.fullmatch(group):
+        raise NoSuchNetwork(f"--network isolated:{group}: a group's name has at most 32 of A-Z, a-z, 0-9 and ._-")
+    net = subnet(settings.isolated_net)
+    for _ in range(TRIES):
+        place = private_folder(folder / f"{uid}-{group}")
+        with suppress(FileNotFoundError):  # the last one of the group took the folder away in this moment
+            return _join(place, net, link, group, intend)
+    raise NetworkFailed(f"the folder of the group {group} comes and goes", hint="Try again.")
+
+
+def _join(place: Path, net: IPv4Network, link: Link, group: str, intend: Callable[[str, Path], None]) -> Port:
+    with locked(place / LOCK, timeout=LOCK_PATIENCE, what="join an isolated group"):
+        _remove_dead(place)
+        number = next((one for one in range(1, MOST + 1) if not (place / str(one)).exists()), None)
+        if number is None:
+            raise NetworkFailed(f"the group {group} has {MOST} machines already", hint="Use another group.")
+        intend("port", place / str(number))
+        start = prefix(place.name)
+        mac = ":".join(f"{octet:02x}" for octet in (*start, number))
+        return Port(replace(link, mac=mac, address=f"{net[number]}/{net.prefixlen}"), place, number, start)
+
+
+def subnet(text: str) -> IPv4Network:
+    try:
+        net = IPv4Network(text)
+    except ValueError:
+        net = None
+    if net is None or net.prefixlen > 24:
+        raise BadSetting(
+            f"network.isolated_net = {text!r}: a network such as 10.98.0.0/24, with room for {MOST} machines"
+        )
+    return net
+
+
+def prefix(name: str) -> bytes:
+    """The first five octets of the MAC addresses of a group: locally administered, unicast."""
+    return b"\x52" + sha256(name.encode()).digest()[:4]
+
+
+class Outlet:
+    """A datagram socket that frames leave by. The kernel holds some ten frames of one, so more of them are held here."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, end: socket.socket) -> None:
+        self._loop, self._end = loop, end
+        self._waiting: deque[bytes] = deque()
+
+    def send(self, frame: bytes) -> None:
+        """Now, later, or never when too many wait. Raises OSError when nobody has the other end any more."""
+        if self._waiting:
+            if len(self._waiting) < WAITING:
+                self._waiting.append(frame)
+            return
+        try:
+            self._end.send(frame)
+        except BlockingIOError:
+            self._waiting.append(frame)
+            self._loop.add_writer(self._end, self._pass_on)
+
+    def close(self) -> None:
+        self._loop.remove_writer(self._end)
+        self._end.close()
+
+    def _pass_on(self) -> None:
+        try:
+            while self._waiting:
+                self._end.send(self._waiting[0])
+                self._waiting.popleft()
+        except BlockingIOError:
+            return
+        except OSError:
+            self._waiting.clear()
+        self._loop.remove_writer(self._end)
+
+
+class Port:
+    """One machine's port. Frames pass while the event loop runs it was made in."""
+
+    def __init__(self, link: Link, folder: Path, number: int, prefix: bytes) -> None:
+        self._path, self._number, self._prefix = folder / str(number), number, prefix
+        self._mac = prefix + bytes([number])
+        # Sockets have short names: 108 bytes. Through the folder's descriptor any folder will do.
+        self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._wire = _datagrams()
+        self._wire.bind(self._at(number))
+        self._guest, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        for end in (self._guest, self._theirs):
+            end.setblocking(False)
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, QUEUE)
+        self.link = replace(link, fd=self._theirs.fileno())
+        self._loop = asyncio.get_running_loop()
+        self._inlet = Outlet(self._loop, self._guest)
+        self._outlets: dict[int, Outlet] = {}  # to machines we have sent to, by number
+        self._loop.add_reader(self._guest, self._from_guest)
+        self._loop.add_reader(self._wire, self._to_guest)
+
+    def close(self) -> None:
+        if self._folder < 0:
+            return
+        for end in (self._guest, self._wire):
+            self._loop.remove_reader(end)
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+        for outlet in (self._inlet, *self._outlets.values()):
+            outlet.close()
+        for end in (self._wire, self._theirs):
+            end.close()
+        os.close(self._folder)
+        self._folder = -1
+        with suppress(OSError, NetworkFailed):
+            sweep(self._path.parent)
+
+    def _from_guest(self) -> None:
+        for _ in range(BURST):
+            frame = _take(self._guest)
+            if frame is None:
+                return
+            if not SMALLEST <= len(frame) <= LARGEST or frame[6:12] != self._mac:
+                continue  # a guest speaks for itself alone
+            if frame[0] & 1:
+                for number in self._others():
+                    self._send(number, frame)
+            elif frame[:5] == self._prefix and frame[5] != self._number:
+                self._send(frame[5], frame)
+
+    def _to_guest(self) -> None:
+        for _ in range(BURST):
+            frame = _take(self._wire)
+            if frame is None:
+                return
+            if SMALLEST <= len(frame) <= LARGEST:
+                with suppress(OSError):  # QEMU is gone
+                    self._inlet.send(frame)
+
+    def _others(self) -> list[int]:
+        names = os.listdir(f"/proc/self/fd/{self._folder}")
+        return [int(name) for name in names if name.isdecimal() and int(name) != self._number]
+
+    def _send(self, number: int, frame: bytes) -> None:
+        """To the machine of this number: the one we know, or the one that has it now; or to nobody."""
+        for _ in range(2):
+            outlet = self._outlets.get(number) or self._connect(number)
+            if outlet is None:
+                return
+            try:
+                return outlet.send(frame)
+            except OSError:
+                self._outlets.pop(number).close()
+
+    def _connect(self, number: int) -> Outlet | None:
+        end = _datagrams()
+        try:
+            end.connect(self._at(number))
+        except OSError:
+            end.close()
+            return None
+        self._outlets[number] = Outlet(self._loop, end)
+        return self._outlets[number]
+
+    def _at(self, number: int) -> str:
+        return f"/proc/self/fd/{self._folder}/{number}"
+
+
+def sweep(folder: Path) -> None:
+    """Remove the sockets of dead machines, and the folder when nobody is left."""
+    try:
+        with locked(folder / LOCK, timeout=LOCK_PATIENCE, what="sweep an isolated group"):
+            if not _remove_dead(folder):
+                with suppress(OSError):
+                    os.unlink(folder / LOCK)
+                    os.rmdir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+
+
+def _remove_dead(folder: Path) -> int:
+    """How many are left alive. A socket that nobody has open refuses to be connected to."""
+    alive = 0
+    here = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for name in os.listdir(folder):
+            if not name.isdecimal():
+                continue
+            with _datagrams() as probe:
+                try:
+                    probe.connect(f"/proc/self/fd/{here}/{name}")
+                    alive += 1
+                except ConnectionRefusedError:
+                    with suppress(FileNotFoundError):
+                        os.unlink(folder / name)
+                except OSError:
+                    alive += 1
+    finally:
+        os.close(here)
+    return alive
+
+
+def _datagrams() -> socket.socket:
+    one = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    one.setblocking(False)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, QUEUE)
+    return one
+
+
+def _take(end: socket.socket) -> bytes | None:
+    try:
+        return end.recv(LARGEST + 1)
+    except OSError:
+        return None

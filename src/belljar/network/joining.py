@@ -1,0 +1,159 @@
+"""Joins a machine to a network of any kind; what kinds there are, and what each makes, is in the modules beside this one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from belljar.errors import BadSetting, NoSuchNetwork
+from belljar.host import egress as rules
+from belljar.host.egress import Egress, Place
+from belljar.model import MachineId, NetworkMode
+from belljar.network import AntiSpoofing, EgressMode, Joined, Link, Settings, mac_address
+
+RESOLVERS = Path("/etc/resolv.conf")
+INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")
+PREFIX = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){0,4}")
+
+EVERYTHING = rules.Rule(0, 0)
+
+Intend = Callable[[str, Path], None]
+
+
+@dataclass
+class Nothing:
+    """A link for which nothing was made."""
+
+    link: Link
+
+    def close(self) -> None:
+        pass
+
+
+async def join(
+    settings: Settings,
+    folder: Path,
+    link: Link,
+    name: str,
+    id: MachineId,
+    *,
+    uid: int,
+    intend: Intend,
+    grants: tuple[Place, ...],
+    answers: tuple[Place, ...],
+) -> Joined:
+    """See `Networks.join`."""
+    match link.mode:
+        case NetworkMode.USER:
+            return _join_user(settings, link, grants, answers)
+        case NetworkMode.BRIDGE:
+            from belljar.network.bridge import join_bridge
+
+            return await join_bridge(
+                settings, replace(link, mac=_mac(settings, id)), bridge_of(settings, name), id, intend
+            )
+        case NetworkMode.ISOLATED:
+            from belljar.network.isolated import join_group
+
+            return join_group(settings, folder, link, name, uid, intend)
+    return Nothing(link)
+
+
+def _join_user(settings: Settings, link: Link, grants: tuple[Place, ...], answers: tuple[Place, ...]) -> Joined:
+    is_guarded = settings.egress is EgressMode.GUARDED
+    if link.has_line:
+        if is_guarded:
+            raise BadSetting(
+                'network.user_backend = "passt" with network.egress = "guarded": passt cannot be guarded',
+                hint='Set `network.user_backend = "slirp"`, or `network.egress = "open"`.',
+            )
+        from belljar.network.passt import join_passt
+
+        return join_passt(link)
+    if not is_guarded:
+        return Nothing(replace(link, egress=Egress(allow=(EVERYTHING,), answers=answers)) if answers else link)
+    resolvers = resolvers_of(RESOLVERS.read_text(errors="replace") if RESOLVERS.exists() else "")
+    return Nothing(replace(link, egress=plan_egress(settings, resolvers, grants, answers)))
+
+
+def plan_egress(
+    settings: Settings, resolvers: tuple[str, ...], grants: tuple[Place, ...] = (), answers: tuple[Place, ...] = ()
+) -> Egress:
+    """What the guard goes by. Raises BadSetting for a rule that cannot be read."""
+    granted = tuple(rules.rule(f"{address}:{port}/tcp") for address, port in grants)
+    return Egress(
+        allow=granted + _rules("allow", settings.allow), deny=_rules("deny", settings.deny), resolvers=resolvers,
+        answers=answers,
+    )  # fmt: skip
+
+
+def _rules(key: str, texts: tuple[str, ...]) -> tuple[rules.Rule, ...]:
+    try:
+        return tuple(rules.rule(text) for text in texts)
+    except ValueError as exc:
+        raise BadSetting(f"network.{key}: {exc}") from exc
+
+
+def resolvers_of(text: str) -> tuple[str, ...]:
+    """The IPv4 name servers of a resolv.conf. QEMU hands a guest's questions to the first."""
+    words = (line.split() for line in text.splitlines())
+    found = [line[1] for line in words if len(line) >= 2 and line[0] == "nameserver"]
+    return tuple(one for one in found if _is_ipv4(one))[:3]
+
+
+def _is_ipv4(text: str) -> bool:
+    try:
+        rules.as_number(text)
+    except ValueError:
+        return False
+    return True
+
+
+def bridge_of(settings: Settings, name: str) -> str:
+    """The bridge that is meant. Raises NoSuchNetwork for one the site did not name."""
+    if not settings.bridges:
+        raise NoSuchNetwork(
+            "this site lets no machine onto a bridge", hint="The site names its bridges in `network.bridges`."
+        )
+    chosen = name or settings.bridges[0]
+    if chosen not in settings.bridges:
+        raise NoSuchNetwork(f"bridge {chosen!r}: the site lets machines onto {', '.join(settings.bridges)} only")
+    if not INTERFACE.fullmatch(chosen):
+        raise BadSetting(f"network.bridges: {chosen!r} cannot be the name of a bridge")
+    return chosen
+
+
+def _mac(settings: Settings, id: MachineId) -> str:
+    """By prefix and id. Raises BadSetting for a prefix that makes no unicast address."""
+    prefix = settings.mac_prefix.lower()
+    if not PREFIX.fullmatch(prefix) or int(prefix[:2], 16) & 1:
+        raise BadSetting(
+            f"network.mac_prefix = {settings.mac_prefix!r}: one to five octets such as 52:54:00, the first of them even"
+        )
+    return mac_address(id, prefix)
+
+
+def discard(folder: Path, id: MachineId, what: str, path: Path) -> None:
+    """See `belljar.network.discard`."""
+    if what == "port" and path.parent.parent == folder:
+        from belljar.network.isolated import sweep
+
+        sweep(path.parent)
+    elif what == "nft-table":
+        from belljar.network.spoofing import remove_table
+
+        remove_table(id)
+
+
+def guards_addresses(settings: Settings, *, is_root: bool, has_nft: bool) -> bool:
+    """Is a table of rules made for this machine? Raises BadSetting where there has to be one and cannot."""
+    can = is_root and has_nft
+    if settings.anti_spoofing is AntiSpoofing.REQUIRED and not can:
+        raise BadSetting(
+            'network.anti_spoofing = "required", and '
+            + ("nft is not installed" if is_root else "only root can have it"),
+            hint="Install nftables and run as root, or set `network.anti_spoofing` to auto or off.",
+        )
+    return can and settings.anti_spoofing is not AntiSpoofing.OFF

@@ -1,0 +1,113 @@
+"""Networks in the life of a machine: joined before it starts, listened to while it lives, gone with it."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+from tests.stories.conftest import House
+
+from belljar.guest.fake import Script
+from belljar.hypervisor import Call, Refusal
+from belljar.machine.life import Life, claim
+from belljar.model import Cause, NetworkMode, OutcomeClass, Share, ShareKind, Start
+from belljar.network import Networks, Settings
+
+METADATA = ("169.254.169.254", 80)
+
+
+@pytest.fixture
+def networked(house: House) -> House:
+    house.networks = Networks(Settings(), house.folders.run)
+    return house
+
+
+def machine(network: NetworkMode = NetworkMode.USER, name: str = "", **more: Any) -> dict[str, Any]:
+    return {"start": Start.COLD, "network": network, "network_name": name, **more}
+
+
+def test_where_a_guest_was_kept_from_going_is_in_the_journal(networked: House) -> None:
+    house = networked
+    house.at["payload-sent"] = lambda: house.domain().tell(Refusal("10.0.0.1", 22, "tcp", "private", 1))
+    house.plan(Script(runs_for=5.0))
+    assert house.run(house.request(machine=machine())).cause is Cause.FINISHED
+    (event,) = [event for event in house.journal() if event["event"] == "network-refused"]
+    assert (event["address"], event["port"], event["reason"], event["count"]) == ("10.0.0.1", 22, "private", 1)
+
+
+def test_a_call_is_answered_and_closed(networked: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = networked
+    ours, guests = socket.socketpair()
+
+    async def answer(call: Call) -> None:
+        assert (call.address, call.port) == METADATA
+        call.connection.send(b"hello")
+
+    real = Life.__init__
+
+    def init(self: Life, *args: Any) -> None:
+        real(self, *args)
+        self.answers, self.answer = (METADATA,), answer
+
+    monkeypatch.setattr(Life, "__init__", init)
+    house.at["payload-sent"] = lambda: house.domain().tell(Call(*METADATA, ours))
+    house.plan(Script(runs_for=5.0))
+    assert house.run(house.request(machine=machine())).cause is Cause.FINISHED
+    egress = house.domain().spec.nic.egress  # type: ignore[union-attr]
+    assert egress is not None and egress.answers == (METADATA,)
+    with guests:
+        assert guests.recv(100) == b"hello" and guests.recv(100) == b""
+
+
+def test_a_call_that_nobody_answers_is_closed(networked: House) -> None:
+    house = networked
+    ours, guests = socket.socketpair()
+    house.at["payload-sent"] = lambda: house.domain().tell(Call(*METADATA, ours))
+    house.plan(Script(runs_for=5.0))
+    house.run(house.request(machine=machine()))
+    with guests:
+        assert guests.recv(100) == b""
+
+
+def test_the_servers_of_its_shares_may_be_reached(networked: House) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        share = Share(f"nfs://127.0.0.1:{port}/data", "/data", True, ShareKind.NFS)
+        networked.run(networked.request(machine=machine(shares=(share,))))
+    egress = networked.domain().spec.nic.egress  # type: ignore[union-attr]
+    assert egress is not None
+    (rule,) = egress.allow
+    assert (rule.network, rule.port) == (0x7F000001, port)
+
+
+def test_a_machine_of_a_group_has_its_number_and_gives_it_back(networked: House) -> None:
+    house, seen = networked, []
+    house.at["after-network"] = lambda: seen.extend(sorted((house.folders.run / "networks/1000-blue").iterdir()))
+    outcome = house.run(house.request(machine=machine(NetworkMode.ISOLATED, "blue")))
+    assert outcome.cause is Cause.FINISHED, outcome.reason
+    assert [path.name for path in seen] == ["1", "lock"]
+    assert list((house.folders.run / "networks").iterdir()) == []
+    (made,) = [event for event in house.journal() if event["event"] == "make" and event["what"] == "port"]
+    assert made["path"].endswith("networks/1000-blue/1")
+
+
+def test_a_network_that_cannot_be_joined_starts_nothing(networked: House) -> None:
+    outcome = networked.run(networked.request(machine=machine(NetworkMode.BRIDGE)))
+    assert (outcome.cause, outcome.klass, outcome.error) == (Cause.REFUSED, OutcomeClass.USER, "NoSuchNetwork")
+    assert networked.hypervisor.domains == []
+
+
+def test_what_a_dead_machine_had_of_a_group_is_swept(networked: House) -> None:
+    house = networked
+    life = claim(house.request(), house.folders, lambda point: None)
+    folder = house.folders.run / "networks/1000-blue"
+    folder.mkdir(parents=True, mode=0o700)
+    life.record.intend("port", folder / "1")
+    life.record.intend("nft-table", folder)  # whatever a journal says, only a table of its own machine is looked for
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dead:
+        dead.bind(str(folder / "1"))
+    life.release()
+    undone = [one.what for one in house.reaper.quick()]
+    assert "port" in undone and "nft-table" in undone
+    assert not folder.exists()
