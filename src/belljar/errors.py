@@ -6,6 +6,9 @@
     │   ├── BadSetting          a settings file: names file, key, value
     │   ├── UnreadableScript · ShareMissing · InputMissing · OutputMissing · OutputUnwritable
     │   ├── ImpossibleSize      memory, cpus or disk this host or image can never give
+    │   ├── ContextImpossible   a way to contextualize that the image cannot do
+    │   ├── BadUserData         user data that is too large, cannot be read, or could reach no guest
+    │   ├── NoSuchNetwork       a bridge the site did not name, or a group's name that cannot be one
     │   ├── NoSuchMachine · AmbiguousMachine · MachineBusy
     │   ├── NotInAJob · ImageNotAllowed · OverLimit · DirectoryTooLarge      of a batch job
     │   ├── NotOurs             a file of the site's where one of ours is to be
@@ -13,20 +16,29 @@
     ├── ImageError              the image cannot be used               -> cause IMAGE_FAULT
     │   ├── ImageUnknown · ImageInUse · ImageMismatch · ImageCorrupt · ImageTooLarge
     │   ├── DownloadFailed · DownloadStalled
+    │   ├── NotAnIndex · IndexStale · SignatureRefused      of a site's master store
+    │   ├── WorkshopFailed      the machine that works on disks nobody trusts could not do so
     │   └── BuildFailed
     ├── HostError               this host cannot                       -> cause NODE_FAULT
     │   ├── NoSpace · NoMemory · CommandMissing · CommandFailed · UnsafeFolder · LockTimeout
-    │   └── NoAccelerator
+    │   ├── NoAccelerator · SshMissing
+    │   └── NoGuard · NetworkFailed
     ├── SystemSilent            the batch system did not tell what had to be asked; nobody's fault but its own
+    ├── ServerSilent            a file server does not answer; nobody's fault but its own
     ├── HypervisorError         QEMU did not do its part               -> cause BOOT_FAILED or NODE_FAULT
     │   ├── DomainDied · DomainKilled · QmpError · QmpTimeout
     │   └── TemplateError       never reaches the user: the start falls back to a cold boot
     └── GuestError              the guest did not do its part          -> cause BOOT_FAILED or GUEST_LOST
         ├── BootFailed · BootTimeout · AgentLost · ProtocolViolation · AgentTooOld
         ├── GuestPanicked · GuestPoweredOff
+        ├── SshRefused          an ssh server that does not let belljar in
         ├── IdentityRefused     a clone that did not prove that it is nobody's twin
         ├── GuestRefused        the agent could not do one thing it was asked, and says which
-        └── NoNineP             the guest's kernel cannot mount 9p
+        ├── NoNineP · NoNfs     the guest's kernel cannot mount 9p, or NFS
+        ├── NoDisk · NoPackedFolders   a further disk the guest cannot use
+        ├── ExportRefused       a file server answered, and refuses the mount
+        ├── MountFailed        a file server answered the host, but not the guest
+        └── ShareNotFlushed     what a payload wrote may not be on the file server
 
 Every class carries a hint; an instance may sharpen it.
 """
@@ -122,6 +134,24 @@ class ImpossibleSize(UsageError):
     hint = "Ask for less; `belljar doctor` shows what this host has."
 
 
+class ContextImpossible(UsageError):
+    """A way to contextualize the guest was asked for that the image cannot do."""
+
+    hint = "Choose another `--context`, or leave it at auto; `belljar image show` tells what the image has."
+
+
+class BadUserData(UsageError):
+    """User data cannot be read, is too large, or has no way to the guest."""
+
+    hint = "See docs/pilots.md for what user data may be, and how it gets to a guest."
+
+
+class NoSuchNetwork(UsageError):
+    """The network asked for is none that machines of this host may be on."""
+
+    hint = "`--network` takes none, user, bridge, bridge:NAME with a bridge of `network.bridges`, or isolated:GROUP."
+
+
 class NoSuchMachine(UsageError):
     """No machine has this id, id prefix or name."""
 
@@ -210,6 +240,12 @@ class ImageCorrupt(ImageError):
     retry = Retry.ELSEWHERE
 
 
+class ImageUnfit(ImageError):
+    """The disk does not have what it is to be started by."""
+
+    hint = "Leave `--firmware` at auto, or give a kernel (`--kernel`, `--initrd`)."
+
+
 class ImageTooLarge(ImageError):
     """The download or the unpacked image is larger than the settings allow."""
 
@@ -227,6 +263,36 @@ class DownloadStalled(DownloadFailed):
     """No bytes arrived for longer than `image.stall_timeout`."""
 
     hint = "Try again: the download goes on where it stopped."
+
+
+class NotAnIndex(ImageError):
+    """What a source of images offers is no index that belljar has written."""
+
+    hint = "Check `image.sources`: the folder that `belljar image publish` writes, or its address on a web server."
+    retry = Retry.LATER
+
+
+class IndexStale(ImageError):
+    """A source's index has expired, or is older than one this host has seen of it already."""
+
+    hint = (
+        "Ask whoever publishes there: `belljar image publish --to DIR` renews an index. If the store was made anew on purpose:"
+        " `belljar image sync --forget`."
+    )
+    retry = Retry.LATER
+
+
+class SignatureRefused(ImageError):
+    """An image or an index is not signed, not signed by one who may publish that name, or not what was signed."""
+
+    hint = "`image.trust` in the settings says who may publish which names; see docs/image-life.md."
+    retry = Retry.NEVER
+
+
+class WorkshopFailed(ImageError):
+    """The machine in which belljar works on disks that nobody trusts could not do what was asked."""
+
+    hint = "Check that the image has a file system belljar's default image knows, and that the paths are there."
 
 
 class BuildFailed(ImageError):
@@ -264,10 +330,23 @@ class CommandFailed(HostError):
     """A program belljar called ended with an error."""
 
 
+class SshMissing(HostError):
+    """The library that speaks ssh is not installed."""
+
+    hint = "Install belljar with its extra: `pip install 'belljar[ssh]'`."
+    retry = Retry.NEVER
+
+
 class SystemSilent(BelljarError):
     """The batch system did not tell something about a job that the job cannot do without."""
 
     hint = "Its server was down or busy; the job may be tried again."
+
+
+class ServerSilent(BelljarError):
+    """The file server of a share does not answer, or its name cannot be resolved."""
+
+    hint = "See whether the server runs and this host reaches its port; the job may be tried again."
 
 
 class UnsafeFolder(HostError):
@@ -287,6 +366,18 @@ class NoAccelerator(HostError):
     """The accelerator asked for by the settings does not boot a guest on this host."""
 
     hint = 'Set `qemu.accelerator = "auto"`; `belljar doctor` shows what was tried.'
+
+
+class NoGuard(HostError):
+    """The kernel, or the container belljar runs in, does not let it guard what a machine sends into the network."""
+
+    hint = 'It takes Linux 5.9; `network.egress = "open"` lets machines go wherever their host may, loopback included.'
+
+
+class NetworkFailed(HostError):
+    """A machine's connection to a bridge or to its group could not be made on this host."""
+
+    hint = "See docs/networks.md for what the host needs; `--network user` needs nothing."
 
 
 class HypervisorError(BelljarError):
@@ -390,7 +481,58 @@ class GuestRefused(GuestError):
     cause = Cause.REFUSED
 
 
+class SshRefused(GuestError):
+    """A guest's ssh server answers, and does not let belljar in."""
+
+    hint = "See `belljar logs ID --journal`: the image must take belljar's key from cloud-init, for root or the user of its own."
+    retry = Retry.NEVER
+    cause = Cause.BOOT_FAILED
+
+
 class NoNineP(GuestRefused):
     """The guest's kernel cannot mount a shared folder."""
 
     hint = "Use an image whose kernel has 9p, or copy files with `--in` and `--out`."
+
+
+class NoDisk(GuestRefused):
+    """The guest's kernel does not find a disk its machine has."""
+
+    hint = "Use an image whose kernel has virtio_blk and looks at the PCI bus anew when told; or add `--start cold`."
+
+
+class NoPackedFolders(GuestRefused):
+    """The guest's kernel cannot use a folder that came as a disk. Never reaches the user: it is copied instead."""
+
+    hint = "Use an image with the kernel modules `squashfs` and `overlay` (and `modprobe`)."
+
+
+class NoNfs(GuestRefused):
+    """The guest's kernel cannot mount NFS 4."""
+
+    hint = "Use an image with the kernel modules `nfs` and `nfsv4` (and `modprobe`), or share a host folder instead."
+
+
+class ExportRefused(GuestRefused):
+    """The file server answered, and does not let the guest mount the export."""
+
+    hint = (
+        "Check the path, and the server's export: it must allow this host, by NFS 4, with `sec=sys`, and from ports"
+        " above 1023 (`insecure`)."
+    )
+
+
+class MountFailed(GuestRefused):
+    """The file server answered the host, and then did not answer the guest's mount."""
+
+    hint = "See whether the server runs; the job may be tried again."
+    retry = Retry.LATER
+    cause = Cause.NODE_FAULT
+
+
+class ShareNotFlushed(GuestRefused):
+    """What the payload wrote to a file server could not be written out to its end, so some of it may be missing there."""
+
+    hint = "See whether the server runs and has space and quota left; check the job's files there, and run it again."
+    retry = Retry.LATER
+    cause = Cause.NODE_FAULT

@@ -14,6 +14,7 @@ from typing import Any
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
+SCRATCH_PLACE = "/scratch"  # of a scratch disk in the guest
 MachineId = str  # 12 lower-case hexadecimal digits
 
 
@@ -81,6 +82,13 @@ class Context(str, Enum):
     NONE = "none"  # the image knows its own work, or brings its own agent
 
 
+class Firmware(str, Enum):
+    """What starts the boot loader of a disk that is not booted directly."""
+
+    BIOS = "bios"  # SeaBIOS, which QEMU brings along
+    UEFI = "uefi"  # OVMF, a package of its own
+
+
 class StdinKind(str, Enum):
     """What the payload finds at a standard descriptor, seen from outside."""
 
@@ -105,6 +113,15 @@ class Share:
     target: str
     readonly: bool = True
     kind: ShareKind = ShareKind.NINEP
+
+
+@dataclass(frozen=True)
+class FileServer:
+    """An NFS server's export, by the address at which the guest reaches it."""
+
+    address: str
+    port: int
+    path: str
 
 
 @dataclass(frozen=True)
@@ -198,6 +215,7 @@ class Request:
     labels: tuple[tuple[str, str], ...] = ()  # what else is known of the job: ("queue", "night"), ...
     collect: tuple[str, ...] = ()  # files and folders of the guest that are kept with the machine's records
     collect_limit: int = 64 * MIB  # bytes of that archive; more is cut off
+    user_data: bytes | None = None  # for the guest's own init, or for what it runs; at most a MiB
 
 
 @dataclass(frozen=True)
@@ -227,6 +245,8 @@ class Outcome:
     image_digest: str = ""
     start: str = ""  # "clone" or "cold", as it really was
     start_reason: str = ""  # why it was not a clone
+    context: str = ""  # how the guest was given its agent
+    context_reason: str = ""  # why in this way, where that was a question
     accelerator: str = ""
     phases: dict[str, float] = field(default_factory=dict)  # seconds per phase
     guest: Usage = field(default_factory=Usage)

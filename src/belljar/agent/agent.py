@@ -830,7 +830,7 @@ def close_quietly(fd: int) -> None:
 class Libc:
     """The few calls Python does not have. Loaded at first use: ctypes is slow to import."""
 
-    MS_RDONLY, MS_NOSUID, MS_NODEV, MS_BIND, MNT_DETACH = 1, 2, 4, 4096, 2
+    MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME, MS_BIND, MNT_DETACH = 1, 2, 4, 1024, 4096, 2
     PR_SET_CHILD_SUBREAPER, POWER_OFF = 36, 0x4321FEDC
 
     def __init__(self) -> None:
@@ -849,8 +849,12 @@ class Libc:
         found = self.handle.mount(source, target, kind, self.unsigned_long(flags), options)
         self._check(found, "mount %s" % shown(target))
 
-    def unmount(self, target: bytes) -> None:
-        self._check(self.handle.umount2(target, self.MNT_DETACH), "unmount %s" % shown(target))
+    def unmount(self, target: bytes, flags: int = MNT_DETACH) -> None:
+        self._check(self.handle.umount2(target, flags), "unmount %s" % shown(target))
+
+    def sync(self, fd: int) -> None:
+        """Write out the file system that *fd* lies on. Raises what went wrong in that since it was last asked."""
+        self._check(self.handle.syncfs(fd), "sync")
 
     def adopt_orphans(self) -> None:
         one, nothing = self.unsigned_long(1), self.unsigned_long(0)
@@ -1012,6 +1016,18 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 CGROUPS = "/sys/fs/cgroup"
 RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207
 MOUNT_PATIENCE = 5.0  # seconds for a 9p device whose driver is still being loaded
+DISK_PATIENCE = 10.0  # seconds for a disk that the bus shows, until its driver is loaded
+PACKED_PATIENCE = 60  # seconds for the mounts of a packed folder
+PACKED, UPPER = b"/run/belljar/packed/", b"/var/lib/belljar/packed/"
+PACKED_MODULES = ("squashfs", "overlay")
+# The newest kernel's way first; the last one is every kernel's.
+OVERLAY_OPTIONS = (b",redirect_dir=on,xino=auto,volatile", b",redirect_dir=on", b"")
+FLUSH_PATIENCE = 30  # seconds for a file server to take what is not written yet, where the host says no other number
+NFS_VERSIONS = ("4.2", "4.1", "4.0")
+NFS_MODULES = ("nfs", "nfsv4", "rpcsec_gss_krb5")  # the last one is looked for by every mount, with sec=sys too
+MODPROBES = ("/sbin/modprobe", "/usr/sbin/modprobe")
+NO_SUCH_VERSION = (errno.EPROTONOSUPPORT, errno.EINVAL)
+REFUSALS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EPROTONOSUPPORT, errno.EINVAL, errno.ESTALE)
 
 
 class Guest:
@@ -1023,6 +1039,8 @@ class Guest:
         self.boot_nonce = os.urandom(16).hex().encode("ascii")
         self.known = set()  # type: set[bytes]
         self.mounts = []  # type: list[bytes]
+        self.remote = set()  # type: set[bytes]
+        self.user = None  # type: Account | None
         self.ioctl = None  # type: Any
         self.set_hostname = None  # type: Any
         self.names = {}  # type: dict[str, int]
@@ -1185,8 +1203,7 @@ class Guest:
     def mount(self, words: Words) -> bytes:
         """Mount a 9p share. cache=mmap: what the host changes is seen at once, and shared mappings work."""
         tag, target, how = words.next(), words.next(), words.next()
-        if not target.startswith(b"/") or os.path.normpath(target) == b"/":
-            raise Refused("refused", "%s: not a place for a share" % shown(target))
+        checked_target(target)
         try:
             os.makedirs(target, exist_ok=True)
             self._mount_9p(tag, target, 0 if how == b"rw" else Libc.MS_RDONLY)
@@ -1217,7 +1234,80 @@ class Guest:
                 except OSError:
                     pass
 
+    def prepare_for(self, words: Words) -> bytes:
+        """Before a template is saved: what its clones would otherwise each load anew."""
+        if words.next() != b"nfs":
+            raise Refused("bad-call", "nothing is known to prepare for that")
+        load_modules(NFS_MODULES)
+        return b""
+
+    def mount_nfs(self, words: Words) -> "Callable[[], None]":
+        """What mounts an export: it may block for as long as the server is silent, so it is for a child to do."""
+        address, port, path = words.text(), words.number(), words.next()
+        target, how = checked_target(words.next()), words.next()
+        flags = Libc.MS_NOSUID | Libc.MS_NODEV | (0 if how == b"rw" else Libc.MS_RDONLY)
+        self.mounts.append(target)
+        self.remote.add(target)
+        return lambda: mount_nfs(address, port, path, target, flags)
+
+    def find_disks(self, words: Words) -> bytes:
+        """The devices of the disks with these serials. Where one is missing the kernel looks at the bus anew: a clone has
+        disks that its template never had."""
+        serials = words.some()
+        found = disks()
+        if not set(serials) <= set(found):
+            found = self._rescan(set(serials))
+        missing = [shown(serial) for serial in serials if serial not in found]
+        if missing:
+            raise Refused("no-disk", "the guest's kernel does not find the disk %s" % ", ".join(missing))
+        return join(*[b"/dev/" + found[serial] for serial in serials])
+
+    def _rescan(self, wanted: "set[bytes]") -> "dict[bytes, bytes]":
+        """The driver is there already, as a rule, and the disk too when the kernel is done; else wait for its events."""
+        events, deadline = kernel_events(), time.monotonic() + DISK_PATIENCE
+        try:
+            write_file("/sys/bus/pci/rescan", b"1", flags=0)
+            while True:
+                found, left = disks(), deadline - time.monotonic()
+                if wanted <= set(found) or left <= 0:
+                    return found
+                events.settimeout(left)
+                try:
+                    events.recv(8192)
+                except OSError:
+                    pass
+        finally:
+            events.close()
+
+    def mount_scratch(self, words: Words) -> bytes:
+        """An empty disk at its place, which is the payload's user's own."""
+        device, target = words.next(), checked_target(words.next())
+        account = Account(words)
+        try:
+            os.makedirs(target, exist_ok=True)
+            if b"\text4\n" not in read_file("/proc/filesystems"):
+                load_modules(("ext4",))
+            flags = Libc.MS_NOSUID | Libc.MS_NODEV | Libc.MS_NOATIME
+            libc().mount(device, target, b"ext4", flags, b"noinit_itable,errors=remount-ro")
+            self.mounts.append(target)
+            os.rmdir(target + b"/lost+found")
+            os.chown(target, account.uid, account.gid)
+            os.chmod(target, 0o700)
+        except OSError as exc:
+            raise Refused("refused", "%s: cannot mount the scratch disk: %s" % (shown(target), exc.strerror))
+        return b""
+
+    def mount_packed(self, words: Words) -> "Callable[[], None]":
+        """What lays a packed folder at its place; for a child to do, which is the user for a while."""
+        name, device, inside, cwd = words.next(), words.next(), words.next(), words.next()
+        account = Account(words)
+        self.add_account(account)
+        cwd = cwd or account.home.encode("utf-8", "surrogateescape")
+        self.make_place(cwd, account)
+        return lambda: mount_packed(name, device, checked_target(os.path.join(cwd, inside)), account)
+
     def add_account(self, account: Account) -> None:
+        self.user = account
         if account.key in self.known or account.is_plain_root():
             return
         account.check()
@@ -1280,17 +1370,47 @@ class Guest:
         os.setresuid(uid, uid, uid)
 
     def release(self) -> None:
-        """Unmount what was mounted, write everything out."""
-        while self.mounts:
+        """Unmount what was mounted, write everything out. With a file server among it this may block: see `has_remote`.
+        Raises Refused where a server did not take all of what was written."""
+        trouble = None
+        for target in reversed(self.mounts):
             try:
-                libc().unmount(self.mounts[-1])
+                if target in self.remote:
+                    trouble = self._flush(target) or trouble
+                    unmount_whole(target)
+                else:
+                    libc().unmount(target)
             except OSError as exc:
                 say(str(exc.strerror))
-            self.mounts.pop()
+        self.forget_mounts()
         os.sync()
+        if trouble:
+            raise Refused("nfs-flush", trouble)
+
+    def _flush(self, target: bytes) -> str:
+        """Write out what a file server has not been sent yet; what went wrong, or "". Where root is nobody to the server,
+        the folder is opened as the payload's user."""
+        try:
+            fd = open_folder(target, self.user)
+        except OSError as exc:
+            return "%s: cannot be opened to write out what is left: %s" % (shown(target), exc.strerror)
+        try:
+            libc().sync(fd)
+            return ""
+        except OSError as exc:
+            return "%s: the file server did not take all that was written: %s" % (shown(target), exc.strerror)
+        finally:
+            os.close(fd)
+
+    def has_remote(self) -> bool:
+        return bool(self.remote)
+
+    def forget_mounts(self) -> None:
+        self.mounts, self.remote = [], set()
 
     def power_off(self) -> None:
-        os.sync()
+        if not self.remote:
+            os.sync()  # else it may wait for a server for ever
         libc().power_off()
 
     def warm(self) -> None:
@@ -1309,6 +1429,7 @@ class Guest:
         for folder in PLACES:
             os.path.lexists(folder)
         os.spawnv(os.P_WAIT, "/bin/sh", ["sh", "-c", "true; env true; exit 0"])
+        load_modules(PACKED_MODULES)
         self.after_payload()
         self._keep_features()
         self.identify(Words(NOBODY + [now()]))
@@ -1349,6 +1470,161 @@ PLACES = (
     "/sbin",
     "/dev/shm",
 )
+
+
+def checked_target(target: bytes) -> bytes:
+    if not target.startswith(b"/") or os.path.normpath(target) == b"/":
+        raise Refused("refused", "%s: not a place for a share" % shown(target))
+    return target
+
+
+def load_modules(names: "Iterable[str]") -> None:
+    """As the kernel would by itself, where it is told how. What is built in, or is not there, is no mistake."""
+    for program in MODPROBES:
+        if os.path.exists(program):
+            for name in names:
+                os.spawnv(os.P_WAIT, program, ["modprobe", "-q", name])
+            return
+
+
+def disks() -> "dict[bytes, bytes]":
+    """serial -> kernel's name of each disk that has a serial."""
+    found = {}
+    for name in os.listdir(b"/sys/block"):
+        serial = read_file("/sys/block/%s/serial" % shown(name)).strip()
+        if serial:
+            found[serial] = name
+    return found
+
+
+def mount_packed(name: bytes, device: bytes, target: bytes, account: Account) -> None:
+    """In a child: the folder in the disk, over what is at *target* already, and changes above both, in the guest's own
+    disk. Raises Refused."""
+    base, upper = PACKED + name, UPPER + name
+    try:
+        load_modules([module for module in PACKED_MODULES if b"\t%s\n" % module.encode() not in filesystems()])
+        for folder in (base + b"/disk", base + b"/below", upper + b"/changes", upper + b"/work"):
+            os.makedirs(folder, mode=0o711)
+        libc().mount(device, base + b"/disk", b"squashfs", Libc.MS_RDONLY | Libc.MS_NODEV, b"")
+        lower = base + b"/disk/" + ROOT.encode()
+        with_rights_of(account, lambda: make_writable_place(target))
+        target = os.path.realpath(target)
+        if os.listdir(target):
+            libc().mount(target, base + b"/below", b"none", Libc.MS_BIND, b"")
+            lower += b":" + base + b"/below"
+        facts = os.stat(base + b"/disk/" + ROOT.encode())
+        os.chown(upper + b"/changes", account.uid, account.gid)
+        os.chmod(upper + b"/changes", stat.S_IMODE(facts.st_mode))
+        os.utime(upper + b"/changes", ns=(facts.st_atime_ns, facts.st_mtime_ns))
+        mount_overlay(target, b"lowerdir=%s,upperdir=%s/changes,workdir=%s/work" % (lower, upper, upper))
+    except OSError as exc:
+        if exc.errno == errno.ENODEV:
+            raise Refused("no-overlay", "the guest's kernel has no squashfs or overlay file system")
+        raise Refused("refused", "%s: cannot lay the packed folder there: %s" % (shown(target), exc.strerror))
+
+
+def mount_overlay(target: bytes, layers: bytes) -> None:
+    for options in OVERLAY_OPTIONS:
+        try:
+            return libc().mount(b"belljar", target, b"overlay", 0, layers + options)
+        except OSError as exc:
+            if exc.errno != errno.EINVAL or not options:
+                raise
+
+
+def make_writable_place(target: bytes) -> None:
+    os.makedirs(target, exist_ok=True)
+    if not os.access(target, os.W_OK | os.X_OK, effective_ids=True):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def with_rights_of(account: Account, work: "Callable[[], None]") -> None:
+    """In a child: what the account may not do is refused to us too."""
+    before = os.getgroups()
+    os.setgroups([account.gid] + [number for number, _ in account.groups if number != account.gid])
+    os.setegid(account.gid)
+    os.seteuid(account.uid)
+    try:
+        work()
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(before)
+
+
+def filesystems() -> bytes:
+    return read_file("/proc/filesystems")
+
+
+def nfs_options(version: str, address: str, port: int) -> bytes:
+    """The options of an NFS mount, as the kernel takes them without mount.nfs. hard: a server that is away for a while
+    makes the payload wait, and never fail."""
+    if not 0 < port < 1 << 16 or not address or address.strip("0123456789abcdef.:"):
+        raise Refused("bad-call", "not an address and a port")
+    protocol = "tcp6" if ":" in address else "tcp"
+    said = (version, address, port, protocol)
+    return ("vers=%s,addr=%s,port=%d,proto=%s,sec=sys,hard" % said).encode("ascii")
+
+
+def mount_nfs(address: str, port: int, path: bytes, target: bytes, flags: int) -> None:
+    """In a child: mount by the newest version that both sides speak. Raises Refused."""
+    source = ("[%s]:" if ":" in address else "%s:") % address
+    try:
+        os.makedirs(target, exist_ok=True)
+    except OSError as exc:
+        raise Refused("refused", "%s: %s" % (shown(target), exc.strerror))
+    trouble, has_loaded = 0, False
+    for version in NFS_VERSIONS:
+        options = nfs_options(version, address, port)
+        trouble = try_mount(source.encode("ascii") + path, target, flags, options)
+        if trouble == errno.ENODEV and not has_loaded:
+            has_loaded = True
+            load_modules(NFS_MODULES)
+            trouble = try_mount(source.encode("ascii") + path, target, flags, options)
+        if trouble not in NO_SUCH_VERSION:
+            break
+    if not trouble:
+        return
+    server = "%s at %s port %d" % (shown(path), address, port)
+    if trouble == errno.ENODEV or (trouble in NO_SUCH_VERSION and b"\tnfs4\n" not in read_file("/proc/filesystems")):
+        raise Refused("no-nfs", "the guest's kernel has no NFS 4 file system")
+    kind = "nfs-refused" if trouble in REFUSALS else "nfs-silent"
+    raise Refused(kind, "%s: cannot mount %s: %s" % (shown(target), server, os.strerror(trouble)))
+
+
+def try_mount(source: bytes, target: bytes, flags: int, options: bytes) -> int:
+    """0, or the error's number."""
+    try:
+        libc().mount(source, target, b"nfs", flags, options)
+        return 0
+    except OSError as exc:
+        return exc.errno or errno.EIO
+
+
+def unmount_whole(target: bytes) -> None:
+    """At once, so that the server knows that this client has gone; lazily where something still stands on it."""
+    try:
+        libc().unmount(target, 0)
+    except OSError as exc:
+        if exc.errno != errno.EBUSY:
+            raise
+        libc().unmount(target)
+
+
+def open_folder(path: bytes, user: "Account | None") -> int:
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags)
+    except PermissionError:
+        if user is None:
+            raise
+    os.setegid(user.gid)
+    os.seteuid(user.uid)
+    try:
+        return os.open(path, flags)
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
 
 
 def rewrite(path: str, change: "Callable[[str], str]", mode: int) -> None:
@@ -1413,6 +1689,27 @@ class Rehearsal:
 
     def mount(self, words: Words) -> bytes:
         raise Refused("no-9p", "a rehearsal mounts nothing")
+
+    def prepare_for(self, words: Words) -> bytes:
+        return b""
+
+    def find_disks(self, words: Words) -> bytes:
+        raise Refused("no-disk", "a rehearsal has no disks")
+
+    def mount_scratch(self, words: Words) -> bytes:
+        raise Refused("refused", "a rehearsal mounts nothing")
+
+    def mount_packed(self, words: Words) -> "Callable[[], None]":
+        raise Refused("no-overlay", "a rehearsal mounts nothing")
+
+    def mount_nfs(self, words: Words) -> "Callable[[], None]":
+        raise Refused("no-nfs", "a rehearsal mounts nothing")
+
+    def has_remote(self) -> bool:
+        return False
+
+    def forget_mounts(self) -> None:
+        pass
 
     def add_account(self, account: Account) -> None:
         account.check()
@@ -2318,6 +2615,65 @@ class Process:
 # -- the agent ---------------------------------------------------------------------------------------------------------
 
 
+class Errand:
+    """Work that may block, in a child: whoever asked for it is answered when it is done, or out of time."""
+
+    def __init__(
+        self, agent: "Agent", numbers: "list[int]", seconds: int, late: "tuple[str, str]", work: "Callable[[], None]"
+    ) -> None:
+        self.agent, self.numbers, self.late = agent, numbers, late
+        self.deadline = time.monotonic() + seconds
+        self.reading, writing = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            signal.set_wakeup_fd(-1)
+            os._exit(self._run(writing, work))
+        os.close(writing)
+        agent.errands.append(self)
+        agent.watch(self.reading, select.EPOLLIN, self._done)
+        signal.alarm(max(1, seconds))
+
+    @staticmethod
+    def _run(writing: int, work: "Callable[[], None]") -> int:
+        said = b"done"
+        try:
+            work()
+        except Refused as exc:
+            said = ("%s\0%s" % (exc.kind, exc.message[:2000])).encode("utf-8", "replace")
+        except BaseException as exc:
+            said = ("refused\0%s: %s" % (type(exc).__name__, exc)).encode("utf-8", "replace")[:2000]
+        os.write(writing, said)
+        return 0
+
+    def _done(self, events: int) -> None:
+        said = os.read(self.reading, 4096)
+        self._close()
+        kind, _, message = said.decode("utf-8", "replace").partition("\0")
+        for number in self.numbers:
+            if said == b"done":
+                self.agent.send(REPLY, number)
+            else:
+                self.agent.refuse(number, kind or "refused", message or "a child of the agent was killed")
+
+    def look_at_the_clock(self) -> None:
+        """Out of time: the answer is given without the child, which may be where no signal reaches it."""
+        if time.monotonic() < self.deadline:
+            return
+        self.abandon()
+        for number in self.numbers:
+            self.agent.refuse(number, *self.late)
+
+    def _close(self) -> None:
+        self.agent.unwatch(self.reading)
+        os.close(self.reading)
+        self.agent.errands.remove(self)
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more."""
+        kill_quietly(self.pid, signal.SIGKILL)
+        self._close()
+
+
 class Agent:
     """One thread, one epoll: the channel, the children, their pipes."""
 
@@ -2339,6 +2695,8 @@ class Agent:
         self.on_child = None  # type: Callable[[], None] | None
         self.later = deque()  # type: deque[Callable[[], None]]
         self.ending = []  # type: list[int]
+        self.errands = []  # type: list[Errand]
+        self.flush_patience = FLUSH_PATIENCE
         self.folders = 0
         self.is_over = False
         self.mask = select.EPOLLIN
@@ -2346,6 +2704,9 @@ class Agent:
             b"identify": world.identify,
             b"set_clock": world.set_clock,
             b"mount": world.mount,
+            b"prepare": world.prepare_for,
+            b"find_disks": world.find_disks,
+            b"mount_scratch": world.mount_scratch,
             b"add_account": self._add_account,
             b"place": self._place,
         }
@@ -2361,7 +2722,7 @@ class Agent:
         for number in range(1, signal.NSIG):
             if number in (signal.SIGKILL, signal.SIGSTOP) or 32 <= number < signal.SIGRTMIN:
                 continue
-            quiet = number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ)
+            quiet = number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGALRM)
             signal.signal(number, ignore if quiet else signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         self.wake, wake_inner = os.pipe()
@@ -2555,7 +2916,15 @@ class Agent:
         if name == b"settle":
             self._settle()
             return b""
+        if name == b"mount_nfs":
+            self._mount_nfs(number, words)
+            return None
+        if name == b"mount_packed":
+            late = ("refused", "the packed folder was not mounted within %d s" % PACKED_PATIENCE)
+            Errand(self, [number], PACKED_PATIENCE, late, self.world.mount_packed(words))
+            return None
         if name == b"end_payload":
+            self.flush_patience = int(words.words[1]) if len(words.words) > 1 else FLUSH_PATIENCE
             self.ending.append(number)
             self._abandon_all()
             self._check_ending()
@@ -2565,6 +2934,11 @@ class Agent:
             self.world.power_off()
             return b""
         raise Refused("bad-call", "no call is named %s" % shown(name))
+
+    def _mount_nfs(self, number: int, words: Words) -> None:
+        seconds = words.number()
+        late = ("nfs-silent", "the file server did not answer the mount within %d s" % seconds)
+        Errand(self, [number], seconds, late, self.world.mount_nfs(words))
 
     def _add_account(self, words: Words) -> bytes:
         self.world.add_account(Account(words))
@@ -2634,6 +3008,8 @@ class Agent:
                 process.ended(status, usage)
         if self.on_child is not None:
             self.on_child()
+        for errand in list(self.errands):
+            errand.look_at_the_clock()
 
     def gone(self, process: Process) -> None:
         if self.processes.get(process.number) is process:
@@ -2651,12 +3027,19 @@ class Agent:
     def _check_ending(self) -> None:
         if self.ending and not self.processes and not self.dying:
             ending, self.ending = self.ending, []
+            if self.world.has_remote():
+                text = "a file server did not take what was left to write within %d s" % self.flush_patience
+                Errand(self, ending, self.flush_patience, ("nfs-flush", text), self.world.release)
+                self.world.forget_mounts()
+                return
             self.world.release()
             for number in ending:
                 self.send(REPLY, number)
 
     def _end_conversation(self) -> None:
         self.ending = []
+        for errand in list(self.errands):
+            errand.abandon()
         self._abandon_all()
 
     def _hung_up(self) -> None:
@@ -2728,7 +3111,8 @@ def main(argv: "list[str]") -> int:
     agent.run()
     for process in agent.dying:
         kill_quietly(process.pid, signal.SIGKILL)
-    world.release()
+    if not world.has_remote():
+        world.release()
     return 0 if isinstance(world, Rehearsal) else 1
 
 

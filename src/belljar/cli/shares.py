@@ -1,0 +1,67 @@
+"""What `--share` and `batch.shares` may say: host folders, and exports of NFS servers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from belljar.errors import BadOption, BadSetting
+from belljar.model import Share, ShareKind
+
+GUESTS_OWN = ("/", "/proc", "/sys", "/dev", "/run")
+SCHEME = "nfs://"
+
+
+def share(text: str) -> Share:
+    """SRC[:DST][:ro|rw], or nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]. Raises BadOption."""
+    return export(text) if text.lower().startswith(SCHEME) else folder(text)
+
+
+def of_site(texts: Iterable[str]) -> tuple[Share, ...]:
+    """Of `batch.shares`: a folder that this host does not have is left out, a server's export never. Raises BadSetting."""
+    try:
+        shares = tuple(share(text) for text in texts)
+    except BadOption as exc:
+        raise BadSetting(exc.message.replace("--share ", "batch.shares: ", 1)) from None
+    targets = [one.target for one in shares]
+    for one in targets:
+        if targets.count(one) > 1:
+            raise BadSetting(f"batch.shares: two folders at {one}")
+    return tuple(one for one in shares if one.kind is ShareKind.NFS or os.path.isdir(one.source))
+
+
+def folder(text: str) -> Share:
+    """A folder of this host."""
+    parts = text.split(":")
+    readonly = True
+    if len(parts) > 1 and parts[-1] in ("ro", "rw"):
+        readonly = parts.pop() == "ro"
+    if len(parts) > 2 or not parts[0] or (len(parts) == 2 and not parts[1].startswith("/")):
+        raise BadOption(f"--share {text}: not of the form SRC[:DST][:ro|rw] with an absolute DST")
+    source = os.path.realpath(parts[0])
+    target = os.path.normpath(parts[1] if len(parts) == 2 else os.path.abspath(parts[0]))
+    return Share(source, _checked(text, target), readonly)
+
+
+def export(text: str) -> Share:
+    """An export of an NFS server. What is shown of a wrong one cannot steer a terminal."""
+    from belljar.network.nfs import read
+
+    said = "".join(char if char.isprintable() else "?" for char in text)
+    head, _, mode = text.rpartition(":")
+    source, colon, target = (head if mode in ("ro", "rw") else text).rpartition(":")
+    if not colon or not target.startswith("/") or target.startswith("//"):
+        raise BadOption(f"--share {said}: not of the form nfs://HOST[:PORT]/EXPORT:DST[:ro|rw] with an absolute DST")
+    try:
+        found = read(source)
+    except ValueError as exc:
+        raise BadOption(f"--share {said}: {exc}") from None
+    if any(not char.isprintable() for char in target):
+        raise BadOption(f"--share {said}: DST holds a character that cannot be printed")
+    return Share(str(found), _checked(said, os.path.normpath(target)), mode != "rw", ShareKind.NFS)
+
+
+def _checked(text: str, target: str) -> str:
+    if target in GUESTS_OWN:
+        raise BadOption(f"--share {text}: {target} is the guest's own", hint="Name another folder as DST.")
+    return target
