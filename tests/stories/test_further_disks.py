@@ -1,0 +1,145 @@
+"""A machine with a scratch disk or a packed folder: the disks are there when it needs them and gone when it does not."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.stories.conftest import House
+
+from belljar.errors import CommandFailed
+from belljar.guest.fake import Script
+from belljar.machine import attachments, packing
+from belljar.machine.life import claim
+from belljar.model import MIB, Cause, Transfer
+
+ID = "0123456789ab"
+
+
+@pytest.fixture
+def many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Transfer:
+    """A large folder; the program that packs it is played."""
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(5):
+        (folder / str(number)).touch()
+
+    async def pack_folder(item: Transfer, target: Path, *rest: Any) -> None:
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL))
+
+    monkeypatch.setattr(packing, "pack_folder", pack_folder)
+    monkeypatch.setattr(packing, "can_pack", lambda: True)
+    return Transfer(str(folder), "many")
+
+
+def test_a_scratch_disk_is_journaled_used_and_removed(house: House) -> None:
+    made = []
+    house.at["after-attachments"] = lambda: made.append((house.folders.scratch / f"{ID}.scratch").stat().st_size)
+    outcome = house.run(house.request(machine={"scratch": 2 * MIB}))
+    assert outcome.cause is Cause.FINISHED and made == [2 * MIB]
+    done = house.guests[-1].done
+    assert done.index("find_disks") < done.index("mount_scratch") < done.index("start")
+    events = [event for event in house.journal() if event["event"] == "make"]
+    assert [event["path"] for event in events if event["what"] == "scratch"] == [
+        str(house.folders.scratch / f"{ID}.scratch")
+    ]
+    assert house.leftovers() == []
+
+
+def test_a_machine_without_further_disks_asks_for_none(house: House) -> None:
+    house.run()
+    assert "find_disks" not in house.guests[-1].done
+    assert "after-attachments" not in house.passed
+
+
+def test_a_large_folder_is_laid_there_and_not_copied(house: House, many_files: Transfer) -> None:
+    house.settings = replace(house.settings, pack_files=3)
+    house.run(house.request(payload={"inputs": (many_files,)}))
+    done = house.guests[-1].done
+    assert "mount_packed" in done and "put" not in done
+    assert house.leftovers() == []
+
+
+def test_a_small_folder_is_copied(house: House, many_files: Transfer) -> None:
+    house.run(house.request(payload={"inputs": (many_files,)}))
+    done = house.guests[-1].done
+    assert "put" in done and "find_disks" not in done
+
+
+def test_a_guest_that_cannot_use_a_packed_folder_gets_a_copy(house: House, many_files: Transfer) -> None:
+    house.settings = replace(house.settings, pack_files=3)
+    house.plan(Script(overlays=False))
+    outcome = house.run(house.request(payload={"inputs": (many_files,)}))
+    assert outcome.cause is Cause.FINISHED
+    assert house.guests[-1].done.count("put") == 1
+    assert [event["reason"] for event in house.journal() if event["event"] == "not-packed"]
+
+
+def test_a_folder_that_cannot_be_packed_is_copied(
+    house: House, many_files: Transfer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def pack_folder(item: Transfer, target: Path, *rest: Any) -> None:
+        os.close(os.open(target, os.O_CREAT | os.O_EXCL))
+        raise CommandFailed("mksquashfs: exit 1: out of memory")
+
+    monkeypatch.setattr(packing, "pack_folder", pack_folder)
+    house.settings = replace(house.settings, pack_files=3)
+    outcome = house.run(house.request(payload={"inputs": (many_files,)}))
+    assert outcome.cause is Cause.FINISHED and house.guests[-1].done.count("put") == 1
+    assert [event["reason"] for event in house.journal() if event["event"] == "not-packed"]
+    assert house.leftovers() == []
+
+
+@pytest.mark.parametrize("call", ["find_disks", "mount_scratch"])
+def test_a_guest_that_cannot_use_a_scratch_disk_starts_no_payload(house: House, call: str) -> None:
+    house.plan(Script(refuses=call))
+    outcome = house.run(house.request(machine={"scratch": 2 * MIB}))
+    assert not outcome.payload_ran and call in outcome.reason
+    assert house.leftovers() == []
+
+
+def test_a_size_that_cannot_be_is_the_askers_mistake(house: House) -> None:
+    outcome = house.run(house.request(machine={"scratch": 1000}))
+    assert (outcome.cause, outcome.error) == (Cause.REFUSED, "ImpossibleSize")
+    assert house.leftovers() == [] and "after-attachments" not in house.passed
+
+
+def test_a_host_without_room_for_it_is_left_for_another(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attachments, "free_bytes", lambda folder: MIB)
+    outcome = house.run(house.request(machine={"scratch": 2 * MIB}))
+    assert outcome.error == "NoSpace" and house.leftovers() == []
+
+
+def test_whoever_comes_after_a_dead_supervisor_removes_them(house: House) -> None:
+    life = claim(house.request(), house.folders, lambda point: None)
+    for name in ("scratch", "packed0"):
+        life.attach(name, name).write_bytes(b"disk")
+    life.release()
+    house.reaper.quick()
+    assert house.leftovers() == []
+
+
+def test_disks_whose_machine_left_no_folder_are_removed_and_others_files_are_not(house: House) -> None:
+    house.run()
+    for name in (f"{ID}.scratch", f"{ID}.packed3", f"{ID}.qcow2"):
+        (house.folders.scratch / name).touch()
+    for name in ("notes", "abc.scratch", f"{ID}.scratch.mine"):
+        (house.folders.scratch / name).touch()
+    house.reaper.full()
+    assert sorted(path.name for path in house.folders.scratch.iterdir()) == sorted(
+        ["notes", "abc.scratch", f"{ID}.scratch.mine"]
+    )
+
+
+def test_a_journal_that_names_somebody_elses_file_is_not_followed(house: House, tmp_path: Path) -> None:
+    other = tmp_path / f"{ID}.scratch"
+    other.touch()
+    life = claim(house.request(), house.folders, lambda point: None)
+    life.record.intend("scratch", other)
+    life.record.intend("scratch", house.folders.scratch / "0123456789ab.scratch/../../x")
+    life.release()
+    house.reaper.quick()
+    assert other.exists()

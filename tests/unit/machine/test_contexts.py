@@ -1,0 +1,124 @@
+"""A way to contextualize, as the planner prepares it."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.context import Means
+from belljar.errors import ContextImpossible
+from belljar.hypervisor import Accelerator, Boot, DomainSpec
+from belljar.image import Image
+from belljar.image.fake import FakeStore, fake_image
+from belljar.machine.contexts import Way, decide, means_of
+from belljar.machine.plan import Plan, has_usual_way
+from belljar.model import GIB, Context, MachineSpec, Request
+
+STOCK = {
+    "agent_in_initrd": True, "python": "3.11", "init": "/sbin/init", "init_system": "systemd", "cloud_init": True,
+    "sshd": "/usr/sbin/sshd",
+}  # fmt: skip
+
+
+def image(**facts: Any) -> Image:
+    return replace(fake_image("stock"), facts={**STOCK, **facts})
+
+
+def firmware_image(**facts: Any) -> Image:
+    return replace(image(**facts), kernel=None, initrd=None)
+
+
+def request(context: Context = Context.AUTO, disk: int | None = None) -> Request:
+    return Request("0123456789ab", MachineSpec("stock", 1, GIB, disk=disk, context=context), PAYLOAD)
+
+
+def decided(wanted: Request, found: Image, layers: Any = None) -> Way:
+    return asyncio.run(decide(wanted, found, FakeStore(), lambda: layers))
+
+
+class FakeLayers:
+    """One layer, made when it is asked for."""
+
+    async def get(self, image: Image) -> tuple[Image, str]:
+        return replace(image, disk=Path("/layer.qcow2")), "d" * 64
+
+
+@pytest.mark.parametrize(
+    ("facts", "means"),
+    [
+        (STOCK, Means(True, True, "systemd", True, True)),
+        ({}, Means(is_known=False)),
+        ({"agent_in_initrd": True, "python": ""}, Means(ramdisk=True)),
+        ({"context": "ssh", "agent": True, "python": ""}, Means(agent=True, own=Context.SSH)),
+        ({"context": "by-magic", "python": ""}, Means()),  # of a later belljar, or somebody's hand
+    ],
+)
+def test_facts_of_an_image_are_means(facts: dict[str, Any], means: Means) -> None:
+    assert means_of(replace(fake_image("x"), facts=facts)) == means
+
+
+def test_a_kernel_that_its_importer_gave_with_a_ramdisk_is_no_way_for_ours() -> None:
+    assert not means_of(image(agent_in_initrd=False)).ramdisk
+    assert not means_of(firmware_image()).ramdisk
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "usual"),
+    [
+        (Context.AUTO, image(), True),
+        (Context.RAMDISK, image(), True),
+        (Context.CLOUD_INIT, image(), False),
+        (Context.AUTO, image(context="cloud-init"), False),
+        (Context.AUTO, firmware_image(), False),
+        (Context.AUTO, image(python=""), False),
+        (Context.AUTO, image(agent_in_initrd=False), False),
+    ],
+)
+def test_the_usual_way_is_known_without_a_question(wanted: Context, found: Image, usual: bool) -> None:
+    assert has_usual_way(request(wanted), found) is usual
+
+
+def test_cloud_init_gets_a_disc_that_grows_with_the_disk() -> None:
+    same = decided(request(Context.CLOUD_INIT), image())
+    larger = decided(request(Context.CLOUD_INIT, disk=16 * GIB), image())
+    assert same.seed is not None and larger.seed is not None
+    assert same.seed.digest == decided(request(Context.CLOUD_INIT), image()).seed.digest  # type: ignore[union-attr]
+    assert same.digest != larger.digest != same.files.digest
+
+
+def test_a_disk_that_boots_by_firmware_gets_the_agent_in_a_layer() -> None:
+    way = decided(request(Context.INJECT), firmware_image(), FakeLayers())
+    assert (way.image.disk, way.layer, way.seed) == (Path("/layer.qcow2"), "d" * 64, None)
+    assert way.digest != way.files.digest  # another layer is another template
+
+
+def test_a_way_the_image_cannot_go_is_refused() -> None:
+    with pytest.raises(ContextImpossible, match="no cloud-init"):
+        decided(request(Context.CLOUD_INIT), image(cloud_init=False))
+
+
+def spec(folder: Path) -> DomainSpec:
+    return DomainSpec(
+        "0123456789ab", 1, GIB, "", Boot(), folder, GIB, Accelerator.TCG, folder, seed=folder / "seed.iso"
+    )
+
+
+def test_the_disc_is_made_once_and_only_where_there_is_to_be_one(tmp_path: Path) -> None:
+    way = decided(request(Context.CLOUD_INIT), image())
+    way.make_seed(spec(tmp_path))
+    made = (tmp_path / "seed.iso").stat()
+    way.make_seed(spec(tmp_path))
+    assert (tmp_path / "seed.iso").stat().st_mtime_ns == made.st_mtime_ns
+    decided(request(Context.INJECT), image(), FakeLayers()).make_seed(spec(tmp_path / "none"))
+
+
+def test_who_waited_in_vain_is_told_for_what(tmp_path: Path) -> None:
+    way = decided(request(Context.CLOUD_INIT), image())
+    plan = Plan(spec(tmp_path), link=None, template=None, way=way)  # type: ignore[arg-type]
+    assert "cloud-init" in plan.awaited
+    assert plan.context == (Context.CLOUD_INIT, "asked for")
+    usual = replace(plan, way=None)
+    assert usual.awaited == "the guest's agent to answer" and usual.context == (Context.RAMDISK, "")
+    assert replace(plan, template=object()).awaited == "the clone's agent to answer"  # type: ignore[arg-type]
