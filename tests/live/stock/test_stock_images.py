@@ -1,0 +1,144 @@
+"""Images that nobody prepared for belljar: a whole Debian with its boot loader, systemd, cloud-init and sshd."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live.conftest import Belljar
+from tests.live.stock.build import as_raw, build, recipe_of
+from tests.live.stock.images import stock
+
+SUITES = {"bullseye": ("11", "3.9"), "bookworm": ("12", "3.11"), "trixie": ("13", "3.13")}
+slow = pytest.mark.slow
+
+
+def run(belljar: Belljar, image: str, *words: str, start: str = "auto", **options: Any) -> tuple[dict[str, Any], str]:
+    """The outcome of a job in this image, and what it said."""
+    report = belljar.folder / "report.json"
+    done = belljar.run("--image", image, "--start", start, "--report", str(report), *words, **options)
+    told = json.loads(report.read_bytes())
+    assert done.returncode == told["exit_code"], (told, done.stderr.decode())
+    return told, done.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    "suite", ["bookworm", pytest.param("bullseye", marks=slow), pytest.param("trixie", marks=slow)]
+)
+def test_a_stock_image_is_understood_at_its_import_and_runs_jobs(belljar: Belljar, suite: str) -> None:
+    image = stock(belljar, suite)
+    version, python = SUITES[suite]
+    shown = belljar.json("image", "show", image)
+    facts = shown["facts"]
+    assert shown["os"].startswith(f"Debian GNU/Linux {version}")
+    told = {
+        name: facts[name] for name in ("boots_by", "agent_in_initrd", "python", "init_system", "init", "cloud_init")
+    }
+    assert told == {
+        "boots_by": "kernel", "agent_in_initrd": True, "python": python, "init_system": "systemd", "init": "/sbin/init",
+        "cloud_init": True,
+    }  # fmt: skip
+    assert (facts["sshd"], facts["root"], facts["fstype"]) == ("/usr/sbin/sshd", "/dev/vda1", "ext4")
+    assert facts["firmware"] == ["bios", "uefi"] and "agent" not in facts and "use_firmware" not in facts
+    for start in ("cold", "clone"):
+        outcome, said = run(
+            belljar, image, "--", "sh", "-c", ". /etc/os-release; echo $VERSION_ID; cat /proc/1/comm", start=start
+        )
+        assert (outcome["start"], said.split()) == (start, [version, "init"])
+    assert belljar.leftovers() == []
+
+
+@slow
+def test_a_raw_stock_disk_is_the_same_as_the_compressed_one(belljar: Belljar, tmp_path: Path) -> None:
+    belljar.env["BELLJAR_PATHS_STORE"] = str(tmp_path / "store")
+    disk = build(recipe_of("bookworm"))
+    assert belljar("image", "import", str(disk), "--name", "packed").returncode == 0
+    with as_raw(disk, tmp_path) as raw:
+        assert belljar("image", "import", str(raw), "--name", "raw").returncode == 0
+    packed, plain = (belljar.json("image", "show", name) for name in ("packed", "raw"))
+    assert packed["digest"] == plain["digest"]
+
+
+@slow
+def test_a_stock_image_without_python_says_so_and_is_refused_by_the_ways_that_need_it(belljar: Belljar) -> None:
+    image = stock(belljar, "bookworm-bare")
+    facts = belljar.json("image", "show", image)["facts"]
+    assert (facts["python"], facts["cloud_init"], facts["sshd"]) == ("", False, "/usr/sbin/sshd")
+    for context in ("ramdisk", "inject", "cloud-init"):
+        done = belljar.run("--image", image, "--context", context, "--", "true")
+        assert done.returncode == 125 and len(done.stderr.splitlines()) == 2, done.stderr
+    assert belljar.leftovers() == []
+
+
+@slow
+@pytest.mark.timeout(1200)
+def test_a_root_of_xfs_is_read_by_a_machine_and_then_booted_directly(belljar: Belljar) -> None:
+    image = stock(belljar, "bookworm-xfs")
+    facts = belljar.json("image", "show", image)["facts"]
+    told = {
+        name: facts[name] for name in ("boots_by", "fstype", "root", "python", "init_system", "cloud_init", "firmware")
+    }
+    assert told == {
+        "boots_by": "kernel", "fstype": "xfs", "root": "/dev/vda1", "python": "3.11", "init_system": "systemd",
+        "cloud_init": True, "firmware": ["bios", "uefi"],
+    }  # fmt: skip
+    for start in ("cold", "clone"):
+        outcome, said = run(belljar, image, "--", "sh", "-c", "findmnt -n -o FSTYPE,SOURCE /", start=start)
+        assert (outcome["start"], said.split()) == (start, ["xfs", "/dev/vda1"])
+    assert belljar.leftovers() == []
+
+
+HOSTILE = {
+    "a backing file": ("it has a backing file", "-b", "/etc/shadow", "-F", "raw", "--", "1M"),
+    "a backing file by a JSON name": ("it has a backing file", "-b", 'json:{"driver":"file","filename":"/etc/shadow"}', "-F", "raw", "--", "1M"),
+    "an external data file": ("its data lies in another file", "-o", "data_file={folder}/data,data_file_raw=on", "--", "1M"),
+    "a disk of an exbibyte": ("the limit is", "-o", "cluster_size=2M", "--", str(1 << 60)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_qcow2_is_refused_before_anything_opens_it(belljar: Belljar, tmp_path: Path, what: str) -> None:
+    says, *words = HOSTILE[what]
+    disk = tmp_path / "disk.qcow2"
+    *options, _, size = (word.replace("{folder}", str(tmp_path)) for word in words)
+    make(["qemu-img", "create", "-q", "-u" if "-b" in options else "-q", "-f", "qcow2", *options, str(disk), size])
+    refused(belljar, tmp_path, str(disk), says)
+
+
+@pytest.mark.parametrize("what", ["an ISO without a kernel", "a name in JSON", "a bomb", "a table that lies"])
+def test_what_is_no_image_is_refused_with_its_name(belljar: Belljar, tmp_path: Path, what: str) -> None:
+    disk = tmp_path / "disk"
+    if what == "an ISO without a kernel":
+        disk.write_bytes(bytes(0x8001) + b"CD001" + bytes(1 << 20))
+        refused(belljar, tmp_path, str(disk), "an installation disc")
+    elif what == "a name in JSON":
+        refused(belljar, tmp_path, 'json:{"driver":"file","filename":"/etc/shadow"}', "no readable file")
+    elif what == "a bomb":
+        with open(disk, "wb") as file:
+            make(["sh", "-c", "head -c 300M /dev/zero | gzip -1"], stdout=file)
+        belljar.env["BELLJAR_IMAGE_MAX_SIZE"] = "64M"
+        refused(belljar, tmp_path, str(disk), "larger than the limit")
+    else:
+        data = bytearray(1 << 20)
+        data[446 + 4], data[510:512] = 0xEE, b"\x55\xaa"
+        data[512:520], data[584:592] = b"EFI PART", b"\xff" * 8
+        data[592:600] = b"\xff\xff\xff\xff\x80\0\0\0"
+        disk.write_bytes(data)
+        refused(belljar, tmp_path, str(disk), "behind the end of the disk")
+
+
+def refused(belljar: Belljar, tmp_path: Path, source: str, says: str) -> None:
+    """The import fails in two lines, and leaves nothing in the store."""
+    belljar.env["BELLJAR_PATHS_STORE"] = str(tmp_path / "store")
+    done = belljar("image", "import", source, "--name", "bad")
+    lines = [line for line in done.stderr.decode().splitlines() if line.startswith(("belljar: ", "hint: "))]
+    assert done.returncode == 125 and says in lines[-2] and lines[-1].startswith("hint: "), done.stderr
+    assert belljar.json("image", "list") == []
+    assert [path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.suffix != ".lock"] == []
+
+
+def make(argv: list[str], **options: Any) -> None:
+    subprocess.run(argv, check=True, timeout=60, **options)
