@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from belljar.model import MIB, MachineId, NetworkMode, Start
+from belljar.model import MIB, Context, MachineId, NetworkMode, Start
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,29 @@ class Settings:
     start: Start = field(
         default=Start.AUTO, metadata={"help": "auto: clone a template where one can be had; clone and cold insist"}
     )
+    context: Context = field(
+        default=Context.AUTO,
+        metadata={
+            "help": "how a guest is given the agent where nothing is asked for: as the image is best served, or insist"
+        },
+    )
     grace: float = field(default=10.0, metadata={"help": "time between TERM and the machine's end", "unit": "seconds"})
     clone_timeout: float = field(
         default=30.0,
         metadata={"help": "a clone that has not answered after this is booted cold instead", "unit": "seconds"},
+    )
+    pack_files: int = field(
+        default=1000,
+        metadata={
+            "help": "a folder of --in with so many files and folders gets into the machine as a packed disk; 0: not for their number"
+        },
+    )
+    pack_size: int = field(
+        default=64 * MIB,
+        metadata={
+            "help": "a folder of --in of this size gets into the machine as a packed disk; 0: not for its size",
+            "unit": "bytes",
+        },
     )
     keep_days: int = field(
         default=7, metadata={"help": "records and logs of ended machines are kept this long", "unit": "days"}
@@ -64,11 +83,16 @@ class Folders:
     def overlay(self, id: MachineId) -> Path:
         return self.scratch / f"{id}.qcow2"
 
+    def attachment(self, id: MachineId, name: str) -> Path:
+        return self.scratch / f"{id}.{name}"
+
     def ended(self, id: MachineId) -> Path:
         return self.logs / id
 
 
 # files of a machine's folder
+SEED = "seed.iso"
+JOBOUTPUTS = "joboutputs"  # a folder: what the guest put there
 REQUEST, OUTCOME, LOCK, CONTROL, CONSOLE_LOG, QEMU_LOG, COLLECTED = (
     "request.json", "outcome.json", "lock", "control.sock", "console.log", "qemu.log", "collect.tar",
 )  # fmt: skip

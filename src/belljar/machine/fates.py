@@ -24,12 +24,13 @@ from belljar.host.files import read_capped, remove_tree
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.image import Overlays
 from belljar.journal import Ledger
-from belljar.machine import CONSOLE_LOG, CONTROL, LOCK, QEMU_LOG
+from belljar.machine import CONSOLE_LOG, CONTROL, LOCK, QEMU_LOG, SEED
 from belljar.machine.life import Life
 from belljar.machine.orders import Ended
 from belljar.model import Cause, State, to_json
 
 TAIL = 1 << 16
+OURS = "belljar: "  # how lines begin by which belljar's init, and what it has others run, say why they give up
 RETIRED = ".retired-"  # the folder of a machine whose record was copied already
 
 
@@ -53,7 +54,11 @@ def _error_of(event: DomainEvent, life: Life) -> BelljarError:
     match event.kind:
         case EventKind.PANICKED:
             return GuestPanicked(f"the guest's kernel crashed{_last_line(life, CONSOLE_LOG, ': ')}")
+        case EventKind.RESET if life.request.payload is None:  # so ends a firmware that finds nothing to boot, too
+            return BootFailed(f"the guest rebooted instead of powering itself off{_last_line(life, CONSOLE_LOG, ': ')}")
         case EventKind.SHUTDOWN | EventKind.RESET:
+            if life.request.payload is None:
+                return GuestPoweredOff("the guest powered itself off")
             if life.payload_started:
                 what = "powered the guest off" if event.kind is EventKind.SHUTDOWN else "rebooted the guest"
                 return GuestPoweredOff(f"the payload {what}")
@@ -107,6 +112,9 @@ def put_away(life: Life, overlays: Overlays, usage: tuple[float, float, int]) ->
     with life.phase("clean"):
         if not request.keep:
             overlays.discard(folders.overlay(request.id))
+        for path in life.attachments:
+            with suppress(OSError):
+                os.unlink(path)
         forget_identity(life)
         with suppress(FileNotFoundError):
             os.unlink(life.folder / CONTROL)
@@ -138,6 +146,8 @@ def retire(source: Path, target: Path) -> None:
         remove_tree(gone)
     with suppress(OSError):
         os.unlink(target / LOCK)
+    with suppress(OSError):  # it may hold what its user would not have kept
+        os.unlink(target / SEED)
 
 
 def forget_identity(life: Life) -> None:
@@ -147,9 +157,19 @@ def forget_identity(life: Life) -> None:
 
 
 def _last_line(life: Life, name: str, before: str) -> str:
-    """The last line of a log of this machine, with something before it; "" when there is none."""
+    """The line of a log of this machine that explains its end, with something before it; "" when there is none."""
     try:
-        lines = read_capped(life.folder / name, 4 << 20)[-TAIL:].decode(errors="replace").strip().splitlines()
+        text = read_capped(life.folder / name, 4 << 20)[-TAIL:].decode(errors="replace")
     except OSError:
         return ""
-    return f"{before}{lines[-1].strip()[:300]}" if lines else ""
+    words = last_words(text)
+    return f"{before}{words}" if words else ""
+
+
+def last_words(text: str, *, ours_only: bool = False) -> str:
+    """The last line that what belljar has in a guest wrote about its end; where there is none, and not *ours_only*, the
+    last line of all."""
+    lines = text.strip().splitlines()
+    ours = [line for line in lines if line.strip().startswith(OURS)]
+    chosen = ours or ([] if ours_only else lines)
+    return chosen[-1].strip()[:300] if chosen else ""

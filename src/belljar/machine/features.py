@@ -21,8 +21,16 @@ Pairs = tuple[tuple[bytes, bytes], ...]
 def features(
     request: Request, now: float, host_cpus: int, hs06_per_cpu: float = 0.0
 ) -> tuple[tuple[PlainFile, ...], Pairs]:
-    """The files, root's own and readable by all, and the variables that name their folders. *now* is the moment from
-    which the payload's time counts; 0 for *hs06_per_cpu* tells nothing about speed."""
+    """The files, root's own and readable by all, and the variables that name their folders."""
+    machine, job = values(request, now, host_cpus, hs06_per_cpu)
+    return (*_files(MACHINE, machine), *_files(JOB, job)), VARIABLES
+
+
+def values(
+    request: Request, now: float, host_cpus: int, hs06_per_cpu: float = 0.0
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Machine features and job features by their keys. *now* is the moment from which the payload's time counts; 0 for
+    *hs06_per_cpu* tells nothing about speed."""
     machine, cpus = {"total_cpu": str(host_cpus)}, request.machine.cpus
     job = {
         "allocated_cpu": str(cpus),
@@ -31,8 +39,9 @@ def features(
         "jobstart_secs": str(int(now)),
         "max_rss_bytes": str(request.machine.memory),
     }
-    if request.machine.disk is not None:
-        job["scratch_limit_bytes"] = str(request.machine.disk)
+    room = request.machine.disk if request.machine.scratch is None else request.machine.scratch
+    if room is not None:
+        job["scratch_limit_bytes"] = str(room)
     if hs06_per_cpu > 0:
         machine["hs06"], job["hs06_job"] = hs06(hs06_per_cpu * host_cpus), hs06(hs06_per_cpu * cpus)
     wall = time_left(request, now)
@@ -40,12 +49,17 @@ def features(
         end = str(int(now) + wall)
         machine["shutdowntime"] = job["shutdowntime_job"] = end
         job["wall_limit_secs"], job["cpu_limit_secs"] = str(wall), str(wall * cpus)
-    return (*_files(MACHINE, machine), *_files(JOB, job)), VARIABLES
+    return machine, job
 
 
-def with_features(request: Request, payload: Payload, now: float, host_cpus: int, hs06_per_cpu: float) -> Payload:
-    """The payload with these files and variables. A variable of its own by one of these names is replaced."""
+def with_features(
+    request: Request, payload: Payload, now: float, host_cpus: int, hs06_per_cpu: float, outputs_url: str = ""
+) -> Payload:
+    """The payload with these files and variables. A variable of its own by one of these names is replaced. *outputs_url*:
+    where it may PUT files that are kept."""
     files, variables = features(request, now, host_cpus, hs06_per_cpu)
+    if outputs_url:
+        variables += ((b"JOBOUTPUTS", outputs_url.encode()),)
     ours = dict(variables)
     env = tuple(pair for pair in payload.env if pair[0] not in ours)
     return replace(payload, files=payload.files + files, env=env + variables)

@@ -15,6 +15,7 @@ from belljar.errors import (
     BelljarError,
     DomainKilled,
     GuestError,
+    GuestPoweredOff,
     GuestRefused,
     HostError,
     HypervisorError,
@@ -24,7 +25,7 @@ from belljar.errors import (
 from belljar.guest import ExitStatus, Guest, Process, Streams
 from belljar.host.processes import start_time
 from belljar.image import Image
-from belljar.machine import fates
+from belljar.machine import Settings, fates
 from belljar.machine.console import Console
 from belljar.machine.control import ControlServer
 from belljar.machine.features import with_features
@@ -34,11 +35,13 @@ from belljar.machine.obeying import Obeying, Present
 from belljar.machine.orders import Ended, Orders
 from belljar.machine.parts import Parts
 from belljar.machine.plan import Plan
-from belljar.model import Cause, Payload, Start, State
+from belljar.machine.sharing import find_servers, has_nfs, mount_all
+from belljar.model import Cause, FileServer, NetworkMode, Payload, Request, Start, State, Transfer
+from belljar.network import Networks
 
 T = TypeVar("T")
 LAST_WORDS = 2.0  # seconds between the channel's end and the event that explains it
-QUIT_TO_KEEP = 5.0  # seconds QEMU gets to write its disk out when the folder is kept
+QUIT_TO_KEEP = 10.0  # seconds QEMU gets to write its disk out when the folder is kept
 
 
 class Keeping:
@@ -52,6 +55,8 @@ class Keeping:
         self._fate: asyncio.Task[BelljarError] | None = None  # why the domain ended by itself
         self._tasks: list[asyncio.Task[None]] = []
         self._usage = (0.0, 0.0, 0)
+        self._packed: dict[str, Transfer] = {}  # by the name of the disk
+        self._servers: dict[str, FileServer] = {}  # by the place where its export is mounted
 
     # -- the way in ------------------------------------------------------------------------------------------------
 
@@ -66,13 +71,57 @@ class Keeping:
             life.enter(State.PREPARING)
             image = self.parts.planner.image(life.request)
             life.note(image_digest=image.digest)
+            if has_nfs(life.request.machine):
+                self._servers = await find_servers(life)
+            if image.is_disc:
+                from belljar.machine.alone import add_empty_disk
+
+                add_empty_disk(life, life.request.machine.disk or self.parts.context.empty_disk)
+            if wants_attachments(life.request, self.parts.settings):
+                await self._attach()
+            if life.request.machine.network is not NetworkMode.NONE and self.parts.networks is not None:
+                await self._join(self.parts.networks)
         with self.parts.images.hold(image, life.request.id):
             await self._start(image)
             if life.request.payload is None:
-                await self._while_alive(asyncio.get_running_loop().create_future())
+                await self._leave_alone()
             else:
                 life.enter(State.RUNNING)
                 await self._while_alive(self._serve(life.request.payload, streams))
+
+    async def _leave_alone(self) -> None:
+        """A guest that knows its own work does it, until it powers itself off or its time is over."""
+        from belljar.machine.alone import conclude
+
+        life, limit = self.life, self.life.request.timeout
+        life.enter(State.RUNNING)
+        life.payload_started, life.begun = True, time.time()
+        try:
+            with life.phase("run"):
+                async with asyncio.timeout(limit):
+                    await self._while_alive(asyncio.get_running_loop().create_future())
+        except TimeoutError:
+            raise Ended(Cause.WALLTIME, signal.SIGKILL, f"the time limit of {limit:g} s was reached") from None
+        except GuestPoweredOff:
+            conclude(life)
+
+    async def _attach(self) -> None:
+        """The further disks of this machine. Imported only by machines that may have one."""
+        from belljar.machine.attachments import make
+
+        self._packed = await make(self.life, self.parts.settings)
+        self.life.point("after-attachments")
+
+    async def _join(self, networks: Networks) -> None:
+        """The machine's network. Imported only by machines that have one."""
+        from belljar.machine.networking import join
+
+        if self.life.request.machine.network is NetworkMode.USER:
+            from belljar.machine.answering import offer
+
+            offer(self.life, self.parts)
+        self.life.joined = await join(networks, self.life, self._servers.values())
+        self.life.point("after-network")
 
     async def _start(self, image: Image) -> None:
         """Bring up a domain whose guest proved its identity: a clone where one can be had, booted cold otherwise."""
@@ -97,17 +146,20 @@ class Keeping:
 
     async def _boot(self, plan: Plan) -> None:
         life = self.life
+        context, why = plan.context
         life.note(
             start=(Start.CLONE if plan.template else Start.COLD).value, start_reason=plan.reason,
-            accelerator=plan.spec.accelerator.value,
+            accelerator=plan.spec.accelerator.value, context=context.value, context_reason=why,
         )  # fmt: skip
         with life.phase("start"):
-            life.enter(State.STARTING, start=life.outcome.start, reason=plan.reason)
+            life.enter(State.STARTING, start=life.outcome.start, reason=plan.reason, context=context.value)
             self._start_domain(plan)
         with life.phase("boot"):
             life.enter(State.BOOTING)
             timeout = self.parts.settings.clone_timeout if plan.template else self.parts.boot_timeout
-            await self._while_alive(self._greet(timeout, bool(plan.template)))
+            await self._while_alive(self._greet(timeout, plan.awaited))
+        if life.request.payload is None:
+            return life.enter(State.READY)
         with life.phase("identify"):
             await self._while_alive(prove(self._living_guest(), plan.link, life))
         life.point("after-agent")
@@ -126,15 +178,23 @@ class Keeping:
         self._fate = loop.create_task(fates.read(self.now.domain.events(), life))
         self.now.console = Console(life.folder, self.now.domain.console)
         self._tasks.append(loop.create_task(self.now.console.run()))
-        self.now.guest = self.parts.make_guest(self.now.domain.channel)
+        if plan.spec.nic is not None and plan.spec.nic.egress is not None:
+            from belljar.machine.networking import listen
 
-    async def _greet(self, longest: float, clone: bool) -> None:
+            self._tasks.append(loop.create_task(listen(domain, life)))
+        if plan.way is not None and plan.way.ssh is not None:
+            self.now.guest = plan.way.ssh.guest_of(life, of_template=plan.template is not None)(domain)
+        else:
+            self.now.guest = self.parts.make_guest(domain.channel)
+
+    async def _greet(self, longest: float, awaited: str) -> None:
         assert self.now.domain is not None
-        async with fates.deadline(longest, f"the {'clone' if clone else 'guest'}'s agent to answer"):
+        async with fates.deadline(longest, awaited):
             # The monitor's handshake runs beside the boot; the guest does not wait for it.
             connecting = asyncio.ensure_future(self.now.domain.connect())
             try:
-                await self._living_guest().greet()
+                if self.life.request.payload is not None:
+                    await self._living_guest().greet()
                 self.life.point("after-boot")
                 await connecting
                 self.life.point("after-qmp")
@@ -146,7 +206,10 @@ class Keeping:
     async def _serve(self, payload: Payload, streams: Streams) -> None:
         """Everything that happens inside: folders, account, files in, the payload itself, files out."""
         life, guest = self.life, self._living_guest()
-        payload = with_features(life.request, payload, time.time(), os.cpu_count() or 1, self.parts.hs06_per_cpu)
+        life.begun = time.time()
+        payload = with_features(
+            life.request, payload, life.begun, os.cpu_count() or 1, self.parts.hs06_per_cpu, outputs_url(life)
+        )
         with life.phase("setup"):
             await self._furnish(guest, payload)
         with life.phase("run"):
@@ -174,9 +237,12 @@ class Keeping:
                 await collect(guest, life)
 
     async def _furnish(self, guest: Guest, payload: Payload) -> None:
-        shares = enumerate(self.life.request.machine.shares)
-        for number, share in sorted(shares, key=lambda item: item[1].target):  # one may lie in another
-            await guest.mount(f"share{number}", share.target, readonly=share.readonly)
+        if self.life.request.machine.shares:
+            await mount_all(guest, self.life, self._servers)
+        if self.life.disks:
+            from belljar.machine.attachments import furnish
+
+            return await furnish(guest, self.life, self._packed, payload)
         if payload.inputs and payload.files:
             await guest.place(payload.files, payload.account)  # what is copied in may lie in folders of theirs
         for item in payload.inputs:
@@ -239,6 +305,8 @@ class Keeping:
             elif life.state in (State.STARTING, State.BOOTING):
                 life.leave_towards(State.STOPPING)
                 self.parts.hypervisor.discard(life.request.id)
+            if life.joined is not None:
+                life.joined.close()
             await self._control.close()
         life.leave_towards(State.CLEANING)
         fates.put_away(life, self.parts.overlays, self._usage)
@@ -250,9 +318,9 @@ class Keeping:
         if self._fate is not None:
             self._fate.cancel()
         if self.now.domain is not None:
-            grace = QUIT_TO_KEEP if self.life.request.keep else 0.0
+            wanted = self.life.request.keep or self.life.disks_are_wanted
             with suppress(HypervisorError):
-                await self.now.domain.quit(grace=grace)
+                self.life.quit_status = await self.now.domain.quit(grace=QUIT_TO_KEEP if wanted else 0.0)
             self._usage = self.now.domain.usage()
         for task in self._tasks:
             task.cancel()
@@ -305,3 +373,16 @@ async def _cancelled(task: asyncio.Future[Any]) -> None:
     await asyncio.wait({task})
     if not task.cancelled():
         task.exception()
+
+
+def outputs_url(life: Life) -> str:
+    """Where the guest may put files that are kept; "": nowhere."""
+    return f"http://{life.answers[-1][0]}/joboutputs" if life.answers else ""
+
+
+def wants_attachments(request: Request, settings: Settings) -> bool:
+    """Could this machine get a further disk? Asked for every job."""
+    if request.machine.scratch is not None:
+        return True
+    inputs = request.payload.inputs if request.payload is not None else ()
+    return bool(settings.pack_files or settings.pack_size) and any(os.path.isdir(item.outside) for item in inputs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +12,17 @@ from typing import Any
 
 from belljar.errors import BelljarError, HostError, LockTimeout
 from belljar.guest import ExitStatus
+from belljar.host.egress import Place
 from belljar.host.files import no_space_as_error, private_folder, write_whole
 from belljar.host.locks import Lock, locked, try_lock
 from belljar.host.processes import boot_id
+from belljar.hypervisor import Call, ExtraDisk
 from belljar.journal import Record
 from belljar.machine import LOCK, OUTCOME, REQUEST, Folders
 from belljar.machine.orders import Ended
 from belljar.machine.states import CLASSES, check_move, class_of_error
 from belljar.model import Cause, Outcome, OutcomeClass, Request, State, Usage, dumps, to_json
+from belljar.network import Joined
 
 GATE_TIMEOUT = 30.0
 UNNAMED_LOCK = f".{LOCK}"
@@ -46,8 +49,16 @@ class Life:
         self.state = State.REQUESTED
         self.phases: dict[str, float] = {}
         self.payload_started = False
+        self.begun = 0.0  # when the payload's time began, seconds since the epoch
         self._is_settled = False
         self.identities: list[Path] = []
+        self.joined: Joined | None = None  # its network, once it is there
+        self.answers: tuple[Place, ...] = ()  # places of a user network that this supervisor answers, and how
+        self.answer: Callable[[Call], Awaitable[None]] | None = None
+        self.disks: tuple[ExtraDisk, ...] = ()  # beside its own
+        self.attachments: list[Path] = []  # their files, from before they are made
+        self.disks_are_wanted = False  # they outlive the machine, so QEMU is given time to write all of them
+        self.quit_status: int | None = None  # of QEMU, as waitpid tells it
         self.outcome = Outcome(
             id=request.id, cause=Cause.NODE_FAULT, klass=OutcomeClass.NODE, reason="it has not ended", name=request.name,
             image=request.machine.image, started=time.time(),
@@ -66,6 +77,13 @@ class Life:
         with suppress(HostError, OSError):
             self.record.state(state)
         self.state = state
+
+    def attach(self, what: str, name: str) -> Path:
+        """Where the file of a further disk is to be made, journaled."""
+        path = self.folders.attachment(self.request.id, name)
+        self.record.intend(what, path)
+        self.attachments.append(path)
+        return path
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -173,8 +191,9 @@ def gate(folders: Folders) -> Path:
 
 
 def _without_secrets(request: Request) -> dict[str, Any]:
-    """The request as it is kept: without the script's text and the environment's values."""
+    """The request as it is kept: without the script's text, the environment's values and the user data."""
     record: dict[str, Any] = to_json(request)
+    record["user_data"] = None if request.user_data is None else len(request.user_data)
     if record["payload"] is not None:
         record["payload"]["env"] = [name for name, _ in record["payload"]["env"]]
         for name in NOT_IN_THE_RECORD:

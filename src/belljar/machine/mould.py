@@ -7,15 +7,17 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 
-from belljar.errors import HypervisorError, LockTimeout, TemplateError
+from belljar.errors import AgentLost, BelljarError, BootFailed, GuestRefused, HypervisorError, TemplateError
 from belljar.guest import Guest
-from belljar.host.locks import Lock, locked
-from belljar.host.threads import in_thread
 from belljar.hypervisor import Domain, DomainEvent, DomainSpec, EventKind, Hypervisor, Template
 from belljar.image import Image
 from belljar.journal import Record
-from belljar.machine.fates import deadline
+from belljar.machine.fates import deadline, last_words
+from belljar.machine.waiting import lock_of
 from belljar.model import Account
+
+KEPT = 1 << 15  # bytes of the console's end
+LAST_WORDS = 2.0  # seconds for the console's end to arrive after QEMU's
 
 
 class Mould:
@@ -24,51 +26,50 @@ class Mould:
     def __init__(self, hypervisor: Hypervisor, make_guest: Callable[[socket.socket], Guest], *, timeout: float) -> None:
         self._hypervisor, self._make_guest, self._timeout = hypervisor, make_guest, timeout
 
-    async def make(self, spec: DomainSpec, image: Image, record: Record, account: Account | None) -> Template:
-        """Raises TemplateError, BootTimeout, LockTimeout, NoSpace: the caller then boots cold."""
-        record.write("template-wait", lock=str(self._hypervisor.template_lock(spec)))
-        lock = await self._lock(spec)
+    async def make(
+        self,
+        spec: DomainSpec,
+        image: Image,
+        record: Record,
+        account: Account | None,
+        awaited: str,
+        make_guest: Callable[[Domain], Guest] | None = None,
+    ) -> Template:
+        """Raises BootFailed and BootTimeout, when the guest does not come up; TemplateError, LockTimeout, NoSpace: the
+        caller then boots cold. *awaited*: what the boot waits for, in words. *make_guest*: for guests without an agent."""
+        path = self._hypervisor.template_lock(spec)
+        record.write("template-wait", lock=str(path))
+        lock = await lock_of(path, timeout=self._timeout, what="make this template")
         try:
             found = self._hypervisor.find_template(spec)
             if isinstance(found, Template):
                 return found
             record.intend("template", self._hypervisor.template_draft(spec))
             self._hypervisor.prepare_template(spec, image.disk)
-            return await self._cast(spec, account)
+            return await self._cast(spec, account, awaited, make_guest)
         finally:
             lock.release()
 
-    async def _lock(self, spec: DomainSpec) -> Lock:
-        """Wait until nobody else makes this template. Whoever gives up waiting does not get the lock later either."""
-        path, given_up = self._hypervisor.template_lock(spec), False
-
-        def take() -> Lock | None:
-            with locked(path, timeout=self._timeout, what="make a template") as lock:
-                if given_up:
-                    return None
-                held, lock.descriptor = Lock(path, lock.descriptor), -1
-            return held
-
-        try:
-            async with asyncio.timeout(self._timeout):
-                taken = await in_thread(take)
-        except TimeoutError as exc:
-            raise LockTimeout(f"another process makes this template for more than {self._timeout:g} s") from exc
-        finally:
-            given_up = True
-        assert taken is not None
-        return taken
-
-    async def _cast(self, spec: DomainSpec, account: Account | None) -> Template:
+    async def _cast(
+        self,
+        spec: DomainSpec,
+        account: Account | None,
+        awaited: str,
+        make_guest: Callable[[Domain], Guest] | None,
+    ) -> Template:
         domain = self._hypervisor.start_template(spec)
-        guest = self._make_guest(domain.channel)
-        drain = asyncio.ensure_future(_drain(domain.console))
+        guest = self._make_guest(domain.channel) if make_guest is None else make_guest(domain)
+        said = bytearray()
+        drain = asyncio.ensure_future(_drain(domain.console, said))
         died = asyncio.ensure_future(_exit_of(domain))
-        settling = asyncio.ensure_future(self._settle(domain, guest, account))
+        settling = asyncio.ensure_future(self._settle(domain, guest, account, spec.warm, awaited))
         try:
             await asyncio.wait({settling, died}, return_when=asyncio.FIRST_COMPLETED)
-            if not settling.done():
-                raise TemplateError(f"QEMU ended while the template was booted: {died.result()}")
+            if settling.done() and isinstance(settling.exception(), AgentLost):
+                await asyncio.wait({died}, timeout=LAST_WORDS)  # a channel that breaks is how QEMU's end shows first
+            if died.done() and (not settling.done() or settling.exception() is not None):
+                await asyncio.wait({drain}, timeout=LAST_WORDS)
+                raise _complaint(died.result(), said)
             await settling
             guest.close()
             died.cancel()
@@ -84,27 +85,40 @@ class Mould:
             domain.channel.close()
             domain.console.close()
 
-    async def _settle(self, domain: Domain, guest: Guest, account: Account | None) -> None:
-        async with deadline(self._timeout, "the template's agent to answer and settle"):
+    async def _settle(
+        self, domain: Domain, guest: Guest, account: Account | None, warm: tuple[str, ...], awaited: str
+    ) -> None:
+        async with deadline(self._timeout, awaited):
             await domain.connect()
             await guest.greet()
             if account is not None:  # whoever the template is made for is most likely to come again
                 await guest.add_account(account)
+            for what in warm:
+                with suppress(GuestRefused):  # an older agent, or a kernel without: the mount will say so
+                    await guest.prepare_for(what)
             await guest.settle()
 
 
-async def _exit_of(domain: Domain) -> str:
+async def _exit_of(domain: Domain) -> DomainEvent:
     last = DomainEvent(EventKind.EXITED)
     async for event in domain.events():
         last = event
         if event.kind is not EventKind.RESET:
             break
-    return f"{last.kind.value} {last.detail}".strip()
+    return last
 
 
-async def _drain(console: socket.socket) -> None:
-    """Read the console to nowhere: a full pipe would stop the guest."""
+def _complaint(last: DomainEvent, said: bytearray) -> BelljarError:
+    """A guest that gave up by itself and said why on its console would do so again; anything else is QEMU's affair."""
+    if why := last_words(said.decode(errors="replace"), ours_only=True):
+        return BootFailed(f"the guest powered itself off before a payload was started: {why}")
+    return TemplateError(f"QEMU ended while the template was booted: {last.kind.value} {last.detail}".strip())
+
+
+async def _drain(console: socket.socket, said: bytearray) -> None:
+    """Read the console, for a full pipe would stop the guest; keep the end of it."""
     loop = asyncio.get_running_loop()
     with suppress(OSError):
-        while await loop.sock_recv(console, 1 << 16):
-            pass
+        while data := await loop.sock_recv(console, 1 << 16):
+            said += data
+            del said[:-KEPT]

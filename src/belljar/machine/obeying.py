@@ -58,7 +58,7 @@ class Obeying:
                 case Signal() as order if self.now.process is not None:
                     await self._signal(order)
                 case Signal(number=number) if number in CANCELLING:
-                    raise Ended(Cause.CANCELLED, number, "cancelled before the payload was started")
+                    raise Ended(Cause.CANCELLED, number, self._why_cancelled())
                 case Signal() as order:
                     self._early.append(order)
                 case Stop() | Kill():
@@ -87,6 +87,9 @@ class Obeying:
 
     def _orders_later(self, seconds: float, over: GraceOver) -> None:
         self._grace = asyncio.get_running_loop().call_later(seconds, self._orders.give, over)
+
+    def _why_cancelled(self) -> str:
+        return "cancelled" if self._life.request.payload is None else "cancelled before the payload was started"
 
     def _lingers(self) -> bool:
         payload = self._life.request.payload

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from belljar.context import Settings as ContextSettings
 from belljar.guest import Guest
 from belljar.hypervisor import Hypervisor
 from belljar.image import ImageStore, Overlays
 from belljar.machine import Folders, Settings
 from belljar.machine.plan import Planner
+from belljar.network import Networks
 
 MakeGuest = Callable[[socket.socket], Guest]
 Relay = Callable[[Guest, socket.socket], Awaitable[None]]  # lets a second client talk to the guest, until it closes
@@ -30,4 +32,6 @@ class Parts:
     settings: Settings
     boot_timeout: float
     point: Callable[[str], None]
+    networks: Networks | None = None  # None: nothing is joined, as for fakes
     hs06_per_cpu: float = 0.0  # told to payloads as a machine feature; 0: not told
+    context: ContextSettings = field(default_factory=ContextSettings)

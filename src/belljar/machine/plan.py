@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from belljar.errors import (
+    BadUserData,
     BelljarError,
+    BootFailed,
     BootTimeout,
     ImpossibleSize,
     NoMemory,
@@ -17,15 +21,22 @@ from belljar.errors import (
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Boot, DomainSpec, Hypervisor, Nic, SharedFolder, Template
 from belljar.image import Image, ImageStore, Overlays
-from belljar.machine import Settings
+from belljar.machine import SEED, Settings
 from belljar.machine.life import Life
 from belljar.machine.mould import Mould
-from belljar.model import MIB, NetworkMode, Request, Start
-from belljar.network import Link
+from belljar.machine.sharing import has_nfs, host_folders, no_way_to_the_server
+from belljar.model import GIB, MIB, Context, NetworkMode, Request, Start
+from belljar.network import Link, Networks
 from belljar.network import plan as plan_link
+
+if TYPE_CHECKING:
+    from belljar.machine.contexts import Way
+    from belljar.machine.layers import Layers
+    from belljar.machine.ssh_way import SshHouse
 
 SMALLEST_MEMORY = 64 * MIB
 LARGE_PAGE = 2 * MIB
+SMALLEST_SCRATCH, LARGEST_SCRATCH = MIB, 4096 * GIB
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,19 @@ class Plan:
     link: Link
     template: Template | None
     reason: str = ""
+    way: Way | None = None  # None: belljar's ramdisk, as usual
+
+    @property
+    def context(self) -> tuple[Context, str]:
+        """How the guest is contextualized, and why so where that was a question."""
+        return (Context.RAMDISK, "") if self.way is None else (self.way.chosen.context, self.way.chosen.reason)
+
+    @property
+    def awaited(self) -> str:
+        """What its boot waits for, for a person who waited in vain."""
+        if self.template is not None or self.way is None:
+            return f"the {'clone' if self.template else 'guest'}'s agent to answer"
+        return self.way.awaited
 
 
 class Planner:
@@ -50,83 +74,141 @@ class Planner:
         mould: Mould,
         settings: Settings,
         qemu_owner: str,
+        layers: Callable[[], Layers],
+        networks: Networks | None = None,
+        ssh: Callable[[], SshHouse] | None = None,
     ) -> None:
+        self._ssh = ssh
         self._hypervisor, self._images, self._overlays = hypervisor, images, overlays
         self._mould, self._settings, self._qemu_owner = mould, settings, qemu_owner
+        self._layers = layers
+        self._plan_link = plan_link if networks is None else networks.plan
 
     def image(self, request: Request) -> Image:
         """The request's image, and the refusals that need nothing else. Raises UsageError or ImageError."""
         check_size(request)
+        check_scratch(request)
         check_shares(request)
         image = self._images.resolve(request.machine.image)
-        self._overlays.size(image, request.machine.disk)
+        self._overlays.size(image, None if image.is_disc else request.machine.disk)
         return image
 
     async def plan(self, life: Life, image: Image) -> Plan:
         """The start that is wanted and can be had."""
-        spec, link = await self._spec(life, image)
+        spec, link, way = await self._spec(life, image)
         wanted = life.request.machine.start
         if wanted is Start.COLD:
-            return await self._with_disk(life, image, Plan(spec, link, None, "asked for"))
+            return await self._with_disk(life, image, Plan(spec, link, None, "asked for", way))
+        if way is not None and way.private:
+            if wanted is Start.CLONE:
+                raise TemplateError(f"no clone can be started: {way.private}")
+            return await self._with_disk(life, image, Plan(spec, link, None, way.private, way))
         template: Template | str = self._hypervisor.find_template(spec)
-        if isinstance(template, str):
+        if isinstance(template, str) and way is not None and way.ssh is not None and way.ssh.never_cloned:
+            template = way.ssh.never_cloned
+        elif isinstance(template, str):
             template = await self._make_template(life, image)
         if isinstance(template, str):
             if wanted is Start.CLONE:
                 raise TemplateError(f"no clone can be started: {template}")
-            return await self._with_disk(life, image, Plan(spec, link, None, template))
+            return await self._with_disk(life, image, Plan(spec, link, None, template, way))
         life.record.intend("overlay", spec.disk)
         self._hypervisor.clone_disk(template, spec)
-        return Plan(spec, link, template)
+        return Plan(spec, link, template, way=way)
 
     async def template(self, life: Life, image: Image) -> Template:
         """The template for a request, made now where there is none. Raises why it cannot be had."""
-        spec, _ = await self._spec(life, image)
+        spec, _, way = await self._spec(life, image)
         found = self._hypervisor.find_template(spec)
         if isinstance(found, Template):
             return found
         payload = life.request.payload
         with life.phase("template"):
-            return await self._mould.make(spec, image, life.record, payload.account if payload else None)
+            if way is not None:
+                way.make_seed(spec, for_template=True)
+            awaited = "the template's agent to answer" if way is None else way.awaited
+            image = image if way is None else way.image
+            account, make_guest = payload.account if payload else None, None
+            if way is not None and way.ssh is not None:
+                make_guest = way.ssh.guest_of(life, of_template=True)
+            return await self._mould.make(spec, image, life.record, account, awaited, make_guest)
 
     async def cold(self, life: Life, image: Image, reason: str) -> Plan:
         """A cold start instead of what was planned first."""
-        spec, link = await self._spec(life, image)
-        return await self._with_disk(life, image, Plan(spec, link, None, reason))
+        spec, link, way = await self._spec(life, image)
+        return await self._with_disk(life, image, Plan(spec, link, None, reason, way))
 
     async def _make_template(self, life: Life, image: Image) -> Template | str:
         """A template made now, by us or by somebody who was before us; or why there is none."""
         try:
             return await self.template(life, image)
-        except BootTimeout:
+        except (BootTimeout, BootFailed):
             raise  # this was a cold boot already, with all the time there is: a second one would not answer either
         except BelljarError as error:
             return f"no template could be made: {error.message}"
 
     async def _with_disk(self, life: Life, image: Image, plan: Plan) -> Plan:
         life.record.intend("overlay", plan.spec.disk)
-        size = self._overlays.create(plan.spec.disk, image, life.request.machine.disk)
+        if plan.way is not None:
+            plan.way.make_seed(plan.spec)
+            image = plan.way.image
+        size = self._overlays.create(plan.spec.disk, image, None if image.is_disc else life.request.machine.disk)
         if plan.spec.owner[0] != os.geteuid():
             os.chown(plan.spec.disk, *plan.spec.owner)
         return replace(plan, spec=replace(plan.spec, disk_size=size))
 
-    async def _spec(self, life: Life, image: Image) -> tuple[DomainSpec, Link]:
+    async def _spec(self, life: Life, image: Image) -> tuple[DomainSpec, Link, Way | None]:
         request = life.request
-        files = self._images.boot_files(image)
-        boot = Boot(files.kernel, files.initrd, files.append, files.digest)
+        way = None if has_usual_way(request, image) else await self._way(request, image)
+        files = self._images.boot_files(image) if way is None else way.files
+        digest = files.digest if way is None else way.digest
+        if request.user_data is not None and not (life.answers or (way is not None and way.private)):
+            raise no_way_for_user_data(request)
+        boot = Boot(files.kernel, files.initrd, files.append, digest, files.firmware, image.is_disc)
         accelerator, _ = await in_thread(lambda: self._hypervisor.accelerator(boot))
-        link = plan_link(request.machine.network, request.id)
-        shares = tuple(
-            SharedFolder(f"share{n}", item.source, item.readonly) for n, item in enumerate(request.machine.shares)
-        )
+        link = life.joined.link if life.joined else self._plan_link(request.machine.network, request.id)
+        nic = nic_of(link)
+        if way is not None and way.ssh is not None:
+            link, nic = way.ssh.card(link, request.id)
+        shares = tuple(SharedFolder(tag, item.source, item.readonly) for tag, item in host_folders(request.machine))
         spec = DomainSpec(
             id=request.id, cpus=request.machine.cpus, memory=-(-request.machine.memory // LARGE_PAGE) * LARGE_PAGE,
             image_digest=image.digest, boot=boot, disk=life.folders.overlay(request.id),
             disk_size=request.machine.disk or image.virtual_size, accelerator=accelerator, folder=life.folder,
-            nic=None if link.mode is NetworkMode.NONE else Nic(link.mode, link.mac), shares=shares,
+            nic=nic, shares=shares,
             owner=qemu_owner(request, self._qemu_owner, os.geteuid()),
+            warm=("nfs",) if has_nfs(request.machine) else (), disks=life.disks,
+            seed=life.folder / SEED if way is not None and way.seed is not None else None,
         )  # fmt: skip
-        return spec, link
+        return spec, link, way
+
+    async def _way(self, request: Request, image: Image) -> Way:
+        """Imported only by those who leave the usual way."""
+        from belljar.machine.contexts import decide
+
+        return await decide(request, image, self._images, self._layers, self._ssh)
+
+
+def nic_of(link: Link) -> Nic | None:
+    """The card of a link, in the hypervisor's words."""
+    if link.mode is NetworkMode.NONE:
+        return None
+    return Nic(link.mode, link.mac, link.egress, link.has_line, link.fd)
+
+
+def has_usual_way(request: Request, image: Image) -> bool:
+    """Is this a machine like most: belljar's ramdisk, in an image that has all it needs?"""
+    facts = image.facts
+    wanted = request.machine.context in (Context.AUTO, Context.RAMDISK) and not facts.get("context")
+    wanted = wanted and request.payload is not None
+    return wanted and image.kernel is not None and bool(facts.get("agent_in_initrd") and facts.get("python"))
+
+
+def no_way_for_user_data(request: Request) -> BadUserData:
+    return BadUserData(
+        f"image {request.machine.image}: nothing would bring the user data to the guest",
+        hint="Give the machine `--network user`, where it finds them at http://169.254.169.254, or `--context cloud-init`.",
+    )
 
 
 def qemu_owner(request: Request, setting: str, euid: int) -> tuple[int, int]:
@@ -142,7 +224,7 @@ def qemu_owner(request: Request, setting: str, euid: int) -> tuple[int, int]:
     account = request.payload.account if request.payload is not None else None
     if account is not None and account.uid != 0:
         return account.uid, account.gid
-    if request.machine.shares:
+    if host_folders(request.machine):
         return 0, 0
     try:
         return _account("belljar")
@@ -167,8 +249,19 @@ def check_size(request: Request) -> None:
         raise NoMemory(f"{machine.memory // MIB} MiB of memory: only {available // MIB} MiB are free now")
 
 
+def check_scratch(request: Request) -> None:
+    size = request.machine.scratch
+    if size is not None and not SMALLEST_SCRATCH <= size <= LARGEST_SCRATCH:
+        raise ImpossibleSize(
+            f"a scratch disk of {size} bytes: at least {SMALLEST_SCRATCH // MIB} MiB, at most {LARGEST_SCRATCH // GIB} GiB",
+            hint="Ask for another size with --scratch.",
+        )
+
+
 def check_shares(request: Request) -> None:
-    for share in request.machine.shares:
+    if has_nfs(request.machine) and request.machine.network is NetworkMode.NONE:
+        raise no_way_to_the_server(request)
+    for _, share in host_folders(request.machine):
         if not os.path.isdir(share.source):
             what = "is not a folder" if os.path.exists(share.source) else "does not exist"
             raise ShareMissing(f"--share {share.source}: {what}")

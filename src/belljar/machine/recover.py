@@ -7,12 +7,14 @@ be root.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from belljar import network
 from belljar.errors import BelljarError, LockTimeout
 from belljar.host.files import check_ours, read_json, remove_tree, write_whole
 from belljar.host.locks import is_locked, locked
@@ -25,6 +27,7 @@ from belljar.machine.life import GATE_TIMEOUT, gate
 from belljar.machine.states import CLASSES
 from belljar.model import Cause, MachineId, Outcome, OutcomeClass, State, dumps, to_json
 
+OF_A_MACHINE = re.compile(r"[0-9a-f]{12}\.(qcow2|scratch|foreign|empty|packed[0-9])")  # a file of `scratch`
 LOCK_PATIENCE = 10.0  # seconds for another reaper to be done
 
 
@@ -91,9 +94,18 @@ class Reaper:
         path, what = Path(event["path"]), event.get("what")
         if what == "template":
             self._hypervisor.expire_templates(time.time())  # removes drafts that nobody works on
-        elif path in (self._folders.overlay(id), self._folders.identities / path.name) and path.exists():
+        elif what in network.MADE:
+            with suppress(BelljarError):  # what cannot be undone now must not keep the rest from being
+                network.discard(self._folders.run, id, str(what), path)
+                yield Undone(id, str(what), str(path))
+        elif self._is_place_of(id, path) and path.exists():
             path.unlink(missing_ok=True)
             yield Undone(id, str(what), str(path))
+
+    def _is_place_of(self, id: MachineId, path: Path) -> bool:
+        """Is this where belljar puts a machine's overlay, its further disks or its identity?"""
+        own = (self._folders.overlay(id), self._folders.identities / path.name)
+        return path in own or path == self._folders.attachment(id, path.name.partition(".")[2])
 
     def _conclude(self, folder: Path, id: MachineId, events: list[Event]) -> None:
         """An outcome for a machine whose supervisor could not write one."""
@@ -131,7 +143,7 @@ class Reaper:
         live = set(_names(self._folders.machines))
         yield from (self._folders.run / name for name in _names(self._folders.run) if name.startswith(RETIRED))
         for name in _names(self._folders.scratch):
-            if name.endswith(".qcow2") and name.removesuffix(".qcow2") not in live:
+            if OF_A_MACHINE.fullmatch(name) and name.partition(".")[0] not in live:
                 yield self._folders.scratch / name
         if not live:
             yield from (self._folders.identities / name for name in _names(self._folders.identities))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from belljar.errors import BelljarError, HostError
@@ -15,7 +16,7 @@ from belljar.guest import Streams
 from belljar.hypervisor import Template
 from belljar.machine import fates
 from belljar.machine.keeping import Keeping
-from belljar.machine.life import claim
+from belljar.machine.life import Life, claim
 from belljar.machine.orders import Ended, Orders
 from belljar.machine.parts import Parts
 from belljar.machine.recover import prune
@@ -28,13 +29,17 @@ class Supervisor:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    async def keep(self, request: Request, streams: Streams, orders: Orders) -> Outcome:
+    async def keep(
+        self, request: Request, streams: Streams, orders: Orders, equip: Callable[[Life], None] | None = None
+    ) -> Outcome:
         """Make the machine, run the payload, leave nothing behind. What goes wrong is in the outcome; only a machine
-        that could not even be claimed (no folder, no space) raises."""
+        that could not even be claimed (no folder, no space) raises. *equip* may add disks to the machine's life."""
         parts = self._parts
         life = claim(request, parts.folders, parts.point)
         keeping = Keeping(life, orders, parts)
         try:
+            if equip is not None:
+                equip(life)
             await keeping.live(streams)
         except Ended as ended:
             life.end(ended)

@@ -1,0 +1,144 @@
+"""The door of the context room: tells a guest who it is, and gives the agent to a guest that runs its own init.
+
+Dialects say it in words a guest knows (cloud-init's NoCloud, EC2's and OpenStack's metadata, Vac's user data); deliveries
+bring them there (a disc, or HTTP at 169.254.169.254: metadata.py). Which way a machine takes is decided by `choose`, a
+pure function of what was asked and what the image can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+from belljar.model import GIB, MIB, Context
+
+
+class MetadataMode(str, Enum):
+    AUTO = "auto"
+    ALWAYS = "always"
+    OFF = "off"
+
+
+class TokenMode(str, Enum):
+    OPTIONAL = "optional"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`[context]` in the settings files."""
+
+    metadata: MetadataMode = field(
+        default=MetadataMode.AUTO,
+        metadata={
+            "help": "which machines in a user network have a metadata service: auto (with user data, or without a command), always, off"
+        },
+    )
+    metadata_tokens: TokenMode = field(
+        default=TokenMode.OPTIONAL,
+        metadata={"help": "does EC2's part of it answer without a session token (IMDSv2): optional or required"},
+    )
+    joboutputs_size: int = field(
+        default=64 * MIB, metadata={"help": "bytes a machine may leave as joboutputs, in all", "unit": "bytes"}
+    )
+    joboutputs_count: int = field(default=100, metadata={"help": "files a machine may leave as joboutputs"})
+    cvmfs_proxy: str = field(
+        default="",
+        metadata={"help": "HTTP proxies for CernVM-FS, told to user data as ##user_data_option_cvmfs_proxy##"},
+    )
+    space: str = field(default="", metadata={"help": "the vacuum space this host is in, told to user data"})
+    site: str = field(default="", metadata={"help": "the site's name in the grid, told to user data"})
+    empty_disk: int = field(
+        default=20 * GIB,
+        metadata={
+            "help": "size of the empty disk of a machine that boots from a disc (a CernVM), where --disk is not given",
+            "unit": "bytes",
+        },
+    )
+
+
+@dataclass(frozen=True)
+class Means:
+    """What an image has that belljar could work with. `auto` takes what is not known for missing."""
+
+    ramdisk: bool = False  # belljar starts its kernel with a ramdisk of belljar's own
+    python: bool = False  # where it is looked for; a Python elsewhere is found by belljar's init only
+    init: str = ""  # "systemd", "other", or "" where it is not known
+    cloud_init: bool = False
+    sshd: bool = False
+    agent: bool = False  # it starts the agent itself, as docs/images.md says
+    own: Context = Context.AUTO  # what its importer wants
+    is_known: bool = True  # its root file system was looked into; else who insists on a way is let try it
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The way a guest is contextualized, and why this one."""
+
+    context: Context
+    reason: str
+
+
+class Seed(Protocol):
+    """A disc that tells a guest's own init what to do. Seeds of the same digest mean the same guest."""
+
+    @property
+    def digest(self) -> str:
+        """Of all that is on it, hexadecimal. Cheap: the disc need not be made for it."""
+
+    def write(self, path: Path) -> None:
+        """Make the disc (0600). Nothing may be at *path* yet. Raises BadOption, NoSpace, HostError."""
+
+
+NO_NETWORK = "version: 1\nconfig: disabled\n"
+
+
+def seed_disc(
+    path: Path,
+    *,
+    instance_id: str,
+    hostname: str,
+    user_data: bytes,
+    meta: Mapping[str, str],
+    network_config: str | None = None,
+    vendor_data: bytes = b"",
+) -> None:
+    """Make an ISO 9660 disc (0600) labelled `cidata`, as cloud-init's NoCloud reads it. *meta* is added to the meta-data.
+    Nothing may be at *path* yet. Raises NoSpace, HostError."""
+    from belljar.context.nocloud import write_disc
+
+    write_disc(path, instance_id, hostname, user_data, meta, network_config, vendor_data)
+
+
+def cloud_init_seed(agent: str, unit: str, user_data: bytes = b"", *, grows: bool = False) -> Seed:
+    """A seed whose user-data installs *agent* with its systemd *unit* and starts it once cloud-init has finished, before
+    whatever *user_data* (any form cloud-init knows) asks for. *grows*: the disk is larger than the image's."""
+    from belljar.context.cloudinit import AgentSeed
+
+    return AgentSeed(agent, unit, user_data, grows)
+
+
+def ssh_seed(user: str, public: str, host_private: str, host_public: str, *, grows: bool = False) -> Seed:
+    """A seed that lets the holder of a key in as *user*, and gives the guest's ssh server its own. Keys are no part of its
+    digest: all such seeds make the same guest, but for them."""
+    from belljar.context.cloudinit_ssh import SshSeed
+
+    return SshSeed(user, public, host_private, host_public, grows)
+
+
+def user_seed(user_data: bytes, instance_id: str, hostname: str) -> Seed:
+    """A seed for guests without the agent: the user's own data alone, in every form that clouds have for it."""
+    from belljar.context.userdisc import UserSeed
+
+    return UserSeed(user_data, instance_id, hostname)
+
+
+def choose(wanted: Context, means: Means, name: str) -> Chosen:
+    """The context for a guest of the image *name*. Raises ContextImpossible, with what is missing, when one was asked for
+    that the image cannot do."""
+    from belljar.context.choice import choose as decide
+
+    return decide(wanted, means, name)

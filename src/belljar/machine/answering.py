@@ -1,0 +1,93 @@
+"""The metadata service of a machine with a user network: its supervisor answers what the guest asks of 169.254.169.254.
+
+The same service answers at 169.254.169.253, where Vac has machine and job features and takes joboutputs: a machine may keep
+its payloads' users from .254. Imported only by machines with a user network; HTTP is imported with the first call.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from belljar.context import MetadataMode
+from belljar.errors import ContextImpossible
+from belljar.hypervisor import Call, guest_uuid
+from belljar.machine import JOBOUTPUTS
+from belljar.machine.features import values
+from belljar.machine.life import Life
+from belljar.machine.parts import Parts
+from belljar.model import MIB, NetworkMode, Request
+
+if TYPE_CHECKING:
+    from belljar.context.catalog import Features
+    from belljar.context.metadata import Service
+
+PORT = 80
+ADDRESSES = ("169.254.169.254", "169.254.169.253")
+BASE_URL = f"http://{ADDRESSES[1]}"
+
+
+class Answering:
+    """Answers for one machine."""
+
+    def __init__(self, life: Life, parts: Parts) -> None:
+        self._life, self._parts = life, parts
+        self._service: Service | None = None
+
+    async def answer(self, call: Call) -> None:
+        """One connection, to its end."""
+        if self._service is None:
+            self._service = self._opened()
+        await self._service.serve(call.connection)
+
+    def _opened(self) -> Service:
+        from belljar.context.catalog import Instance
+        from belljar.context.metadata import Service
+        from belljar.context.outputs import Outputs
+
+        life, settings = self._life, self._parts.context
+        request = life.request
+        link = life.joined.link if life.joined is not None else None
+        instance = Instance(
+            uuid=guest_uuid(request.id), hostname=f"belljar-{request.id}", user_data=request.user_data,
+            machinetype=request.name or request.machine.image, zone=os.uname().nodename,
+            size=f"{request.machine.cpus}-{request.machine.memory // MIB}", base_url=BASE_URL,
+            address=link.address.partition("/")[0] if link else "", mac=link.mac if link else "",
+        )  # fmt: skip
+        outputs = Outputs(
+            life.folder / JOBOUTPUTS, most_bytes=settings.joboutputs_size, most_files=settings.joboutputs_count
+        )
+        return Service(instance, self._features, outputs, tokens=settings.metadata_tokens)
+
+    def _features(self) -> Features:
+        """What the files in a guest with an agent say, too. Before there is a payload, time counts from the machine's start."""
+        life = self._life
+        machine, job = values(
+            life.request, life.begun or life.outcome.started, os.cpu_count() or 1, self._parts.hs06_per_cpu
+        )
+        return {"machinefeatures": machine, "jobfeatures": job}
+
+
+def offer(life: Life, parts: Parts) -> None:
+    """Let this machine's calls be answered, where it is one that is to have that."""
+    if is_wanted(life.request, parts.context.metadata):
+        life.answers = tuple((address, PORT) for address in ADDRESSES)
+        life.answer = Answering(life, parts).answer
+
+
+def is_wanted(request: Request, mode: MetadataMode) -> bool:
+    """Does a machine have a metadata service?"""
+    if request.machine.network is not NetworkMode.USER or mode is MetadataMode.OFF:
+        return False
+    return mode is MetadataMode.ALWAYS or request.user_data is not None or request.payload is None
+
+
+def check_joined(life: Life) -> None:
+    """Nothing is answered where nobody looks at what the machine sends. Raises ContextImpossible when that matters."""
+    if life.answers and (life.joined is None or life.joined.link.egress is None):
+        life.answers, life.answer = (), None
+        if life.request.user_data is not None:
+            raise ContextImpossible(
+                "user data cannot be served: what this machine sends goes out by passt, which no guard can look at",
+                hint='Set `network.user_backend = "slirp"`.',
+            )

@@ -1,0 +1,371 @@
+#!/usr/bin/python3
+"""Works on a disk nobody trusts, as root of a machine that is thrown away: mounts its file systems, does one task, unmounts.
+
+Runs in a guest of belljar's default image; standard library, util-linux and tar. The disk is the one with the serial of
+the task, which lies in a file, as JSON. What could not be done is the last line on stderr. Nothing of the foreign system
+is ever executed, and its paths are followed in a chroot of their own, so that its links lead nowhere else.
+"""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NoReturn
+
+ROOT, OUT, IN = "/var/foreign/root", "/var/foreign/out", "/var/foreign/in"
+TASK = "/var/foreign/task"
+HARMLESS = "nodev,nosuid,noexec"
+KINDS = {"ext2": "ext4", "ext3": "ext4", "ext4": "ext4", "xfs": "xfs", "btrfs": "btrfs", "vfat": "vfat"}
+OPTIONS = {"xfs": ",nouuid"}
+SUBVOLUMES = ("", "@", "root", "@rootfs")  # where btrfs users keep their root
+KEEP_APART = ("/", "/proc", "/sys", "/dev", "/run", "none", "swap")
+TAGS = ("UUID", "LABEL", "PARTUUID", "PARTLABEL")
+SYSTEMS = ("etc/os-release", "usr/lib/os-release", "sbin/init", "usr/sbin/init", "usr/lib/systemd/systemd")
+UNIT_LINK = "etc/systemd/system/multi-user.target.wants"
+SELINUX = "security.selinux"
+LABELS = {"agent": "system_u:object_r:lib_t:s0", "unit": "system_u:object_r:systemd_unit_file_t:s0"}
+
+
+LOOKED_INTO = (
+    "/boot", "/usr/lib/modules", "/usr/sbin", "/usr/bin", "/usr/local/bin", "/usr/local/sbin", "/usr/libexec", "/usr/lib/systemd",
+    "/etc/systemd/system/multi-user.target.wants",
+)  # fmt: skip
+LINKS = ("/usr/bin/python3", "/usr/sbin/init", "/sbin/init")
+TOLD = ("/usr/lib/os-release", "/etc/os-release", "/var/lib/dpkg/status", "/usr/bin/busybox")
+DRIVERS = (
+    "drivers/virtio", "drivers/block", "drivers/char", "drivers/scsi", "drivers/ata", "drivers/misc", "drivers/net", "net/core", "net/9p", "lib", "crypto", "arch/x86/crypto", "fs/9p", "fs/netfs", "fs/fscache", "fs/ext4",
+    "fs/jbd2", "fs", "fs/xfs", "fs/btrfs",
+)  # fmt: skip
+FLAT = ("drivers/net", "fs")  # its folders are the drivers of real cards; fs has one file that ext4 needs
+MOST_FILES = 10_000
+
+
+class Trouble(Exception):
+    """What the asker is told."""
+
+
+def main() -> None:
+    with open(TASK) as file:
+        task = json.load(file)
+    try:
+        with mounted(device_of(task["disk"])):
+            TASKS[task["do"]](task)
+            if task.get("leave_mounted"):
+                leave_mounted()
+    except Trouble as trouble:
+        sys.exit(f"{trouble}")
+    except OSError as trouble:
+        sys.exit(f"{trouble.filename or 'the disk'}: {trouble.strerror}")
+
+
+def leave_mounted() -> NoReturn:
+    """What comes next reads what is mounted; the machine's end unmounts it."""
+    sys.stdout.flush()
+    os._exit(0)
+
+
+# -- tasks -------------------------------------------------------------------------------------------------------------
+
+
+def inject(task: dict[str, Any]) -> None:
+    """Put the agent and its systemd unit where the foreign system's own init finds them."""
+    for name in ("agent", "unit"):
+        path, text = task[name]["path"], task[name]["text"]
+        inside(partial(put_text, path, text, name))
+    inside(partial(enable, task["unit"]["path"]))
+
+
+def put_text(path: str, text: str, what: str) -> None:
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+    with open(path, "x") as file:
+        file.write(text)
+        os.fchmod(file.fileno(), 0o644)
+    with suppress(OSError):  # only where others have such a label
+        os.getxattr("/usr/lib", SELINUX)
+        os.setxattr(path, SELINUX, LABELS[what].encode() + b"\0", follow_symlinks=False)
+
+
+def enable(unit: str) -> None:
+    if not any(os.path.exists(f"{folder}/systemd/systemd") for folder in ("/usr/lib", "/lib")):
+        raise Trouble("the image has no systemd that could start the agent")
+    os.makedirs(f"/{UNIT_LINK}", exist_ok=True)
+    link = f"/{UNIT_LINK}/{os.path.basename(unit)}"
+    with suppress(FileNotFoundError):
+        os.unlink(link)
+    os.symlink(unit, link)
+
+
+def expose(task: dict[str, Any]) -> None:
+    """Show each path of the foreign system below OUT, by its number, for the copy that follows."""
+    for number, path in enumerate(task["paths"]):
+        found = resolved(path)
+        target = f"{OUT}/{number}/it"
+        os.makedirs(os.path.dirname(target))
+        if stat.S_ISDIR(os.lstat(ROOT + found).st_mode):
+            os.mkdir(target)
+        else:
+            open(target, "x").close()
+        run("mount", "--bind", ROOT + found, target)
+
+
+def archive(task: dict[str, Any]) -> None:
+    """Write the paths, with owners and modes, as a tar archive to stdout."""
+    words = [resolved(path).lstrip("/") or "." for path in task["paths"]]
+    argv = ["tar", "--create", "--file=-", "--numeric-owner", "--sparse", f"--directory={ROOT}", "--", *words]
+    done = subprocess.run(argv, stderr=subprocess.PIPE, check=False)
+    if done.returncode > 1:  # 1: a file changed while it was read
+        raise Trouble(done.stderr.decode(errors="replace").strip().splitlines()[-1])
+
+
+def survey(task: dict[str, Any]) -> None:
+    """Write a tar archive to stdout: what a direct boot of the foreign system is made of, and survey.json."""
+    found = json.loads(inside(seen))
+    paths = found.pop("files")
+    with open("/proc/self/mountinfo") as file:
+        words = next(line.split() for line in file if line.split()[4] == ROOT)
+    source = words[words.index("-") + 2].removeprefix("/dev/")
+    with open(f"/sys/class/block/{source}/partition") if source[-1].isdigit() else open(os.devnull) as file:
+        number = int(file.read() or 0)
+    kind = words[words.index("-") + 1]
+    found |= {"number": number, "fstype": kind, "subvolume": words[3].lstrip("/") if kind == "btrfs" else ""}
+    os.makedirs(OUT, exist_ok=True)
+    with open(f"{OUT}/survey.json", "x") as file:
+        json.dump(found, file)
+    argv = ["tar", "--create", "--file=-", "--ignore-failed-read", "--no-recursion", "--hard-dereference"]
+    argv += [f"--directory={OUT}", "survey.json", f"--directory={ROOT}", "--verbatim-files-from", "--null", "-T", "-"]
+    run(*argv, stdin=b"\0".join(path.lstrip("/").encode("utf-8", "surrogateescape") for path in paths), stdout=1)
+
+
+def seen() -> str:
+    """In the foreign root: names of folders, links of programs, and the files of its kernels."""
+    names = {folder: sorted(os.listdir(folder)) for folder in LOOKED_INTO if os.path.isdir(folder)}
+    files = [path for path in TOLD if os.path.isfile(path) and not os.path.islink(path)]
+    files += [f"/boot/{name}" for name in names.get("/boot", ()) if name.startswith(("vmlinuz-", "config-"))]
+    links = {path: os.readlink(path) for path in LINKS if os.path.islink(path)}
+    for version in names.get("/usr/lib/modules", ()):
+        folder = f"/usr/lib/modules/{version}"
+        if not os.path.isdir(folder):
+            continue
+        names[folder] = sorted(os.listdir(folder))
+        files += [f"{folder}/{name}" for name in ("modules.dep", "vmlinuz", "config") if name in names[folder]]
+        for part in DRIVERS:
+            for place, below, entries in os.walk(f"{folder}/kernel/{part}"):
+                if part in FLAT:
+                    below.clear()
+                files += [f"{place}/{name}" for name in entries if ".ko" in name]
+    return json.dumps({"names": names, "links": links, "files": files[:MOST_FILES]})
+
+
+def insert(task: dict[str, Any]) -> None:
+    """Copy what lies below IN, by its number, to its place in the foreign system."""
+    for number, item in enumerate(task["items"]):
+        descriptor = os.open(f"{IN}/{number}", os.O_RDONLY | os.O_DIRECTORY)
+        inside(partial(copy_in, descriptor, "it", item))
+        os.close(descriptor)
+
+
+def copy_in(folder: int, name: str, item: dict[str, Any]) -> None:
+    """In the foreign root. The source is outside of it, behind an open folder."""
+    target = item["target"]
+    if target.endswith("/") or (os.path.isdir(target) and not os.path.islink(target)):
+        target = f"{target.rstrip('/')}/{item['name']}"
+    os.makedirs(os.path.dirname(target) or "/", exist_ok=True)
+    copy_one(folder, name, target, item)
+
+
+def copy_one(folder: int, name: str, target: str, item: dict[str, Any]) -> None:
+    facts = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    if stat.S_ISDIR(facts.st_mode):
+        with suppress(FileExistsError):
+            os.mkdir(target)
+        inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+        for entry in os.listdir(inner):
+            copy_one(inner, entry, f"{target}/{entry}", item)
+        os.close(inner)
+    else:
+        if os.path.isdir(target) and not os.path.islink(target):
+            raise Trouble(f"{target}: a folder is in the way")
+        with suppress(FileNotFoundError):
+            os.unlink(target)
+        if stat.S_ISLNK(facts.st_mode):
+            os.symlink(os.readlink(name, dir_fd=folder), target)
+        else:
+            source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder)
+            with open(source, "rb") as read, open(target, "xb") as written:
+                shutil.copyfileobj(read, written, 1 << 20)
+    finish(target, facts, item)
+
+
+def finish(target: str, facts: os.stat_result, item: dict[str, Any]) -> None:
+    user, group = item["owner"]
+    os.chown(target, user, group, follow_symlinks=False)
+    if stat.S_ISLNK(facts.st_mode):
+        return
+    is_folder = stat.S_ISDIR(facts.st_mode)
+    if item["mode"] is None:
+        os.chmod(target, stat.S_IMODE(facts.st_mode))
+    elif is_folder:  # whoever may read may enter
+        os.chmod(target, item["mode"] | (item["mode"] & 0o444) >> 2)
+    else:
+        os.chmod(target, item["mode"])
+    os.utime(target, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+TASKS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "inject": inject, "expose": expose, "archive": archive, "insert": insert, "survey": survey,
+}  # fmt: skip
+
+
+# -- the foreign root --------------------------------------------------------------------------------------------------
+
+
+def inside(work: Callable[[], object]) -> str:
+    """Do it in a process of its own whose root is the foreign one; what it returns, as text. Raises Trouble with its
+    complaint."""
+    heard, told = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(heard)
+            os.chroot(ROOT)
+            os.chdir("/")
+            result = work()
+            os.write(told, os.fsencode(result) if isinstance(result, str) else b"")
+            code = 0
+        except Trouble as trouble:
+            os.write(told, str(trouble).encode(errors="backslashreplace"))
+        except OSError as trouble:
+            os.write(told, f"{trouble.filename}: {trouble.strerror}".encode(errors="backslashreplace"))
+        finally:
+            os._exit(code)
+    os.close(told)
+    with open(heard, "rb") as file:
+        answer = file.read()
+    if os.waitpid(child, 0)[1]:
+        raise Trouble(answer.decode(errors="replace") or "the foreign file system cannot be worked on")
+    return os.fsdecode(answer)
+
+
+def resolved(path: str) -> str:
+    """Where this path leads in the foreign system, links followed there; absolute."""
+    return inside(partial(resolve, path))
+
+
+def resolve(path: str) -> str:
+    found = os.path.realpath(os.path.join("/", path))
+    os.lstat(found)
+    return found
+
+
+# -- mounting ----------------------------------------------------------------------------------------------------------
+
+
+def device_of(serial: str) -> str:
+    for name in os.listdir("/sys/block"):
+        with suppress(OSError), open(f"/sys/block/{name}/serial") as file:
+            if file.read().strip() == serial:
+                return name
+    raise Trouble("the disk did not arrive in the machine")
+
+
+@contextmanager
+def mounted(disk: str) -> Iterator[None]:
+    """The foreign system at ROOT, with those of its file systems that its own table names."""
+    for folder in (ROOT, OUT):
+        os.makedirs(folder, exist_ok=True)
+    places = {}
+    for device in sorted(parts_of(disk), key=lambda name: (len(name), name)):
+        if facts := identify(f"/dev/{device}"):
+            places[f"/dev/{device}"] = facts
+    mount_root(places)
+    try:
+        mount_others(places)
+        yield
+    finally:
+        run("umount", "--recursive", ROOT)
+
+
+def parts_of(disk: str) -> list[str]:
+    parts = [name for name in os.listdir(f"/sys/block/{disk}") if name.startswith(disk)]
+    return parts or [disk]
+
+
+def identify(device: str) -> dict[str, str]:
+    """What blkid reads off it; empty for what is no file system we know."""
+    done = subprocess.run(
+        ["blkid", "--probe", "--output", "export", device], capture_output=True, text=True, check=False
+    )
+    facts = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    facts |= {
+        key.replace("PART_ENTRY_UUID", "PARTUUID").replace("PART_ENTRY_NAME", "PARTLABEL"): facts[key] for key in facts
+    }
+    return facts if facts.get("TYPE") in KINDS else {}
+
+
+def mount_root(places: dict[str, dict[str, str]]) -> None:
+    seen = []
+    for device, facts in places.items():
+        for subvolume in SUBVOLUMES if facts["TYPE"] == "btrfs" else ("",):
+            if why := mount(device, facts["TYPE"], ROOT, f",subvol={subvolume}" if subvolume else ""):
+                seen.append(f"{device}: {why}")
+                continue
+            if any(os.path.lexists(f"{ROOT}/{name}") for name in SYSTEMS):
+                return
+            run("umount", ROOT)
+    raise Trouble(f"no root file system was found on the disk{'; ' if seen else ''}{'; '.join(seen)[:300]}")
+
+
+def mount_others(places: dict[str, dict[str, str]]) -> None:
+    """/boot, /var and their like, where the foreign table of file systems names them. What cannot be had is left out."""
+    with suppress(Trouble):
+        for line in inside(table).splitlines():
+            words = line.split()
+            if len(words) < 3 or words[0].startswith("#") or words[1] in KEEP_APART or not words[1].startswith("/"):
+                continue
+            for device, facts in places.items():
+                if named(words[0], device, facts):
+                    with suppress(Trouble):
+                        target = ROOT + resolved(words[1])
+                        options = [o for o in (words[3] if len(words) > 3 else "").split(",") if o.startswith("subvol")]
+                        mount(device, facts["TYPE"], target, "".join(f",{one}" for one in options))
+
+
+def table() -> str:
+    with open("/etc/fstab", errors="surrogateescape") as file:
+        return file.read(1 << 15)
+
+
+def named(source: str, device: str, facts: dict[str, str]) -> bool:
+    tag, _, value = source.partition("=")
+    if tag in TAGS:
+        return bool(value) and facts.get(tag, "").lower() == value.strip('"').lower()
+    number = device.lstrip("/devabcghijklmnopqrstuwxyz")
+    return source.startswith("/dev/") and bool(number) and source.rstrip("0123456789") + number == source
+
+
+def mount(device: str, kind: str, target: str, more: str) -> str:
+    """Why it could not be mounted; empty when it was."""
+    subprocess.run(["modprobe", "-q", KINDS[kind]], check=False)
+    options = f"{HARMLESS}{OPTIONS.get(kind, '')}{more}"
+    done = subprocess.run(
+        ["mount", "-t", KINDS[kind], "-o", options, device, target], capture_output=True, text=True, check=False
+    )
+    return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it cannot be mounted"])[-1]
+
+
+def run(*argv: str, stdin: bytes = b"", stdout: int = subprocess.DEVNULL) -> None:
+    done = subprocess.run(argv, input=stdin, stdout=stdout, stderr=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise Trouble((done.stderr.decode(errors="replace").strip().splitlines() or [f"{argv[0]} failed"])[-1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Wait for a lock of this host without blocking the loop."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from belljar.errors import LockTimeout
+from belljar.host.locks import Lock, locked
+from belljar.host.threads import in_thread
+
+
+async def lock_of(path: Path, *, timeout: float, what: str) -> Lock:
+    """The lock, taken; release it. Whoever gives up waiting does not get it later either. Raises LockTimeout."""
+    given_up = False
+
+    def take() -> Lock | None:
+        with locked(path, timeout=timeout, what=what) as lock:
+            if given_up:
+                return None
+            held, lock.descriptor = Lock(path, lock.descriptor), -1
+        return held
+
+    try:
+        async with asyncio.timeout(timeout):
+            taken = await in_thread(take)
+    except TimeoutError as exc:
+        raise LockTimeout(f"waited {timeout:g} s for another process that is about to {what}") from exc
+    finally:
+        given_up = True
+    assert taken is not None
+    return taken

@@ -1,0 +1,85 @@
+"""Which way a guest is contextualized: the whole decision, as a table."""
+
+from dataclasses import replace
+
+import pytest
+
+from belljar.context import Means, choose
+from belljar.errors import ContextImpossible
+from belljar.model import Context
+
+AUTO, RAMDISK, CLOUD_INIT, INJECT, SSH, NONE = Context
+STOCK = Means(ramdisk=True, python=True, init="systemd", cloud_init=True, sshd=True)
+NOTHING = Means()
+
+
+@pytest.mark.parametrize(
+    ("means", "context"),
+    [
+        (STOCK, RAMDISK),
+        (replace(STOCK, own=SSH), SSH),
+        (replace(STOCK, own=NONE), NONE),
+        (replace(STOCK, ramdisk=False), CLOUD_INIT),
+        (replace(STOCK, ramdisk=False, agent=True), NONE),
+        (replace(STOCK, agent=True), RAMDISK),
+        (replace(STOCK, ramdisk=False, cloud_init=False), INJECT),
+        (replace(STOCK, ramdisk=False, init="other"), SSH),
+        (replace(STOCK, ramdisk=False, python=False), SSH),
+        (replace(STOCK, python=False), SSH),
+        (Means(ramdisk=True), RAMDISK),
+        (Means(sshd=True), SSH),
+        (NOTHING, NONE),
+    ],
+)
+def test_auto_takes_what_the_importer_said_and_else_the_first_way_that_can_be_gone(
+    means: Means, context: Context
+) -> None:
+    chosen = choose(AUTO, means, "some")
+    assert chosen.context is context
+    assert chosen.reason
+
+
+@pytest.mark.parametrize("wanted", [RAMDISK, CLOUD_INIT, INJECT, SSH, NONE])
+def test_what_is_asked_for_goes_before_what_the_importer_said(wanted: Context) -> None:
+    assert choose(wanted, replace(STOCK, own=NONE), "some").context is wanted
+    assert choose(wanted, STOCK, "some").reason == "asked for"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "means", "missing"),
+    [
+        (RAMDISK, NOTHING, ["kernel that belljar can start directly", "Python"]),
+        (CLOUD_INIT, replace(STOCK, cloud_init=False), ["cloud-init"]),
+        (CLOUD_INIT, replace(STOCK, init="other"), ["systemd"]),
+        (CLOUD_INIT, NOTHING, ["cloud-init", "systemd", "Python"]),
+        (INJECT, replace(STOCK, python=False), ["Python"]),
+        (INJECT, replace(STOCK, init=""), ["systemd"]),
+        (SSH, replace(STOCK, sshd=False), ["ssh server"]),
+    ],
+)
+def test_what_the_image_cannot_do_is_refused_with_what_is_missing(
+    wanted: Context, means: Means, missing: list[str]
+) -> None:
+    with pytest.raises(ContextImpossible) as refused:
+        choose(wanted, means, "site")
+    assert "image site" in refused.value.message and wanted.value in refused.value.message
+    assert f"no {' and no '.join(missing)} was found" in refused.value.message
+
+
+def test_an_importers_wish_that_cannot_be_had_is_refused_and_not_replaced() -> None:
+    with pytest.raises(ContextImpossible, match="the image was imported so"):
+        choose(AUTO, replace(STOCK, own=SSH, sshd=False), "site")
+
+
+def test_a_ramdisk_that_is_asked_for_is_tried_although_no_python_was_found() -> None:
+    """belljar's own init looks for it in more places, and says so when there is none."""
+    assert choose(RAMDISK, Means(ramdisk=True), "old").context is RAMDISK
+
+
+@pytest.mark.parametrize("wanted", [CLOUD_INIT, INJECT, SSH, NONE])
+def test_an_image_that_was_not_looked_into_is_believed_to_whoever_insists(wanted: Context) -> None:
+    unknown = Means(is_known=False)
+    assert choose(wanted, unknown, "xfs").context is wanted
+    assert choose(AUTO, unknown, "xfs").context is NONE
+    with pytest.raises(ContextImpossible, match="kernel that belljar can start directly"):
+        choose(RAMDISK, unknown, "xfs")
