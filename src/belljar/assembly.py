@@ -24,10 +24,13 @@ if TYPE_CHECKING:
     from belljar.hypervisor import Hypervisor, Template
     from belljar.image.overlay import DiskOverlays
     from belljar.image.store import Store
+    from belljar.machine.layers import Layers
     from belljar.machine.mould import Mould
     from belljar.machine.recover import Reaper
     from belljar.machine.registry import Machines
+    from belljar.machine.ssh_way import SshHouse
     from belljar.machine.supervisor import Supervisor
+    from belljar.machine.workshop import Workshop
 
 
 class House:
@@ -112,19 +115,43 @@ class House:
         from belljar.machine.parts import Parts
         from belljar.machine.plan import Planner
         from belljar.machine.supervisor import Supervisor
+        from belljar.network import Networks
 
         machine, qemu = self.settings.machine, self.settings.qemu
+        networks = Networks(self.settings.network, self.folders.run)
         planner = Planner(
             hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, mould=self.mould,
-            settings=machine, qemu_owner=qemu.user,
+            settings=machine, qemu_owner=qemu.user, layers=self.layers,
+            networks=networks, ssh=self.ssh,
         )  # fmt: skip
         return Supervisor(
             Parts(
                 hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, planner=planner,
                 make_guest=self.converse, relay=_relay, folders=self.folders, settings=machine,
-                boot_timeout=qemu.boot_timeout, point=self._point, hs06_per_cpu=self.settings.batch.hs06_per_cpu,
+                networks=networks, boot_timeout=qemu.boot_timeout, point=self._point, hs06_per_cpu=self.settings.batch.hs06_per_cpu,
+                context=self.settings.context,
             )
         )  # fmt: skip
+
+    def ssh(self) -> SshHouse:
+        """What guests without an agent are reached with."""
+        from belljar.guest import ssh_guest
+        from belljar.machine.ssh_way import SshHouse
+
+        return SshHouse(self.folders.store / "ssh", lambda dial, keys, tell: ssh_guest(dial, keys, self.settings.guest, tell))
+
+    def layers(self) -> Layers:
+        """Images with the agent put in."""
+        from belljar.machine.layers import Layers
+
+        return Layers(lambda: self.images.work_folder("layers"), self.overlays, self.workshop)
+
+    def workshop(self) -> Workshop:
+        """A machine of the default image that works on a disk nobody trusts."""
+        from belljar.machine.workshop import Workshop
+
+        self.images.ensure_default()
+        return Workshop(self.supervisor().keep, self.overlays, self.settings.image.default)
 
     def build_template(self, spec: MachineSpec, account: Account) -> Template:
         """The template that machines of this kind are cloned from for this user, made now where there is none."""
@@ -151,7 +178,10 @@ class House:
 
 
 async def _relay(guest: Guest, connection: socket.socket) -> None:
-    """Let a second client talk to the guest. Imported when there is one: most jobs never have one."""
+    """Let a second client talk to the guest. Imported when there is one: most jobs never have one. Where there is no agent
+    it is hung up on."""
+    if not hasattr(guest, "open_channel"):
+        return connection.close()
     from belljar.guest.relay import serve
 
     await serve(guest, connection)

@@ -148,7 +148,8 @@ def test_the_user_network_reaches_out(belljar: Belljar, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         job = belljar.popen(
-            "run", "--report", str(tmp_path / "r"), "--network", "user", "--", "python3", "-c", REACH, str(port)
+            *("run", "--report", str(tmp_path / "r"), "--network", "user", "--", "python3", "-c", REACH, str(port)),
+            env={"BELLJAR_NETWORK_ALLOW": f"127.0.0.1:{port}"},
         )
         server.settimeout(LONGEST)
         caller, _ = server.accept()

@@ -26,6 +26,7 @@ from belljar.machine.recover import Reaper
 from belljar.machine.registry import Machines
 from belljar.machine.supervisor import Supervisor
 from belljar.model import MIB, Account, MachineSpec, Outcome, Payload, Request, State
+from belljar.network import Networks
 
 T = TypeVar("T")
 BOOT_TIMEOUT = 180.0
@@ -65,6 +66,7 @@ class House:
         self.passed: list[str] = []
         self.at: dict[str, Callable[[], None]] = {}  # what happens at a point of the machine's life
         self.settings = Settings()
+        self.networks: Networks | None = None
         self.reaper = Reaper(self.folders, self.hypervisor)
         self.machines = Machines(self.folders, self.reaper)
         self.orders: Orders
@@ -100,13 +102,15 @@ class House:
         mould = Mould(self.hypervisor, self._guest, timeout=BOOT_TIMEOUT)
         planner = Planner(
             hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, mould=mould, settings=self.settings,
-            qemu_owner="auto",
+            qemu_owner="auto", layers=_no_layers,
+            networks=self.networks,
         )  # fmt: skip
         return Supervisor(
             Parts(
                 hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, planner=planner,
                 make_guest=self._guest, relay=self._relay, folders=self.folders, settings=self.settings,
                 boot_timeout=BOOT_TIMEOUT, point=self._point,
+                networks=self.networks,
             )
         )  # fmt: skip
 
@@ -156,3 +160,7 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 ALL_STATES = [state.value for state in State]
+
+
+def _no_layers() -> Any:
+    raise AssertionError("no story puts an agent into a disk")

@@ -27,6 +27,7 @@ def findings(house: House, place: Place) -> Iterator[Finding]:
     yield from _node_folder(house.settings.paths.node)
     yield _qemu(house)
     yield from _images(house, place)
+    yield _shares(house)
     yield from _rules(house)
 
 
@@ -89,6 +90,27 @@ def _images(house: House, place: Place) -> Iterator[Finding]:
             f"image {name}", found, "" if found else f"not in {place.store}",
             "" if found else "Build or import it as root (`belljar image build`, `belljar image import`).",
         )  # fmt: skip
+
+
+def _shares(house: House) -> Finding:
+    """What every job would be refused for; the folders and servers themselves are looked for when a job starts."""
+    from belljar.cli.shares import of_site
+    from belljar.model import NetworkMode, ShareKind
+
+    what = "batch.shares"
+    try:
+        shares = of_site(house.settings.batch.shares)
+    except BelljarError as exc:
+        return Finding(what, False, f"{_settings_file(house)}: {exc.message}", exc.hint)
+    exports = [one.source for one in shares if one.kind is ShareKind.NFS]
+    if exports and house.settings.machine.network is NetworkMode.NONE:
+        detail = f"{_settings_file(house)}: {exports[0]} cannot be reached: machine.network is none"
+        return Finding(what, False, detail, 'Set `machine.network = "user"`, or share the folder of the host.')
+    return Finding(what, True, ", ".join(f"{one.source} on {one.target}" for one in shares) or "none")
+
+
+def _settings_file(house: House) -> str:
+    return str(house.config_file or "the settings")
 
 
 def _rules(house: House) -> Iterator[Finding]:

@@ -167,7 +167,7 @@ def self_check(house: House, image: str) -> None:
     null = StdinKind.NULL
     payload = Payload((b"true",), account_of(None), cwd=b"/", stdin=null, stdout=null, stderr=null)
     machine = house.settings.machine
-    spec = MachineSpec(image, 1, machine.memory, network=machine.network, start=machine.start)
+    spec = MachineSpec(image, 1, machine.memory, network=machine.network, start=machine.start, context=machine.context)
     request = Request(
         os.urandom(6).hex(), spec, payload, name="self-check", requester="node test", created=time.time(),
         timeout=TEST_TIMEOUT, grace=1.0,

@@ -31,6 +31,8 @@ PROGRAMS = (  # program, Debian package, what for, is nothing possible without i
     ("setpriv", "util-linux", "starts QEMU as another user, when belljar runs as root", False),
     ("mmdebstrap", "mmdebstrap", "builds Debian images", False),
     ("mkfs.ext4", "e2fsprogs", "builds images", False),
+    ("mke2fs", "e2fsprogs", "makes scratch disks (`--scratch`)", False),
+    ("mksquashfs", "squashfs-tools", "packs large folders of `--in`, which are copied slowly without it", False),
     ("busybox", "busybox-static", "makes the small initramfs of images", False),
 )
 
@@ -131,6 +133,18 @@ def accelerator(house: House) -> Finding:
         f"tcg: {why}",
         "Machines run in software: 5 to 20 times slower, otherwise the same. " + _kvm_remedy(),
     )
+
+
+def uefi(house: House) -> Finding:
+    """Only a disk that boots by UEFI needs it."""
+    from belljar.hypervisor.qemu.firmware import find_uefi
+
+    try:
+        return Finding(Grade.OK, find_uefi(house.settings.qemu.uefi))
+    except BelljarError as exc:
+        return Finding(
+            Grade.WARN if house.settings.qemu.uefi else Grade.OK, f"{exc.message} (few images need it)", exc.hint
+        )
 
 
 def folders(house: House) -> Finding:
@@ -261,11 +275,32 @@ def clock(house: House) -> Finding:
     return Finding(Grade.OK, "synchronised" if state >= 0 else "plausible")
 
 
+def network(house: House) -> Finding:
+    """Whether `--network user` can be had as the settings want it."""
+    from belljar.hypervisor.qemu import guard
+    from belljar.hypervisor.qemu.process import confined
+    from belljar.network import EgressMode
+
+    if house.settings.network.egress is EgressMode.OPEN:
+        return Finding(
+            Grade.WARN, "machines with a user network reach whatever this host reaches, its loopback too",
+            'Set `network.egress = "guarded"` and name in `network.allow` what they need.',
+        )  # fmt: skip
+    nobody = (65534, 65534) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+    why = guard.prove(lambda argv: confined(argv, nobody))
+    if why:
+        return Finding(
+            Grade.WARN, f"`--network user` is refused: {why}", 'Set `network.egress = "open"` if that may be.'
+        )
+    return Finding(Grade.OK, "what machines send can be guarded")
+
+
 CHECKS = (
     Check("settings", "the settings files can be understood", settings),
     Check("programs", "the programs belljar calls are installed", programs),
     Check("qemu", "QEMU is new enough and has the devices machines are made of", qemu),
     Check("accelerator", "what runs the guests: the processor itself (kvm) or software (tcg)", accelerator),
+    Check("uefi", "the firmware for disks that boot by UEFI is there", uefi),
     Check("folders", "belljar's folders are safe from others", folders),
     Check("space", "there is room for images, disks and logs", space),
     Check("images", "the default image can be used", images),
@@ -274,6 +309,7 @@ CHECKS = (
     Check("namespaces", "this user can build images", namespaces),
     Check("memory", "there is room for machines of default size", memory),
     Check("limits", "resource limits leave room for QEMU", limits),
+    Check("network", "what machines with a user network send can be guarded", network),
     Check("clock", "the time that guests will be given is right", clock),
 )
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from belljar.cli import image_disk, image_site
 from belljar.cli.parser import add_format, as_size
 
 if TYPE_CHECKING:
@@ -16,29 +17,6 @@ if TYPE_CHECKING:
 HELP = "Build, import, list, show, verify, name and remove images."
 HEADS = ("NAME", "DIGEST", "OS", "BOOT", "DISK", "STORED", "CREATED", "SOURCE")
 SHORT = 12  # digits of a digest that are shown
-
-UNIT = """\
-# /etc/systemd/system/belljar-agent.service, for an image that boots by its own firmware and init.
-# The agent: belljar image agent --print > /usr/lib/belljar/agent.py
-# Then, in the image: systemctl enable belljar-agent.service
-[Unit]
-Description=belljar guest agent
-DefaultDependencies=no
-# Jobs find a system that is up, and a template holds one: else each clone would do the rest of the boot again.
-After=multi-user.target
-ConditionVirtualization=vm
-
-[Service]
-ExecStart=/usr/bin/python3 -I -S /usr/lib/belljar/agent.py
-Restart=always
-RestartSec=0
-OOMScoreAdjust=-1000
-KillMode=process
-Delegate=yes
-
-[Install]
-WantedBy=multi-user.target
-"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,12 +35,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     remove.add_argument(
         "--force", action="store_true", help="all its names at once; also one that is corrupt, or that a template needs"
     )
-    gc = verbs.add_parser("gc", help="remove what nobody can use: nameless images, broken drafts, old downloads")
+    gc = verbs.add_parser(
+        "gc",
+        help="remove what nobody can use: nameless images, broken drafts, old downloads; and what `image.cache_limit` and"
+        " `image.keep_days` want gone",
+    )
     gc.add_argument("-n", "--dry-run", action="store_true", help="only say what would be removed")
     add_format(gc)
     tag = verbs.add_parser("tag", help="give an image one more name")
     _reference(tag)
     tag.add_argument("name", metavar="NAME", help="its new name")
+    change = verbs.add_parser("set", help="change how an image is started and contextualized")
+    _reference(change)
+    change.add_argument("--firmware", choices=("bios", "uefi"), help="of a disk that is not booted directly")
+    _context(change, None)
+    image_disk.arguments(verbs)
+    image_site.arguments(verbs)
     agent = verbs.add_parser(
         "agent", help="print the guest agent, to install it in an image that belljar cannot boot directly"
     )
@@ -94,13 +82,38 @@ def _import(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="FILE|URL", help="a path, or an address: file, http, https")
     parser.add_argument("--name", required=True, help="the image's name")
     parser.add_argument(
+        "--kind", choices=("disk", "iso"), default="disk",
+        help="iso: a disc that the BIOS boots, such as a CernVM's; its guests know their own work",
+    )  # fmt: skip
+    parser.add_argument(
         "--sha256", default="", metavar="DIGEST", help="of the file as it comes; anything else is refused"
     )
+    parser.add_argument(
+        "--signer", metavar="x509:FOLDER:DN", default="",
+        help="only if it carries a signature, as CernVM images do, by one whose certificate an authority in FOLDER vouches for"
+        " and whose whole name fits the pattern DN",
+    )  # fmt: skip
     parser.add_argument(
         "--kernel", type=Path, metavar="FILE", help="boot this kernel; else one is looked for in the disk"
     )
     parser.add_argument("--initrd", type=Path, metavar="FILE", help="its ramdisk; else belljar makes one")
     parser.add_argument("--append", metavar="WORDS", help="the kernel's command line")
+    parser.add_argument(
+        "--firmware",
+        choices=("auto", "bios", "uefi", "none"),
+        default="auto",
+        help="auto: a kernel out of the disk, else firmware; bios, uefi: the disk's own boot loader; none: never firmware",
+    )
+    _context(parser, "auto")
+
+
+def _context(parser: argparse.ArgumentParser, default: str | None) -> None:
+    from belljar.model import Context
+
+    parser.add_argument(
+        "--context", choices=[one.value for one in Context], default=default,
+        help="how its guests are contextualized, where a job does not say (auto: the first way that it can)",
+    )  # fmt: skip
 
 
 def _reference(parser: argparse.ArgumentParser) -> None:
@@ -122,19 +135,39 @@ def build(args: argparse.Namespace, house: House) -> int:
 
 def import_(args: argparse.Namespace, house: House) -> int:
     from belljar.image.sources import Order, bring
+    from belljar.model import Context
 
-    order = Order(args.source, args.name, args.sha256.lower(), args.kernel, args.initrd, args.append)
-    image = bring(house.images, order)
-    if image.kernel is None:
+    context = Context(args.context)
+    order = Order(
+        args.source,
+        args.name,
+        args.sha256.lower(),
+        args.kernel,
+        args.initrd,
+        args.append,
+        args.firmware,
+        context,
+        args.signer,
+        args.kind == "iso",
+    )
+    image = bring(house.images, order, lambda *told: _survey(house, *told))
+    if image.kernel is None and not image.is_disc:
         print(
             "belljar: no kernel belljar can start was found in the disk: it boots by firmware and needs the agent installed"
             " (`belljar image agent --help`)",
             file=sys.stderr,
         )
-    elif not image.facts.get("python"):
+    elif not image.is_disc and not image.facts.get("python"):
         print("belljar: no /usr/bin/python3 was found in the disk; belljar's agent needs one", file=sys.stderr)
     print(image.digest)
     return 0
+
+
+def _survey(house: House, disk: Path, size: int, target: Path) -> None:
+    """Have a machine look into a disk whose file systems this host does not read."""
+    from belljar.cli.image_disk import survey
+
+    survey(house, disk, size, target)
 
 
 def list_(args: argparse.Namespace, house: House) -> int:
@@ -187,23 +220,36 @@ def tag(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def agent(args: argparse.Namespace, house: House) -> int:
-    from belljar.image import agent_source
+def set_(args: argparse.Namespace, house: House) -> int:
+    from belljar.errors import BadOption
+    from belljar.image.amend import amend
+    from belljar.model import Context, Firmware
 
-    sys.stdout.write(UNIT if args.part == "unit" else agent_source())
+    if args.context is None and args.firmware is None:
+        raise BadOption("nothing to change", hint="Give --context or --firmware.")
+    context = None if args.context is None else Context(args.context)
+    firmware = None if args.firmware is None else Firmware(args.firmware)
+    amend(house.images, house.images.resolve(args.image), context=context, firmware=firmware)
+    return 0
+
+
+def agent(args: argparse.Namespace, house: House) -> int:
+    from belljar.image import agent_source, agent_unit
+
+    sys.stdout.write(agent_unit() if args.part == "unit" else agent_source())
     return 0
 
 
 VERBS = {
     "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "remove": remove, "gc": gc, "tag": tag,
-    "agent": agent,
+    "agent": agent, **image_disk.VERBS, **image_site.VERBS, "set": set_,
 }  # fmt: skip
 
 
 def _row(image: Image) -> tuple[Any, ...]:
     from belljar.cli.render import moment, size
 
-    how = "kernel" if image.kernel else "firmware"
+    how = "kernel" if image.kernel else "disc" if image.is_disc else f"firmware ({image.facts.get('use_firmware') or 'bios'})"
     stored = _stored(image)
     return (
         _called(image), image.digest[:SHORT], image.os, how, size(image.virtual_size), size(stored), moment(image.created),

@@ -34,6 +34,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the archive of what was kept of the guest (`run --collect`) there, or - ",
     )
+    which.add_argument(
+        "--joboutputs",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="the files the guest put there to be kept; with a name, what is in that one",
+    )
     parser.add_argument(
         "-f",
         "--follow",
@@ -50,6 +57,8 @@ def run(args: argparse.Namespace, house: House) -> int:
     folder = machine.folder
     if args.collected is not None:
         return _deliver(folder, args.collected)
+    if args.joboutputs is not None:
+        return _joboutputs(folder, args.joboutputs)
     files = {"console": folder / CONSOLE_LOG, "qemu": folder / QEMU_LOG}
     if args.follow and machine.alive:
         return _follow(folder, files.get(args.which))
@@ -131,6 +140,36 @@ def _deliver(folder: Path, target: str) -> int:
             for chunk in iter(lambda: source.read(CHUNK), b""):
                 file.write(chunk)
     return 0
+
+
+def _joboutputs(folder: Path, name: str) -> int:
+    """The names of the guest's files, or one of them. Parts of files that never came whole are none."""
+    from belljar.cli.render import plain
+    from belljar.errors import OutputMissing
+    from belljar.machine import JOBOUTPUTS
+
+    if not name:
+        for entry in joboutputs(folder):
+            print(f"{entry.stat().st_size:>12}  {plain(entry.name)}")
+        return 0
+    for entry in joboutputs(folder):
+        if entry.name == name:
+            _copy(entry)
+            return 0
+    raise OutputMissing(
+        f"{folder.name}: the guest has left no {name!r}",
+        hint=f"`belljar logs {folder.name} --{JOBOUTPUTS}` names what it has left.",
+    )
+
+
+def joboutputs(folder: Path) -> list[Path]:
+    """What the guest has put, by name."""
+    from belljar.machine import JOBOUTPUTS
+
+    try:
+        return sorted(path for path in (folder / JOBOUTPUTS).iterdir() if not path.name.startswith("."))
+    except OSError:
+        return []
 
 
 def _follow(folder: Path, path: Path | None) -> int:

@@ -12,9 +12,21 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from belljar.cli import CLOSED
+from belljar.cli import CLOSED, userdata
+from belljar.cli.networks import network_of
+from belljar.cli.shares import share
 from belljar.errors import BadOption, InputMissing, UnreadableScript
-from belljar.model import Account, MachineSpec, NetworkMode, Payload, Request, Share, Start, StdinKind, Transfer
+from belljar.model import (
+    SCRATCH_PLACE,
+    Account,
+    Context,
+    MachineSpec,
+    Payload,
+    Request,
+    Start,
+    StdinKind,
+    Transfer,
+)
 
 if TYPE_CHECKING:
     from belljar.config import Settings
@@ -31,21 +43,40 @@ def build(args: argparse.Namespace, settings: Settings) -> Request:
     if args.name and not NAME.fullmatch(args.name):
         raise BadOption(f"--name {args.name!r}: letters, digits and ._:@+- only, at most 200, a letter or digit first")
     account = account_of(args.user)
+    network, network_name = network_of(args.network) if args.network else (defaults.network, "")
     machine = MachineSpec(
         image=args.image or settings.image.default,
         cpus=_at_least("--cpus", args.cpus, defaults.cpus, 1),
         memory=_at_least("--memory", args.memory, defaults.memory, 1),
         disk=None if args.disk is None else _at_least("--disk", args.disk, 0, 1),
-        network=NetworkMode(args.network) if args.network else defaults.network,
+        network=network,
+        network_name=network_name,
         shares=tuple(share(text) for text in args.share),
         start=Start(args.start) if args.start else defaults.start,
+        context=Context(args.context) if args.context else defaults.context,
+        scratch=args.scratch,
     )
-    _refuse_twice("--share", [item.target for item in machine.shares])
+    places = [] if machine.scratch is None else [SCRATCH_PLACE]
+    _refuse_twice("--share", [item.target for item in machine.shares] + places)
     return Request(
-        id=os.urandom(6).hex(), machine=machine, payload=payload(args, account), name=args.name, created=time.time(),
+        id=os.urandom(6).hex(), machine=machine, payload=_payload(args, account), name=args.name, created=time.time(),
         timeout=_positive("--timeout", args.timeout), grace=defaults.grace if args.grace is None else args.grace, keep=args.keep,
         collect=tuple(_collected(path) for path in args.collect), collect_limit=settings.batch.collect_limit,
     )  # fmt: skip
+
+
+def _payload(args: argparse.Namespace, account: Account) -> Payload | None:
+    """None: the guest knows its own work, because it has user data, or its image is said to."""
+    userdata.check(args)
+    is_told = args.user_data is not None or args.context == Context.NONE.value
+    if args.command not in ([], ["--"]) or not is_told:
+        return payload(args, account)
+    if args.context not in (None, Context.AUTO.value, Context.NONE.value):
+        raise BadOption(f"--context {args.context} without a command: the guest's own work needs no agent")
+    for option, value in (("--in", args.inputs), ("--out", args.outputs), ("--tty", args.tty), ("--collect", args.collect)):
+        if value:
+            raise BadOption(f"{option} without a command: no agent is in the guest who could do that")
+    return None
 
 
 def payload(args: argparse.Namespace, account: Account) -> Payload:
@@ -103,21 +134,6 @@ def read_script(path: str) -> bytes:
     return script
 
 
-def share(text: str) -> Share:
-    """SRC[:DST][:ro|rw]"""
-    parts = text.split(":")
-    readonly = True
-    if len(parts) > 1 and parts[-1] in ("ro", "rw"):
-        readonly = parts.pop() == "ro"
-    if len(parts) > 2 or not parts[0] or (len(parts) == 2 and not parts[1].startswith("/")):
-        raise BadOption(f"--share {text}: not of the form SRC[:DST][:ro|rw] with an absolute DST")
-    source = os.path.realpath(parts[0])
-    target = os.path.normpath(parts[1] if len(parts) == 2 else os.path.abspath(parts[0]))
-    if target in ("/", "/proc", "/sys", "/dev", "/run"):
-        raise BadOption(f"--share {text}: {target} is the guest's own", hint="Name another folder as DST.")
-    return Share(source, target, readonly)
-
-
 def account_of(wanted: str | None) -> Account:
     """The payload's user: the caller, or NAME, UID or UID:GID. Only root may name somebody else."""
     if wanted is None:
@@ -172,6 +188,8 @@ def environment(args: argparse.Namespace, account: Account) -> tuple[tuple[bytes
         env = {b"PATH": GUEST_PATH, b"LANG": b"C.UTF-8", **_who(account)}
         if args.tty and (term := os.environb.get(b"TERM")):
             env[b"TERM"] = term
+    if getattr(args, "scratch", None) is not None:
+        env[b"TMPDIR"] = os.fsencode(SCRATCH_PLACE)
     for path in args.env_file:
         env.update(_env_file(path))
     for word in args.env:

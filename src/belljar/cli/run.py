@@ -7,9 +7,10 @@ import os
 import resource
 from typing import TYPE_CHECKING
 
+from belljar.cli import userdata
 from belljar.cli.parser import as_duration, as_size
 from belljar.errors import OUR_FAILURE
-from belljar.model import Cause, NetworkMode, Start
+from belljar.model import Cause, Context, Start
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -22,24 +23,38 @@ HELP = (
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "belljar run [options] -- CMD ARG...\n       belljar run [options] SCRIPT ARG..."
+    parser.usage = (
+        "belljar run [options] -- CMD ARG...\n       belljar run [options] SCRIPT ARG..."
+        "\n       belljar run [options] --user-data FILE|URL"
+    )
     machine = parser.add_argument_group("the machine")
     machine.add_argument("--image", metavar="NAME", help="image by name or digest (`belljar image list`)")
     machine.add_argument("--cpus", type=int, metavar="N", help="virtual cpus")
     machine.add_argument("--memory", type=as_size, metavar="SIZE", help="memory, such as 512M or 4G")
     machine.add_argument("--disk", type=as_size, metavar="SIZE", help="size of the disk, at least the image's")
     machine.add_argument(
-        "--network", choices=[mode.value for mode in NetworkMode], help="none, or user: a way out through the host"
+        "--scratch", type=as_size, metavar="SIZE", help="an empty disk of this size at /scratch, where $TMPDIR is then"
+    )
+    machine.add_argument(
+        "--network",
+        metavar="NETWORK",
+        help="none; user: a way out through the host; bridge[:NAME]: on a bridge of the host; isolated:GROUP: with others of that group",
     )
     machine.add_argument(
         "--share",
         action="append",
         default=[],
         metavar="SRC[:DST][:ro|rw]",
-        help="host folder the guest sees (default: read-only, at the same path)",
+        help="host folder the guest sees (default: read-only, at the same path), or an export that it mounts itself:"
+        " nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]",
     )
     machine.add_argument(
         "--start", choices=[start.value for start in Start], help="auto: a clone where one can be had, else a cold boot"
+    )
+    machine.add_argument(
+        "--context",
+        choices=[context.value for context in Context],
+        help="how the guest is given the agent (default: as the image is best served)",
     )
     machine.add_argument("--name", default="", help="a name for the machine, for `belljar ps` and ID arguments")
     payload = parser.add_argument_group("the payload")
@@ -68,6 +83,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     payload.add_argument("--user", metavar="NAME|UID[:GID]", help="who the payload is (default: the caller)")
     payload.add_argument("-t", "--tty", action="store_true", help="give the payload a terminal")
+    userdata.arguments(parser)
     _limits(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD | SCRIPT", help=argparse.SUPPRESS)
 
@@ -97,8 +113,9 @@ def run(args: argparse.Namespace, house: House) -> int:
     report = Report(args.report)
     widen_limits()
     house.reaper.quick()
-    if wanted.machine.image == house.settings.image.default:
-        house.images.ensure_default()
+    house.images.ensure(wanted.machine.image)
+    if args.user_data is not None:
+        wanted = userdata.with_user_data(wanted, args, house)
     outcome = attend(house, wanted)
     report.write(outcome)
     return leave(outcome)
@@ -116,6 +133,8 @@ def leave(outcome: Outcome) -> int:
     from belljar.cli import complain
     from belljar.host.processes import die_by
 
+    if outcome.cause is Cause.FINISHED and outcome.context == Context.NONE.value and not outcome.error:
+        complain(f"{outcome.id}: {outcome.reason}", "")  # it has no other way to say how it went
     if outcome.exit_code is not None and outcome.signal is None and not outcome.error:
         return outcome.exit_code
     tell(outcome, complain)

@@ -48,6 +48,7 @@ def sections(machine: MachineView) -> list[tuple[str, list[tuple[str, Any]]]]:
             "seconds per phase",
             [(name, f"{seconds:.3f}") for name, seconds in (machine.outcome or {}).get("phases", {}).items()],
         ),
+        ("network", _network(machine)),
         ("records", _records(machine)),
     ]
 
@@ -70,7 +71,7 @@ def _machine(machine: MachineView) -> list[tuple[str, Any]]:
         ("image digest", (machine.outcome or {}).get("image_digest")),
         ("cpus", machine.cpus),
         ("memory", size(machine.memory)),
-        ("network", asked.get("network")),
+        ("network", ":".join(filter(None, (asked.get("network"), asked.get("network_name"))))),
         ("shares", "; ".join(shares)),
         ("start", machine.start),
         ("requester", machine.requester),
@@ -104,10 +105,29 @@ def _job(machine: MachineView) -> list[tuple[str, Any]]:
     ]
 
 
+def _network(machine: MachineView) -> list[tuple[str, Any]]:
+    """Its addresses, where they are its own, and where it was kept from going."""
+    from belljar.journal import read
+
+    events = read(machine.folder)
+    lines: list[tuple[str, Any]] = []
+    for event in events:
+        if event["event"] == "network":
+            lines += [("MAC address", event.get("mac")), ("address", event.get("address"))]
+    refused = [event for event in events if event["event"] == "network-refused"]
+    for event in refused[:20]:
+        place = f"{event['address']}:{event.get('port')}/{event.get('transport')}" if event.get("address") else ""
+        lines.append(("refused", f"{place} ({event.get('reason')})" if place else event.get("reason")))
+    if refused:
+        lines.append(("refusals", f"at least {refused[-1].get('count')}"))
+    return lines
+
+
 def _records(machine: MachineView) -> list[tuple[str, Any]]:
     """Where each thing lies that is kept of it, and how QEMU was started."""
     import shlex
 
+    from belljar.cli.logs import joboutputs
     from belljar.cli.render import size
     from belljar.journal import JOURNAL, read
     from belljar.machine import CONSOLE_LOG, OUTCOME, QEMU_LOG, REQUEST
@@ -121,6 +141,8 @@ def _records(machine: MachineView) -> list[tuple[str, Any]]:
         path = machine.folder / file
         if path.is_file():
             found.append((name, f"{path} ({size(path.stat().st_size)})"))
+    for path in joboutputs(machine.folder):
+        found.append(("joboutput", f"{path.name} ({size(path.stat().st_size)})"))
     argv = [event.get("argv") for event in read(machine.folder) if event["event"] == "spawned"]
     if argv and isinstance(argv[-1], list):
         found.append(("QEMU", shlex.join(map(str, argv[-1]))))
@@ -151,9 +173,14 @@ def _outcome(outcome: dict[str, Any]) -> list[tuple[str, Any]]:
         ("hint", outcome.get("hint")),
         ("started as", " ".join(filter(None, (outcome.get("start"), outcome.get("accelerator"))))),
         ("why so", outcome.get("start_reason")),
+        ("context", " ".join(filter(None, (outcome.get("context"), _in_brackets(outcome.get("context_reason")))))),
         ("guest used", _usage(guest)),
         ("host used", _usage(host)),
     ]
+
+
+def _in_brackets(text: object) -> str:
+    return f"({text})" if text else ""
 
 
 def _usage(usage: dict[str, Any]) -> str:

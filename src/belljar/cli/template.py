@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.cli.parser import add_format, as_size
 from belljar.errors import TemplateError
+from belljar.model import Context, NetworkMode
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -37,10 +38,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument("--cpus", type=int, help="virtual processors")
     build.add_argument("--memory", type=as_size, metavar="SIZE", help="memory, as 2G or 512M")
     build.add_argument("--disk", type=as_size, metavar="SIZE", help="size of the disk; default: the image's")
-    build.add_argument("--network", choices=("none", "user"), help="with or without a network card")
+    build.add_argument("--network", choices=[mode.value for mode in NetworkMode], help="what its card is plugged into")
+    build.add_argument(
+        "--context", choices=[context.value for context in Context], help="how its guest is given the agent"
+    )
     build.add_argument(
         "--shares", type=int, default=0, metavar="N", help="how many shared folders its clones can mount"
     )
+    build.add_argument("--nfs", action="store_true", help="for machines that mount exports (`--share nfs://...`)")
     add_format(build)
 
 
@@ -117,16 +122,20 @@ def expire(args: argparse.Namespace, house: House) -> int:
 def build(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.render import as_json, size
     from belljar.cli.request import account_of
-    from belljar.model import MachineSpec, NetworkMode, Share
+    from belljar.model import MachineSpec, Share, ShareKind
 
     defaults = house.settings.machine
+    shares = [Share("/", f"/share{number}") for number in range(args.shares)]
+    if args.nfs:  # no server is asked: it only says what kind of machine
+        shares.append(Share("nfs://any:2049/", "/export", kind=ShareKind.NFS))
     spec = MachineSpec(
         image=args.image or house.settings.image.default,
         cpus=args.cpus or defaults.cpus,
         memory=args.memory or defaults.memory,
         disk=args.disk,
         network=NetworkMode(args.network) if args.network else defaults.network,
-        shares=tuple(Share("/", f"/share{number}") for number in range(args.shares)),
+        shares=tuple(shares),
+        context=Context(args.context) if args.context else defaults.context,
     )
     template = house.build_template(spec, account_of(None))
     print(as_json(_described(template)) if args.format == "json" else f"{template.key}  {size(template.size)}")

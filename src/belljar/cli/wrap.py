@@ -181,6 +181,10 @@ def become(here: Surroundings, job: Job) -> NoReturn:
     """Be what the system would have started. Python changed the fate of two signals; both are put back."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
+    if job.notice is not None:
+        from belljar.cli.notice import stand_by
+
+        stand_by(job.notice)
     command = job.native
     if command.stdin is not None:
         reader, writer = os.pipe()
@@ -240,10 +244,9 @@ def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcom
 
     widen_limits()
     house.reaper.quick()
-    if request.machine.image == house.settings.image.default:
-        house.images.ensure_default()
+    house.images.ensure(request.machine.image)
     command = job.inside if job.inside.argv else job.native
-    return attend(house, request, stdin=command.stdin, alone=not job.signals_reach_all)
+    return attend(house, request, stdin=command.stdin, alone=not job.signals_reach_all, notice=job.notice)
 
 
 def make_request(here: Surroundings, job: Job, image: str, house: House) -> Request:
@@ -255,16 +258,15 @@ def make_request(here: Surroundings, job: Job, image: str, house: House) -> Requ
         account=words.account_of(None), umask=words._umask(), rlimits=words.rlimits(),
         stdio=(words.kind(0), words.kind(1), words.kind(2)), shares=site_shares(settings.batch),
         network=settings.machine.network, start=settings.machine.start, cpus=settings.machine.cpus,
-        memory=settings.machine.memory, terminal=os.isatty(0) and os.isatty(1),
+        context=settings.machine.context, memory=settings.machine.memory, terminal=os.isatty(0) and os.isatty(1),
     )  # fmt: skip
     return build(here, job, image, caller, settings.batch, time.time())
 
 
 def site_shares(settings: batch.Settings):  # type: ignore[no-untyped-def]
-    from belljar.cli.request import share
+    from belljar.cli.shares import of_site
 
-    shares = (share(text) for text in settings.shares)
-    return tuple(one for one in shares if os.path.isdir(one.source))
+    return of_site(settings.shares)
 
 
 # -- the way out ---------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar import batch, guest, hypervisor, image, machine
+from belljar import batch, context, guest, hypervisor, image, machine, network
 from belljar.config.paths import Paths, default_paths, home, on_node
 from belljar.errors import BadSetting
 
@@ -44,7 +44,9 @@ class Settings:
     machine: machine.Settings = field(default_factory=machine.Settings)
     qemu: hypervisor.Settings = field(default_factory=hypervisor.Settings)
     image: image.Settings = field(default_factory=image.Settings)
+    network: network.Settings = field(default_factory=network.Settings)
     guest: guest.Settings = field(default_factory=guest.Settings)
+    context: context.Settings = field(default_factory=context.Settings)
     batch: batch.Settings = field(default_factory=batch.Settings)
     testing: Testing = field(default_factory=Testing)
 
@@ -54,7 +56,9 @@ SECTIONS: Mapping[str, type[Any]] = {
     "machine": machine.Settings,
     "qemu": hypervisor.Settings,
     "image": image.Settings,
+    "network": network.Settings,
     "guest": guest.Settings,
+    "context": context.Settings,
     "batch": batch.Settings,
     "testing": Testing,
 }

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from belljar.model import Account, Payload, PlainFile, Usage
+from belljar.model import Account, FileServer, Payload, PlainFile, Usage
+
+if TYPE_CHECKING:
+    import socket
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,23 @@ class Guest(Protocol):
     async def mount(self, tag: str, target: str, *, readonly: bool) -> None:
         """Mount a shared folder. Raises NoNineP, GuestRefused."""
 
+    async def mount_nfs(self, server: FileServer, target: str, *, readonly: bool) -> None:
+        """Mount a server's export. Raises NoNfs, ExportRefused, MountFailed, GuestRefused."""
+
+    async def find_disks(self, names: Sequence[str]) -> list[str]:
+        """The guest's devices (/dev/vdb, ...) of the disks with these serials; it looks at its bus anew where one is
+        missing. Raises NoDisk."""
+
+    async def mount_scratch(self, device: str, target: str, account: Account) -> None:
+        """Mount an ext4 disk, nosuid and nodev, as a folder of this account's own. Raises GuestRefused."""
+
+    async def mount_packed(self, name: str, device: str, inside: str, account: Account, cwd: bytes | None) -> None:
+        """Lay the packed folder of that device over what is at *inside* (relative: to cwd). It can be written to: what
+        changes is kept in the guest's own disk. Raises NoPackedFolders, GuestRefused."""
+
+    async def prepare_for(self, what: str) -> None:
+        """Load, before a template is saved, what its clones will need: "nfs". Raises GuestRefused."""
+
     async def add_account(self, account: Account) -> None:
         """Make user, group, supplementary groups and home, where they are missing. Idempotent."""
 
@@ -174,11 +194,47 @@ class Guest(Protocol):
         there or cannot be read is left out; a sink that takes no more ends it. Raises GuestRefused, AgentLost."""
 
     async def end_payload(self) -> None:
-        """Kill what is left of the payloads, unmount the shares, sync."""
+        """Kill what is left of the payloads, write out and unmount the shares, sync. Raises ShareNotFlushed, after some
+        time that is bounded, when a file server did not take everything."""
 
     async def poweroff(self) -> None: ...
     def close(self) -> None:
         """Stop talking; every waiting call raises AgentLost."""
+
+
+@dataclass(frozen=True)
+class SshKeys:
+    """How belljar and the ssh server of a guest know each other. Keys are texts in OpenSSH's formats."""
+
+    private: str = field(repr=False)  # belljar's
+    user: str = "root"  # another one must be allowed `sudo -n`
+    host: tuple[str, ...] = ()  # public keys the server may show; none: whichever it shows first
+
+
+@dataclass(frozen=True)
+class SshDelivery:
+    """Keys, and what the guest has to be given for them to work. Keys are texts in OpenSSH's formats."""
+
+    keys: SshKeys
+    public: str  # belljar's, for the user's authorized_keys
+    host_private: str = field(repr=False)
+    host_public: str
+
+
+def ssh_delivery(secret: bytes, purpose: str, user: str) -> SshDelivery:
+    """The keys for a purpose: the same ones from the same secret of 32 bytes or more, whoever asks. Raises SshMissing."""
+    from belljar.guest.ssh_keys import keys_from
+
+    return keys_from(secret, purpose, user)
+
+
+def ssh_guest(
+    dial: Callable[[], Awaitable[socket.socket]], keys: SshKeys, settings: Settings, tell: Callable[[str], None]
+) -> Guest:
+    """A guest without an agent, behind the ssh server *dial* connects to. *tell* hears of each change in how it goes."""
+    from belljar.guest.ssh import SshGuest
+
+    return SshGuest(dial, keys, settings, tell)
 
 
 # called with (bytes sent by a relay client, its reply function); see guest/relay.py

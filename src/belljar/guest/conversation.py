@@ -19,6 +19,7 @@ from belljar.agent.agent import (
     GREETING,
     HELLO,
     MAX_CALL,
+    PACKED_PATIENCE,
     PAD,
     PING,
     PONG,
@@ -37,11 +38,13 @@ from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused
 from belljar.guest import Hello, Identity, IdentityProof, Settings, Sink, Streams
 from belljar.guest.channel import Channel
 from belljar.guest.process import SCRIPT, Running, read_words, refusal
-from belljar.model import Account, Payload, PlainFile, StdinKind
+from belljar.model import Account, FileServer, Payload, PlainFile, StdinKind
 
 LETTERS = {StdinKind.STREAM: b"s", StdinKind.NULL: b"n", StdinKind.CLOSED: b"c", StdinKind.STDOUT: b"o"}
 SKEW_ENOUGH = 0.1  # seconds; when a clock is surely not further off, it is right
 CLOCK_TRIES = 5
+MOUNT_SECONDS = 60  # for a file server, and for the kernel's modules, which an emulated guest loads slowly
+FLUSH_SECONDS = 30  # for a file server to take what the payload has written
 LAST_NUMBER = (1 << 30) - 1
 
 
@@ -188,12 +191,12 @@ class Conversation:
             raise WireError("a hello without a version") from exc
         self._hello.set_result(Hello(version, name, boot_nonce, system, kernel, python, nine_p == "9p"))
 
-    async def _call(self, name: bytes, *words: bytes, patience: int = 1) -> bytes:
+    async def _call(self, name: bytes, *words: bytes, patience: float = 1, more: float = 0.0) -> bytes:
         """Ask and wait for the answer. Raises GuestRefused, AgentLost."""
         channel, call = self.open_channel(), Call(self.next_number())
         self.register(call.number, call)
         channel.send(request(call.number, name, *words))
-        limit = patience * self._settings.call_timeout
+        limit = patience * self._settings.call_timeout + more
         try:
             async with asyncio.timeout(limit):
                 return await call.answer
@@ -245,6 +248,25 @@ class Conversation:
 
     async def mount(self, tag: str, target: str, *, readonly: bool) -> None:
         await self._call(b"mount", text(tag), text(target), b"ro" if readonly else b"rw")
+
+    async def mount_nfs(self, server: FileServer, target: str, *, readonly: bool) -> None:
+        port, longest = b"%d" % server.port, b"%d" % MOUNT_SECONDS
+        words = (longest, text(server.address), port, text(server.path), text(target), b"ro" if readonly else b"rw")
+        await self._call(b"mount_nfs", *words, more=MOUNT_SECONDS)
+
+    async def find_disks(self, names: Sequence[str]) -> list[str]:
+        answer = await self._call(b"find_disks", *counted([text(name) for name in names]))
+        return list(read_words(answer, len(names)))
+
+    async def mount_scratch(self, device: str, target: str, account: Account) -> None:
+        await self._call(b"mount_scratch", text(device), text(target), *account_words(account))
+
+    async def mount_packed(self, name: str, device: str, inside: str, account: Account, cwd: bytes | None) -> None:
+        words = (text(name), text(device), os.fsencode(inside), cwd or b"", *account_words(account))
+        await self._call(b"mount_packed", *words, more=PACKED_PATIENCE)
+
+    async def prepare_for(self, what: str) -> None:
+        await self._call(b"prepare", text(what), patience=10)
 
     async def add_account(self, account: Account) -> None:
         await self._call(b"add_account", *account_words(account))
@@ -307,7 +329,7 @@ class Conversation:
         await collect(self, paths, sink)
 
     async def end_payload(self) -> None:
-        await self._call(b"end_payload")
+        await self._call(b"end_payload", b"%d" % FLUSH_SECONDS, more=FLUSH_SECONDS)
 
     async def poweroff(self) -> None:
         """Asks for it; the domain's end is what answers."""

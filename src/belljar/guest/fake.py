@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 
 from belljar.agent import agent
-from belljar.errors import AgentLost, GuestRefused, InputMissing, NoNineP, OutputMissing
+from belljar.errors import AgentLost, GuestRefused, InputMissing, NoNineP, NoPackedFolders, OutputMissing
 from belljar.guest import ExitStatus, Hello, Identity, IdentityProof, Sink, Streams
-from belljar.model import Account, Payload, PlainFile, Usage
+from belljar.model import Account, FileServer, Payload, PlainFile, Usage
 
 
 class Bytes:
@@ -69,6 +69,9 @@ class Script:
     proof: dict[str, object] = field(default_factory=dict)  # what of the identity it gets wrong
     skew: float = 0.0
     nine_p: bool = True
+    overlays: bool = True
+    mount_error: GuestRefused | None = None  # of an NFS mount
+    flush_error: GuestRefused | None = None
     refuses: str = ""  # the name of a call it refuses
     outputs: frozenset[str] | None = None  # what `get` finds; None: everything
     collected: bytes = b""  # what `collect` gives
@@ -83,6 +86,7 @@ class FakeGuest:
         self.done: list[str] = []
         self.accounts: list[Account] = []
         self.payloads: list[Payload] = []
+        self.servers: list[FileServer] = []
         self._processes: list[FakeProcess] = []
         self._death: asyncio.TimerHandle | None = None
         self._error: AgentLost | None = None
@@ -116,6 +120,27 @@ class FakeGuest:
         self._do("mount")
         if not self.script.nine_p:
             raise NoNineP("the fake guest's kernel has no 9p file system")
+
+    async def mount_nfs(self, server: FileServer, target: str, *, readonly: bool) -> None:
+        self._do("mount_nfs")
+        self.servers.append(server)
+        if self.script.mount_error is not None:
+            raise self.script.mount_error
+
+    async def find_disks(self, names: Sequence[str]) -> list[str]:
+        self._do("find_disks")
+        return [f"/dev/vd{letter}" for letter, _ in zip("bcdefghijk", names, strict=False)]
+
+    async def mount_scratch(self, device: str, target: str, account: Account) -> None:
+        self._do("mount_scratch")
+
+    async def mount_packed(self, name: str, device: str, inside: str, account: Account, cwd: bytes | None) -> None:
+        self._do("mount_packed")
+        if not self.script.overlays:
+            raise NoPackedFolders("the fake guest's kernel has no overlay file system")
+
+    async def prepare_for(self, what: str) -> None:
+        self._do(f"prepare_for {what}")
 
     async def add_account(self, account: Account) -> None:
         self._do("add_account")
@@ -160,6 +185,8 @@ class FakeGuest:
 
     async def end_payload(self) -> None:
         self._do("end_payload")
+        if self.script.flush_error is not None:
+            raise self.script.flush_error
 
     async def poweroff(self) -> None:
         self._do("poweroff")

@@ -178,15 +178,22 @@ def one_line(text: str) -> str:
 
 def refusal(body: bytes) -> GuestError:
     """An ERROR frame's body as one of our errors."""
-    from belljar.errors import GuestRefused, NoNineP
+    from belljar import errors
 
     kind, message = read_words(body, 2)
     message = message or "the agent gave no reason"
-    if kind == "no-9p":
-        return NoNineP(message)
     if kind == "protocol":
         return AgentLost(f"the agent ended the conversation: {message}")
-    return GuestRefused(message)
+    by_kind = {
+        "no-9p": errors.NoNineP,
+        "no-disk": errors.NoDisk,
+        "no-overlay": errors.NoPackedFolders,
+        "no-nfs": errors.NoNfs,
+        "nfs-refused": errors.ExportRefused,
+        "nfs-silent": errors.MountFailed,
+        "nfs-flush": errors.ShareNotFlushed,
+    }
+    return by_kind.get(kind, errors.GuestRefused)(message)
 
 
 def sink_error(index: int, error: OSError) -> HostError:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from belljar.model import GIB, MIB, MachineId
+from belljar.model import GIB, MIB, Context, Firmware, MachineId
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,52 @@ class Settings:
             "help": "Debian mirror for image builds; empty: as apt on this host is configured, else the suite's default"
         },
     )
+    sources: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "where images that are not here are looked for, in this order: folders and addresses (file, http, https)"
+            " that `belljar image publish` has filled"
+        },
+    )
+    trust: tuple[str, ...] = field(
+        default=(),
+        metadata={
+            "help": "who may publish which names: lines `NAMES SIGNER`, with NAMES as in debian*|site-*, and SIGNER"
+            " ed25519:KEY, x509:FOLDER:DN (a pattern), or unsigned"
+        },
+    )
+    sync_interval: float = field(
+        default=300.0,
+        metadata={
+            "help": "a job that misses an image asks a source for its index no more often than this",
+            "unit": "seconds",
+        },
+    )
+    stale_limit: float = field(
+        default=7 * 86400.0,
+        metadata={
+            "help": "an index whose source cannot be reached is used, with a note, for this long",
+            "unit": "seconds",
+        },
+    )
+    formats: tuple[str, ...] = field(
+        default=("qcow2", "raw", "xz", "gzip", "zstd"),
+        metadata={"help": "what an import may be: forms of disks, and programs they are packed by"},
+    )
+    cache_limit: int = field(
+        default=0,
+        metadata={
+            "help": "while all images take more than this, those from sources go, the least recently used first; 0: no limit",
+            "unit": "bytes",
+        },
+    )
+    keep_days: float = field(
+        default=0.0,
+        metadata={"help": "days after which `image gc` removes an unused image that came from a source; 0: never"},
+    )
+    keep: tuple[str, ...] = field(
+        default=(), metadata={"help": "names, as in debian*, that neither limit touches; nor do they image.default"}
+    )
 
 
 @dataclass(frozen=True)
@@ -60,18 +106,57 @@ class Image:
     created: float
     os: str = ""  # PRETTY_NAME, where known
     store: Path = Path()  # the folder it lies in
-    facts: dict[str, Any] = field(default_factory=dict)  # packages, kernel version, min_memory...
+    facts: dict[str, Any] = field(default_factory=dict)  # see `FACTS`
+
+    @property
+    def is_disc(self) -> bool:
+        """Is it a CD-ROM that the firmware boots, instead of a hard disk?"""
+        return self.facts.get("boots_by") == "disc"
+
+
+# What an import finds out about a disk, and what its importer said of it. A fact that is missing is not known: of a file
+# system belljar does not read, or of an image an older belljar has stored.
+FACTS = {
+    "boots_by": "kernel (belljar starts one from the image directly), firmware, or disc (the image is a CD-ROM)",
+    "agent_in_initrd": "the ramdisk is belljar's own and brings the agent along; without, the image has to start one itself",
+    "release": "the kernel's version",
+    "kernel_form": "elf or bzimage",
+    "python": "version of its python3, as in 3.11, or 3 where only that is known; empty: it has none",
+    "agent": "the image starts belljar's agent itself",
+    "init": "the path of the image's own init; empty: it has none",
+    "init_system": "systemd, other, or empty",
+    "cloud_init": "cloud-init is installed",
+    "sshd": "the path of an ssh server (OpenSSH or Dropbear); empty: it has none",
+    "firmware": "kinds of firmware the disk has a boot loader for: bios, uefi",
+    "use_firmware": "the kind its importer asked for; else bios goes before uefi",
+    "root": "the root file system's device in the guest, as /dev/vda1",
+    "fstype": "the root file system's type",
+    "context": "how its importer wants guests to be contextualized",
+    "packages": "how many Debian packages are installed",
+    "suite": "of a build: Debian's release",
+    "added": "of a build: packages that were asked for",
+    "source_sha256": "of an import: digest of the file as it came",
+    "published": "of an image from a source: its name there and the version of that name",
+    "signer": "of an image from a source, or that had to be signed: who signed it",
+    "made_from": "of an image from a source: where its publisher had it from",
+}
 
 
 @dataclass(frozen=True)
 class BootFiles:
-    """Kernel, initial ramdisk with the agent in it, and command line. kernel None: firmware boots from the disk."""
+    """Kernel, initial ramdisk and command line for one context. kernel None: *firmware* boots from the disk."""
 
     kernel: Path | None
     initrd: Path | None
     append: str
     digest: str
+    firmware: Firmware = Firmware.BIOS
+    init: str = ""  # the image's own init that will run; empty: belljar's (or, by firmware, whatever the disk has)
 
+
+# Where an image that runs its own init has the agent, by hand or by injection.
+AGENT_PATH = "/usr/lib/belljar/agent.py"
+UNIT_PATH = "/etc/systemd/system/belljar-agent.service"
 
 Users = Callable[[str], list[str]]  # digest -> who still needs the image, in words ("template 3f2a...")
 
@@ -87,11 +172,18 @@ class ImageStore(Protocol):
         """The image of this name, digest or unique digest prefix (8 digits or more), checked cheaply against what was
         stored (size, mtime, inode, qcow2 header). Raises ImageUnknown, ImageCorrupt."""
 
+    def ensure(self, reference: str) -> None:
+        """Have the image of this name or digest here, from a source that offers it, or built where it is the default. What is
+        here already costs no look at any source; what nobody offers is for `resolve` to refuse."""
+
     def ensure_default(self) -> Image:
         """The default image, built now (single flight, progress on stderr) when it is missing and is `debian12`."""
 
-    def boot_files(self, image: Image) -> BootFiles:
-        """What to boot it with: the image's initrd with the present agent appended, cached by digest."""
+    def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:
+        """What to boot it with, for a context that `Image.facts` allow. An image that is booted directly has one ramdisk for
+        all: RAMDISK (and AUTO) end in belljar's own init with the present agent; CLOUD_INIT, SSH and NONE in the image's init
+        (`belljar.init=`); INJECT too, after agent and unit were written into the root file system (`belljar.inject`).
+        With a kernel and ramdisk the importer gave, or by firmware, the context changes nothing."""
 
     def hold(self, image: Image, id: MachineId) -> AbstractContextManager[None]:
         """Keep the image from being removed while inside. The hold is gone when the holder dies."""
@@ -127,6 +219,21 @@ def load_overlays(settings: Settings) -> Overlays:
     from belljar.image.overlay import DiskOverlays
 
     return DiskOverlays(settings)
+
+
+def layer_name(image: Image) -> str:
+    """The name of the layer that puts the present agent into this image's disk, in the store's folder `layers`."""
+    from hashlib import sha256
+
+    agent = sha256("\n".join((AGENT_PATH, agent_source(), UNIT_PATH, agent_unit())).encode())
+    return f"{image.digest[:32]}-{agent.hexdigest()[:16]}"
+
+
+def agent_unit() -> str:
+    """The systemd unit that starts the agent at `AGENT_PATH`."""
+    from belljar.image.initramfs import UNIT
+
+    return UNIT.read_text(encoding="utf-8")
 
 
 def agent_source() -> str:

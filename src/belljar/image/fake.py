@@ -10,7 +10,7 @@ from pathlib import Path
 
 from belljar.errors import BelljarError, ImageInUse, ImageUnknown, ImpossibleSize
 from belljar.image import BootFiles, Image
-from belljar.model import GIB, MachineId
+from belljar.model import GIB, Context, MachineId
 
 
 def fake_image(name: str, *, virtual_size: int = 8 * GIB) -> Image:
@@ -41,11 +41,15 @@ class FakeStore:
                 return image
         raise ImageUnknown(f"no image is called {reference!r}")
 
+    def ensure(self, reference: str) -> None:
+        if reference == self.default:
+            self.ensure_default()
+
     def ensure_default(self) -> Image:
         self.known.setdefault(self.default, fake_image(self.default))
         return self.resolve(self.default)
 
-    def boot_files(self, image: Image) -> BootFiles:
+    def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:
         return BootFiles(image.kernel, image.initrd, image.append, image.boot_digest)
 
     @contextmanager

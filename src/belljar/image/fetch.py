@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -95,6 +96,82 @@ def download(url: str, folder: Path, settings: Settings, progress: Progress, *, 
                     raise DownloadFailed(f"{_shown(url)}: {exc}") from exc
     part.path.with_suffix(".json").unlink(missing_ok=True)
     return part.path
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A small file, whole."""
+
+    data: bytes
+    etag: str
+
+
+class SmallFiles:
+    """Files that fit into memory, from one server, over one connection where it goes on."""
+
+    def __init__(self, client: httpx.Client, settings: Settings) -> None:
+        self._client, self._settings = client, settings
+
+    def get(self, url: str, largest: int, *, etag: str = "") -> Answer | None:
+        """The file; None: it is still the one with this *etag*. Within twice `image.stall_timeout`, however slowly its bytes
+        come. Raises DownloadFailed, DownloadStalled, ImageTooLarge."""
+        deadline = time.monotonic() + self._settings.stall_timeout
+        for again in reversed(range(MOST_FAILURES)):
+            try:
+                return self._ask(url, largest, etag, deadline)
+            except _Broken as exc:
+                if not again or time.monotonic() > deadline:
+                    raise DownloadFailed(f"{_shown(url)}: {exc}") from exc
+        raise AssertionError("the last try ends the loop")
+
+    def _ask(self, url: str, largest: int, etag: str, deadline: float) -> Answer | None:
+        import httpx
+
+        headers = {"Accept-Encoding": "identity", **({"If-None-Match": etag} if etag else {})}
+        try:
+            with _answer(self._client, url, headers, False) as response:
+                if etag and response.status_code == 304:
+                    return None
+                if response.status_code != 200:
+                    raise DownloadFailed(
+                        f"{_shown(url)}: the server says {response.status_code} {response.reason_phrase}".rstrip()
+                    )
+                return Answer(_whole(response, url, largest, deadline), response.headers.get("etag", ""))
+        except httpx.TimeoutException as exc:
+            raise DownloadStalled(f"{_shown(url)}: no byte for {self._settings.stall_timeout:g} s") from exc
+        except httpx.TransportError as exc:
+            raise _Broken(str(exc) or type(exc).__name__) from exc
+        except httpx.InvalidURL as exc:
+            raise DownloadFailed(f"{_shown(url)}: {exc}") from exc
+
+
+@contextmanager
+def small_files(settings: Settings) -> Iterator[SmallFiles]:
+    """A way to get small files, closed at the end."""
+    with _client(settings) as client:
+        yield SmallFiles(client, settings)
+
+
+def _whole(response: httpx.Response, url: str, largest: int, deadline: float) -> bytes:
+    announced = _number(response.headers.get("content-length"))
+    pieces, size = [], announced or 0
+    if size <= largest:
+        size = 0
+        for chunk in response.iter_raw():
+            pieces.append(chunk)
+            size += len(chunk)
+            if size > largest:
+                break
+            if time.monotonic() > deadline:
+                raise DownloadStalled(f"{_shown(url)}: not whole in time ({size} bytes so far)")
+    if size > largest:
+        raise ImageTooLarge(f"{_shown(url)}: {size} bytes or more, where {largest} are the limit", hint=_NO_INDEX)
+    if announced is not None and size != announced:
+        raise _Broken(f"{size} bytes came, {announced} were announced")
+    return b"".join(pieces)
+
+
+_NO_INDEX = "That is no index of images; check `image.sources`."
 
 
 class _Broken(Exception):

@@ -12,13 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.image import Image
+from belljar.model import Context
 
 if TYPE_CHECKING:
     from belljar.image.modules import Selection
 
 INSIDE = Path(__file__).parent / "inside"
 AGENT = Path(__file__).parent.parent / "agent" / "agent.py"
+UNIT = INSIDE / "belljar-agent.service"
 PT_INTERP = 3
+DEFAULT_INIT = "/sbin/init"
+OWN_INIT = (Context.CLOUD_INIT, Context.INJECT, Context.SSH, Context.NONE)
 APPLETS = (
     "sh", "mount", "insmod", "switch_root", "poweroff", "sleep", "mkdir", "cp", "ln", "ifconfig", "chroot",
 )  # fmt: skip
@@ -43,7 +47,7 @@ def agent_part(image: Image) -> bytes:
     """The archive that belongs to this version of belljar: /init, and what it copies to /run/belljar of the guest."""
     from belljar.image import cpio
 
-    entries = [cpio.folder("belljar")]
+    entries = [cpio.folder("belljar"), cpio.folder("inject")]
     entries += [cpio.file(name, data, mode) for name, data, mode in _our_files()]
     if _same_python(image):
         entries.append(cpio.file("belljar/agent.pyc", _compiled()))
@@ -61,6 +65,25 @@ def boot_digest(image: Image) -> str:
     return digest.hexdigest()
 
 
+def own_init(image: Image) -> str:
+    """The path of the image's own init."""
+    return str(image.facts.get("init") or DEFAULT_INIT)
+
+
+def words_for(image: Image, context: Context) -> list[str]:
+    """The words that tell /init of the ramdisk what a context needs; none for belljar's own init."""
+    if context not in OWN_INIT:
+        return []
+    return [f"belljar.init={own_init(image)}", *(["belljar.inject"] if context is Context.INJECT else [])]
+
+
+def digest_with(digest: str, words: list[str]) -> str:
+    """The digest of a boot with further words on its command line."""
+    from hashlib import sha256
+
+    return sha256("\n".join([digest, *words]).encode()).hexdigest()
+
+
 def is_static(program: bytes) -> bool:
     """Is this a 64-bit x86 ELF program that needs no loader?"""
     if program[:5] != b"\x7fELF\x02" or program[18:20] != b"\x3e\0" or len(program) < 64:
@@ -76,6 +99,7 @@ def _our_files() -> list[tuple[str, bytes, int]]:
         ("init", (INSIDE / "init").read_bytes(), 0o755),
         ("belljar/init", (INSIDE / "guest-init").read_bytes(), 0o755),
         ("belljar/agent.py", AGENT.read_bytes(), 0o644),
+        ("inject/belljar-agent.service", UNIT.read_bytes(), 0o644),
     ]
 
 

@@ -8,29 +8,49 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from belljar.errors import BelljarError, CommandFailed, HostError, ImageCorrupt, ImageTooLarge
+from belljar.errors import BelljarError, CommandFailed, HostError, ImageCorrupt, ImageTooLarge, ImageUnfit
 from belljar.host import commands
 from belljar.host.files import free_bytes, no_space_as_error, remove_tree, write_whole
 from belljar.host.locks import locked, try_lock
 from belljar.image import Image, initramfs, kernel, manifest, modules
-from belljar.image.look import Files, ext_file_systems
+from belljar.image.loaders import firmware_kinds
+from belljar.image.look import ext_file_systems, has_others
 from belljar.image.progress import Progress
+from belljar.image.survey import Survey
+from belljar.image.system import Tree, describe
 
 if TYPE_CHECKING:
     from belljar.image.store import Store
 
 # Measured in docs/decisions/0002-cold-boot.md. panic=-1: a panic is a reset at once, and QEMU ends at a reset.
-APPEND = "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests"
+# no_timer_check: an emulated guest that waits for its processor longer than for four ticks takes that for a broken timer and
+# panics; seen with Linux 6.1 on a host with ten processes per core. Under KVM the kernel leaves that check out by itself.
+APPEND = "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests no_timer_check"
 CONVERT_TIMEOUT = 3600
 MODULE_FOLDERS = ("/usr/lib/modules", "/lib/modules")
 BUSYBOX_PATHS = ("/usr/bin/busybox", "/bin/busybox")
 VERSION = re.compile(r"[0-9][A-Za-z0-9._+~-]*")
+
+
+class Root(Tree, Protocol):
+    """A file system that may be a root."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def fstype(self) -> str: ...
+    @property
+    def words(self) -> str: ...
+
+
+# Looks into a qcow2 disk of so many bytes in a machine, and writes what it saw to a file: see `survey`.
+Surveyor = Callable[[Path, int, Path], None]
 
 
 @dataclass(frozen=True)
@@ -42,7 +62,9 @@ class Origin:
     kernel: Path | None = None
     initrd: Path | None = None
     append: str | None = None
+    firmware: str = "auto"  # bios, uefi: boot by it in any case; none: only directly
     facts: dict[str, Any] = field(default_factory=dict)
+    is_disc: bool = False  # a CD-ROM, which is only started, never looked into
 
 
 @dataclass(frozen=True)
@@ -97,13 +119,14 @@ def alone(store: Store, word: str, what: str, progress: Progress) -> Iterator[bo
         yield True
 
 
-def take(store: Store, folder: Path, raw: Path, origin: Origin, progress: Progress) -> Image:
+def take(
+    store: Store, folder: Path, raw: Path, origin: Origin, progress: Progress, surveyor: Surveyor | None = None
+) -> Image:
     """Make the image of the raw disk *raw*, which lies in the draft *folder*, and publish it. Uses up *raw*."""
-    progress.step("Looking for a kernel in the disk")
-    size = _whole_sectors(raw, store.settings.max_size)
-    boot = _given(raw, origin) if origin.kernel else find_boot(raw)
     progress.step("Writing the disk")
+    size = _whole_sectors(raw, store.settings.max_size)
     _convert(raw, folder / manifest.DISK)
+    boot = Boot(facts={"boots_by": "disc"}) if origin.is_disc else _look(folder, raw, size, origin, progress, surveyor)
     raw.unlink()
     for name, data in ((manifest.KERNEL, boot.kernel), (manifest.INITRD, boot.initrd)):
         if data:
@@ -121,12 +144,60 @@ def take(store: Store, folder: Path, raw: Path, origin: Origin, progress: Progre
     return store.publish(folder, what, origin.name)
 
 
+def _look(
+    folder: Path, raw: Path, size: int, origin: Origin, progress: Progress, surveyor: Surveyor | None
+) -> Boot:
+    """How the disk can be started, as its importer wants it."""
+    progress.step("Looking for a kernel in the disk")
+    boot = _given(raw, origin) if origin.kernel else find_boot(raw)
+    if surveyor and not boot.kernel and origin.firmware in ("auto", "none") and has_others(raw):
+        progress.step("Looking into its file system, in a machine")
+        boot = _surveyed(folder, size, surveyor, progress)
+    return _chosen(raw, boot, origin)
+
+
+def _surveyed(folder: Path, size: int, surveyor: Surveyor, progress: Progress) -> Boot:
+    """The newest kernel of a root that only a machine has read. Firmware, where that does not work out."""
+    archive = folder / "survey.tar"
+    try:
+        surveyor(folder / manifest.DISK, size, archive)
+        return _newest([Survey(archive)])
+    except BelljarError as exc:
+        progress.step(f"Its file system could not be looked into: {exc.message}")
+        return Boot(facts={"boots_by": "firmware"})
+    finally:
+        archive.unlink(missing_ok=True)
+
+
+def _chosen(disk: Path, boot: Boot, origin: Origin) -> Boot:
+    """The start its importer wants. Raises ImageUnfit when the disk does not have what that takes."""
+    kinds = firmware_kinds(disk)
+    boot = replace(boot, facts={**boot.facts, "firmware": kinds})
+    if origin.firmware == "none" and not boot.kernel:
+        raise ImageUnfit("no kernel belljar can start was found in the disk, and it may not boot by firmware")
+    if origin.firmware in ("auto", "none"):
+        return boot
+    if origin.firmware not in kinds:
+        has = f"only one for {' and '.join(kinds)}" if kinds else "none at all"
+        raise ImageUnfit(f"--firmware {origin.firmware}: the disk has no boot loader for it, {has}")
+    return Boot(os=boot.os, facts={**_without_kernel(boot.facts), "use_firmware": origin.firmware})
+
+
+def _without_kernel(facts: dict[str, Any]) -> dict[str, Any]:
+    of_kernel = ("release", "agent_in_initrd", "kernel_form")
+    return {**{name: fact for name, fact in facts.items() if name not in of_kernel}, "boots_by": "firmware"}
+
+
 def find_boot(disk: Path) -> Boot:
     """The newest kernel of the disk that has its modules beside it, with a ramdisk of ours. Firmware, where there is none."""
-    systems = ext_file_systems(disk)
+    return _newest(ext_file_systems(disk))
+
+
+def _newest(systems: Sequence[Root]) -> Boot:
+    """The newest kernel that has its modules in one of these file systems."""
     roots = [system for system in systems if _modules_folder(system)]
     for root in roots:
-        os_name, facts = _describe(root)
+        os_name, facts = describe(root)
         for version, place, file in _kernels(root, systems):
             with suppress(ImageCorrupt):
                 return _direct(root, version, place.read(file), os_name, facts)
@@ -145,7 +216,7 @@ def _given(disk: Path, origin: Origin) -> Boot:
         return Boot(data, origin.initrd.read_bytes(), "", found.os, facts)
     for root in ext_file_systems(disk):
         if (version := kernel.release(data)) in root.names(_modules_folder(root)):
-            os_name, facts = _describe(root)
+            os_name, facts = describe(root)
             return _direct(root, version, data, os_name, facts)
     raise ImageCorrupt(
         f"the disk has no modules for the kernel {origin.kernel} ({kernel.release(data) or 'of unknown version'})",
@@ -153,22 +224,24 @@ def _given(disk: Path, origin: Origin) -> Boot:
     )
 
 
-def _direct(root: Files, version: str, data: bytes, os_name: str, facts: dict[str, Any]) -> Boot:
+def _direct(root: Root, version: str, data: bytes, os_name: str, facts: dict[str, Any]) -> Boot:
     """Direct boot of a kernel with our ramdisk. Raises ImageCorrupt when a part is missing."""
     if not kernel.is_bzimage(data):
         raise ImageCorrupt(f"kernel {version} is not a bzImage")
     folder = f"{_modules_folder(root)}/{version}"
     keep_signatures = _insists_on_signatures(root, version)
-    selection = modules.select(root.read, folder, "ext4", keep_signatures=keep_signatures)
+    selection = modules.select(root.read, folder, root.fstype, keep_signatures=keep_signatures)
     initrd = initramfs.image_part(_busybox(root), selection)
     elf = kernel.directly_bootable(data)
     return Boot(
         elf or data,
         initrd,
-        _root_words(root),
+        root.words,
         os_name,
         {
             **facts,
+            "root": root.device,
+            "fstype": root.fstype,
             "release": version,
             "boots_by": "kernel",
             "agent_in_initrd": True,
@@ -177,20 +250,13 @@ def _direct(root: Files, version: str, data: bytes, os_name: str, facts: dict[st
     )
 
 
-def _root_words(root: Files) -> str:
-    """Where the root file system is. One that fills its disk grows with it; a partition does not."""
-    if root.partition.number:
-        return f"belljar.root={root.device}"
-    return f"belljar.sectors={root.disk.stat().st_size // 512}"
-
-
 def _command_line(asked: str | None, boot: Boot) -> str:
     if not boot.kernel:
         return ""
     return f"{APPEND if asked is None else asked} {boot.words}".strip()
 
 
-def _kernels(root: Files, systems: list[Files]) -> list[tuple[str, Files, str]]:
+def _kernels(root: Root, systems: Sequence[Root]) -> list[tuple[str, Root, str]]:
     """(version, file system, path) of each kernel that has modules in *root*, the newest first. /boot may be a file system
     of its own; Fedora keeps a copy among the modules."""
     folder = _modules_folder(root)
@@ -212,36 +278,21 @@ def _version_key(version: str) -> list[tuple[int, int, str]]:
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.findall(r"\d+|[a-z]+", version)]
 
 
-def _modules_folder(root: Files) -> str:
+def _modules_folder(root: Root) -> str:
     for folder in MODULE_FOLDERS:
         if root.names(folder):
             return folder
     return ""
 
 
-def _describe(root: Files) -> tuple[str, dict[str, Any]]:
-    """The system's name, and what `image show` tells: its python, how many packages."""
-    facts: dict[str, Any] = {"python": root.link("/usr/bin/python3").removeprefix("/usr/bin/").removeprefix("python")}
-    with suppress(ImageCorrupt):
-        facts["packages"] = root.read("/var/lib/dpkg/status").count(b"\nStatus: install ok installed\n")
-    os_name = ""
-    for path in ("/usr/lib/os-release", "/etc/os-release"):
-        with suppress(ImageCorrupt):
-            text = root.read(path).decode("utf-8", "replace")
-            if found := re.search(r'^PRETTY_NAME="?([^"\n]{1,100})', text, re.MULTILINE):
-                os_name = "".join(char for char in found[1] if char.isprintable())
-                break
-    return os_name, facts
-
-
-def _insists_on_signatures(root: Files, version: str) -> bool:
+def _insists_on_signatures(root: Root, version: str) -> bool:
     for path in (f"/boot/config-{version}", f"{_modules_folder(root)}/{version}/config"):
         with suppress(ImageCorrupt):
             return b"\nCONFIG_MODULE_SIG_FORCE=y\n" in root.read(path)
     return False
 
 
-def _busybox(root: Files) -> bytes:
+def _busybox(root: Root) -> bytes:
     """A static busybox: the image's own, else this host's."""
     for path in BUSYBOX_PATHS:
         with suppress(ImageCorrupt):

@@ -1,13 +1,14 @@
 """Look into a raw disk without mounting it: its partitions, and the files of its ext2/3/4 file systems.
 
 Mounting would need root, and would let the host's kernel parse bytes nobody trusts. `debugfs` reads as an ordinary
-process, in a sandbox. Other file systems (xfs, btrfs) are not looked into: such an image boots by firmware.
+process, in a sandbox. Other file systems (xfs, btrfs) are not looked into here: see `survey`.
 """
 
 from __future__ import annotations
 
 import re
 import struct
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ GPT_MARK = b"EFI PART"
 PROTECTIVE = 0xEE
 EXTENDED = {0x05, 0x0F, 0x85}
 EXT_MAGIC_AT, EXT_MAGIC = 1024 + 56, b"\x53\xef"
+OTHERS = ((0, b"XFSB"), (0x10040, b"_BHRfS_M"))
 MOST_PARTITIONS = 128
 LARGEST_FILE = 256 << 20
 SECONDS = 60
@@ -35,6 +37,7 @@ class Partition:
 
     number: int
     offset: int
+    kind: str = ""  # of a GPT the type's GUID, of an MBR two hexadecimal digits; lower case
 
 
 def partitions(disk: Path) -> list[Partition]:
@@ -49,10 +52,12 @@ def partitions(disk: Path) -> list[Partition]:
             count, size = struct.unpack_from("<II", second, 80)
             if not 128 <= size <= 4096:
                 raise ImageCorrupt(f"{disk}: a GPT with entries of {size} bytes")
+            if at * SECTOR >= disk.stat().st_size:
+                raise ImageCorrupt(f"{disk}: a GPT whose entries lie behind the end of the disk")
             file.seek(at * SECTOR)
             return list(_gpt(file.read(min(count, MOST_PARTITIONS) * size), size))
     found = [
-        Partition(number, struct.unpack_from("<I", entry, 8)[0] * SECTOR)
+        Partition(number, struct.unpack_from("<I", entry, 8)[0] * SECTOR, f"{entry[4]:02x}")
         for number, entry in enumerate(entries, 1)
         if entry[4] and entry[4] not in EXTENDED
     ]
@@ -63,7 +68,8 @@ def partitions(disk: Path) -> list[Partition]:
 def _gpt(table: bytes, size: int) -> Iterator[Partition]:
     for number, at in enumerate(range(0, len(table) - size + 1, size), 1):
         if any(table[at : at + 16]):
-            yield Partition(number, struct.unpack_from("<Q", table, at + 32)[0] * SECTOR)
+            kind = str(uuid.UUID(bytes_le=table[at : at + 16]))
+            yield Partition(number, struct.unpack_from("<Q", table, at + 32)[0] * SECTOR, kind)
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,15 @@ class Files:
     disk: Path
     partition: Partition
     listed: dict[str, list[str]] = field(default_factory=dict, compare=False)  # folders seen so far
+
+    fstype = "ext4"  # its driver mounts ext2 and ext3 too
+
+    @property
+    def words(self) -> str:
+        """Of the command line: where the root file system is. One that fills its disk grows with it; a partition does not."""
+        if self.partition.number:
+            return f"belljar.root={self.device}"
+        return f"belljar.sectors={self.disk.stat().st_size // SECTOR}"
 
     @property
     def device(self) -> str:
@@ -118,6 +133,19 @@ class Files:
         if complaint := printed.err.decode("utf-8", "replace").strip().splitlines()[1:]:
             raise ImageCorrupt(f"debugfs: {complaint[0]}")
         return printed.out
+
+
+def has_others(disk: Path) -> bool:
+    """Has it a file system that is not looked into here, and may be a root (xfs, btrfs)?"""
+    size = disk.stat().st_size
+    with open(disk, "rb") as file:
+        for partition in partitions(disk):
+            for at, mark in OTHERS:
+                if partition.offset + at < size:
+                    file.seek(partition.offset + at)
+                    if file.read(len(mark)) == mark:
+                        return True
+    return False
 
 
 def ext_file_systems(disk: Path) -> list[Files]:

@@ -7,11 +7,12 @@ size, time and inode, which change whenever somebody replaces, truncates or rewr
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import ImageCorrupt
+from belljar.errors import ImageCorrupt, ImageMismatch
 from belljar.host.files import check_ours, read_json, write_whole
 from belljar.image import Image, qcow2
 
@@ -42,11 +43,15 @@ def sha256_of(path: Path) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
-def write(folder: Path, what: Facts, *, mode: int) -> str:
-    """Digest the files in *folder*, write its manifest, return the image's digest."""
+def write(folder: Path, what: Facts, *, mode: int, ordered: Mapping[str, str] | None = None) -> str:
+    """Digest the files in *folder*, write its manifest, return the image's digest. Raises ImageMismatch when digests were
+    *ordered* (by file name) and are others."""
     from hashlib import sha256
 
     files = {name: _record(folder / name) for name in (DISK, KERNEL, INITRD) if (folder / name).exists()}
+    for name, digest in (ordered or {}).items():
+        if (found := files.get(name, {}).get("sha256", "")) != digest:
+            raise ImageMismatch(f"{name}: ordered sha256 {digest}, got {found or 'nothing'}")
     boot = [files[name]["sha256"] for name in (KERNEL, INITRD) if name in files]
     value = {
         "format": FORMAT,
@@ -105,6 +110,14 @@ def verify(folder: Path, *, mode: int | None) -> list[str]:
     if not wrong and moved and mode is not None:
         _save(folder, value, mode)
     return wrong
+
+
+def set_facts(folder: Path, changes: dict[str, Any], *, mode: int) -> None:
+    """Record these facts beside the others; a value of None takes one away."""
+    value = _load(folder)
+    together = {**value["facts"], **changes}
+    value["facts"] = {name: fact for name, fact in together.items() if fact is not None}
+    _save(folder, value, mode)
 
 
 def _load(folder: Path) -> dict[str, Any]:

@@ -20,7 +20,9 @@ CLUSTER_BITS = 16
 CLUSTER = 1 << CLUSTER_BITS
 LARGEST_HEADER = 64 << 10
 LARGEST_L1 = 4 << 20  # entries: QEMU's own limit of 32 MiB
+LARGEST_TABLE = 8 << 20  # QEMU's own limit
 LARGEST_BACKING_NAME = 1023
+COMPRESSION_AT = 104
 
 DIRTY, CORRUPT, EXTERNAL_DATA, COMPRESSION, EXTENDED_L2 = 1, 2, 4, 8, 16
 HARMLESS = DIRTY | COMPRESSION | EXTENDED_L2
@@ -38,8 +40,10 @@ class Header:
     encryption: int
     l1: tuple[int, int]  # entries, offset
     refcounts: tuple[int, int]  # offset, clusters
-    snapshots: int
+    snapshots: tuple[int, int]  # number, offset of their table
     incompatible: int
+    refcount_order: int  # a count has 2 ** this bits
+    compression: int
     length: int
 
 
@@ -55,14 +59,15 @@ def parse(data: bytes, path: Path) -> Header:
         raise ImageCorrupt(f"{path}: not a qcow2 file")
     padded = data[:HEADER_LENGTH].ljust(HEADER_LENGTH, b"\0")
     (_, version, backing_at, backing_length, bits, size, encryption, l1_entries, l1_at, table_at, table_clusters,
-     snapshots, _, incompatible, _, _, _, length) = HEADER.unpack(padded)  # fmt: skip
+     snapshots, snapshots_at, incompatible, _, _, order, length) = HEADER.unpack(padded)  # fmt: skip
+    compression = data[COMPRESSION_AT] if version == 3 and length > COMPRESSION_AT < len(data) else 0
     if version == 2:
-        incompatible, length = 0, 72
+        incompatible, order, length = 0, 4, 72
     elif version != 3 or len(data) < HEADER_LENGTH:
         raise ImageCorrupt(f"{path}: qcow2 version {version} is not known")
     return Header(
         version, (backing_at, backing_length), bits, size, encryption, (l1_entries, l1_at), (table_at, table_clusters),
-        snapshots, incompatible, length,
+        (snapshots, snapshots_at), incompatible, order, compression, length,
     )  # fmt: skip
 
 
@@ -84,8 +89,11 @@ def read_trusted(path: Path, largest: int) -> Header:
 def _complaints(header: Header, file_size: int) -> list[tuple[bool, str]]:
     entries, l1_at = header.l1
     table_at, table_clusters = header.refcounts
+    snapshots, snapshots_at = header.snapshots
     sane = 9 <= header.cluster_bits <= 21
-    covered = entries << (2 * header.cluster_bits - 3) if sane else 0
+    extended = bool(header.incompatible & EXTENDED_L2)  # entries of 16 bytes: half as many to a table
+    covered = entries << (2 * header.cluster_bits - (4 if extended else 3)) if sane else 0
+    cluster = 1 << header.cluster_bits if sane else 1
     return [
         (any(header.backing), "it has a backing file"),
         (header.encryption != 0, "it is encrypted"),
@@ -94,11 +102,29 @@ def _complaints(header: Header, file_size: int) -> list[tuple[bool, str]]:
         (bool(header.incompatible & ~(HARMLESS | EXTERNAL_DATA | CORRUPT)), "it uses features belljar does not know"),
         (not sane, "its cluster size makes no sense"),
         (header.size == 0, "its disk is empty"),
+        (header.size % 512 != 0, "its size is no whole number of sectors"),
         (entries > LARGEST_L1 or covered < header.size, "its size makes no sense"),
-        (not 0 < l1_at < file_size or not 0 < table_at < file_size, "its tables lie outside of the file"),
-        (table_clusters > 4096, "its reference table is too large"),
-        (header.snapshots > 1024, "it has too many snapshots"),
-        (header.version == 3 and not HEADER_LENGTH <= header.length <= 4096, "its header's length makes no sense"),
+        (not cluster <= l1_at <= file_size - 8 * entries, "its tables lie outside of the file"),
+        (not cluster <= table_at <= file_size - 8, "its tables lie outside of the file"),
+        (bool(l1_at % cluster or table_at % cluster), "its tables do not begin where clusters do"),
+        (
+            not 1 <= table_clusters <= 4096 or table_clusters * cluster > LARGEST_TABLE,
+            "its reference table makes no sense",
+        ),
+        (snapshots > 1024, "it has too many snapshots"),
+        (bool(snapshots) and not cluster <= snapshots_at < file_size, "its snapshots lie outside of the file"),
+        (header.refcount_order > 6, "its reference counts make no sense"),
+        (extended and header.cluster_bits < 14, "its clusters are too small for their parts"),
+        (header.compression > 1, "it is compressed in a way belljar does not know"),
+        (
+            bool(header.compression) != bool(header.incompatible & COMPRESSION),
+            "it contradicts itself about its compression",
+        ),
+        (
+            header.version == 3
+            and (header.length % 8 != 0 or not HEADER_LENGTH <= header.length <= min(4096, cluster)),
+            "its header's length makes no sense",
+        ),
     ]
 
 

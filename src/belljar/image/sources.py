@@ -8,17 +8,19 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from belljar.errors import BadOption, ImageCorrupt, ImageMismatch, ImageTooLarge, ImageUnknown, InputMissing
+from belljar.errors import BadOption, ImageCorrupt, ImageMismatch, ImageTooLarge, ImageUnfit, ImageUnknown, InputMissing
 from belljar.host import commands
 from belljar.host.files import no_space_as_error
-from belljar.image import Image, fetch, intake, qcow2
+from belljar.image import Image, Settings, fetch, intake, qcow2
 from belljar.image.progress import Progress, shown
 from belljar.image.sandbox import Limits, run
+from belljar.model import Context
 
 if TYPE_CHECKING:
     from belljar.image.store import Store
@@ -50,6 +52,7 @@ DISK_MARKS = (
     (510, b"\x55\xaa"), (512, b"EFI PART"), (1024 + 56, b"\x53\xef"), (0, b"XFSB"), (0x10040, b"_BHRfS_M"),
 )  # fmt: skip
 HEAD = 0x11000
+BOOT_RECORD, EL_TORITO = 0x8800, b"\0CD001\x01EL TORITO SPECIFICATION"  # the 17th sector
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,15 @@ class Order:
     kernel: Path | None = None
     initrd: Path | None = None
     append: str | None = None
+    firmware: str = "auto"  # auto, bios, uefi, none
+    context: Context = Context.AUTO
+    signer: str = ""  # who must have signed it, by a signature it carries: x509:FOLDER:DN
+    is_disc: bool = False  # an ISO 9660 disc that a firmware boots, and not a disk
 
 
-def bring(store: Store, order: Order) -> Image:
+def bring(store: Store, order: Order, surveyor: intake.Surveyor | None = None) -> Image:
     """Import the image and give it its name. One import of a source at a time: others wait for it, and go on where it
-    stopped if it died."""
+    stopped if it died. Without a *surveyor* a root of xfs or btrfs is not looked into."""
     check(order)
     began = time.time()
     address = without_password(order.source)
@@ -79,18 +86,28 @@ def bring(store: Store, order: Order) -> Image:
         with intake.draft(store, order.name) as folder:
             blob = _obtain(store, order, folder, progress)
             digest = _checked_digest(blob, order, progress)
-            raw = to_raw(blob, folder, store.settings.max_size, progress)
+            signer = _checked_signer(blob, order, progress)
+            limit, formats = store.settings.max_size, store.settings.formats
+            raw = to_raw(blob, folder, limit, progress, formats, is_disc=order.is_disc)
             origin = intake.Origin(
                 address,
                 order.name,
                 order.kernel,
                 order.initrd,
                 order.append,
-                facts={"source_sha256": digest} if digest else {},
+                order.firmware,
+                facts=_facts(order, digest) | ({"signer": signer} if signer else {}),
+                is_disc=order.is_disc,
             )
-            image = intake.take(store, folder, raw, origin, progress)
+            image = intake.take(store, folder, raw, origin, progress, surveyor)
         progress.step(f"Image {order.name} is ready ({image.digest:.12})")
         return image
+
+
+def _facts(order: Order, digest: str) -> dict[str, str]:
+    """What the importer says of the image, and what is known of the file it came in."""
+    said = {} if order.context is Context.AUTO else {"context": order.context.value}
+    return {**said, **({"source_sha256": digest} if digest else {})}
 
 
 def check(order: Order) -> None:
@@ -101,17 +118,34 @@ def check(order: Order) -> None:
     without_password(order.source)
     if order.sha256 and not DIGEST.fullmatch(order.sha256):
         raise BadOption(f"{order.sha256!r} is not a sha256 digest", hint="Give 64 hexadecimal digits.")
+    if order.kernel and order.firmware in ("bios", "uefi"):
+        raise BadOption(f"--firmware {order.firmware} with a kernel", hint="Firmware starts the disk's own kernel.")
+    if order.is_disc and (order.kernel or order.firmware not in ("auto", "bios") or order.context is not Context.AUTO):
+        raise BadOption(
+            "--kind iso with --kernel, --context, or another firmware than bios",
+            hint="A disc is booted by the BIOS, and its guest knows its own work.",
+        )
     if order.initrd and not order.kernel:
         raise BadOption("a ramdisk without its kernel", hint="Give --kernel too.")
     scheme = urlsplit(order.source).scheme if "://" in order.source else "file"
     if scheme not in ("file", "http", "https"):
         raise BadOption(f"{scheme}: images come from files, http and https")
+    if order.signer and not order.signer.startswith("x509:"):
+        raise BadOption(f"--signer {order.signer}: not of the form x509:FOLDER:DN")
     for path in (order.kernel, order.initrd, _local(order.source)):
         if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
             raise InputMissing(f"{path}: no readable file", hint="Correct the path.")
 
 
-def to_raw(blob: Path, folder: Path, largest: int, progress: Progress) -> Path:
+def to_raw(
+    blob: Path,
+    folder: Path,
+    largest: int,
+    progress: Progress,
+    formats: Sequence[str] = Settings.formats,
+    *,
+    is_disc: bool = False,
+) -> Path:
     """The raw disk in *blob*, unpacked and converted, as `disk.raw` in *folder*. Uses up *blob*."""
     for layer in range(MOST_LAYERS + 1):
         head = _head(blob)
@@ -120,20 +154,39 @@ def to_raw(blob: Path, folder: Path, largest: int, progress: Progress) -> Path:
             break
         if layer == MOST_LAYERS:
             raise ImageCorrupt("the file is packed more than twice")
+        check_form(program[0], formats)
         progress.step(f"Unpacking ({program[0]})")
         blob = _unpacked(program, blob, folder / f"unpacked-{layer}", largest)
-    refuse_foreign(head)
+    check_disc(head) if is_disc else refuse_foreign(head)
     raw = folder / "disk.raw"
+    check_form("qcow2" if head.startswith(qcow2.MAGIC) else "raw", formats)
     if head.startswith(qcow2.MAGIC):
         progress.step("Reading the qcow2 disk")
         _flatten(blob, raw, largest)
     else:
-        if not any(head[at : at + len(mark)] == mark for at, mark in DISK_MARKS):
+        if not is_disc and not any(head[at : at + len(mark)] == mark for at, mark in DISK_MARKS):
             raise ImageCorrupt("neither a qcow2 file nor a disk: it has no partition table and no file system")
         if blob.stat().st_size > largest:
             raise ImageTooLarge(f"a disk of {blob.stat().st_size} bytes, the limit is {largest}")
         blob.rename(raw)
     return raw
+
+
+def check_disc(head: bytes) -> None:
+    """Raise ImageCorrupt for what is no ISO 9660 disc that a firmware finds a boot loader on (El Torito)."""
+    at, mark, _ = FOREIGN[-1]
+    if head[at : at + len(mark)] != mark:
+        raise ImageCorrupt("the file is no disc (ISO 9660)", hint="Leave `--kind iso` out for a disk.")
+    if head[BOOT_RECORD : BOOT_RECORD + len(EL_TORITO)] != EL_TORITO:
+        raise ImageCorrupt("the disc has no boot loader (no El Torito boot record)", hint="Give a disc that can be booted.")
+
+
+def check_form(form: str, formats: Sequence[str]) -> None:
+    """Raise ImageUnfit for what the site does not take in."""
+    if form not in formats:
+        raise ImageUnfit(
+            f"the file is {form}, which this site does not take in", hint=f"`image.formats` has {', '.join(formats)}."
+        )
 
 
 def refuse_foreign(head: bytes) -> None:
@@ -173,6 +226,9 @@ def _made_meanwhile(store: Store, order: Order, source: str, began: float) -> Im
     except ImageUnknown:
         return None
     same = image.source == source and image.created >= began and (order.kernel, order.append) == (None, None)
+    same = same and order.firmware == image.facts.get("use_firmware", "auto")
+    same = same and order.context.value == image.facts.get("context", "auto")
+    same = same and not order.signer  # which rule was applied then, is not known
     return image if same and order.sha256 in ("", image.facts.get("source_sha256")) else None
 
 
@@ -206,6 +262,16 @@ def _checked_digest(blob: Path, order: Order, progress: Progress) -> str:
     if order.sha256 and found != order.sha256:
         raise ImageMismatch(f"{without_password(order.source)}: ordered sha256 {order.sha256}, got {found}")
     return found
+
+
+def _checked_signer(blob: Path, order: Order, progress: Progress) -> str:
+    """Who signed the file, where somebody had to. Before anything else looks into it."""
+    if not order.signer:
+        return ""
+    from belljar.image import embedded, trust
+
+    progress.step("Checking its signature")
+    return embedded.verify(blob, trust.signer_of(order.signer), trust.moment(time.time()))
 
 
 def _unpacked(program: tuple[str, ...], blob: Path, out: Path, largest: int) -> Path:

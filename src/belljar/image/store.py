@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NotPermitted
+from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnfit, ImageUnknown, NotPermitted
 from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync_file, sync_folder, write_whole
 from belljar.host.locks import locked, try_lock
 from belljar.image import BootFiles, Image, Settings, Users, initramfs, manifest, nobody
-from belljar.model import MachineId
+from belljar.model import Context, Firmware, MachineId
 
 DEFAULT_NAME = "debian12"
 HOLD_TIMEOUT = 10.0  # seconds
@@ -78,12 +78,31 @@ class Store:
 
         return build(self, Recipe(suite="bookworm", name=DEFAULT_NAME), only_if_missing=True)
 
+    def ensure(self, reference: str) -> None:
+        """Have the image of this name or digest here: from a source that offers it, or as `ensure_default` has it. A name that
+        is here already costs no look at any source; what nobody offers is for `resolve` to refuse."""
+        with suppress(ImageUnknown):
+            self._find(reference)
+            return
+        if self.settings.sources:
+            from belljar.image.sync import pull
+
+            try:
+                pull(self, reference)
+                return
+            except ImageUnknown:
+                if reference != self.settings.default:
+                    raise
+        if reference == self.settings.default:
+            self.ensure_default()
+
     # ---- using
 
-    def boot_files(self, image: Image) -> BootFiles:
-        """What to boot it with: the image's initrd with the present agent appended, cached by digest."""
+    def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:
+        """What to boot it with in this context: the image's initrd with the present agent appended, cached by digest."""
         if image.kernel is None:
-            return BootFiles(None, None, "", "")
+            firmware = firmware_of(image)
+            return BootFiles(None, None, "", "uefi" if firmware is Firmware.UEFI else "", firmware)
         if image.initrd is None or not image.facts.get("agent_in_initrd"):
             return BootFiles(image.kernel, image.initrd, image.append, image.boot_digest)
         digest = initramfs.boot_digest(image)
@@ -94,7 +113,12 @@ class Store:
                 write_whole(
                     cached, image.initrd.read_bytes() + initramfs.agent_part(image), mode=self.file_mode | 0o200
                 )
-        return BootFiles(image.kernel, cached, image.append, digest)
+        if not (words := initramfs.words_for(image, context)):
+            return BootFiles(image.kernel, cached, image.append, digest)
+        append = f"{image.append} {' '.join(words)}"
+        return BootFiles(
+            image.kernel, cached, append, initramfs.digest_with(digest, words), init=initramfs.own_init(image)
+        )
 
     @contextmanager
     def hold(self, image: Image, id: MachineId) -> Iterator[None]:
@@ -104,6 +128,8 @@ class Store:
             try:
                 # Whoever else has it alone looks or removes; both are over soon.
                 stack.enter_context(locked(path, timeout=HOLD_TIMEOUT, what=f"use {_called(image)}", shared=True))
+                with suppress(PermissionError, FileNotFoundError):
+                    os.utime(path)  # when it was used last, for `evict`; the site's images are not ours to mark
             except FileNotFoundError as exc:
                 raise ImageUnknown(f"{_called(image)} was removed before machine {id} could use it") from exc
             yield
@@ -177,16 +203,18 @@ class Store:
 
         return sweep(self, dry_run=dry_run)
 
-    def publish(self, draft: Path, what: manifest.Facts, name: str | None) -> Image:
+    def publish(
+        self, draft: Path, what: manifest.Facts, name: str | None, *, ordered: Mapping[str, str] | None = None
+    ) -> Image:
         """Turn a finished draft into an image and give it its name. When the same disk is there already, that one stays and
-        the draft is dropped."""
+        the draft is dropped. *ordered*: digests its files must have, else ImageMismatch."""
         (draft / "lock").touch()
         (draft / "lock").chmod(0o644)
         for file in (manifest.DISK, manifest.KERNEL, manifest.INITRD):
             with suppress(FileNotFoundError):
                 (draft / file).chmod(self.file_mode)
                 sync_file(draft / file)
-        digest = manifest.write(draft, what, mode=self.file_mode)
+        digest = manifest.write(draft, what, mode=self.file_mode, ordered=ordered)
         folder = self.folder / f"{PREFIX}{digest}"
         try:
             draft.rename(folder)
@@ -202,13 +230,14 @@ class Store:
     def _refresh(self, draft: Path, folder: Path) -> None:
         """The same disk, made again. Keep the stored one when it is whole; it may be in use."""
         try:
-            manifest.read(folder)
+            stored = manifest.read(folder, tuple(_names(self.folder).get(folder.name, ())))
         except ImageCorrupt:
             aside = self._folder("drafts") / f"removed-{folder.name[len(PREFIX) :][:16]}-{os.getpid()}"
             folder.rename(aside)
             draft.rename(folder)
             remove_tree(aside)
         else:
+            _same_start(stored, manifest.read_unchecked(draft))
             remove_tree(draft)
 
     # ---- inside
@@ -261,6 +290,23 @@ class Store:
         for name, folder in fits.items():
             return folder, tuple(_names(folder.parent).get(name, ()))
         raise ImageUnknown(f"no image has a name or digest {reference!r}")
+
+
+def _same_start(stored: Image, again: Image) -> None:
+    """Raise ImageUnfit when the same disk was asked to start in another way than the one that is stored."""
+    for fact in ("boots_by", "use_firmware", "context"):
+        has, wanted = stored.facts.get(fact), again.facts.get(fact)
+        if has != wanted:
+            raise ImageUnfit(
+                f"the same disk is stored already, as {_called(stored)}, with {fact} = {has or 'auto'}, not {wanted or 'auto'}",
+                hint="Change that image with `belljar image set`, or remove it first.",
+            )
+
+
+def firmware_of(image: Image) -> Firmware:
+    """The firmware a disk without a kernel of ours is started by. Where nothing is known of it, BIOS."""
+    kinds = [image.facts["use_firmware"]] if image.facts.get("use_firmware") else image.facts.get("firmware")
+    return Firmware.UEFI if kinds == [Firmware.UEFI.value] else Firmware.BIOS
 
 
 def check_name(name: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from belljar.errors import ImageCorrupt, ImageInUse
 from belljar.host.locks import is_locked, try_lock
-from belljar.image import initramfs, intake
+from belljar.image import initramfs, intake, layer_name
 
 if TYPE_CHECKING:
     from belljar.image.store import Store
@@ -19,10 +19,16 @@ DOWNLOAD_AGE = 7 * 86400.0  # seconds; a broken download may be resumed that lon
 
 
 def sweep(store: Store, *, dry_run: bool, now: float | None = None) -> Iterator[Path]:
-    """Yields what was (or would be) removed: abandoned drafts, nameless images, ramdisks of other agents, old downloads."""
+    """Yields what was (or would be) removed: abandoned drafts, nameless images, images beyond the limits of the cache,
+    ramdisks of other agents, old downloads."""
     yield from _drafts(store, dry_run)
     yield from _nameless(store, dry_run)
+    if store.settings.cache_limit or store.settings.keep_days:
+        from belljar.image.evict import evict
+
+        yield from evict(store, dry_run=dry_run, now=now)
     yield from _ramdisks(store, dry_run)
+    yield from _layers(store, dry_run)
     yield from _downloads(store, dry_run, time.time() if now is None else now)
 
 
@@ -58,6 +64,16 @@ def _ramdisks(store: Store, dry_run: bool) -> Iterator[Path]:
             if not dry_run:
                 cached.unlink(missing_ok=True)
             yield cached
+
+
+def _layers(store: Store, dry_run: bool) -> Iterator[Path]:
+    """Layers of images that are gone, or with another agent. A machine that runs on one has its files open."""
+    wanted = {layer_name(image) for image in store.images()}
+    for path in _entries(store.folder / "layers"):
+        if path.name.partition(".")[0] not in wanted and not is_locked(path.with_suffix(".lock")):
+            if not dry_run:
+                path.unlink(missing_ok=True)
+            yield path
 
 
 def _downloads(store: Store, dry_run: bool, now: float) -> Iterator[Path]:

@@ -13,7 +13,7 @@ from belljar.cli import request, run
 from belljar.cli.parser import Parser
 from belljar.config import Settings
 from belljar.config.paths import default_paths
-from belljar.errors import BadOption, BelljarError, ImpossibleSize, InputMissing, UnreadableScript
+from belljar.errors import BadOption, BelljarError, ImpossibleSize, InputMissing, NoSuchNetwork, UnreadableScript
 from belljar.model import MIB, NetworkMode, Request, Start, StdinKind
 
 Build = Callable[..., Request]
@@ -62,6 +62,27 @@ def test_the_payload_is_the_caller_in_the_callers_place(
     assert (payload.account.uid, payload.account.gid) == (os.geteuid(), os.getegid())
     assert payload.cwd == os.fsencode(tmp_path)
     assert dict((name, (soft, hard)) for name, soft, hard in payload.rlimits)["NOFILE"] is not None
+
+
+def test_a_scratch_disk_is_where_temporary_files_go_unless_told_otherwise(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tmpdir(*words: str) -> bytes | None:
+        payload = build(*words, "--", "true").payload
+        assert payload is not None
+        return dict(payload.env).get(b"TMPDIR")
+
+    monkeypatch.setenv("TMPDIR", "/tmp/of/the/host")
+    assert build("--scratch", "3M", "--", "true").machine.scratch == 3 * MIB
+    assert build("--", "true").machine.scratch is None and tmpdir() is None
+    assert tmpdir("--scratch", "3M") == tmpdir("--scratch", "3M", "--inherit-env") == b"/scratch"
+    assert tmpdir("--scratch", "3M", "--env", "TMPDIR=/tmp") == b"/tmp"
+
+
+def test_nothing_else_comes_to_the_place_of_the_scratch_disk(build: Build) -> None:
+    assert build("--share", "/usr:/scratch", "--", "true").machine.shares[0].target == "/scratch"
+    with pytest.raises(BadOption, match="/scratch"):
+        build("--scratch", "3M", "--share", "/usr:/scratch", "--", "true")
 
 
 def test_somebody_else_begins_at_home_unless_told_otherwise(build: Build) -> None:
@@ -158,7 +179,10 @@ def test_a_number_without_an_entry_is_a_user_all_the_same(build: Build) -> None:
         (("--memory", "-1", "--", "true"), BadOption, "--memory"),
         (("--memory", "lots", "--", "true"), BadOption, "--memory"),
         (("--timeout", "0", "--", "true"), BadOption, "--timeout"),
-        (("--network", "bridge", "--", "true"), BadOption, "--network"),
+        (("--network", "wan", "--", "true"), NoSuchNetwork, "--network 'wan'"),
+        (("--network", "none:x", "--", "true"), NoSuchNetwork, "no name may follow"),
+        (("--network", "bridge:", "--", "true"), NoSuchNetwork, "the name is missing"),
+        (("--network", "isolated", "--", "true"), NoSuchNetwork, "the group is missing"),
         (("--start", "warm", "--", "true"), BadOption, "--start"),
         (("--share", "/tmp:relative", "--", "true"), BadOption, "--share /tmp:relative"),
         (("--share", "/tmp:/", "--", "true"), BadOption, "guest's own"),
@@ -207,3 +231,13 @@ def test_null_and_streams_are_told_apart(tmp_path: Path) -> None:
     with open(os.devnull) as null, open(tmp_path / "file", "w+") as file:
         assert request.kind(null.fileno()) is StdinKind.NULL
         assert request.kind(file.fileno()) is StdinKind.STREAM
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "name"),
+    [("user", "user", ""), ("bridge", "bridge", ""), ("bridge:br1", "bridge", "br1"), ("isolated:a", "isolated", "a")],
+)
+def test_a_network_may_have_a_name(text: str, mode: str, name: str) -> None:
+    from belljar.cli.networks import network_of
+
+    assert network_of(text) == (mode, name)

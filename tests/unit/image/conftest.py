@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.unit.image.site import Site, site_in
 
 from belljar.image import Image, Settings, intake, manifest
 from belljar.image.qcow2 import overlay_bytes
@@ -42,3 +43,8 @@ def publish(store: Store) -> Callable[..., Image]:
             return to.publish(folder, what, name)
 
     return publish
+
+
+@pytest.fixture
+def site(tmp_path: Path, settings: Settings) -> Site:
+    return site_in(tmp_path, settings)

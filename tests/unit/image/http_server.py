@@ -26,6 +26,7 @@ class Served:
     redirect: str = ""
     wrong_range: bool = False
     endless: bool = False
+    drip: float = 0.0  # one byte each so many seconds
 
 
 class Server:
@@ -86,6 +87,9 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
                 self.end_headers()
             elif served.status != 200:
                 self.send_error(served.status)
+            elif served.etag and self.headers.get("If-None-Match") == served.etag:
+                self.send_response(304)
+                self.end_headers()
             else:
                 self._send(served, self._start(served))
 
@@ -125,6 +129,10 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
                 elif served.stall_after is not None:
                     write(data[: served.stall_after])
                     server.closing.wait(20)
+                elif served.drip:
+                    for byte in data:
+                        write(bytes([byte]))
+                        server.closing.wait(served.drip)
                 else:
                     write(data)
                     while served.endless and not server.closing.is_set():

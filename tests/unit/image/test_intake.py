@@ -36,6 +36,13 @@ def test_a_disk_without_partitions_is_its_file_system(store: Store, tmp_path: Pa
         "boots_by": "kernel",
         "agent_in_initrd": True,
         "kernel_form": "elf",
+        "root": "/dev/vda",
+        "fstype": "ext4",
+        "init": "",
+        "init_system": "",
+        "cloud_init": False,
+        "sshd": "",
+        "firmware": [],
     }
     assert image.facts == expected
     assert image.virtual_size == 4 * MIB and store.verify(image) == []
@@ -95,7 +102,7 @@ def test_a_kernel_without_pvh_is_stored_as_it_is(store: Store, tmp_path: Path) -
 
 def test_a_disk_without_a_kernel_boots_by_firmware(store: Store, tmp_path: Path) -> None:
     image = take(store, ext4(tmp_path / "disk"))
-    assert image.kernel is None and image.initrd is None and image.facts == {"boots_by": "firmware"}
+    assert image.kernel is None and image.initrd is None and image.facts == {"boots_by": "firmware", "firmware": []}
 
 
 def test_a_given_kernel_gets_a_ramdisk_from_the_disks_modules(store: Store, tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""Files that a guest puts to be kept: each whole or not at all, all together no more than was agreed.
+
+    <folder>/NAME      a file, 0600, whole
+    <folder>/.part-N   one that is on its way
+
+The folder is made with the first file. One process writes to it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from belljar.host.files import write_all
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,127}")
+MOST_AT_ONCE = 8
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+class Rejected(Exception):
+    """Not taken: the HTTP status that says so, and why."""
+
+    def __init__(self, status: int, why: str) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+class Outputs:
+    """The files of one machine."""
+
+    def __init__(self, folder: Path, *, most_bytes: int, most_files: int) -> None:
+        self.folder, self.most_bytes, self._most_files = folder, most_bytes, most_files
+        self.sizes: dict[str, int] = {}  # of what is there
+        self._coming: set[Draft] = set()
+        self._count = 0
+
+    def begin(self, name: str, size: int | None) -> Draft:
+        """Take in a file of *size* bytes, where that is known. Raises Rejected."""
+        if not NAME.fullmatch(name):
+            raise Rejected(403, "a name has letters, digits and _.+- only, at most 128, and begins with no dot")
+        if size is not None and size > self.most_bytes:
+            raise Rejected(413, f"more than the {self.most_bytes} bytes this machine may leave")
+        if len(self._coming) >= MOST_AT_ONCE:
+            raise Rejected(503, f"{MOST_AT_ONCE} files are on their way already")
+        names = {*self.sizes, *(draft.name for draft in self._coming)}
+        if name not in names and len(names) >= self._most_files:
+            raise Rejected(507, f"there are {self._most_files} files already")
+        self.check(size or 0)
+        self._count += 1
+        with _as_answer():
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            draft = Draft(self, name, self.folder / f".part-{self._count}")
+        self._coming.add(draft)
+        return draft
+
+    def check(self, more: int) -> None:
+        """Raises Rejected when there is no room for so many bytes more."""
+        used = sum(self.sizes.values()) + sum(draft.size for draft in self._coming)
+        if used + more > self.most_bytes:
+            raise Rejected(507, f"more than the {self.most_bytes} bytes this machine may leave in all")
+
+    def end(self, draft: Draft, *, is_whole: bool) -> None:
+        self._coming.discard(draft)
+        if is_whole:
+            self.sizes[draft.name] = draft.size
+
+
+class Draft:
+    """A file on its way: `write` until `keep` or `drop`."""
+
+    def __init__(self, outputs: Outputs, name: str, path: Path) -> None:
+        self.name, self.size = name, 0
+        self._outputs, self._path = outputs, path
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._descriptor = os.open(path, flags, 0o600)
+
+    def write(self, data: bytes) -> None:
+        """Raises Rejected."""
+        self._outputs.check(len(data))
+        self.size += len(data)
+        with _as_answer():
+            write_all(self._descriptor, data)
+
+    def keep(self) -> None:
+        """The file is there, in the place of an older one of its name. Raises Rejected."""
+        with _as_answer():
+            self._close()
+            os.rename(self._path, self._outputs.folder / self.name)
+        self._outputs.end(self, is_whole=True)
+
+    def drop(self) -> None:
+        """As if it had never come. Nothing happens to a file that is kept."""
+        self._outputs.end(self, is_whole=False)
+        self._close()
+        with suppress(OSError):
+            os.unlink(self._path)
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+
+class _as_answer:
+    """Turns what the host's file system says into an answer to the guest, which learns no more of it than that."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, OSError):
+            is_full = error.errno in NO_ROOM
+            raise Rejected(507 if is_full else 500, "no room on the host" if is_full else "the host failed") from error

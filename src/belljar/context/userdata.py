@@ -1,0 +1,75 @@
+"""User data made from a template: Vac's `##user_data_...##` patterns, replaced by what is known of one machine.
+
+Replacing is one pass: a value that looks like a pattern stays as it is. Vac replaces one pattern after the other, so there a
+value may be replaced again. As there, a pattern for which nothing is known is taken out, and a name with capital letters
+or a hyphen is no pattern.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from belljar.errors import BadUserData
+
+LARGEST = 1 << 20
+PATTERN = re.compile(rb"##user_data_([a-z0-9_,]*)##")
+OPTION = re.compile(r"[a-z0-9_]+")
+PACKED = b"\x1f\x8b"  # gzip
+
+
+@dataclass(frozen=True)
+class About:
+    """What a template may ask of a machine. Empty: not known, or there is none."""
+
+    uuid: str = ""
+    hostname: str = ""  # of the guest
+    machinetype: str = ""
+    manager: str = ""  # name and version of what made the machine
+    manager_hostname: str = ""  # of the host
+    space: str = ""
+    site: str = ""
+    url: str = ""  # where the template came from
+    image_url: str = ""
+    machinefeatures: str = ""  # URLs
+    jobfeatures: str = ""
+    joboutputs: str = ""
+
+
+def patterns(about: About, options: Mapping[str, bytes], files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """The value of each pattern, by the name behind `user_data_`: both spellings, and that of HSF-TN-2016-04."""
+    known = {
+        "url": about.url, "space": about.space, "site": about.site, "uuid": about.uuid,
+        "machinetype": about.machinetype, "vmtype": about.machinetype,
+        "machine_hostname": about.hostname, "vm_hostname": about.hostname,
+        "manager_version": about.manager, "vmlm_version": about.manager,
+        "manager_hostname": about.manager_hostname, "vmlm_hostname": about.manager_hostname,
+        "root_image_url": about.image_url,
+    }  # fmt: skip
+    for name in ("machinefeatures", "jobfeatures", "joboutputs"):
+        known[f"{name}_url"] = known[f"manager_{name}_url"] = getattr(about, name)
+    values = {name: text.encode() for name, text in known.items()}
+    values |= {f"option_{name}": data for name, data in {**files, **options}.items()}
+    return values | {f"file_{name}": data for name, data in files.items()}
+
+
+def fill_in(template: bytes, values: Mapping[str, bytes]) -> bytes:
+    """The user data of one machine. Raises BadUserData when it, or the template, is larger than a MiB."""
+    check_size(template, "the template")
+    if template.startswith(PACKED):
+        return template  # nothing can be replaced in it, and nothing of it may be
+    data = PATTERN.sub(lambda found: values.get(found[1].decode(), b""), template)
+    check_size(data, "with its values filled in, it")
+    return data
+
+
+def check_size(data: bytes, what: str) -> None:
+    if len(data) > LARGEST:
+        raise BadUserData(f"user data: {what} has {len(data)} bytes; at most {LARGEST}")
+
+
+def check_option(name: str) -> None:
+    """Raises BadUserData for a name that no pattern can have."""
+    if not OPTION.fullmatch(name):
+        raise BadUserData(f"user data: {name[:80]!r} is no name of an option: small letters, digits and _ only")

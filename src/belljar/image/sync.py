@@ -1,0 +1,248 @@
+"""Bring images from the site's sources into a store: one that a job misses, or all that have changed.
+
+A job whose image is here never asks anybody. One download per node and user: the others wait for it. A name moves to its
+new image in one step; machines that run keep the one they hold.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from belljar.errors import BelljarError, ImageCorrupt, ImageMismatch, ImageTooLarge, ImageUnknown
+from belljar.image import Image, fetch, index, intake, manifest, qcow2
+from belljar.image.index import Entry, Part
+from belljar.image.master import Master
+from belljar.image.progress import Progress, shown
+from belljar.image.sandbox import Limits, run
+
+if TYPE_CHECKING:
+    from belljar.image.store import Store
+
+UNPACKING_TIMEOUT = 3600
+CHECKING_TIMEOUT = 600
+LARGEST_BOOT_FILE = 1 << 30
+PRESENT, NEW, UPDATED, KEPT, OFFERED, FAILED = "up to date", "new", "updated", "kept", "offered", "failed"
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What became of one name."""
+
+    name: str
+    digest: str
+    source: str
+    what: str  # PRESENT, NEW, UPDATED, KEPT, OFFERED, FAILED
+    why: str = ""
+
+
+def pull(store: Store, reference: str, *, now: float | None = None) -> Image:
+    """The image of this name or digest, brought from the first source that offers it. Raises ImageUnknown when none does."""
+    with shown() as progress:
+        for source in store.settings.sources:
+            master = Master(store, source)
+            made = master.current(progress, youngest=store.settings.sync_interval, now=now)
+            if name := _offered(made, reference):
+                entry = master.entry(name, made, now)
+                assert entry is not None
+                return bring(store, master, entry, progress)
+    raise ImageUnknown(
+        f"no image is called {reference!r}, and no source offers one",
+        hint="`belljar image sync --dry-run` shows what is offered.",
+    )
+
+
+def _offered(made: index.Index, reference: str) -> str:
+    """The name under which it is offered; "" when it is not."""
+    if reference in made.entries:
+        return reference
+    wanted = reference.removeprefix("sha256:")
+    if not index.DIGEST.fullmatch(wanted):
+        return ""
+    return next((name for name, one in made.entries.items() if one.statement.digest == wanted), "")
+
+
+def sync(
+    store: Store, names: Sequence[str], sources: Sequence[str], *, everything: bool = False, dry_run: bool = False
+) -> list[Synced]:
+    """Ask every source; bring what is named, else whatever came from there before and has changed, or *everything* that is
+    offered. What goes wrong with one is told in its row, and the others go on."""
+    found: list[Synced] = []
+    taken: set[str] = set()
+    with shown() as progress:
+        for source in sources:
+            master = Master(store, source)
+            try:
+                made = master.current(progress, youngest=0)
+            except BelljarError as exc:
+                found.append(Synced("", "", master.place.shown, FAILED, exc.message))
+                continue
+            ours = master.seen().ours
+            offered = list(made.entries) if everything or (dry_run and not names) else [*(names or ours)]
+            for name in offered:
+                if name in made.entries and name not in taken:
+                    taken.add(name)
+                    asked = everything or name in names
+                    found.append(_synced(store, master, made.entries[name], asked, dry_run, progress))
+            if not names and not everything:
+                found += [_withdrawn(name, digest, master) for name, digest in ours.items() if name not in made.entries]
+    missing = [name for name in names if name not in taken]
+    return found + [Synced(name, "", "", FAILED, "no source offers it") for name in missing]
+
+
+def _withdrawn(name: str, digest: str, master: Master) -> Synced:
+    return Synced(name, digest, master.place.shown, KEPT, "not offered any more")
+
+
+def _synced(store: Store, master: Master, entry: Entry, asked: bool, dry_run: bool, progress: Progress) -> Synced:
+    """Bring one name to what it is at its source. A name somebody here gave to another image stays, unless *asked*."""
+    statement = entry.statement
+    row = Synced(statement.name, statement.digest, master.place.shown, PRESENT)
+    here = _present(store, statement.name)
+    try:
+        if here == statement.digest:
+            if statement.name in master.seen().ours:
+                return row
+        elif here and not asked and here != master.seen().ours.get(statement.name):
+            return replace(row, digest=here, what=KEPT, why="another image was given this name here")
+        if dry_run:
+            return replace(row, what=PRESENT if here == statement.digest else UPDATED if here else OFFERED)
+        found = master.entry(statement.name, replace(index.Index(0, 0, 0), entries={statement.name: entry}))
+        assert found is not None
+        bring(store, master, found, progress)
+    except BelljarError as exc:
+        return replace(row, what=FAILED, why=exc.message)
+    return replace(row, what=PRESENT if here == statement.digest else UPDATED if here else NEW)
+
+
+def _present(store: Store, name: str) -> str:
+    """The digest the name has in this very store; "" without one. The site's store is for the site to sync."""
+    with suppress(BelljarError):
+        image = store.find(name)
+        if name in image.names and image.store == store.folder:
+            return image.digest
+    return ""
+
+
+def bring(store: Store, master: Master, entry: Entry, progress: Progress) -> Image:
+    """The image of a statement that was judged, with its name. Downloads it unless it is here. Raises ImageMismatch,
+    ImageCorrupt, ImageTooLarge, DownloadFailed, NoSpace; then nothing has changed."""
+    statement = entry.statement
+    check_sizes(entry, store.settings.max_size)
+    what = f"bring the image {statement.name}"
+    with intake.alone(store, fetch.key(f"image {statement.digest}"), what, progress):
+        image = _here(store, statement.digest)
+        if image is None:
+            if store.settings.cache_limit:
+                from belljar.image.evict import make_room
+
+                make_room(store, sum(part.size for part in statement.parts.values()))
+            image = _fetched(store, master, entry, progress)
+            progress.step(f"Image {statement.name} is ready ({statement.digest:.12})")
+        master.note(statement.name, statement.version, statement.digest)
+        return store.tag(image, statement.name)
+
+
+def _here(store: Store, digest: str) -> Image | None:
+    """The image, where this very store has it whole."""
+    with suppress(BelljarError):
+        image = store.resolve(digest)
+        if image.store == store.folder:
+            return image
+    return None
+
+
+def check_sizes(entry: Entry, largest: int) -> None:
+    """Raise ImageTooLarge for a statement about more than may come here."""
+    statement = entry.statement
+    size = max(statement.virtual_size, *(part.size for part in statement.parts.values()))
+    packed = max(part.blob_size for part in statement.parts.values())
+    if max(size, packed) > largest:
+        raise ImageTooLarge(f"{statement.name}: {max(size, packed)} bytes, the limit is {largest}")
+    for name, part in statement.parts.items():
+        if name != manifest.DISK and part.size > LARGEST_BOOT_FILE:
+            raise ImageTooLarge(f"{statement.name}: a {name} of {part.size} bytes", hint="That is no boot file.")
+
+
+def _fetched(store: Store, master: Master, entry: Entry, progress: Progress) -> Image:
+    statement = entry.statement
+    downloads: list[Path] = []
+    with intake.draft(store, statement.name) as folder:
+        for name, part in statement.parts.items():
+            blob = _blob(store, master, part, downloads, progress)
+            _unpack(blob, folder / name, part, progress)
+        check_disk(folder / manifest.DISK, statement.virtual_size, store.settings.max_size, progress)
+        progress.step("Taking its digest")
+        signer = master.signer(entry)
+        what = manifest.Facts(
+            source=master.place.shown, append=statement.append, created=time.time(), os=statement.os,
+            virtual_size=statement.virtual_size, facts=_facts(entry, signer),
+        )  # fmt: skip
+        ordered = {name: part.sha256 for name, part in statement.parts.items()}
+        image = store.publish(folder, what, None, ordered=ordered)
+    for path in downloads:
+        path.unlink(missing_ok=True)
+    return image
+
+
+def _facts(entry: Entry, signer: str) -> dict[str, Any]:
+    statement = entry.statement
+    ours = {
+        "published": f"{statement.name} {statement.version}",
+        "signer": signer or "nobody",
+        "made_from": statement.made_from,
+    }
+    return {**statement.facts, **ours}
+
+
+def _blob(store: Store, master: Master, part: Part, downloads: list[Path], progress: Progress) -> Path:
+    """The packed file: where it lies, or downloaded and compared with its digest."""
+    if (folder := master.place.folder) is not None:
+        path = folder / index.BLOBS / part.blob
+        try:
+            size = path.stat().st_size
+        except OSError as exc:
+            raise ImageCorrupt(f"{path}: {exc.strerror}", hint="Publish the image again.") from exc
+        if size != part.blob_size:
+            raise ImageMismatch(f"{path}: {size} bytes, ordered were {part.blob_size}", hint="Publish the image again.")
+        return path
+    settings = replace(store.settings, max_size=part.blob_size)
+    url = master.place.of(index.BLOBS, part.blob)
+    path = fetch.download(url, store.work_folder("downloads"), settings, progress, is_pinned=True)
+    if (found := manifest.sha256_of(path)) != part.blob:
+        path.unlink(missing_ok=True)  # going on from it would give the same again
+        raise ImageMismatch(
+            f"{master.place.shown}: ordered sha256 {part.blob}, got {found}",
+            hint="Publish the image again, if that stays so.",
+        )
+    downloads.append(path)
+    return path
+
+
+def _unpack(blob: Path, out: Path, part: Part, progress: Progress) -> None:
+    """Unpack into a new file of exactly the size that was stated."""
+    progress.step(f"Unpacking {out.name}")
+    program = ["zstd", "-dcq", "--memory=1024MB"] if part.form == index.ZSTD else ["cat"]
+    try:
+        run(program, [], Limits(UNPACKING_TIMEOUT, part.size), stdin=blob, stdout=out)
+    except (ImageCorrupt, ImageTooLarge) as exc:
+        raise ImageMismatch(f"{out.name}: {exc.message}", hint="Publish the image again.") from exc
+    if (size := out.stat().st_size) != part.size:
+        raise ImageMismatch(f"{out.name}: {size} bytes, ordered were {part.size}", hint="Publish the image again.")
+
+
+def check_disk(disk: Path, virtual_size: int, largest: int, progress: Progress) -> None:
+    """Raise ImageCorrupt or ImageTooLarge unless QEMU may open this file as it is: whoever signed it may have been wrong."""
+    progress.step("Checking the disk")
+    header = qcow2.read_trusted(disk, largest)
+    if header.size != virtual_size:
+        raise ImageCorrupt(
+            f"a disk of {header.size} bytes, stated were {virtual_size}", hint="Publish the image again."
+        )
+    leaks = 3  # clusters nobody uses: harmless
+    limits = Limits(CHECKING_TIMEOUT, 1 << 20)
+    run(["qemu-img", "check", "-q", "-f", "qcow2", "{0}"], [disk], limits, fine=(0, leaks))

@@ -1,0 +1,113 @@
+"""A real sshd of this host as a guest: in namespaces of its own, so that it may be given names, accounts and keys.
+
+Its /etc is an overlay, its /run and /proc are its own, and all of it is gone with its first process. Root alone can."""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import asyncssh
+
+from belljar.guest import Settings, SshKeys
+from belljar.guest.ssh import SshGuest
+from belljar.guest.ssh_link import Patience
+
+SSHD = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/bin")
+CAN_RUN = os.geteuid() == 0 and SSHD is not None and shutil.which("unshare") is not None
+SETUP = """\
+set -e
+mount --make-rprivate /
+mount -t tmpfs tmpfs {folder}/own
+mkdir {folder}/own/upper {folder}/own/work
+mount -t overlay overlay -o lowerdir=/etc,upperdir={folder}/own/upper,workdir={folder}/own/work /etc
+mount -t tmpfs tmpfs /run
+mkdir -p /run/sshd
+mount -t proc proc /proc
+rm -f /etc/ssh/ssh_host_*
+cp {folder}/host /etc/ssh/ssh_host_ed25519_key
+chmod 600 /etc/ssh/ssh_host_ed25519_key
+exec {sshd} -D -e -f {folder}/config -p {port}
+"""
+CONFIG = """\
+ListenAddress 127.0.0.1
+HostKey /etc/ssh/ssh_host_ed25519_key
+AuthorizedKeysFile {folder}/authorized
+PidFile /run/sshd.pid
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+StrictModes no
+UsePAM no
+MaxStartups 100
+"""
+
+
+@dataclass
+class Server:
+    """An sshd, and how one gets in."""
+
+    folder: Path
+    port: int
+    keys: SshKeys
+    process: subprocess.Popen[bytes]
+    told: list[str] = field(default_factory=list)
+    lines: list[socket.socket] = field(default_factory=list)
+
+    async def dial(self) -> socket.socket:
+        line = socket.socket()
+        line.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(line, ("127.0.0.1", self.port))
+        except BaseException:
+            line.close()
+            raise
+        self.lines.append(line)
+        return line
+
+    @asynccontextmanager
+    async def guest(self, patience: Patience | None = None, **settings: float) -> AsyncIterator[SshGuest]:
+        guest = SshGuest(self.dial, self.keys, Settings(**settings), self.told.append, patience)
+        try:
+            await guest.greet()
+            yield guest
+        finally:
+            guest.close()
+
+
+def new_key() -> tuple[str, str]:
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    return key.export_private_key().decode(), key.export_public_key().decode().strip()
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@contextmanager
+def server(folder: Path) -> Iterator[Server]:
+    """An sshd that lets belljar in."""
+    (private, public), (host, host_public), port = new_key(), new_key(), free_port()
+    (folder / "own").mkdir()
+    (folder / "authorized").write_text(public + "\n")
+    (folder / "host").write_text(host)
+    (folder / "config").write_text(CONFIG.format(folder=folder))
+    setup = SETUP.format(folder=folder, sshd=SSHD, port=port)
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(
+            ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "sh", "-c", setup],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+    try:
+        yield Server(folder, port, SshKeys(private, host=(host_public,)), process)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
