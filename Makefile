@@ -9,7 +9,7 @@ help:
 	@echo 'make quick      the tests that boot nothing (seconds)'
 	@echo 'make live       the tests that boot real machines (minutes)'
 	@echo 'make test-batch every test under real batch systems (an hour): Slurm, Grid Engine, stand-ins for the others'
-	@echo 'make torture    jobs killed at random by the hundred, belljar killed at every named point'
+	@echo 'make torture    jobs killed at random by the hundred, belljar killed at every named point, a soak of 20 000 jobs'
 	@echo 'make lint       ruff and mypy alone'
 	@echo 'make bench      the benchmarks'
 	@echo 'make install    as root: into PREFIX ($(PREFIX)), with a link in /usr/local/bin'

@@ -150,7 +150,7 @@ class House:
         """A machine of the default image that works on a disk nobody trusts."""
         from belljar.machine.workshop import Workshop
 
-        self.images.ensure_default()
+        self.images.ensure(self.settings.image.default)
         return Workshop(self.supervisor().keep, self.overlays, self.settings.image.default)
 
     def build_template(self, spec: MachineSpec, account: Account) -> Template:
@@ -158,6 +158,7 @@ class House:
         import asyncio
 
         payload = Payload(argv=(), account=account)
+        self.images.ensure(spec.image)
         request = Request(os.urandom(6).hex(), spec, payload, requester="template build", created=time.time())
         return asyncio.run(self.supervisor().cast(request))
 

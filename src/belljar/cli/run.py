@@ -118,6 +118,10 @@ def run(args: argparse.Namespace, house: House) -> int:
         wanted = userdata.with_user_data(wanted, args, house)
     outcome = attend(house, wanted)
     report.write(outcome)
+    if wanted.payload is None and outcome.cause is Cause.FINISHED:
+        from belljar.cli import complain
+
+        complain(f"{outcome.id}: {outcome.reason}", "")  # it has no other way to say how it went
     return leave(outcome)
 
 
@@ -133,8 +137,6 @@ def leave(outcome: Outcome) -> int:
     from belljar.cli import complain
     from belljar.host.processes import die_by
 
-    if outcome.cause is Cause.FINISHED and outcome.context == Context.NONE.value and not outcome.error:
-        complain(f"{outcome.id}: {outcome.reason}", "")  # it has no other way to say how it went
     if outcome.exit_code is not None and outcome.signal is None and not outcome.error:
         return outcome.exit_code
     tell(outcome, complain)

@@ -75,7 +75,7 @@ def check(args: argparse.Namespace) -> None:
 def _pairs(option: str, words: list[str]) -> list[tuple[str, str]]:
     from belljar.context.userdata import check_option
 
-    found = []
+    found: list[tuple[str, str]] = []
     for word in words:
         name, equals, value = word.partition("=")
         if not equals:

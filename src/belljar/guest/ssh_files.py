@@ -18,7 +18,7 @@ from belljar.errors import AgentLost, GuestRefused, InputMissing, OutputMissing,
 from belljar.guest import Sink
 from belljar.guest.files import BROKEN_OFF, SAFE_MODE, Giver, Taker, _about_output, _name_of
 from belljar.guest.process import one_line
-from belljar.guest.ssh_link import library, lost
+from belljar.guest.ssh_link import library, lost, whole
 from belljar.guest.ssh_scripts import JOBS, become, quote, text
 from belljar.host.threads import in_thread
 from belljar.model import Account, PlainFile
@@ -47,6 +47,12 @@ class ForeignUnpacker(Unpacker):
             return super()._parts(name)
         inner = name[2:].rstrip("/")
         return super()._parts(f"{TOP}/{inner}" if inner else TOP)
+
+    @staticmethod
+    def _times(member: Any) -> tuple[int, int]:
+        if "mtime" in member.pax_headers:
+            return Unpacker._times(member)
+        return (int(member.mtime) * 10**9,) * 2
 
 
 def place_script(files: Sequence[PlainFile], account: Account, folder: str) -> str:
@@ -118,8 +124,9 @@ async def get(
     bridge = Taker()
     unpacking = asyncio.ensure_future(in_thread(lambda: _unpack(target, _name_of(source), bridge)))
     unpacking.add_done_callback(lambda _: bridge.break_off())
+    exact = b"--format=posix" if guest.means.gnu_tar else b""
     is_chosen = (changed_only or skip) and guest.means.gnu_tar
-    script = _get_chosen(source, skip, changed_only) if is_chosen else _get(source)
+    script = _get_chosen(source, skip, changed_only) if is_chosen else _get(source, exact)
     try:
         code, err = await _copy(guest, script, account, sink=bridge)
         trouble = await unpacking
@@ -132,14 +139,14 @@ async def get(
         raise _about_output(trouble)
 
 
-def _get(source: bytes) -> bytes:
+def _get(source: bytes, exact: bytes = b"--format=posix") -> bytes:
     """A file goes out by the name of a folder's root: it is copied beside nothing, in a folder of links."""
     return (
         b"S=" + quote(source) + b"\n[ -e \"$S\" ] || { echo \"$S: No such file or directory\" >&2; exit %d; }\n" % MISSING
-        + b'if [ -d "$S" ]; then exec tar -c -f - -C "$S" .; fi\n'
-        b'[ -f "$S" ] || { echo "$S: neither a file nor a folder" >&2; exit 5; }\n'
+        + b'if [ -d "$S" ]; then exec tar %s -c -f - -C "$S" .; fi\n' % exact
+        + b'[ -f "$S" ] || { echo "$S: neither a file nor a folder" >&2; exit 5; }\n'
         b'X=$(mktemp -d /tmp/.belljar.XXXXXX) || exit 5\n'
-        b'ln -s "$S" "$X/r" && tar -c -h -f - -C "$X" r; code=$?; rm -rf "$X"; exit $code\n'
+        + b'ln -s "$S" "$X/r" && tar %s -c -h -f - -C "$X" r; code=$?; rm -rf "$X"; exit $code\n' % exact
     )  # fmt: skip
 
 
@@ -148,8 +155,13 @@ def _get_chosen(source: bytes, skip: tuple[str, ...], changed_only: bool) -> byt
     wanted = b" \\( -type d -o -type f -o -type l \\)"
     if changed_only:
         wanted = b" \\( -type d -o \\( \\( -type f -o -type l \\) -cnewer %s/began \\) \\)" % JOBS.encode()
-    head, _, tail = _get(source).partition(b'exec tar -c -f - -C "$S" .;')
-    chosen = b'cd "$S" && find .' + tests + wanted + b" -print0 | tar -c -f - --null --no-recursion -T -; exit $?;"
+    head, _, tail = _get(source).partition(b'exec tar --format=posix -c -f - -C "$S" .;')
+    chosen = (
+        b'cd "$S" && find .'
+        + tests
+        + wanted
+        + b" -print0 | tar --format=posix -c -f - --null --no-recursion -T -; exit $?;"
+    )
     return head + chosen + tail
 
 
@@ -182,7 +194,7 @@ async def _copy(
         f"sh -c {text('exec ' + become(account, guest.means, command))}" if account else command
     )
     asyncssh = library()
-    erring = asyncio.ensure_future(process.stderr.read(1 << 14))
+    erring = asyncio.ensure_future(whole(process.stderr))
     try:
         await asyncio.gather(_give(process.stdin, source), _take(process.stdout, sink))
         if sink is not None:

@@ -18,6 +18,7 @@ if [ "$major" -lt 5 ] || { [ "$major" = 5 ] && [ "$minor" -lt 18 ]; }; then
     echo "its kernel $release does not draw new random numbers in a clone (from 5.18 on kernels do), so it starts cold" >&2
     exit 7
 fi
+modprobe vmgenid 2> /dev/null
 bound=
 for d in /sys/bus/acpi/drivers/vmgenid/*; do [ -L "$d" ] && case ${d##*/} in module) ;; *) bound=yes ;; esac; done
 for d in /sys/bus/platform/drivers/vmgenid/*; do [ -L "$d" ] && case ${d##*/} in module) ;; *) bound=yes ;; esac; done
@@ -26,6 +27,7 @@ if [ -z "$bound" ]; then
     exit 7
 fi
 rm -rf /run/belljar/ssh/*
+dmesg | grep -c 'virtual machine fork' > /run/belljar/settled
 sync
 exit 0
 """
@@ -47,6 +49,14 @@ def identity_script(identity: Identity, private: str, public: str) -> str:
     return f"""\
 export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin:/usr/bin:/bin"
 umask 022; mkdir -p {HOME}
+if [ -e {HOME}/settled ]; then
+    read -r forks < {HOME}/settled; tries=0
+    until [ "$(dmesg | grep -c 'virtual machine fork')" -gt "$forks" ]; do
+        tries=$((tries + 1)); [ $tries -gt 50 ] && echo "its kernel did not notice that it is a clone" >&2 && exit 7
+        sleep 0.1
+    done
+    rm -f {HOME}/settled
+fi
 printf '{octets}' > /dev/urandom
 echo {text(identity.hostname)} > /proc/sys/kernel/hostname
 echo {text(identity.hostname)} > /etc/hostname 2> /dev/null

@@ -23,6 +23,7 @@ Dial = Callable[[], Awaitable[socket.socket]]
 Tell = Callable[[str], None]
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0  # seconds between two tries: nothing tells us when a server begins to listen
+MOST_TRIES = 3
 MOST_OUTPUT = 1 << 20  # bytes a command of ours may say
 WINDOW = 1 << 20
 MOST_SESSIONS = 8  # of one connection: OpenSSH allows ten
@@ -36,11 +37,17 @@ class Patience:
 
     banner: float = 10.0  # to say anything once it accepted us: until a guest's network is up nobody answers
     login: float = 60.0  # for the keys' work, which an emulated guest does slowly
-    refusing: float = 60.0  # one that refuses our key, or shows another, may be about to get it: cloud-init takes its time
+    refusing: float = (
+        60.0  # one that refuses our key, or shows another, may be about to get it: cloud-init takes its time
+    )
 
 
 class NotYet(Exception):
     """No server answers; one may later."""
+
+
+class _Gone(Exception):
+    """A connection had broken unseen."""
 
 
 class Refused(Exception):
@@ -59,7 +66,9 @@ class Answer:
 class Link:
     """One guest's ssh server, by however many connections it takes."""
 
-    def __init__(self, dial: Dial, keys: SshKeys, settings: Settings, tell: Tell, patience: Patience | None = None) -> None:
+    def __init__(
+        self, dial: Dial, keys: SshKeys, settings: Settings, tell: Tell, patience: Patience | None = None
+    ) -> None:
         self._patience = patience or Patience()
         self._dial, self._keys, self._settings, self._tell = dial, keys, settings, tell
         self._connections: dict[asyncssh.SSHClientConnection, int] = {}  # and how many sessions each has
@@ -101,7 +110,9 @@ class Link:
                 refused_since = loop.time() if refused_since is None else refused_since
                 self._note(f"refused: {why}")
                 if loop.time() - refused_since > self._patience.refusing:
-                    raise SshRefused(f"the guest's ssh server refused for {self._patience.refusing:.0f} s: {why}") from why
+                    raise SshRefused(
+                        f"the guest's ssh server refused for {self._patience.refusing:.0f} s: {why}"
+                    ) from why
             else:
                 self._note("let in")
                 return connection
@@ -170,7 +181,14 @@ class Link:
     # -- commands ----------------------------------------------------------------------------------------------------
 
     async def process(self, command: str, **options: Any) -> asyncssh.SSHClientProcess[bytes]:
-        """Start a command whose streams are the caller's affair. Raises AgentLost, GuestRefused."""
+        """Start a command whose streams are the caller's affair; on a new connection where there is none any more. Raises
+        AgentLost, GuestRefused."""
+        for _ in range(MOST_TRIES):
+            with suppress(_Gone):
+                return await self._process(command, options)
+        raise AgentLost("the guest's ssh server hangs up at once")
+
+    async def _process(self, command: str, options: dict[str, Any]) -> asyncssh.SSHClientProcess[bytes]:
         connection = await self.open(patiently=False)
         asyncssh = library()
         self._connections[connection] = self._connections.get(connection, 0) + 1
@@ -185,6 +203,8 @@ class Link:
                 f"the guest's ssh server did not start a command in {self._settings.call_timeout:g} s"
             ) from exc
         except asyncssh.ChannelOpenError as exc:
+            if connection.is_closed():
+                raise _Gone from exc  # nothing was begun
             raise GuestRefused(f"the guest's ssh server opens no session: {one_line(str(exc))}") from exc
         except (asyncssh.Error, OSError) as exc:
             raise lost(exc) from exc

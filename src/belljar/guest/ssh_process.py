@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ class SshProcess:
         self._ending: asyncio.Task[ExitStatus] | None = None
         self._errors: list[HostError] = []
         self._is_terminal = False
+        self._runner_ended = asyncio.Event()
         self._taken, self._in_sinks = 0, 0
         self.is_over = False
 
@@ -51,6 +52,8 @@ class SshProcess:
             rows, columns = self._streams.window or (24, 80)
             options = {"request_pty": "force", "term_type": "dumb", "term_size": (columns, rows)}
         self._process = await self._link.process(f"sh {self._folder}/run", **options)
+        for name in ("exit_status_received", "exit_signal_received"):
+            _call_before(self._process, name, self._runner_ended.set)
         out, err = self._streams.stdout, self._streams.stderr
         self._tasks = [
             self._task(self._carry(self._process.stdout, out, STDOUT)),
@@ -175,7 +178,12 @@ class SshProcess:
         except (asyncssh.Error, OSError) as exc:
             broken = lost(exc)
         if broken is None and process.exit_status is None:
-            broken = AgentLost("the connection to the guest's ssh server broke while the payload ran")
+            why = (
+                "what ran the payload was killed"
+                if process.exit_signal
+                else "the connection to the guest's ssh server broke"
+            )
+            broken = AgentLost(why)
         record, _, error = (await self._record()).partition(b"--\n")
         if broken is not None:
             await self._give_up(record, broken)
@@ -187,19 +195,18 @@ class SshProcess:
         """Return when both streams are at their ends; False: somebody holds them open who is none of the payload's."""
         carrying = asyncio.gather(*self._tasks[:2])
         carrying.add_done_callback(_take_note)
-        ends: set[asyncio.Future[Any]] = {carrying, self._watching}
+        ended = asyncio.ensure_future(self._runner_ended.wait())
+        ends: set[asyncio.Future[Any]] = {carrying, ended}
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
         while not carrying.done():
             taken = self._taken
             await asyncio.wait({carrying}, timeout=HELD_SECONDS)
-            if not carrying.done() and taken == self._taken and not self._in_sinks and not self._has_broken():
+            if not carrying.done() and taken == self._taken and not self._in_sinks:
                 carrying.cancel()
                 return False
         await carrying
         return True
-
-    def _has_broken(self) -> bool:
-        return self._watching.done() and (self._watching.cancelled() or self._watching.exception() is not None)
 
     async def _watch(self) -> bytes:
         """The record, by the session that was there from the beginning."""
@@ -224,6 +231,17 @@ class SshProcess:
                 await self._link.run(f"sh -c 'read -r p < {self._folder}/pid && kill -9 -$p'")
         how = "it had ended by then" if record else "it was killed"
         raise AgentLost(f"{broken.message}; some of the payload's output is missing, so {how} for nothing") from broken
+
+
+def _call_before(process: Any, name: str, call: Callable[[], None]) -> None:
+    """asyncssh tells a process of its command's end by these methods, and nobody else before its streams have ended too."""
+    then = getattr(process, name)
+
+    def told(*what: Any) -> None:
+        call()
+        then(*what)
+
+    setattr(process, name, told)
 
 
 def _take_note(task: asyncio.Future[Any]) -> None:

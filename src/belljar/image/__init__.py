@@ -71,7 +71,7 @@ class Settings:
         },
     )
     formats: tuple[str, ...] = field(
-        default=("qcow2", "raw", "xz", "gzip", "zstd"),
+        default=("qcow2", "raw", "iso", "xz", "gzip", "zstd"),
         metadata={"help": "what an import may be: forms of disks, and programs they are packed by"},
     )
     cache_limit: int = field(

@@ -159,7 +159,7 @@ def to_raw(
         blob = _unpacked(program, blob, folder / f"unpacked-{layer}", largest)
     check_disc(head) if is_disc else refuse_foreign(head)
     raw = folder / "disk.raw"
-    check_form("qcow2" if head.startswith(qcow2.MAGIC) else "raw", formats)
+    check_form("iso" if is_disc else "qcow2" if head.startswith(qcow2.MAGIC) else "raw", formats)
     if head.startswith(qcow2.MAGIC):
         progress.step("Reading the qcow2 disk")
         _flatten(blob, raw, largest)

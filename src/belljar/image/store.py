@@ -84,17 +84,9 @@ class Store:
         with suppress(ImageUnknown):
             self._find(reference)
             return
-        if self.settings.sources:
-            from belljar.image.sync import pull
+        from belljar.image.sync import supply
 
-            try:
-                pull(self, reference)
-                return
-            except ImageUnknown:
-                if reference != self.settings.default:
-                    raise
-        if reference == self.settings.default:
-            self.ensure_default()
+        supply(self, reference)
 
     # ---- using
 

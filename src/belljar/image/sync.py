@@ -40,6 +40,20 @@ class Synced:
     why: str = ""
 
 
+def supply(store: Store, reference: str) -> None:
+    """Get an image that is not here: from a source that offers it, or built where it is the default. Raises ImageUnknown where
+    there are sources, and none offers it."""
+    if store.settings.sources:
+        try:
+            pull(store, reference)
+            return
+        except ImageUnknown:
+            if reference != store.settings.default:
+                raise
+    if reference == store.settings.default:
+        store.ensure_default()
+
+
 def pull(store: Store, reference: str, *, now: float | None = None) -> Image:
     """The image of this name or digest, brought from the first source that offers it. Raises ImageUnknown when none does."""
     with shown() as progress:

@@ -58,7 +58,8 @@ def _error_of(event: DomainEvent, life: Life) -> BelljarError:
             return BootFailed(f"the guest rebooted instead of powering itself off{_last_line(life, CONSOLE_LOG, ': ')}")
         case EventKind.SHUTDOWN | EventKind.RESET:
             if life.request.payload is None:
-                return GuestPoweredOff("the guest powered itself off")
+                why = _last_line(life, CONSOLE_LOG, "")  # belljar's own init gives up so, too
+                return BootFailed(why) if why.startswith(OURS) else GuestPoweredOff("the guest powered itself off")
             if life.payload_started:
                 what = "powered the guest off" if event.kind is EventKind.SHUTDOWN else "rebooted the guest"
                 return GuestPoweredOff(f"the payload {what}")

@@ -82,21 +82,21 @@ class Keeping:
             if life.request.machine.network is not NetworkMode.NONE and self.parts.networks is not None:
                 await self._join(self.parts.networks)
         with self.parts.images.hold(image, life.request.id):
-            await self._start(image)
             if life.request.payload is None:
-                await self._leave_alone()
-            else:
-                life.enter(State.RUNNING)
-                await self._while_alive(self._serve(life.request.payload, streams))
+                return await self._leave_alone(image)
+            await self._start(image)
+            life.enter(State.RUNNING)
+            await self._while_alive(self._serve(life.request.payload, streams))
 
-    async def _leave_alone(self) -> None:
+    async def _leave_alone(self, image: Image) -> None:
         """A guest that knows its own work does it, until it powers itself off or its time is over."""
         from belljar.machine.alone import conclude
 
         life, limit = self.life, self.life.request.timeout
-        life.enter(State.RUNNING)
-        life.payload_started, life.begun = True, time.time()
         try:
+            await self._start(image)
+            life.enter(State.RUNNING)
+            life.payload_started, life.begun = True, time.time()
             with life.phase("run"):
                 async with asyncio.timeout(limit):
                     await self._while_alive(asyncio.get_running_loop().create_future())

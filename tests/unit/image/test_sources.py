@@ -288,3 +288,20 @@ def test_a_stalled_download_is_kept_for_the_next_attempt(store: Store, raw: Path
     server.files["/disk.xz"].stall_after = None
     assert bring(store, url)
     assert server.ranges() == ["", "bytes=100-"]
+
+
+@pytest.mark.parametrize(("allowed", "form"), [(("qcow2", "xz"), "raw"), (("raw",), "qcow2"), (("raw", "qcow2"), "xz")])
+def test_a_form_the_site_does_not_take_in_is_refused(
+    store: Store, raw: Path, tmp_path: Path, allowed: tuple[str, ...], form: str
+) -> None:
+    from belljar.errors import ImageUnfit
+
+    path = {"raw": lambda: raw, "qcow2": lambda: as_qcow2(raw, tmp_path / "disk"), "xz": lambda: tmp_path / "packed"}[
+        form
+    ]()
+    if form == "xz":
+        path.write_bytes(lzma.compress(raw.read_bytes()))
+    store.settings = replace(store.settings, formats=allowed)
+    with pytest.raises(ImageUnfit, match=f"{form}, which this site does not take in"):
+        bring(store, path)
+    assert nothing_left(store)

@@ -14,8 +14,9 @@ from belljar.image import Image
 from belljar.image.fake import FakeStore, fake_image
 from belljar.machine.contexts import Way, decide, means_of
 from belljar.machine.plan import Plan, has_usual_way
-from belljar.model import GIB, Context, MachineSpec, Request
+from belljar.model import GIB, Account, Context, MachineSpec, Payload, Request
 
+PAYLOAD = Payload((b"true",), Account("alice", 1000, 1000, "alice"))
 STOCK = {
     "agent_in_initrd": True, "python": "3.11", "init": "/sbin/init", "init_system": "systemd", "cloud_init": True,
     "sshd": "/usr/sbin/sshd",
