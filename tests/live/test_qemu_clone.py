@@ -15,6 +15,7 @@ from tests.live.tiny import Tiny
 
 from belljar.errors import DomainDied, HypervisorError, TemplateError
 from belljar.hypervisor import SharedFolder, Template
+from belljar.hypervisor.qemu.domain import QemuDomain
 from belljar.model import MIB
 
 NOBODY = (65534, 65534)
@@ -48,6 +49,39 @@ async def test_eight_clones_at_once_go_on_where_the_template_stood(guests: Tiny,
         for clone in clones:
             await clone.end()
     assert guests.hypervisor.verify_template(template) == []
+
+
+async def test_a_clone_runs_though_qemu_comes_to_cont_while_it_loads(
+    guests: Tiny, template: Template, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy host. Here QEMU hears it before it begins to load, which comes to the same."""
+    ask = QemuDomain.ask
+
+    def other_order(domain: QemuDomain, command: str, arguments: dict[str, object] | None = None) -> None:
+        if command == "migrate-incoming":
+            ask(domain, "cont")
+        if command != "cont":
+            ask(domain, command, arguments)
+
+    monkeypatch.setattr(QemuDomain, "ask", other_order)
+    clone = guests.clone(guests.spec(new_id(), shares=SHARES), template)
+    try:
+        async with asyncio.timeout(20):
+            assert await clone.ask("are you there") == "heard are you there"
+    finally:
+        await clone.end()
+
+
+async def test_a_clone_that_is_paused_while_it_loads_stays_so(guests: Tiny, template: Template) -> None:
+    clone = guests.clone(guests.spec(new_id(), shares=SHARES), template)
+    try:
+        await clone.domain.pause()
+        await clone.domain.connect()
+        assert (await clone.domain.call("query-status"))["status"] == "paused"
+        await clone.domain.resume()
+        assert await clone.ask("are you there") == "heard are you there"
+    finally:
+        await clone.end()
 
 
 async def test_what_a_clone_writes_stays_its_own(guests: Tiny, template: Template) -> None:

@@ -70,6 +70,7 @@ class QemuDomain:
         self._history: list[DomainEvent] = []
         self._news = asyncio.Event()
         self._migration: asyncio.Future[str] | None = None
+        self._is_loading = self._is_paused = False
         self._preliminaries: list[tuple[str, asyncio.Future[Any]]] = []
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._traffic: asyncio.Queue[Call | Refusal | None] = asyncio.Queue()
@@ -90,9 +91,11 @@ class QemuDomain:
         self._preliminaries.clear()
 
     async def pause(self) -> None:
+        self._is_paused = True
         await self.call("stop")
 
     async def resume(self) -> None:
+        self._is_paused = False
         await self.call("cont")
 
     async def quit(self, *, grace: float) -> int:
@@ -149,6 +152,16 @@ class QemuDomain:
 
     # -- for the driver ------------------------------------------------------------------------------------------------
 
+    def go_on(self, state: int) -> None:
+        """Load the device state behind an inherited descriptor and run the guest. The commands go out in one piece and
+        are answered while nobody waits. `cont` is needed because the template was saved at a stop; a QEMU that comes to
+        it while it still loads forgets it, so it is said again when QEMU tells that the load is over."""
+        self._is_loading = True
+        wanted = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
+        self.ask("migrate-set-capabilities", {"capabilities": wanted})
+        self.ask("migrate-incoming", {"uri": f"fd:{state}"})
+        self.ask("cont")
+
     def ask(self, command: str, arguments: dict[str, Any] | None = None) -> None:
         """Send a command whose answer `connect` waits for."""
         self._preliminaries.append((command, self._monitor.send(command, arguments)))
@@ -202,6 +215,9 @@ class QemuDomain:
 
     def _event(self, name: str, details: dict[str, Any]) -> None:
         if name == "MIGRATION" and details.get("status") in FINAL:
+            if self._is_loading and not self._is_paused and details["status"] == "completed":
+                self._monitor.send("cont")
+            self._is_loading = False
             self._migrated(str(details["status"]))
         event = translate(name, details)
         if event is not None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.errors import DomainDied, ImageCorrupt, NoAccelerator, TemplateError
 from belljar.host.files import private_folder
-from belljar.host.processes import all_pids, command_line, kill_and_wait
+from belljar.host.processes import all_pids, command_line, has_no_parent, kill_and_wait
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Settings, Template
 from belljar.hypervisor.qemu import abilities, cmdline, process
 from belljar.hypervisor.qemu.abilities import Abilities
@@ -59,8 +59,10 @@ class QemuHypervisor:
         with wiring(spec.owner) as wires:
             return self._launch(spec, wires, self._disk(wires, spec.disk), "starting")
 
+    async def launch(self, spec: DomainSpec, template: Template | None) -> QemuDomain:
+        return self.start_clone(spec, template) if template else self.start(spec)
+
     def start_clone(self, spec: DomainSpec, template: Template) -> QemuDomain:
-        """The device state follows on an inherited descriptor; the commands that load it and run the guest go out in one piece and are answered while nobody waits."""
         with wiring(spec.owner) as wires:
             try:
                 disk = self._disk(wires, spec.disk)
@@ -71,10 +73,7 @@ class QemuHypervisor:
                 raise TemplateError(f"the template {template.key} cannot be used any more: {exc.message}") from exc
             memory = Ram(f"/proc/self/fd/{ram}", private=True, readonly=self.abilities.readonly_ram)
             domain = self._launch(spec, wires, disk, "going on from its template", memory, incoming=True)
-        capabilities = [{"capability": "x-ignore-shared", "state": True}]
-        domain.ask("migrate-set-capabilities", {"capabilities": capabilities})
-        domain.ask("migrate-incoming", {"uri": f"fd:{state}"})
-        domain.ask("cont")  # the template was saved at a stop, and the state says so
+        domain.go_on(state)
         return domain
 
     def start_template(self, spec: DomainSpec) -> QemuDomain:
@@ -286,6 +285,9 @@ class QemuHypervisor:
             if id:
                 found.append((id, pid))
         return found
+
+    def is_kept(self, id: MachineId, pid: int) -> bool:
+        return not has_no_parent(pid)
 
     def discard(self, id: MachineId) -> None:
         survivors = kill_and_wait(pid for found, pid in self.alive() if found == id)
