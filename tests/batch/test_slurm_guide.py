@@ -133,8 +133,9 @@ def merged(own: str, said: str) -> str:
 
 def edit(plugin: Path, text: str) -> None:
     """Write it, newer than slurmctld's last reading of it: times count in whole seconds there."""
+    newer = max(time.time(), plugin.stat().st_mtime) + 2
     plugin.write_text(text)
-    os.utime(plugin, (time.time() + 2, time.time() + 2))
+    os.utime(plugin, (newer, newer))
 
 
 @pytest.fixture

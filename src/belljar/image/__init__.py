@@ -229,6 +229,19 @@ def layer_name(image: Image) -> str:
     return f"{image.digest[:32]}-{agent.hexdigest()[:16]}"
 
 
+# Tells belljar's ramdisk to put the keys of `ssh_part` into the image, and to set the card up.
+SSH_WORD = "belljar.inject-ssh"
+
+
+def ssh_part(public: str, host_private: str, host_public: str) -> bytes:
+    """An archive to be appended to a ramdisk: keys for root of an image that nobody else would give them to."""
+    from belljar.image import cpio
+
+    files = {"authorized_keys": public, "ssh_host_ed25519_key": host_private, "ssh_host_ed25519_key.pub": host_public}
+    entries = [cpio.file(f"ssh/{name}", f"{key.strip()}\n".encode(), 0o600) for name, key in files.items()]
+    return cpio.archive([cpio.folder("ssh"), *entries])
+
+
 def agent_unit() -> str:
     """The systemd unit that starts the agent at `AGENT_PATH`."""
     from belljar.image.initramfs import UNIT

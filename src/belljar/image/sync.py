@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import BelljarError, ImageCorrupt, ImageMismatch, ImageTooLarge, ImageUnknown
+from belljar.errors import BelljarError, ImageCorrupt, ImageMismatch, ImageTooLarge, ImageUnknown, NoSpace
+from belljar.host.files import free_bytes
 from belljar.image import Image, fetch, index, intake, manifest, qcow2
 from belljar.image.index import Entry, Part
 from belljar.image.master import Master
@@ -104,7 +105,8 @@ def sync(
                     found.append(_synced(store, master, made.entries[name], asked, dry_run, progress))
             if not names and not everything:
                 found += [_withdrawn(name, digest, master) for name, digest in ours.items() if name not in made.entries]
-    missing = [name for name in names if name not in taken]
+    all_answered = all(row.name for row in found)
+    missing = [name for name in names if name not in taken] if all_answered else []
     return found + [Synced(name, "", "", FAILED, "no source offers it") for name in missing]
 
 
@@ -151,14 +153,25 @@ def bring(store: Store, master: Master, entry: Entry, progress: Progress) -> Ima
     with intake.alone(store, fetch.key(f"image {statement.digest}"), what, progress):
         image = _here(store, statement.digest)
         if image is None:
-            if store.settings.cache_limit:
-                from belljar.image.evict import make_room
-
-                make_room(store, sum(part.size for part in statement.parts.values()))
+            _make_room(store, master, entry)
             image = _fetched(store, master, entry, progress)
             progress.step(f"Image {statement.name} is ready ({statement.digest:.12})")
         master.note(statement.name, statement.version, statement.digest)
         return store.tag(image, statement.name)
+
+
+def _make_room(store: Store, master: Master, entry: Entry) -> None:
+    """Keep to the cache's limit. Raises NoSpace where the image does not fit all the same, before a byte of it comes."""
+    parts = entry.statement.parts.values()
+    needed = sum(part.size for part in parts)
+    if store.settings.cache_limit:
+        from belljar.image.evict import make_room
+
+        make_room(store, needed)
+    if master.place.folder is None:
+        needed += sum(part.blob_size for part in parts)
+    if (free := free_bytes(store.folder)) < needed:
+        raise NoSpace(f"{store.folder}: {entry.statement.name} takes {needed} bytes, {free} are free")
 
 
 def _here(store: Store, digest: str) -> Image | None:

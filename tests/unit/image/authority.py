@@ -54,10 +54,11 @@ class Holder:
 
 
 def holder(
-    dn: str, issuer: Holder | None = None, *, is_authority: bool = False, until: datetime.datetime = NOW + 30 * DAY,
+    dn: str, issuer: Holder | None = None, *, is_authority: bool | None = None, until: datetime.datetime = NOW + 30 * DAY,
     key: Any = None, signs: bool | None = None,
 ) -> Holder:  # fmt: skip
-    """Somebody with a certificate by *issuer*, or by himself. *signs*: what its key usage says; None: it has none."""
+    """Somebody with a certificate by *issuer*, or by himself. *is_authority*, *signs*: what its basic constraints and key usage say;
+    None: it has none."""
     key = key or ec.generate_private_key(ec.SECP256R1())
     subject = named(dn)
     builder = (
@@ -69,10 +70,10 @@ def holder(
         .not_valid_before(NOW - 60 * DAY)
         .not_valid_after(until)
     )
-    if is_authority:
-        builder = builder.add_extension(x509.BasicConstraints(True, None), critical=True)
+    if is_authority is not None:
+        builder = builder.add_extension(x509.BasicConstraints(is_authority, None), critical=True)
     if signs is not None:
-        usage = x509.KeyUsage(signs, False, not signs, False, False, is_authority, False, False, False)
+        usage = x509.KeyUsage(signs, False, not signs, False, False, bool(is_authority), False, False, False)
         builder = builder.add_extension(usage, critical=True)
     return Holder(key, builder.sign(issuer.key if issuer else key, SHA256()))
 

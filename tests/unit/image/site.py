@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 
+import pytest
 from tests.unit.image.http_server import Server
 
+from belljar.errors import ImageError
 from belljar.host import commands
 from belljar.image import Image, Settings, intake, manifest, signing
 from belljar.image.progress import Silent
@@ -89,3 +91,15 @@ class Site:
 def site_in(folder: Path, settings: Settings) -> Site:
     publisher, node = (Store(folder / name, None, settings) for name in ("publisher", "node"))
     return Site(folder / "master", publisher, node, folder / "key")
+
+
+def nothing_left(store: Store) -> bool:
+    """Neither images nor drafts."""
+    drafts = store.folder / "drafts"
+    return store.images() == [] and (not drafts.exists() or list(drafts.iterdir()) == [])
+
+
+def refused(site: Site, kind: type[ImageError], what: str, name: str = "base") -> None:
+    with pytest.raises(kind, match=what):
+        site.node.ensure(name)
+    assert nothing_left(site.node)

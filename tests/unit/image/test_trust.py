@@ -132,6 +132,8 @@ def test_certificates_that_are_no_good_are_refused(tmp_path: Path) -> None:
     assert "vouches" in refused(tmp_path, chained(holder("/CN=Other", is_authority=True).issue(DN)))
     assert "vouches" in refused(tmp_path, chained(ca.issue(DN, until=NOW - DAY)))
     assert "vouches" in refused(tmp_path, chained(plain.issue(DN), plain))  # by one who is no authority
+    plain = ca.issue("/CN=user", is_authority=False)
+    assert "vouches" in refused(tmp_path, chained(plain.issue(DN), plain))  # and says so
     assert "vouches" in refused(tmp_path, chained(ca.issue(DN, signs=False)))  # a key for encryption
     assert "cannot be read" in refused(tmp_path, Signer(plain.key, ("not a certificate",)))
     assert "a chain of 20" in refused(tmp_path, chained(*[plain] * 20))
