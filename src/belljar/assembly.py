@@ -84,7 +84,8 @@ class House:
     def hypervisor(self) -> Hypervisor:
         from belljar.hypervisor import load
 
-        return load(self.settings.qemu, self.settings.paths.store)
+        settings = self.settings
+        return load(settings.qemu, settings.paths.store, settings.machine.hypervisor, settings.libvirt)
 
     @cached_property
     def reaper(self) -> Reaper:
@@ -138,7 +139,8 @@ class House:
         from belljar.guest import ssh_guest
         from belljar.machine.ssh_way import SshHouse
 
-        return SshHouse(self.folders.store / "ssh", lambda dial, keys, tell: ssh_guest(dial, keys, self.settings.guest, tell))
+        settings = self.settings.guest
+        return SshHouse(self.folders.store / "ssh", lambda dial, keys, tell: ssh_guest(dial, keys, settings, tell))
 
     def layers(self) -> Layers:
         """Images with the agent put in."""

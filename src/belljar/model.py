@@ -196,6 +196,9 @@ class MachineSpec:
     context: Context = Context.AUTO
     network_name: str = ""  # of the bridge or the isolated group
     scratch: int | None = None  # bytes of an empty disk at /scratch, where $TMPDIR then is
+    cache: int | None = (
+        None  # bytes of a disk that a later machine of the same user may find again; of a guest without agent
+    )
 
 
 @dataclass(frozen=True)

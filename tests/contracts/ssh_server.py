@@ -33,7 +33,7 @@ mount -t proc proc /proc
 rm -f /etc/ssh/ssh_host_*
 cp {folder}/host /etc/ssh/ssh_host_ed25519_key
 chmod 600 /etc/ssh/ssh_host_ed25519_key
-exec {sshd} -D -e -f {folder}/config -p {port}
+exec setpriv --bounding-set=-sys_time {sshd} -D -e -f {folder}/config -p {port}
 """
 CONFIG = """\
 ListenAddress 127.0.0.1

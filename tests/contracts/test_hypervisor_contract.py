@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,8 +29,10 @@ from belljar.hypervisor import (
     DomainSpec,
     EventKind,
     Hypervisor,
+    LibvirtSettings,
     Settings,
     Template,
+    load,
 )
 from belljar.hypervisor.fake import FakeHypervisor
 from belljar.hypervisor.qemu.abilities import DEVICES
@@ -103,8 +105,37 @@ def real_lab(folder: Path) -> Lab:
     return Lab(guests.hypervisor, guests.fresh, guests.base, ready)
 
 
-@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.live)])
+def libvirt_lab(folder: Path, daemon: Any) -> Lab:
+    """The same guests, by libvirt."""
+    lab = real_lab(folder)
+    settings = LibvirtSettings(folder=str(daemon.folder / "l"))
+    lab.hypervisor = load(Settings(), folder / "store", daemon.driver, settings)
+    return lab
+
+
+@pytest.fixture(scope="module")
+def libvirt_daemon() -> Iterator[Any]:
+    from tests.live import libvirt_lab
+
+    if lacks := libvirt_lab.missing():
+        pytest.skip(f"libvirt cannot run here: it lacks {lacks}")
+    with libvirt_lab.running() as daemon:
+        yield daemon
+
+
+BY_LIBVIRT = pytest.param("libvirt", marks=pytest.mark.live)
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.live), BY_LIBVIRT])
 def lab(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
+    if request.param == "libvirt":
+        return libvirt_lab(tmp_path, request.getfixturevalue("libvirt_daemon"))
+    return fake_lab(tmp_path) if request.param == "fake" else real_lab(tmp_path)
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.live)])
+def caster(request: pytest.FixtureRequest, tmp_path: Path) -> Lab:
+    """A hypervisor that has templates."""
     return fake_lab(tmp_path) if request.param == "fake" else real_lab(tmp_path)
 
 
@@ -189,10 +220,10 @@ async def test_discarding_leaves_no_process_and_needs_none(lab: Lab) -> None:
         assert mine(lab.hypervisor, id, other) == [other]
 
 
-async def test_a_template_is_made_once_and_cloned_until_it_is_removed(lab: Lab) -> None:
-    hypervisor, maker, clone = lab.hypervisor, lab.fresh(new_id()), lab.fresh(new_id())
+async def test_a_template_is_made_once_and_cloned_until_it_is_removed(caster: Lab) -> None:
+    hypervisor, maker, clone = caster.hypervisor, caster.fresh(new_id()), caster.fresh(new_id())
     assert "no template" in str(hypervisor.find_template(maker))
-    template = await lab.template(maker)
+    template = await caster.template(maker)
     assert mine(hypervisor, maker.id) == []
     assert hypervisor.find_template(clone) == template
     assert [one.key for one in hypervisor.templates()] == [template.key]
@@ -214,33 +245,52 @@ async def test_a_template_is_made_once_and_cloned_until_it_is_removed(lab: Lab) 
         hypervisor.clone_disk(template, clone)
 
 
-async def test_a_draft_that_nobody_finishes_expires(lab: Lab) -> None:
-    spec = lab.fresh(new_id())
-    lab.hypervisor.prepare_template(spec, lab.base)
-    assert lab.hypervisor.template_draft(spec).exists()
-    lab.hypervisor.expire_templates(time.time())
-    assert not lab.hypervisor.template_draft(spec).exists()
+async def test_a_draft_that_nobody_finishes_expires(caster: Lab) -> None:
+    spec = caster.fresh(new_id())
+    caster.hypervisor.prepare_template(spec, caster.base)
+    assert caster.hypervisor.template_draft(spec).exists()
+    caster.hypervisor.expire_templates(time.time())
+    assert not caster.hypervisor.template_draft(spec).exists()
     with pytest.raises(TemplateError):
-        lab.hypervisor.start_template(spec)
+        caster.hypervisor.start_template(spec)
 
 
-async def test_a_guest_that_dies_while_it_is_saved_makes_no_template(lab: Lab) -> None:
-    spec = lab.fresh(new_id())
-    lab.hypervisor.prepare_template(spec, lab.base)
-    domain = lab.hypervisor.start_template(spec)
+async def test_a_guest_that_dies_while_it_is_saved_makes_no_template(caster: Lab) -> None:
+    spec = caster.fresh(new_id())
+    caster.hypervisor.prepare_template(spec, caster.base)
+    domain = caster.hypervisor.start_template(spec)
     domain.kill()
     with pytest.raises((TemplateError, DomainDied)):
-        await lab.hypervisor.save_template(spec, domain)
+        await caster.hypervisor.save_template(spec, domain)
     await end(domain)
-    assert mine(lab.hypervisor, spec.id) == []
-    assert "no template" in str(lab.hypervisor.find_template(spec))
+    assert mine(caster.hypervisor, spec.id) == []
+    assert "no template" in str(caster.hypervisor.find_template(spec))
 
 
-async def test_templates_grow_old(lab: Lab) -> None:
-    template = await lab.template(lab.fresh(new_id()))
-    assert lab.hypervisor.expire_templates(template.created + 86400) == []
-    assert lab.hypervisor.expire_templates(template.created + 365 * 86400) == [template.key]
-    assert lab.hypervisor.templates() == []
+async def test_templates_grow_old(caster: Lab) -> None:
+    template = await caster.template(caster.fresh(new_id()))
+    assert caster.hypervisor.expire_templates(template.created + 86400) == []
+    assert caster.hypervisor.expire_templates(template.created + 365 * 86400) == [template.key]
+    assert caster.hypervisor.templates() == []
+
+
+@pytest.mark.live
+async def test_a_driver_without_templates_says_so(libvirt_daemon: Any, tmp_path: Path) -> None:
+    lab = libvirt_lab(tmp_path, libvirt_daemon)
+    spec = lab.fresh(new_id())
+    assert "always booted cold" in str(lab.hypervisor.find_template(spec))
+    with pytest.raises(TemplateError, match="always booted cold"):
+        lab.hypervisor.prepare_template(spec, lab.base)
+
+
+async def test_a_launch_is_a_start_that_can_be_waited_for(lab: Lab) -> None:
+    id = new_id()
+    domain = await lab.hypervisor.launch(lab.fresh(id), None)
+    try:
+        assert mine(lab.hypervisor, id) == [id]
+    finally:
+        await end(domain)
+    assert mine(lab.hypervisor, id) == []
 
 
 # -- a QEMU that is not what it should be: a script in its place ---------------------------------------------------------

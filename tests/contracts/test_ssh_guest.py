@@ -6,7 +6,7 @@ import signal
 import socket
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -132,15 +132,28 @@ async def test_a_server_that_gets_our_key_late_lets_us_in(there: Server) -> None
     authorized = there.folder / "authorized"
     known = authorized.read_text()
     authorized.write_text("")
-    late = replace(there, told=[])
+    refused = asyncio.Event()
+    late = replace(there, told=Heard("refused: it does not accept belljar's key", refused))
     try:
         greeting = asyncio.ensure_future(asyncio.wait_for(enter(late), 30))
-        while "refused: it does not accept belljar's key" not in late.told:
-            await asyncio.sleep(0.01)
+        await asyncio.wait_for(refused.wait(), 30)
     finally:
         authorized.write_text(known)
     await greeting
     assert late.told[-1] == "let in"
+
+
+class Heard(list[str]):
+    """Sets an event when it gets a certain line."""
+
+    def __init__(self, line: str, heard: asyncio.Event) -> None:
+        super().__init__()
+        self._line, self._heard = line, heard
+
+    def append(self, line: str) -> None:
+        super().append(line)
+        if line == self._line:
+            self._heard.set()
 
 
 async def enter(there: Server) -> None:
@@ -153,10 +166,8 @@ async def enter(there: Server) -> None:
 
 def cut(there: Server) -> None:
     for line in there.lines:
-        try:
+        with suppress(OSError):
             line.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
     there.lines.clear()
 
 
@@ -253,6 +264,17 @@ async def test_what_left_the_payloads_group_does_not_keep_its_end_from_being_tol
 
 
 @needs_sshd
+async def test_the_working_directory_is_there_and_what_is_none_is_named(there: Server) -> None:
+    async with there.guest() as guest:
+        place = b"/run/outside's own/" + ODD[128:150]
+        done = await ran(guest, replace(shell("pwd; stat -c %u ."), account=USER, cwd=place))
+        assert done.out == place + b"\n4711\n"
+        done = await ran(guest, shell("true", cwd=b"/etc/passwd"))
+        assert done.status is not None
+        assert (done.code, done.status.error) == (125, "no-cwd") and "/etc/passwd" in done.status.message
+
+
+@needs_sshd
 async def test_small_files_are_made_before_the_payload(there: Server) -> None:
     files = (
         PlainFile(b"/run/places/one/value", b"7\0\n", 0o640, is_users=False),
@@ -311,10 +333,11 @@ async def test_a_tree_goes_in_and_comes_out_as_it_was(there: Server, tmp_path: P
     (tree / "below/a\nb").write_bytes(b"x")
     (tree / "below/link").symlink_to("../r")
     os.link(tree / "r", tree / "hard")
-    with open(tree / "holes", "wb") as file:
-        file.truncate(8 * MIB)
-        file.seek(5 * MIB)
-        file.write(b"middle")
+    (tree / "holes").touch()
+    os.truncate(tree / "holes", 8 * MIB)
+    fd = os.open(tree / "holes", os.O_WRONLY)
+    os.pwrite(fd, b"middle", 5 * MIB)
+    os.close(fd)
     (tree / "below").chmod(0o750)
     os.utime(tree / "r", (1, 1_000_000_000))
     async with there.guest() as guest:

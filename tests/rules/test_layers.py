@@ -22,7 +22,14 @@ HANDS_ON_THE_ENVIRONMENT = {
     "belljar.image.build": "to the program that builds",
     "belljar.image.mirrors": "the proxies that all downloads of this host go through",
 }
-FOREIGN = {"httpx": "image", "rich": "image", "pycdlib": "context", "asyncssh": "guest", "cryptography": "image"}  # a foreign library has one owner
+FOREIGN = {
+    "httpx": "image",
+    "rich": "image",
+    "pycdlib": "context",
+    "h11": "context",
+    "asyncssh": "guest",
+    "cryptography": "image",
+}  # a foreign library has one owner
 
 MODULES = sorted(path for path in SOURCE.rglob("*.py"))
 

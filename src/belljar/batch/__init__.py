@@ -48,7 +48,7 @@ class Settings:
     scratch: int = field(
         default=0,
         metadata={
-            "help": "size of a job's scratch disk at /scratch; a job's own disk request counts before it; 0: none, and such a request is for the machine's own disk",
+            "help": "size of a job's scratch disk at /scratch, or what the job asks for as disk; 0: none, and that is the machine's own disk",
             "unit": "bytes",
         },
     )

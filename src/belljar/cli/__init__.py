@@ -32,6 +32,7 @@ VERBS = {
     "reap": "finish what dead belljar processes left behind",
     "image": "build, import, list, verify and remove images",
     "template": "list, verify and remove templates (booted guests, frozen)",
+    "cache": "prepare, list and remove disks that later machines find again",
     "doctor": "check what this host offers and explain what it lacks",
     "config": "show or check the settings",
     "completion": "print a completion script for bash, zsh or fish",

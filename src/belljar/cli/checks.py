@@ -256,6 +256,21 @@ def limits(house: House) -> Finding:
     return Finding(Grade.OK, "wide enough for a machine of default size")
 
 
+def libvirt(house: House) -> Finding:
+    """Only a site that chose it needs it."""
+    from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
+
+    hypervisor = house.hypervisor
+    if not isinstance(hypervisor, LibvirtHypervisor):
+        return Finding(Grade.OK, "not used: `machine.hypervisor` is qemu")
+    text, too_large = hypervisor.examine()
+    if too_large:
+        return Finding(Grade.FAIL, f"{text}; {too_large}", "Restart libvirt's daemon, or raise `libvirt.memory_limit`.")
+    if not house.settings.libvirt.restart_command:
+        return Finding(Grade.WARN, f"{text}; nobody restarts its daemon", "Set `libvirt.restart_command`.")
+    return Finding(Grade.OK, text)
+
+
 def clock(house: House) -> Finding:
     """Guests take their time from us."""
     import ctypes
@@ -310,6 +325,7 @@ CHECKS = (
     Check("memory", "there is room for machines of default size", memory),
     Check("limits", "resource limits leave room for QEMU", limits),
     Check("network", "what machines with a user network send can be guarded", network),
+    Check("libvirt", "libvirt's daemon answers, where machines are run by it", libvirt),
     Check("clock", "the time that guests will be given is right", clock),
 )
 

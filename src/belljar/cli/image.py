@@ -249,7 +249,8 @@ VERBS = {
 def _row(image: Image) -> tuple[Any, ...]:
     from belljar.cli.render import moment, size
 
-    how = "kernel" if image.kernel else "disc" if image.is_disc else f"firmware ({image.facts.get('use_firmware') or 'bios'})"
+    firmware = f"firmware ({image.facts.get('use_firmware') or 'bios'})"
+    how = "kernel" if image.kernel else "disc" if image.is_disc else firmware
     stored = _stored(image)
     return (
         _called(image), image.digest[:SHORT], image.os, how, size(image.virtual_size), size(stored), moment(image.created),

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from belljar.cli import CLOSED, userdata
+from belljar.cli import CLOSED
 from belljar.cli.networks import network_of
 from belljar.cli.shares import share
 from belljar.errors import BadOption, InputMissing, UnreadableScript
@@ -55,6 +55,7 @@ def build(args: argparse.Namespace, settings: Settings) -> Request:
         start=Start(args.start) if args.start else defaults.start,
         context=Context(args.context) if args.context else defaults.context,
         scratch=args.scratch,
+        cache=args.cache,
     )
     places = [] if machine.scratch is None else [SCRATCH_PLACE]
     _refuse_twice("--share", [item.target for item in machine.shares] + places)
@@ -67,13 +68,21 @@ def build(args: argparse.Namespace, settings: Settings) -> Request:
 
 def _payload(args: argparse.Namespace, account: Account) -> Payload | None:
     """None: the guest knows its own work, because it has user data, or its image is said to."""
-    userdata.check(args)
+    if args.user_data is None and (args.user_data_option or args.user_data_file):
+        raise BadOption("--user-data-option and --user-data-file mean nothing without --user-data")
     is_told = args.user_data is not None or args.context == Context.NONE.value
     if args.command not in ([], ["--"]) or not is_told:
+        if args.cache is not None:
+            raise BadOption("--cache with a command: a disk that is found again is for guests that know their own work")
         return payload(args, account)
     if args.context not in (None, Context.AUTO.value, Context.NONE.value):
         raise BadOption(f"--context {args.context} without a command: the guest's own work needs no agent")
-    for option, value in (("--in", args.inputs), ("--out", args.outputs), ("--tty", args.tty), ("--collect", args.collect)):
+    for option, value in (
+        ("--in", args.inputs),
+        ("--out", args.outputs),
+        ("--tty", args.tty),
+        ("--collect", args.collect),
+    ):
         if value:
             raise BadOption(f"{option} without a command: no agent is in the guest who could do that")
     return None

@@ -7,7 +7,6 @@ import os
 import resource
 from typing import TYPE_CHECKING
 
-from belljar.cli import userdata
 from belljar.cli.parser import as_duration, as_size
 from belljar.errors import OUR_FAILURE
 from belljar.model import Cause, Context, Start
@@ -27,36 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "belljar run [options] -- CMD ARG...\n       belljar run [options] SCRIPT ARG..."
         "\n       belljar run [options] --user-data FILE|URL"
     )
-    machine = parser.add_argument_group("the machine")
-    machine.add_argument("--image", metavar="NAME", help="image by name or digest (`belljar image list`)")
-    machine.add_argument("--cpus", type=int, metavar="N", help="virtual cpus")
-    machine.add_argument("--memory", type=as_size, metavar="SIZE", help="memory, such as 512M or 4G")
-    machine.add_argument("--disk", type=as_size, metavar="SIZE", help="size of the disk, at least the image's")
-    machine.add_argument(
-        "--scratch", type=as_size, metavar="SIZE", help="an empty disk of this size at /scratch, where $TMPDIR is then"
-    )
-    machine.add_argument(
-        "--network",
-        metavar="NETWORK",
-        help="none; user: a way out through the host; bridge[:NAME]: on a bridge of the host; isolated:GROUP: with others of that group",
-    )
-    machine.add_argument(
-        "--share",
-        action="append",
-        default=[],
-        metavar="SRC[:DST][:ro|rw]",
-        help="host folder the guest sees (default: read-only, at the same path), or an export that it mounts itself:"
-        " nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]",
-    )
-    machine.add_argument(
-        "--start", choices=[start.value for start in Start], help="auto: a clone where one can be had, else a cold boot"
-    )
-    machine.add_argument(
-        "--context",
-        choices=[context.value for context in Context],
-        help="how the guest is given the agent (default: as the image is best served)",
-    )
-    machine.add_argument("--name", default="", help="a name for the machine, for `belljar ps` and ID arguments")
+    _machine(parser)
     payload = parser.add_argument_group("the payload")
     payload.add_argument(
         "--in", dest="inputs", action="append", default=[], metavar="PATH[:DST]", help="file or folder copied in before"
@@ -83,9 +53,65 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     payload.add_argument("--user", metavar="NAME|UID[:GID]", help="who the payload is (default: the caller)")
     payload.add_argument("-t", "--tty", action="store_true", help="give the payload a terminal")
-    userdata.arguments(parser)
+    _user_data(parser)
     _limits(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD | SCRIPT", help=argparse.SUPPRESS)
+
+
+def _machine(parser: argparse.ArgumentParser) -> None:
+    machine = parser.add_argument_group("the machine")
+    machine.add_argument("--image", metavar="NAME", help="image by name or digest (`belljar image list`)")
+    machine.add_argument("--cpus", type=int, metavar="N", help="virtual cpus")
+    machine.add_argument("--memory", type=as_size, metavar="SIZE", help="memory, such as 512M or 4G")
+    machine.add_argument("--disk", type=as_size, metavar="SIZE", help="size of the disk, at least the image's")
+    machine.add_argument(
+        "--scratch", type=as_size, metavar="SIZE", help="an empty disk of this size at /scratch, where $TMPDIR is then"
+    )
+    machine.add_argument(
+        "--cache", type=as_size, metavar="SIZE",
+        help="a disk labelled belljar-cache that a later machine of yours finds again (without a command only)",
+    )  # fmt: skip
+    machine.add_argument(
+        "--network",
+        metavar="NETWORK",
+        help="none; user: a way out through the host; bridge[:NAME]: on a bridge of the host; isolated:GROUP: with others of that group",
+    )
+    machine.add_argument(
+        "--share",
+        action="append",
+        default=[],
+        metavar="SRC[:DST][:ro|rw]",
+        help="host folder the guest sees (default: read-only, at the same path), or an export that it mounts itself:"
+        " nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]",
+    )
+    machine.add_argument(
+        "--start", choices=[start.value for start in Start], help="auto: a clone where one can be had, else a cold boot"
+    )
+    machine.add_argument(
+        "--context",
+        choices=[context.value for context in Context],
+        help="how the guest is given the agent (default: as the image is best served)",
+    )
+    machine.add_argument("--name", default="", help="a name for the machine, for `belljar ps` and ID arguments")
+
+
+def _user_data(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("user data, for images that know their own work (docs/pilots.md)")
+    group.add_argument(
+        "--user-data",
+        metavar="FILE|URL",
+        help="a template of at most 1 MiB; its ##user_data_...## patterns are filled in",
+    )
+    group.add_argument(
+        "--user-data-option", action="append", default=[], metavar="K=V", help="the value of ##user_data_option_K##"
+    )
+    group.add_argument(
+        "--user-data-file",
+        action="append",
+        default=[],
+        metavar="K=PATH",
+        help="a file whose content is the value of ##user_data_option_K## and ##user_data_file_K##",
+    )
 
 
 def _limits(parser: argparse.ArgumentParser) -> None:
@@ -115,7 +141,9 @@ def run(args: argparse.Namespace, house: House) -> int:
     house.reaper.quick()
     house.images.ensure(wanted.machine.image)
     if args.user_data is not None:
-        wanted = userdata.with_user_data(wanted, args, house)
+        from belljar.cli.userdata import with_user_data
+
+        wanted = with_user_data(wanted, args, house)
     outcome = attend(house, wanted)
     report.write(outcome)
     if wanted.payload is None and outcome.cause is Cause.FINISHED:

@@ -17,25 +17,6 @@ if TYPE_CHECKING:
 SCHEMES = ("http://", "https://")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("user data, for images that know their own work (docs/pilots.md)")
-    group.add_argument(
-        "--user-data",
-        metavar="FILE|URL",
-        help="a template of at most 1 MiB; its ##user_data_...## patterns are filled in",
-    )
-    group.add_argument(
-        "--user-data-option", action="append", default=[], metavar="K=V", help="the value of ##user_data_option_K##"
-    )
-    group.add_argument(
-        "--user-data-file",
-        action="append",
-        default=[],
-        metavar="K=PATH",
-        help="a file whose content is the value of ##user_data_option_K## and ##user_data_file_K##",
-    )
-
-
 def with_user_data(request: Request, args: argparse.Namespace, house: House) -> Request:
     """The request with its user data. Raises BadUserData, DownloadFailed."""
     from belljar import __version__
@@ -64,12 +45,6 @@ def with_user_data(request: Request, args: argparse.Namespace, house: House) -> 
         options.setdefault("cvmfs_proxy", settings.cvmfs_proxy.encode())
     template = _fetch(url, house) if url else _read(args.user_data, "--user-data")
     return replace(request, user_data=fill_in(template, patterns(about, options, files)))
-
-
-def check(args: argparse.Namespace) -> None:
-    """Raise BadUserData for options without what they are for."""
-    if args.user_data is None and (args.user_data_option or args.user_data_file):
-        raise BadUserData("--user-data-option and --user-data-file mean nothing without --user-data")
 
 
 def _pairs(option: str, words: list[str]) -> list[tuple[str, str]]:

@@ -43,6 +43,7 @@ class Settings:
     paths: Paths
     machine: machine.Settings = field(default_factory=machine.Settings)
     qemu: hypervisor.Settings = field(default_factory=hypervisor.Settings)
+    libvirt: hypervisor.LibvirtSettings = field(default_factory=hypervisor.LibvirtSettings)
     image: image.Settings = field(default_factory=image.Settings)
     network: network.Settings = field(default_factory=network.Settings)
     guest: guest.Settings = field(default_factory=guest.Settings)
@@ -55,6 +56,7 @@ SECTIONS: Mapping[str, type[Any]] = {
     "paths": Paths,
     "machine": machine.Settings,
     "qemu": hypervisor.Settings,
+    "libvirt": hypervisor.LibvirtSettings,
     "image": image.Settings,
     "network": network.Settings,
     "guest": guest.Settings,

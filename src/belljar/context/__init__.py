@@ -7,7 +7,8 @@ pure function of what was asked and what the image can.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import socket
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -82,6 +83,17 @@ class Chosen:
     reason: str
 
 
+Features = Mapping[str, Mapping[str, str]]  # by folder ("machinefeatures", "jobfeatures"), then by key
+
+
+class Metadata(Protocol):
+    """The metadata service of one machine."""
+
+    async def serve(self, connection: socket.socket) -> None:
+        """Answer the requests of one connection, to its end. Raises nothing a guest could cause. The socket is non-blocking and
+        stays the caller's to close."""
+
+
 class Seed(Protocol):
     """A disc that tells a guest's own init what to do. Seeds of the same digest mean the same guest."""
 
@@ -134,6 +146,35 @@ def user_seed(user_data: bytes, instance_id: str, hostname: str) -> Seed:
     from belljar.context.userdisc import UserSeed
 
     return UserSeed(user_data, instance_id, hostname)
+
+
+def metadata_service(
+    features: Callable[[], Features],
+    outputs: Path,
+    settings: Settings,
+    *,
+    uuid: str,
+    hostname: str,
+    user_data: bytes | None,
+    machinetype: str,
+    zone: str,
+    size: str,
+    address: str,
+    mac: str,
+    base_url: str,
+) -> Metadata:
+    """A service for one machine. *features* is asked at each request; *outputs* is the folder for what the guest leaves,
+    made with its first file; what the rest means is beside `catalog.Instance`."""
+    from belljar.context.catalog import Instance
+    from belljar.context.metadata import Service
+    from belljar.context.outputs import Outputs
+
+    instance = Instance(
+        uuid=uuid, hostname=hostname, user_data=user_data, machinetype=machinetype, zone=zone, size=size, address=address,
+        mac=mac, base_url=base_url,
+    )  # fmt: skip
+    kept = Outputs(outputs, most_bytes=settings.joboutputs_size, most_files=settings.joboutputs_count)
+    return Service(instance, features, kept, tokens=settings.metadata_tokens)
 
 
 def choose(wanted: Context, means: Means, name: str) -> Chosen:

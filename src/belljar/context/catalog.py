@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from html import escape
 from urllib.parse import unquote_to_bytes
 
+from belljar.context import Features
+
 EC2_DATES = ("1.0", "2007-01-19", "2008-02-01", "2009-04-04", "2011-01-01", "2016-09-02", "2021-03-23", "latest")
 OPENSTACK_DATES = ("2012-08-10", "2013-04-04", "2013-10-17", "2015-10-15", "2016-10-06", "2018-08-27", "latest")
 DATE = re.compile(r"\d{4}-\d{2}-\d{2}|1\.0|latest")
 PLAIN_PATH = re.compile(r"[A-Za-z0-9._~/:@!$&'()*+,;=-]*")
 TEXT, JSON, HTML, BYTES = "text/plain", "application/json", "text/html", "application/octet-stream"
 FEATURES = ("machinefeatures", "jobfeatures")
-
-Features = Mapping[str, Mapping[str, str]]  # by folder, then by key
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from contextlib import suppress
 
 import h11
 
-from belljar.context import TokenMode
-from belljar.context.catalog import TEXT, Features, Instance, find, is_ec2, split
+from belljar.context import Features, TokenMode
+from belljar.context.catalog import TEXT, Instance, find, is_ec2, split
 from belljar.context.outputs import Outputs, Rejected
 
 LARGEST_HEAD, LONGEST_TARGET = 8192, 2048

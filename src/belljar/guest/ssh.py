@@ -8,11 +8,8 @@ connection that broke is made anew and the record read again. What a shell canno
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import socket
-import tarfile
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -21,11 +18,12 @@ from belljar.agent.agent import Account as GuestAccount
 from belljar.agent.agent import Refused, Words, free_name, with_groups, with_shadow, with_user
 from belljar.errors import AgentLost, GuestRefused, NoDisk, NoNfs, NoNineP, NoPackedFolders
 from belljar.guest import Hello, Identity, IdentityProof, Settings, Sink, SshKeys, Streams
-from belljar.guest.conversation import CLOCK_TRIES, SKEW_ENOUGH, account_words
+from belljar.guest.conversation import account_words
 from belljar.guest.process import one_line
+from belljar.guest.ssh_archive import archive, sorted_files, unpacking
 from belljar.guest.ssh_link import Link, Patience, Tell, library, lost
 from belljar.guest.ssh_process import SshProcess
-from belljar.guest.ssh_scripts import JOBS, PROBE, Means, job_files, text
+from belljar.guest.ssh_scripts import HOME, JOBS, PROBE, Means, job_files, text
 from belljar.model import Account, FileServer, Payload, PlainFile
 
 if TYPE_CHECKING:
@@ -90,26 +88,26 @@ class SshGuest:
         return read_proof(said, identity, await self.set_clock())
 
     async def settle(self) -> None:
-        """A clone's keys are only as good as its kernel's random numbers: without a kernel that draws new ones when it has
-        become a clone there is no template."""
+        """A clone's keys are only as good as its kernel's random numbers: where it cannot be given new ones for sure there is
+        no template. Raises GuestRefused."""
         from belljar.guest.ssh_identity import SETTLE
 
         await self._done(SETTLE, "settle", more=9 * self._settings.call_timeout)
         await self.link.hang_up()
 
     async def set_clock(self) -> float:
-        from belljar.guest.ssh_identity import clock_script, read_clock
+        from belljar.guest.ssh_identity import steer_clock
 
-        skew = 0.0
-        for turn in range(CLOCK_TRIES + 1):
-            before = time.time()
-            answer = await self._done(clock_script(None, precise=self.means.nanoseconds), "tell the time")
-            after = time.time()
-            skew, doubt = read_clock(answer.out) - (before + after) / 2, (after - before) / 2
-            if abs(skew) + doubt <= SKEW_ENOUGH or (turn and abs(skew) <= SKEW_ENOUGH / 2) or turn == CLOCK_TRIES:
-                break
-            await self._done(clock_script(doubt, precise=self.means.nanoseconds), "set its clock")
-        return skew
+        process = await self.link.process(f"sh {HOME}/clock")
+        try:
+            async with asyncio.timeout(self._settings.call_timeout):
+                return await steer_clock(process, precise=self.means.nanoseconds)
+        except TimeoutError as exc:
+            raise AgentLost(f"the guest did not tell the time within {self._settings.call_timeout:g} s") from exc
+        except (library().Error, OSError) as exc:
+            raise lost(exc) from exc
+        finally:
+            process.channel.abort()
 
     # -- places
 
@@ -232,8 +230,9 @@ class SshGuest:
     async def start(self, payload: Payload, streams: Streams) -> SshProcess:
         refuse_what_no_kernel_takes(payload)
         await self.add_account(payload.account)
-        if payload.files:
-            await self.place(payload.files, payload.account)
+        quick, slow = sorted_files(payload.files)
+        if slow:
+            await self.place(slow, payload.account)
         folder = self._next_folder()
         script = None
         if payload.script is not None:
@@ -243,20 +242,22 @@ class SshGuest:
         contents: dict[str, bytes] = dict(files)
         if payload.script is not None and script is not None:
             contents["script/" + os.fsdecode(os.path.basename(script))] = payload.script
-        watcher = await self._make_ready(folder, contents, f"{payload.account.uid}:{payload.account.gid}")
+        watcher = await self._make_ready(folder, contents, quick, f"{payload.account.uid}:{payload.account.gid}")
         process = SshProcess(self.link, folder, names_of(payload), streams, watcher)
         self._processes.append(process)
         await process.begin(payload.terminal)
         return process
 
-    async def _make_ready(self, folder: str, contents: dict[str, bytes], owner: str) -> Watcher:
+    async def _make_ready(
+        self, folder: str, contents: dict[str, bytes], files: Sequence[PlainFile], owner: str
+    ) -> Watcher:
         """Put a payload's files there; returns the session that tells what becomes of it."""
         own = f"chown {owner} error become && chmod 0600 error && chmod 0400 become"
         script = f"[ ! -d script ] || {{ chmod 0711 script && chown {owner} script/* && chmod 0700 script/*; }}"
         more = f"cd {folder} && mkfifo -m 0600 started && : > error && {own} && {{ {script}; }} && : > {JOBS}/began"
         watcher = await self.link.process(f"sh -c '{unpacking(folder)} && {more} && exec sh {folder}/watch'")
         with suppress(OSError):
-            watcher.stdin.write(archive(contents))
+            watcher.stdin.write(archive(folder, contents, files))
             watcher.stdin.write_eof()
         try:
             async with asyncio.timeout(self._settings.call_timeout):
@@ -290,27 +291,14 @@ class SshGuest:
 
     async def _send(self, folder: str, contents: dict[str, bytes]) -> None:
         """Files into a folder of ours in the guest, which is made for them."""
-        check(await self.link.run(f"sh -c '{unpacking(folder)}'", archive(contents)), "take the payload's files")
+        check(
+            await self.link.run(f"sh -c '{unpacking(folder)}'", archive(folder, contents)), "take the payload's files"
+        )
 
     async def _done(self, script: str, what: str, *, more: float = 0.0) -> Answer:
         answer = await self.link.script(script, more=more)
         check(answer, what)
         return answer
-
-
-def unpacking(folder: str) -> str:
-    """A command that makes a folder of ours from an archive on its standard input."""
-    return f"umask 022; rm -rf {folder} && mkdir -p -m 0711 {folder} && tar -x -f - -C {folder}"
-
-
-def archive(contents: dict[str, bytes]) -> bytes:
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode="w", format=tarfile.GNU_FORMAT, errors="surrogateescape") as tar:
-        for name, data in contents.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(data), 0o644
-            tar.addfile(member, io.BytesIO(data))
-    return whole.getvalue()
 
 
 def check(answer: Answer, what: str) -> None:

@@ -19,7 +19,7 @@ from belljar.guest import Sink
 from belljar.guest.files import BROKEN_OFF, SAFE_MODE, Giver, Taker, _about_output, _name_of
 from belljar.guest.process import one_line
 from belljar.guest.ssh_link import library, lost, whole
-from belljar.guest.ssh_scripts import JOBS, become, quote, text
+from belljar.guest.ssh_scripts import JOBS, become, make_place, quote, text
 from belljar.host.threads import in_thread
 from belljar.model import Account, PlainFile
 
@@ -86,7 +86,7 @@ async def put(
     bridge = Giver()
     packing = asyncio.ensure_future(in_thread(lambda: _pack(kind(bridge.give, map(os.fsencode, skip)), source, bridge)))
     try:
-        code, err = await _copy(guest, script, account, source=bridge)
+        code, err = await _copy(guest, script, account, source=bridge, cwd=cwd)
         bridge.break_off()
         trouble = await packing
     finally:
@@ -181,14 +181,21 @@ async def collect(guest: SshGuest, paths: Sequence[str], sink: Sink) -> None:
 
 
 async def _copy(
-    guest: SshGuest, script: bytes, account: Account | None, *, source: Giver | None = None, sink: Sink | None = None
+    guest: SshGuest,
+    script: bytes,
+    account: Account | None,
+    *,
+    source: Giver | None = None,
+    sink: Sink | None = None,
+    cwd: bytes | None = None,
 ) -> tuple[int | None, bytes]:
     """Run a script of ours as the account, with a stream in or out. The exit code (None: it was broken off), and what it
     complained of."""
     folder = guest._next_folder()
     owner = f"{account.uid}:{account.gid}" if account else "0:0"
     await guest._send(folder, {"copy": script})
-    await guest._done(f"chown {owner} {folder}/copy && chmod 0400 {folder}/copy", "prepare a copy")
+    place = make_place(cwd, account) if account else ":"
+    await guest._done(f"{place}\nchown {owner} {folder}/copy && chmod 0400 {folder}/copy", "prepare a copy")
     command = f"sh {folder}/copy"
     process = await guest.link.process(
         f"sh -c {text('exec ' + become(account, guest.means, command))}" if account else command

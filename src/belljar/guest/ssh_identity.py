@@ -2,36 +2,42 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from belljar.errors import AgentLost
 from belljar.guest import Identity, IdentityProof
+from belljar.guest.conversation import SKEW_ENOUGH
 from belljar.guest.ssh_link import library
 from belljar.guest.ssh_scripts import HOME, text
 
-# A kernel from 5.18 on draws new random numbers when QEMU tells it by the vmgenid device that it has become a clone.
-SETTLE = """\
+# The calls of random(4) that credit entropy and have the kernel use it at once, for which it takes more than a shell.
+RESEED = (
+    'perl -e \'open(my $f, ">", "/dev/random") or exit 1; my $b = pack("H*", $ARGV[0]);'
+    ' exit !(ioctl($f, 0x40085203, pack("ii", 8 * length($b), length($b)) . $b) && ioctl($f, 0x5207, 0));\''
+)
+# Without perl, a kernel from 5.18 on draws new random numbers by itself, when QEMU tells it that it has become a clone.
+SETTLE = f"""\
 export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin"
-release=$(uname -r); major=${release%%.*}; minor=${release#*.}; minor=${minor%%[!0-9]*}
-if [ "$major" -lt 5 ] || { [ "$major" = 5 ] && [ "$minor" -lt 18 ]; }; then
-    echo "its kernel $release does not draw new random numbers in a clone (from 5.18 on kernels do), so it starts cold" >&2
-    exit 7
+if ! {RESEED} 00112233445566778899aabbccddeeff 2> /dev/null; then
+    release=$(uname -r); major=${{release%%.*}}; minor=${{release#*.}}; minor=${{minor%%[!0-9]*}}
+    modprobe vmgenid 2> /dev/null
+    bound=
+    for d in /sys/bus/acpi/drivers/vmgenid/*:* /sys/bus/platform/drivers/vmgenid/*:*; do [ -L "$d" ] && bound=yes; done
+    if [ -z "$bound" ] || [ "$major" -lt 5 ] || {{ [ "$major" = 5 ] && [ "$minor" -lt 18 ]; }}; then
+        echo "it has no perl, and its kernel $release draws no new random numbers in a clone, so it starts cold" >&2
+        exit 7
+    fi
+    dmesg | grep -c 'virtual machine fork' > {HOME}/forks
 fi
-modprobe vmgenid 2> /dev/null
-bound=
-for d in /sys/bus/acpi/drivers/vmgenid/*; do [ -L "$d" ] && case ${d##*/} in module) ;; *) bound=yes ;; esac; done
-for d in /sys/bus/platform/drivers/vmgenid/*; do [ -L "$d" ] && case ${d##*/} in module) ;; *) bound=yes ;; esac; done
-if [ -z "$bound" ]; then
-    echo "its kernel has no driver for vmgenid, which tells it that it has become a clone, so it starts cold" >&2
-    exit 7
-fi
-rm -rf /run/belljar/ssh/*
-dmesg | grep -c 'virtual machine fork' > /run/belljar/settled
+rm -rf {HOME}/ssh/*
 sync
 exit 0
 """
 
+CLOCK_TRIES = 8
 KEYS = "/etc/ssh"
 
 
@@ -49,13 +55,15 @@ def identity_script(identity: Identity, private: str, public: str) -> str:
     return f"""\
 export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin:/usr/bin:/bin"
 umask 022; mkdir -p {HOME}
-if [ -e {HOME}/settled ]; then
-    read -r forks < {HOME}/settled; tries=0
+if [ -e {HOME}/forks ]; then
+    read -r forks < {HOME}/forks; tries=0
     until [ "$(dmesg | grep -c 'virtual machine fork')" -gt "$forks" ]; do
         tries=$((tries + 1)); [ $tries -gt 50 ] && echo "its kernel did not notice that it is a clone" >&2 && exit 7
         sleep 0.1
     done
-    rm -f {HOME}/settled
+    rm -f {HOME}/forks
+elif command -v perl > /dev/null; then
+    {RESEED} {identity.entropy.hex()} || {{ echo "its kernel takes no entropy" >&2; exit 7; }}
 fi
 printf '{octets}' > /dev/urandom
 echo {text(identity.hostname)} > /proc/sys/kernel/hostname
@@ -86,20 +94,14 @@ exit 0
 
 
 def card_script(identity: Identity) -> str:
-    """The card that has the machine's link takes its address, where it has another one: a clone's is its template's."""
+    """The card takes the machine's address, where it has another one: a clone's is its template's. It stays up, so no DHCP
+    client begins anew, and it tells QEMU's network by itself: this very connection goes over it."""
     return f"""\
 for c in /sys/class/net/*; do [ -e $c/device ] && card=${{c##*/}} && break; done
 read -r mac < /sys/class/net/$card/address
 if [ "$mac" != {identity.mac} ]; then
-    if command -v ip > /dev/null; then
-        ip link set dev $card down; ip link set dev $card address {identity.mac}; ip link set dev $card up
-        ip addr add {identity.address} dev $card 2> /dev/null
-        ip route replace default via {identity.gateway} dev $card
-    else
-        ifconfig $card down; ifconfig $card hw ether {identity.mac}
-        ifconfig $card {identity.address.partition("/")[0]} netmask 255.255.255.0 up
-        route add default gw {identity.gateway} $card
-    fi
+    echo 1 > /proc/sys/net/ipv4/conf/$card/arp_notify
+    ip link set dev $card address {identity.mac} 2> /dev/null || ifconfig $card hw ether {identity.mac}
 fi
 read -r mac < /sys/class/net/$card/address; echo "mac $mac"
 """
@@ -112,21 +114,35 @@ def read_proof(said: Mapping[str, str], identity: Identity, skew: float) -> Iden
     )  # fmt: skip
 
 
-def clock_script(ahead: float | None, *, precise: bool) -> str:
-    """Tells the guest's time in nanoseconds; or sets it, to what it will be here *ahead* seconds from now."""
-    if ahead is None:
-        if precise:
-            return "date +%s%N\n"
-        # now, of the clock that never steps, and how far the time of day is ahead of it
-        return (
-            "while read -r a b c d; do case \"$a $b\" in 'now at') now=$c ;; 'clock 1:') is=1 ;; '.offset: '*)"
-            ' [ -n "$is" ] && { echo $((now + b)); exit 0; } ;; esac; done < /proc/timer_list\nexit 8\n'
-        )
-    moment = time.time() + ahead
+async def steer_clock(process: Any, *, precise: bool) -> float:
+    """Ask the guest's clock, and set it where it is surely off; returns how far off it is then. *process* runs `CLOCK`."""
+    skew, rounds, best = 0.0, 0.2, 1e9
+    for _ in range(CLOCK_TRIES):
+        before = time.time()
+        process.stdin.write(b"tell\n")
+        clock = read_clock(await process.stdout.readline())
+        after = time.time()
+        rounds = after - before
+        now, doubt = clock - (before + after) / 2, rounds / 2
+        if doubt < best:
+            skew, best = now, doubt
+        if abs(now) + doubt <= SKEW_ENOUGH:
+            return now
+        if abs(now) > doubt:
+            best = 1e9
+            process.stdin.write(await _setting(rounds / 2, precise=precise))
+            await process.stdout.readline()
+    return skew
+
+
+async def _setting(ahead: float, *, precise: bool) -> bytes:
+    """The order that sets the clock to what it is when the order arrives. A clock that only takes whole seconds gets it
+    when one begins."""
     if precise:
-        return f"date -u -s @{moment:.6f} > /dev/null\n"
-    whole = int(moment) + 1
-    return f"sleep {whole - moment:.3f}; date -u -s @{whole} > /dev/null\n"
+        return f"set {time.time() + ahead:.6f}\n".encode()
+    whole = int(time.time() + ahead) + 1
+    await asyncio.sleep(max(whole - ahead - time.time(), 0))
+    return f"set {whole}\n".encode()
 
 
 def read_clock(said: bytes) -> float:

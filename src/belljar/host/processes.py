@@ -57,6 +57,12 @@ def _is_between_programs(pid: int) -> bool:
     return words[0] not in (b"Z", b"X") and not int(words[6]) & KERNEL_THREAD
 
 
+def has_no_parent(pid: int) -> bool:
+    """Was the process left to init?"""
+    text = (PROC / str(pid) / "stat").read_bytes()
+    return int(text[text.rindex(b")") + 2 :].split()[1]) == 1
+
+
 def all_pids() -> Iterator[int]:
     for entry in os.listdir(PROC):
         if entry.isdigit():

@@ -56,7 +56,9 @@ class Program:
             block += [(EQUAL, 0, 1, value), (RETURN, 0, 0, action)]
         self._only(call, block)
 
-    def unless_in(self, call: int, argument: int, values: Sequence[int], action: int, *, mask: int = 0xFFFFFFFF) -> None:
+    def unless_in(
+        self, call: int, argument: int, values: Sequence[int], action: int, *, mask: int = 0xFFFFFFFF
+    ) -> None:
         """This call unless the low half of an argument, under *mask*, is one of *values*."""
         block = [_low(argument), (AND, 0, 0, mask)]
         block += [(EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
@@ -130,7 +132,9 @@ class Libc:
     def take_descriptor(self, pidfd: int, number: int) -> int:
         """A descriptor of ours for another process's open file."""
         return self._checked(
-            self._libc.syscall(ctypes.c_long(SYS_PIDFD_GETFD), ctypes.c_int(pidfd), ctypes.c_int(number), ctypes.c_uint(0))
+            self._libc.syscall(
+                ctypes.c_long(SYS_PIDFD_GETFD), ctypes.c_int(pidfd), ctypes.c_int(number), ctypes.c_uint(0)
+            )
         )
 
     def read_memory(self, pid: int, address: int, size: int) -> bytes:

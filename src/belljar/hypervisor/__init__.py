@@ -40,7 +40,8 @@ class Settings:
         default="auto", metadata={"help": "CPU model of the guests; auto: host under KVM, a quick one under TCG"}
     )
     uefi: str = field(
-        default="", metadata={"help": "OVMF's file, for images that boot by UEFI; empty: looked for in the usual places"}
+        default="",
+        metadata={"help": "OVMF's file, for images that boot by UEFI; empty: looked for in the usual places"},
     )
     user: str = field(
         default="auto",
@@ -58,6 +59,38 @@ class Settings:
         default=20.0, metadata={"help": "longest time the tiny guest that proves KVM may take", "unit": "seconds"}
     )
     template_days: int = field(default=7, metadata={"help": "templates older than this are rebuilt", "unit": "days"})
+
+
+@dataclass(frozen=True)
+class LibvirtSettings:
+    """`[libvirt]` in the settings files, for `machine.hypervisor = "libvirt:..."`."""
+
+    timeout: float = field(
+        default=15.0, metadata={"help": "longest time libvirt's daemon may take to answer a call", "unit": "seconds"}
+    )
+    start_timeout: float = field(
+        default=60.0, metadata={"help": "longest time it may take to start a guest's process", "unit": "seconds"}
+    )
+    watch: float = field(
+        default=10.0, metadata={"help": "time between two looks at the daemon of a running machine", "unit": "seconds"}
+    )
+    memory_limit: int = field(
+        default=2 << 30, metadata={"help": "a daemon that uses more is a node fault; 0: no limit", "unit": "bytes"}
+    )
+    restart_command: tuple[str, ...] = field(
+        default=(),
+        metadata={"help": "program and arguments that end the daemon and return when a new one answers; empty: none"},
+    )
+    restart_timeout: float = field(
+        default=60.0, metadata={"help": "longest time that program may take", "unit": "seconds"}
+    )
+    folder: str = field(
+        default="",
+        metadata={
+            "help": "folder of the sockets between belljar and QEMU, a short path;"
+            " empty: /run/belljar-libvirt, for users /tmp/belljar-libvirt-UID"
+        },
+    )
 
 
 @dataclass(frozen=True)
@@ -122,7 +155,9 @@ class DomainSpec:
     nic: Nic | None = None
     shares: tuple[SharedFolder, ...] = ()
     owner: tuple[int, int] = (0, 0)  # uid and gid QEMU runs as; different from ours only when we are root
-    warm: tuple[str, ...] = ()  # what a template's guest has loaded beyond the usual ("nfs"); its clones ask for the same
+    warm: tuple[
+        str, ...
+    ] = ()  # what a template's guest has loaded beyond the usual ("nfs"); its clones ask for the same
     disks: tuple[ExtraDisk, ...] = ()
     # A read-only disc the guest's own init reads at its first boot (NoCloud, CD-ROM of a CernVM). Part of the hardware: a
     # template keeps a copy, and its clones have that copy in the drive.
@@ -182,6 +217,9 @@ class Domain(Protocol):
 
     async def pause(self) -> None: ...
     async def resume(self) -> None: ...
+    async def press_power(self) -> None:
+        """Press the guest's power button (ACPI). What comes of it is the guest's affair."""
+
     async def quit(self, *, grace: float) -> int:
         """Bring the domain down, by SIGKILL after *grace* seconds. Returns the wait status. Quitting twice is fine."""
 
@@ -230,6 +268,10 @@ class Hypervisor(Protocol):
     def clone_disk(self, template: Template, spec: DomainSpec) -> None:
         """Put a fresh overlay over the template's disk at `spec.disk`."""
 
+    async def launch(self, spec: DomainSpec, template: Template | None) -> Domain:
+        """`start`, or `start_clone` with a template, without holding the event loop for longer than a process takes to
+        spawn. Cancelled, it leaves nothing that `discard` does not find."""
+
     def start_clone(self, spec: DomainSpec, template: Template) -> Domain:
         """Start as a clone: the guest goes on where the template stood. Returns as soon as the process runs."""
 
@@ -260,6 +302,9 @@ class Hypervisor(Protocol):
     def alive(self) -> list[tuple[MachineId, int]]:
         """(machine, pid) of every domain process of ours on this host, found by its mark, whoever started it."""
 
+    def is_kept(self, id: MachineId, pid: int) -> bool:
+        """Does the supervisor that started this process live? Of one that is gone already: any answer."""
+
     def discard(self, id: MachineId) -> None:
         """Leave no process of this machine. Finding none is success."""
 
@@ -271,8 +316,18 @@ def guest_uuid(id: MachineId) -> str:
     return machine_uuid(id)
 
 
-def load(settings: Settings, store: Path) -> Hypervisor:
-    """The hypervisor of these settings. *store* is a folder of this user's own: templates and remembered answers go there."""
+def load(
+    settings: Settings,
+    store: Path,
+    driver: str = "qemu",
+    libvirt: LibvirtSettings = LibvirtSettings(),
+) -> Hypervisor:
+    """The hypervisor of these settings. *store* is a folder of this user's own: templates and remembered answers go there.
+    *driver*: `qemu`, or `libvirt:` and a URI. Raises BadSetting."""
+    if driver != "qemu":
+        from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
+
+        return LibvirtHypervisor(driver, settings, libvirt, store)
     from belljar.hypervisor.qemu.driver import QemuHypervisor
 
     return QemuHypervisor(settings, store)

@@ -78,6 +78,10 @@ class FakeDomain:
         self.done.append("resume")
         await self._answer()
 
+    async def press_power(self) -> None:
+        self.done.append("press power")
+        await self._answer()
+
     async def quit(self, *, grace: float) -> int:
         self.done.append("quit")
         if self.is_deaf and self.status is None:
@@ -164,6 +168,9 @@ class FakeHypervisor:
         self.faults.strike("start")
         return self._begin(spec)
 
+    async def launch(self, spec: DomainSpec, template: Template | None) -> FakeDomain:
+        return self.start_clone(spec, template) if template else self.start(spec)
+
     def start_clone(self, spec: DomainSpec, template: Template) -> FakeDomain:
         self.faults.strike("start_clone")
         if not template.folder.exists():
@@ -237,6 +244,9 @@ class FakeHypervisor:
 
     def alive(self) -> list[tuple[MachineId, int]]:
         return [(id, domain.pid) for id, domain in self.running.items()]
+
+    def is_kept(self, id: MachineId, pid: int) -> bool:
+        return False
 
     def discard(self, id: MachineId) -> None:
         domain = self.running.get(id)

@@ -144,9 +144,7 @@ def take(
     return store.publish(folder, what, origin.name)
 
 
-def _look(
-    folder: Path, raw: Path, size: int, origin: Origin, progress: Progress, surveyor: Surveyor | None
-) -> Boot:
+def _look(folder: Path, raw: Path, size: int, origin: Origin, progress: Progress, surveyor: Surveyor | None) -> Boot:
     """How the disk can be started, as its importer wants it."""
     progress.step("Looking for a kernel in the disk")
     boot = _given(raw, origin) if origin.kernel else find_boot(raw)

@@ -178,7 +178,9 @@ def check_disc(head: bytes) -> None:
     if head[at : at + len(mark)] != mark:
         raise ImageCorrupt("the file is no disc (ISO 9660)", hint="Leave `--kind iso` out for a disk.")
     if head[BOOT_RECORD : BOOT_RECORD + len(EL_TORITO)] != EL_TORITO:
-        raise ImageCorrupt("the disc has no boot loader (no El Torito boot record)", hint="Give a disc that can be booted.")
+        raise ImageCorrupt(
+            "the disc has no boot loader (no El Torito boot record)", hint="Give a disc that can be booted."
+        )
 
 
 def check_form(form: str, formats: Sequence[str]) -> None:

@@ -18,6 +18,12 @@ from belljar.model import MIB, Context, MachineId, NetworkMode, Start
 class Settings:
     """`[machine]` in the settings files."""
 
+    hypervisor: str = field(
+        default="qemu",
+        metadata={
+            "help": "who runs the machines: qemu, or libvirt:URI such as libvirt:qemu:///system (docs/libvirt.md)"
+        },
+    )
     cpus: int = field(default=1, metadata={"help": "virtual cpus of a machine that asks for none"})
     memory: int = field(default=512 * MIB, metadata={"help": "memory of a machine that asks for none", "unit": "bytes"})
     network: NetworkMode = field(
@@ -91,6 +97,8 @@ class Folders:
 
 
 # files of a machine's folder
+RAMDISK = "ramdisk"  # one of this machine's own
+FORWARD = "forward.sock"  # of the hypervisor
 SEED = "seed.iso"
 JOBOUTPUTS = "joboutputs"  # a folder: what the guest put there
 REQUEST, OUTCOME, LOCK, CONTROL, CONSOLE_LOG, QEMU_LOG, COLLECTED = (

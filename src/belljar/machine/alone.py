@@ -14,7 +14,8 @@ from belljar.host.files import free_bytes, no_space_as_error, read_capped
 from belljar.hypervisor import ExtraDisk
 from belljar.machine import JOBOUTPUTS
 from belljar.machine.life import Life
-from belljar.model import MIB, Cause, OutcomeClass
+from belljar.machine.states import CLASSES
+from belljar.model import MIB, Cause
 
 MESSAGE = "shutdown_message"
 LONGEST, LARGEST = 300, 64 << 10
@@ -27,9 +28,18 @@ def conclude(life: Life) -> None:
     """The machine powered itself off: its own message is the outcome. Codes from 400 on are exit code 1, every other end
     is 0: that there was no work (300) is no failure."""
     code, text = message(life.folder / JOBOUTPUTS / MESSAGE)
-    reason = f"the guest powered itself off: {text}" if text else "the guest powered itself off and said nothing about it"
-    life.note(cause=Cause.FINISHED, klass=OutcomeClass.PAYLOAD, exit_code=int(code >= FAILED), reason=reason, hint="", error="")
+    reason = (
+        f"the guest powered itself off: {text}" if text else "the guest powered itself off and said nothing about it"
+    )
+    cause = life.outcome.cause if life.outcome.cause in (Cause.CANCELLED, Cause.WALLTIME) else Cause.FINISHED
+    if cause is not Cause.FINISHED:
+        reason = f"{life.outcome.reason}; {reason}"
+    life.note(cause=cause, klass=CLASSES[cause], exit_code=int(code >= FAILED), reason=reason, hint="", error="")
     life.record.write("shutdown-message", code=code, text=text)
+    if life.left_in_order:
+        from belljar.machine.caches import left_in_order
+
+        left_in_order(life)
 
 
 def message(path: Path) -> tuple[int, str]:

@@ -7,9 +7,8 @@ its payloads' users from .254. Imported only by machines with a user network; HT
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
-from belljar.context import MetadataMode
+from belljar.context import Features, Metadata, MetadataMode, metadata_service
 from belljar.errors import ContextImpossible
 from belljar.hypervisor import Call, guest_uuid
 from belljar.machine import JOBOUTPUTS
@@ -17,10 +16,6 @@ from belljar.machine.features import values
 from belljar.machine.life import Life
 from belljar.machine.parts import Parts
 from belljar.model import MIB, NetworkMode, Request
-
-if TYPE_CHECKING:
-    from belljar.context.catalog import Features
-    from belljar.context.metadata import Service
 
 PORT = 80
 ADDRESSES = ("169.254.169.254", "169.254.169.253")
@@ -32,7 +27,7 @@ class Answering:
 
     def __init__(self, life: Life, parts: Parts) -> None:
         self._life, self._parts = life, parts
-        self._service: Service | None = None
+        self._service: Metadata | None = None
 
     async def answer(self, call: Call) -> None:
         """One connection, to its end."""
@@ -40,24 +35,17 @@ class Answering:
             self._service = self._opened()
         await self._service.serve(call.connection)
 
-    def _opened(self) -> Service:
-        from belljar.context.catalog import Instance
-        from belljar.context.metadata import Service
-        from belljar.context.outputs import Outputs
-
-        life, settings = self._life, self._parts.context
+    def _opened(self) -> Metadata:
+        life = self._life
         request = life.request
         link = life.joined.link if life.joined is not None else None
-        instance = Instance(
+        return metadata_service(
+            self._features, life.folder / JOBOUTPUTS, self._parts.context,
             uuid=guest_uuid(request.id), hostname=f"belljar-{request.id}", user_data=request.user_data,
             machinetype=request.name or request.machine.image, zone=os.uname().nodename,
             size=f"{request.machine.cpus}-{request.machine.memory // MIB}", base_url=BASE_URL,
             address=link.address.partition("/")[0] if link else "", mac=link.mac if link else "",
         )  # fmt: skip
-        outputs = Outputs(
-            life.folder / JOBOUTPUTS, most_bytes=settings.joboutputs_size, most_files=settings.joboutputs_count
-        )
-        return Service(instance, self._features, outputs, tokens=settings.metadata_tokens)
 
     def _features(self) -> Features:
         """What the files in a guest with an agent say, too. Before there is a payload, time counts from the machine's start."""

@@ -6,14 +6,16 @@ The usual way, belljar's ramdisk, needs nothing of this and is not looked at her
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.context import Chosen, Means, Seed, choose, cloud_init_seed, user_seed
 from belljar.errors import ContextImpossible
 from belljar.hypervisor import DomainSpec, guest_uuid
-from belljar.image import BootFiles, Image, ImageStore, agent_source, agent_unit
+from belljar.image import SSH_WORD, BootFiles, Image, ImageStore, agent_source, agent_unit
+from belljar.machine import RAMDISK
 from belljar.machine.layers import Layers
 from belljar.model import Context, Request
 
@@ -51,9 +53,16 @@ class Way:
         """What a cold boot waits for, for a person who waited in vain."""
         return AWAITED.get(self.chosen.context, "the guest's agent to answer")
 
+    def ramdisk(self, folder: Path) -> Path | None:
+        """Where the ramdisk lies, or will, of a machine with this folder."""
+        return folder / RAMDISK if self.ssh is not None and self.ssh.injects else self.files.initrd
+
     def make_seed(self, spec: DomainSpec, *, for_template: bool = False) -> None:
         """The disc of a cold start or a template, where there is to be one and it is not there yet; a clone has its
         template's."""
+        if self.ssh is not None and self.ssh.injects:
+            assert spec.boot.initrd is not None and self.files.initrd is not None
+            return self.ssh.write_ramdisk(spec.boot.initrd, self.files.initrd, for_template=for_template)
         if self.ssh is not None and spec.seed is not None:
             spec.seed.unlink(missing_ok=True)  # the machine's own has other keys
             self.ssh.seed(for_template=for_template).write(spec.seed)
@@ -84,11 +93,16 @@ async def decide(
     if chosen.context is Context.SSH:
         from belljar.machine.ssh_way import make
 
-        way = make(ssh, image, grows=grows)
-        return Way(chosen, files, image, way.seed(for_template=True), ssh=way)
+        way = make(ssh, image, files, grows=grows)
+        if not way.injects:
+            return Way(chosen, files, image, way.seed(for_template=True), ssh=way)
+        # The ramdisk is the machine's own: belljar's, with the keys behind it.
+        return Way(chosen, replace(files, append=f"{files.append} {SSH_WORD}"), image, layer=SSH_WORD, ssh=way)
     if chosen.context is Context.CLOUD_INIT:
         seed = cloud_init_seed(agent_source(), agent_unit(), request.user_data or b"", grows=grows)
-        return Way(chosen, files, image, seed, private="" if request.user_data is None else "it has user data of its own")
+        return Way(
+            chosen, files, image, seed, private="" if request.user_data is None else "it has user data of its own"
+        )
     if chosen.context is Context.INJECT and not files.init:
         image, layer = await layers().get(image)
         return Way(chosen, files, image, layer=layer)

@@ -24,7 +24,7 @@ from belljar.host.files import read_capped, remove_tree
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.image import Overlays
 from belljar.journal import Ledger
-from belljar.machine import CONSOLE_LOG, CONTROL, LOCK, QEMU_LOG, SEED
+from belljar.machine import CONSOLE_LOG, CONTROL, FORWARD, LOCK, QEMU_LOG, RAMDISK, SEED
 from belljar.machine.life import Life
 from belljar.machine.orders import Ended
 from belljar.model import Cause, State, to_json
@@ -149,6 +149,9 @@ def retire(source: Path, target: Path) -> None:
         os.unlink(target / LOCK)
     with suppress(OSError):  # it may hold what its user would not have kept
         os.unlink(target / SEED)
+    for name in (RAMDISK, FORWARD):
+        with suppress(FileNotFoundError):
+            os.unlink(target / name)
 
 
 def forget_identity(life: Life) -> None:

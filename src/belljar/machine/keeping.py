@@ -77,6 +77,10 @@ class Keeping:
                 from belljar.machine.alone import add_empty_disk
 
                 add_empty_disk(life, life.request.machine.disk or self.parts.context.empty_disk)
+            if life.request.machine.cache is not None:
+                from belljar.machine.caches import attach
+
+                attach(life, life.request.machine.cache)
             if wants_attachments(life.request, self.parts.settings):
                 await self._attach()
             if life.request.machine.network is not NetworkMode.NONE and self.parts.networks is not None:
@@ -92,18 +96,26 @@ class Keeping:
         """A guest that knows its own work does it, until it powers itself off or its time is over."""
         from belljar.machine.alone import conclude
 
-        life, limit = self.life, self.life.request.timeout
+        life = self.life
         try:
             await self._start(image)
             life.enter(State.RUNNING)
             life.payload_started, life.begun = True, time.time()
             with life.phase("run"):
-                async with asyncio.timeout(limit):
-                    await self._while_alive(asyncio.get_running_loop().create_future())
-        except TimeoutError:
-            raise Ended(Cause.WALLTIME, signal.SIGKILL, f"the time limit of {limit:g} s was reached") from None
+                await self._while_alive(self._until_its_time_is_over())
         except GuestPoweredOff:
             conclude(life)
+
+    async def _until_its_time_is_over(self) -> None:
+        """At the time limit the guest's power button is pressed; after the grace it is the machine's end."""
+        limit, grace = self.life.request.timeout, self.life.request.grace
+        never = asyncio.get_running_loop().create_future()
+        await asyncio.wait({never}, timeout=limit)
+        why = f"the time limit of {limit:g} s was reached"
+        self.life.expect(Cause.WALLTIME, why)
+        await self._obeying.press_power()
+        await asyncio.wait({never}, timeout=grace)
+        raise Ended(Cause.WALLTIME, signal.SIGKILL, f"{why}; the guest did not power itself off within {grace:g} s")
 
     async def _attach(self) -> None:
         """The further disks of this machine. Imported only by machines that may have one."""
@@ -153,7 +165,7 @@ class Keeping:
         )  # fmt: skip
         with life.phase("start"):
             life.enter(State.STARTING, start=life.outcome.start, reason=plan.reason, context=context.value)
-            self._start_domain(plan)
+            await self._start_domain(plan)
         with life.phase("boot"):
             life.enter(State.BOOTING)
             timeout = self.parts.settings.clone_timeout if plan.template else self.parts.boot_timeout
@@ -165,12 +177,10 @@ class Keeping:
         life.point("after-agent")
         life.enter(State.READY)
 
-    def _start_domain(self, plan: Plan) -> None:
+    async def _start_domain(self, plan: Plan) -> None:
         """QEMU runs when this returns, watched, with its console kept."""
         hypervisor, life = self.parts.hypervisor, self.life
-        self.now.domain = (
-            hypervisor.start_clone(plan.spec, plan.template) if plan.template else hypervisor.start(plan.spec)
-        )
+        self.now.domain = await hypervisor.launch(plan.spec, plan.template)
         life.point("after-spawn")
         domain = self.now.domain
         life.record.write("spawned", pid=domain.pid, started=start_time(domain.pid), argv=domain.argv)

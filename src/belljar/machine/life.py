@@ -56,6 +56,8 @@ class Life:
         self.answers: tuple[Place, ...] = ()  # places of a user network that this supervisor answers, and how
         self.answer: Callable[[Call], Awaitable[None]] | None = None
         self.disks: tuple[ExtraDisk, ...] = ()  # beside its own
+        self.held: list[Lock] = []  # what else is this machine's alone until its end
+        self.left_in_order: list[Path] = []  # marks of disks, made when its guest powers itself off
         self.attachments: list[Path] = []  # their files, from before they are made
         self.disks_are_wanted = False  # they outlive the machine, so QEMU is given time to write all of them
         self.quit_status: int | None = None  # of QEMU, as waitpid tells it
@@ -152,6 +154,8 @@ class Life:
     def release(self) -> None:
         """Give up journal and lock. Whoever finds the lock free afterwards may clean up what is left."""
         self.record.close()
+        for lock in self.held:
+            lock.release()
         self._lock.release()
 
 

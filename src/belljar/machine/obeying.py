@@ -51,6 +51,10 @@ class Obeying:
         """Follow orders for as long as the machine lives. Ends by raising Ended, or by being cancelled."""
         while True:
             match await self._orders.next():
+                case Signal(number=number) if number in CANCELLING and self._is_alone():
+                    await self._begin_grace(self._life.request.grace, "cancelled")
+                case Stop(grace=grace) if self._is_alone():
+                    await self._begin_grace(self._life.request.grace if grace is None else grace, "stopped")
                 case Signal(number=signal.SIGTERM) if self.now.process is not None:
                     await self._begin_grace(self._life.request.grace, "cancelled by TERM")
                 case Stop(grace=grace) if self.now.process is not None:
@@ -82,11 +86,23 @@ class Obeying:
         if self._grace is not None:
             raise Ended(Cause.CANCELLED, signal.SIGTERM, f"{why} twice")
         self._life.expect(Cause.CANCELLED, why)
-        await self._signal(Signal(signal.SIGTERM))
-        self._orders_later(grace, GraceOver(f"{why}; the payload did not end within {grace:g} s"))
+        what = "the guest" if self._is_alone() else "the payload"
+        await (self.press_power() if self._is_alone() else self._signal(Signal(signal.SIGTERM)))
+        self._orders_later(grace, GraceOver(f"{why}; {what} did not end within {grace:g} s"))
 
     def _orders_later(self, seconds: float, over: GraceOver) -> None:
         self._grace = asyncio.get_running_loop().call_later(seconds, self._orders.give, over)
+
+    def _is_alone(self) -> bool:
+        """Is there a guest at its own work, which can only be asked by its power button?"""
+        return self._life.request.payload is None and self._life.state is State.RUNNING
+
+    async def press_power(self) -> None:
+        """A guest that does not heed it is ended after the grace; so is one whose hypervisor does not."""
+        if self.now.domain is not None:
+            with suppress(HypervisorError):
+                await self.now.domain.press_power()
+                self._life.record.write("power-button")
 
     def _why_cancelled(self) -> str:
         return "cancelled" if self._life.request.payload is None else "cancelled before the payload was started"

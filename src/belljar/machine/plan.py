@@ -12,6 +12,7 @@ from belljar.errors import (
     BelljarError,
     BootFailed,
     BootTimeout,
+    GuestRefused,
     ImpossibleSize,
     NoMemory,
     NotPermitted,
@@ -131,7 +132,12 @@ class Planner:
             account, make_guest = payload.account if payload else None, None
             if way is not None and way.ssh is not None:
                 make_guest = way.ssh.guest_of(life, of_template=True)
-            return await self._mould.make(spec, image, life.record, account, awaited, make_guest)
+            try:
+                return await self._mould.make(spec, image, life.record, account, awaited, make_guest)
+            except GuestRefused as error:
+                if way is not None and way.ssh is not None:
+                    way.ssh.remember(error)
+                raise
 
     async def cold(self, life: Life, image: Image, reason: str) -> Plan:
         """A cold start instead of what was planned first."""
@@ -164,12 +170,14 @@ class Planner:
         digest = files.digest if way is None else way.digest
         if request.user_data is not None and not (life.answers or (way is not None and way.private)):
             raise no_way_for_user_data(request)
-        boot = Boot(files.kernel, files.initrd, files.append, digest, files.firmware, image.is_disc)
-        accelerator, _ = await in_thread(lambda: self._hypervisor.accelerator(boot))
+        initrd = files.initrd if way is None else way.ramdisk(life.folder)
+        boot = Boot(files.kernel, initrd, files.append, digest, files.firmware, image.is_disc)
+        shared = replace(boot, initrd=files.initrd)  # a ramdisk of the machine's own is not there yet
+        accelerator, _ = await in_thread(lambda: self._hypervisor.accelerator(shared))
         link = life.joined.link if life.joined else self._plan_link(request.machine.network, request.id)
         nic = nic_of(link)
         if way is not None and way.ssh is not None:
-            link, nic = way.ssh.card(link, request.id)
+            link, nic = way.ssh.card(link)
         shares = tuple(SharedFolder(tag, item.source, item.readonly) for tag, item in host_folders(request.machine))
         spec = DomainSpec(
             id=request.id, cpus=request.machine.cpus, memory=-(-request.machine.memory // LARGE_PAGE) * LARGE_PAGE,

@@ -122,7 +122,7 @@ class Reaper:
         found = []
         for id, pid in self._hypervisor.alive():
             with suppress(FileNotFoundError, ProcessLookupError):
-                if _parent_is_gone(pid) and (uid == 0 or os.stat(f"/proc/{pid}").st_uid == uid):
+                if not self._hypervisor.is_kept(id, pid) and (uid == 0 or os.stat(f"/proc/{pid}").st_uid == uid):
                     found.append((id, pid))
         return found
 
@@ -196,12 +196,6 @@ def _post_mortem(folder: Path, id: MachineId, events: list[Event]) -> Outcome:
         name=str(request.get("name", "")), image=str((machine or {}).get("image", "")),
         started=float(events[0]["time"]) if events else 0.0, ended=time.time(),
     )  # fmt: skip
-
-
-def _parent_is_gone(pid: int) -> bool:
-    """Was the process left to init? A domain's parent is its supervisor."""
-    text = Path(f"/proc/{pid}/stat").read_bytes()
-    return int(text[text.rindex(b")") + 2 :].split()[1]) == 1
 
 
 def _ended_at(folder: Path) -> float:

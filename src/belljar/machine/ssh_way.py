@@ -11,23 +11,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from belljar.context import Seed, ssh_seed
-from belljar.errors import BelljarError, ContextImpossible
+from belljar.errors import BelljarError, ContextImpossible, GuestRefused
 from belljar.guest import Guest, SshDelivery, SshKeys, ssh_delivery
 from belljar.host.egress import Egress, rule
 from belljar.host.files import private_folder, read_capped, write_whole
 from belljar.hypervisor import Domain, Nic
-from belljar.image import Image
+from belljar.image import BootFiles, Image, ssh_part
 from belljar.machine.life import Life
-from belljar.model import MachineId, NetworkMode
+from belljar.model import NetworkMode
 from belljar.network import Link
 from belljar.network import plan as plan_link
 
 MakeSshGuest = Callable[[Callable[[], Awaitable[socket.socket]], SshKeys, Callable[[str], None]], Guest]
 
 PORT = 22
+SAME_CARD = "000000000000"
 EVERYWHERE = rule("0.0.0.0/0")
 SECRET_SIZE = 32
-RESEEDS_FROM = (5, 18)  # the kernels that draw new random numbers in a clone by themselves
+LONGEST_REASON = 1000
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 
@@ -57,39 +58,62 @@ class SshWay:
     own: SshDelivery
     templates: SshDelivery
     grows: bool
-    never_cloned: str  # why there is no template of such a guest; empty: there may be one
+    injects: bool  # belljar's ramdisk puts the keys in; else the image's cloud-init
+    memory: Path  # what was learned about templates of such guests
     make_guest: MakeSshGuest
+
+    @property
+    def never_cloned(self) -> str:
+        """Why a template of such a guest was refused by the guest itself; empty: there may be one."""
+        with suppress(OSError):
+            return read_capped(self.memory, LONGEST_REASON).decode("utf-8", "replace")
+        return ""
+
+    def remember(self, error: GuestRefused) -> None:
+        """The guest would refuse again, after another boot."""
+        with suppress(BelljarError, OSError):
+            write_whole(self.memory, error.message.encode()[:LONGEST_REASON])
 
     def seed(self, *, for_template: bool) -> Seed:
         one = self.templates if for_template else self.own
         return ssh_seed(one.keys.user, one.public, one.host_private, one.host_public, grows=self.grows)
+
+    def write_ramdisk(self, path: Path, base: Path, *, for_template: bool) -> None:
+        """The image's ramdisk with the keys behind it."""
+        one = self.templates if for_template else self.own
+        write_whole(path, base.read_bytes() + ssh_part(one.public, one.host_private, one.host_public))
 
     def guest_of(self, life: Life, *, of_template: bool) -> Callable[[Domain], Guest]:
         """How the guest of a domain is spoken to. What becomes of each try is in the journal."""
         keys = (self.templates if of_template else self.own).keys
         return lambda domain: self.make_guest(domain.dial, keys, teller(life))
 
-    def card(self, link: Link, id: MachineId) -> tuple[Link, Nic]:
+    def card(self, link: Link) -> tuple[Link, Nic]:
         """The link and the card of a machine that is reached by ssh. One that asked for no network has a card, too, behind
-        which there is nothing but belljar. Raises ContextImpossible."""
+        which there is nothing but belljar. All have the same MAC address: nobody else is on their networks, and a clone that
+        took another one would lose its template's DHCP lease, and belljar with it. Raises ContextImpossible."""
+        own = plan_link(NetworkMode.USER, SAME_CARD)
         if link.mode is NetworkMode.NONE:
-            link = replace(plan_link(NetworkMode.USER, id), egress=Egress(deny=(EVERYWHERE,)))
+            link = replace(own, egress=Egress(deny=(EVERYWHERE,)))
             return link, Nic(link.mode, link.mac, link.egress, forward=PORT, is_shut=True)
         if link.mode is not NetworkMode.USER or link.has_line:
             raise ContextImpossible(
                 f"--context ssh reaches its guest through QEMU's own user network, not by --network {link.mode.value}"
             )
+        link = replace(link, mac=own.mac)
         return link, Nic(link.mode, link.mac, link.egress or Egress(allow=(EVERYWHERE,)), forward=PORT)
 
 
-def make(house: Callable[[], SshHouse] | None, image: Image, *, grows: bool) -> SshWay:
-    """Fresh keys for a machine. Raises ContextImpossible, SshMissing."""
+def make(house: Callable[[], SshHouse] | None, image: Image, files: BootFiles, *, grows: bool) -> SshWay:
+    """Fresh keys for a machine. Where cloud-init would not take them, belljar's ramdisk puts them in. Raises ContextImpossible, SshMissing."""
     user = str(image.facts.get("ssh_user") or "root")
     if house is None or not USER.fullmatch(user):
         raise ContextImpossible(f"image {image.names or image.digest[:12]}: ssh as {user!r} is not possible")
-    if not image.facts.get("cloud_init"):
+    injects = not image.facts.get("cloud_init")
+    if injects and (not files.init or user != "root"):
         raise ContextImpossible(
-            f"image {image.digest[:12]}: --context ssh is not possible: nothing in it takes belljar's key (no cloud-init)"
+            f"image {image.digest[:12]}: --context ssh is not possible: nothing in it takes belljar's key (no cloud-init),"
+            " and it is not started by belljar's own ramdisk"
         )
     ours = house()
     own = ssh_delivery(os.urandom(SECRET_SIZE), "machine", user)
@@ -97,18 +121,10 @@ def make(house: Callable[[], SshHouse] | None, image: Image, *, grows: bool) -> 
         own,
         ssh_delivery(ours.secret(), f"template {image.digest}", user),
         grows,
-        why_not_cloned(image),
+        injects,
+        ours.folder / f"{image.digest[:32]}.refused",
         ours.make_guest,
     )
-
-
-def why_not_cloned(image: Image) -> str:
-    """Why a guest of this image cannot be cloned and proved to be nobody's twin, as far as that is known; else empty."""
-    release = str(image.facts.get("release") or "")
-    found = re.match(r"(\d{1,3})\.(\d{1,4})", release)
-    if found is None or (int(found[1]), int(found[2])) >= RESEEDS_FROM:
-        return ""
-    return f"its kernel {release} does not draw new random numbers in a clone (from 5.18 on kernels do)"
 
 
 def teller(life: Life) -> Callable[[str], None]:

@@ -142,14 +142,19 @@ def test_the_listing_of_metadata_names_every_leaf_and_folder(service: Service) -
         assert get(service, f"/latest/meta-data/{name}")[0] == 200, name
 
 
-@pytest.mark.parametrize("name", ["meta_data.json", "meta-data.json", "vendor_data.json", "network_data.json", "network-data.json"])
+@pytest.mark.parametrize(
+    "name", ["meta_data.json", "meta-data.json", "vendor_data.json", "network_data.json", "network-data.json"]
+)
 def test_openstacks_documents_in_both_spellings(service: Service, name: str) -> None:
     status, text = get(service, f"/openstack/latest/{name}")
     found = json.loads(text)
     assert status == 200
     if name.startswith("meta"):
         assert found["uuid"] == "u-u-i-d" and found["public_keys"] == {"0": "ssh-ed25519 AAAA me"}
-        assert found["meta"]["joboutputs"] == "http://169.254.169.253/joboutputs" and found["meta"]["machinetype"] == "prod"
+        assert (
+            found["meta"]["joboutputs"] == "http://169.254.169.253/joboutputs"
+            and found["meta"]["machinetype"] == "prod"
+        )
         assert get(service, "/2009-04-04/meta-data.json")[1] == text  # where Vac has it
 
 
@@ -202,7 +207,9 @@ def test_a_token_opens_what_is_closed_without_one(tmp_path: Path) -> None:
         assert (await guest.ask("GET", "/openstack/latest/user_data"))[0] == 200  # Nova has no tokens
         assert (await guest.ask("GET", "/machinefeatures/total_cpu"))[0] == 200
         for ttl in ("0", "21601", "-1", "x", "999999999"):
-            assert (await guest.ask("PUT", "/latest/api/token", f"X-aws-ec2-metadata-token-ttl-seconds: {ttl}"))[0] == 400
+            assert (await guest.ask("PUT", "/latest/api/token", f"X-aws-ec2-metadata-token-ttl-seconds: {ttl}"))[
+                0
+            ] == 400
         assert (await guest.ask("PUT", "/latest/api/token"))[0] == 400
         asked = "X-aws-ec2-metadata-token-ttl-seconds: 60"
         assert (await guest.ask("PUT", "/latest/api/token", asked, "X-Forwarded-For: 1.2.3.4"))[0] == 403
@@ -233,7 +240,9 @@ def test_a_file_is_kept_whole_and_private(service: Service) -> None:
     assert put(service, "/joboutputs/shutdown_message", b"300 none") == 201 and path.read_bytes() == b"300 none"
 
 
-@pytest.mark.parametrize("path", ["/joboutputs/", "/joboutputs", "/joboutputs/a/b", "/joboutputs/.x", "/joboutputs/" + "n" * 129])
+@pytest.mark.parametrize(
+    "path", ["/joboutputs/", "/joboutputs", "/joboutputs/a/b", "/joboutputs/.x", "/joboutputs/" + "n" * 129]
+)
 def test_other_names_and_depths_are_forbidden(service: Service, path: str) -> None:
     assert put(service, path, b"x") == 403
     assert not service.outputs.folder.exists()
@@ -257,7 +266,9 @@ def test_the_quota_counts_bytes_and_files(service: Service) -> None:
 
 def test_ten_gibibytes_are_refused_before_they_come(service: Service) -> None:
     async def client(guest: Guest) -> None:
-        await guest.send(b"PUT /joboutputs/big HTTP/1.1\r\nHost: x\r\nContent-Length: 10737418240\r\n\r\n" + b"x" * 5000)
+        await guest.send(
+            b"PUT /joboutputs/big HTTP/1.1\r\nHost: x\r\nContent-Length: 10737418240\r\n\r\n" + b"x" * 5000
+        )
         status, headers, _ = await guest.read()
         assert (status, headers["connection"]) == (413, "close")
         guest.end.shutdown(socket.SHUT_WR)

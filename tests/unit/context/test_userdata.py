@@ -30,7 +30,9 @@ def test_each_pattern_has_its_value_and_an_unknown_one_is_taken_out(name: str, v
     assert fill_in(f"<##user_data_{name}##>".encode(), VALUES) == f"<{value}>".encode()
 
 
-@pytest.mark.parametrize("text", [b"##user_data_UUID##", b"##user_data_a-b##", b"#user_data_uuid#", b"##user_data_uuid#"])
+@pytest.mark.parametrize(
+    "text", [b"##user_data_UUID##", b"##user_data_a-b##", b"#user_data_uuid#", b"##user_data_uuid#"]
+)
 def test_what_is_no_pattern_stays(text: bytes) -> None:
     assert fill_in(text, VALUES) == text
 

@@ -40,6 +40,7 @@ CHAINED = ExtraDisk("foreign", Path("/scratch/id.foreign"), "qcow2", readonly=Fa
 CASES = {
     "cold": (COLD, QEMU, PLUGS),
     "firmware": (replace(COLD, boot=Boot()), QEMU, replace(PLUGS, kernel="", initrd="")),
+    "disc": (replace(COLD, boot=Boot(is_disc=True)), QEMU, replace(PLUGS, kernel="", initrd="")),
     "bare-qemu": (COLD, BARE_QEMU, PLUGS),
     "kvm": (replace(COLD, accelerator=Accelerator.KVM), QEMU, PLUGS),
     "network-and-shares": (

@@ -123,3 +123,23 @@ def test_who_waited_in_vain_is_told_for_what(tmp_path: Path) -> None:
     usual = replace(plan, way=None)
     assert usual.awaited == "the guest's agent to answer" and usual.context == (Context.RAMDISK, "")
     assert replace(plan, template=object()).awaited == "the clone's agent to answer"  # type: ignore[arg-type]
+
+
+def test_user_data_of_its_own_make_a_machine_nobody_elses_template() -> None:
+    told = replace(request(Context.CLOUD_INIT), user_data=b"#cloud-config\n")
+    way = decided(told, image())
+    assert way.private and way.seed is not None
+    assert way.digest != decided(request(Context.CLOUD_INIT), image()).digest
+    assert decided(request(Context.CLOUD_INIT), image()).private == ""
+
+
+def test_a_guest_that_knows_its_own_work_runs_its_own_init_whatever_else_it_could() -> None:
+    way = decided(replace(request(), payload=None, user_data=b"x"), image())
+    assert (way.chosen.context, way.seed is not None, bool(way.private)) == (Context.NONE, True, True)
+    assert not has_usual_way(replace(request(), payload=None), image())
+    assert decided(replace(request(), payload=None), image()).seed is None
+
+
+def test_no_command_runs_in_a_disc() -> None:
+    with pytest.raises(ContextImpossible, match="disc"):
+        decided(request(), firmware_image(boots_by="disc"))

@@ -98,6 +98,9 @@ class QemuDomain:
         self._is_paused = False
         await self.call("cont")
 
+    async def press_power(self) -> None:
+        await self.call("system_powerdown")
+
     async def quit(self, *, grace: float) -> int:
         """Asks QEMU itself first: it then closes its disk in good order. SIGKILL after *grace* seconds."""
         self._doing = "stopping"

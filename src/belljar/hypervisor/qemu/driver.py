@@ -124,7 +124,9 @@ class QemuHypervisor:
             forward = spec.folder / FORWARD if spec.nic and spec.nic.forward else None
             egress = spec.nic.egress if spec.nic and (not is_draft or forward) else None
             timeout = self._settings.qmp_timeout
-            domain = QemuDomain(argv, wires.fds, lines, log, timeout=timeout, doing=doing, egress=egress, forward=forward)
+            domain = QemuDomain(
+                argv, wires.fds, lines, log, timeout=timeout, doing=doing, egress=egress, forward=forward
+            )
         except BaseException:
             lines.hang_up(ours=True)
             raise

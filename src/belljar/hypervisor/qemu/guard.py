@@ -189,12 +189,8 @@ class Guard:
         with self._socket(notice.args[0]) as ours:
             if os.fstat(ours.fileno()).st_ino == self._forwarding:
                 return 0  # it does so already
-            if (
-                not self._egress.listens
-                or _transport(ours) is not Transport.TCP
-                or ours.getsockname()[0] != ANY_PORT[0]
-                or not ours.getsockname()[1]
-            ):
+            is_bound = self._egress.listens and _transport(ours) is Transport.TCP
+            if not is_bound or ours.getsockname()[0] != ANY_PORT[0] or not ours.getsockname()[1]:
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
             ours.listen(BACKLOG)
         return 0

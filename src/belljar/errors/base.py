@@ -1,0 +1,35 @@
+"""What all errors have in common."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from belljar.model import Cause
+
+OUR_FAILURE = 125
+
+
+class Retry(Enum):
+    """May the same request be tried again?"""
+
+    NEVER = "never"  # the request must change first
+    LATER = "later"  # the same host may do it next time
+    ELSEWHERE = "elsewhere"  # another host may do it
+
+
+class BelljarError(Exception):
+    """Something belljar could not do. `message` is one line; `hint` is the next step for the reader."""
+
+    hint = "See `belljar logs ID` and `belljar doctor`."
+    exit_code = OUR_FAILURE
+    retry = Retry.LATER
+    cause = Cause.NODE_FAULT
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        if hint is not None:
+            self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message

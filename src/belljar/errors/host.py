@@ -1,0 +1,92 @@
+"""This host, or a server it needs, cannot."""
+
+from __future__ import annotations
+
+from belljar.errors.base import BelljarError, Retry
+
+
+class HostError(BelljarError):
+    """This host cannot do it; another may."""
+
+    hint = "`belljar doctor` explains what this host lacks."
+    retry = Retry.ELSEWHERE
+
+
+class NoSpace(HostError):
+    """The disk is full or would become so."""
+
+    hint = "Free space, or move `paths.scratch` or `paths.store` to a larger disk."
+
+
+class NoMemory(HostError):
+    """The host has too little memory left for this machine now."""
+
+    hint = "Wait for other machines to end, or ask for less with --memory."
+
+
+class CommandMissing(HostError):
+    """A program belljar needs is not installed."""
+
+    hint = "`belljar doctor` names the packages to install."
+
+
+class CommandFailed(HostError):
+    """A program belljar called ended with an error."""
+
+
+class SshMissing(HostError):
+    """The library that speaks ssh is not installed."""
+
+    hint = "Install belljar with its extra: `pip install 'belljar[ssh]'`."
+    retry = Retry.NEVER
+
+
+class SystemSilent(BelljarError):
+    """The batch system did not tell something about a job that the job cannot do without."""
+
+    hint = "Its server was down or busy; the job may be tried again."
+
+
+class ServerSilent(BelljarError):
+    """The file server of a share does not answer, or its name cannot be resolved."""
+
+    hint = "See whether the server runs and this host reaches its port; the job may be tried again."
+
+
+class UnsafeFolder(HostError):
+    """A folder or file belongs to somebody else or is open to others, so belljar does not trust it."""
+
+    hint = "Remove it or correct its owner and mode (folders 0700, files 0600, owned by you)."
+    retry = Retry.NEVER
+
+
+class LockTimeout(HostError):
+    """Another belljar process held a lock for longer than the deadline."""
+
+    hint = "See which process holds it in the message; try again later."
+
+
+class NoAccelerator(HostError):
+    """The accelerator asked for by the settings does not boot a guest on this host."""
+
+    hint = 'Set `qemu.accelerator = "auto"`; `belljar doctor` shows what was tried.'
+
+
+class NoGuard(HostError):
+    """The kernel, or the container belljar runs in, does not let it guard what a machine sends into the network."""
+
+    hint = 'It takes Linux 5.9; `network.egress = "open"` lets machines go wherever their host may, loopback included.'
+
+
+class NetworkFailed(HostError):
+    """A machine's connection to a bridge or to its group could not be made on this host."""
+
+    hint = "See docs/networks.md for what the host needs; `--network user` needs nothing."
+
+
+class LibvirtLost(HostError):
+    """libvirt's daemon ended, does not answer in time, or uses more memory than its limit."""
+
+    hint = (
+        "See the daemon's log; `libvirt.restart_command` lets belljar restart it, `belljar doctor` tries a connection."
+    )

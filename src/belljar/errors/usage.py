@@ -1,0 +1,140 @@
+"""The asker must change something before it can work."""
+
+from __future__ import annotations
+
+from belljar.errors.base import BelljarError, Retry
+from belljar.model import Cause
+
+
+class UsageError(BelljarError):
+    """The asker must change something before it can work."""
+
+    hint = "See `belljar --help`."
+    retry = Retry.NEVER
+    cause = Cause.REFUSED
+
+
+class BadOption(UsageError):
+    """An option has a value that means nothing, or two options exclude each other."""
+
+    hint = "See `belljar run --help` for the forms an option takes."
+
+
+class BadSetting(UsageError):
+    """A settings file holds something belljar cannot use."""
+
+    hint = "Correct the file, then run `belljar config check`."
+
+
+class UnreadableScript(UsageError):
+    """The script to run cannot be read."""
+
+    hint = "Give a readable file, or put `--` before a command that exists in the guest."
+
+
+class ShareMissing(UsageError):
+    """A folder to share does not exist or cannot be entered."""
+
+    hint = "Create the folder, or correct `--share SRC[:DST][:ro|rw]`."
+
+
+class InputMissing(UsageError):
+    """A file to copy in does not exist or cannot be read."""
+
+    hint = "Correct `--in PATH[:DST]`."
+
+
+class OutputMissing(UsageError):
+    """The payload did not leave a file that was to be copied out."""
+
+    hint = "Check what the job writes, or drop the `--out` option."
+
+
+class OutputUnwritable(UsageError):
+    """A file copied out of the guest cannot be written to its place on the host."""
+
+    hint = "Correct `--out PATH[:DST]`: a folder you may write to, and no special file in the way."
+
+
+class ImpossibleSize(UsageError):
+    """More memory, cpus or disk than this host or image can ever give, or less than it needs."""
+
+    hint = "Ask for less; `belljar doctor` shows what this host has."
+
+
+class ContextImpossible(UsageError):
+    """A way to contextualize the guest was asked for that the image cannot do."""
+
+    hint = "Choose another `--context`, or leave it at auto; `belljar image show` tells what the image has."
+
+
+class BadUserData(UsageError):
+    """User data cannot be read, is too large, or has no way to the guest."""
+
+    hint = "See docs/pilots.md for what user data may be, and how it gets to a guest."
+
+
+class DriverLacks(UsageError):
+    """Something of the machine that the site's hypervisor driver cannot give."""
+
+    hint = "Ask for a machine without it; docs/libvirt.md tells what machines by libvirt do not have."
+
+
+class NoSuchNetwork(UsageError):
+    """The network asked for is none that machines of this host may be on."""
+
+    hint = "`--network` takes none, user, bridge, bridge:NAME with a bridge of `network.bridges`, or isolated:GROUP."
+
+
+class NoSuchMachine(UsageError):
+    """No machine has this id, id prefix or name."""
+
+    hint = "`belljar ps -a` lists the machines of this user, ended ones too."
+
+
+class AmbiguousMachine(UsageError):
+    """More than one machine fits this id prefix or name."""
+
+    hint = "Give more characters of the id; `belljar ps -a` lists them."
+
+
+class MachineBusy(UsageError):
+    """The machine is not in a state in which this can be done."""
+
+    hint = "`belljar show ID` tells the machine's state."
+
+
+class NotInAJob(UsageError):
+    """`belljar wrap` was called where no batch system started it."""
+
+    hint = "The batch system calls this; to run something by hand, use `belljar run`."
+
+
+class ImageNotAllowed(UsageError):
+    """The site does not let this user or queue have that image."""
+
+    hint = "Ask for another image, or ask your site for this one."
+
+
+class OverLimit(UsageError):
+    """A batch job asks for more than the site gives to one machine, or for less than a machine needs."""
+
+    hint = "Change what the job asks for, or use another queue."
+
+
+class DirectoryTooLarge(UsageError):
+    """The working directory is on no shared folder, and too large to be copied into the machine."""
+
+    hint = "Submit from a shared folder (your home), or clean the folder up."
+
+
+class NotOurs(UsageError):
+    """A file of somebody else's stands where one of ours is to be."""
+
+    hint = "Move it away, or merge what `belljar batch install --print` shows into it by hand."
+
+
+class NotPermitted(UsageError):
+    """This belongs to somebody else."""
+
+    hint = "Ask its owner, or run as root."

@@ -1,0 +1,103 @@
+"""libvirt's daemon as a process of this host: who it is, whether it grew too large, and its restart by the site's command.
+
+One restart at a time on a host: whoever comes second finds a daemon that answers, and leaves it alone.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from belljar.errors import BelljarError
+from belljar.host import commands
+from belljar.host.files import private_folder
+from belljar.host.locks import locked
+from belljar.host.processes import start_time
+from belljar.hypervisor import LibvirtSettings
+from belljar.hypervisor.libvirt.link import Link, Overdue, bounded, open_link
+from belljar.model import MIB
+
+# With socket activation the one who listened is the service manager; the daemon then tells its pid in a file.
+PID_FILES = ("/run/virtqemud.pid", "/run/libvirtd.pid", "/run/virtxend.pid")
+NAMES = ("libvirtd", "virtqemud", "virtxend")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One life of the daemon."""
+
+    pid: int
+    started: int | None
+
+
+def identity(link: Link) -> Identity | None:
+    """Who answers on this connection; None where that cannot be told."""
+    for pid in (link.pid, *_from_files()):
+        with suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().strip() in NAMES:
+                return Identity(pid, start_time(pid))
+    return None
+
+
+def _from_files() -> list[int]:
+    found = []
+    for path in PID_FILES:
+        with suppress(OSError, ValueError):
+            found.append(int(Path(path).read_text()[:20]))
+    return found
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory the process has; 0 when it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+class Daemon:
+    """The daemon behind a URI."""
+
+    def __init__(self, uri: str, settings: LibvirtSettings, store: Path) -> None:
+        self._uri, self._settings, self._store = uri, settings, store
+
+    def connect(self) -> Link:
+        return open_link(self._uri, self._settings.timeout)
+
+    def too_large(self, who: Identity | None) -> str:
+        """Why its memory is a fault; "" when it is none."""
+        limit = self._settings.memory_limit
+        used = resident(who.pid) if who is not None and limit else 0
+        return f"it uses {used // MIB} MiB of memory, more than the limit of {limit // MIB} MiB" if used > limit else ""
+
+    def restart(self) -> str:
+        """Have a daemon that answers and is not too large; what was done, in words. Never raises."""
+        if not self._settings.restart_command:
+            return "no `libvirt.restart_command` is set"
+        longest = 2 * (self._settings.restart_timeout + self._settings.timeout)
+        try:
+            return bounded(self._restart_alone, longest)
+        except Overdue:
+            return f"it was not restarted within {longest:g} s"
+        except (BelljarError, OSError) as error:
+            return f"it could not be restarted: {error}"
+
+    def _restart_alone(self) -> str:
+        lock = private_folder(self._store / "libvirt") / "restart.lock"
+        with locked(lock, timeout=self._settings.restart_timeout, what="restart libvirt's daemon"):
+            if self._is_well():
+                return "another one answers by now"
+            commands.run(self._settings.restart_command, timeout=self._settings.restart_timeout)
+            self.connect().abandon()
+        return "it was restarted"
+
+    def _is_well(self) -> bool:
+        try:
+            link = self.connect()
+        except BelljarError:
+            return False
+        who = identity(link)
+        link.abandon()
+        return not self.too_large(who)

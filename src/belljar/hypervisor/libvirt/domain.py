@@ -1,0 +1,267 @@
+"""One domain of libvirt's while it lives. Its process is the daemon's child, not ours: its end is seen by a pidfd, the
+reason for it is what libvirt tells, and its use of the host is measured as long as it is there."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
+
+from belljar.errors import BelljarError, DomainDied, HypervisorError, LibvirtLost, LibvirtRefused
+from belljar.host.threads import in_thread
+from belljar.hypervisor import Call, DomainEvent, EventKind, Refusal
+from belljar.hypervisor.libvirt.starting import Started
+from belljar.hypervisor.qemu.domain import LAST_RESORT, measure
+
+ACPI_BUTTON = 1  # VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN
+LAST_WORDS = 2.0  # seconds for libvirt to tell why a process ended, or to be done with one that was ended
+KILLED, FAILED = int(signal.SIGKILL), 1 << 8  # wait statuses
+STATUSES = {"shut down": 0, "destroyed": KILLED}  # of a process that ended by itself, by libvirt's word for it
+
+
+class LibvirtDomain:
+    """Implements `Domain`. `discard` ends the process by other means when the daemon is lost and we may not kill it."""
+
+    def __init__(self, started: Started, discard: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._it, self._discard = started, discard
+        self.pid, self.argv = started.pid, started.argv
+        self.channel, self.console = started.channel, started.console
+        self._history: list[DomainEvent] = []
+        self._news = asyncio.Event()
+        self._gone = asyncio.Event()  # the process has ended
+        self._done = asyncio.Event()  # libvirt is done with it
+        self._over = asyncio.Event()  # EXITED was told
+        self._status: int | None = None
+        self._usage = measure(self.pid)
+        self._losing: asyncio.Task[None] | None = None
+        self._loop.add_reader(started.pidfd, self._ended)
+        self._watch = self._loop.create_task(self._look())
+        started.heard.listen(self._soon(self._hear))
+        started.link.on_loss(self._soon(self._lose))
+
+    # -- the Domain protocol -----------------------------------------------------------------------------------------
+
+    async def connect(self) -> None:
+        try:
+            await self._call("its state", lambda: self._it.handle.state())
+        except LibvirtLost:
+            await self._over.wait()  # the end that follows says what was done about it
+            raise self._history[-1].why or DomainDied("QEMU has ended") from None
+
+    async def pause(self) -> None:
+        await self._ask("suspend", lambda: self._it.handle.suspend())
+
+    async def resume(self) -> None:
+        await self._ask("resume", lambda: self._it.handle.resume())
+
+    async def press_power(self) -> None:
+        await self._ask("the power button", lambda: self._it.handle.shutdownFlags(ACPI_BUTTON))
+
+    async def quit(self, *, grace: float) -> int:
+        """QEMU is asked first: it then closes its disk in good order. SIGKILL after *grace* seconds."""
+        self._measure()
+        if not self._gone.is_set() and grace > 0:
+            self._signal(signal.SIGTERM)
+            await _set_within(self._gone, grace)
+        if not self._gone.is_set():
+            self.kill()
+            await _set_within(self._gone, LAST_RESORT)
+        if not self._gone.is_set():
+            raise DomainDied(
+                f"QEMU (pid {self.pid}) does not go away: it hangs in the host's kernel, or is not ours to end"
+            )
+        if not self._it.link.lost:
+            await _set_within(self._done, LAST_WORDS)
+        self._finish(self._status_of_end())
+        assert self._status is not None
+        return self._status
+
+    def kill(self) -> None:
+        self._measure()
+        self._signal(signal.SIGKILL)
+
+    async def events(self) -> AsyncIterator[DomainEvent]:
+        seen = 0
+        while True:
+            while seen < len(self._history):
+                yield self._history[seen]
+                if self._history[seen].kind is EventKind.EXITED:
+                    return
+                seen += 1
+            self._news.clear()
+            await self._news.wait()
+
+    async def traffic(self) -> AsyncIterator[Call | Refusal]:
+        """There is no guard."""
+        await self._over.wait()
+        nothing: tuple[Call | Refusal, ...] = ()
+        for item in nothing:
+            yield item
+
+    async def dial(self) -> socket.socket:
+        raise OSError(errno.ENOTCONN, "this machine forwards no port")
+
+    def usage(self) -> tuple[float, float, int]:
+        self._measure()
+        return self._usage
+
+    # -- calls -----------------------------------------------------------------------------------------------------------
+
+    async def _call(self, what: str, work: Callable[[], Any]) -> Any:
+        if self._gone.is_set():
+            raise DomainDied("QEMU has ended")
+        try:
+            return await in_thread(lambda: self._it.link.call(what, lambda _: work()))
+        except LibvirtLost as exc:
+            self._lose(self._it.link.lost or exc.message)
+            raise
+        except LibvirtRefused as exc:
+            if self._gone.is_set() or not _lives(self.pid):
+                raise DomainDied(f"QEMU has ended: {exc.message}") from exc
+            raise
+
+    async def _ask(self, what: str, work: Callable[[], Any]) -> None:
+        """A call whose failure is the domain's affair: a daemon that was lost ends it anyway."""
+        try:
+            await self._call(what, work)
+        except HypervisorError:
+            raise
+        except BelljarError as exc:
+            raise LibvirtRefused(exc.message) from exc
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the process itself, which needs no daemon; by libvirt where the process is another user's."""
+        if self._gone.is_set():
+            return
+        with suppress(ProcessLookupError):
+            try:
+                self._sent = number
+                signal.pidfd_send_signal(self._it.pidfd, number)
+            except PermissionError:
+                self._loop.create_task(self._destroy(number))
+
+    async def _destroy(self, number: signal.Signals) -> None:
+        flags = 1 if number is signal.SIGTERM else 0  # VIR_DOMAIN_DESTROY_GRACEFUL
+        with suppress(BelljarError):
+            await self._call("the domain's end", lambda: self._it.handle.destroyFlags(flags))
+
+    # -- what happens ----------------------------------------------------------------------------------------------------
+
+    def _soon(self, act: Callable[[Any], None]) -> Callable[[Any], None]:
+        """*act* in the event loop, callable from any thread."""
+
+        def from_thread(value: Any) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody is interested any more
+                self._loop.call_soon_threadsafe(act, value)
+
+        return from_thread
+
+    def _hear(self, event: DomainEvent) -> None:
+        """libvirt told something. Its last word explains an end that the pidfd has shown, or is about to."""
+        if event.kind is not EventKind.EXITED:
+            self._measure()
+            self._tell(event)
+            return
+        self._reason = event.detail
+        self._done.set()
+
+    def _ended(self) -> None:
+        self._loop.remove_reader(self._it.pidfd)
+        self._gone.set()
+        self._closing = self._loop.create_task(self._explain_end())
+
+    async def _explain_end(self) -> None:
+        """Tell of an end that nobody here asked for, when libvirt has said why or had its time to."""
+        if not self._it.link.lost:
+            await _set_within(self._done, LAST_WORDS)
+        if self._losing is None:
+            self._finish(self._status_of_end())
+
+    def _status_of_end(self) -> int:
+        if self._sent is not None:
+            return 0 if self._sent is signal.SIGTERM else KILLED
+        return STATUSES.get(self._reason, FAILED)
+
+    def _finish(self, status: int, why: BelljarError | None = None) -> None:
+        """The last event, once; then nothing of the domain is held."""
+        if self._over.is_set():
+            return
+        self._status = status
+        detail = self._reason or ("ended" if self._sent is None else self._sent.name)
+        if status == FAILED:
+            why = DomainDied(f"QEMU ended by itself (libvirt: {detail})")
+        self._tell(DomainEvent(EventKind.EXITED, why.message if why else detail, status, why))
+        self._over.set()
+        self._it.link.abandon()
+        self._it.lines.close()
+        if self._gone.is_set():
+            os.close(self._it.pidfd)
+
+    def _tell(self, event: DomainEvent) -> None:
+        self._history.append(event)
+        self._news.set()
+
+    def _measure(self) -> None:
+        if not self._gone.is_set():
+            self._usage = tuple(map(max, self._usage, measure(self.pid)))  # type: ignore[assignment]
+
+    # -- the watch on the daemon -----------------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """What no event tells: that the daemon's calls hang, or that it grows. Ends with the domain."""
+        while not self._gone.is_set() and not self._over.is_set():
+            await _set_within(self._gone, self._it.settings.watch)
+            if self._gone.is_set() or self._losing is not None:
+                return
+            self._measure()
+            if too_large := self._it.daemon.too_large(self._it.who):
+                self._it.link.abandon(too_large)
+                self._lose(too_large)
+                return
+            with suppress(BelljarError):  # told by `_lose`
+                await self._call("a sign of life", lambda: self._it.link.connection.getLibVersion())
+
+    def _lose(self, why: str) -> None:
+        """The daemon is of no use any more, and without it the domain is nobody's."""
+        if self._losing is None and not self._gone.is_set():
+            self._losing = self._loop.create_task(self._close_out(why))
+
+    async def _close_out(self, why: str) -> None:
+        """The daemon first: whoever sees the domain end is told why at once."""
+        self._it.link.abandon(why)
+        done = await in_thread(self._it.daemon.restart)
+        if self._over.is_set():
+            return
+        self.kill()
+        if not await _set_within(self._gone, LAST_WORDS):
+            with suppress(BelljarError):
+                await in_thread(self._discard)
+        self._finish(0, LibvirtLost(f"libvirt's daemon was lost while the machine ran: {why}; {done}"))
+
+    _sent: signal.Signals | None = None
+    _reason = ""
+    _closing: asyncio.Task[None] | None = None
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Is it set before the time is over?"""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    return event.is_set()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

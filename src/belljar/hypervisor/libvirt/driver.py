@@ -1,0 +1,234 @@
+"""The Hypervisor that asks libvirt for its domains. Every start is a cold one: libvirt has nothing a clone could be made of.
+
+What needs no domain (which accelerator works, the templates of the direct driver) is the direct driver's affair.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import BadSetting, DomainDied, DriverLacks, ImageCorrupt, LibvirtRefused, TemplateError
+from belljar.host.files import remove_tree
+from belljar.host.processes import all_pids, command_line, kill_and_wait
+from belljar.host.threads import in_thread
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, LibvirtSettings, Settings, Template
+from belljar.hypervisor.libvirt.daemon import Daemon, identity, resident
+from belljar.hypervisor.libvirt.domain import LibvirtDomain
+from belljar.hypervisor.libvirt.lines import Lines, has_keeper
+from belljar.hypervisor.libvirt.starting import Attempt
+from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml, kind_of
+from belljar.hypervisor.qemu import abilities
+from belljar.hypervisor.qemu.disk import layers
+from belljar.hypervisor.qemu.driver import EMULATED_CPU, NATIVE_CPU, QemuHypervisor, uses_uefi
+from belljar.hypervisor.qemu.firmware import find_uefi
+from belljar.model import MIB, MachineId, NetworkMode
+
+DRIVER = re.compile(r"libvirt:((qemu|xen)(\+unix)?:///(system|session)(\?[!-~]*)?)")
+COLD = "machines by libvirt are always booted cold"
+OF_LIBVIRT = b",debug-threads="  # how libvirt goes on after a domain's name
+
+
+class LibvirtHypervisor:
+    """Implements `Hypervisor`."""
+
+    def __init__(self, driver: str, settings: Settings, libvirt: LibvirtSettings, store: Path) -> None:
+        found = DRIVER.fullmatch(driver)
+        if found is None:
+            raise BadSetting(
+                f"machine.hypervisor = {driver!r} is no driver",
+                hint="It is `qemu`, `libvirt:qemu:///system` or `libvirt:qemu:///session`: a libvirt of this host.",
+            )
+        self.uri, self._is_session, self._is_xen = found[1], found[4] == "session", found[2] == "xen"
+        self._settings, self._libvirt = settings, libvirt
+        self._direct = QemuHypervisor(settings, store)
+        self.daemon = Daemon(self.uri, libvirt, store)
+        self._base = Path(libvirt.folder) if libvirt.folder else default_folder(os.geteuid())
+
+    # -- starting ----------------------------------------------------------------------------------------------------
+
+    def start(self, spec: DomainSpec) -> LibvirtDomain:
+        """Blocks until the guest runs or a deadline of `[libvirt]` has passed; `launch` does not."""
+        return self._domain(spec, self._attempt(spec))
+
+    async def launch(self, spec: DomainSpec, template: Template | None) -> LibvirtDomain:
+        if template is not None:
+            raise TemplateError(COLD)
+        attempt = self._attempt(spec)
+        run = asyncio.ensure_future(in_thread(attempt.run))
+        try:
+            started = await run
+        except asyncio.CancelledError:
+            attempt.give_up()
+            raise
+        return LibvirtDomain(started, lambda: self.discard(spec.id))
+
+    def _domain(self, spec: DomainSpec, attempt: Attempt) -> LibvirtDomain:
+        return LibvirtDomain(attempt.run(), lambda: self.discard(spec.id))
+
+    def _attempt(self, spec: DomainSpec) -> Attempt:
+        check(spec, is_xen=self._is_xen)
+        lines = Lines(self._base / spec.id, spec.owner)
+        write = lambda: domain_xml(spec, self._ends(spec, lines))  # noqa: E731
+        return Attempt(spec, self.daemon, self._libvirt, lines, write, lambda: self._pid_of(spec.id))
+
+    def _ends(self, spec: DomainSpec, lines: Lines) -> Ends:
+        boot = spec.boot
+        return Ends(
+            kind=kind_of(spec.accelerator),
+            channel=lines.path("channel"),
+            console=lines.path("console"),
+            layers=tuple(lines.reached(path) for path in layers(spec.disk)),
+            kernel=lines.readable(boot.kernel, "kernel") if boot.kernel else None,
+            initrd=lines.readable(boot.initrd, "initrd") if boot.initrd else None,
+            firmware=find_uefi(self._settings.uefi) if uses_uefi(boot) else "",
+            emulator=abilities.find(self._settings.binary),
+            cpu=self._cpu(spec.accelerator),
+            below=tuple(self._below(it, lines) for it in spec.disks),
+            label=None if self._is_session else spec.owner,
+        )
+
+    def _below(self, disk: Any, lines: Lines) -> tuple[Path, ...]:
+        lines.reached(disk.path)
+        return tuple(lines.reached(path) for path in layers(disk.path)[1:]) if disk.chained else ()
+
+    def _cpu(self, accelerator: Accelerator) -> str:
+        if self._settings.cpu not in ("", "auto"):
+            return self._settings.cpu
+        return NATIVE_CPU if accelerator is Accelerator.KVM else EMULATED_CPU
+
+    # -- templates: none are made, those of the direct driver are kept in order -----------------------------------------
+
+    def find_template(self, spec: DomainSpec) -> Template | str:
+        return f"there is no template: {COLD}"
+
+    def clone_disk(self, template: Template, spec: DomainSpec) -> None:
+        raise TemplateError(COLD)
+
+    def start_clone(self, spec: DomainSpec, template: Template) -> LibvirtDomain:
+        raise TemplateError(COLD)
+
+    def template_lock(self, spec: DomainSpec) -> Path:
+        return self._direct.template_lock(spec)
+
+    def template_draft(self, spec: DomainSpec) -> Path:
+        return self._direct.template_draft(spec)
+
+    def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
+        raise TemplateError(COLD)
+
+    def start_template(self, spec: DomainSpec) -> LibvirtDomain:
+        raise TemplateError(COLD)
+
+    async def save_template(self, spec: DomainSpec, domain: Any) -> Template:
+        raise TemplateError(COLD)
+
+    def templates(self) -> list[Template]:
+        return self._direct.templates()
+
+    def verify_template(self, template: Template) -> list[str]:
+        return self._direct.verify_template(template)
+
+    def remove_template(self, key: str) -> None:
+        self._direct.remove_template(key)
+
+    def expire_templates(self, now: float) -> list[str]:
+        return self._direct.expire_templates(now)
+
+    def accelerator(self, boot: Boot) -> tuple[Accelerator, str]:
+        return self._direct.accelerator(boot)
+
+    def examine(self) -> tuple[str, str]:
+        """Who answers, in words, and why it is too large; "" when it is not. Raises LibvirtLost, LibvirtRefused,
+        CommandMissing."""
+        link = self.daemon.connect()
+        try:
+            version = link.call("its version", lambda it: it.getLibVersion())
+            link.call("what it can do", lambda it: it.getCapabilities(), self._libvirt.start_timeout)
+            who = identity(link)
+        finally:
+            link.abandon()
+        number = f"{version // 1000000}.{version // 1000 % 1000}.{version % 1000}"
+        process = f"pid {who.pid}, {resident(who.pid) // MIB} MiB" if who else "a process that cannot be told"
+        return f"libvirt {number} answers at {self.uri} ({process})", self.daemon.too_large(who)
+
+    # -- by the mark -------------------------------------------------------------------------------------------------
+
+    def alive(self) -> list[tuple[MachineId, int]]:
+        """By their command lines, which needs no daemon: after its end its domains are found all the same."""
+        found = []
+        for pid in all_pids():
+            id = marked(command_line(pid))
+            if id:
+                found.append((id, pid))
+        return found
+
+    def is_kept(self, id: MachineId, pid: int) -> bool:
+        return has_keeper(self._base, id)
+
+    def discard(self, id: MachineId) -> None:
+        """By signals, which no daemon can delay; by libvirt, where the process is another user's."""
+        pids = [pid for found, pid in self.alive() if found == id]
+        try:
+            survivors = kill_and_wait(pids)
+        except PermissionError:
+            self._destroy(id)
+            survivors = [pid for found, pid in self.alive() if found == id]
+        with suppress(OSError):
+            remove_tree(self._base / id)
+        if survivors:
+            raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
+
+    def _destroy(self, id: MachineId) -> None:
+        link = self.daemon.connect()
+        try:
+            handle = link.find(NAME + id)
+            if handle is not None:
+                with suppress(LibvirtRefused):  # it ended meanwhile
+                    link.call(f"the end of {NAME}{id}", lambda _: handle.destroy(), self._libvirt.start_timeout)
+        finally:
+            link.abandon()
+
+    def _pid_of(self, id: MachineId) -> int:
+        return next((pid for found, pid in self.alive() if found == id), 0)
+
+
+def default_folder(uid: int) -> Path:
+    return Path("/run/belljar-libvirt") if uid == 0 else Path(f"/tmp/belljar-libvirt-{uid}")
+
+
+def marked(argv: list[bytes]) -> MachineId | None:
+    """The machine whose QEMU libvirt started with this command line; None for any other process."""
+    if not argv or not argv[0].rpartition(b"/")[2].startswith(b"qemu"):
+        return None
+    with suppress(ValueError, IndexError):
+        word = argv[argv.index(b"-name") + 1]
+        name, _, rest = word.removeprefix(b"guest=").partition(b",")
+        if word.startswith(b"guest=" + NAME.encode()) and (b"," + rest).startswith(OF_LIBVIRT):
+            return name[len(NAME) :].decode("ascii", "replace")
+    return None
+
+
+def check(spec: DomainSpec, *, is_xen: bool) -> None:
+    """Refuse what libvirt cannot give, by name. Raises DriverLacks."""
+    if is_xen:
+        raise DriverLacks("a machine on Xen: belljar writes its description, and has not been run on a Xen host")
+    nic = spec.nic
+    if nic is not None and nic.mode is not NetworkMode.USER:
+        raise DriverLacks(f"--network {nic.mode.value}: a libvirt driver cannot be lent the line of a machine's card")
+    if nic is not None and nic.has_line:
+        raise DriverLacks("a user network by passt: a libvirt driver cannot be lent its line")
+    if nic is not None and (nic.egress is not None or nic.is_shut):
+        raise DriverLacks(
+            "--network user with limits on where a guest may go: nobody guards a QEMU that libvirt started",
+            hint='Ask for no network, or let machines go anywhere with `network.egress = "open"`; see docs/libvirt.md.',
+        )
+    if nic is not None and nic.forward:
+        raise DriverLacks("--context ssh: by libvirt no port of a guest is forwarded")
+    for disk in spec.disks:
+        if disk.format not in ("raw", "qcow2"):
+            raise ImageCorrupt(f"{disk.path}: a disk of format {disk.format}")

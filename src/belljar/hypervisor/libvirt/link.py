@@ -1,0 +1,233 @@
+"""One connection to libvirt's daemon. Each call is a thread of its own with a deadline.
+
+A call that is not answered in time is abandoned, and the connection with it: its socket is shut down, which frees the
+thread at once and tells the daemon, when it wakes, to destroy what was started on it (VIR_DOMAIN_START_AUTODESTROY).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from belljar.errors import CommandMissing, LibvirtLost, LibvirtRefused
+
+T = TypeVar("T")
+SOCKETS = re.compile(r"(libvirt|virt[a-z]+d)-sock(-ro|-admin)?$")
+KEEPALIVES = 3  # unanswered ones before the connection is given up
+
+_opening = threading.Lock()
+_events = threading.Lock()
+_serving: list[threading.Thread] = []
+
+
+class Overdue(Exception):
+    """The deadline of `bounded` passed."""
+
+
+def bounded(work: Callable[[], T], timeout: float) -> T:
+    """The result of *work*, done in a thread. Raises Overdue after *timeout* seconds; the thread is left behind."""
+    done = threading.Event()
+    result: list[T] = []
+    error: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            result.append(work())
+        except BaseException as exc:
+            error.append(exc)
+        done.set()
+
+    threading.Thread(target=run, daemon=True).start()
+    if not done.wait(timeout):
+        raise Overdue
+    if error:
+        raise error[0]
+    return result[0]
+
+
+def library() -> Any:
+    """libvirt's own Python binding, quiet, its events served by a thread from the first use on."""
+    try:
+        import libvirt  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    except ImportError as exc:
+        raise CommandMissing(
+            "libvirt-python is not installed beside belljar",
+            hint="Install belljar's extra `libvirt`, or Debian's python3-libvirt.",
+        ) from exc
+    with _events:
+        if not _serving:
+            libvirt.registerErrorHandler(lambda context, error: None, None)  # it would write to stderr
+            libvirt.virEventRegisterDefaultImpl()
+            _serving.append(threading.Thread(target=_serve, args=(libvirt,), daemon=True, name="libvirt events"))
+            _serving[0].start()
+    return libvirt
+
+
+def _serve(libvirt: Any) -> None:
+    while True:
+        with suppress(libvirt.libvirtError):
+            libvirt.virEventRunDefaultImpl()
+
+
+@dataclass(frozen=True)
+class End:
+    """Our end of a connection to a daemon."""
+
+    line: socket.socket  # a duplicate, so that its number is nobody else's
+    pid: int  # of who listened there when it began to
+
+
+def ends() -> dict[int, End]:
+    """Our connections to daemons of libvirt, by inode."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError, ValueError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                line = socket.socket(fileno=os.dup(int(name)))
+                inode, pid = os.fstat(line.fileno()).st_ino, _daemon_behind(line)
+                if pid and inode not in found:
+                    found[inode] = End(line, pid)
+                else:
+                    line.close()
+    return found
+
+
+def _daemon_behind(line: socket.socket) -> int:
+    """The process that listened at the other end, where that is a socket of libvirt's; else 0."""
+    with suppress(OSError):
+        peer = line.getpeername() if line.family == socket.AF_UNIX else ""
+        if isinstance(peer, str) and SOCKETS.search(peer):
+            pid: int = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+            return pid
+    return 0
+
+
+class Link:
+    """An open connection. `lost` says why it is of no use any more; "" while it is."""
+
+    def __init__(self, connection: Any, end: End | None, timeout: float) -> None:
+        self.connection = connection
+        self.lost = ""
+        self._end, self._timeout = end, timeout
+        self._listeners: list[Callable[[str], None]] = []
+
+    @property
+    def pid(self) -> int:
+        """Of the process that listened when the connection was made; 0: not known."""
+        return self._end.pid if self._end else 0
+
+    def call(self, what: str, work: Callable[[Any], T], timeout: float | None = None) -> T:
+        """What *work* makes of the connection. Raises LibvirtLost when the daemon is gone or not in time, LibvirtRefused
+        when it answers that it will not."""
+        libvirt, limit = library(), self._timeout if timeout is None else timeout
+        if self.lost:
+            raise LibvirtLost(f"libvirt's daemon cannot be asked for {what}: {self.lost}")
+        try:
+            return bounded(lambda: work(self.connection), limit)
+        except Overdue:
+            self.abandon(f"it did not answer within {limit:g} s when asked for {what}")
+            raise LibvirtLost(f"libvirt's daemon hangs: {self.lost}") from None
+        except libvirt.libvirtError as exc:
+            said = words_of(exc)
+            if self.lost or is_loss(libvirt, exc):
+                self.abandon(said)
+                raise LibvirtLost(f"libvirt's daemon was lost when asked for {what}: {said}") from exc
+            raise LibvirtRefused(f"libvirt refused {what}: {said}") from exc
+
+    def find(self, name: str) -> Any | None:
+        """The domain of this name, None when there is none."""
+        libvirt = library()
+
+        def look(connection: Any) -> Any | None:
+            try:
+                return connection.lookupByName(name)
+            except libvirt.libvirtError as exc:
+                if exc.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+                    return None
+                raise
+
+        return self.call(f"domain {name}", look)
+
+    def on_loss(self, listener: Callable[[str], None]) -> None:
+        """*listener* is called once, from any thread, when the daemon ends the connection or falls silent."""
+        self._listeners.append(listener)
+        if self.lost:
+            listener(self.lost)
+
+    def abandon(self, why: str = "the connection is closed") -> None:
+        """Never use it again. The daemon destroys what was started on it; nothing here waits for that."""
+        self.lost = self.lost or why
+        if self._end is not None:
+            with suppress(OSError):
+                self._end.line.shutdown(socket.SHUT_RDWR)
+            self._end.line.close()
+
+    def watch(self) -> None:
+        """Hear of the daemon's end, and let libvirt itself notice its silence."""
+        interval = max(int(self._timeout / KEEPALIVES), 1)
+        self.call("its close event", lambda it: it.registerCloseCallback(self._closed, None))
+        self.call("keepalives", lambda it: it.setKeepAlive(interval, KEEPALIVES))
+
+    def _closed(self, connection: Any, reason: int, opaque: Any) -> None:
+        """From libvirt's event thread."""
+        was_ours = bool(self.lost)
+        self.lost = self.lost or ("it does not answer keepalives" if reason == 2 else "it ended the connection")
+        if not was_ours:
+            for listener in self._listeners:
+                listener(self.lost)
+
+
+def open_link(uri: str, timeout: float) -> Link:
+    """A connection to the daemon of *uri*, which is on this host. Raises LibvirtLost, LibvirtRefused, CommandMissing."""
+    libvirt = library()
+    with _opening:
+        before = ends()
+        try:
+            connection = bounded(lambda: libvirt.open(uri), timeout)
+        except Overdue:
+            _drop_new(before)
+            raise LibvirtLost(f"libvirt's daemon hangs: {uri} was not opened within {timeout:g} s") from None
+        except libvirt.libvirtError as exc:
+            _drop_new(before)
+            said = words_of(exc)
+            if is_loss(libvirt, exc):
+                raise LibvirtLost(f"libvirt's daemon cannot be reached at {uri}: {said}") from exc
+            raise LibvirtRefused(f"libvirt does not open {uri}: {said}") from exc
+        after = ends()
+        new = [after.pop(inode) for inode in set(after) - set(before)]
+        for end in (*before.values(), *after.values(), *new[1:]):
+            end.line.close()
+    link = Link(connection, new[0] if new else None, timeout)
+    link.watch()
+    return link
+
+
+def _drop_new(before: dict[int, End]) -> None:
+    """Shut down what was opened since."""
+    for inode, end in ends().items():
+        if inode not in before:
+            with suppress(OSError):
+                end.line.shutdown(socket.SHUT_RDWR)
+        end.line.close()
+    for end in before.values():
+        end.line.close()
+
+
+def is_loss(libvirt: Any, error: Any) -> bool:
+    """Is it the way to the daemon that failed, and not what was asked for?"""
+    return error.get_error_domain() in (libvirt.VIR_FROM_RPC, libvirt.VIR_FROM_REMOTE) or error.get_error_code() in (
+        libvirt.VIR_ERR_NO_CONNECT,
+        libvirt.VIR_ERR_RPC,
+    )
+
+
+def words_of(error: Any) -> str:
+    """libvirt's message, in one line of a sane length."""
+    return " ".join(str(error.get_error_message() or error).split())[:1000]

@@ -1,0 +1,188 @@
+"""One attempt to start a domain, from the connection to the running guest. It blocks, and may be given up at any moment.
+
+The guest is started paused, so that its events are listened to before anything can happen in it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from belljar.errors import BelljarError, DomainDied, LibvirtLost, LibvirtRefused
+from belljar.host.processes import command_line
+from belljar.hypervisor import DomainEvent, DomainSpec, EventKind, LibvirtSettings
+from belljar.hypervisor.libvirt.daemon import Daemon, Identity, identity
+from belljar.hypervisor.libvirt.lines import Lines
+from belljar.hypervisor.libvirt.link import Link, library
+from belljar.hypervisor.libvirt.xml import NAME
+from belljar.hypervisor.qemu.complaints import explain, last_line
+
+
+class Heard:
+    """What libvirt tells about a domain, kept until somebody listens. Fed by libvirt's event thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: list[DomainEvent] = []
+        self._listener: Callable[[DomainEvent], None] | None = None
+
+    def tell(self, event: DomainEvent) -> None:
+        with self._lock:
+            if self._listener is None:
+                self._waiting.append(event)
+            else:
+                self._listener(event)
+
+    def listen(self, listener: Callable[[DomainEvent], None]) -> None:
+        with self._lock:
+            for event in self._waiting:
+                listener(event)
+            self._listener = listener
+
+
+@dataclass
+class Started:
+    """A domain that runs."""
+
+    link: Link
+    handle: Any  # libvirt's
+    pid: int
+    pidfd: int
+    argv: tuple[str, ...]
+    channel: socket.socket
+    console: socket.socket
+    lines: Lines
+    daemon: Daemon
+    who: Identity | None
+    settings: LibvirtSettings
+    heard: Heard = field(default_factory=Heard)
+
+
+class Attempt:
+    """`run` starts the domain, or leaves nothing of it."""
+
+    def __init__(
+        self, spec: DomainSpec, daemon: Daemon, settings: LibvirtSettings, lines: Lines, write: Callable[[], str],
+        find: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self._spec, self._daemon, self._settings, self._lines = spec, daemon, settings, lines
+        self._write, self._find = write, find
+        self._link: Link | None = None
+        self._is_given_up = False
+
+    def give_up(self) -> None:
+        """From another thread: what is done is undone."""
+        self._is_given_up = True
+        if self._link is not None:
+            self._link.abandon("the start was given up")
+
+    def run(self) -> Started:
+        """Raises LibvirtLost (after an attempt to restart the daemon), LibvirtRefused, or what QEMU complained about."""
+        self._lines.open()
+        try:
+            document = self._write()
+            started = self._start(document)
+            if self._is_given_up:
+                os.close(started.pidfd)
+                raise LibvirtRefused("the start was given up")
+            return started
+        except BaseException as exc:
+            if self._link is not None:
+                self._link.abandon("the start failed")
+            self._lines.close()
+            if isinstance(exc, LibvirtLost) and not self._is_given_up:
+                raise LibvirtLost(f"{exc.message}; {self._daemon.restart()}") from exc
+            raise
+
+    def _start(self, document: str) -> Started:
+        libvirt, heard = library(), Heard()
+        link = self._link = self._daemon.connect()
+        who = identity(link)
+        if too_large := self._daemon.too_large(who):
+            raise LibvirtLost(f"libvirt's daemon is not asked for a domain: {too_large}")
+        flags = libvirt.VIR_DOMAIN_START_AUTODESTROY | libvirt.VIR_DOMAIN_START_PAUSED
+        handle = self._create(link, lambda it: it.createXML(document, flags))
+        link.call("the domain's events", lambda it: register(libvirt, it, handle, heard))
+        pid = self._find()
+        try:
+            pidfd = os.pidfd_open(pid) if pid else -1
+        except ProcessLookupError:
+            pidfd = -1
+        if pidfd < 0:
+            raise DomainDied("QEMU ended before its guest was started")
+        ends: list[socket.socket] = []
+        try:
+            ends += [self._lines.accept("channel"), self._lines.accept("console")]
+            self._create(link, lambda _: handle.resume())
+        except BaseException:
+            os.close(pidfd)
+            for end in ends:
+                end.close()
+            raise
+        argv = tuple(word.decode(errors="replace") for word in command_line(pid))
+        return Started(
+            link, handle, pid, pidfd, argv, ends[0], ends[1], self._lines, self._daemon, who, self._settings, heard
+        )
+
+    def _create(self, link: Link, work: Callable[[Any], Any]) -> Any:
+        """What starts a process, or lets it run: a refusal may hold the last words of QEMU."""
+        try:
+            return link.call(f"domain {NAME}{self._spec.id}", work, self._settings.start_timeout)
+        except LibvirtRefused as refused:
+            raise complaint(refused, self._spec) from refused
+
+
+def complaint(refused: LibvirtRefused, spec: DomainSpec) -> BelljarError:
+    """The error for what libvirt says, which quotes QEMU where QEMU ended. QEMU's log of the machine gets it too."""
+    with suppress(OSError):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        log = os.open(spec.folder / "qemu.log", flags, 0o600)
+        try:
+            os.write(log, (refused.message + "\n").encode(errors="replace"))
+        finally:
+            os.close(log)
+    told = explain(refused.message.replace(" qemu-system", "\nqemu-system"), None, "starting, by libvirt")
+    if isinstance(told, DomainDied):
+        ended = "qemu-system" in refused.message or "exited while" in refused.message
+        return DomainDied(f"QEMU ended while starting, by libvirt: {last_line(refused.message)}") if ended else refused
+    return told
+
+
+def register(libvirt: Any, connection: Any, handle: Any, heard: Heard) -> None:
+    """Have libvirt's events of this domain told in our words."""
+
+    def lifecycle(_: Any, __: Any, event: int, detail: int, ___: Any) -> None:
+        if (told := translate(libvirt, event, detail)) is not None:
+            heard.tell(told)
+
+    def trouble(_: Any, __: Any, path: str, alias: str, action: int, reason: str, ___: Any) -> None:
+        heard.tell(DomainEvent(EventKind.DISK_FULL if reason == "enospc" else EventKind.DISK_ERROR, reason))
+
+    def reboot(_: Any, __: Any, ___: Any) -> None:
+        heard.tell(DomainEvent(EventKind.RESET, "the guest asked for a reboot"))
+
+    connection.domainEventRegisterAny(handle, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, lifecycle, None)
+    connection.domainEventRegisterAny(handle, libvirt.VIR_DOMAIN_EVENT_ID_IO_ERROR_REASON, trouble, None)
+    connection.domainEventRegisterAny(handle, libvirt.VIR_DOMAIN_EVENT_ID_REBOOT, reboot, None)
+
+
+def translate(libvirt: Any, event: int, detail: int) -> DomainEvent | None:
+    """libvirt's event in our words. EXITED here means that libvirt is done with the domain.
+    https://libvirt.org/html/libvirt-libvirt-domain.html#virDomainEventType"""
+    if event == libvirt.VIR_DOMAIN_EVENT_SHUTDOWN:
+        is_guests = detail != libvirt.VIR_DOMAIN_EVENT_SHUTDOWN_HOST
+        return DomainEvent(EventKind.SHUTDOWN, "guest-shutdown") if is_guests else None
+    if event == libvirt.VIR_DOMAIN_EVENT_CRASHED:
+        return DomainEvent(EventKind.PANICKED, "the guest's kernel panicked")
+    if event == libvirt.VIR_DOMAIN_EVENT_STOPPED:
+        name = {
+            libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN: "shut down", libvirt.VIR_DOMAIN_EVENT_STOPPED_DESTROYED: "destroyed",
+            libvirt.VIR_DOMAIN_EVENT_STOPPED_CRASHED: "crashed", libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED: "failed",
+        }.get(detail, f"detail {detail}")  # fmt: skip
+        return DomainEvent(EventKind.EXITED, name)
+    return None

@@ -1,0 +1,349 @@
+"""A domain as libvirt reads it: a pure function of its spec and of the host's ends it is plugged into.
+
+KVM, TCG and the three kinds of Xen guests from one parts list; what differs between them stands in `Kind`.
+https://libvirt.org/formatdomain.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import count
+from pathlib import Path
+from xml.etree.ElementTree import Element, SubElement, indent, register_namespace, tostring
+
+from belljar.errors import DriverLacks
+from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk
+from belljar.hypervisor.qemu.cmdline import PORT_NAME, TRANSLATIONS, machine_uuid
+from belljar.model import KIB, NetworkMode
+
+NAME = "belljar-"
+NAMESPACE = "urn:belljar:machine:1"
+FIRST_SLOT, LAST_SLOT = 2, 0x1E  # below it the host bridge's and by custom the screen's, above it the board's own
+MODERN = "virtio-non-transitional"
+QEMU_NAMES = {"host": "host-passthrough", "max": "maximum"}  # QEMU's words for processors, and libvirt's
+
+register_namespace("belljar", NAMESPACE)
+
+
+class Kind(str, Enum):
+    """What runs the guest."""
+
+    KVM = "kvm"
+    TCG = "qemu"
+    XEN_PV = "xen-pv"
+    XEN_PVH = "xen-pvh"
+    XEN_HVM = "xen-hvm"
+
+    @property
+    def is_xen(self) -> bool:
+        return self.value.startswith("xen")
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The host's side of a domain. Every file by a path that the hypervisor's process can open."""
+
+    kind: Kind
+    channel: Path  # sockets on which we listen: QEMU connects when it starts, so nothing it says is missed
+    console: Path
+    layers: tuple[Path, ...]  # the disk, overlay first
+    kernel: Path | None = None
+    initrd: Path | None = None
+    firmware: str = ""  # the file of the UEFI; empty: the BIOS that comes with QEMU
+    emulator: str = ""  # empty: libvirt's choice
+    cpu: str = "max"  # in QEMU's words
+    below: tuple[tuple[Path, ...], ...] = ()  # what each further disk stands on, the upper ones first
+    label: tuple[int, int] | None = None  # uid and gid of the process; None: libvirt's choice
+
+
+def domain_xml(spec: DomainSpec, ends: Ends) -> str:
+    """The document for a transient domain. Raises DriverLacks for what cannot be written in it."""
+    domain = Element("domain", type="xen" if ends.kind.is_xen else ends.kind.value)
+    identity(domain, spec)
+    SubElement(domain, "memory", unit="KiB").text = str(spec.memory // KIB)
+    SubElement(domain, "vcpu", placement="static").text = str(spec.cpus)
+    operating_system(domain, spec, ends)
+    board(domain, spec, ends)
+    endings(domain)
+    devices(domain, spec, ends)
+    if ends.label is not None:
+        label(domain, ends.label)
+    indent(domain)
+    text = tostring(domain, encoding="unicode") + "\n"
+    check(text)
+    return text
+
+
+def identity(domain: Element, spec: DomainSpec) -> None:
+    """By its name anybody finds the process, by its metadata the machine."""
+    SubElement(domain, "name").text = NAME + spec.id
+    SubElement(domain, "uuid").text = machine_uuid(spec.id)
+    machine = SubElement(SubElement(domain, "metadata"), f"{{{NAMESPACE}}}machine")
+    machine.set("id", spec.id)
+
+
+def operating_system(domain: Element, spec: DomainSpec, ends: Ends) -> None:
+    system = SubElement(domain, "os")
+    kind = SubElement(system, "type")
+    match ends.kind:
+        case Kind.XEN_PV:
+            kind.text = "linux"
+            kind.set("machine", "xenpv")
+        case Kind.XEN_PVH:
+            kind.text = "xenpvh"
+            kind.set("machine", "xenpvh")
+        case Kind.XEN_HVM:
+            kind.text = "hvm"
+            kind.set("machine", "xenfv")
+        case _:
+            kind.text = "hvm"
+            kind.set("machine", "q35")
+    kind.set("arch", "x86_64")
+    if ends.firmware:
+        SubElement(system, "loader", readonly="yes", type="rom").text = ends.firmware
+    if ends.kernel is None:
+        if ends.kind in (Kind.XEN_PV, Kind.XEN_PVH):
+            raise DriverLacks(
+                f"a guest of kind {ends.kind.value} needs a kernel of its image beside it: it has no firmware"
+            )
+        if not ends.kind.is_xen:  # firmware that finds nothing to boot resets at once, and the machine ends
+            SubElement(system, "bios", rebootTimeout="0")
+        return
+    SubElement(system, "kernel").text = str(ends.kernel)
+    if ends.initrd is not None:
+        SubElement(system, "initrd").text = str(ends.initrd)
+    SubElement(system, "cmdline").text = command_line(spec, ends.kind)
+
+
+def command_line(spec: DomainSpec, kind: Kind) -> str:
+    """Xen's guests have their console on another device."""
+    words = spec.boot.append
+    return words.replace("console=ttyS0", "console=hvc0") if kind in (Kind.XEN_PV, Kind.XEN_PVH) else words
+
+
+def board(domain: Element, spec: DomainSpec, ends: Ends) -> None:
+    """Processors and what comes with the board. Xen offers the host's processor, and knows none of the rest."""
+    features = SubElement(domain, "features")
+    if ends.kind is not Kind.XEN_PV:
+        SubElement(features, "acpi")
+        SubElement(features, "apic")
+    if ends.kind.is_xen:
+        SubElement(domain, "clock", offset="utc")
+        return
+    SubElement(features, "vmport", state="off")
+    if ends.kind is Kind.TCG:
+        SubElement(SubElement(features, "tcg"), "tb-cache", unit="MiB").text = str(TRANSLATIONS)
+    processor(domain, spec, ends.cpu)
+    clock = SubElement(domain, "clock", offset="utc")
+    SubElement(clock, "timer", name="hpet", present="no")
+
+
+def processor(domain: Element, spec: DomainSpec, cpu: str) -> None:
+    if "," in cpu:
+        raise DriverLacks(f"the processor {cpu!r}: by libvirt only a model can be named, without features")
+    if cpu in QEMU_NAMES:
+        chosen = SubElement(domain, "cpu", mode=QEMU_NAMES[cpu], check="none")
+    else:
+        chosen = SubElement(domain, "cpu", mode="custom", match="exact", check="none")
+        SubElement(chosen, "model", fallback="forbid").text = cpu
+    SubElement(chosen, "topology", sockets="1", cores=str(spec.cpus), threads="1")
+
+
+def endings(domain: Element) -> None:
+    """Nobody is given a reboot. A guest that crashed stays for the event to be heard, then it is ended."""
+    SubElement(domain, "on_poweroff").text = "destroy"
+    SubElement(domain, "on_reboot").text = "destroy"
+    SubElement(domain, "on_crash").text = "preserve"
+
+
+def devices(domain: Element, spec: DomainSpec, ends: Ends) -> None:
+    """The parts list."""
+    every = SubElement(domain, "devices")
+    slots = count(FIRST_SLOT)
+    if ends.emulator and not ends.kind.is_xen:
+        SubElement(every, "emulator").text = ends.emulator
+    names = disk_names(ends.kind)
+    bootable = ends.kernel is None
+    if spec.boot.is_disc:
+        disc(every, ends)
+    else:
+        own = disk(every, ends, next(names), "qcow2", ends.layers, bootable=bootable)
+        place(own, ends.kind, slots)
+    for extra, below in zip(spec.disks, ends.below, strict=True):
+        made = further_disk(every, ends, next(names), extra, below)
+        place(made, ends.kind, slots)
+    if spec.seed is not None:
+        made = disk(every, ends, next(names), "raw", (spec.seed,), readonly=True, serial="seed")
+        place(made, ends.kind, slots)
+    controllers(every, ends.kind, slots)
+    for share in spec.shares:
+        shared_folder(every, share.tag, share.source, ends.kind, slots, readonly=share.readonly)
+    network_card(every, spec, ends.kind, slots)
+    lines(every, ends)
+    extras(every, ends.kind, slots)
+
+
+def disk_names(kind: Kind) -> Iterator[str]:
+    prefix = "xvd" if kind.is_xen else "vd"
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    return (f"{prefix}{first}{second}" for first in ("", *letters) for second in letters)
+
+
+def disk(
+    every: Element,
+    ends: Ends,
+    name: str,
+    format: str,
+    layers: tuple[Path, ...],
+    *,
+    readonly: bool = False,
+    bootable: bool = False,
+    serial: str = "",
+) -> Element:
+    """A disk with its whole chain written down, so that libvirt reads no header to find it. What a machine writes is gone
+    with it: no flush reaches the platter. A full host disk stops the guest."""
+    made = SubElement(every, "disk", type="file", device="disk")
+    driver = SubElement(made, "driver", name="qemu", type=format)
+    if not ends.kind.is_xen:
+        driver.set("cache", "writeback" if readonly else "unsafe")
+        driver.set("error_policy", "enospace")
+        driver.set("rerror_policy", "report")
+    SubElement(made, "source", file=str(layers[0]))
+    chain(made, layers[1:])
+    bus = "xen" if ends.kind.is_xen else "virtio"
+    SubElement(made, "target", dev=name, bus=bus)
+    if not ends.kind.is_xen:
+        made.set("model", MODERN)
+    if serial and not ends.kind.is_xen:
+        SubElement(made, "serial").text = serial
+    if readonly:
+        SubElement(made, "readonly")
+    if bootable:
+        SubElement(made, "boot", order="1")
+    return made
+
+
+def disc(every: Element, ends: Ends) -> None:
+    """A machine's own disk that is a CD-ROM, on a controller that every firmware boots from."""
+    made = SubElement(every, "disk", type="file", device="cdrom")
+    SubElement(made, "driver", name="qemu", type="qcow2")
+    SubElement(made, "source", file=str(ends.layers[0]))
+    chain(made, ends.layers[1:])
+    SubElement(made, "target", dev="hdc" if ends.kind.is_xen else "sda", bus="ide" if ends.kind.is_xen else "sata")
+    SubElement(made, "readonly")
+    SubElement(made, "boot", order="1")
+
+
+def chain(parent: Element, layers: tuple[Path, ...]) -> None:
+    """What a disk stands on; an empty element ends it."""
+    for layer in layers:
+        parent = SubElement(parent, "backingStore", type="file")
+        SubElement(parent, "format", type="qcow2")
+        SubElement(parent, "source", file=str(layer))
+    SubElement(parent, "backingStore")
+
+
+def further_disk(every: Element, ends: Ends, name: str, extra: ExtraDisk, below: tuple[Path, ...]) -> Element:
+    if ends.kind.is_xen:
+        raise DriverLacks(f"the disk {extra.name!r}: a Xen guest cannot know it by its serial")
+    layers = (extra.path, *below)
+    return disk(every, ends, name, extra.format, layers, readonly=extra.readonly, serial=extra.name)
+
+
+def place(device: Element, kind: Kind, slots: Iterator[int]) -> None:
+    """On the root bus: a port for each device would cost a second of boot time under emulation."""
+    if kind.is_xen:
+        return
+    if (slot := next(slots)) > LAST_SLOT:
+        raise DriverLacks("so many disks and shares: by libvirt there is room for some 25 together")
+    SubElement(device, "address", type="pci", domain="0x0000", bus="0x00", slot=f"{slot:#04x}", function="0x0")
+
+
+def controllers(every: Element, kind: Kind, slots: Iterator[int]) -> None:
+    if kind.is_xen:
+        return
+    SubElement(every, "controller", type="usb", index="0", model="none")
+    serial = SubElement(every, "controller", type="virtio-serial", index="0", model=MODERN, ports="2")
+    place(serial, kind, slots)
+
+
+def shared_folder(every: Element, tag: str, source: str, kind: Kind, slots: Iterator[int], *, readonly: bool) -> None:
+    """A 9p export. `squash`: files the guest makes are the process's user's."""
+    if kind.is_xen:
+        raise DriverLacks("a shared folder (--share): Xen guests have no 9p here")
+    export = SubElement(every, "filesystem", type="mount", accessmode="squash", multidevs="remap", model=MODERN)
+    SubElement(export, "driver", type="path")
+    SubElement(export, "source", dir=source)
+    SubElement(export, "target", dir=tag)
+    if readonly:
+        SubElement(export, "readonly")
+    place(export, kind, slots)
+
+
+def network_card(every: Element, spec: DomainSpec, kind: Kind, slots: Iterator[int]) -> None:
+    """QEMU's own user network, open. All that needs a guard or a line of ours was refused before."""
+    if spec.nic is None:
+        return
+    if kind.is_xen or spec.nic.mode is not NetworkMode.USER:
+        raise DriverLacks(
+            f"the network {spec.nic.mode.value}: this driver gives a guest none, or `user`, and Xen's none"
+        )
+    card = SubElement(every, "interface", type="user")
+    SubElement(card, "mac", address=spec.nic.mac)
+    SubElement(card, "model", type=MODERN)
+    SubElement(card, "rom", enabled="no")
+    place(card, kind, slots)
+
+
+def lines(every: Element, ends: Ends) -> None:
+    """Console and agent's channel, as sockets. In a Xen guest the channel is a console with a name."""
+    if ends.kind.is_xen:
+        console = SubElement(every, "console", type="pty")
+        SubElement(console, "target", type="xen" if ends.kind is not Kind.XEN_HVM else "serial", port="0")
+        channel = SubElement(every, "channel", type="unix")
+        SubElement(channel, "source", mode="bind", path=str(ends.channel))
+        SubElement(channel, "target", type="xen", name=PORT_NAME)
+        return
+    serial = SubElement(every, "serial", type="unix")
+    SubElement(serial, "source", mode="connect", path=str(ends.console))
+    SubElement(SubElement(serial, "target", type="isa-serial", port="0"), "model", name="isa-serial")
+    channel = SubElement(every, "channel", type="unix")
+    SubElement(channel, "source", mode="connect", path=str(ends.channel))
+    SubElement(channel, "target", type="virtio", name=PORT_NAME)
+    SubElement(channel, "address", type="virtio-serial", controller="0", bus="0", port="1")
+
+
+def extras(every: Element, kind: Kind, slots: Iterator[int]) -> None:
+    """Entropy, the notice of a kernel that crashes, and nothing that libvirt would add by itself."""
+    if kind.is_xen:
+        if kind is Kind.XEN_HVM:
+            SubElement(SubElement(every, "video"), "model", type="none")
+        return
+    SubElement(SubElement(every, "video"), "model", type="none")
+    SubElement(every, "memballoon", model="none")
+    entropy = SubElement(every, "rng", model=MODERN)
+    SubElement(entropy, "backend", model="builtin")
+    place(entropy, kind, slots)
+    SubElement(every, "panic", model="isa")
+
+
+def label(domain: Element, owner: tuple[int, int]) -> None:
+    """The process's user. Nothing is given to it: what belljar made for it belongs to it already."""
+    made = SubElement(domain, "seclabel", type="static", model="dac", relabel="no")
+    SubElement(made, "label").text = f"+{owner[0]}:+{owner[1]}"
+
+
+def kind_of(accelerator: Accelerator) -> Kind:
+    return Kind.KVM if accelerator is Accelerator.KVM else Kind.TCG
+
+
+def check(text: str) -> None:
+    """Names of files may hold bytes that no XML can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise DriverLacks("a path that is not UTF-8: libvirt cannot be told it") from exc
+    if any(ord(letter) < 32 and letter not in "\t\n\r" for letter in text):
+        raise DriverLacks("a path with control characters: libvirt cannot be told it")

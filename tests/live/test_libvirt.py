@@ -1,0 +1,266 @@
+"""Jobs by a real libvirt: that they are the same jobs, and what becomes of them when its daemon does not do its part."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.live import libvirt_lab
+from tests.live.conftest import Belljar, marked_processes
+from tests.live.libvirt_lab import Daemon
+
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+SLOW_KILL, SLOW_STOP = (pytest.param(number, marks=pytest.mark.slow) for number in (KILL, STOP))
+GOLDEN = Path(__file__).parents[1] / "unit/hypervisor/libvirt/golden"
+QUICK = {"BELLJAR_LIBVIRT_TIMEOUT": "4s", "BELLJAR_LIBVIRT_START_TIMEOUT": "6s", "BELLJAR_LIBVIRT_WATCH": "2s"}
+SOON = 20.0  # seconds for what libvirt does by itself
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    if lacks := libvirt_lab.missing():
+        pytest.skip(f"libvirt cannot run here: it lacks {lacks}")
+    with libvirt_lab.running() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def belljar(tmp_path: Path, daemon: Daemon) -> Iterator[Belljar]:
+    command = Belljar(tmp_path, settings=daemon.settings)
+    yield command
+    command.close()
+
+
+def outcome(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def nothing_is_left(belljar: Belljar, daemon: Daemon) -> None:
+    assert belljar.leftovers() == []
+    assert list((daemon.folder / "l").iterdir()) == []
+    deadline = time.monotonic() + SOON
+    while (names := daemon.names()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert names == []
+
+
+def next_job_works(belljar: Belljar, daemon: Daemon) -> None:
+    done = belljar.run("--", "echo", "next")
+    assert (done.returncode, done.stdout) == (0, b"next\n"), done.stderr
+    nothing_is_left(belljar, daemon)
+
+
+def test_a_job_is_the_same_job(belljar: Belljar, daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "in").write_bytes(b"\0in\xff")
+    script = "cat in; echo err >&2; echo written > /mnt/file; id -u; stat -c %s /dev/disk/by-id/virtio-scratch 2>/dev/null; df -k --output=target /scratch | tail -1; exit 7"
+    done = belljar.run(
+        "--report", str(tmp_path / "r"), "--share", f"{tmp_path}/shared:/mnt:rw", "--scratch", "64M", "--cwd", "/tmp",
+        "--in", f"{tmp_path}/in:in", "--", "sh", "-c", script,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (7, b"err\n")
+    assert done.stdout == b"\0in\xff0\n/scratch\n"
+    assert (tmp_path / "shared/file").read_text() == "written\n"
+    told = outcome(tmp_path / "r")
+    assert (told["start"], told["klass"]) == ("cold", "payload") and "booted cold" in told["start_reason"]
+    assert told["host"]["user"] > 0 and told["host"]["peak_memory"] > 64 << 20
+    nothing_is_left(belljar, daemon)
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_command_reaches_the_payload(belljar: Belljar, daemon: Daemon) -> None:
+    keeper = belljar.popen("run", "--", "sh", "-c", "trap 'exit 9' TERM; echo up; while :; do sleep 0.1; done")
+    assert keeper.stdout is not None and keeper.stdout.readline() == b"up\n"
+    keeper.send_signal(signal.SIGTERM)
+    assert keeper.wait(60) == 9
+    nothing_is_left(belljar, daemon)
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--network", "user"), b"--network user with limits"),
+        (("--start", "clone"), b"always booted cold"),
+    ],
+)
+def test_what_libvirt_cannot_give_is_refused_by_name(belljar: Belljar, words: tuple[str, ...], named: bytes) -> None:
+    done = belljar.run(*words, "--", "true")
+    assert done.returncode == 125 and named in done.stderr, done.stderr
+    assert belljar.leftovers() == []
+
+
+@pytest.mark.slow
+def test_an_open_user_network_can_be_had(belljar: Belljar, daemon: Daemon) -> None:
+    done = belljar.run(
+        "--network", "user", "--", "sh", "-c", "cat /sys/class/net/e*/operstate", env={"BELLJAR_NETWORK_EGRESS": "open"}
+    )
+    assert (done.returncode, done.stdout) == (0, b"up\n"), done.stderr
+    nothing_is_left(belljar, daemon)
+
+
+@pytest.mark.parametrize("name", ["tcg", "kvm", "bios", "uefi", "disc", "all", "model"])
+def test_libvirt_makes_a_command_line_of_what_it_is_told(daemon: Daemon, name: str) -> None:
+    words = daemon.virsh("domxml-to-native", "qemu-argv", str(GOLDEN / f"{name}.xml"))
+    assert "guest=belljar-0123456789ab" in words and "org.belljar.agent" in words
+    assert ("tb-size=64" in words) == (name not in ("kvm", "model"))
+
+
+def test_doctor_tells_who_answers(belljar: Belljar, daemon: Daemon) -> None:
+    done = belljar("doctor", "--only", "libvirt")
+    assert done.returncode == 0 and f"pid {daemon.pid}, ".encode() in done.stdout, done.stdout
+    done = belljar(
+        "doctor", "--only", "libvirt", env={"BELLJAR_MACHINE_HYPERVISOR": "libvirt:qemu+unix:///system?socket=/x"}
+    )
+    assert done.returncode == 1 and b"cannot be reached" in done.stdout, done.stdout
+
+
+# -- a daemon that does not do its part --------------------------------------------------------------------------------
+
+
+def is_a_node_fault(done: Any, err: bytes, report: Path) -> None:
+    assert done.returncode == 125, err
+    told = outcome(report)
+    assert (told["cause"], told["klass"], told["error"]) == ("node-fault", "node", "LibvirtLost"), told
+    assert "it was restarted" in told["reason"] or "another one answers" in told["reason"], told
+
+
+@pytest.mark.parametrize("number", [KILL, SLOW_STOP])
+def test_a_daemon_lost_before_the_start(
+    belljar: Belljar, daemon: Daemon, tmp_path: Path, number: signal.Signals
+) -> None:
+    daemon.send(number)
+    done = belljar.run("--report", str(tmp_path / "r"), "--", "true", env=QUICK)
+    is_a_node_fault(done, done.stderr, tmp_path / "r")
+    nothing_is_left(belljar, daemon)
+    next_job_works(belljar, daemon)
+
+
+@pytest.mark.parametrize("number", [SLOW_KILL, STOP])
+def test_a_daemon_lost_while_it_starts_the_domain(
+    belljar: Belljar, daemon: Daemon, tmp_path: Path, number: signal.Signals
+) -> None:
+    """By a QEMU that does this to whoever starts it, once it is asked for a guest."""
+    qemu = tmp_path / "qemu-impostor"
+    armed = tmp_path / "armed"
+    qemu.write_text(f"""#!/bin/sh
+case "$*" in *guest=belljar-*) [ -e {armed} ] && rm {armed} && kill -{number.value} $(cat {daemon.folder}/pid);; esac
+exec /usr/bin/qemu-system-x86_64 "$@"
+""")
+    qemu.chmod(0o755)
+    env = {**QUICK, "BELLJAR_QEMU_BINARY": str(qemu)}
+    daemon.virsh("domcapabilities", "--emulatorbin", str(qemu))  # asks it all there is to know, which takes its time
+    armed.touch()
+    done = belljar.run("--report", str(tmp_path / "r"), "--", "true", env=env)
+    assert not armed.exists()
+    is_a_node_fault(done, done.stderr, tmp_path / "r")
+    belljar("reap")
+    nothing_is_left(belljar, daemon)
+    next_job_works(belljar, daemon)
+
+
+@pytest.mark.parametrize("number", [SLOW_KILL, SLOW_STOP])
+@pytest.mark.parametrize("point", ["after-spawn", "after-agent"])
+def test_a_daemon_lost_while_the_guest_boots(
+    belljar: Belljar, daemon: Daemon, tmp_path: Path, number: signal.Signals, point: str
+) -> None:
+    keeper = belljar.popen("-v", "run", "--report", str(tmp_path / "r"), "--", "sleep", "100", env=QUICK)
+    until(keeper, point)
+    daemon.send(number)
+    _, err = keeper.communicate(timeout=60)
+    is_a_node_fault(keeper, err, tmp_path / "r")
+    nothing_is_left(belljar, daemon)
+    next_job_works(belljar, daemon)
+
+
+@pytest.mark.parametrize("number", [KILL, SLOW_STOP])
+def test_a_daemon_lost_while_the_payload_runs(
+    belljar: Belljar, daemon: Daemon, tmp_path: Path, number: signal.Signals
+) -> None:
+    keeper = belljar.popen("run", "--report", str(tmp_path / "r"), "--", "sh", "-c", "echo up; sleep 100", env=QUICK)
+    assert keeper.stdout is not None and keeper.stdout.readline() == b"up\n"
+    daemon.send(number)
+    _, err = keeper.communicate(timeout=60)
+    is_a_node_fault(keeper, err, tmp_path / "r")
+    nothing_is_left(belljar, daemon)
+    next_job_works(belljar, daemon)
+
+
+@pytest.mark.parametrize("number", [SLOW_KILL, SLOW_STOP])
+def test_a_daemon_lost_at_the_stop_costs_the_job_nothing(
+    belljar: Belljar, daemon: Daemon, tmp_path: Path, number: signal.Signals
+) -> None:
+    keeper = belljar.popen("-v", "run", "--report", str(tmp_path / "r"), "--", "sh", "-c", "exit 3", env=QUICK)
+    until(keeper, "status-written")
+    daemon.send(number)
+    keeper.communicate(timeout=60)
+    assert keeper.returncode == 3 and outcome(tmp_path / "r")["klass"] == "payload"
+    assert belljar.leftovers() == []
+    daemon.restart()
+    next_job_works(belljar, daemon)
+
+
+def test_a_daemon_that_grew_too_large_is_a_node_fault(belljar: Belljar, daemon: Daemon, tmp_path: Path) -> None:
+    env = {**QUICK, "BELLJAR_LIBVIRT_MEMORY_LIMIT": "1M", "BELLJAR_LIBVIRT_RESTART_COMMAND": ""}
+    done = belljar.run("--report", str(tmp_path / "r"), "--", "true", env=env)
+    told = outcome(tmp_path / "r")
+    assert done.returncode == 125 and told["klass"] == "node", told
+    assert "more than the limit of 1 MiB" in told["reason"] and "no `libvirt.restart_command`" in told["reason"]
+    nothing_is_left(belljar, daemon)
+
+
+# -- a supervisor that does not do its part -------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["after-spawn", "payload-started", "before-stop"])
+def test_the_machine_of_a_supervisor_that_was_killed_ends(belljar: Belljar, daemon: Daemon, point: str) -> None:
+    died = belljar.run("--", "true", env={"BELLJAR_TESTING_ABORT_AT": point})
+    assert died.returncode == -KILL
+    assert belljar("reap").returncode == 0
+    nothing_is_left(belljar, daemon)
+
+
+def test_a_machine_that_lost_both_is_closed_out(belljar: Belljar, daemon: Daemon) -> None:
+    """Nobody ends it by itself: its supervisor is dead, and the daemon that knew so too."""
+    keeper = belljar.popen("run", "--", "sh", "-c", "echo up; sleep 1000")
+    assert keeper.stdout is not None and keeper.stdout.readline() == b"up\n"
+    (id,) = belljar.machines()
+    daemon.send(STOP)
+    os.kill(keeper.pid, KILL)
+    keeper.wait(10)
+    daemon.send(KILL)
+    assert [machine for _, machine in marked_processes() if machine == id] == [id]
+    daemon.restart()
+    assert daemon.names() == [f"belljar-{id}"]
+    assert belljar("reap").returncode == 0
+    nothing_is_left(belljar, daemon)
+
+
+@pytest.mark.slow
+def test_a_reaper_with_other_folders_leaves_a_living_machine_alone(
+    belljar: Belljar, daemon: Daemon, tmp_path: Path
+) -> None:
+    keeper = belljar.popen("run", "--", "sh", "-c", "echo up; read line; echo $line", stdin=subprocess.PIPE)
+    assert keeper.stdout is not None and keeper.stdout.readline() == b"up\n"
+    other = Belljar(tmp_path / "other", settings=daemon.settings)
+    assert other.run("--", "true").returncode == 0
+    assert other("reap").returncode == 0
+    out, _ = keeper.communicate(b"still here\n", timeout=60)
+    assert (keeper.returncode, out) == (0, b"still here\n")
+
+
+def until(keeper: subprocess.Popen[bytes], point: str) -> None:
+    """It has passed this point of the machine's life."""
+    assert keeper.stderr is not None
+    for line in keeper.stderr:
+        if line.split()[-1:] == [point.encode()]:
+            return
+    raise AssertionError(f"it ended before {point}")

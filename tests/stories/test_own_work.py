@@ -1,0 +1,223 @@
+"""Machines that know their own work: no payload, no agent, user data, and what they say of their end."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.stories.conftest import House
+
+from belljar.guest.fake import Script
+from belljar.hypervisor import Call, EventKind
+from belljar.hypervisor.fake import FakeDomain
+from belljar.machine import JOBOUTPUTS
+from belljar.machine.orders import Order, Signal, Stop
+from belljar.model import Cause, NetworkMode, OutcomeClass, Request, Start, State
+from belljar.network import EgressMode, Networks, Settings
+
+METADATA, FEATURES = ("169.254.169.254", 80), ("169.254.169.253", 80)
+
+
+@pytest.fixture
+def networked(house: House) -> House:
+    house.networks = Networks(Settings(), house.folders.run)
+    return house
+
+
+def own_work(house: House, **changes: Any) -> Request:
+    changes.setdefault("machine", {"network": NetworkMode.USER})
+    changes.setdefault("user_data", b"#!/bin/sh\n")
+    return replace(house.request(**changes), payload=None)
+
+
+def ends(house: House, kind: EventKind = EventKind.SHUTDOWN) -> None:
+    """The domain does this by itself as soon as it runs."""
+    house.at["after-qmp"] = lambda: house.domain().happen(kind)
+
+
+def says(house: House, text: str | bytes) -> None:
+    """The guest put its message before it powers itself off."""
+
+    def put() -> None:
+        folder = house.folders.machine("0123456789ab") / JOBOUTPUTS
+        folder.mkdir(mode=0o700)
+        (folder / "shutdown_message").write_bytes(text if isinstance(text, bytes) else text.encode())
+        house.domain().happen(EventKind.SHUTDOWN)
+
+    house.at["after-qmp"] = put
+
+
+def test_a_guest_that_powers_itself_off_has_finished(networked: House) -> None:
+    ends(networked)
+    outcome = networked.run(own_work(networked))
+    assert (outcome.cause, outcome.klass, outcome.exit_code) == (Cause.FINISHED, OutcomeClass.PAYLOAD, 0)
+    assert outcome.reason == "the guest powered itself off and said nothing about it"
+    assert (outcome.context, outcome.start) == ("none", Start.COLD.value)
+    assert networked.states()[-4:] == [State.RUNNING, State.STOPPING, State.CLEANING, State.DONE]
+    assert networked.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "reason"),
+    [
+        ("200 Intended work completed ok", 0, "200 Intended work completed ok"), ("300 No work\nmore\n", 0, "300 No work"),
+        ("399 almost", 0, "399 almost"), ("400 banned", 1, "400 banned"), ("700 \x1b[31mtransient", 1, "700 [31mtransient"),
+        ("99 no code", 0, "said nothing"), ("ok", 0, "said nothing"), ("", 0, "said nothing"), (b"\xff\xfe", 0, "said nothing"),
+        ("200 " + "x" * 100_000, 0, "said nothing"), ("500 " + "x" * 1000, 1, "500 " + "x" * 296),
+    ],
+)  # fmt: skip
+def test_its_message_is_the_outcome(networked: House, message: str, code: int, reason: str) -> None:
+    says(networked, message)
+    outcome = networked.run(own_work(networked))
+    assert (outcome.cause, outcome.exit_code) == (Cause.FINISHED, code)
+    assert reason in outcome.reason
+
+
+def test_a_guest_that_reboots_or_finds_nothing_to_boot_has_not(networked: House) -> None:
+    ends(networked, EventKind.RESET)
+    outcome = networked.run(own_work(networked))
+    assert (outcome.cause, outcome.klass, outcome.exit_code) == (Cause.BOOT_FAILED, OutcomeClass.TRANSIENT, None)
+    assert "rebooted" in outcome.reason
+
+
+def test_a_ramdisk_of_ours_that_gave_up_has_not_either(networked: House) -> None:
+    def gives_up() -> None:
+        (networked.folders.machine("0123456789ab") / "console.log").write_text("belljar: no root file system\n")
+        networked.domain().happen(EventKind.SHUTDOWN)
+
+    networked.at["after-qmp"] = gives_up
+    outcome = networked.run(own_work(networked))
+    assert (outcome.cause, outcome.reason) == (Cause.BOOT_FAILED, "belljar: no root file system")
+
+
+def test_its_time_is_limited(networked: House) -> None:
+    outcome = networked.run(own_work(networked, timeout=3600.0))
+    assert outcome.cause is Cause.WALLTIME and outcome.exit_code is None
+    assert outcome.reason == "the time limit of 3600 s was reached; the guest did not power itself off within 10 s"
+    assert "press power" in networked.domain().done
+    assert networked.leftovers() == []
+
+
+@pytest.mark.parametrize("order", [Signal(15), Signal(2), Stop()])
+def test_its_power_button_is_pressed_before_it_is_ended(networked: House, order: Order) -> None:
+    outcome = networked.run(own_work(networked), (50.0, order))
+    assert outcome.cause is Cause.CANCELLED and "the guest did not end within 10 s" in outcome.reason
+    assert "press power" in networked.domain().done
+
+
+def test_a_guest_that_heeds_its_power_button_tells_its_own_end(
+    networked: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = FakeDomain.press_power
+
+    async def off(domain: FakeDomain) -> None:
+        await real(domain)
+        says(networked, "100 as asked")
+        networked.at["after-qmp"]()
+
+    monkeypatch.setattr(FakeDomain, "press_power", off)
+    outcome = networked.run(own_work(networked), (50.0, Signal(15)))
+    assert (outcome.cause, outcome.klass, outcome.exit_code) == (Cause.CANCELLED, OutcomeClass.CANCELLED, 0)
+    assert outcome.reason == "cancelled; the guest powered itself off: 100 as asked"
+
+
+def test_a_second_order_does_not_wait_for_the_guest(networked: House) -> None:
+    outcome = networked.run(own_work(networked), (50.0, Signal(15)), (51.0, Signal(15)))
+    assert (outcome.cause, outcome.reason) == (Cause.CANCELLED, "cancelled twice")
+
+
+def test_its_supervisor_answers_where_it_looks_for_its_user_data(networked: House) -> None:
+    house, heard = networked, dict[str, bytes]()
+    ours, guests = socket.socketpair()
+    ours.setblocking(False)
+
+    def call() -> None:
+        guests.send(b"GET /latest/user-data HTTP/1.0\r\n\r\n")
+        house.domain().tell(Call(*METADATA, ours))
+
+    house.at["after-qmp"] = call
+    outcome = house.run(own_work(house, timeout=5.0))
+    with guests:
+        heard["answer"] = guests.recv(4096)
+    assert outcome.cause is Cause.WALLTIME
+    assert heard["answer"].startswith(b"HTTP/1.1 200 ") and heard["answer"].endswith(b"\r\n\r\n#!/bin/sh\n")
+    egress = house.domain().spec.nic.egress  # type: ignore[union-attr]
+    assert egress is not None and egress.answers == (METADATA, FEATURES)
+
+
+def test_what_a_payload_puts_is_kept_with_its_records(networked: House) -> None:
+    house = networked
+    ours, guests = socket.socketpair()
+    ours.setblocking(False)
+
+    def call() -> None:
+        guests.send(b"PUT /joboutputs/log HTTP/1.0\r\nContent-Length: 4\r\n\r\ndone")
+        house.domain().tell(Call(*FEATURES, ours))
+
+    house.at["payload-sent"] = call
+    house.plan(Script(runs_for=5.0))
+    request = house.request(machine={"start": Start.COLD, "network": NetworkMode.USER}, user_data=b"x")
+    assert house.run(request).cause is Cause.FINISHED
+    guests.close()
+    assert (house.folders.ended("0123456789ab") / JOBOUTPUTS / "log").read_bytes() == b"done"
+    assert dict(house.guests[-1].payloads[-1].env)[b"JOBOUTPUTS"] == b"http://169.254.169.253/joboutputs"
+
+
+def test_features_over_http_are_those_of_the_files(networked: House) -> None:
+    house = networked
+    ours, guests = socket.socketpair()
+    ours.setblocking(False)
+
+    def call() -> None:
+        guests.send(b"GET /jobfeatures/jobstart_secs HTTP/1.0\r\n\r\n")
+        house.domain().tell(Call(*FEATURES, ours))
+
+    house.at["payload-sent"] = call
+    house.plan(Script(runs_for=5.0))
+    house.run(house.request(machine={"start": Start.COLD, "network": NetworkMode.USER}, user_data=b"x"))
+    with guests:
+        answer = guests.recv(4096).rpartition(b"\r\n\r\n")[2]
+    (file,) = [one for one in house.guests[-1].payloads[-1].files if one.path == b"/etc/jobfeatures/jobstart_secs"]
+    assert answer == file.data != b""
+
+
+def test_user_data_that_nothing_would_bring_is_refused(house: House) -> None:
+    outcome = house.run(house.request(user_data=b"x"))
+    assert (outcome.cause, outcome.error) == (Cause.REFUSED, "BadUserData")
+    assert "--network user" in outcome.hint and house.hypervisor.domains == []
+
+
+def test_an_open_network_is_guarded_for_the_answers_alone(house: House) -> None:
+    house.networks = Networks(Settings(egress=EgressMode.OPEN), house.folders.run)
+    ends(house)
+    assert house.run(own_work(house)).cause is Cause.FINISHED
+    egress = house.domain().spec.nic.egress  # type: ignore[union-attr]
+    assert egress is not None and egress.allow[0].mask == 0
+
+
+def test_user_data_is_not_in_the_records(networked: House) -> None:
+    ends(networked)
+    networked.run(own_work(networked, user_data=b"a secret"))
+    kept = (networked.folders.ended("0123456789ab") / "request.json").read_text()
+    assert json.loads(kept)["user_data"] == 8 and "secret" not in kept
+    assert list(networked.folders.ended("0123456789ab").glob("seed*")) == []
+
+
+def test_a_disc_is_booted_beside_an_empty_disk(networked: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = networked
+    real = house.images.resolve
+    monkeypatch.setattr(
+        house.images, "resolve", lambda name: replace(real(name), kernel=None, initrd=None, facts={"boots_by": "disc"})
+    )
+    ends(house)
+    outcome = house.run(own_work(house, machine={"network": NetworkMode.USER, "disk": 1 << 30}))
+    assert outcome.cause is Cause.FINISHED, outcome.reason
+    spec = house.domain().spec
+    assert spec.boot.is_disc and spec.seed is not None
+    assert [(disk.name, disk.format, disk.readonly) for disk in spec.disks] == [("empty", "raw", False)]
+    assert house.leftovers() == []
+    refused = house.run(house.request(id="0123456789ab", machine={"network": NetworkMode.USER}))
+    assert (refused.cause, refused.error) == (Cause.REFUSED, "ContextImpossible")

@@ -1,0 +1,335 @@
+"""The parts of the libvirt driver that need no libvirt: deadlines, the daemon's watch, the lines, the mark, the refusals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.hypervisor.libvirt.test_xml import COLD
+
+from belljar.errors import (
+    BadSetting,
+    BelljarError,
+    DomainDied,
+    DriverLacks,
+    HostError,
+    ImageCorrupt,
+    LibvirtLost,
+    LibvirtRefused,
+    NoSpace,
+    NotPermitted,
+    TemplateError,
+)
+from belljar.host.egress import Egress
+from belljar.hypervisor import DomainSpec, ExtraDisk, LibvirtSettings, Nic, Settings, load
+from belljar.hypervisor.libvirt import daemon as daemons
+from belljar.hypervisor.libvirt import driver, lines, link, starting
+from belljar.hypervisor.libvirt.daemon import Daemon, Identity
+from belljar.hypervisor.libvirt.lines import Lines, can_reach, has_keeper
+from belljar.model import MIB, NetworkMode
+
+ME = (os.geteuid(), os.getegid())
+SYSTEM = "libvirt:qemu:///system"
+
+
+# -- deadlines -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_hangs_costs_its_deadline_and_no_more() -> None:
+    never = threading.Event()
+    begin = time.monotonic()
+    with pytest.raises(link.Overdue):
+        link.bounded(never.wait, 0.05)
+    assert time.monotonic() - begin < 5
+    never.set()
+
+
+def test_a_call_gives_its_result_or_its_error() -> None:
+    assert link.bounded(lambda: 7, 5) == 7
+    with pytest.raises(ZeroDivisionError):
+        link.bounded(lambda: 1 // 0, 5)
+
+
+def test_only_connections_to_a_daemon_of_libvirt_are_ours_to_shut(tmp_path: Path) -> None:
+    found = {}
+    for name in ("libvirt-sock", "virtqemud-sock", "something-else"):
+        server = socket.socket(socket.AF_UNIX)
+        server.bind(str(tmp_path / name))
+        server.listen(1)
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(str(tmp_path / name))
+        found[name] = server, client
+    ends = link.ends()
+    inodes = {name: os.fstat(client.fileno()).st_ino for name, (_, client) in found.items()}
+    assert {name for name, inode in inodes.items() if inode in ends} == {"libvirt-sock", "virtqemud-sock"}
+    assert ends[inodes["libvirt-sock"]].pid == os.getpid()
+    for server, client in found.values():
+        server.close()
+        client.close()
+    for end in ends.values():
+        end.line.close()
+
+
+# -- the daemon ----------------------------------------------------------------------------------------------------------
+
+
+class FakeLink:
+    def __init__(self, pid: int) -> None:
+        self.pid, self.abandoned = pid, False
+
+    def abandon(self, why: str = "") -> None:
+        self.abandoned = True
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[FakeLink]]:
+    """Connections are answered as told, one after the other: by a process, or by an error."""
+
+    def make(*answers: int | BelljarError) -> list[FakeLink]:
+        made, waiting = [], list(answers)
+
+        def connect(uri: str, timeout: float) -> FakeLink:
+            answer = waiting.pop(0)
+            if isinstance(answer, BelljarError):
+                raise answer
+            made.append(FakeLink(answer))
+            return made[-1]
+
+        monkeypatch.setattr(daemons, "open_link", connect)
+        monkeypatch.setattr(daemons, "identity", lambda it: Identity(it.pid, 1))
+        return made
+
+    return make
+
+
+def watched(tmp_path: Path, *command: str, **changes: Any) -> Daemon:
+    settings = LibvirtSettings(restart_command=command, **changes)
+    return Daemon("qemu:///system", settings, tmp_path)
+
+
+def test_a_daemon_above_its_limit_is_a_fault_and_one_below_is_none(tmp_path: Path) -> None:
+    me = Identity(os.getpid(), None)
+    assert "more than the limit of 1 MiB" in watched(tmp_path, memory_limit=MIB).too_large(me)
+    assert watched(tmp_path, memory_limit=1 << 50).too_large(me) == ""
+    assert watched(tmp_path, memory_limit=0).too_large(me) == ""
+    assert watched(tmp_path, memory_limit=MIB).too_large(None) == ""
+
+
+def test_without_a_command_nothing_is_restarted(tmp_path: Path) -> None:
+    assert "no `libvirt.restart_command`" in watched(tmp_path).restart()
+
+
+def test_a_restart_runs_the_sites_command_and_sees_that_it_helped(
+    tmp_path: Path, answering: Callable[..., list[FakeLink]]
+) -> None:
+    made = answering(LibvirtLost("gone"), 1)
+    told = watched(tmp_path, "/bin/touch", str(tmp_path / "touched")).restart()
+    assert told == "it was restarted" and (tmp_path / "touched").exists()
+    assert [one.abandoned for one in made] == [True]
+
+
+def test_whoever_comes_second_restarts_nothing(tmp_path: Path, answering: Callable[..., list[FakeLink]]) -> None:
+    answering(1)
+    assert "another one answers" in watched(tmp_path, "/bin/touch", str(tmp_path / "touched")).restart()
+    assert not (tmp_path / "touched").exists()
+
+
+def test_one_that_answers_and_is_too_large_is_restarted_all_the_same(
+    tmp_path: Path, answering: Callable[..., list[FakeLink]]
+) -> None:
+    answering(os.getpid(), os.getpid())
+    assert watched(tmp_path, "/bin/true", memory_limit=MIB).restart() == "it was restarted"
+
+
+@pytest.mark.parametrize(
+    ("command", "answers", "told"),
+    [
+        (("/bin/false",), (LibvirtLost("gone"),), "could not be restarted"),
+        (("/no/such/program",), (LibvirtLost("gone"),), "could not be restarted"),
+        (("/bin/true",), (LibvirtLost("gone"), LibvirtLost("still gone")), "still gone"),
+    ],
+)
+def test_a_restart_that_does_not_help_is_told_as_that(
+    tmp_path: Path, answering: Callable[..., list[FakeLink]], command: Any, answers: Any, told: str
+) -> None:
+    answering(*answers)
+    assert told in watched(tmp_path, *command).restart()
+
+
+def test_a_command_that_hangs_costs_its_deadline(tmp_path: Path, answering: Callable[..., list[FakeLink]]) -> None:
+    answering(LibvirtLost("gone"))
+    command = (sys.executable, "-c", "import signal; signal.pause()")
+    begin = time.monotonic()
+    assert "not finished after" in watched(tmp_path, *command, restart_timeout=0.2, timeout=0.2).restart()
+    assert time.monotonic() - begin < 10
+
+
+# -- the lines -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_connects_is_accepted_and_leaves_no_name_behind(tmp_path: Path) -> None:
+    ours = Lines(tmp_path / "l" / "0123456789ab", ME)
+    ours.open()
+    try:
+        assert stat.S_IMODE(os.stat(ours.path("channel")).st_mode) == 0o600
+        client = socket.socket(socket.AF_UNIX)
+        client.connect(str(ours.path("channel")))
+        line = ours.accept("channel")
+        assert not line.getblocking() and not ours.path("channel").exists()
+        client.close()
+        line.close()
+        assert has_keeper(tmp_path / "l", "0123456789ab")
+    finally:
+        ours.close()
+    assert not has_keeper(tmp_path / "l", "0123456789ab") and list((tmp_path / "l").iterdir()) == []
+
+
+def test_a_process_that_never_connects_is_told_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "ACCEPTING", 0.05)
+    ours = Lines(tmp_path / "l" / "0123456789ab", ME)
+    ours.open()
+    try:
+        with pytest.raises(LibvirtRefused, match="has not connected its console"):
+            ours.accept("console")
+    finally:
+        ours.close()
+
+
+def test_a_folder_too_long_for_a_socket_is_named(tmp_path: Path) -> None:
+    with pytest.raises(HostError, match="too long for the path of a socket"):
+        Lines(tmp_path / ("x" * 100) / "0123456789ab", ME).open()
+
+
+def test_what_a_user_may_reach_is_seen_by_the_modes_on_the_way(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "shut").mkdir(mode=0o700)
+    stranger = (12345, 12345)
+    for folder, mode, reaches in (("open", 0o644, True), ("open", 0o600, False), ("shut", 0o644, False)):
+        path = tmp_path / folder / "file"
+        path.write_bytes(b"x")
+        path.chmod(mode)
+        above = all(os.stat(parent).st_mode & 0o1 for parent in tmp_path.resolve().parents)
+        assert can_reach(path, stranger) == (reaches and above and bool(os.stat(tmp_path).st_mode & 0o1))
+        assert can_reach(path, ME)
+
+
+def test_a_disk_that_qemu_cannot_reach_is_refused_before_anything_is_asked_for(tmp_path: Path) -> None:
+    ours = Lines(tmp_path / "l" / "0123456789ab", (12345, 12345))
+    (tmp_path / "disk").write_bytes(b"x")
+    (tmp_path / "disk").chmod(0o600)
+    with pytest.raises(NotPermitted, match="uid 12345"):
+        ours.reached(tmp_path / "disk")
+    with pytest.raises(ImageCorrupt, match="missing"):
+        ours.reached(tmp_path / "no-disk")
+
+
+# -- the driver ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["libvirt", "libvirt:", "libvirt:qemu+ssh://host/system", "libvirt:qemu://host/system", "libvirt:lxc:///system", "kvm",
+     "libvirt:qemu:///system?socket=/a b"],
+)  # fmt: skip
+def test_a_driver_that_is_none_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match=r"machine\.hypervisor"):
+        load(Settings(), tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    ("argv", "machine"),
+    [
+        ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab,debug-threads=on"], "0123456789ab"),
+        ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab"], None),  # the direct driver's
+        ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=other,debug-threads=on"], None),
+        ([b"/usr/bin/qemu-system-x86_64", b"-name"], None),
+        ([b"virsh", b"-name", b"guest=belljar-0123456789ab,debug-threads=on"], None),
+        ([], None),
+    ],
+)
+def test_a_process_of_libvirts_is_known_by_its_mark(argv: list[bytes], machine: str | None) -> None:
+    assert driver.marked(argv) == machine
+
+
+def with_nic(**changes: Any) -> DomainSpec:
+    return replace(COLD, nic=replace(Nic(NetworkMode.USER, "52:01:02:03:04:05"), **changes))
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        (with_nic(mode=NetworkMode.BRIDGE, has_line=True), "--network bridge"),
+        (with_nic(mode=NetworkMode.ISOLATED, has_line=True), "--network isolated"),
+        (with_nic(has_line=True), "passt"),
+        (with_nic(egress=Egress()), "--network user with limits"),
+        (with_nic(is_shut=True), "--network user with limits"),
+        (with_nic(forward=22), "--context ssh"),
+    ],
+)
+def test_what_libvirt_cannot_give_is_refused_by_name(spec: DomainSpec, named: str) -> None:
+    with pytest.raises(DriverLacks, match=named):
+        driver.check(spec, is_xen=False)
+
+
+def test_xen_is_refused_until_it_was_seen_on_a_xen_host(tmp_path: Path) -> None:
+    with pytest.raises(DriverLacks, match="Xen"):
+        driver.check(COLD, is_xen=True)
+
+
+def test_an_open_user_network_and_further_disks_are_taken() -> None:
+    disk = ExtraDisk("scratch", Path("/x"), "raw", readonly=False)
+    driver.check(replace(with_nic(), disks=(disk,)), is_xen=False)
+
+
+def test_clones_are_refused_in_words(tmp_path: Path) -> None:
+    hypervisor = load(Settings(), tmp_path, SYSTEM)
+    assert "booted cold" in str(hypervisor.find_template(COLD))
+    for act in (lambda: hypervisor.prepare_template(COLD, tmp_path), lambda: hypervisor.start_template(COLD)):
+        with pytest.raises(TemplateError, match="booted cold"):
+            act()
+
+
+# -- what libvirt says ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("internal error: process exited while connecting to monitor: 2026-11-20T16:00:00.1Z qemu-system-x86_64: cannot set up guest memory 'pc.ram': Cannot allocate memory", BelljarError),
+        ("internal error: qemu unexpectedly closed the monitor: qemu-system-x86_64: -blockdev x: Could not open '/x': No space left on device", NoSpace),
+        ("internal error: process exited while connecting to monitor: qemu-system-x86_64: something new", DomainDied),
+        ("unsupported configuration: no such thing", LibvirtRefused),
+    ],
+)  # fmt: skip
+def test_a_refusal_that_quotes_qemu_is_qemus(tmp_path: Path, said: str, kind: type[BelljarError]) -> None:
+    refused = LibvirtRefused(f"libvirt refused domain belljar-x: {said}")
+    told = starting.complaint(refused, replace(COLD, folder=tmp_path))
+    assert isinstance(told, kind)
+    assert said.encode() in (tmp_path / "qemu.log").read_bytes()
+    assert stat.S_IMODE(os.stat(tmp_path / "qemu.log").st_mode) == 0o600
+
+
+def test_events_wait_for_whoever_listens_late() -> None:
+    heard, told = starting.Heard(), list[Any]()
+    event = starting.DomainEvent(starting.EventKind.SHUTDOWN)
+    heard.tell(event)
+    heard.listen(told.append)
+    heard.tell(event)
+    assert told == [event, event]
+
+
+def test_sigkill_is_what_a_wait_status_says() -> None:
+    from belljar.hypervisor.libvirt import domain
+
+    assert os.waitstatus_to_exitcode(domain.KILLED) == -signal.SIGKILL
+    assert os.waitstatus_to_exitcode(domain.FAILED) == 1

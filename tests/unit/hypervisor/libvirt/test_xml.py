@@ -1,0 +1,103 @@
+"""What libvirt is asked for, written down whole: one golden file for each kind of domain, each true to libvirt's own
+schema. `BELLJAR_GOLDEN=write` renews them."""
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import DriverLacks
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Nic, SharedFolder
+from belljar.hypervisor.libvirt.xml import Ends, Kind, domain_xml
+from belljar.model import GIB, MIB, Firmware, NetworkMode
+
+GOLDEN = Path(__file__).parent / "golden"
+SCHEMA = Path("/usr/share/libvirt/schemas/domain.rng")
+COLD = DomainSpec(
+    id="0123456789ab", cpus=2, memory=512 * MIB, image_digest="d" * 64,
+    boot=Boot(Path("/images/kernel"), Path("/images/initrd"), "console=ttyS0 quiet", "b" * 64),
+    disk=Path("/scratch/0123456789ab.qcow2"), disk_size=8 * GIB, accelerator=Accelerator.TCG, folder=Path("/run/m"),
+)  # fmt: skip
+ENDS = Ends(
+    Kind.TCG, Path("/run/l/channel"), Path("/run/l/console"), (Path("/scratch/0123456789ab.qcow2"), Path("/images/disk")),
+    kernel=Path("/images/kernel"), initrd=Path("/images/initrd"), emulator="/usr/bin/qemu-system-x86_64",
+)  # fmt: skip
+FROM_DISK = replace(ENDS, kernel=None, initrd=None)
+CHAINED = ExtraDisk("foreign", Path("/scratch/id.foreign"), "qcow2", readonly=False, chained=True)
+PACKED = ExtraDisk("packed0", Path("/scratch/id.packed0"), "raw", readonly=True)
+SHARES = (
+    SharedFolder("share0", "/data,<with>&\"quotes'", readonly=True),
+    SharedFolder("share1", "/home/me", readonly=False),
+)
+
+CASES = {
+    "tcg": (COLD, ENDS),
+    "kvm": (COLD, replace(ENDS, kind=Kind.KVM, cpu="host", label=(1000, 100))),
+    "model": (COLD, replace(ENDS, kind=Kind.KVM, cpu="Skylake-Server")),
+    "bios": (replace(COLD, boot=Boot()), FROM_DISK),
+    "uefi": (replace(COLD, boot=Boot(firmware=Firmware.UEFI)), replace(FROM_DISK, firmware="/usr/share/ovmf/OVMF.fd")),
+    "disc": (replace(COLD, boot=Boot(is_disc=True)), FROM_DISK),
+    "all": (
+        replace(
+            COLD, nic=Nic(NetworkMode.USER, "52:01:02:03:04:05"), shares=SHARES, disks=(PACKED, CHAINED),
+            seed=Path("/run/m/seed.iso"),
+        ),
+        replace(ENDS, below=((), (Path("/images/a"), Path("/images/b")))),
+    ),
+    "xen-pv": (COLD, replace(ENDS, kind=Kind.XEN_PV)),
+    "xen-pvh": (replace(COLD, seed=Path("/run/m/seed.iso")), replace(ENDS, kind=Kind.XEN_PVH)),
+    "xen-hvm": (COLD, replace(ENDS, kind=Kind.XEN_HVM)),
+    "xen-hvm-bios": (replace(COLD, boot=Boot()), replace(FROM_DISK, kind=Kind.XEN_HVM)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_document_is_the_one_written_down(name: str) -> None:
+    text = domain_xml(*CASES[name])
+    if os.environ.get("BELLJAR_GOLDEN") == "write":
+        (GOLDEN / f"{name}.xml").write_text(text)
+    assert text == (GOLDEN / f"{name}.xml").read_text()
+
+
+def test_each_golden_file_is_true_to_the_schema_of_libvirt() -> None:
+    if not SCHEMA.exists() or shutil.which("xmllint") is None:
+        pytest.skip("libvirt's schema (libvirt-clients) or xmllint (libxml2-utils) is not installed")
+    files = sorted(map(str, GOLDEN.glob("*.xml")))
+    assert len(files) == len(CASES)
+    done = subprocess.run(
+        ["xmllint", "--noout", "--relaxng", str(SCHEMA), *files],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("spec", "ends", "named"),
+    [
+        (replace(COLD, boot=Boot()), replace(FROM_DISK, kind=Kind.XEN_PV), "xen-pv needs a kernel"),
+        (replace(COLD, shares=SHARES), replace(ENDS, kind=Kind.XEN_HVM), "--share"),
+        (replace(COLD, disks=(PACKED,)), replace(ENDS, kind=Kind.XEN_PV, below=((),)), "packed0"),
+        (replace(COLD, nic=Nic(NetworkMode.BRIDGE, "52:01:02:03:04:05")), ENDS, "bridge"),
+        (replace(COLD, disks=(PACKED,) * 40), replace(ENDS, below=((),) * 40), "so many disks"),
+        (COLD, replace(ENDS, cpu="max,-avx"), "max,-avx"),
+        (replace(COLD, shares=(SharedFolder("a", "/x\udc80", readonly=True),)), ENDS, "UTF-8"),
+        (replace(COLD, shares=(SharedFolder("a", "/x\x01", readonly=True),)), ENDS, "control characters"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_by_name(spec: DomainSpec, ends: Ends, named: str) -> None:
+    with pytest.raises(DriverLacks, match=named):
+        domain_xml(spec, ends)
+
+
+def test_libvirt_is_left_no_chain_to_find_out_for_itself() -> None:
+    """It would read headers of files that a guest wrote."""
+    for name in CASES:
+        text = domain_xml(*CASES[name])
+        ends = text.count("<backingStore />")
+        assert ends == text.count("<disk "), name

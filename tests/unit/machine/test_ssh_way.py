@@ -1,0 +1,113 @@
+"""The ssh context as the planner prepares it: keys, card, ramdisk, and what is remembered of templates."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.machine.test_contexts import image, request
+
+from belljar.errors import ContextImpossible, GuestRefused
+from belljar.hypervisor import Accelerator, Boot, DomainSpec
+from belljar.image import SSH_WORD, BootFiles, Image
+from belljar.image.fake import FakeStore
+from belljar.machine.contexts import Way, decide
+from belljar.machine.ssh_way import SshHouse, SshWay
+from belljar.model import Context, NetworkMode
+from belljar.network import Link, plan
+
+
+class Direct(FakeStore):
+    """Starts kernels with a ramdisk of belljar's, which hands over to the image's init."""
+
+    def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:
+        return replace(super().boot_files(image, context), init="/sbin/init")
+
+
+def decided(folder: Path, found: Any) -> Way:
+    house = SshHouse(folder / "ssh", lambda dial, keys, tell: None)  # type: ignore[arg-type,return-value]
+    wanted = request(Context.SSH)
+    return asyncio.run(decide(wanted, found, Direct(), lambda: None, lambda: house))  # type: ignore[arg-type,return-value]
+
+
+def way_of(folder: Path, found: Any) -> SshWay:
+    way = decided(folder, found).ssh
+    assert way is not None
+    return way
+
+
+def spec(folder: Path) -> DomainSpec:
+    return DomainSpec(
+        "0123456789ab", 1, 1 << 30, "d" * 64, Boot(Path("/kernel"), folder / "ramdisk", "", "e" * 64), folder / "disk", 1 << 30,
+        Accelerator.TCG, folder, seed=folder / "seed",
+    )  # fmt: skip
+
+
+def test_each_machine_has_a_key_of_its_own_and_its_template_always_the_same(tmp_path: Path) -> None:
+    one, two = way_of(tmp_path, image()), way_of(tmp_path, image())
+    assert one.own.public != two.own.public and one.own.host_public != two.own.host_public
+    assert (one.templates.public, one.templates.keys.host) == (two.templates.public, two.templates.keys.host)
+    assert one.templates.public != way_of(tmp_path, replace(image(), digest="f" * 64)).templates.public
+    assert (tmp_path / "ssh/secret").stat().st_mode & 0o777 == 0o600 and (
+        tmp_path / "ssh"
+    ).stat().st_mode & 0o777 == 0o700
+
+
+def test_the_ways_digest_says_nothing_of_the_machines_own_keys(tmp_path: Path) -> None:
+    assert decided(tmp_path, image()).digest == decided(tmp_path, image()).digest
+
+
+def test_a_cold_start_after_a_template_has_a_disc_of_its_own(tmp_path: Path) -> None:
+    way = decided(tmp_path, image())
+    way.make_seed(spec(tmp_path), for_template=True)
+    before = (tmp_path / "seed").read_bytes()
+    way.make_seed(spec(tmp_path))
+    after = (tmp_path / "seed").read_bytes()
+    assert way.ssh is not None
+    assert way.ssh.templates.public.encode() in before and way.ssh.own.public.encode() in after
+
+
+def test_an_image_without_cloud_init_gets_its_keys_with_the_ramdisk(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.write_bytes(b"base")
+    way = decided(tmp_path, image(cloud_init=False))
+    way = replace(way, files=replace(way.files, initrd=base))
+    assert way.seed is None and way.files.append.split()[-1] == SSH_WORD
+    assert way.ramdisk(tmp_path) == tmp_path / "ramdisk"
+    way.make_seed(spec(tmp_path))
+    made = (tmp_path / "ramdisk").read_bytes()
+    assert way.ssh is not None
+    assert made.startswith(b"base") and way.ssh.own.public.encode() in made and way.ssh.own.host_public.encode() in made
+
+
+def test_a_user_who_is_not_root_is_only_for_cloud_init(tmp_path: Path) -> None:
+    assert way_of(tmp_path, image(ssh_user="debian")).own.keys.user == "debian"
+    with pytest.raises(ContextImpossible, match="takes belljar's key"):
+        way_of(tmp_path, image(ssh_user="debian", cloud_init=False))
+    with pytest.raises(ContextImpossible, match="not possible"):
+        way_of(tmp_path, image(ssh_user="root; reboot"))
+
+
+def test_a_machine_without_a_network_has_a_card_nothing_gets_out_of(tmp_path: Path) -> None:
+    link, nic = way_of(tmp_path, image()).card(Link(NetworkMode.NONE))
+    assert nic.is_shut and nic.forward == 22 and nic.egress is not None and nic.egress.deny
+    assert link.mac == nic.mac and link.address
+
+
+def test_a_machine_with_a_user_network_keeps_its_egress(tmp_path: Path) -> None:
+    _, nic = way_of(tmp_path, image()).card(plan(NetworkMode.USER, "0123456789ab"))
+    assert not nic.is_shut and nic.forward == 22 and nic.egress is not None and nic.egress.allow
+
+
+@pytest.mark.parametrize("link", [Link(NetworkMode.BRIDGE, "52:00"), Link(NetworkMode.USER, "52:00", has_line=True)])
+def test_other_networks_are_refused(tmp_path: Path, link: Link) -> None:
+    with pytest.raises(ContextImpossible, match="user network"):
+        way_of(tmp_path, image()).card(link)
+
+
+def test_a_guest_that_refused_to_be_cloned_is_not_asked_again(tmp_path: Path) -> None:
+    way = way_of(tmp_path, image())
+    assert way.never_cloned == ""
+    way.remember(GuestRefused("no fresh random numbers"))
+    assert way_of(tmp_path, image()).never_cloned == "no fresh random numbers"
