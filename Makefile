@@ -51,6 +51,10 @@ bench:
 	@.venv/bin/python bench/density.py
 	@.venv/bin/python bench/throughput.py
 	@.venv/bin/python bench/batch.py
+	@.venv/bin/python bench/contexts.py --contexts ramdisk
+	@.venv/bin/python bench/data.py --files 500
+	@.venv/bin/python bench/images.py
+	@.venv/bin/python bench/libvirt.py
 
 install:
 	@scripts/prepare

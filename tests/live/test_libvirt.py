@@ -97,6 +97,13 @@ def test_what_libvirt_cannot_give_is_refused_by_name(belljar: Belljar, words: tu
     assert belljar.leftovers() == []
 
 
+def test_a_disk_that_qemus_user_cannot_reach_is_named(belljar: Belljar, daemon: Daemon) -> None:
+    """QEMU opens it by its name, as a user without rights, and the tests' folders are root's alone."""
+    done = belljar.run("--", "true", env={"BELLJAR_QEMU_USER": "nobody"})
+    assert done.returncode == 125 and b"who cannot reach this one" in done.stderr, done.stderr
+    nothing_is_left(belljar, daemon)
+
+
 @pytest.mark.slow
 def test_an_open_user_network_can_be_had(belljar: Belljar, daemon: Daemon) -> None:
     done = belljar.run(
@@ -205,6 +212,21 @@ def test_a_daemon_lost_at_the_stop_costs_the_job_nothing(
     assert belljar.leftovers() == []
     daemon.restart()
     next_job_works(belljar, daemon)
+
+
+def test_a_start_that_hangs_can_be_cancelled(belljar: Belljar, daemon: Daemon, tmp_path: Path) -> None:
+    daemon.send(STOP)
+    try:
+        keeper = belljar.popen("-v", "run", "--report", str(tmp_path / "r"), "--", "true")
+        until(keeper, "after-overlay")
+        begin = time.monotonic()
+        keeper.terminate()
+        keeper.communicate(timeout=60)
+        assert keeper.returncode == -signal.SIGTERM and time.monotonic() - begin < 10  # the daemon has 15 s to answer
+        assert outcome(tmp_path / "r")["cause"] == "cancelled"
+    finally:
+        daemon.send(signal.SIGCONT)
+    nothing_is_left(belljar, daemon)
 
 
 def test_a_daemon_that_grew_too_large_is_a_node_fault(belljar: Belljar, daemon: Daemon, tmp_path: Path) -> None:

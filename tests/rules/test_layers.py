@@ -26,6 +26,7 @@ FOREIGN = {
     "httpx": "image",
     "rich": "image",
     "pycdlib": "context",
+    "libvirt": "hypervisor",
     "h11": "context",
     "asyncssh": "guest",
     "cryptography": "image",

@@ -58,12 +58,16 @@ SITE = OpenPbsSite()
 
 def _server(place: Place) -> list[Piece]:
     folder = place.wrapper.parent / "openpbs"
-    hooks = [name for name in HOOKS if name != SUBMIT or place.options.get("submit", "yes") != "no"]
+    hooks = _hooks(place)
     config = OurFile("settings of the hooks", folder / "belljar.json", config_of(place), folders=1)
     texts = {name: (FILES / f"{name}.py").read_bytes() for name in hooks}
     sources = [OurFile(f"hook {name}", folder / f"{name}.py", text, folders=1) for name, text in texts.items()]
     changes = [piece for source in sources for piece in _hook(source, config)]
     return [*(_resource(name) for name in RESOURCES), config, *sources, *changes, *_advice(place)]
+
+
+def _hooks(place: Place) -> list[str]:
+    return [name for name in HOOKS if name != SUBMIT or place.options.get("submit", "yes") != "no"]
 
 
 def config_of(place: Place) -> bytes:
@@ -192,6 +196,10 @@ def _of_server(place: Place) -> list[Finding]:
             is_on = _attribute(place.run(_qmgr(f"list hook {name}")), "enabled").lower() == "true"
         except CommandFailed:
             continue  # the pieces say it
+        if name not in _hooks(place):
+            there = "it stands from before, or was made by hand"
+            found.append(Finding(f"no hook {name}", False, there, f"qmgr -c 'delete hook {name}'"))
+            continue
         found.append(Finding(f"hook {name} is enabled", is_on, "", f"qmgr -c 'set hook {name} enabled = True'"))
     return found
 

@@ -52,6 +52,7 @@ class Job:
 class Event:
     def __init__(self, kind: str, job: Any, **facts: Any) -> None:
         self.type, self.job, self.rejected = EVENTS[kind], job, ""
+        self.vnode_list: dict[str, Any] = {}  # not there where PBS could not read all of the job
         self.__dict__.update(facts)
 
     def accept(self) -> None:

@@ -193,6 +193,21 @@ def test_a_job_whose_variables_pbs_cannot_read_gets_no_machine_and_does_not_run_
     hooks.run(pbs_module.event_of("EXECJOB_BEGIN", hooks.job(Asked(script="x", env={"A": b"\xff"}))))
 
 
+@pytest.mark.parametrize("lost", ["Variable_List", "argument_list"])
+def test_a_job_that_pbs_can_read_in_part_only_does_not_run_outside(hooks: Hooks, lost: str) -> None:
+    """As on a server without any queuejob hook: what is not UTF-8 is None, what PBS adds after it is not there."""
+    for resources, changes in ((VM, {"delete": True}), ({}, {})):
+        job = hooks.job(Asked(argv=("/bin/echo", "x"), resources=resources), **{lost: None})
+        event = pbs_module.event_of("EXECJOB_BEGIN", job)
+        del event.vnode_list
+        if resources:
+            with pytest.raises(Refused, match="not UTF-8"):
+                hooks.run(event)
+        else:
+            hooks.run(event)
+        assert job.changes == changes and not (hooks.folder / "notes").exists()
+
+
 @pytest.mark.parametrize("event", ["EXECHOST_STARTUP", "EXECHOST_PERIODIC"])
 def test_machines_without_a_job_are_looked_for(hooks: Hooks, event: str) -> None:
     hooks.run(pbs_module.event_of(event, None))

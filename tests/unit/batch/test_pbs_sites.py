@@ -90,6 +90,21 @@ def test_a_site_can_do_without_the_hook_at_submit(tmp_path: Path) -> None:
     assert not any("belljar_submit" in purpose for purpose in purposes)
 
 
+def test_a_hook_at_submit_that_stands_although_the_site_does_without_is_found(tmp_path: Path) -> None:
+    def run(argv: tuple[str, ...]) -> bytes:
+        return HOOK.replace(b"belljar_node", argv[-1].split()[-1].encode())
+
+    (tmp_path / "server_priv").mkdir()
+    with_it = openpbs_site.SITE.findings(place(tmp_path, run=run))
+    without = openpbs_site.SITE.findings(place(tmp_path, run=run, submit="no"))
+    assert [one.is_good for one in with_it] == [True, True]
+    assert [(one.what, one.remedy) for one in without if not one.is_good] == [
+        ("no hook belljar_submit", "qmgr -c 'delete hook belljar_submit'")
+    ]
+    nothing = openpbs_site.SITE.findings(place(tmp_path, submit="no"))
+    assert nothing == [], "a hook that is not there is not missed"
+
+
 @pytest.mark.parametrize("site", [openpbs_site.SITE, torque_site.SITE])
 def test_a_folder_that_is_neither_is_refused(site: object, tmp_path: Path) -> None:
     with pytest.raises(BadOption, match="neither server_priv nor mom_priv"):

@@ -227,7 +227,7 @@ def test_its_threads_and_descriptors_end_with_the_child() -> None:
     for thread in set(threading.enumerate()) - before:
         thread.join(10)
         assert not thread.is_alive()
-    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert len(os.listdir("/proc/self/fd")) <= open_before  # what earlier tests left may go meanwhile
 
 
 def test_a_kernel_without_listeners_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -218,6 +218,8 @@ def check(spec: DomainSpec, *, is_xen: bool) -> None:
     if is_xen:
         raise DriverLacks("a machine on Xen: belljar writes its description, and has not been run on a Xen host")
     nic = spec.nic
+    if nic is not None and nic.forward:
+        raise DriverLacks("--context ssh: by libvirt no port of a guest is forwarded")
     if nic is not None and nic.mode is not NetworkMode.USER:
         raise DriverLacks(f"--network {nic.mode.value}: a libvirt driver cannot be lent the line of a machine's card")
     if nic is not None and nic.has_line:
@@ -227,8 +229,6 @@ def check(spec: DomainSpec, *, is_xen: bool) -> None:
             "--network user with limits on where a guest may go: nobody guards a QEMU that libvirt started",
             hint='Ask for no network, or let machines go anywhere with `network.egress = "open"`; see docs/libvirt.md.',
         )
-    if nic is not None and nic.forward:
-        raise DriverLacks("--context ssh: by libvirt no port of a guest is forwarded")
     for disk in spec.disks:
         if disk.format not in ("raw", "qcow2"):
             raise ImageCorrupt(f"{disk.path}: a disk of format {disk.format}")

@@ -205,7 +205,11 @@ def open_link(uri: str, timeout: float) -> Link:
         for end in (*before.values(), *after.values(), *new[1:]):
             end.line.close()
     link = Link(connection, new[0] if new else None, timeout)
-    link.watch()
+    try:
+        link.watch()
+    except BaseException:
+        link.abandon()
+        raise
     return link
 
 

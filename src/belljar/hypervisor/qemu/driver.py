@@ -32,6 +32,7 @@ TEMPLATES, MEMORY = "templates", "qemu"
 # What an emulated processor offers: see docs/decisions/0003-clones.md for what others cost.
 EMULATED_CPU, NATIVE_CPU = "max", "host"
 FORWARD = "forward.sock"  # in a machine's folder: where its guest's forwarded port is reached
+OF_LIBVIRT = b",debug-threads=on"  # how libvirt ends a domain's name
 RUNNERS = ("setpriv",)  # what a QEMU of ours is for the millisecond before it is QEMU
 
 
@@ -289,7 +290,8 @@ class QemuHypervisor:
         return found
 
     def is_kept(self, id: MachineId, pid: int) -> bool:
-        return not has_no_parent(pid)
+        """One that libvirt started has another parent: the driver for libvirt knows its supervisor, this one does not."""
+        return not has_no_parent(pid) or any(OF_LIBVIRT in word for word in command_line(pid))
 
     def discard(self, id: MachineId) -> None:
         survivors = kill_and_wait(pid for found, pid in self.alive() if found == id)

@@ -36,6 +36,7 @@ from belljar.hypervisor.libvirt import daemon as daemons
 from belljar.hypervisor.libvirt import driver, lines, link, starting
 from belljar.hypervisor.libvirt.daemon import Daemon, Identity
 from belljar.hypervisor.libvirt.lines import Lines, can_reach, has_keeper
+from belljar.hypervisor.qemu import driver as direct
 from belljar.model import MIB, NetworkMode
 
 ME = (os.geteuid(), os.getegid())
@@ -261,6 +262,14 @@ def test_a_process_of_libvirts_is_known_by_its_mark(argv: list[bytes], machine: 
     assert driver.marked(argv) == machine
 
 
+def test_the_direct_driver_judges_no_domain_of_libvirts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent is init though its supervisor lives."""
+    monkeypatch.setattr(direct, "has_no_parent", lambda pid: True)
+    for name, is_kept in ((b"guest=belljar-x,debug-threads=on", True), (b"guest=belljar-x", False)):
+        monkeypatch.setattr(direct, "command_line", lambda pid, name=name: [b"qemu-system-x86_64", b"-name", name])
+        assert load(Settings(), tmp_path).is_kept("x", 1) is is_kept
+
+
 def with_nic(**changes: Any) -> DomainSpec:
     return replace(COLD, nic=replace(Nic(NetworkMode.USER, "52:01:02:03:04:05"), **changes))
 
@@ -273,7 +282,7 @@ def with_nic(**changes: Any) -> DomainSpec:
         (with_nic(has_line=True), "passt"),
         (with_nic(egress=Egress()), "--network user with limits"),
         (with_nic(is_shut=True), "--network user with limits"),
-        (with_nic(forward=22), "--context ssh"),
+        (with_nic(forward=22, is_shut=True), "--context ssh"),
     ],
 )
 def test_what_libvirt_cannot_give_is_refused_by_name(spec: DomainSpec, named: str) -> None:

@@ -27,7 +27,7 @@ import pbs
 LARGEST_NOTE = 4096
 LONGEST_DELAY = 86400
 LONGEST_WHY = 200
-COMMAND_TIMEOUT = 20  # seconds; the hook's own alarm is 30
+COMMAND_TIMEOUT = 20  # seconds; the hook's own alarm is 60
 MOST_STARTS = 20  # PBS itself holds a job that was started more often
 UNITS = {"": 1, "b": 1, "w": 8}
 POWERS = {"k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
@@ -133,10 +133,10 @@ def begin(event, config):
     image = image_of(job, config)
     if not image or not job.in_ms_mom():
         return
-    if "PBS_O_HOST" not in job.Variable_List or "PBS_O_PATH" not in job.Variable_List:
-        # PBS then skips the launch hook, and the job would run on the node itself.
+    if not hasattr(event, "vnode_list") or not {"PBS_O_HOST", "PBS_O_PATH"} <= set(job.Variable_List or ()):
+        # PBS could not read all of it. It then skips the launch hook, and the job would run on the node itself.
         job.delete()
-        event.reject("belljar: a variable of this job is not UTF-8, so it cannot have a machine; submit it without")
+        event.reject("belljar: a variable or argument of this job is not UTF-8: submit it without, or without an image")
     make_folder(job, config)
     belljar(config, "batch", "prolog", "openpbs", str(job.id), str(job.euser))
 

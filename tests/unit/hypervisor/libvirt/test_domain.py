@@ -1,0 +1,232 @@
+"""A domain of libvirt's and what ends it: a process stands in for QEMU, a daemon without libvirt for libvirt's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.errors import DomainDied, LibvirtLost, LibvirtRefused
+from belljar.hypervisor import DomainEvent, EventKind, LibvirtSettings
+from belljar.hypervisor.libvirt import domain as domains
+from belljar.hypervisor.libvirt.domain import LibvirtDomain
+from belljar.hypervisor.libvirt.lines import Lines
+from belljar.hypervisor.libvirt.starting import Heard, Started
+
+ME = (os.geteuid(), os.getegid())
+
+
+class Daemon:
+    """What a domain asks of the watch."""
+
+    def __init__(self) -> None:
+        self.large, self.restarts = "", 0
+        self.may_restart = threading.Event()
+        self.may_restart.set()
+
+    def too_large(self, who: Any) -> str:
+        return self.large
+
+    def restart(self) -> str:
+        self.restarts += 1
+        self.may_restart.wait(30)
+        return "it was restarted"
+
+
+class Link:
+    """A connection whose calls go as told."""
+
+    def __init__(self) -> None:
+        self.lost, self.error = "", None
+        self.connection = self
+        self.listeners: list[Any] = []
+
+    def getLibVersion(self) -> int:
+        return 9
+
+    def call(self, what: str, work: Any, timeout: float | None = None) -> Any:
+        if self.error is not None:
+            raise self.error
+        return work(self)
+
+    def on_loss(self, listener: Any) -> None:
+        self.listeners.append(listener)
+
+    def abandon(self, why: str = "closed") -> None:
+        self.lost = self.lost or why
+
+    def break_down(self, why: str) -> None:
+        self.lost = why
+        for listener in self.listeners:
+            listener(why)
+
+
+class Handle:
+    """libvirt's domain. Each call is one that is answered."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def state(self) -> list[int]:
+        return [1, 0]
+
+    def suspend(self) -> None:
+        self.asked.append("suspend")
+
+    def shutdownFlags(self, flags: int) -> None:
+        self.asked.append(f"shutdown {flags}")
+
+
+class Bench:
+    def __init__(self, folder: Path, watch: float) -> None:
+        self.process = subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL)
+        self.daemon, self.link, self.handle, self.heard = Daemon(), Link(), Handle(), Heard()
+        self.lines = Lines(folder / "l" / "0123456789ab", ME)
+        self.lines.open()
+        self.ends = [*socket.socketpair(), *socket.socketpair()]
+        pid = self.process.pid
+        started = Started(
+            self.link, self.handle, pid, os.pidfd_open(pid), ("qemu",), self.ends[0], self.ends[2], self.lines,
+            self.daemon, None, LibvirtSettings(watch=watch), self.heard,
+        )  # type: ignore[arg-type]  # fmt: skip
+        self.discarded: list[int] = []
+        self.domain = LibvirtDomain(started, lambda: self.discarded.append(pid))
+
+    async def events(self) -> list[DomainEvent]:
+        async with asyncio.timeout(20):
+            return [event async for event in self.domain.events()]
+
+
+@asynccontextmanager
+async def running(folder: Path, watch: float = 100.0) -> AsyncIterator[Bench]:
+    bench = Bench(folder, watch)
+    try:
+        yield bench
+    finally:
+        bench.daemon.may_restart.set()
+        bench.process.kill()
+        bench.process.wait()
+        await bench.domain.quit(grace=0.0)
+        for end in bench.ends:
+            end.close()
+    assert list((folder / "l").iterdir()) == []
+
+
+def why_of(events: list[DomainEvent]) -> str:
+    last = events[-1]
+    assert last.kind is EventKind.EXITED and isinstance(last.why, LibvirtLost)
+    assert last.status is not None and os.WIFEXITED(last.status)  # or nobody would ask why
+    return last.why.message
+
+
+async def test_a_daemon_that_grows_while_a_machine_runs_ends_it(tmp_path: Path) -> None:
+    async with running(tmp_path, watch=0.05) as bench:
+        await asyncio.sleep(0.12)  # some looks at one that is well
+        assert bench.daemon.restarts == 0
+        bench.daemon.large = "it uses 3 GiB"
+        assert why_of(await bench.events()) == (
+            "libvirt's daemon was lost while the machine ran: it uses 3 GiB; it was restarted"
+        )
+        assert bench.process.wait(5) == -signal.SIGKILL and bench.daemon.restarts == 1
+
+
+async def test_a_daemon_that_gives_no_sign_of_life_ends_it(tmp_path: Path) -> None:
+    async with running(tmp_path, watch=0.05) as bench:
+        bench.link.error = LibvirtLost("hangs")  # type: ignore[assignment]
+        assert "it was restarted" in why_of(await bench.events())
+
+
+async def test_a_connection_that_ends_is_heard_without_looking(tmp_path: Path) -> None:
+    async with running(tmp_path) as bench:
+        threading.Thread(target=bench.link.break_down, args=("it ended the connection",)).start()
+        assert "it ended the connection; it was restarted" in why_of(await bench.events())
+        assert bench.daemon.restarts == 1
+
+
+async def test_whoever_asks_a_lost_daemon_is_told_what_was_done_about_it(tmp_path: Path) -> None:
+    async with running(tmp_path) as bench:
+        bench.link.error = LibvirtLost("hangs")  # type: ignore[assignment]
+        with pytest.raises(LibvirtLost, match="it was restarted"):
+            await bench.domain.connect()
+
+
+async def test_an_end_that_was_asked_for_does_not_wait_for_a_restart(tmp_path: Path) -> None:
+    async with running(tmp_path) as bench:
+        bench.daemon.may_restart.clear()
+        bench.link.break_down("gone")
+        async with asyncio.timeout(5):
+            assert os.waitstatus_to_exitcode(await bench.domain.quit(grace=0.0)) == -9
+        bench.daemon.may_restart.set()
+        assert [event.kind for event in await bench.events()] == [EventKind.EXITED]
+
+
+@pytest.mark.parametrize(
+    ("reason", "status", "why"),
+    [("shut down", 0, None), ("destroyed", 9, None), ("crashed", 256, DomainDied), ("failed", 256, DomainDied)],
+)
+async def test_an_end_by_itself_is_what_libvirt_says(tmp_path: Path, reason: str, status: int, why: Any) -> None:
+    async with running(tmp_path) as bench:
+        bench.process.kill()
+        bench.heard.tell(DomainEvent(EventKind.EXITED, reason))
+        (last,) = await bench.events()
+        assert last.status == status and (last.why is None if why is None else isinstance(last.why, why))
+
+
+async def test_an_end_that_libvirt_never_explains_is_told_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(domains, "LAST_WORDS", 0.05)
+    async with running(tmp_path) as bench:
+        bench.process.kill()
+        (last,) = await bench.events()
+        assert isinstance(last.why, DomainDied)
+
+
+async def test_what_the_guest_did_comes_before_its_end(tmp_path: Path) -> None:
+    async with running(tmp_path) as bench:
+        bench.heard.tell(DomainEvent(EventKind.SHUTDOWN))
+        bench.heard.tell(DomainEvent(EventKind.EXITED, "shut down"))
+        bench.process.kill()
+        assert [event.kind for event in await bench.events()] == [EventKind.SHUTDOWN, EventKind.EXITED]
+
+
+async def test_a_process_of_another_user_is_ended_by_libvirt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path) as bench:
+
+        def refuse(descriptor: int, number: int) -> None:
+            raise PermissionError
+
+        def destroy(flags: int) -> None:
+            bench.process.kill()
+            bench.heard.tell(DomainEvent(EventKind.EXITED, "destroyed"))
+
+        bench.handle.destroyFlags = destroy  # type: ignore[attr-defined]
+        monkeypatch.setattr(domains.signal, "pidfd_send_signal", refuse)
+        assert os.waitstatus_to_exitcode(await bench.domain.quit(grace=0.0)) == -9
+
+
+async def test_the_power_button_and_a_pause_are_libvirts(tmp_path: Path) -> None:
+    async with running(tmp_path) as bench:
+        await bench.domain.press_power()
+        await bench.domain.pause()
+        assert bench.handle.asked == ["shutdown 1", "suspend"]
+        bench.link.error = LibvirtRefused("no")  # type: ignore[assignment]
+        with pytest.raises(LibvirtRefused, match="no"):
+            await bench.domain.pause()
+
+
+async def test_use_of_the_host_outlives_the_process(tmp_path: Path) -> None:
+    async with running(tmp_path) as bench:
+        before = bench.domain.usage()
+        assert before[2] > 0
+        await bench.domain.quit(grace=0.0)
+        assert bench.domain.usage()[2] >= before[2]
