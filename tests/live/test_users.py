@@ -103,8 +103,8 @@ def owners(folder: Path) -> set[int]:
 
 def listing(folder: Path) -> dict[str, tuple[int, int]]:
     """Files with their times and sizes; root's own jobs, those of other tests, mark an image as used by its lock's time."""
-    files = (path for path in folder.rglob("*") if path.name != "lock")
-    return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in files}
+    seen = {str(path): path.lstat() for path in folder.rglob("*")}
+    return {name: (0 if name.endswith("/lock") else one.st_mtime_ns, one.st_size) for name, one in seen.items()}
 
 
 def test_a_user_runs_jobs_with_the_sites_images_and_own_templates(user: User) -> None:
