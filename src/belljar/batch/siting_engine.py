@@ -17,12 +17,12 @@ from pathlib import Path
 
 from belljar.batch import marks
 from belljar.batch import siting_record as records
+from belljar.batch import siting_removal as removal
 from belljar.batch.siting import Change, Finding, OurFile, OurLines, Piece, Place, SiteOfSystem
-from belljar.batch.siting_files import Undo, drop_copy, keep_copy, put, read, real
-from belljar.batch.siting_record import Edited, Record, digest
+from belljar.batch.siting_files import Undo, keep_copy, put, read, real
+from belljar.batch.siting_record import Choice, Edited, Record, digest
+from belljar.batch.siting_removal import Execute
 from belljar.errors import BadOption, BelljarError, CommandFailed, NotOurs
-
-Execute = Callable[[tuple[str, ...], bytes], bytes]  # (argv, stdin) -> stdout; raises CommandFailed, CommandMissing
 
 
 class Status(str, Enum):
@@ -34,11 +34,13 @@ class Status(str, Enum):
     CHANGED = "changed by hand"
     FOREIGN = "in the way"  # somebody else's where ours is to be
     UNKNOWN = "unknown"  # it could not be asked
+    LEFTOVER = "no longer wanted"  # ours, of options that hold no longer
     ADVICE = "by hand"
 
 
 BLOCKING = (Status.CHANGED, Status.FOREIGN, Status.UNKNOWN)
 TO_DO = (Status.MISSING, Status.DIFFERENT)
+YOURS = "changed since belljar wrote it: it stays, and is yours"
 
 
 @dataclass(frozen=True)
@@ -56,36 +58,47 @@ class Step:
 class Engine:
     """One system in one place."""
 
-    def __init__(self, system: str, site: SiteOfSystem, place: Place, own: list[Piece], execute: Execute) -> None:
+    def __init__(
+        self, system: str, site: SiteOfSystem, place: Place, own: Callable[[Place], list[Piece]], execute: Execute
+    ) -> None:
         """*own*: the pieces every system needs (the launchers)."""
         self._site, self._place, self._own, self._execute = site, place, own, execute
         self._record_path = records.path_of(place.folder, system)
         self._system = system
 
     def plan(self) -> list[Step]:
-        """How each piece stands. Changes nothing."""
+        """How each piece stands, what is no longer wanted last. Changes nothing."""
         record = self._record()
-        return [self._look(piece, record) for piece in self._pieces()]
+        pieces = self._pieces()
+        return [*(self._look(piece, record) for piece in pieces), *self._leftovers(record, pieces)]
 
     def install(self, *, prefix: str = "", force: bool = False) -> list[Step]:
-        """Put in place what is missing or different; all of it, or nothing. Returns the steps that were done.
-        Raises NotOurs where something is in the way."""
+        """Put in place what is missing or different, and take out what other options had put there; all of it, or
+        nothing. Returns the steps that were done. Raises NotOurs where something is in the way."""
         if not self._place.folder.is_dir():
             raise BadOption(
                 f"{self._place.folder}: no such folder", hint="Tell with --folder where the system's settings are."
             )
-        record, steps = self._record(), self.plan()
-        _refuse([step for step in steps if step.status in BLOCKING and not (force and step.status is Status.CHANGED)])
-        wanted = [step for step in steps if step.status in (*TO_DO, Status.CHANGED)]
-        before = self._record()
+        record, before = self._record(), self._record()
+        _refuse_blocked(self.plan(), force)
+        leftovers = self._leftovers(record, self._pieces())
+        if not force:
+            removal.refuse_called([step.piece for step in leftovers], record)
         with _all_or_nothing() as undo:
             undo.append(lambda: records.save(self._record_path, before))
             record.options, record.prefix = dict(self._place.options), prefix
+            record.choices = [*(one for one in record.choices if one != self._choice()), self._choice()]
+            self._settle_leftovers([step for step in leftovers if isinstance(step.piece, Change)], record, undo)
+            wanted = [step for step in self._steps(record) if step.status in (*TO_DO, Status.CHANGED)]
             for step in wanted:
                 self._do(step, record, undo)
+            self._settle_leftovers([step for step in leftovers if not isinstance(step.piece, Change)], record, undo)
+            record.choices = [self._choice()]
             if record != before:
                 records.save(self._record_path, record)
-        return wanted
+        launchers = {Path(name).parent for one in before.choices for name in (one.wrapper, one.belljar)}
+        removal.drop_empty_folders(launchers, [step.piece for step in leftovers])
+        return [*wanted, *leftovers]
 
     def reread(self) -> list[str]:
         """Have the system read its files again. Returns what went wrong: that can be repeated by hand."""
@@ -100,21 +113,18 @@ class Engine:
     def uninstall(self, *, force: bool = False) -> list[str]:
         """Take out what is ours. Returns what was done. Raises NotOurs, before anything is touched, where a file of
         ours was changed by hand, or one of the site's still calls it; with *force* it goes all the same."""
-        record = self._record()
-        pieces = self._pieces()
+        record, pieces = self._record(), self._pieces()
+        pieces += [step.piece for step in self._leftovers(record, pieces)]
         if not force:
-            _refuse_changed(record)
-            _refuse_called(pieces, record)
-        done = list(self._undo_changes([piece for piece in pieces if isinstance(piece, Change)], record))
+            removal.refuse_changed(record)
+            removal.refuse_called(pieces, record)
+        done = list(self._undo_changes([piece for piece in pieces if isinstance(piece, Change)], record, []))
         comments = {str(real(piece.path)): piece.comment for piece in pieces if isinstance(piece, OurLines)}
         for name in list(record.edited):
-            done += self._take_lines(Path(name), comments.get(name, "#"), record)
+            done += removal.take_lines(Path(name), comments.get(name, "#"), record, [])
         for name in reversed(list(record.files)):
-            with suppress(FileNotFoundError):
-                os.unlink(name)
-                done.append(f"removed {name}")
-            del record.files[name]
-        self._drop_empty_folders(pieces)
+            done += removal.remove_file(name, record, [])
+        removal.drop_empty_folders({self._place.wrapper.parent, self._place.belljar.parent}, pieces)
         records.save(self._record_path, record)
         return done
 
@@ -127,7 +137,7 @@ class Engine:
                 continue
             where = f" ({step.path})" if step.path else ""
             is_good = step.status is Status.THERE
-            help = remedy if step.status in (*TO_DO, Status.CHANGED) else "See the detail."
+            help = remedy if step.status in (*TO_DO, Status.CHANGED, Status.LEFTOVER) else "See the detail."
             found.append(
                 Finding(
                     f"{step.piece.purpose}{where}", is_good, step.detail or step.status.value, "" if is_good else help
@@ -142,7 +152,31 @@ class Engine:
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def _pieces(self) -> list[Piece]:
-        return _joined([*self._own, *self._site.pieces(self._place)])
+        return self._pieces_at(self._place)
+
+    def _pieces_at(self, place: Place) -> list[Piece]:
+        return _joined([*self._own(place), *self._site.pieces(place)])
+
+    def _steps(self, record: Record) -> list[Step]:
+        return [self._look(piece, record) for piece in self._pieces()]
+
+    def _choice(self) -> Choice:
+        return Choice(dict(self._place.options), str(self._place.wrapper), str(self._place.belljar))
+
+    def _leftovers(self, record: Record, wanted: list[Piece]) -> list[Step]:
+        """Pieces that other options, or another prefix, had put there, and that are not among the *wanted* ones."""
+        kept, found = {_key(piece) for piece in wanted}, list[Step]()
+        for choice in record.choices:
+            if choice == self._choice():
+                continue
+            wrapper, belljar = Path(choice.wrapper), Path(choice.belljar)
+            place = replace(self._place, options=choice.options, wrapper=wrapper, belljar=belljar)
+            with suppress(BelljarError):  # options of what is no more, a queue that was deleted for instance
+                for piece in self._pieces_at(place):
+                    if _key(piece) not in kept and _is_recorded(piece, record):
+                        kept.add(_key(piece))
+                        found.append(_look_at_leftover(piece, record))
+        return found
 
     def _record(self) -> Record:
         try:
@@ -201,55 +235,63 @@ class Engine:
         if piece.purpose not in record.changes:
             record.changes.append(piece.purpose)
             records.save(self._record_path, record)
-        undo.append(lambda: self._run_all(piece.undo))  # half of it may be done
+        undo.append(lambda: removal.run_all(piece.undo, b"", self._execute))  # half of it may be done
         for argv in piece.do:
             self._execute(argv, piece.stdin)
         if self._look_at_change(piece).status is not Status.THERE:
             raise CommandFailed(f"{piece.purpose}: `{' '.join(piece.do[-1])}` succeeded and changed nothing")
 
-    def _run_all(self, commands: tuple[tuple[str, ...], ...]) -> None:
-        for argv in commands:
-            with suppress(BelljarError):
-                self._execute(argv, b"")
-
-    def _undo_changes(self, pieces: list[Change], record: Record) -> Iterator[str]:
+    def _undo_changes(self, pieces: list[Change], record: Record, undo: Undo) -> Iterator[str]:
         """In reverse order. A setting that the site had before we came is not ours to take back."""
         for piece in reversed(pieces):
-            if piece.purpose not in record.changes:
-                continue
-            if self._look_at_change(piece).status is not Status.MISSING:
-                try:
-                    for argv in piece.undo:
-                        self._execute(argv, b"")
-                except CommandFailed as exc:
-                    raise CommandFailed(f"{piece.purpose}: {exc.message}", hint=piece.undo_hint) from exc
-                yield f"undid: {piece.purpose}"
-            record.changes.remove(piece.purpose)
+            if piece.purpose in record.changes:
+                is_gone = self._look_at_change(piece).status is Status.MISSING
+                yield from removal.undo_change(piece, record, is_gone, self._execute, undo)
 
-    def _take_lines(self, path: Path, comment: str, record: Record) -> Iterator[str]:
-        facts = record.edited.pop(str(path))
-        text = read(path)
-        if text is None:
-            return
-        left = marks.take(text, comment, str(path))
-        if left == text:
-            return
-        if not left.strip() and not facts.existed:
-            path.unlink()
-            yield f"removed {path}"
-            return
-        put(path, left[:-1] if facts.lacked_newline and left.endswith(b"\n") else left, 0o644, os.stat(path), [])
-        drop_copy(path)
-        yield f"took our lines out of {path}"
+    def _settle_leftovers(self, steps: list[Step], record: Record, undo: Undo) -> None:
+        """Take them out. What was changed by hand is left, and forgotten. Raises CommandFailed."""
+        if steps:
+            records.save(self._record_path, record)
+        for step in reversed(steps):
+            piece = step.piece
+            if isinstance(piece, Change):
+                list(self._undo_changes([piece], record, undo))
+            elif isinstance(piece, OurLines):
+                list(removal.take_lines(real(piece.path), piece.comment, record, undo))
+            elif step.detail == YOURS:
+                del record.files[str(step.path)]
+            else:
+                list(removal.remove_file(str(step.path), record, undo))
 
-    def _drop_empty_folders(self, pieces: list[Piece]) -> None:
-        ours = {self._place.wrapper.parent, self._place.belljar.parent}
-        ours |= {
-            one for piece in pieces if isinstance(piece, OurFile) for one in [*piece.path.parents][: piece.folders]
-        }
-        for folder in sorted(ours, reverse=True):  # what lies in a folder stands before it
-            with suppress(OSError):  # it is not empty, or not there
-                os.rmdir(folder)
+
+def _key(piece: Piece) -> tuple[str, str]:
+    """What makes two pieces the same thing, whatever is in them."""
+    if isinstance(piece, OurFile):
+        return "file", str(piece.path)
+    if isinstance(piece, OurLines):
+        return "lines", str(real(piece.path))
+    return type(piece).__name__, piece.purpose
+
+
+def _is_recorded(piece: Piece, record: Record) -> bool:
+    if isinstance(piece, OurFile):
+        return str(piece.path) in record.files
+    if isinstance(piece, OurLines):
+        return str(real(piece.path)) in record.edited
+    return isinstance(piece, Change) and piece.purpose in record.changes
+
+
+def _look_at_leftover(piece: Piece, record: Record) -> Step:
+    if isinstance(piece, OurFile):
+        text = read(piece.path)
+        is_theirs = text is not None and record.files[str(piece.path)] != digest(text)
+        step = Step(piece, Status.LEFTOVER, piece.path, text, b"")
+        return replace(step, after=text, detail=YOURS) if is_theirs else step
+    if isinstance(piece, OurLines):
+        path = real(piece.path)
+        text = read(path) or b""
+        return Step(piece, Status.LEFTOVER, path, text, marks.take(text, piece.comment, str(path)))
+    return Step(piece, Status.LEFTOVER)
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
@@ -303,27 +345,9 @@ def _look_at_lines(piece: OurLines) -> Step:
     return Step(piece, Status.MISSING if is_new else Status.DIFFERENT, path, text, after)
 
 
-def _refuse_changed(record: Record) -> None:
-    changed = [
-        name for name, known in record.files.items() if (text := read(Path(name))) is not None and digest(text) != known
-    ]
-    if changed:
-        raise NotOurs(
-            "\n".join(f"{name}: changed since belljar wrote it" for name in changed),
-            hint="Look at it first; `belljar batch uninstall --force` removes it all the same.",
-        )
-
-
-def _refuse_called(pieces: list[Piece], record: Record) -> None:
-    """What a site's own script starts with would be missing from it: some daemons do not start then, some drain nodes."""
-    found = []
-    for piece in pieces:
-        if isinstance(piece, OurFile) and piece.caller and str(piece.path) in record.files:
-            with suppress(OSError):
-                if os.fsencode(piece.path.name) in (read(piece.caller) or b""):
-                    found.append(f"{piece.caller}: calls {piece.path}")
-    if found:
-        raise NotOurs("\n".join(found), hint="Take that out of your file first, then uninstall.")
+def _refuse_blocked(steps: list[Step], force: bool) -> None:
+    """Raises NotOurs for what is in the way; *force* takes what was changed by hand out of it."""
+    _refuse([step for step in steps if step.status in BLOCKING and not (force and step.status is Status.CHANGED)])
 
 
 def _refuse(steps: list[Step]) -> None:

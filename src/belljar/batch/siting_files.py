@@ -40,11 +40,18 @@ def keep_copy(path: Path, text: bytes, undo: Undo) -> None:
         os.chmod(copy, stat.S_IMODE(facts.st_mode))
 
 
-def drop_copy(path: Path) -> None:
+def drop_copy(path: Path, undo: Undo) -> None:
     """Remove the copy beside a file that is again what the copy says."""
     copy = path.with_name(path.name + BACKUP)
-    if read(copy) == read(path):
-        copy.unlink(missing_ok=True)
+    if copy.exists() and read(copy) == read(path):
+        remove(copy, undo)
+
+
+def remove(path: Path, undo: Undo) -> None:
+    """Remove a file, and remember how to take that back. Raises FileNotFoundError where there is none."""
+    text, facts = read_capped(path, LARGEST_FILE), os.stat(path)
+    undo.append(lambda: _write(path, text, stat.S_IMODE(facts.st_mode), facts))
+    path.unlink()
 
 
 def put(path: Path, text: bytes, mode: int, like: os.stat_result | None, undo: Undo) -> None:

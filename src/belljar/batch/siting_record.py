@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from belljar.host.files import read_json, write_whole
 
@@ -21,12 +22,22 @@ class Edited:
     lacked_newline: bool = False  # at its end, before ours
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What decides which pieces there are, besides the site's settings."""
+
+    options: Mapping[str, str] = field(default_factory=dict)
+    wrapper: str = ""
+    belljar: str = ""
+
+
 @dataclass
 class Record:
     """One installation of one system in one folder."""
 
     options: Mapping[str, str] = field(default_factory=dict)  # as they were given; `check` and `uninstall` need them
     prefix: str = ""
+    choices: list[Choice] = field(default_factory=list)  # those of which a piece may stand: one, but amid a change
     files: dict[str, str] = field(default_factory=dict)  # path -> sha256 of what we wrote
     edited: dict[str, Edited] = field(default_factory=dict)
     changes: list[str] = field(default_factory=list)  # purposes of the settings that we made, and not the site before
@@ -53,10 +64,15 @@ def load(path: Path) -> Record:
         return Record(
             options={str(key): str(value) for key, value in raw["options"].items()}, prefix=str(raw["prefix"]),
             files={str(key): str(value) for key, value in raw["files"].items()}, edited=edited,
-            changes=[str(one) for one in raw["changes"]],
+            changes=[str(one) for one in raw["changes"]], choices=[_choice(one) for one in raw.get("choices", ())],
         )  # fmt: skip
     except (KeyError, TypeError, AttributeError) as exc:
         raise ValueError(f"{path}: not a record of an installation") from exc
+
+
+def _choice(raw: Mapping[str, Any]) -> Choice:
+    options = {str(key): str(value) for key, value in raw["options"].items()}
+    return Choice(options, str(raw["wrapper"]), str(raw["belljar"]))
 
 
 def save(path: Path, record: Record) -> None:

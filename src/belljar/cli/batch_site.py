@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import sys
 from pathlib import Path
@@ -112,7 +113,8 @@ def prepare(args: argparse.Namespace, house: House) -> tuple[Engine, Place, Site
         store=settings.paths.site_store or settings.paths.store, folder=folder, options=options,
         run=lambda argv: execute(argv, b""),
     )  # fmt: skip
-    return Engine(system, site, place, launchers(system, place, house.config_file), execute), place, site
+    own = functools.partial(launchers, system, config_file=house.config_file)
+    return Engine(system, site, place, own, execute), place, site
 
 
 def options_of(args: argparse.Namespace) -> dict[str, str]:
@@ -172,7 +174,7 @@ def row_of(step: Step) -> dict[str, Any]:
 def tell_installed(done: list[Step], now: list[Step], trouble: list[str]) -> None:
     from belljar.cli.render import plain, show
 
-    rows = [(step.piece.purpose, str(step.path or ""), "done") for step in done]
+    rows = [(step.piece.purpose, str(step.path or ""), outcome_of(step)) for step in done]
     if rows:
         show(None, ("WHAT", "WHERE", "STATE"), rows, as_="table")
     else:
@@ -183,6 +185,13 @@ def tell_installed(done: list[Step], now: list[Step], trouble: list[str]) -> Non
                 print(plain(line))
     for line in trouble:
         print(plain(f"not done, repeat it by hand: {line}"))
+
+
+def outcome_of(step: Step) -> str:
+    """What was done to a piece."""
+    if step.status is not Status.LEFTOVER:
+        return "done"
+    return step.detail or "taken out"
 
 
 def show_plan(steps: list[Step], after: tuple[tuple[str, ...], ...], form: str) -> None:
@@ -201,7 +210,7 @@ def show_plan(steps: list[Step], after: tuple[tuple[str, ...], ...], form: str) 
             print("\n" + "".join(_diff(step)), end="")
             for argv in _commands(step):
                 print(_shell(argv))
-    if any(step.status in TO_DO for step in steps):
+    if any(step.status in (*TO_DO, Status.LEFTOVER) for step in steps):
         for argv in after:
             print(_shell(argv))
 
@@ -210,6 +219,8 @@ def print_all(steps: list[Step], after: tuple[tuple[str, ...], ...]) -> None:
     """Every file whole and every command, for whoever puts them in place by other means."""
     for step in steps:
         piece = step.piece
+        if step.status is Status.LEFTOVER:
+            continue
         print(f"== {piece.purpose}")
         if isinstance(piece, OurFile):
             print(f"-- {piece.path} (mode {piece.mode:04o})")
@@ -245,7 +256,9 @@ def _diff(step: Step) -> list[str]:
 
 
 def _commands(step: Step) -> list[tuple[str, ...]]:
-    return list(step.piece.do) if isinstance(step.piece, Change) and step.status is not Status.THERE else []
+    if not isinstance(step.piece, Change) or step.status is Status.THERE:
+        return []
+    return list(step.piece.undo if step.status is Status.LEFTOVER else step.piece.do)
 
 
 def _shell(argv: tuple[str, ...]) -> str:

@@ -87,8 +87,10 @@ class Bench:
             Settings(), self.wrapper, self.folder / "opt/libexec/belljar", self.folder, self.etc, self.options,
             run=lambda argv: self.system.run(argv),
         )  # fmt: skip
-        own: list[Piece] = [OurFile("launcher", self.wrapper, b"#!launcher\n", 0o755)]
-        return Engine("paper", self.site, place, own, self.system.run)
+        return Engine("paper", self.site, place, self.launchers, self.system.run)
+
+    def launchers(self, place: Place) -> list[Piece]:
+        return [OurFile("launcher", place.wrapper, b"#!launcher\n", 0o755)]
 
     def lines(self, *lines: str, **facts: object) -> OurLines:
         return OurLines("lines", self.conf, lines or ("Wrap=yes",), **facts)  # type: ignore[arg-type]
