@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import pwd
 import re
+import resource
 import subprocess
 import time
 from collections.abc import Iterator
@@ -15,7 +16,13 @@ import pytest
 from tests.batch.lab.site import Site
 
 START = 120.0  # seconds for a first machine, which may have to make its template
-HOOK_LIMIT = 1.0
+HOOK_LIMIT = 1.0  # seconds of processor time: what a hook takes on a host with nothing else to do
+
+
+def processor_time() -> float:
+    """Of all children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class Node:
@@ -26,17 +33,17 @@ class Node:
         self.jobs: list[subprocess.Popen[bytes]] = []
 
     def hook(self, act: str, job: int, user: str = "bjalice", **env: str) -> float:
-        """Call prolog or epilog; returns the seconds it took."""
+        """Call prolog or epilog; returns the seconds of processor time it took."""
         facts = {
             "SLURM_JOB_ID": str(job),
             "SLURM_JOB_UID": str(pwd.getpwnam(user).pw_uid),
             "SLURMD_NODENAME": "n1",
             **env,
         }
-        begin = time.monotonic()
+        begin = processor_time()
         done = self.site.command("-v", "batch", act, "slurm", env=facts)
         self.said = done.stderr.decode()
-        return time.monotonic() - begin
+        return processor_time() - begin
 
     def job(
         self, job: int, script: str, *, user: str = "bjalice", name: str = "job", **env: str
@@ -106,18 +113,21 @@ def test_owner_and_root_reach_into_a_job_by_its_batch_id(node: Node, tmp_path: P
     assert re.search(rb"cause +cancelled", node.site.command("show", "bjalice/slurm:11").stdout)
 
 
-def test_the_epilog_ends_a_machine_that_outlived_its_job_and_is_quick_when_there_is_none(node: Node) -> None:
+def test_the_epilog_ends_a_machine_that_outlived_its_job_and_no_other(node: Node) -> None:
     job, other = node.job(21, "sleep 300"), node.job(22, "sleep 300", user="bjbob")
     node.hook("epilog", 21)
     assert "machine" in node.said and "ended" in node.said
     assert job.wait(timeout=10) != 0
     assert other.poll() is None
-    took = sorted(node.hook("epilog", 21) for _ in range(3))
-    assert took[0] < HOOK_LIMIT, took
-    assert sorted(node.hook("prolog", 21) for _ in range(3))[0] < HOOK_LIMIT
     node.hook("epilog", 22, "bjbob")
     assert other.wait(timeout=10) != 0
     assert node.site.leftovers() == []
+
+
+@pytest.mark.parametrize("act", ["prolog", "epilog"])
+def test_a_hook_is_quick_when_nothing_is_left(node: Node, act: str) -> None:
+    took = sorted(node.hook(act, 21) for _ in range(3))
+    assert took[0] < HOOK_LIMIT, took
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
