@@ -102,6 +102,7 @@ class ShareKind(str, Enum):
     """How a share gets into the guest."""
 
     NINEP = "9p"  # a host folder, through a device of the machine
+    VIRTIOFS = "virtiofs"  # a host folder, through a device of the machine and a process of its own on the host
     NFS = "nfs"  # a file server's export, which the guest mounts itself over its network
 
 

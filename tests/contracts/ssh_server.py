@@ -15,7 +15,7 @@ from pathlib import Path
 
 import asyncssh
 
-from belljar.guest import Settings, SshKeys
+from belljar.guest import OWN_SSH_PORT, Settings, SshKeys
 from belljar.guest.ssh import SshGuest
 from belljar.guest.ssh_link import Patience
 
@@ -60,11 +60,11 @@ class Server:
     told: list[str] = field(default_factory=list)
     lines: list[socket.socket] = field(default_factory=list)
 
-    async def dial(self) -> socket.socket:
-        line = socket.socket()
+    async def dial(self, number: int = 0) -> socket.socket:
+        line, port = socket.socket(), OWN_SSH_PORT if number else self.port
         line.setblocking(False)
         try:
-            await asyncio.get_running_loop().sock_connect(line, ("127.0.0.1", self.port))
+            await asyncio.get_running_loop().sock_connect(line, ("127.0.0.1", port))
         except BaseException:
             line.close()
             raise

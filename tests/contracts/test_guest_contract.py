@@ -53,6 +53,15 @@ async def test_a_guest_proves_the_identity_it_was_told(kind: str) -> None:
 
 
 @each_guest
+async def test_a_guest_without_ssh_keys_of_its_template_has_none_to_renew(kind: str) -> None:
+    async with a_guest(kind) as guest:
+        await guest.identify(IDENTITY)
+        await guest.renew_keys()
+        await guest.renew_keys()
+        assert (await ran(guest, shell(SAYS))).code == 3
+
+
+@each_guest
 async def test_a_payload_says_its_piece_and_ends(kind: str) -> None:
     async with a_guest(kind) as guest:
         await guest.add_account(ME)

@@ -8,11 +8,12 @@ import stat
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from tests.contracts.payloads import ENV, IDENTITY, ME, begin, payload, ran, said, shell
-from tests.contracts.ssh_server import CAN_RUN, Server, new_key, server
+from tests.contracts.ssh_server import CAN_RUN, Server, free_port, new_key, server
 
 from belljar.errors import AgentLost, GuestRefused, NoNfs, NoPackedFolders, OutputMissing, SshRefused
 from belljar.guest import Settings, SshKeys
@@ -22,7 +23,7 @@ from belljar.guest.ssh_link import Patience
 from belljar.model import MIB, Account, FileServer, PlainFile
 
 needs_sshd = pytest.mark.skipif(not CAN_RUN, reason="root starts an sshd in namespaces of its own")
-QUICK = Patience(banner=0.2, login=5.0, refusing=0.3)
+QUICK = Patience(banner=0.2, knock=0.0, login=5.0, refusing=0.3)
 USER = Account("jobber", 4711, 4712, "jobbers", groups=((4713, "more"),), home="/run/jobber")
 ODD = bytes(range(1, 256)).replace(b"=", b"")
 
@@ -44,7 +45,7 @@ async def behind(serve: Serve, told: list[str]) -> AsyncIterator[SshGuest]:
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)
     place = listening.sockets[0].getsockname()
 
-    async def dial() -> socket.socket:
+    async def dial(number: int) -> socket.socket:
         line = socket.socket()
         line.setblocking(False)
         await asyncio.get_running_loop().sock_connect(line, place)
@@ -99,7 +100,7 @@ async def test_what_is_no_ssh_server_is_refused_and_named() -> None:
 
 
 async def test_a_port_nobody_listens_on_is_not_yet() -> None:
-    async def dial() -> socket.socket:
+    async def dial(number: int) -> socket.socket:
         raise ConnectionRefusedError(111, "Connection refused")
 
     told: list[str] = []
@@ -159,6 +160,55 @@ class Heard(list[str]):
 async def enter(there: Server) -> None:
     async with there.guest():
         pass
+
+
+async def test_a_server_whose_connections_close_is_not_knocked_at_again_at_once() -> None:
+    knocks: list[float] = []
+
+    async def knocked(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        knocks.append(asyncio.get_running_loop().time())
+        writer.close()
+
+    async with behind(knocked, []) as guest:
+        guest.link._patience = replace(QUICK, knock=0.4)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.1):
+                await guest.greet()
+    assert 2 <= len(knocks) <= 3
+    assert all(later - one >= 0.4 for one, later in pairwise(knocks))
+
+
+async def test_a_clone_is_tried_at_its_second_port_and_then_at_the_first() -> None:
+    tried: list[int] = []
+
+    async def dial(number: int) -> socket.socket:
+        tried.append(number)
+        if len(tried) == 1:
+            raise FileNotFoundError(2, "No such file or directory")  # QEMU does not listen yet
+        here, there = socket.socketpair()
+        here.setblocking(False)
+        there.close()
+        return here
+
+    told: list[str] = []
+    guest = SshGuest(dial, SshKeys(new_key()[0], of_clone=True), Settings(), told.append, QUICK)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await guest.greet()
+    assert tried[:4] == [1, 1, 0, 1] and "not at its second port: the connection was closed at once" in told
+
+
+@needs_sshd
+async def test_a_guest_that_becomes_a_template_has_a_server_of_ours_which_its_clones_are_reached_by(
+    tmp_path: Path,
+) -> None:
+    with server(tmp_path) as there:
+        async with there.guest() as guest:
+            await guest.settle()
+        clone = replace(there, keys=replace(there.keys, of_clone=True), port=free_port(), told=[])
+        async with clone.guest() as guest:  # nobody listens at its first port
+            assert (await ran(guest, shell("exit 6"))).code == 6
+        assert clone.told == ["let in"]
 
 
 # -- connections that break ----------------------------------------------------------------------------------------------

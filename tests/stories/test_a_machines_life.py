@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from tests.stories.conftest import ALL_STATES, House
 
-from belljar.errors import BelljarError, DomainDied, ImageCorrupt, NoSpace, QmpTimeout, TemplateError
+from belljar.errors import BelljarError, DomainDied, HostKeysRefused, ImageCorrupt, NoSpace, QmpTimeout, TemplateError
 from belljar.guest.fake import Script
 from belljar.host.locks import try_lock
 from belljar.hypervisor import EventKind
+from belljar.machine.blame import judge
 from belljar.machine.orders import Kill, Signal, Stop
 from belljar.model import Cause, OutcomeClass, Share, Start, Transfer
 
@@ -68,8 +69,42 @@ def test_a_clone_that_does_not_answer_is_booted_cold_with_one_reason(house: Hous
     house.plan(Script(), Script(boots_in=None), Script())
     outcome = house.run()
     assert (outcome.exit_code, outcome.start) == (0, "cold") and "clone" in outcome.start_reason
-    assert house.hypervisor.templates() == [], "a template that does not work is not tried again"
     assert house.leftovers() == []
+
+
+def test_a_template_is_given_up_when_two_clones_in_a_row_were_silent_and_not_for_one(house: House) -> None:
+    """One may have been on a busy host, and a template of a whole distribution is minutes of work."""
+    silent, fine = Script(boots_in=None), Script()
+    house.plan(fine, silent, fine, fine, silent, fine, silent, fine)
+    starts, left = [], []
+    for number in range(4):
+        outcome = house.run(house.request(id=f"{number:012x}"))
+        assert outcome.exit_code == 0
+        starts.append(outcome.start)
+        left.append(len(house.hypervisor.templates()))
+    assert (starts, left) == (["cold", "clone", "cold", "cold"], [1, 1, 1, 0])
+    assert house.leftovers() == []
+
+
+def test_a_template_that_was_made_anew_meanwhile_is_not_removed_for_the_one_before(house: House) -> None:
+    house.run()
+    (old,) = house.hypervisor.templates()
+    spec = house.domain().spec
+    os.utime(old.folder / "facts", (1e9, 1e9))
+    (new,) = house.hypervisor.templates()
+    assert new.created != old.created
+    judge(DomainDied("it broke"), old, spec, house.hypervisor)
+    assert house.hypervisor.templates() == [new]
+    judge(DomainDied("it broke"), new, spec, house.hypervisor)
+    assert house.hypervisor.templates() == []
+
+
+def test_a_template_is_not_given_up_for_what_its_image_lacks(house: House) -> None:
+    house.run()
+    (template,) = house.hypervisor.templates()
+    for _ in range(5):
+        judge(HostKeysRefused("no ssh-keygen"), template, house.domain().spec, house.hypervisor)
+    assert house.hypervisor.templates() == [template]
 
 
 @pytest.mark.parametrize("fault", ["start_clone", "connect"])
@@ -148,6 +183,7 @@ def test_a_guest_that_switches_itself_off_is_the_payloads_doing_or_a_boot_that_f
         (EventKind.PANICKED, None, None, OutcomeClass.TRANSIENT, "kernel crashed"),
         (EventKind.DISK_FULL, None, Cause.NODE_FAULT, OutcomeClass.NODE, "no space left"),
         (EventKind.DISK_ERROR, None, None, OutcomeClass.TRANSIENT, "disk cannot be read"),
+        (EventKind.SHARE_LOST, None, None, OutcomeClass.TRANSIENT, "shared folder is not served any more"),
         (EventKind.EXITED, 9, Cause.HOST_OOM, OutcomeClass.NODE, "killed from outside"),
         (EventKind.EXITED, 256, None, OutcomeClass.TRANSIENT, "exit code 1"),
         (EventKind.EXITED, 11, None, OutcomeClass.TRANSIENT, "signal 11"),

@@ -111,3 +111,31 @@ def test_what_a_dead_machine_had_of_a_group_is_swept(networked: House) -> None:
     undone = [one.what for one in house.reaper.quick()]
     assert "port" in undone and "nft-table" in undone
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("network", "start", "renews"),
+    [
+        (NetworkMode.ISOLATED, Start.AUTO, True),
+        (NetworkMode.ISOLATED, Start.COLD, False),  # it boots itself, and so makes keys itself
+        (NetworkMode.USER, Start.AUTO, False),  # nobody reaches in
+        (NetworkMode.NONE, Start.AUTO, False),
+    ],
+)
+def test_a_clone_that_others_reach_has_ssh_host_keys_of_its_own(
+    networked: House, network: NetworkMode, start: Start, renews: bool
+) -> None:
+    house = networked
+    words = machine(network, "blue" if network is NetworkMode.ISOLATED else "", start=start)
+    outcome = house.run(house.request(machine=words))
+    assert (outcome.exit_code, outcome.start) == (0, "cold" if start is Start.COLD else "clone"), outcome.reason
+    assert ("renew_keys" in house.guests[-1].done) is renews
+    assert not renews or house.guests[-1].done.index("identify") < house.guests[-1].done.index("renew_keys")
+
+
+def test_a_clone_that_gets_no_keys_of_its_own_runs_no_payload(networked: House) -> None:
+    house = networked
+    house.plan(Script(), Script(refuses="renew_keys"))
+    outcome = house.run(house.request(machine=machine(NetworkMode.ISOLATED, "blue", start=Start.CLONE)))
+    assert (outcome.cause, outcome.error) == (Cause.BOOT_FAILED, "HostKeysRefused"), outcome.reason
+    assert "start" not in house.guests[-1].done and house.leftovers() == []

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,6 +43,18 @@ def test_one_pass_leaves_nothing_but_the_record(house: House) -> None:
     assert outcome["reason"] == "belljar was killed while the machine was requested"
     assert (outcome["cause"], outcome["name"]) == ("node-fault", "mine")
     assert house.reaper.quick() == []
+
+
+def test_no_socket_of_a_killed_machine_stays_in_its_record(house: House) -> None:
+    life = orphan(house)
+    folder = os.open(life.folder, os.O_PATH)
+    for name in ("control.sock", "forward.sock", "virtiofs.sock"):
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(f"/proc/self/fd/{folder}/{name}")
+    os.close(folder)
+    house.reaper.quick()
+    kept = list(house.folders.ended("0123456789ab").iterdir())
+    assert kept and not [one.name for one in kept if one.is_socket()]
 
 
 def test_whoever_looks_while_a_machine_is_made_neither_hinders_nor_takes_it(house: House) -> None:

@@ -831,7 +831,7 @@ class Libc:
     """The few calls Python does not have. Loaded at first use: ctypes is slow to import."""
 
     MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME, MS_BIND, MNT_DETACH = 1, 2, 4, 1024, 4096, 2
-    PR_SET_CHILD_SUBREAPER, POWER_OFF = 36, 0x4321FEDC
+    PR_SET_CHILD_SUBREAPER, POWER_OFF, IN_CLOSE_WRITE = 36, 0x4321FEDC, 8
 
     def __init__(self) -> None:
         import ctypes
@@ -859,6 +859,13 @@ class Libc:
     def adopt_orphans(self) -> None:
         one, nothing = self.unsigned_long(1), self.unsigned_long(0)
         self._check(self.handle.prctl(self.PR_SET_CHILD_SUBREAPER, one, nothing, nothing, nothing), "prctl")
+
+    def watch_writes(self, folder: bytes) -> int:
+        """A descriptor to be read from when a file in there was written and closed."""
+        fd = self.handle.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)  # type: int
+        self._check(min(fd, 0), "inotify")
+        self._check(min(self.handle.inotify_add_watch(fd, folder, self.IN_CLOSE_WRITE), 0), "watch %s" % shown(folder))
+        return fd
 
     def power_off(self) -> None:
         self._check(self.handle.reboot(self.POWER_OFF), "reboot")
@@ -1016,7 +1023,14 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 CGROUPS = "/sys/fs/cgroup"
 RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207
 MOUNT_PATIENCE = 5.0  # seconds for a 9p device whose driver is still being loaded
+PLUG_PATIENCE = 15.0  # seconds for a virtiofs device that was plugged in while nobody looked
 DISK_PATIENCE = 10.0  # seconds for a disk that the bus shows, until its driver is loaded
+SSH = "/etc/ssh"
+SSH_KEYGEN = "/usr/bin/ssh-keygen"
+KEY_KINDS = ("ed25519", "ecdsa")
+SSHD_PIDS = ("/run/sshd.pid", "/var/run/sshd.pid")
+KEYS_PATIENCE = 60  # seconds for new host keys
+SSHD_PATIENCE = 20  # seconds, of these, for the server to listen again
 PACKED_PATIENCE = 60  # seconds for the mounts of a packed folder
 PACKED, UPPER = b"/run/belljar/packed/", b"/var/lib/belljar/packed/"
 PACKED_MODULES = ("squashfs", "overlay")
@@ -1025,6 +1039,7 @@ OVERLAY_OPTIONS = (b",redirect_dir=on,xino=auto,volatile", b",redirect_dir=on", 
 FLUSH_PATIENCE = 30  # seconds for a file server to take what is not written yet, where the host says no other number
 NFS_VERSIONS = ("4.2", "4.1", "4.0")
 NFS_MODULES = ("nfs", "nfsv4", "rpcsec_gss_krb5")  # the last one is looked for by every mount, with sec=sys too
+VIRTIOFS_MODULES = ("virtiofs",)
 MODPROBES = ("/sbin/modprobe", "/usr/sbin/modprobe")
 NO_SUCH_VERSION = (errno.EPROTONOSUPPORT, errno.EINVAL)
 REFUSALS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EPROTONOSUPPORT, errno.EINVAL, errno.ESTALE)
@@ -1048,6 +1063,7 @@ class Guest:
         self.sizes = {}  # type: dict[str, int]
         self.hosts = b""
         self.random = -1
+        self.host_keys = []  # type: list[str]
         self.jobs = RUN + "/job"
         self.cgroup = ""
         self.spare = None  # type: Cgroup | None
@@ -1234,12 +1250,59 @@ class Guest:
                 except OSError:
                     pass
 
+    def mount_virtiofs(self, words: Words) -> bytes:
+        """Mount a folder by virtiofs. The server looks at the host's files each time it is asked."""
+        tag, target, how = words.next(), checked_target(words.next()), words.next()
+        flags = Libc.MS_NOSUID | Libc.MS_NODEV | (0 if how == b"rw" else Libc.MS_RDONLY)
+        try:
+            os.makedirs(target, exist_ok=True)
+            if b"\tvirtiofs\n" not in filesystems():
+                load_modules(VIRTIOFS_MODULES)
+            self._mount_plugged(tag, target, flags)
+        except OSError as exc:
+            if exc.errno == errno.ENODEV:
+                raise Refused("no-virtiofs", "the guest's kernel has no virtiofs file system")
+            raise Refused("refused", "%s: cannot mount the share: %s" % (shown(target), exc.strerror))
+        self.mounts.append(target)
+        return b""
+
+    def _mount_plugged(self, tag: bytes, target: bytes, flags: int) -> None:
+        """A tag that the kernel does not know is EINVAL to it. A clone's device was plugged in while its guest stood still:
+        the kernel is told to look at the bus anew, and then its events are waited for."""
+        events, deadline = None, time.monotonic() + PLUG_PATIENCE
+        try:
+            while True:
+                try:
+                    return libc().mount(tag, target, b"virtiofs", flags, b"")
+                except OSError as exc:
+                    left = deadline - time.monotonic()
+                    if exc.errno != errno.EINVAL or left <= 0:
+                        raise
+                if events is None:
+                    events = kernel_events()  # listen first, then look once more
+                    write_file("/sys/bus/pci/rescan", b"1", flags=0)
+                else:
+                    events.settimeout(left)
+                    try:
+                        events.recv(8192)
+                    except OSError:
+                        pass
+        finally:
+            if events is not None:
+                events.close()
+
     def prepare_for(self, words: Words) -> bytes:
         """Before a template is saved: what its clones would otherwise each load anew."""
-        if words.next() != b"nfs":
+        modules = {b"nfs": NFS_MODULES, b"virtiofs": VIRTIOFS_MODULES}.get(words.next())
+        if modules is None:
             raise Refused("bad-call", "nothing is known to prepare for that")
-        load_modules(NFS_MODULES)
+        load_modules(modules)
         return b""
+
+    def renew_keys(self) -> "Callable[[], None]":
+        """What gives the ssh server keys that no other clone has; for a child to do, as making keys takes a while."""
+        old, self.host_keys = self.host_keys, []
+        return lambda: renew_host_keys(old, SSH)
 
     def mount_nfs(self, words: Words) -> "Callable[[], None]":
         """What mounts an export: it may block for as long as the server is silent, so it is for a child to do."""
@@ -1430,6 +1493,7 @@ class Guest:
             os.path.lexists(folder)
         os.spawnv(os.P_WAIT, "/bin/sh", ["sh", "-c", "true; env true; exit 0"])
         load_modules(PACKED_MODULES)
+        self.host_keys = host_keys_since(time.time() - time.monotonic(), SSH)
         self.after_payload()
         self._keep_features()
         self.identify(Words(NOBODY + [now()]))
@@ -1495,6 +1559,88 @@ def disks() -> "dict[bytes, bytes]":
         if serial:
             found[serial] = name
     return found
+
+
+def host_keys_since(boot: float, folder: str) -> "list[str]":
+    """The keys of an ssh server that were made since this moment. Those are the template's, and all its clones would share
+    them; older ones came with the image, and are its owner's choice."""
+    found = []
+    for leaf in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        path = folder + "/" + leaf
+        if leaf.startswith("ssh_host_") and leaf.endswith("_key"):
+            facts = os.lstat(path)
+            if stat.S_ISREG(facts.st_mode) and facts.st_mtime >= boot:
+                found.append(path)
+    return found
+
+
+def renew_host_keys(old: "list[str]", folder: str) -> None:
+    """Other keys in the place of these, for the server that runs too. Only kinds that are made at once: an emulated guest
+    may take a minute for an RSA key, and who speaks to a server of today speaks Ed25519."""
+    if not old:
+        return
+    new = []  # type: list[str]
+    for kind in KEY_KINDS:
+        path = "%s/ssh_host_%s_key" % (folder, kind)
+        if path in old or (kind == KEY_KINDS[0] and not new):
+            for leaf in (path + ".new", path + ".new.pub"):
+                if os.path.lexists(leaf):
+                    os.unlink(leaf)
+            status = os.spawnv(os.P_WAIT, SSH_KEYGEN, ["ssh-keygen", "-q", "-t", kind, "-N", "", "-f", path + ".new"])
+            if status:
+                raise Refused("refused", "ssh-keygen ended with %d: no host keys of its own" % status)
+            new.append(path)
+    for path in old:
+        for leaf in (path, path + ".pub", path + "-cert.pub"):
+            if os.path.lexists(leaf):
+                os.unlink(leaf)
+    for path in new:
+        for end in ("", ".pub"):
+            os.rename(path + ".new" + end, path + end)
+    for path in SSHD_PIDS:
+        number = read_file(path, 16).strip()
+        if number.isdigit() and read_file("/proc/%d/comm" % int(number), 16).strip() == b"sshd":
+            restart_sshd(int(number), path)
+            break
+
+
+def service_of(cgroups: bytes) -> str:
+    """The systemd service a process belongs to, by /proc/PID/cgroup; empty where it is none."""
+    for line in cgroups.decode("utf-8", "replace").splitlines():
+        leaf = line.rpartition("/")[2]
+        if leaf.endswith(".service") and leaf.startswith(("ssh", "openssh")):
+            return leaf
+    return ""
+
+
+def restart_sshd(pid: int, pid_file: str) -> None:
+    """Have it read its keys, and return when it listens again. One of systemd's may have its sockets from systemd, and would not
+    get them again by itself; any other writes its pid when it listens."""
+    unit = service_of(read_file("/proc/%d/cgroup" % pid))
+    if unit:
+        status = os.spawnvp(os.P_WAIT, "systemctl", ["systemctl", "restart", unit])
+        if status:
+            raise Refused("refused", "the ssh server (%s) did not start again with its own keys: %d" % (unit, status))
+        return
+    written = libc().watch_writes(os.path.dirname(pid_file).encode())
+    try:
+        before = os.stat(pid_file)
+        kill_quietly(pid, signal.SIGHUP)
+        deadline = time.monotonic() + SSHD_PATIENCE
+        while True:
+            try:
+                now = os.stat(pid_file)
+                if (now.st_ino, now.st_mtime_ns) != (before.st_ino, before.st_mtime_ns) and now.st_size:
+                    return
+            except FileNotFoundError:
+                pass
+            if not select.select([written], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                return say(
+                    "sshd was told to read its keys anew and has not said within %d s that it did" % SSHD_PATIENCE
+                )
+            os.read(written, 4096)
+    finally:
+        os.close(written)
 
 
 def mount_packed(name: bytes, device: bytes, target: bytes, account: Account) -> None:
@@ -1690,8 +1836,14 @@ class Rehearsal:
     def mount(self, words: Words) -> bytes:
         raise Refused("no-9p", "a rehearsal mounts nothing")
 
+    def mount_virtiofs(self, words: Words) -> bytes:
+        raise Refused("no-virtiofs", "a rehearsal mounts nothing")
+
     def prepare_for(self, words: Words) -> bytes:
         return b""
+
+    def renew_keys(self) -> "Callable[[], None]":
+        return lambda: None
 
     def find_disks(self, words: Words) -> bytes:
         raise Refused("no-disk", "a rehearsal has no disks")
@@ -2704,6 +2856,7 @@ class Agent:
             b"identify": world.identify,
             b"set_clock": world.set_clock,
             b"mount": world.mount,
+            b"mount_virtiofs": world.mount_virtiofs,
             b"prepare": world.prepare_for,
             b"find_disks": world.find_disks,
             b"mount_scratch": world.mount_scratch,
@@ -2922,6 +3075,10 @@ class Agent:
         if name == b"mount_packed":
             late = ("refused", "the packed folder was not mounted within %d s" % PACKED_PATIENCE)
             Errand(self, [number], PACKED_PATIENCE, late, self.world.mount_packed(words))
+            return None
+        if name == b"renew_keys":
+            late = ("refused", "the guest had no ssh host keys of its own within %d s" % KEYS_PATIENCE)
+            Errand(self, [number], KEYS_PATIENCE, late, self.world.renew_keys())
             return None
         if name == b"end_payload":
             self.flush_patience = int(words.words[1]) if len(words.words) > 1 else FLUSH_PATIENCE

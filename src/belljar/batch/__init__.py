@@ -65,7 +65,7 @@ class Settings:
     shares: tuple[str, ...] = field(
         default=("/home:rw",),
         metadata={
-            "help": "what every job's machine sees: host folders, `SRC[:DST][:ro|rw]`, left out where missing; `nfs://HOST/EXPORT:DST[:ro|rw]`, which needs `machine.network`"
+            "help": "what every job's machine sees: host folders, `[virtiofs:]SRC[:DST][:ro|rw]`, left out where missing; `nfs://HOST/EXPORT:DST[:ro|rw]`, which needs `machine.network`"
         },
     )
     stage_limit: int = field(

@@ -169,7 +169,7 @@ def shared_here(share: str) -> str:
     parts = share.split(":")
     if share.startswith("nfs://"):
         return (parts[-2] if parts[-1] in ("ro", "rw") else parts[-1]).rstrip("/")
-    return parts[0].rstrip("/")
+    return parts[1 if parts[0] == "virtiofs" and len(parts) > 1 else 0].rstrip("/")
 
 
 def requirement(settings: Settings) -> str:

@@ -33,6 +33,7 @@ PROGRAMS = (  # program, Debian package, what for, is nothing possible without i
     ("mkfs.ext4", "e2fsprogs", "builds images", False),
     ("mke2fs", "e2fsprogs", "makes scratch disks (`--scratch`)", False),
     ("mksquashfs", "squashfs-tools", "packs large folders of `--in`, which are copied slowly without it", False),
+    ("virtiofsd", "virtiofsd", "shares folders by virtiofs (`--share virtiofs:...`)", False),
     ("busybox", "busybox-static", "makes the small initramfs of images", False),
 )
 
@@ -63,12 +64,11 @@ class Check:
 
 def settings(house: House) -> Finding:
     from belljar.config import inspect
+    from belljar.config.meaning import all_mistakes
 
     loaded = inspect(Path(house.config_file) if house.config_file else None)
-    if loaded.mistakes:
-        return Finding(
-            Grade.FAIL, "\n".join(map(str, loaded.mistakes)), "Correct them; `belljar config check` looks again."
-        )
+    if mistakes := all_mistakes(loaded):
+        return Finding(Grade.FAIL, "\n".join(map(str, mistakes)), "Correct them; `belljar config check` looks again.")
     return Finding(Grade.OK, f"{len(loaded.origins)} set, the rest are defaults")
 
 
@@ -164,6 +164,11 @@ def folders(house: House) -> Finding:
             "\n".join(wrong),
             "Correct owner and mode (0700, yours), or set `paths.*` to folders of your own.",
         )
+    if (pool := house.settings.image.pool) is not None:
+        from belljar.image.pool import complaint
+
+        if why := complaint(pool):
+            return Finding(Grade.WARN, f"image.pool is not used: {why}", f"As root: mkdir -m 1777 {pool}")
     return Finding(Grade.OK, ", ".join(f"{name} {path}" for name, path in _paths(house)))
 
 
@@ -344,6 +349,13 @@ def _program(house: House, name: str) -> bool:
     if name == "qemu-system-x86_64":
         try:
             return bool(_qemu(house))
+        except BelljarError:
+            return False
+    if name == "virtiofsd":
+        from belljar.hypervisor import find_virtiofsd
+
+        try:
+            return bool(find_virtiofsd(house.settings.qemu))
         except BelljarError:
             return False
     return commands.which(name) is not None

@@ -27,6 +27,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     which.add_argument("--qemu", dest="which", action="store_const", const="qemu", help="what QEMU wrote to stderr")
     which.add_argument(
+        "--virtiofsd",
+        dest="which",
+        action="store_const",
+        const="virtiofsd",
+        help="what the programs wrote that share its folders by virtiofs",
+    )
+    which.add_argument(
         "--journal", dest="which", action="store_const", const="journal", help="what belljar did, event by event"
     )
     which.add_argument(
@@ -51,7 +58,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.users import reach
-    from belljar.machine import CONSOLE_LOG, QEMU_LOG
+    from belljar.machine import CONSOLE_LOG, QEMU_LOG, VIRTIOFSD_LOG
 
     house, machine = reach(house, args.machine)
     folder = machine.folder
@@ -59,7 +66,7 @@ def run(args: argparse.Namespace, house: House) -> int:
         return _deliver(folder, args.collected)
     if args.joboutputs is not None:
         return _joboutputs(folder, args.joboutputs)
-    files = {"console": folder / CONSOLE_LOG, "qemu": folder / QEMU_LOG}
+    files = {"console": folder / CONSOLE_LOG, "qemu": folder / QEMU_LOG, "virtiofsd": folder / VIRTIOFSD_LOG}
     if args.follow and machine.alive:
         return _follow(folder, files.get(args.which))
     if args.which is None:

@@ -81,8 +81,8 @@ def _machine(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="SRC[:DST][:ro|rw]",
-        help="host folder the guest sees (default: read-only, at the same path), or an export that it mounts itself:"
-        " nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]",
+        help="host folder the guest sees (default: read-only, at the same path); with virtiofs: before it, by virtiofs; or an"
+        " export that it mounts itself: nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]",
     )
     machine.add_argument(
         "--start", choices=[start.value for start in Start], help="auto: a clone where one can be had, else a cold boot"

@@ -1,20 +1,24 @@
-"""What `--share` and `batch.shares` may say: host folders, and exports of NFS servers."""
+"""What `--share` and `batch.shares` may say: host folders, by 9p or virtiofs, and exports of NFS servers."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 
 from belljar.errors import BadOption, BadSetting
 from belljar.model import Share, ShareKind
 
 GUESTS_OWN = ("/", "/proc", "/sys", "/dev", "/run")
 SCHEME = "nfs://"
+BY_VIRTIOFS = "virtiofs:"
 
 
 def share(text: str) -> Share:
-    """SRC[:DST][:ro|rw], or nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]. Raises BadOption."""
-    return export(text) if text.lower().startswith(SCHEME) else folder(text)
+    """[virtiofs:]SRC[:DST][:ro|rw], or nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]. Raises BadOption."""
+    if text.lower().startswith(SCHEME):
+        return export(text)
+    return folder_by_virtiofs(text) if text.startswith(BY_VIRTIOFS) else folder(text)
 
 
 def of_site(texts: Iterable[str]) -> tuple[Share, ...]:
@@ -41,6 +45,15 @@ def folder(text: str) -> Share:
     source = os.path.realpath(parts[0])
     target = os.path.normpath(parts[1] if len(parts) == 2 else os.path.abspath(parts[0]))
     return Share(source, _checked(text, target), readonly)
+
+
+def folder_by_virtiofs(text: str) -> Share:
+    """A folder of this host. One that is itself named `virtiofs` is written `./virtiofs`."""
+    try:
+        return replace(folder(text.removeprefix(BY_VIRTIOFS)), kind=ShareKind.VIRTIOFS)
+    except BadOption as exc:
+        what = exc.message.replace("--share ", f"--share {BY_VIRTIOFS}", 1).replace("SRC[", f"{BY_VIRTIOFS}SRC[", 1)
+        raise BadOption(what, hint=exc.hint) from None
 
 
 def export(text: str) -> Share:

@@ -45,6 +45,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     build.add_argument(
         "--shares", type=int, default=0, metavar="N", help="how many shared folders its clones can mount"
     )
+    build.add_argument(
+        "--virtiofs", type=int, default=0, metavar="N", help="how many of `--share virtiofs:...` its clones can mount"
+    )
     build.add_argument("--nfs", action="store_true", help="for machines that mount exports (`--share nfs://...`)")
     add_format(build)
 
@@ -126,6 +129,7 @@ def build(args: argparse.Namespace, house: House) -> int:
 
     defaults = house.settings.machine
     shares = [Share("/", f"/share{number}") for number in range(args.shares)]
+    shares += [Share("/", f"/folder{number}", kind=ShareKind.VIRTIOFS) for number in range(args.virtiofs)]
     if args.nfs:  # no server is asked: it only says what kind of machine
         shares.append(Share("nfs://any:2049/", "/export", kind=ShareKind.NFS))
     spec = MachineSpec(

@@ -24,6 +24,7 @@
     │   ├── NoSpace · NoMemory · CommandMissing · CommandFailed · UnsafeFolder · LockTimeout
     │   ├── NoAccelerator · SshMissing
     │   ├── NoGuard · NetworkFailed
+    │   ├── NoFolderServer · ShareLost      virtiofsd, which cannot run, or ended
     │   └── LibvirtLost         libvirt's daemon ended, hangs, or grew beyond its limit
     ├── SystemSilent            the batch system did not tell what had to be asked; nobody's fault but its own
     ├── ServerSilent            a file server does not answer; nobody's fault but its own
@@ -35,8 +36,9 @@
         ├── GuestPanicked · GuestPoweredOff
         ├── SshRefused          an ssh server that does not let belljar in
         ├── IdentityRefused     a clone that did not prove that it is nobody's twin
+        │   └── HostKeysRefused its ssh server could not be given keys of its own
         ├── GuestRefused        the agent could not do one thing it was asked, and says which
-        ├── NoNineP · NoNfs     the guest's kernel cannot mount 9p, or NFS
+        ├── NoNineP · NoVirtiofs · NoNfs    what the guest's kernel cannot mount
         ├── NoDisk · NoPackedFolders   a further disk the guest cannot use
         ├── ExportRefused       a file server answered, and refuses the mount
         ├── MountFailed        a file server answered the host, but not the guest
@@ -58,12 +60,14 @@ from belljar.errors.guest import (
     GuestPanicked,
     GuestPoweredOff,
     GuestRefused,
+    HostKeysRefused,
     IdentityRefused,
     MountFailed,
     NoDisk,
     NoNfs,
     NoNineP,
     NoPackedFolders,
+    NoVirtiofs,
     ProtocolViolation,
     ShareNotFlushed,
     SshRefused,
@@ -76,10 +80,12 @@ from belljar.errors.host import (
     LockTimeout,
     NetworkFailed,
     NoAccelerator,
+    NoFolderServer,
     NoGuard,
     NoMemory,
     NoSpace,
     ServerSilent,
+    ShareLost,
     SshMissing,
     SystemSilent,
     UnsafeFolder,
@@ -161,6 +167,7 @@ __all__ = [
     "GuestPoweredOff",
     "GuestRefused",
     "HostError",
+    "HostKeysRefused",
     "HypervisorError",
     "IdentityRefused",
     "ImageCorrupt",
@@ -182,6 +189,7 @@ __all__ = [
     "NetworkFailed",
     "NoAccelerator",
     "NoDisk",
+    "NoFolderServer",
     "NoGuard",
     "NoMemory",
     "NoNfs",
@@ -190,6 +198,7 @@ __all__ = [
     "NoSpace",
     "NoSuchMachine",
     "NoSuchNetwork",
+    "NoVirtiofs",
     "NotAnIndex",
     "NotInAJob",
     "NotOurs",
@@ -202,6 +211,7 @@ __all__ = [
     "QmpTimeout",
     "Retry",
     "ServerSilent",
+    "ShareLost",
     "ShareMissing",
     "ShareNotFlushed",
     "SignatureRefused",

@@ -64,6 +64,12 @@ class IdentityRefused(GuestError):
     cause = Cause.BOOT_FAILED
 
 
+class HostKeysRefused(IdentityRefused):
+    """A clone that others reach could not give its ssh server keys that its template has not."""
+
+    hint = "Put the present agent and OpenSSH's ssh-keygen into the image, or add `--start cold`."
+
+
 class GuestRefused(GuestError):
     """The agent could not do one thing it was asked."""
 
@@ -86,6 +92,12 @@ class NoNineP(GuestRefused):
     """The guest's kernel cannot mount a shared folder."""
 
     hint = "Use an image whose kernel has 9p, or copy files with `--in` and `--out`."
+
+
+class NoVirtiofs(GuestRefused):
+    """The guest's kernel cannot mount a folder shared by virtiofs."""
+
+    hint = "Use an image with the kernel module `virtiofs` (and `modprobe`), or share the folder without `virtiofs:`."
 
 
 class NoDisk(GuestRefused):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from belljar.errors.base import BelljarError, Retry
+from belljar.model import Cause
 
 
 class HostError(BelljarError):
@@ -78,8 +79,22 @@ class NoGuard(HostError):
     hint = 'It takes Linux 5.9; `network.egress = "open"` lets machines go wherever their host may, loopback included.'
 
 
+class NoFolderServer(HostError):
+    """The program that serves a folder by virtiofs cannot be run on this host."""
+
+    hint = "Share the folder without `virtiofs:`; docs/data.md tells what virtiofs takes."
+
+
+class ShareLost(HostError):
+    """The program that serves a folder by virtiofs ended while its machine lived."""
+
+    hint = "`belljar logs ID --virtiofsd` shows what it said; the job may be tried again."
+    retry = Retry.LATER
+    cause = Cause.GUEST_LOST
+
+
 class NetworkFailed(HostError):
-    """A machine's connection to a bridge or to its group could not be made on this host."""
+    """A machine's connection to its network could not be made on this host, or was lost there."""
 
     hint = "See docs/networks.md for what the host needs; `--network user` needs nothing."
 

@@ -133,6 +133,10 @@ class Guest(Protocol):
         deadline). Bytes from before the agent's answer are discarded. Raises AgentTooOld, ProtocolViolation."""
 
     async def identify(self, identity: Identity) -> IdentityProof: ...
+    async def renew_keys(self) -> None:
+        """In a clone: replace the ssh host keys that its template made at its boot; the guest's server shows the new ones.
+        Without such keys this is nothing. Raises GuestRefused, AgentLost."""
+
     async def settle(self) -> None:
         """Make the guest ready to become a template: caches warm, nothing open, nothing secret. After this the host
         closes its end; the next thing the agent hears is a new greeting."""
@@ -142,6 +146,10 @@ class Guest(Protocol):
 
     async def mount(self, tag: str, target: str, *, readonly: bool) -> None:
         """Mount a shared folder. Raises NoNineP, GuestRefused."""
+
+    async def mount_virtiofs(self, tag: str, target: str, *, readonly: bool) -> None:
+        """Mount a folder that is shared by virtiofs; the guest looks at its bus anew where the device is missing. Raises
+        NoVirtiofs, GuestRefused."""
 
     async def mount_nfs(self, server: FileServer, target: str, *, readonly: bool) -> None:
         """Mount a server's export. Raises NoNfs, ExportRefused, MountFailed, GuestRefused."""
@@ -158,7 +166,7 @@ class Guest(Protocol):
         changes is kept in the guest's own disk. Raises NoPackedFolders, GuestRefused."""
 
     async def prepare_for(self, what: str) -> None:
-        """Load, before a template is saved, what its clones will need: "nfs". Raises GuestRefused."""
+        """Load, before a template is saved, what its clones will need: "nfs", "virtiofs". Raises GuestRefused."""
 
     async def add_account(self, account: Account) -> None:
         """Make user, group, supplementary groups and home, where they are missing. Idempotent."""
@@ -202,6 +210,9 @@ class Guest(Protocol):
         """Stop talking; every waiting call raises AgentLost."""
 
 
+OWN_SSH_PORT = 822  # of the guest, where belljar's own ssh server listens in clones
+
+
 @dataclass(frozen=True)
 class SshKeys:
     """How belljar and the ssh server of a guest know each other. Keys are texts in OpenSSH's formats."""
@@ -209,6 +220,7 @@ class SshKeys:
     private: str = field(repr=False)  # belljar's
     user: str = "root"  # another one must be allowed `sudo -n`
     host: tuple[str, ...] = ()  # public keys the server may show; none: whichever it shows first
+    of_clone: bool = False  # a clone's guest: its template may have a server of belljar's own, behind the second port
 
 
 @dataclass(frozen=True)
@@ -219,6 +231,7 @@ class SshDelivery:
     public: str  # belljar's, for the user's authorized_keys
     host_private: str = field(repr=False)
     host_public: str
+    host_dropbear: bytes = field(repr=False)  # the private one once more, in dropbear's format
 
 
 def ssh_delivery(secret: bytes, purpose: str, user: str) -> SshDelivery:
@@ -229,9 +242,10 @@ def ssh_delivery(secret: bytes, purpose: str, user: str) -> SshDelivery:
 
 
 def ssh_guest(
-    dial: Callable[[], Awaitable[socket.socket]], keys: SshKeys, settings: Settings, tell: Callable[[str], None]
+    dial: Callable[[int], Awaitable[socket.socket]], keys: SshKeys, settings: Settings, tell: Callable[[str], None]
 ) -> Guest:
-    """A guest without an agent, behind the ssh server *dial* connects to. *tell* hears of each change in how it goes."""
+    """A guest without an agent, behind the ssh servers *dial* connects to: 0 is the image's own, 1 the one that
+    belljar leaves in a template. *tell* hears of each change in how it goes."""
     from belljar.guest.ssh import SshGuest
 
     return SshGuest(dial, keys, settings, tell)

@@ -18,6 +18,7 @@ from belljar.agent.agent import (
     EXIT,
     GREETING,
     HELLO,
+    KEYS_PATIENCE,
     MAX_CALL,
     PACKED_PATIENCE,
     PAD,
@@ -224,6 +225,9 @@ class Conversation:
         skew = await self._make_sure(*seen_between(before, after, clock))
         return IdentityProof(hostname, machine_id, nonce, mac, sample, skew)
 
+    async def renew_keys(self) -> None:
+        await self._call(b"renew_keys", more=KEYS_PATIENCE)
+
     async def settle(self) -> None:
         await self._call(b"settle", patience=10)
         self.close()  # the agent has done so too: it waits for the next greeting
@@ -248,6 +252,9 @@ class Conversation:
 
     async def mount(self, tag: str, target: str, *, readonly: bool) -> None:
         await self._call(b"mount", text(tag), text(target), b"ro" if readonly else b"rw")
+
+    async def mount_virtiofs(self, tag: str, target: str, *, readonly: bool) -> None:
+        await self._call(b"mount_virtiofs", text(tag), text(target), b"ro" if readonly else b"rw")
 
     async def mount_nfs(self, server: FileServer, target: str, *, readonly: bool) -> None:
         port, longest = b"%d" % server.port, b"%d" % MOUNT_SECONDS

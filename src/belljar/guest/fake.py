@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 
 from belljar.agent import agent
-from belljar.errors import AgentLost, GuestRefused, InputMissing, NoNineP, NoPackedFolders, OutputMissing
+from belljar.errors import AgentLost, GuestRefused, InputMissing, NoNineP, NoPackedFolders, NoVirtiofs, OutputMissing
 from belljar.guest import ExitStatus, Hello, Identity, IdentityProof, Sink, Streams
 from belljar.model import Account, FileServer, Payload, PlainFile, Usage
 
@@ -69,6 +69,7 @@ class Script:
     proof: dict[str, object] = field(default_factory=dict)  # what of the identity it gets wrong
     skew: float = 0.0
     nine_p: bool = True
+    virtiofs: bool = True
     overlays: bool = True
     mount_error: GuestRefused | None = None  # of an NFS mount
     flush_error: GuestRefused | None = None
@@ -121,11 +122,19 @@ class FakeGuest:
         if not self.script.nine_p:
             raise NoNineP("the fake guest's kernel has no 9p file system")
 
+    async def mount_virtiofs(self, tag: str, target: str, *, readonly: bool) -> None:
+        self._do("mount_virtiofs")
+        if not self.script.virtiofs:
+            raise NoVirtiofs("the fake guest's kernel has no virtiofs")
+
     async def mount_nfs(self, server: FileServer, target: str, *, readonly: bool) -> None:
         self._do("mount_nfs")
         self.servers.append(server)
         if self.script.mount_error is not None:
             raise self.script.mount_error
+
+    async def renew_keys(self) -> None:
+        self._do("renew_keys")
 
     async def find_disks(self, names: Sequence[str]) -> list[str]:
         self._do("find_disks")

@@ -186,6 +186,7 @@ def refusal(body: bytes) -> GuestError:
         return AgentLost(f"the agent ended the conversation: {message}")
     by_kind = {
         "no-9p": errors.NoNineP,
+        "no-virtiofs": errors.NoVirtiofs,
         "no-disk": errors.NoDisk,
         "no-overlay": errors.NoPackedFolders,
         "no-nfs": errors.NoNfs,

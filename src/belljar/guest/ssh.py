@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from belljar.agent.agent import Account as GuestAccount
 from belljar.agent.agent import Refused, Words, free_name, with_groups, with_shadow, with_user
-from belljar.errors import AgentLost, GuestRefused, NoDisk, NoNfs, NoNineP, NoPackedFolders
-from belljar.guest import Hello, Identity, IdentityProof, Settings, Sink, SshKeys, Streams
+from belljar.errors import AgentLost, GuestRefused, NoDisk, NoNfs, NoNineP, NoPackedFolders, NoVirtiofs
+from belljar.guest import OWN_SSH_PORT, Hello, Identity, IdentityProof, Settings, Sink, SshKeys, Streams
 from belljar.guest.conversation import account_words
 from belljar.guest.process import one_line
 from belljar.guest.ssh_archive import archive, sorted_files, unpacking
 from belljar.guest.ssh_link import Link, Patience, Tell, library, lost
 from belljar.guest.ssh_process import SshProcess
-from belljar.guest.ssh_scripts import HOME, JOBS, PROBE, Means, job_files, text
+from belljar.guest.ssh_scripts import JOBS, PROBE, Means, job_files, text
 from belljar.model import Account, FileServer, Payload, PlainFile
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class SshGuest:
 
     def __init__(
         self,
-        dial: Callable[[], Awaitable[socket.socket]],
+        dial: Callable[[int], Awaitable[socket.socket]],
         keys: SshKeys,
         settings: Settings,
         tell: Tell,
@@ -48,7 +48,7 @@ class SshGuest:
     ) -> None:
         self.link = Link(dial, keys, settings, tell, patience)
         self.means = Means()
-        self._settings, self._kernel = settings, ""
+        self._settings, self._tell, self._kernel = settings, tell, ""
         self._number = 0
         self._processes: list[SshProcess] = []
         self._accounts: dict[Account, str] = {}  # the names they have in the guest
@@ -90,24 +90,33 @@ class SshGuest:
     async def settle(self) -> None:
         """A clone's keys are only as good as its kernel's random numbers: where it cannot be given new ones for sure there is
         no template. Raises GuestRefused."""
-        from belljar.guest.ssh_identity import SETTLE
+        from belljar.guest.ssh_identity import SETTLE, UP
 
-        await self._done(SETTLE, "settle", more=9 * self._settings.call_timeout)
+        more = 9 * self._settings.call_timeout
+        await self._done(UP, "come up", more=more)
+        await self._leave_server()
+        await self._done(SETTLE, "settle", more=more)
         await self.link.hang_up()
 
-    async def set_clock(self) -> float:
-        from belljar.guest.ssh_identity import steer_clock
+    async def _leave_server(self) -> None:
+        """A server of ours, which costs a clone less than the image's own. Where there can be none that one does."""
+        from belljar.guest.ssh_identity import NO_SERVER, server_script
 
-        process = await self.link.process(f"sh {HOME}/clock")
-        try:
-            async with asyncio.timeout(self._settings.call_timeout):
-                return await steer_clock(process, precise=self.means.nanoseconds)
-        except TimeoutError as exc:
-            raise AgentLost(f"the guest did not tell the time within {self._settings.call_timeout:g} s") from exc
-        except (library().Error, OSError) as exc:
-            raise lost(exc) from exc
-        finally:
-            process.channel.abort()
+        started = await self.link.script(
+            server_script(self.link.public, OWN_SSH_PORT), more=self._settings.call_timeout
+        )
+        why = await self.link.move() if started.code == 0 else "it cannot be started"
+        if why:
+            self._tell(f"no server of belljar's own at its second port: {why}")
+            await self._done(NO_SERVER, "end a server")
+
+    async def set_clock(self) -> float:
+        from belljar.guest.ssh_identity import TELL, steer_clock
+
+        async def ask(script: str) -> bytes:
+            return (await self._done(f"{TELL}{script}", "tell the time")).out
+
+        return await steer_clock(ask, precise=self.means.nanoseconds)
 
     # -- places
 
@@ -124,6 +133,9 @@ class SshGuest:
         if answer.code == 6:
             raise NoNineP("the guest's kernel has no 9p")
         check(answer, f"mount {target}")
+
+    async def mount_virtiofs(self, tag: str, target: str, *, readonly: bool) -> None:
+        raise NoVirtiofs("folders by virtiofs are not mounted over ssh", hint="Share them without `virtiofs:`.")
 
     async def mount_nfs(self, server: FileServer, target: str, *, readonly: bool) -> None:
         raise NoNfs(
@@ -152,6 +164,9 @@ class SshGuest:
     async def mount_packed(self, name: str, device: str, inside: str, account: Account, cwd: bytes | None) -> None:
         raise NoPackedFolders("folders that come as disks are not mounted over ssh")
 
+    async def renew_keys(self) -> None:
+        """`identify` has done that."""
+
     async def prepare_for(self, what: str) -> None:
         raise GuestRefused(f"{what}: not over ssh")
 
@@ -170,22 +185,20 @@ class SshGuest:
         self._accounts[account] = account.name
         if user.is_plain_root():
             return
-        said = []
-        for path in ACCOUNT_FILES:
-            answer = await self.link.run(f"sh -c '[ ! -e {path} ] || cat {path}'")
-            said.append(answer.out.decode("utf-8", "surrogateescape"))
+        said = await self._read(ACCOUNT_FILES)
         name = free_name(said[0], user.name, user.uid)
         new = [with_user(said[0], user), with_shadow(said[1], name), with_groups(said[2], user, name)]
+        lines = ["umask 077"]
         for path, old, text_now in zip(ACCOUNT_FILES, said, new, strict=True):
             if old != text_now:
                 mode = "0640" if path == "/etc/shadow" else "0644"
-                command = f"sh -c 'umask 077; cat > {path}.belljar && chmod {mode} {path}.belljar && mv {path}.belljar {path}'"
-                check(await self.link.run(command, text_now.encode("utf-8", "surrogateescape")), f"write {path}")
-        home = (
-            f"H={text(account.home)}; [ -d \"$H\" ] || {{ mkdir -p \"$H\" && chmod 0700 \"$H\" &&"
-            f" chown {account.uid}:{account.gid} \"$H\"; }}"
-        )  # fmt: skip
-        await self._done(home, f"make the home folder {account.home}")
+                lines.append(f"printf %s {text(text_now)} > {path}.belljar && chmod {mode} {path}.belljar || exit 5")
+                lines.append(f"mv {path}.belljar {path} || exit 5")
+        lines.append(
+            f'umask 022; H={text(account.home)}; [ -d "$H" ] || {{ mkdir -p "$H" && chmod 0700 "$H" &&'
+            f' chown {account.uid}:{account.gid} "$H"; }}'
+        )
+        await self._done("\n".join(lines), f"make the account {name} with its home folder {account.home}")
         self._accounts[account] = name
 
     async def place(self, files: Sequence[PlainFile], account: Account) -> None:
@@ -284,6 +297,13 @@ class SshGuest:
         await asyncio.gather(*running, return_exceptions=True)
 
     # -- small helps
+
+    async def _read(self, paths: Sequence[str]) -> list[str]:
+        """Text files of the guest; one that is not there is empty."""
+        end = f"--{os.urandom(8).hex()}--"
+        script = "\n".join(f"[ ! -e {path} ] || cat {path}; echo; echo {end}" for path in paths)
+        said = (await self._done(script, "read its files")).out.decode("utf-8", "surrogateescape")
+        return [part.removeprefix("\n") for part in said.split(f"\n{end}")[: len(paths)]]
 
     def _next_folder(self) -> str:
         self._number += 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,11 +19,17 @@ from belljar.guest.process import one_line
 if TYPE_CHECKING:
     import asyncssh
 
-Dial = Callable[[], Awaitable[socket.socket]]
+    from belljar.guest.ssh_shell import Shell
+
+Dial = Callable[[int], Awaitable[socket.socket]]
+IMAGES, OURS = 0, 1  # the doors: the image's own server, and the one belljar left in a template
 Tell = Callable[[str], None]
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 1.0  # seconds between two tries: nothing tells us when a server begins to listen
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two tries: nothing tells us when a server begins to listen
+# Seconds for the first try, each time twice as many: what came before a guest's card was up, or its clone ran, is lost.
+FIRST_BANNER, CLONES_BANNER = 2.0, 0.2
 MOST_TRIES = 3
+LEAVING = 5.0  # seconds a server may take to see us go
 MOST_OUTPUT = 1 << 20  # bytes a command of ours may say
 WINDOW = 1 << 20
 MOST_SESSIONS = 8  # of one connection: OpenSSH allows ten
@@ -36,6 +42,9 @@ class Patience:
     """How long a server may take, in seconds."""
 
     banner: float = 10.0  # to say anything once it accepted us: until a guest's network is up nobody answers
+    # After a connection that was closed. Where systemd listens for the server it starts one for each, in vain until there
+    # are host keys, and after five in 10 s it never starts one again (`systemd.unit(5)`, StartLimitBurst).
+    knock: float = 3.5
     login: float = 60.0  # for the keys' work, which an emulated guest does slowly
     refusing: float = (
         60.0  # one that refuses our key, or shows another, may be about to get it: cloud-init takes its time
@@ -44,6 +53,14 @@ class Patience:
 
 class NotYet(Exception):
     """No server answers; one may later."""
+
+
+class _NoLine(NotYet):
+    """Not even QEMU listens yet."""
+
+
+class _Silent(NotYet):
+    """The connection is made, and nothing is said on it."""
 
 
 class _Gone(Exception):
@@ -72,12 +89,16 @@ class Link:
         self._patience = patience or Patience()
         self._dial, self._keys, self._settings, self._tell = dial, keys, settings, tell
         self._connections: dict[asyncssh.SSHClientConnection, int] = {}  # and how many sessions each has
+        self._door = OURS if keys.of_clone else IMAGES  # the one that is tried next
+        self._banner = min(CLONES_BANNER if keys.of_clone else FIRST_BANNER, self._patience.banner)
+        self._as_root: set[asyncssh.SSHClientConnection] = set()
+        self._asking = asyncio.Lock()
+        self._shell: Shell | None = None
         self._connecting = asyncio.Lock()
         self._trusted: list[Any] = []
         self._last_told = ""
         self._sessions: set[asyncio.Future[None]] = set()
         self.is_closed = False
-        self.prefix = "" if keys.user == "root" else "sudo -n "
 
     # -- getting in --------------------------------------------------------------------------------------------------
 
@@ -100,40 +121,63 @@ class Link:
         begin, refused_since, pause = loop.time(), None, FIRST_PAUSE
         while True:
             try:
-                connection = await self._try()
-            except NotYet as why:
-                refused_since = None
-                self._note(f"not yet: {why}")
-                if not patiently and loop.time() - begin > self._settings.call_timeout:
-                    raise AgentLost(f"the guest's ssh server does not answer any more: {why}") from why
-            except Refused as why:
-                refused_since = loop.time() if refused_since is None else refused_since
-                self._note(f"refused: {why}")
-                if loop.time() - refused_since > self._patience.refusing:
+                connection = await self._try(self._door)
+            except (NotYet, Refused) as why:
+                is_early = isinstance(why, _NoLine) or (
+                    isinstance(why, _Silent) and self._banner < self._patience.banner
+                )
+                self._banner = min(2 * self._banner, self._patience.banner)
+                if self._door == OURS and not is_early:  # the image's own server is there, too, and takes longer
+                    self._door = IMAGES
+                    self._note(f"not at its second port: {why}")
+                    continue
+                refused_since = refused_since or loop.time() if isinstance(why, Refused) else None
+                is_knock = not isinstance(why, (Refused, _NoLine, _Silent)) and not self._keys.of_clone
+                self._note(f"{'refused' if refused_since else 'not yet'}: {why}")
+                if refused_since and loop.time() - refused_since > self._patience.refusing:
                     raise SshRefused(
                         f"the guest's ssh server refused for {self._patience.refusing:.0f} s: {why}"
                     ) from why
+                if not refused_since and not patiently and loop.time() - begin > self._settings.call_timeout:
+                    raise AgentLost(f"the guest's ssh server does not answer any more: {why}") from why
+                self._door = OURS if self._keys.of_clone else IMAGES
             else:
                 self._note("let in")
                 return connection
-            await asyncio.sleep(pause)
+            await asyncio.sleep(max(pause, self._patience.knock) if is_knock else pause)
             pause = min(pause * 1.5, LONGEST_PAUSE)
+
+    async def move(self) -> str:
+        """Go on over the server of ours in the guest, and leave the image's own alone. Returns "" where it lets us in, or
+        why not."""
+        try:
+            async with asyncio.timeout(self._settings.call_timeout):
+                connection = await self._try(OURS)
+        except (NotYet, Refused) as why:
+            return str(why)
+        except TimeoutError:
+            return f"no answer in {self._settings.call_timeout:g} s"
+        before, self._connections, self._shell = list(self._connections), {connection: 0}, None
+        await _leave(before)
+        return ""
 
     def _note(self, what: str) -> None:
         if what != self._last_told:
             self._last_told = what
             self._tell(what)
 
-    async def _try(self) -> asyncssh.SSHClientConnection:
+    async def _try(self, door: int) -> asyncssh.SSHClientConnection:
         """One connection. Raises NotYet or Refused."""
         asyncssh = library()
         try:
-            line = await self._dial()
+            line = await self._dial(door)
         except OSError as exc:
-            raise NotYet(f"cannot connect: {exc.strerror or exc}") from exc
+            raise _NoLine(f"cannot connect: {exc.strerror or exc}") from exc
         try:
-            await _banner(line, self._patience.banner)
-            connection = await asyncssh.connect(sock=line, **self._options(asyncssh))
+            await _banner(line, self._banner)
+            connection = await asyncssh.connect(
+                sock=line, username="root" if door == OURS else self._keys.user, **self._options(asyncssh)
+            )
         except BaseException as exc:
             line.close()
             if (named := _class_of(asyncssh, exc)) is None:
@@ -141,6 +185,8 @@ class Link:
             raise named from exc
         if not self._trusted:
             self._trusted = [connection.get_server_host_key()]  # whoever answered first is who we go on talking to
+        if door == OURS or self._keys.user == "root":
+            self._as_root.add(connection)
         return connection  # type: ignore[no-any-return]
 
     def _options(self, asyncssh: Any) -> dict[str, Any]:
@@ -148,7 +194,6 @@ class Link:
             self._trusted = [asyncssh.import_public_key(key) for key in self._keys.host]
         settings = self._settings
         return {
-            "username": self._keys.user,
             "client_keys": [asyncssh.import_private_key(self._keys.private)],
             "known_hosts": (self._trusted, [], []) if self._trusted else None,
             "server_host_key_algs": [key.algorithm.decode() for key in self._trusted] or "default",
@@ -158,6 +203,11 @@ class Link:
             "keepalive_count_max": max(int(settings.lost_after / settings.heartbeat), 1),
             "login_timeout": self._patience.login, "connect_timeout": self._patience.login,
         }  # fmt: skip
+
+    @property
+    def public(self) -> str:
+        """Our key, as a guest knows it."""
+        return str(library().import_private_key(self._keys.private).export_public_key().decode().strip())
 
     def trust(self, public: str) -> None:
         """From now on a server with this key is the guest, too."""
@@ -172,11 +222,7 @@ class Link:
     async def hang_up(self) -> None:
         """Hang up in good order: the server is to notice."""
         self.is_closed = True
-        for connection in self._connections:
-            connection.close()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(5):
-                    await connection.wait_closed()
+        await _leave(self._connections)
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -192,12 +238,12 @@ class Link:
         connection = await self.open(patiently=False)
         asyncssh = library()
         self._connections[connection] = self._connections.get(connection, 0) + 1
-        process = None
+        process, settings = None, {"encoding": None, "window": WINDOW, "request_pty": False, **options}
+        if connection not in self._as_root:
+            command = f"sudo -n {command}"
         try:
             async with asyncio.timeout(self._settings.call_timeout):
-                process = await connection.create_process(
-                    self.prefix + command, encoding=None, window=WINDOW, **{"request_pty": False, **options}
-                )
+                process = await connection.create_process(command, **settings)
         except TimeoutError as exc:
             raise AgentLost(
                 f"the guest's ssh server did not start a command in {self._settings.call_timeout:g} s"
@@ -237,8 +283,30 @@ class Link:
         raise AssertionError("not reached")
 
     async def script(self, text: str, *, more: float = 0.0) -> Answer:
-        """Run a script of ours as root."""
-        return await self.run("sh", text.encode("utf-8", "surrogateescape"), more=more)
+        """Run a script of ours as root, which may be run twice. Raises AgentLost."""
+        script = text.encode("utf-8", "surrogateescape")
+        if self._asking.locked():  # one that takes long is not to hold up others
+            return await self.run("sh", script, more=more)
+        limit = self._settings.call_timeout + more
+        async with self._asking:
+            for is_last in (False, True):
+                try:
+                    async with asyncio.timeout(limit):
+                        return await (await self._living_shell()).ask(script)
+                except TimeoutError as exc:
+                    raise AgentLost(f"the guest did not do a script of ours within {limit:.0f} s") from exc
+                except AgentLost:
+                    if is_last or self.is_closed:
+                        raise
+        raise AssertionError("not reached")
+
+    async def _living_shell(self) -> Shell:
+        """One whose last script ended."""
+        from belljar.guest.ssh_shell import COMMAND, Shell
+
+        if self._shell is None or self._shell.is_over:
+            self._shell = Shell(await self.process(COMMAND))
+        return self._shell
 
     async def _hear(self, command: str, data: bytes) -> Answer:
         process = await self.process(command)
@@ -256,6 +324,14 @@ class Link:
         if process.exit_status is None and process.exit_signal is None:
             raise AgentLost("the connection to the guest's ssh server broke")
         return Answer(255 if process.exit_status is None else process.exit_status, out, err)
+
+
+async def _leave(connections: Iterable[asyncssh.SSHClientConnection]) -> None:
+    for connection in connections:
+        connection.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVING):
+                await connection.wait_closed()
 
 
 async def whole(reader: Any, most: int = MOST_OUTPUT) -> bytes:
@@ -279,7 +355,7 @@ async def _banner(line: socket.socket, seconds: float) -> None:
             await heard
         said = line.recv(4, socket.MSG_PEEK)
     except TimeoutError as exc:
-        raise NotYet(f"nobody spoke for {seconds:g} s") from exc
+        raise _Silent(f"nobody spoke for {seconds:g} s") from exc
     except OSError as exc:
         raise NotYet(f"connection broken: {exc.strerror}") from exc
     finally:

@@ -88,8 +88,8 @@ class SshProcess:
             return
         where = "" if alone else "-"
         with suppress(AgentLost):  # whoever waits for the payload hears of it
-            await self._link.run(
-                f"sh -c 'read -r p < {self._folder}/pid && [ ! -e {self._folder}/end ] && kill -{int(number)} {where}$p'"
+            await self._link.script(
+                f"read -r p < {self._folder}/pid && [ ! -e {self._folder}/end ] && kill -{int(number)} {where}$p"
             )
 
     async def resize(self, rows: int, columns: int) -> None:
@@ -222,13 +222,13 @@ class SshProcess:
             async with asyncio.timeout(RECORD_SECONDS):
                 return await asyncio.shield(self._watching)
         where = self._folder
-        return (await self._link.run(f"sh -c 'exec 2> /dev/null; cat {where}/status; echo --; cat {where}/error'")).out
+        return (await self._link.script(f"exec 2> /dev/null; cat {where}/status; echo --; cat {where}/error")).out
 
     async def _give_up(self, record: bytes, broken: AgentLost) -> None:
         """A payload whose session broke: what it wrote after that is lost, so its end is of no use."""
         if not record:
             with suppress(AgentLost):
-                await self._link.run(f"sh -c 'read -r p < {self._folder}/pid && kill -9 -$p'")
+                await self._link.script(f"read -r p < {self._folder}/pid && kill -9 -$p")
         how = "it had ended by then" if record else "it was killed"
         raise AgentLost(f"{broken.message}; some of the payload's output is missing, so {how} for nothing") from broken
 

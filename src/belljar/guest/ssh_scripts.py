@@ -43,29 +43,10 @@ class Means:
     nanoseconds: bool = False  # its date has them
 
 
-# Tells the time in nanoseconds for each line it hears, and sets it before that where it is told to. Without a date that has
-# them, the kernel tells: what the clock is that never steps, and how far the time of day is ahead of it.
-CLOCK = """\
-tell() { date +%s%N; }
-case $(date +%N) in *[!0-9]* | '') tell() {
-    is=
-    while read -r a b c d; do
-        case "$a $b" in
-        'now at') now=$c ;;
-        'clock 1:') is=yes ;;
-        .offset:*) [ -z "$is" ] || { echo $((now + b)); return; } ;;
-        esac
-    done < /proc/timer_list
-} ;; esac
-while read -r how at; do
-    [ "$how" != set ] || date -u -s "@$at" > /dev/null || exit 1
-    tell
-done
-"""
-
 # Says what there is, one word and its value on a line.
 PROBE = f"""
-[ ! -r {HOME}/probe ] || exec cat {HOME}/probe
+tell() {{ while IFS= read -r line; do echo "$line"; done < {HOME}/probe; exit 0; }}
+[ ! -r {HOME}/probe ] || tell
 export LC_ALL=C PATH="$PATH:/usr/sbin:/sbin:/usr/bin:/bin"
 mkdir -p -m 0711 {HOME} {JOBS} || exit 3
 [ "$(id -u)" = 0 ] || exit 4
@@ -90,11 +71,9 @@ case $(date +%N) in *[!0-9]* | '') ;; *) echo nanoseconds yes ;; esac
 if [ -w /sys/fs/cgroup/cgroup.procs ] && mkdir -p /sys/fs/cgroup/belljar 2> /dev/null; then echo cgroup yes; fi
 grep -q 9p /proc/filesystems && echo nine_p yes
 modprobe -n 9p 2> /dev/null && echo nine_p yes
-cat > {HOME}/clock << 'END'
-{CLOCK}END
 echo "boot $(tr -d - < /proc/sys/kernel/random/boot_id)"
 }} > {HOME}/probe
-exec cat {HOME}/probe
+tell
 """
 
 

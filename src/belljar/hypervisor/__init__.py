@@ -7,15 +7,15 @@ can be unmade by its id alone: `discard(id)`, again and again, after a crash, kn
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
-from belljar.errors import BelljarError
+from belljar.errors import BadSetting, BelljarError
 from belljar.host.egress import Egress
-from belljar.model import Firmware, MachineId, NetworkMode
+from belljar.model import Firmware, MachineId, NetworkMode, ShareKind
 
 
 class Accelerator(str, Enum):
@@ -42,6 +42,12 @@ class Settings:
     uefi: str = field(
         default="",
         metadata={"help": "OVMF's file, for images that boot by UEFI; empty: looked for in the usual places"},
+    )
+    virtiofsd: str = field(
+        default="",
+        metadata={
+            "help": "the program that serves folders shared by virtiofs; empty: virtiofsd from PATH, /usr/libexec and /usr/lib/qemu"
+        },
     )
     user: str = field(
         default="auto",
@@ -115,16 +121,19 @@ class Nic:
     has_line: bool = False  # its frames are carried by a descriptor
     fd: int = -1  # that descriptor, ours, lent to the domain: a tap, or a socket; -1 (a template's): nothing there
     forward: int = 0  # user network: a port of the guest that `Domain.dial` reaches; nobody else does
+    second: int = 0  # another one: `Domain.dial(1)`
     is_shut: bool = False  # user network: nothing goes out
 
 
 @dataclass(frozen=True)
 class SharedFolder:
-    """A host folder offered to the guest as a 9p device with this tag. Part of the device list; its path is not."""
+    """A host folder offered to the guest by 9p or virtiofs, as a device with this tag. That there is one is part of the
+    device list; its path is not."""
 
     tag: str
     source: str
     readonly: bool
+    kind: ShareKind = ShareKind.NINEP
 
 
 @dataclass(frozen=True)
@@ -157,7 +166,7 @@ class DomainSpec:
     owner: tuple[int, int] = (0, 0)  # uid and gid QEMU runs as; different from ours only when we are root
     warm: tuple[
         str, ...
-    ] = ()  # what a template's guest has loaded beyond the usual ("nfs"); its clones ask for the same
+    ] = ()  # what a template's guest has loaded beyond the usual ("nfs", "virtiofs"); its clones ask for the same
     disks: tuple[ExtraDisk, ...] = ()
     # A read-only disc the guest's own init reads at its first boot (NoCloud, CD-ROM of a CernVM). Part of the hardware: a
     # template keeps a copy, and its clones have that copy in the drive.
@@ -172,6 +181,7 @@ class EventKind(str, Enum):
     PANICKED = "panicked"  # the guest's kernel crashed
     DISK_FULL = "disk-full"  # a write to the overlay found no space; the guest is stopped
     DISK_ERROR = "disk-error"
+    SHARE_LOST = "share-lost"  # what serves a folder to the guest ended
     EXITED = "exited"  # the process is gone; always the last event
 
 
@@ -180,7 +190,7 @@ class DomainEvent:
     kind: EventKind
     detail: str = ""
     status: int | None = None  # EXITED: wait status
-    why: BelljarError | None = None  # EXITED: what its last words mean, where they are known
+    why: BelljarError | None = None  # EXITED, SHARE_LOST: what the last words mean, where they are known
 
 
 @dataclass(frozen=True)
@@ -233,9 +243,9 @@ class Domain(Protocol):
         """What the guard of a user network has to tell, from the start on, to one listener; ends with the domain. A
         domain without a guard tells nothing. Calls that nobody takes are closed with the domain."""
 
-    async def dial(self) -> socket.socket:
-        """A connection to the port of the guest that its card forwards, non-blocking. Whether the guest answers there is
-        seen when it speaks. Raises OSError."""
+    async def dial(self, number: int = 0) -> socket.socket:
+        """A connection to the first or second port of the guest that its card forwards, non-blocking. Whether the guest
+        answers there is seen when it speaks. Raises OSError."""
 
     def usage(self) -> tuple[float, float, int]:
         """User seconds, system seconds, peak resident bytes of the QEMU process so far (final once it ended)."""
@@ -259,6 +269,10 @@ class Hypervisor(Protocol):
         """The accelerator to use for guests of this kernel, and why. Proved once, then remembered. May block for
         `proof_timeout` the first time. Raises NoAccelerator when the settings insist on one that does not work."""
 
+    def check(self, spec: DomainSpec) -> None:
+        """Refuse, before anything is made, what this driver or this host cannot give a machine. Raises DriverLacks,
+        CommandMissing, HostError."""
+
     def start(self, spec: DomainSpec) -> Domain:
         """Start cold. Returns as soon as the process runs. Raises HostError or HypervisorError."""
 
@@ -270,7 +284,8 @@ class Hypervisor(Protocol):
 
     async def launch(self, spec: DomainSpec, template: Template | None) -> Domain:
         """`start`, or `start_clone` with a template, without holding the event loop for longer than a process takes to
-        spawn. Cancelled, it leaves nothing that `discard` does not find."""
+        spawn, and with the folders shared by virtiofs, which the other two do without. Cancelled, it leaves nothing that
+        `discard` does not find. Raises NotPermitted and NoFolderServer, too."""
 
     def start_clone(self, spec: DomainSpec, template: Template) -> Domain:
         """Start as a clone: the guest goes on where the template stood. Returns as soon as the process runs."""
@@ -314,6 +329,26 @@ def guest_uuid(id: MachineId) -> str:
     from belljar.hypervisor.qemu.cmdline import machine_uuid
 
     return machine_uuid(id)
+
+
+def mistakes(driver: str) -> Iterator[tuple[str, BadSetting]]:
+    """(key of `[machine]`, what is wrong) where *driver* is none that machines of this host could run by."""
+    if driver == "qemu":
+        return
+    from belljar.hypervisor.libvirt.driver import NO_XEN, read_driver
+
+    try:
+        if read_driver(driver).is_xen:
+            yield "hypervisor", BadSetting(f"{driver!r}: {NO_XEN}", hint="See docs/libvirt.md.")
+    except BadSetting as exc:
+        yield "hypervisor", exc
+
+
+def find_virtiofsd(settings: Settings) -> str:
+    """The program that serves folders by virtiofs. Raises CommandMissing."""
+    from belljar.hypervisor.qemu.virtiofsd import find
+
+    return find(settings.virtiofsd)
 
 
 def load(

@@ -33,6 +33,7 @@ FIRST_PID = 1 << 23  # beyond every real pid
 class Faults:
     """What goes wrong, by the name of the call; each is raised once for every time it is listed."""
 
+    check: list[BelljarError] = field(default_factory=list)
     start: list[BelljarError] = field(default_factory=list)
     start_clone: list[BelljarError] = field(default_factory=list)
     connect: list[BelljarError] = field(default_factory=list)
@@ -113,7 +114,7 @@ class FakeDomain:
                 self._heard.clear()
                 await self._heard.wait()
 
-    async def dial(self) -> socket.socket:
+    async def dial(self, number: int = 0) -> socket.socket:
         raise ConnectionRefusedError("nobody listens in a guest that is not there")
 
     def usage(self) -> tuple[float, float, int]:
@@ -163,6 +164,9 @@ class FakeHypervisor:
 
     def accelerator(self, boot: Boot) -> tuple[Accelerator, str]:
         return (Accelerator.KVM, "the fake says so") if self.kvm_works else (Accelerator.TCG, "the fake has no KVM")
+
+    def check(self, spec: DomainSpec) -> None:
+        self.faults.strike("check")
 
     def start(self, spec: DomainSpec) -> FakeDomain:
         self.faults.strike("start")

@@ -98,9 +98,11 @@ class Folders:
 
 # files of a machine's folder
 RAMDISK = "ramdisk"  # one of this machine's own
-FORWARD = "forward.sock"  # of the hypervisor
+FORWARDS = ("forward.sock", "forward-2.sock")  # of the hypervisor
+VIRTIOFSD_LOG, VIRTIOFS_SOCKET = "virtiofsd.log", "virtiofs.sock"  # of the hypervisor, too
 SEED = "seed.iso"
 JOBOUTPUTS = "joboutputs"  # a folder: what the guest put there
+DOUBTS = "doubts"  # in the folder of a template: a byte for each silent clone since the last one that came up
 REQUEST, OUTCOME, LOCK, CONTROL, CONSOLE_LOG, QEMU_LOG, COLLECTED = (
     "request.json", "outcome.json", "lock", "control.sock", "console.log", "qemu.log", "collect.tar",
 )  # fmt: skip

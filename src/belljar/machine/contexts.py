@@ -17,7 +17,7 @@ from belljar.hypervisor import DomainSpec, guest_uuid
 from belljar.image import SSH_WORD, BootFiles, Image, ImageStore, agent_source, agent_unit
 from belljar.machine import RAMDISK
 from belljar.machine.layers import Layers
-from belljar.model import Context, Request
+from belljar.model import Context, NetworkMode, Request
 
 if TYPE_CHECKING:
     from belljar.machine.ssh_way import SshHouse, SshWay
@@ -28,6 +28,16 @@ AWAITED = {
     Context.SSH: "the guest's ssh server to let belljar in (how far it came is in `belljar logs ID --journal`)",
     Context.NONE: "the agent that the image has to start itself to answer",
 }
+
+
+# Where nobody answers a guest's DHCP requests its own init would wait two minutes for a network (seen with Debian 12 and 13): it has
+# none, or the agent gives the card its address.
+UNANSWERED = (NetworkMode.NONE, NetworkMode.ISOLATED)
+NO_WAITING = "systemd.mask=systemd-networkd-wait-online.service systemd.mask=NetworkManager-wait-online.service"
+
+# How long a boot may take is belljar's to say (`qemu.boot_timeout`). By systemd's own 90 s for a device an emulated guest on a
+# host with seven processes for each processor had no /boot/efi yet, and went into emergency mode (seen with Debian 13).
+PATIENCE = "systemd.default_timeout_start_sec=3600 systemd.default_device_timeout_sec=3600"
 
 
 @dataclass(frozen=True)
@@ -88,7 +98,7 @@ async def decide(
             hint="Give it user data with --user-data, and no command.",
         )
     chosen = choose(request.machine.context, means_of(image), request.machine.image)
-    files = images.boot_files(image, chosen.context)
+    files = patient(images.boot_files(image, chosen.context), image)
     grows = (request.machine.disk or 0) > image.virtual_size
     if chosen.context is Context.SSH:
         from belljar.machine.ssh_way import make
@@ -98,6 +108,8 @@ async def decide(
             return Way(chosen, files, image, way.seed(for_template=True), ssh=way)
         # The ramdisk is the machine's own: belljar's, with the keys behind it.
         return Way(chosen, replace(files, append=f"{files.append} {SSH_WORD}"), image, layer=SSH_WORD, ssh=way)
+    if files.init and request.machine.network in UNANSWERED:
+        files = replace(files, append=f"{files.append} {NO_WAITING}")
     if chosen.context is Context.CLOUD_INIT:
         seed = cloud_init_seed(agent_source(), agent_unit(), request.user_data or b"", grows=grows)
         return Way(
@@ -115,7 +127,14 @@ def by_itself(request: Request, image: Image, images: ImageStore) -> Way:
     seed = None
     if request.user_data is not None:
         seed = user_seed(request.user_data, guest_uuid(request.id), f"belljar-{request.id}")
-    return Way(chosen, images.boot_files(image, Context.NONE), image, seed, private="it knows its own work")
+    files = patient(images.boot_files(image, Context.NONE), image)
+    return Way(chosen, files, image, seed, private="it knows its own work")
+
+
+def patient(files: BootFiles, image: Image) -> BootFiles:
+    """The same, where an init of the image's own is started directly: it does not give up before belljar does."""
+    is_systemd = files.init and image.facts.get("init_system") == "systemd"
+    return replace(files, append=f"{files.append} {PATIENCE}") if is_systemd else files
 
 
 def means_of(image: Image) -> Means:

@@ -19,12 +19,13 @@ from belljar.errors import (
     GuestPanicked,
     GuestPoweredOff,
     NoSpace,
+    ShareLost,
 )
 from belljar.host.files import read_capped, remove_tree
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.image import Overlays
 from belljar.journal import Ledger
-from belljar.machine import CONSOLE_LOG, CONTROL, FORWARD, LOCK, QEMU_LOG, RAMDISK, SEED
+from belljar.machine import CONSOLE_LOG, CONTROL, FORWARDS, LOCK, QEMU_LOG, RAMDISK, SEED, VIRTIOFS_SOCKET
 from belljar.machine.life import Life
 from belljar.machine.orders import Ended
 from belljar.model import Cause, State, to_json
@@ -70,6 +71,8 @@ def _error_of(event: DomainEvent, life: Life) -> BelljarError:
             return NoSpace(f"{life.folders.scratch}: no space left for what the guest writes to its disk")
         case EventKind.DISK_ERROR:
             return DomainDied(f"the guest's disk cannot be read or written: {event.detail}")
+        case EventKind.SHARE_LOST:
+            return event.why or ShareLost(f"a shared folder is not served any more: {event.detail}")
         case EventKind.EXITED:
             status = event.status or 0
             if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
@@ -149,7 +152,7 @@ def retire(source: Path, target: Path) -> None:
         os.unlink(target / LOCK)
     with suppress(OSError):  # it may hold what its user would not have kept
         os.unlink(target / SEED)
-    for name in (RAMDISK, FORWARD):
+    for name in (RAMDISK, CONTROL, *FORWARDS, VIRTIOFS_SOCKET):
         with suppress(FileNotFoundError):
             os.unlink(target / name)
 

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 
-from belljar.errors import IdentityRefused
+from belljar.errors import GuestRefused, HostKeysRefused, IdentityRefused
 from belljar.guest import Guest, Identity, IdentityProof
 from belljar.machine.life import Life
+from belljar.model import NetworkMode
 from belljar.network import Link
 
 LARGEST_SKEW = 0.1  # seconds between the guest's clock and ours
+# Where others reach a guest's ssh server, its keys are part of who it is. Elsewhere nobody would see new ones, and making
+# them takes an emulated guest longer than all the rest.
+REACHED = (NetworkMode.BRIDGE, NetworkMode.ISOLATED)
 FRESH = 64  # bytes of entropy for the guest's kernel
 
 
-async def prove(guest: Guest, link: Link, life: Life) -> None:
+async def prove(guest: Guest, link: Link, life: Life, *, is_clone: bool = False) -> None:
     """Give the guest an identity of its own and check what its kernel then says. Raises IdentityRefused."""
     wanted = new_identity(life.request.id, link)
     proof = await guest.identify(wanted)
@@ -23,6 +27,8 @@ async def prove(guest: Guest, link: Link, life: Life) -> None:
         )
     check(wanted, proof)
     _claim_sample(proof.sample, life)
+    if is_clone and link.mode in REACHED:
+        await _renew_keys(guest)
     life.record.write(
         "identity", hostname=proof.hostname, machine_id=proof.machine_id, mac=proof.mac, skew=round(proof.clock_skew, 6)
     )
@@ -45,6 +51,13 @@ def check(wanted: Identity, proof: IdentityProof) -> None:
         raise IdentityRefused("the guest gave no sample of its random numbers")
     if abs(proof.clock_skew) > LARGEST_SKEW:
         raise IdentityRefused(f"the guest's clock is {proof.clock_skew:+.3f} s off")
+
+
+async def _renew_keys(guest: Guest) -> None:
+    try:
+        await guest.renew_keys()
+    except GuestRefused as error:
+        raise HostKeysRefused(f"the clone's ssh server has its template's keys: {error.message}") from error
 
 
 def _claim_sample(sample: str, life: Life) -> None:

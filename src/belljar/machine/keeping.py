@@ -25,7 +25,7 @@ from belljar.errors import (
 from belljar.guest import ExitStatus, Guest, Process, Streams
 from belljar.host.processes import start_time
 from belljar.image import Image
-from belljar.machine import Settings, fates
+from belljar.machine import DOUBTS, Settings, fates
 from belljar.machine.console import Console
 from belljar.machine.control import ControlServer
 from belljar.machine.features import with_features
@@ -149,7 +149,9 @@ class Keeping:
                 raise
             life.record.write("clone-failed", key=plan.template.key, reason=error.message)
             await self._drop_domain()
-            self.parts.hypervisor.remove_template(plan.template.key)
+            from belljar.machine.blame import judge
+
+            judge(error, plan.template, plan.spec, self.parts.hypervisor)
             with life.phase("prepare"):
                 life.enter(State.PREPARING)
                 self.parts.overlays.discard(plan.spec.disk)
@@ -173,7 +175,10 @@ class Keeping:
         if life.request.payload is None:
             return life.enter(State.READY)
         with life.phase("identify"):
-            await self._while_alive(prove(self._living_guest(), plan.link, life))
+            await self._while_alive(prove(self._living_guest(), plan.link, life, is_clone=plan.template is not None))
+        if plan.template is not None:
+            with suppress(OSError):
+                os.unlink(plan.template.folder / DOUBTS)  # it works
         life.point("after-agent")
         life.enter(State.READY)
 

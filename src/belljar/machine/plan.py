@@ -12,6 +12,7 @@ from belljar.errors import (
     BelljarError,
     BootFailed,
     BootTimeout,
+    ContextImpossible,
     GuestRefused,
     ImpossibleSize,
     NoMemory,
@@ -22,10 +23,10 @@ from belljar.errors import (
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Boot, DomainSpec, Hypervisor, Nic, SharedFolder, Template
 from belljar.image import Image, ImageStore, Overlays
-from belljar.machine import SEED, Settings
+from belljar.machine import SEED, VIRTIOFS_SOCKET, Settings
 from belljar.machine.life import Life
 from belljar.machine.mould import Mould
-from belljar.machine.sharing import has_nfs, host_folders, no_way_to_the_server
+from belljar.machine.sharing import has_nfs, has_virtiofs, host_folders, no_way_to_the_server, warm_for
 from belljar.model import GIB, MIB, Context, NetworkMode, Request, Start
 from belljar.network import Link, Networks
 from belljar.network import plan as plan_link
@@ -113,7 +114,7 @@ class Planner:
             if wanted is Start.CLONE:
                 raise TemplateError(f"no clone can be started: {template}")
             return await self._with_disk(life, image, Plan(spec, link, None, template, way))
-        life.record.intend("overlay", spec.disk)
+        self._intend(life, spec)
         self._hypervisor.clone_disk(template, spec)
         return Plan(spec, link, template, way=way)
 
@@ -131,7 +132,7 @@ class Planner:
             image = image if way is None else way.image
             account, make_guest = payload.account if payload else None, None
             if way is not None and way.ssh is not None:
-                make_guest = way.ssh.guest_of(life, of_template=True)
+                make_guest = way.ssh.first_guest(life)
             try:
                 return await self._mould.make(spec, image, life.record, account, awaited, make_guest)
             except GuestRefused as error:
@@ -154,7 +155,7 @@ class Planner:
             return f"no template could be made: {error.message}"
 
     async def _with_disk(self, life: Life, image: Image, plan: Plan) -> Plan:
-        life.record.intend("overlay", plan.spec.disk)
+        self._intend(life, plan.spec)
         if plan.way is not None:
             plan.way.make_seed(plan.spec)
             image = plan.way.image
@@ -162,6 +163,12 @@ class Planner:
         if plan.spec.owner[0] != os.geteuid():
             os.chown(plan.spec.disk, *plan.spec.owner)
         return replace(plan, spec=replace(plan.spec, disk_size=size))
+
+    def _intend(self, life: Life, spec: DomainSpec) -> None:
+        """What is made for this start beside QEMU, which finds its processes by the machine's id."""
+        life.record.intend("overlay", spec.disk)
+        if has_virtiofs(life.request.machine):
+            life.record.intend("virtiofsd", life.folder / VIRTIOFS_SOCKET)
 
     async def _spec(self, life: Life, image: Image) -> tuple[DomainSpec, Link, Way | None]:
         request = life.request
@@ -178,16 +185,21 @@ class Planner:
         nic = nic_of(link)
         if way is not None and way.ssh is not None:
             link, nic = way.ssh.card(link)
-        shares = tuple(SharedFolder(tag, item.source, item.readonly) for tag, item in host_folders(request.machine))
+        folders = host_folders(request.machine)
+        shares = tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in folders)
         spec = DomainSpec(
             id=request.id, cpus=request.machine.cpus, memory=-(-request.machine.memory // LARGE_PAGE) * LARGE_PAGE,
             image_digest=image.digest, boot=boot, disk=life.folders.overlay(request.id),
             disk_size=request.machine.disk or image.virtual_size, accelerator=accelerator, folder=life.folder,
             nic=nic, shares=shares,
             owner=qemu_owner(request, self._qemu_owner, os.geteuid()),
-            warm=("nfs",) if has_nfs(request.machine) else (), disks=life.disks,
+            warm=warm_for(request.machine), disks=life.disks,
             seed=life.folder / SEED if way is not None and way.seed is not None else None,
         )  # fmt: skip
+        if has_virtiofs(request.machine):
+            self._hypervisor.check(spec)
+            if way is not None and way.ssh is not None:
+                raise no_virtiofs_by_ssh(request)
         return spec, link, way
 
     async def _way(self, request: Request, image: Image) -> Way:
@@ -216,6 +228,13 @@ def no_way_for_user_data(request: Request) -> BadUserData:
     return BadUserData(
         f"image {request.machine.image}: nothing would bring the user data to the guest",
         hint="Give the machine `--network user`, where it finds them at http://169.254.169.254, or `--context cloud-init`.",
+    )
+
+
+def no_virtiofs_by_ssh(request: Request) -> ContextImpossible:
+    return ContextImpossible(
+        f"image {request.machine.image}: folders by virtiofs are not mounted over ssh",
+        hint="Share them without `virtiofs:`, or use a context with an agent.",
     )
 
 

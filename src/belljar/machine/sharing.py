@@ -20,6 +20,15 @@ def host_folders(machine: MachineSpec) -> list[tuple[str, Share]]:
     return [(f"share{number}", share) for number, share in enumerate(folders)]
 
 
+def has_virtiofs(machine: MachineSpec) -> bool:
+    return any(share.kind is ShareKind.VIRTIOFS for share in machine.shares)
+
+
+def warm_for(machine: MachineSpec) -> tuple[str, ...]:
+    """What a template's guest is to have loaded for such machines."""
+    return (*(("nfs",) if has_nfs(machine) else ()), *(("virtiofs",) if has_virtiofs(machine) else ()))
+
+
 def has_nfs(machine: MachineSpec) -> bool:
     return any(share.kind is ShareKind.NFS for share in machine.shares)
 
@@ -57,5 +66,7 @@ async def mount_all(guest: Guest, life: Life, servers: dict[str, FileServer]) ->
         if share.kind is ShareKind.NFS:
             with life.phase("mount"):
                 await guest.mount_nfs(servers[share.target], share.target, readonly=share.readonly)
+        elif share.kind is ShareKind.VIRTIOFS:
+            await guest.mount_virtiofs(tags[share.target], share.target, readonly=share.readonly)
         else:
             await guest.mount(tags[share.target], share.target, readonly=share.readonly)

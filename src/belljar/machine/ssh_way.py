@@ -12,7 +12,7 @@ from pathlib import Path
 
 from belljar.context import Seed, ssh_seed
 from belljar.errors import BelljarError, ContextImpossible, GuestRefused
-from belljar.guest import Guest, SshDelivery, SshKeys, ssh_delivery
+from belljar.guest import OWN_SSH_PORT, Guest, SshDelivery, SshKeys, ssh_delivery
 from belljar.host.egress import Egress, rule
 from belljar.host.files import private_folder, read_capped, write_whole
 from belljar.hypervisor import Domain, Nic
@@ -22,7 +22,7 @@ from belljar.model import NetworkMode
 from belljar.network import Link
 from belljar.network import plan as plan_link
 
-MakeSshGuest = Callable[[Callable[[], Awaitable[socket.socket]], SshKeys, Callable[[str], None]], Guest]
+MakeSshGuest = Callable[[Callable[[int], Awaitable[socket.socket]], SshKeys, Callable[[str], None]], Guest]
 
 PORT = 22
 SAME_CARD = "000000000000"
@@ -81,12 +81,19 @@ class SshWay:
     def write_ramdisk(self, path: Path, base: Path, *, for_template: bool) -> None:
         """The image's ramdisk with the keys behind it."""
         one = self.templates if for_template else self.own
-        write_whole(path, base.read_bytes() + ssh_part(one.public, one.host_private, one.host_public))
+        write_whole(
+            path, base.read_bytes() + ssh_part(one.public, one.host_private, one.host_public, one.host_dropbear)
+        )
 
     def guest_of(self, life: Life, *, of_template: bool) -> Callable[[Domain], Guest]:
-        """How the guest of a domain is spoken to. What becomes of each try is in the journal."""
-        keys = (self.templates if of_template else self.own).keys
+        """How the guest of a domain is spoken to, one with its template's keys or its own. What becomes of each try is in the
+        journal."""
+        keys = replace(self.templates.keys, of_clone=True) if of_template else self.own.keys
         return lambda domain: self.make_guest(domain.dial, keys, teller(life))
+
+    def first_guest(self, life: Life) -> Callable[[Domain], Guest]:
+        """How the guest is spoken to that becomes a template."""
+        return lambda domain: self.make_guest(domain.dial, self.templates.keys, teller(life))
 
     def card(self, link: Link) -> tuple[Link, Nic]:
         """The link and the card of a machine that is reached by ssh. One that asked for no network has a card, too, behind
@@ -95,13 +102,15 @@ class SshWay:
         own = plan_link(NetworkMode.USER, SAME_CARD)
         if link.mode is NetworkMode.NONE:
             link = replace(own, egress=Egress(deny=(EVERYWHERE,)))
-            return link, Nic(link.mode, link.mac, link.egress, forward=PORT, is_shut=True)
+            return link, Nic(link.mode, link.mac, link.egress, forward=PORT, second=OWN_SSH_PORT, is_shut=True)
         if link.mode is not NetworkMode.USER or link.has_line:
             raise ContextImpossible(
                 f"--context ssh reaches its guest through QEMU's own user network, not by --network {link.mode.value}"
             )
         link = replace(link, mac=own.mac)
-        return link, Nic(link.mode, link.mac, link.egress or Egress(allow=(EVERYWHERE,)), forward=PORT)
+        return link, Nic(
+            link.mode, link.mac, link.egress or Egress(allow=(EVERYWHERE,)), forward=PORT, second=OWN_SSH_PORT
+        )
 
 
 def make(house: Callable[[], SshHouse] | None, image: Image, files: BootFiles, *, grows: bool) -> SshWay:

@@ -11,7 +11,7 @@ import pytest
 
 from belljar.batch import Settings, load_site
 from belljar.batch.htcondor_ads import Expression, value_of
-from belljar.batch.htcondor_site import SITE, plain_regex, requirement, sentence, start
+from belljar.batch.htcondor_site import SITE, plain_regex, requirement, sentence, shared_here, start
 from belljar.batch.siting import OurFile, Place
 from belljar.errors import CommandMissing
 
@@ -138,3 +138,17 @@ def test_what_is_wrong_is_found(tmp_path: Path) -> None:
     assert not SITE.findings(place(tmp_path, **keyword))[2].is_good
     assert not any(one.is_good for one in SITE.findings(place(tmp_path))[:2])
     assert "copied in and out" in SITE.findings(place(tmp_path, **{**answers, "EXECUTE": b"/scratch"}))[3].detail
+
+
+@pytest.mark.parametrize(
+    ("share", "here"),
+    [
+        ("/scratch/condor:rw", "/scratch/condor"),
+        ("virtiofs:/scratch/condor:/in:rw", "/scratch/condor"),
+        ("virtiofs:/scratch/condor/", "/scratch/condor"),
+        ("virtiofs", "virtiofs"),
+        ("nfs://nas/home:/home:rw", "/home"),
+    ],
+)
+def test_the_hosts_name_of_a_share(share: str, here: str) -> None:
+    assert shared_here(share) == here

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,47 @@ def test_an_export_that_cannot_be_meant_is_refused(text: str, says: str) -> None
     with pytest.raises(BadOption) as caught:
         share(text)
     assert says in caught.value.message and caught.value.message.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("text", "source", "target", "readonly"),
+    [
+        ("virtiofs:/data", "/data", "/data", True),
+        ("virtiofs:/data:rw", "/data", "/data", False),
+        ("virtiofs:/data:/in:ro", "/data", "/in", True),
+        ("virtiofs:/data/virtiofs:/in/virtiofs:rw", "/data/virtiofs", "/in/virtiofs", False),
+    ],
+)
+def test_the_forms_of_a_folder_by_virtiofs(text: str, source: str, target: str, readonly: bool) -> None:
+    assert share(text) == Share(source, target, readonly, ShareKind.VIRTIOFS)
+
+
+def test_a_folder_that_is_named_virtiofs_can_still_be_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = os.path.realpath(tmp_path)
+    assert share("./virtiofs:/in") == Share(f"{here}/virtiofs", "/in", True, ShareKind.NINEP)
+    assert share("virtiofs") == Share(f"{here}/virtiofs", f"{tmp_path}/virtiofs", True, ShareKind.NINEP)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("virtiofs:", "virtiofs:SRC[:DST]"),
+        ("virtiofs::/in", "virtiofs:SRC[:DST]"),
+        ("virtiofs:/a:b", "virtiofs:SRC[:DST]"),
+        ("virtiofs:/a:/b:/c", "virtiofs:SRC[:DST]"),
+        ("virtiofs:/a:/proc", "--share virtiofs:/a:/proc: /proc is the guest's own"),
+    ],
+)
+def test_a_folder_by_virtiofs_that_cannot_be_meant_is_refused(text: str, says: str) -> None:
+    with pytest.raises(BadOption) as caught:
+        share(text)
+    assert says in caught.value.message
+
+
+def test_a_site_may_share_by_virtiofs(tmp_path: Path) -> None:
+    found = of_site((f"virtiofs:{tmp_path}:/there:rw", f"virtiofs:{tmp_path}/gone:/gone"))
+    assert [(one.target, one.kind, one.readonly) for one in found] == [("/there", ShareKind.VIRTIOFS, False)]
 
 
 def test_a_sites_exports_stay_and_its_missing_folders_do_not(tmp_path: Path) -> None:

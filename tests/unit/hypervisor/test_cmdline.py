@@ -11,7 +11,7 @@ import pytest
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import DEVICES, Abilities
 from belljar.hypervisor.qemu.cmdline import Plugs, Ram, command_line, hardware, machine_uuid, place_at_the_end
-from belljar.model import GIB, MIB, NetworkMode
+from belljar.model import GIB, MIB, NetworkMode, ShareKind
 
 GOLDEN = Path(__file__).parent / "golden"
 QEMU = Abilities("/usr/bin/qemu-system-x86_64", "file:1:2:3", (7, 2, 22), "QEMU 7.2.22", frozenset(DEVICES))
@@ -35,6 +35,12 @@ DISKS = (
     ExtraDisk("packed0", Path("/scratch/id.packed0"), "raw", readonly=True),
 )
 
+FOLDERS = (
+    SharedFolder("share0", "/data", readonly=True, kind=ShareKind.VIRTIOFS),
+    SharedFolder("share1", "/home/me", readonly=False),
+    SharedFolder("share2", "/work", readonly=False, kind=ShareKind.VIRTIOFS),
+)
+
 CHAINED = ExtraDisk("foreign", Path("/scratch/id.foreign"), "qcow2", readonly=False, chained=True)
 
 CASES = {
@@ -53,6 +59,19 @@ CASES = {
     "clone-with-disks": (
         replace(COLD, disks=DISKS), QEMU,
         replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=True, disks=(19, 20), below=((), ())),
+    ),
+    "virtiofs": (
+        replace(COLD, shares=FOLDERS), QEMU,
+        replace(PLUGS, shares=("/home/me",), folders=(19, 20), ram=Ram(RAM, private=False)),
+    ),
+    "virtiofs-template": (
+        replace(COLD, shares=FOLDERS), QEMU, replace(PLUGS, shares=("/home/me",), ram=Ram(RAM, private=False)),
+    ),
+    "virtiofs-clone": (
+        replace(COLD, shares=FOLDERS), QEMU,
+        replace(
+            PLUGS, layers=(13, 14, 18), shares=("/home/me",), folders=(19, 20), ram=Ram(RAM, private=False), incoming=True
+        ),
     ),
     "seed": (replace(COLD, seed=Path("/run/m/seed.iso")), QEMU, replace(PLUGS, seed=19)),
     "clone-with-a-chained-disk": (
@@ -148,6 +167,39 @@ def test_a_share_may_be_another_folder_and_another_mode_in_each_clone() -> None:
     one = replace(COLD, shares=(SharedFolder("share0", "/a", readonly=True),))
     two = replace(COLD, shares=(SharedFolder("share0", "/b", readonly=False),))
     assert hardware(one, QEMU, "max") == hardware(two, QEMU, "max")
+
+
+# -- folders by virtiofs -----------------------------------------------------------------------------------------------
+
+
+def test_a_clone_with_folders_by_virtiofs_begins_with_the_hardware_of_its_template() -> None:
+    template, clone = (
+        command_line(*CASES[name][:2], "max", CASES[name][2]) for name in ("virtiofs-template", "virtiofs-clone")
+    )
+    assert devices(template) == devices(clone)
+    assert not any("vhost-user" in word for word in clone)
+
+
+def test_a_cold_start_has_the_folders_from_its_beginning() -> None:
+    words = devices(command_line(*CASES["virtiofs"][:2], "max", CASES["virtiofs"][2]))
+    assert [word for word in words if word.startswith("vhost-user-fs-pci,")] == [
+        "vhost-user-fs-pci,tag=share0,queue-size=1024,chardev=folder0,bus=port0",
+        "vhost-user-fs-pci,tag=share2,queue-size=1024,chardev=folder1,bus=port1",
+    ]
+
+
+def test_how_many_folders_by_virtiofs_a_machine_has_is_part_of_its_hardware_and_what_they_are_is_not() -> None:
+    none, two = hardware(COLD, QEMU, "max"), hardware(replace(COLD, shares=FOLDERS[::2]), QEMU, "max")
+    one = hardware(replace(COLD, shares=FOLDERS[:1]), QEMU, "max")
+    other = hardware(replace(COLD, shares=(replace(FOLDERS[0], source="/x", readonly=False),)), QEMU, "max")
+    by_9p = hardware(replace(COLD, shares=(replace(FOLDERS[0], kind=ShareKind.NINEP),)), QEMU, "max")
+    assert one == other
+    assert len({tuple(words) for words in (none, one, two, by_9p)}) == 4
+
+
+def test_a_folder_without_its_line_is_a_mistake() -> None:
+    with pytest.raises(IndexError):
+        command_line(replace(COLD, shares=FOLDERS[:1]), QEMU, "max", replace(PLUGS, folders=(19, 20)))
 
 
 def test_each_machine_has_a_uuid_of_its_own() -> None:

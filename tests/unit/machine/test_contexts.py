@@ -10,11 +10,11 @@ import pytest
 from belljar.context import Means
 from belljar.errors import ContextImpossible
 from belljar.hypervisor import Accelerator, Boot, DomainSpec
-from belljar.image import Image
+from belljar.image import BootFiles, Image
 from belljar.image.fake import FakeStore, fake_image
 from belljar.machine.contexts import Way, decide, means_of
 from belljar.machine.plan import Plan, has_usual_way
-from belljar.model import GIB, Account, Context, MachineSpec, Payload, Request
+from belljar.model import GIB, Account, Context, MachineSpec, NetworkMode, Payload, Request
 
 PAYLOAD = Payload((b"true",), Account("alice", 1000, 1000, "alice"))
 STOCK = {
@@ -37,6 +37,42 @@ def request(context: Context = Context.AUTO, disk: int | None = None) -> Request
 
 def decided(wanted: Request, found: Image, layers: Any = None) -> Way:
     return asyncio.run(decide(wanted, found, FakeStore(), lambda: layers))
+
+
+class DirectStore(FakeStore):
+    """Its images are started directly, with their own init where the context wants that."""
+
+    def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:
+        init = "" if context in (Context.AUTO, Context.RAMDISK) else "/sbin/init"
+        return replace(super().boot_files(image, context), init=init)
+
+
+@pytest.mark.parametrize(
+    ("context", "network", "waits"),
+    [
+        (Context.CLOUD_INIT, NetworkMode.NONE, False),
+        (Context.INJECT, NetworkMode.NONE, False),
+        (Context.INJECT, NetworkMode.ISOLATED, False),  # belljar gives the address
+        (Context.INJECT, NetworkMode.USER, True),  # it is answered at once
+        (Context.CLOUD_INIT, NetworkMode.BRIDGE, True),  # the site's server may answer
+    ],
+)
+def test_an_own_init_does_not_wait_for_a_network_that_will_not_come(
+    context: Context, network: NetworkMode, waits: bool
+) -> None:
+    asked = request(context)
+    asked = replace(asked, machine=replace(asked.machine, network=network, network_name="blue"))
+    way = asyncio.run(decide(asked, image(), DirectStore(), lambda: None))
+    assert ("systemd.mask=systemd-networkd-wait-online.service" not in way.files.append) is waits
+
+
+def test_an_own_systemd_is_as_patient_as_belljar_and_another_init_is_told_nothing() -> None:
+    def words(context: Context, **facts: Any) -> str:
+        return asyncio.run(decide(request(context), image(**facts), DirectStore(), lambda: None)).files.append
+
+    assert "systemd.default_device_timeout_sec=3600" in words(Context.INJECT)
+    assert "systemd." not in words(Context.RAMDISK)
+    assert "systemd.default" not in words(Context.NONE, init_system="other")
 
 
 class FakeLayers:

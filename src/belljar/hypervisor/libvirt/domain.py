@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from typing import Any
 
-from belljar.errors import BelljarError, DomainDied, HypervisorError, LibvirtLost, LibvirtRefused
+from belljar.errors import BelljarError, DomainDied, HypervisorError, LibvirtLost, LibvirtRefused, NetworkFailed
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Call, DomainEvent, EventKind, Refusal
-from belljar.hypervisor.libvirt.starting import Started
+from belljar.hypervisor.libvirt.carrier import Carrier
+from belljar.hypervisor.libvirt.starting import Started, undo
 from belljar.hypervisor.qemu.domain import LAST_RESORT, measure
 
 ACPI_BUTTON = 1  # VIR_DOMAIN_SHUTDOWN_ACPI_POWER_BTN
@@ -27,7 +28,13 @@ STATUSES = {"shut down": 0, "destroyed": KILLED}  # of a process that ended by i
 class LibvirtDomain:
     """Implements `Domain`. `discard` ends the process by other means when the daemon is lost and we may not kill it."""
 
-    def __init__(self, started: Started, discard: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        started: Started,
+        discard: Callable[[], None],
+        carry: Callable[[Callable[[NetworkFailed], None]], Carrier] | None = None,
+    ) -> None:
+        """*carry* starts what carries its network. What it raises is raised, and the domain has been ended."""
         self._loop = asyncio.get_running_loop()
         self._it, self._discard = started, discard
         self.pid, self.argv = started.pid, started.argv
@@ -40,6 +47,13 @@ class LibvirtDomain:
         self._status: int | None = None
         self._usage = measure(self.pid)
         self._losing: asyncio.Task[None] | None = None
+        try:
+            self._carrier = carry(self._cut_off) if carry is not None else None
+        except BaseException:
+            undo(started)
+            raise
+        if started.card is not None:
+            started.card.close()  # the carrier has it
         self._loop.add_reader(started.pidfd, self._ended)
         self._watch = self._loop.create_task(self._look())
         started.heard.listen(self._soon(self._hear))
@@ -98,14 +112,16 @@ class LibvirtDomain:
             await self._news.wait()
 
     async def traffic(self) -> AsyncIterator[Call | Refusal]:
-        """There is no guard."""
-        await self._over.wait()
-        nothing: tuple[Call | Refusal, ...] = ()
-        for item in nothing:
+        if self._carrier is None:
+            await self._over.wait()
+            return
+        async for item in self._carrier.outside.traffic():
             yield item
 
-    async def dial(self) -> socket.socket:
-        raise OSError(errno.ENOTCONN, "this machine forwards no port")
+    async def dial(self, number: int = 0) -> socket.socket:
+        if self._carrier is None:
+            raise OSError(errno.ENOTCONN, "this machine forwards no port")
+        return await self._carrier.outside.dial(number)
 
     def usage(self) -> tuple[float, float, int]:
         self._measure()
@@ -181,7 +197,7 @@ class LibvirtDomain:
         if not self._it.link.lost:
             await _set_within(self._done, LAST_WORDS)
         if self._losing is None:
-            self._finish(self._status_of_end())
+            self._finish(0 if self._cut else self._status_of_end(), self._cut)
 
     def _status_of_end(self) -> int:
         if self._sent is not None:
@@ -198,6 +214,8 @@ class LibvirtDomain:
             why = DomainDied(f"QEMU ended by itself (libvirt: {detail})")
         self._tell(DomainEvent(EventKind.EXITED, why.message if why else detail, status, why))
         self._over.set()
+        if self._carrier is not None:
+            self._carrier.close()
         self._it.link.abandon()
         self._it.lines.close()
         if self._gone.is_set():
@@ -227,6 +245,12 @@ class LibvirtDomain:
             with suppress(BelljarError):  # told by `_lose`
                 await self._call("a sign of life", lambda: self._it.link.connection.getLibVersion())
 
+    def _cut_off(self, why: NetworkFailed) -> None:
+        """A machine that lost its network would wait for it for ever."""
+        if not self._gone.is_set() and self._losing is None:
+            self._cut = why
+            self.kill()
+
     def _lose(self, why: str) -> None:
         """The daemon is of no use any more, and without it the domain is nobody's."""
         if self._losing is None and not self._gone.is_set():
@@ -244,6 +268,7 @@ class LibvirtDomain:
                 await in_thread(self._discard)
         self._finish(0, LibvirtLost(f"libvirt's daemon was lost while the machine ran: {why}; {done}"))
 
+    _cut: NetworkFailed | None = None
     _sent: signal.Signals | None = None
     _reason = ""
     _closing: asyncio.Task[None] | None = None

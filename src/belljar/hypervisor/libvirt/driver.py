@@ -9,6 +9,7 @@ import asyncio
 import os
 import re
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +18,51 @@ from belljar.host.files import remove_tree
 from belljar.host.processes import all_pids, command_line, kill_and_wait
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, LibvirtSettings, Settings, Template
+from belljar.hypervisor.libvirt.carrier import Carrier, needs_carrier
 from belljar.hypervisor.libvirt.daemon import Daemon, identity, resident
 from belljar.hypervisor.libvirt.domain import LibvirtDomain
 from belljar.hypervisor.libvirt.lines import Lines, has_keeper
-from belljar.hypervisor.libvirt.starting import Attempt
+from belljar.hypervisor.libvirt.starting import Attempt, Started
 from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml, kind_of
 from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu.disk import layers
 from belljar.hypervisor.qemu.driver import EMULATED_CPU, NATIVE_CPU, QemuHypervisor, uses_uefi
 from belljar.hypervisor.qemu.firmware import find_uefi
-from belljar.model import MIB, MachineId, NetworkMode
+from belljar.model import MIB, MachineId, ShareKind
 
 DRIVER = re.compile(r"libvirt:((qemu|xen)(\+unix)?:///(system|session)(\?[!-~]*)?)")
+NO_XEN = "belljar writes the descriptions of Xen's guests, and has not been run on a Xen host"
+CHANNEL = "channel"
 COLD = "machines by libvirt are always booted cold"
 OF_LIBVIRT = b",debug-threads="  # how libvirt goes on after a domain's name
+
+
+@dataclass(frozen=True)
+class Meant:
+    """What a value of `machine.hypervisor` means."""
+
+    uri: str
+    is_session: bool
+    is_xen: bool
+
+
+def read_driver(text: str) -> Meant:
+    """Raises BadSetting."""
+    found = DRIVER.fullmatch(text)
+    if found is None:
+        raise BadSetting(
+            f"machine.hypervisor = {text!r} is no driver",
+            hint="It is `qemu`, `libvirt:qemu:///system` or `libvirt:qemu:///session`: a libvirt of this host.",
+        )
+    return Meant(found[1], found[4] == "session", found[2] == "xen")
 
 
 class LibvirtHypervisor:
     """Implements `Hypervisor`."""
 
     def __init__(self, driver: str, settings: Settings, libvirt: LibvirtSettings, store: Path) -> None:
-        found = DRIVER.fullmatch(driver)
-        if found is None:
-            raise BadSetting(
-                f"machine.hypervisor = {driver!r} is no driver",
-                hint="It is `qemu`, `libvirt:qemu:///system` or `libvirt:qemu:///session`: a libvirt of this host.",
-            )
-        self.uri, self._is_session, self._is_xen = found[1], found[4] == "session", found[2] == "xen"
+        meant = read_driver(driver)
+        self.uri, self._is_session, self._is_xen = meant.uri, meant.is_session, meant.is_xen
         self._settings, self._libvirt = settings, libvirt
         self._direct = QemuHypervisor(settings, store)
         self.daemon = Daemon(self.uri, libvirt, store)
@@ -51,9 +70,14 @@ class LibvirtHypervisor:
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
+    def check(self, spec: DomainSpec) -> None:
+        check(spec, is_xen=self._is_xen)
+        if spec.nic is not None:
+            needs_carrier(spec.nic, self._direct.abilities)
+
     def start(self, spec: DomainSpec) -> LibvirtDomain:
         """Blocks until the guest runs or a deadline of `[libvirt]` has passed; `launch` does not."""
-        return self._domain(spec, self._attempt(spec))
+        return self._domain(spec, self._attempt(spec).run())
 
     async def launch(self, spec: DomainSpec, template: Template | None) -> LibvirtDomain:
         if template is not None:
@@ -65,14 +89,20 @@ class LibvirtHypervisor:
         except asyncio.CancelledError:
             attempt.give_up()
             raise
-        return LibvirtDomain(started, lambda: self.discard(spec.id))
+        return self._domain(spec, started)
 
-    def _domain(self, spec: DomainSpec, attempt: Attempt) -> LibvirtDomain:
-        return LibvirtDomain(attempt.run(), lambda: self.discard(spec.id))
+    def _domain(self, spec: DomainSpec, started: Started) -> LibvirtDomain:
+        carry = None
+        if started.card is not None:
+            binary, card = self._direct.abilities.binary, started.card
+            carry = lambda on_end: Carrier(spec, binary, card, on_end)  # noqa: E731
+        return LibvirtDomain(started, lambda: self.discard(spec.id), carry)
 
     def _attempt(self, spec: DomainSpec) -> Attempt:
-        check(spec, is_xen=self._is_xen)
-        lines = Lines(self._base / spec.id, spec.owner)
+        self.check(spec)
+        is_carried = spec.nic is not None and needs_carrier(spec.nic, self._direct.abilities)
+        names = (CHANNEL, "console", *(["card"] if is_carried else []))
+        lines = Lines(self._base / spec.id, spec.owner, names)
         write = lambda: domain_xml(spec, self._ends(spec, lines))  # noqa: E731
         return Attempt(spec, self.daemon, self._libvirt, lines, write, lambda: self._pid_of(spec.id))
 
@@ -80,7 +110,7 @@ class LibvirtHypervisor:
         boot = spec.boot
         return Ends(
             kind=kind_of(spec.accelerator),
-            channel=lines.path("channel"),
+            channel=lines.path(CHANNEL),
             console=lines.path("console"),
             layers=tuple(lines.reached(path) for path in layers(spec.disk)),
             kernel=lines.readable(boot.kernel, "kernel") if boot.kernel else None,
@@ -90,6 +120,8 @@ class LibvirtHypervisor:
             cpu=self._cpu(spec.accelerator),
             below=tuple(self._below(it, lines) for it in spec.disks),
             label=None if self._is_session else spec.owner,
+            seed=lines.readable(spec.seed, "seed") if spec.seed else None,
+            card=lines.path("card") if "card" in lines.names else None,
         )
 
     def _below(self, disk: Any, lines: Lines) -> tuple[Path, ...]:
@@ -168,7 +200,8 @@ class LibvirtHypervisor:
         return found
 
     def is_kept(self, id: MachineId, pid: int) -> bool:
-        return has_keeper(self._base, id)
+        """By the lock beside the sockets it was started with: `libvirt.folder` may be another one by now."""
+        return has_keeper(folder_of(command_line(pid), id) or self._base, id)
 
     def discard(self, id: MachineId) -> None:
         """By signals, which no daemon can delay; by libvirt, where the process is another user's."""
@@ -182,6 +215,7 @@ class LibvirtHypervisor:
             remove_tree(self._base / id)
         if survivors:
             raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
+        self._direct.discard(id)  # what carried its network
 
     def _destroy(self, id: MachineId) -> None:
         link = self.daemon.connect()
@@ -213,21 +247,24 @@ def marked(argv: list[bytes]) -> MachineId | None:
     return None
 
 
+def folder_of(argv: list[bytes], id: MachineId) -> Path | None:
+    """Where the folder of a machine's sockets lies, by the command line of its QEMU."""
+    end = f"/{id}/{CHANNEL}"
+    for word in argv:
+        path = os.fsdecode(word).partition(",path=")[2].split(",")[0]
+        if path.startswith("/") and path.endswith(end):
+            return Path(path.removesuffix(end))
+    return None
+
+
 def check(spec: DomainSpec, *, is_xen: bool) -> None:
     """Refuse what libvirt cannot give, by name. Raises DriverLacks."""
     if is_xen:
-        raise DriverLacks("a machine on Xen: belljar writes its description, and has not been run on a Xen host")
-    nic = spec.nic
-    if nic is not None and nic.forward:
-        raise DriverLacks("--context ssh: by libvirt no port of a guest is forwarded")
-    if nic is not None and nic.mode is not NetworkMode.USER:
-        raise DriverLacks(f"--network {nic.mode.value}: a libvirt driver cannot be lent the line of a machine's card")
-    if nic is not None and nic.has_line:
-        raise DriverLacks("a user network by passt: a libvirt driver cannot be lent its line")
-    if nic is not None and (nic.egress is not None or nic.is_shut):
+        raise DriverLacks(f"a machine on Xen: {NO_XEN}")
+    if any(share.kind is ShareKind.VIRTIOFS for share in spec.shares):
         raise DriverLacks(
-            "--network user with limits on where a guest may go: nobody guards a QEMU that libvirt started",
-            hint='Ask for no network, or let machines go anywhere with `network.egress = "open"`; see docs/libvirt.md.',
+            "a folder shared by virtiofs: not with machines by libvirt",
+            hint="Share the folder without `virtiofs:`; docs/libvirt.md tells what machines by libvirt do not have.",
         )
     for disk in spec.disks:
         if disk.format not in ("raw", "qcow2"):

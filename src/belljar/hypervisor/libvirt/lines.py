@@ -24,8 +24,8 @@ ACCEPTING = 5.0  # seconds between the start of a process and the connection it 
 class Lines:
     """Made for one domain; `close` takes everything away."""
 
-    def __init__(self, folder: Path, owner: tuple[int, int]) -> None:
-        self.folder, self._owner = folder, owner
+    def __init__(self, folder: Path, owner: tuple[int, int], names: tuple[str, ...] = ("channel", "console")) -> None:
+        self.folder, self._owner, self.names = folder, owner, names
         self._listening: dict[str, socket.socket] = {}
         self._lock: Lock | None = None
 
@@ -39,7 +39,7 @@ class Lines:
         with no_space_as_error(self.folder):
             self.folder.mkdir(mode=0o700)
             self._lock = try_lock(self.folder / LOCK)
-            for name in ("channel", "console"):
+            for name in self.names:
                 self._listen(name)
             if self._is_foreign:
                 os.chmod(self.folder, 0o711)

@@ -6,6 +6,7 @@ The guest is started paused, so that its events are listened to before anything 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -56,11 +57,24 @@ class Started:
     argv: tuple[str, ...]
     channel: socket.socket
     console: socket.socket
+    card: socket.socket | None  # where the frames of its card arrive, when somebody of ours carries them
     lines: Lines
     daemon: Daemon
     who: Identity | None
     settings: LibvirtSettings
     heard: Heard = field(default_factory=Heard)
+
+
+def undo(started: Started) -> None:
+    """End a domain of which nothing is made. The daemon destroys what a lost connection started."""
+    started.link.abandon("the start failed")
+    with suppress(ProcessLookupError, PermissionError):
+        signal.pidfd_send_signal(started.pidfd, signal.SIGKILL)
+    for end in (started.channel, started.console, started.card):
+        if end is not None:
+            end.close()
+    os.close(started.pidfd)
+    started.lines.close()
 
 
 class Attempt:
@@ -117,7 +131,8 @@ class Attempt:
             raise DomainDied("QEMU ended before its guest was started")
         ends: list[socket.socket] = []
         try:
-            ends += [self._lines.accept("channel"), self._lines.accept("console")]
+            for name in self._lines.names:
+                ends.append(self._lines.accept(name))
             self._create(link, lambda _: handle.resume())
         except BaseException:
             os.close(pidfd)
@@ -126,7 +141,19 @@ class Attempt:
             raise
         argv = tuple(word.decode(errors="replace") for word in command_line(pid))
         return Started(
-            link, handle, pid, pidfd, argv, ends[0], ends[1], self._lines, self._daemon, who, self._settings, heard
+            link,
+            handle,
+            pid,
+            pidfd,
+            argv,
+            ends[0],
+            ends[1],
+            ends[2] if ends[2:] else None,
+            self._lines,
+            self._daemon,
+            who,
+            self._settings,
+            heard,
         )
 
     def _create(self, link: Link, work: Callable[[Any], Any]) -> Any:

@@ -15,16 +15,19 @@ from xml.etree.ElementTree import Element, SubElement, indent, register_namespac
 
 from belljar.errors import DriverLacks
 from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk
-from belljar.hypervisor.qemu.cmdline import PORT_NAME, TRANSLATIONS, machine_uuid
-from belljar.model import KIB, NetworkMode
+from belljar.hypervisor.qemu.cmdline import PORT_NAME, TRANSLATIONS, compact, machine_uuid
+from belljar.model import KIB
 
 NAME = "belljar-"
 NAMESPACE = "urn:belljar:machine:1"
+PASSED_ON = "http://libvirt.org/schemas/domain/qemu/1.0"  # words for QEMU itself
 FIRST_SLOT, LAST_SLOT = 2, 0x1E  # below it the host bridge's and by custom the screen's, above it the board's own
 MODERN = "virtio-non-transitional"
+MODERN_PCI = "virtio-net-pci-non-transitional"  # the same of a card, in QEMU's words
 QEMU_NAMES = {"host": "host-passthrough", "max": "maximum"}  # QEMU's words for processors, and libvirt's
 
 register_namespace("belljar", NAMESPACE)
+register_namespace("qemu", PASSED_ON)
 
 
 class Kind(str, Enum):
@@ -56,6 +59,8 @@ class Ends:
     cpu: str = "max"  # in QEMU's words
     below: tuple[tuple[Path, ...], ...] = ()  # what each further disk stands on, the upper ones first
     label: tuple[int, int] | None = None  # uid and gid of the process; None: libvirt's choice
+    seed: Path | None = None
+    card: Path | None = None  # where the frames of its card go to; None: libvirt's own user network, if any
 
 
 def domain_xml(spec: DomainSpec, ends: Ends) -> str:
@@ -67,9 +72,10 @@ def domain_xml(spec: DomainSpec, ends: Ends) -> str:
     operating_system(domain, spec, ends)
     board(domain, spec, ends)
     endings(domain)
-    devices(domain, spec, ends)
+    words = devices(domain, spec, ends)
     if ends.label is not None:
         label(domain, ends.label)
+    passed_on(domain, words)
     indent(domain)
     text = tostring(domain, encoding="unicode") + "\n"
     check(text)
@@ -158,8 +164,8 @@ def endings(domain: Element) -> None:
     SubElement(domain, "on_crash").text = "preserve"
 
 
-def devices(domain: Element, spec: DomainSpec, ends: Ends) -> None:
-    """The parts list."""
+def devices(domain: Element, spec: DomainSpec, ends: Ends) -> list[str]:
+    """The parts list. Returns what libvirt has no words for, in those of QEMU."""
     every = SubElement(domain, "devices")
     slots = count(FIRST_SLOT)
     if ends.emulator and not ends.kind.is_xen:
@@ -174,15 +180,16 @@ def devices(domain: Element, spec: DomainSpec, ends: Ends) -> None:
     for extra, below in zip(spec.disks, ends.below, strict=True):
         made = further_disk(every, ends, next(names), extra, below)
         place(made, ends.kind, slots)
-    if spec.seed is not None:
-        made = disk(every, ends, next(names), "raw", (spec.seed,), readonly=True, serial="seed")
+    if ends.seed is not None:
+        made = disk(every, ends, next(names), "raw", (ends.seed,), readonly=True, serial="seed")
         place(made, ends.kind, slots)
     controllers(every, ends.kind, slots)
     for share in spec.shares:
         shared_folder(every, share.tag, share.source, ends.kind, slots, readonly=share.readonly)
-    network_card(every, spec, ends.kind, slots)
+    words = network_card(every, spec, ends, slots)
     lines(every, ends)
     extras(every, ends.kind, slots)
+    return words
 
 
 def disk_names(kind: Kind) -> Iterator[str]:
@@ -256,9 +263,14 @@ def place(device: Element, kind: Kind, slots: Iterator[int]) -> None:
     """On the root bus: a port for each device would cost a second of boot time under emulation."""
     if kind.is_xen:
         return
+    slot = free(slots)
+    SubElement(device, "address", type="pci", domain="0x0000", bus="0x00", slot=f"{slot:#04x}", function="0x0")
+
+
+def free(slots: Iterator[int]) -> int:
     if (slot := next(slots)) > LAST_SLOT:
         raise DriverLacks("so many disks and shares: by libvirt there is room for some 25 together")
-    SubElement(device, "address", type="pci", domain="0x0000", bus="0x00", slot=f"{slot:#04x}", function="0x0")
+    return slot
 
 
 def controllers(every: Element, kind: Kind, slots: Iterator[int]) -> None:
@@ -282,19 +294,31 @@ def shared_folder(every: Element, tag: str, source: str, kind: Kind, slots: Iter
     place(export, kind, slots)
 
 
-def network_card(every: Element, spec: DomainSpec, kind: Kind, slots: Iterator[int]) -> None:
-    """QEMU's own user network, open. All that needs a guard or a line of ours was refused before."""
+def network_card(every: Element, spec: DomainSpec, ends: Ends, slots: Iterator[int]) -> list[str]:
+    """QEMU's own user network where it is open. Otherwise a line to a process of ours, which libvirt has no words for:
+    what is returned is QEMU's."""
     if spec.nic is None:
-        return
-    if kind.is_xen or spec.nic.mode is not NetworkMode.USER:
-        raise DriverLacks(
-            f"the network {spec.nic.mode.value}: this driver gives a guest none, or `user`, and Xen's none"
-        )
+        return []
+    if ends.kind.is_xen:
+        raise DriverLacks(f"the network {spec.nic.mode.value}: Xen's guests get none here")
+    if ends.card is not None:
+        wire = {"server": False, "addr": {"type": "unix", "path": str(ends.card)}}
+        device = f"{MODERN_PCI},netdev=net,mac={spec.nic.mac},romfile=,bus=pcie.0,addr={free(slots):#x}"
+        return ["-netdev", compact({"type": "stream", "id": "net"} | wire), "-device", device]
     card = SubElement(every, "interface", type="user")
     SubElement(card, "mac", address=spec.nic.mac)
     SubElement(card, "model", type=MODERN)
     SubElement(card, "rom", enabled="no")
-    place(card, kind, slots)
+    place(card, ends.kind, slots)
+    return []
+
+
+def passed_on(domain: Element, words: list[str]) -> None:
+    """https://libvirt.org/drvqemu.html#pass-through-of-arbitrary-qemu-commands"""
+    if words:
+        every = SubElement(domain, f"{{{PASSED_ON}}}commandline")
+        for word in words:
+            SubElement(every, f"{{{PASSED_ON}}}arg").set("value", word)
 
 
 def lines(every: Element, ends: Ends) -> None:

@@ -19,6 +19,7 @@ QUESTION_TIMEOUT = 30.0
 DEVICES = (
     "virtio-blk-pci-non-transitional", "virtio-serial-pci-non-transitional", "virtio-rng-pci-non-transitional",
     "virtio-net-pci-non-transitional", "virtio-9p-pci-non-transitional", "vmgenid", "pvpanic-pci",
+    "vhost-user-fs-pci", "pcie-root-port",
 )  # fmt: skip
 NEEDED = DEVICES[:3]
 
@@ -66,7 +67,7 @@ def ask(binary: str, memory: Path) -> Abilities:
     known = identity(binary)
     try:
         remembered = read_json(memory)
-        if remembered["identity"] == known:
+        if remembered["identity"] == known and remembered["asked"] == list(DEVICES):
             major, minor, micro = remembered["version"]
             return Abilities(
                 binary,
@@ -80,7 +81,15 @@ def ask(binary: str, memory: Path) -> Abilities:
     found = _ask(binary, known)
     write_whole(
         memory,
-        dumps({"identity": known, "version": found.version, "name": found.name, "devices": sorted(found.devices)}),
+        dumps(
+            {
+                "identity": known,
+                "version": found.version,
+                "name": found.name,
+                "asked": DEVICES,
+                "devices": sorted(found.devices),
+            }
+        ),
     )
     return found
 

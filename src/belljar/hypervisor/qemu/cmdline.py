@@ -14,7 +14,7 @@ from typing import Any
 
 from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import Abilities
-from belljar.model import MIB, NetworkMode
+from belljar.model import MIB, NetworkMode, ShareKind
 
 TRANSLATIONS = 64  # MiB of TCG's buffer
 PORT_NAME = "org.belljar.agent"
@@ -52,7 +52,8 @@ class Plugs:
     firmware: str = ""  # the file of the UEFI; empty: QEMU's own BIOS
     ram: Ram | None = None
     incoming: bool = False  # waits for a device state instead of starting the guest
-    shares: tuple[str, ...] = ()  # paths, in the order of the spec
+    shares: tuple[str, ...] = ()  # paths of the folders by 9p, in the order of the spec
+    folders: tuple[int, ...] = ()  # sockets to who serves those by virtiofs; empty: nobody does yet
     disks: tuple[int, ...] = ()  # further disks, in the order of the spec
     below: tuple[tuple[int, ...], ...] = ()  # what each of them stands on, the upper ones first; empty: nothing does
     seed: int = -1  # the disc the guest's own init reads
@@ -77,7 +78,7 @@ def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs)
         *agent_port(plugs.channel),
         *disk(plugs.layers, bootable=spec.boot.kernel is None, is_disc=spec.boot.is_disc),
         *(network_card(spec.nic, plugs) if spec.nic else []),
-        *(word for share, path in zip(spec.shares, plugs.shares, strict=True) for word in shared_folder(share, path)),
+        *shared_folders(spec, plugs),
         *(seed_disc(plugs) if spec.seed else []),
         *further_disks(spec.disks, plugs),
         *(["-incoming", "defer"] if plugs.incoming else []),
@@ -90,7 +91,8 @@ def hardware(spec: DomainSpec, abilities: Abilities, cpu: str) -> list[str]:
         spec, id="", nic=replace(spec.nic, mac="", egress=None, fd=-1) if spec.nic else None,
         shares=tuple(replace(share, readonly=False) for share in spec.shares), disks=(),
     )  # fmt: skip
-    plugs = Plugs(0, 0, 0, layers=(0,), ram=Ram("", private=False), shares=("",) * len(spec.shares))
+    by_9p = [share for share in spec.shares if share.kind is ShareKind.NINEP]
+    plugs = Plugs(0, 0, 0, layers=(0,), ram=Ram("", private=False), shares=("",) * len(by_9p))
     return command_line(nobody, abilities, cpu, plugs)
 
 
@@ -260,27 +262,59 @@ def place_at_the_end(number: int) -> str:
 def network_card(nic: Nic, plugs: Plugs) -> list[str]:
     """The card is the same whatever it is plugged into: no backend here takes part in its offloads."""
     return [
-        *("-netdev", network_backend(nic, plugs)),
+        *("-netdev", network_backend(nic, plugs.network, is_draft=plugs.is_draft)),
         *("-device", f"virtio-net-pci-non-transitional,netdev=net,mac={nic.mac},romfile="),
     ]
 
 
-def network_backend(nic: Nic, plugs: Plugs) -> str:
+def network_backend(nic: Nic, line: int, *, is_draft: bool = False) -> str:
     """QEMU's own user network, which makes nothing on the host; a tap; a socket that carries frames; or, where none is
     given, as for a template, a hub with nobody else on it."""
     if not nic.has_line:
-        shut = ",restrict=on" if plugs.is_draft or nic.is_shut else ""
-        return "user,id=net,ipv6=off" + shut + (forwarding(nic.forward) if nic.forward else "")
-    if plugs.network < 0:
+        shut = ",restrict=on" if is_draft or nic.is_shut else ""
+        return "user,id=net,ipv6=off" + shut + "".join(map(forwarding, (nic.forward, nic.second), range(2)))
+    if line < 0:
         return "hubport,id=net,hubid=0"
     kind = "tap,id=net,vhost=off" if nic.mode is NetworkMode.BRIDGE else "socket,id=net"
-    return f"{kind},fd={plugs.network}"
+    return f"{kind},fd={line}"
 
 
-def forwarding(port: int) -> str:
-    """A port of the guest. QEMU asks for one of the host to listen on, and is given a socket in our folder instead: see
+def carrier(binary: str, id: str, nic: Nic, wire: int) -> list[str]:
+    """A QEMU without a guest. It has the network of a card that is in another QEMU, and a hub that passes frames between
+    that network and *wire*, a stream socket to the other one. A user network's clock runs, so it has an accelerator."""
+    return [
+        *(binary, *bare(), "-name", f"{MARK}{id}", *sandbox(), "-M", "none", "-accel", "tcg,tb-size=1"),
+        *("-netdev", network_backend(nic, nic.fd), "-netdev", "hubport,id=outside,hubid=0,netdev=net"),
+        *("-netdev", f"socket,id=wire,fd={wire}", "-netdev", "hubport,id=inside,hubid=0,netdev=wire"),
+    ]
+
+
+def forwarding(port: int, number: int = 0) -> str:
+    """A port of the guest, where there is one. QEMU asks for one of the host to listen on, and is given a socket in our folder instead: see
     the guard, which knows what is asked for by this address."""
-    return f",hostfwd=tcp:{FORWARD_ADDRESS}:{FORWARD_PORT}-:{port}"
+    return f",hostfwd=tcp:{FORWARD_ADDRESS}:{FORWARD_PORT + number}-:{port}" if port else ""
+
+
+def shared_folders(spec: DomainSpec, plugs: Plugs) -> list[str]:
+    """Those by 9p are hardware that every clone has. One by virtiofs takes part in no migration: the hardware is a port that
+    is free, and a clone's device is plugged into it when the device state is loaded (see `device_on_port`)."""
+    by_9p = [share for share in spec.shares if share.kind is ShareKind.NINEP]
+    by_virtiofs = [share for share in spec.shares if share.kind is ShareKind.VIRTIOFS]
+    words = [word for share, path in zip(by_9p, plugs.shares, strict=True) for word in shared_folder(share, path)]
+    for number, _ in enumerate(by_virtiofs):
+        words += ["-device", f"pcie-root-port,id=port{number},chassis={number + 1},io-reserve=0"]
+    for number, fd in enumerate(plugs.folders):
+        words += ["-chardev", f"socket,id=folder{number},fd={fd}"]
+        if not plugs.incoming:
+            device = device_on_port(number, by_virtiofs[number].tag)
+            words += ["-device", ",".join((str(device.pop("driver")), *(f"{key}={it}" for key, it in device.items())))]
+    return words
+
+
+def device_on_port(number: int, tag: str) -> dict[str, Any]:
+    """The n-th folder by virtiofs, as QMP's `device_add` takes it."""
+    ends = {"chardev": f"folder{number}", "bus": f"port{number}"}
+    return {"driver": "vhost-user-fs-pci", "tag": tag, "queue-size": 1024} | ends
 
 
 def shared_folder(share: SharedFolder, path: str) -> list[str]:

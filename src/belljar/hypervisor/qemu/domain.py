@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Any
 from belljar.errors import BelljarError, DomainDied, QmpError
 from belljar.hypervisor import Call, DomainEvent, EventKind, Refusal
 from belljar.hypervisor.qemu.complaints import ended, explain
-from belljar.hypervisor.qemu.process import Child, Spawn
+from belljar.hypervisor.qemu.process import Child
 from belljar.hypervisor.qemu.qmp import Monitor
 
 if TYPE_CHECKING:
     from belljar.host.egress import Egress
+    from belljar.hypervisor.qemu.outside import Outside
+    from belljar.hypervisor.qemu.virtiofsd import FolderServer
 
 FINAL = ("completed", "failed", "cancelled")  # states of a migration that do not change any more
 LAST_RESORT = 10.0  # seconds SIGKILL may take; longer means a process in state D
+LAST_WORDS = 1.0  # seconds in which QEMU's own end explains the end of what served it
 
 
 @dataclass
@@ -60,8 +63,10 @@ class QemuDomain:
         doing: str,
         egress: Egress | None = None,
         forward: Path | None = None,
+        servers: Sequence[FolderServer] = (),
     ) -> None:
-        self._forward = forward
+        """*servers* end with it; until it is made they are the caller's."""
+        self._servers = servers
         self.channel, self.console = lines.ours["channel"], lines.ours["console"]
         # The channel stays up when its user closes it, so a template is saved with its port open: a clone's agent
         # then need not see the port close and open again.
@@ -72,20 +77,27 @@ class QemuDomain:
         self._migration: asyncio.Future[str] | None = None
         self._is_loading = self._is_paused = False
         self._preliminaries: list[tuple[str, asyncio.Future[Any]]] = []
+        self._devices: Sequence[dict[str, Any]] = ()  # to be plugged in when the state is loaded
+        self._is_plugged: asyncio.Future[None] | None = None
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._traffic: asyncio.Queue[Call | Refusal | None] = asyncio.Queue()
+        self._outside = None if egress is None and forward is None else _outside(egress, forward)
         try:
-            self._child = Child(argv, fds, log, self._ended, self._guarded(egress) if egress is not None else None)
+            self._child = Child(argv, fds, log, self._ended, self._outside.start if self._outside else None)
         except BaseException:
             self._held.close()
             raise
         self.pid, self.argv = self._child.pid, tuple(argv)
         self._monitor = Monitor(lines.ours["monitor"], self._event)
+        for server in servers:
+            server.over.add_done_callback(lambda _, server=server: self._share_ended(server))  # type: ignore[misc]
 
     # -- the Domain protocol -----------------------------------------------------------------------------------------
 
     async def connect(self) -> None:
         await self.answer(self._monitor.handshake, "qmp_capabilities")
+        if self._is_plugged is not None:
+            ends: set[asyncio.Future[Any]] = {self._is_plugged, self._over}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         for command, future in self._preliminaries:
             await self.answer(future, command)
         self._preliminaries.clear()
@@ -114,6 +126,10 @@ class QemuDomain:
             raise DomainDied(
                 f"QEMU (pid {self.pid}) does not go away, not even by SIGKILL: it hangs in the host's kernel"
             )
+        if self._servers:
+            from belljar.hypervisor.qemu.virtiofsd import end
+
+            await end(self._servers, grace=LAST_WORDS)
         return self._over.result()
 
     def kill(self) -> None:
@@ -132,38 +148,37 @@ class QemuDomain:
             await self._news.wait()
 
     async def traffic(self) -> AsyncIterator[Call | Refusal]:
-        while (item := await self._traffic.get()) is not None:
+        if self._outside is None:
+            await asyncio.wait({self._over})
+            return
+        async for item in self._outside.traffic():
             yield item
 
-    async def dial(self) -> socket.socket:
-        if self._forward is None:
+    async def dial(self, number: int = 0) -> socket.socket:
+        if self._outside is None:
             raise OSError(errno.ENOTCONN, "this machine forwards no port")
-        line = socket.socket(socket.AF_UNIX)
-        line.setblocking(False)
-        folder = os.open(self._forward.parent, os.O_PATH | os.O_CLOEXEC)
-        try:  # by a path that is short however long the folder's own is
-            await asyncio.get_running_loop().sock_connect(line, f"/proc/self/fd/{folder}/{self._forward.name}")
-        except BaseException:
-            line.close()
-            raise
-        finally:
-            os.close(folder)
-        return line
+        return await self._outside.dial(number)
 
     def usage(self) -> tuple[float, float, int]:
-        return self._child.usage or measure(self.pid)
+        user, system, peak = self._child.usage or measure(self.pid)
+        served = [server.usage() for server in self._servers]
+        return user + sum(one[0] for one in served), system + sum(one[1] for one in served), peak
 
     # -- for the driver ------------------------------------------------------------------------------------------------
 
-    def go_on(self, state: int) -> None:
+    def go_on(self, state: int, devices: Sequence[dict[str, Any]] = ()) -> None:
         """Load the device state behind an inherited descriptor and run the guest. The commands go out in one piece and
         are answered while nobody waits. `cont` is needed because the template was saved at a stop; a QEMU that comes to
-        it while it still loads forgets it, so it is said again when QEMU tells that the load is over."""
+        it while it still loads forgets it, so it is said again when QEMU tells that the load is over. *devices* are plugged
+        in between, for there is no state of theirs to be loaded; the guest runs when it has them."""
         self._is_loading = True
         wanted = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
         self.ask("migrate-set-capabilities", {"capabilities": wanted})
         self.ask("migrate-incoming", {"uri": f"fd:{state}"})
-        self.ask("cont")
+        if devices:
+            self._devices, self._is_plugged = devices, asyncio.get_running_loop().create_future()
+        else:
+            self.ask("cont")
 
     def ask(self, command: str, arguments: dict[str, Any] | None = None) -> None:
         """Send a command whose answer `connect` waits for."""
@@ -192,39 +207,25 @@ class QemuDomain:
             told = await self.call("query-migrate")
             raise QmpError(f"QEMU could not write its device state: {told.get('error-desc', self._migration.result())}")
 
-    # -- what the guard tells ------------------------------------------------------------------------------------------
-
-    def _guarded(self, egress: Egress) -> Spawn:
-        """How a QEMU is started whose network is guarded."""
-        from belljar.hypervisor.qemu.guard import PENDING, Guard
-        from belljar.hypervisor.qemu.process import spawn
-
-        loop, traffic = asyncio.get_running_loop(), self._traffic
-
-        def tell(item: Call | Refusal) -> bool:
-            """From the guard's thread. False: nobody will take it."""
-            if traffic.qsize() >= PENDING or self._over.done():
-                return False
-            try:
-                loop.call_soon_threadsafe(traffic.put_nowait, item)
-            except RuntimeError:  # the loop is closed
-                return False
-            return True
-
-        guard = Guard(egress, tell, self._forward)
-        return lambda argv, fds, stderr: guard.spawn(spawn, argv, fds, stderr)
-
     # -- what QEMU tells -----------------------------------------------------------------------------------------------
 
     def _event(self, name: str, details: dict[str, Any]) -> None:
         if name == "MIGRATION" and details.get("status") in FINAL:
-            if self._is_loading and not self._is_paused and details["status"] == "completed":
-                self._monitor.send("cont")
+            if self._is_loading and details["status"] == "completed":
+                self._loaded()
             self._is_loading = False
             self._migrated(str(details["status"]))
         event = translate(name, details)
         if event is not None:
             self._tell(event)
+
+    def _loaded(self) -> None:
+        for device in self._devices:
+            self.ask("device_add", device)
+        if not self._is_paused:
+            self._monitor.send("cont")
+        if self._is_plugged is not None and not self._is_plugged.done():
+            self._is_plugged.set_result(None)
 
     def _migrated(self, status: str) -> None:
         if self._migration is not None and not self._migration.done():
@@ -235,9 +236,8 @@ class QemuDomain:
         self._over.set_result(status)
         self._monitor.fail(self._death())
         self._held.close()
-        if self._forward is not None:
-            self._forward.unlink(missing_ok=True)
-        self._traffic.put_nowait(None)
+        if self._outside is not None:
+            self._outside.end()
         self._tell(
             DomainEvent(
                 EventKind.EXITED,
@@ -247,12 +247,28 @@ class QemuDomain:
             )
         )
 
+    def _share_ended(self, server: FolderServer) -> None:
+        """It ends by itself when QEMU does, and may be seen to do so first."""
+        asyncio.get_running_loop().call_later(LAST_WORDS, self._tell_of_loss, server)
+
+    def _tell_of_loss(self, server: FolderServer) -> None:
+        if not self._over.done() and self._doing != "stopping":
+            loss = server.loss()
+            self._tell(DomainEvent(EventKind.SHARE_LOST, loss.message, why=loss))
+
     def _tell(self, event: DomainEvent) -> None:
         self._history.append(event)
         self._news.set()
 
     def _death(self) -> BelljarError:
         return explain(self._child.said(), self._child.status, self._doing)
+
+
+def _outside(egress: Egress | None, forward: Path | None) -> Outside:
+    """Imported by machines that have a network alone."""
+    from belljar.hypervisor.qemu.outside import Outside
+
+    return Outside(egress, forward)
 
 
 def translate(name: str, details: dict[str, Any]) -> DomainEvent | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import DomainDied, ImageCorrupt, NoAccelerator, TemplateError
+from belljar.errors import DomainDied, HostError, ImageCorrupt, NoAccelerator, TemplateError
 from belljar.host.files import private_folder
 from belljar.host.processes import all_pids, command_line, has_no_parent, kill_and_wait
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Settings, Template
@@ -22,10 +22,11 @@ from belljar.hypervisor.qemu.disk import layers
 from belljar.hypervisor.qemu.domain import Lines, QemuDomain
 from belljar.hypervisor.qemu.template import DISK, RAM, SEED, STATE, TemplateStore, copy_overlay, key_of
 from belljar.hypervisor.qemu.wiring import Wiring, wiring
-from belljar.model import Firmware, MachineId
+from belljar.model import Firmware, MachineId, ShareKind
 
 if TYPE_CHECKING:
     from belljar.hypervisor.qemu.proof import Proof
+    from belljar.hypervisor.qemu.virtiofsd import FolderServer
 
 NOBODY = (65534, 65534)
 TEMPLATES, MEMORY = "templates", "qemu"
@@ -56,25 +57,76 @@ class QemuHypervisor:
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
+    def check(self, spec: DomainSpec) -> None:
+        if any(share.kind is ShareKind.VIRTIOFS for share in spec.shares):
+            from belljar.hypervisor.qemu.virtiofsd import find
+
+            find(self._settings.virtiofsd)
+            if missing := sorted({"vhost-user-fs-pci", "pcie-root-port"} - self.abilities.devices):
+                raise HostError(
+                    f"{self.abilities.binary}: has no {', '.join(missing)}, which `--share virtiofs:` takes"
+                )
+
     def start(self, spec: DomainSpec) -> QemuDomain:
         with wiring(spec.owner) as wires:
-            return self._launch(spec, wires, self._disk(wires, spec.disk), "starting")
+            return self._start(spec, wires)
+
+    def _start(
+        self, spec: DomainSpec, wires: Wiring, ram: Ram | None = None, servers: Sequence[FolderServer] = ()
+    ) -> QemuDomain:
+        return self._launch(spec, wires, self._disk(wires, spec.disk), "starting", ram, servers=servers)
 
     async def launch(self, spec: DomainSpec, template: Template | None) -> QemuDomain:
-        return self.start_clone(spec, template) if template else self.start(spec)
+        if not any(share.kind is ShareKind.VIRTIOFS for share in spec.shares):
+            return self.start_clone(spec, template) if template else self.start(spec)
+        return await self._launch_served(spec, template)
+
+    async def _launch_served(self, spec: DomainSpec, template: Template | None) -> QemuDomain:
+        """With folders by virtiofs. Who serves them reads and writes the guest's memory, so all of it is shared with them:
+        it is the machine's own, and a clone's is a copy of its template's."""
+        from belljar.hypervisor.qemu.memory import own_memory
+        from belljar.hypervisor.qemu.virtiofsd import end, find, serve
+
+        with wiring(spec.owner) as wires:
+            fd = wires.adopt(await own_memory(spec.memory, template.folder / RAM if template else None))
+            memory = Ram(f"/proc/self/fd/{fd}", private=False)
+            servers = await serve(spec, find(self._settings.virtiofsd))
+            try:
+                if template is not None:
+                    return self._start_clone(spec, template, wires, memory, servers)
+                return self._start(spec, wires, memory, servers)
+            except BaseException:
+                await end(servers)
+                raise
+            finally:
+                for server in servers:
+                    server.line.close()
 
     def start_clone(self, spec: DomainSpec, template: Template) -> QemuDomain:
         with wiring(spec.owner) as wires:
-            try:
-                disk = self._disk(wires, spec.disk)
-                state = wires.open(template.folder / STATE, os.O_RDONLY)
+            return self._start_clone(spec, template, wires)
+
+    def _start_clone(
+        self,
+        spec: DomainSpec,
+        template: Template,
+        wires: Wiring,
+        memory: Ram | None = None,
+        servers: Sequence[FolderServer] = (),
+    ) -> QemuDomain:
+        """*memory*: the clone's own copy; else it maps the template's privately."""
+        try:
+            disk = self._disk(wires, spec.disk)
+            state = wires.open(template.folder / STATE, os.O_RDONLY)
+            if memory is None:
                 ram = wires.open(template.folder / RAM, os.O_RDONLY)  # QEMU reopens it, as its own user
-                spec = replace(spec, seed=template.folder / SEED) if spec.seed else spec
-            except ImageCorrupt as exc:
-                raise TemplateError(f"the template {template.key} cannot be used any more: {exc.message}") from exc
-            memory = Ram(f"/proc/self/fd/{ram}", private=True, readonly=self.abilities.readonly_ram)
-            domain = self._launch(spec, wires, disk, "going on from its template", memory, incoming=True)
-        domain.go_on(state)
+                memory = Ram(f"/proc/self/fd/{ram}", private=True, readonly=self.abilities.readonly_ram)
+            spec = replace(spec, seed=template.folder / SEED) if spec.seed else spec
+        except ImageCorrupt as exc:
+            raise TemplateError(f"the template {template.key} cannot be used any more: {exc.message}") from exc
+        doing = "going on from its template"
+        domain = self._launch(spec, wires, disk, doing, memory, incoming=True, servers=servers)
+        domain.go_on(state, [cmdline.device_on_port(at, server.share.tag) for at, server in enumerate(servers)])
         return domain
 
     def start_template(self, spec: DomainSpec) -> QemuDomain:
@@ -99,6 +151,7 @@ class QemuHypervisor:
         *,
         incoming: bool = False,
         is_draft: bool = False,
+        servers: Sequence[FolderServer] = (),
     ) -> QemuDomain:
         """Spawn QEMU. `abilities` is asked first, so that a QEMU that is missing leaves nothing behind."""
         ours, boot, lines = self.abilities, spec.boot, Lines.make()
@@ -113,7 +166,8 @@ class QemuHypervisor:
                 initrd=wires.readable(boot.initrd) if boot.initrd and not incoming else "",
                 ram=ram,
                 incoming=incoming,
-                shares=tuple(share.source for share in spec.shares),
+                shares=tuple(share.source for share in spec.shares if share.kind is ShareKind.NINEP),
+                folders=tuple(wires.lend(server.line.fileno()) for server in servers),
                 disks=tuple(wires.open(it.path, os.O_RDONLY if it.readonly else os.O_RDWR) for it in spec.disks),
                 below=tuple(_below(wires, it) for it in spec.disks),
                 seed=wires.open(spec.seed, os.O_RDONLY) if spec.seed else -1,
@@ -126,8 +180,9 @@ class QemuHypervisor:
             egress = spec.nic.egress if spec.nic and (not is_draft or forward) else None
             timeout = self._settings.qmp_timeout
             domain = QemuDomain(
-                argv, wires.fds, lines, log, timeout=timeout, doing=doing, egress=egress, forward=forward
-            )
+                argv, wires.fds, lines, log, timeout=timeout, doing=doing, egress=egress, forward=forward,
+                servers=servers,
+            )  # fmt: skip
         except BaseException:
             lines.hang_up(ours=True)
             raise
@@ -136,7 +191,7 @@ class QemuHypervisor:
 
     def _confined(self, spec: DomainSpec, argv: list[str]) -> list[str]:
         """Root stays root only for root's own writable shares, with what 9p needs and nothing else."""
-        serves_root = spec.owner[0] == 0 and bool(spec.shares)
+        serves_root = spec.owner[0] == 0 and any(share.kind is ShareKind.NINEP for share in spec.shares)
         capabilities = process.SHARE_CAPABILITIES if serves_root else ()
         groups = process.kvm_groups() if spec.accelerator is Accelerator.KVM else ()
         return process.confined(argv, spec.owner, capabilities=capabilities, groups=groups)
@@ -282,10 +337,12 @@ class QemuHypervisor:
     # -- by the mark -------------------------------------------------------------------------------------------------
 
     def alive(self) -> list[tuple[MachineId, int]]:
+        from belljar.hypervisor.qemu.virtiofsd import served
+
         found = []
         for pid in all_pids():
-            id = marked(command_line(pid))
-            if id:
+            argv = command_line(pid)
+            if id := marked(argv) or served(argv):
                 found.append((id, pid))
         return found
 

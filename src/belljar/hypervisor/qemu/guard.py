@@ -27,6 +27,7 @@ from belljar.host.egress import Egress, Transport, Verdict, decide
 from belljar.host.seccomp import Libc, Notice, Program, failing
 from belljar.hypervisor import Call, Refusal
 from belljar.hypervisor.qemu.cmdline import FORWARD_ADDRESS, FORWARD_PORT
+from belljar.hypervisor.qemu.outside import second_of
 from belljar.hypervisor.qemu.process import Spawn, spawn
 
 CLOSE, DUP2, SOCKET, CONNECT, SENDTO, SENDMSG, BIND, LISTEN, SETSOCKOPT = 3, 33, 41, 42, 44, 46, 49, 50, 54
@@ -70,8 +71,10 @@ class Guard:
 
     def __init__(self, egress: Egress, tell: Callable[[Call | Refusal], bool], forward: Path | None = None) -> None:
         self._may_listen = egress.listens or forward is not None
-        self._forwarding: int | None = None  # the inode of that socket
-        self._forward = forward  # where a socket is to listen in place of the one port QEMU asks for
+        self._forwarding: set[int] = set()  # the inodes of such sockets
+        places = () if forward is None else (forward, second_of(forward))
+        # Where sockets are to listen in place of the ports QEMU asks for.
+        self._forwards = {(FORWARD_ADDRESS, FORWARD_PORT + number): path for number, path in enumerate(places)}
         self.refused = 0  # calls, in all
         self._egress, self._tell = egress, tell
         self._told: set[tuple[str, int, str]] = set()
@@ -176,8 +179,8 @@ class Guard:
         a number for each connection it takes. In place of the port it forwards it gets a socket of ours."""
         fd, pointer, size = notice.args[:3]
         address = self._address(notice, pointer, size)
-        if self._forward is not None and _place(address) == (FORWARD_ADDRESS, FORWARD_PORT):
-            return self._give_forward(notice, fd, self._forward)
+        if (path := self._forwards.pop(_place(address), None)) is not None:
+            return self._give_forward(notice, fd, path)
         with self._socket(fd) as ours:
             if _transport(ours) is not Transport.TCP or _place(address) != ANY_PORT:
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
@@ -187,7 +190,7 @@ class Guard:
     def _listen(self, notice: Notice) -> int:
         """Where it was bound before: otherwise the kernel would choose all addresses of the host."""
         with self._socket(notice.args[0]) as ours:
-            if os.fstat(ours.fileno()).st_ino == self._forwarding:
+            if os.fstat(ours.fileno()).st_ino in self._forwarding:
                 return 0  # it does so already
             is_bound = self._egress.listens and _transport(ours) is Transport.TCP
             if not is_bound or ours.getsockname()[0] != ANY_PORT[0] or not ours.getsockname()[1]:
@@ -197,10 +200,9 @@ class Guard:
 
     def _give_forward(self, notice: Notice, fd: int, path: Path) -> int:
         """A socket in the machine's folder that listens: QEMU takes who connects there for a client of its port."""
-        self._forward = None
         with socket.socket(socket.AF_UNIX) as line:
             listen_at(line, path)
-            self._forwarding = os.fstat(line.fileno()).st_ino
+            self._forwarding.add(os.fstat(line.fileno()).st_ino)
             seccomp.put_descriptor(self._listener, notice, line.fileno(), fd & 0xFFFFFFFF)
         return 0
 

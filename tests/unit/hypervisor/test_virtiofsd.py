@@ -1,0 +1,427 @@
+"""Folders by virtiofs on the host's side: which program, its words, its ends, a clone's memory, and the order of QMP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unit.hypervisor.test_cmdline import COLD
+
+from belljar.errors import CommandMissing, DriverLacks, NoFolderServer, NotPermitted, ShareLost
+from belljar.hypervisor import DomainSpec, EventKind, Settings, SharedFolder, find_virtiofsd, load
+from belljar.hypervisor.qemu import driver, memory, virtiofsd
+from belljar.hypervisor.qemu.cmdline import device_on_port
+from belljar.hypervisor.qemu.domain import Lines, QemuDomain
+from belljar.hypervisor.qemu.virtiofsd import ENCLOSURE, FolderServer, Version, end, read_version, serve, served
+from belljar.model import MIB, ShareKind
+
+OF_QEMU = "virtiofsd version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)"
+# In place of virtiofsd: takes the connection, as both do, and then whatever its folder tells it to do.
+STAND_IN = """#!/usr/bin/python3 -IS
+import os, socket, sys
+if "--version" in sys.argv:
+    sys.exit(print("virtiofsd 1.13.2"))
+fd = next(int(word[5:]) for word in sys.argv if word.startswith("--fd="))
+line, _ = socket.socket(fileno=fd).accept()
+line.send(b"here " + " ".join(sorted(os.listdir("/mnt"))).encode())
+said = line.recv(100)
+if said:
+    sys.exit(said.decode())
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> str:
+    path = tmp_path / "virtiofsd"
+    path.write_text(STAND_IN)
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> DomainSpec:
+    """A machine with two folders by virtiofs and one by 9p."""
+    shares = []
+    for number, kind in enumerate((ShareKind.VIRTIOFS, ShareKind.NINEP, ShareKind.VIRTIOFS)):
+        folder = tmp_path / f"shared{number}"
+        folder.mkdir()
+        (folder / f"file{number}").touch()
+        shares.append(SharedFolder(f"share{number}", str(folder), readonly=True, kind=kind))
+    place = tmp_path / "machine"
+    place.mkdir(mode=0o700)
+    return replace(COLD, shares=tuple(shares), folder=place, owner=(os.geteuid(), os.getegid()))
+
+
+# -- which program -----------------------------------------------------------------------------------------------------
+
+
+def test_the_program_of_the_settings_is_taken(program: str) -> None:
+    assert find_virtiofsd(Settings(virtiofsd=program)) == program
+    for wrong in (program + "x", os.path.dirname(program) + "/nothing", "no-such-virtiofsd"):
+        with pytest.raises(CommandMissing, match="no such program"):
+            find_virtiofsd(Settings(virtiofsd=wrong))
+
+
+def test_one_that_is_nowhere_is_refused_and_its_package_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtiofsd, "which", lambda name: None)
+    monkeypatch.setattr(virtiofsd, "PLACES", ("/nowhere",))
+    with pytest.raises(CommandMissing) as caught:
+        find_virtiofsd(Settings())
+    assert "package `virtiofsd`" in caught.value.hint and "qemu-system-common" in caught.value.hint
+
+
+def test_the_refusal_comes_before_anything_is_made(tmp_path: Path, spec: DomainSpec) -> None:
+    hypervisor = load(Settings(virtiofsd="/nowhere/virtiofsd"), tmp_path / "store")
+    with pytest.raises(CommandMissing):
+        hypervisor.check(spec)
+    hypervisor.check(replace(spec, shares=spec.shares[1:2]))  # by 9p it is not asked for
+
+
+def test_a_machine_by_libvirt_has_none(tmp_path: Path, spec: DomainSpec) -> None:
+    hypervisor = load(Settings(), tmp_path / "store", "libvirt:qemu:///system")
+    with pytest.raises(DriverLacks) as caught:
+        hypervisor.check(spec)
+    assert "virtiofs" in caught.value.message and "without `virtiofs:`" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("line", "version"),
+    [
+        (OF_QEMU, Version(True, (7, 2, 22))),
+        ("virtiofsd version 5.2.0", Version(True, (5, 2, 0))),
+        ("virtiofsd 1.13.2", Version(False, (1, 13, 2))),
+        ("virtiofsd 1.10.0", Version(False, (1, 10, 0))),
+        ("setgroups() failed with error=1:Operation not permitted", Version(True, (5, 0, 0))),
+        ("virtiofsd 1.0.0", None),
+        ("virtiofsd version 4.2.0", None),
+        ("bash, version 5.2", None),
+        ("", None),
+    ],
+)
+def test_which_of_the_two_it_is(line: str, version: Version | None) -> None:
+    assert read_version(line) == version
+
+
+def test_one_that_is_neither_is_refused() -> None:
+    with pytest.raises(NoFolderServer, match="not a virtiofsd that belljar knows"):
+        virtiofsd.version_of("/bin/true")
+
+
+def test_each_of_the_two_gets_its_own_words() -> None:
+    ours = virtiofsd.command_line(Version(True, (7, 2, 22)), 9, "/mnt", is_root=False)
+    assert ours[0] == "--fd=9" and "source=/mnt" in ours and "sandbox=namespace" in ours and "timeout=0" in ours
+    other = virtiofsd.command_line(Version(False, (1, 13, 2)), 9, "/mnt", is_root=False)
+    assert other[:3] == ["--fd=9", "--shared-dir=/mnt", "--sandbox=none"]
+    assert "--sandbox=namespace" in virtiofsd.command_line(Version(False, (1, 13, 2)), 9, "/mnt", is_root=True)
+
+
+def test_the_one_without_a_sandbox_of_its_own_begins_with_few_rights() -> None:
+    of_qemu, other = Version(True, (7, 2, 22)), Version(False, (1, 13, 2))
+    asked = [virtiofsd.capabilities(version, is_root=root) for version in (of_qemu, other) for root in (True, False)]
+    assert asked == ["all", "all", "all", "0x880000db"]
+
+
+# -- its processes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "machine"),
+    [
+        ([b"virtiofsd:belljar-0123456789ab:share0", b"--fd=9"], "0123456789ab"),
+        (
+            [b"/usr/bin/python3", b"-IS", os.fsencode(ENCLOSURE), b"virtiofsd:belljar-0123456789ab:share0"],
+            "0123456789ab",
+        ),
+        ([b"/usr/bin/python3", b"-IS", b"/other.py", b"virtiofsd:belljar-0123456789ab:share0"], None),
+        ([b"grep", b"virtiofsd:belljar-0123456789ab:share0"], None),
+        ([b"/usr/bin/python3"], None),
+        ([b"virtiofsd"], None),
+        ([], None),
+    ],
+)
+def test_a_process_is_known_by_its_mark(argv: list[bytes], machine: str | None) -> None:
+    assert served(argv) == machine
+
+
+async def test_each_folder_by_virtiofs_is_served_and_nothing_of_it_stays(spec: DomainSpec, program: str) -> None:
+    servers = await serve(spec, program)
+    assert [server.share.tag for server in servers] == ["share0", "share2"]
+    assert [server.line.recv(100) for server in servers] == [b"here file0", b"here file2"]
+    assert sorted(path.name for path in spec.folder.iterdir()) == ["virtiofsd.log"]  # the socket has no name any more
+    await end(servers)
+    assert all(server.over.done() for server in servers)
+    assert [server.line.fileno() for server in servers] == [-1, -1]
+
+
+async def test_it_is_found_by_the_machines_id_and_ended(spec: DomainSpec, program: str, tmp_path: Path) -> None:
+    hypervisor = load(Settings(), tmp_path / "store")
+    spec = replace(spec, id=os.urandom(6).hex())
+    servers = await serve(spec, program)
+    found = [pid for id, pid in hypervisor.alive() if id == spec.id]
+    assert len(found) == 2  # their enclosures; a script in the place of the program has its interpreter's name
+    hypervisor.discard(spec.id)
+    await asyncio.wait_for(asyncio.gather(*(server.over for server in servers)), 10)
+    assert [pid for id, pid in hypervisor.alive() if id == spec.id] == []
+    await end(servers)
+
+
+async def test_it_ends_by_itself_when_its_line_is_closed(spec: DomainSpec, program: str) -> None:
+    (server, *others) = await serve(spec, program)
+    assert server.line.recv(100) == b"here file0"
+    server.line.close()
+    assert os.waitstatus_to_exitcode(await asyncio.wait_for(asyncio.shield(server.over), 10)) == 0
+    await end([server, *others])
+
+
+async def test_what_it_said_last_is_why_it_is_lost(spec: DomainSpec, program: str) -> None:
+    servers = await serve(spec, program)
+    servers[0].line.send(b"the disk is on fire")
+    await asyncio.wait_for(asyncio.shield(servers[0].over), 10)
+    loss = servers[0].loss()
+    assert isinstance(loss, ShareLost) and loss.message.endswith("virtiofsd ended: the disk is on fire")
+    assert spec.shares[0].source in loss.message
+    await end(servers)
+
+
+async def test_a_folder_that_is_not_there_is_refused_and_none_is_left(
+    spec: DomainSpec, program: str, tmp_path: Path
+) -> None:
+    spec = replace(spec, id=os.urandom(6).hex(), shares=(spec.shares[0], replace(spec.shares[2], source="/nowhere")))
+    with pytest.raises(NotPermitted, match="--share virtiofs:/nowhere: No such file"):
+        await serve(spec, program)
+    assert [pid for id, pid in load(Settings(), tmp_path / "store").alive() if id == spec.id] == []
+
+
+async def test_namespaces_that_cannot_be_had_are_told_with_what_to_do(
+    spec: DomainSpec, program: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "enclosure.py"
+    other.write_text("import os, sys\nos.write(int(sys.argv[9]), b'N namespaces: No space left on device')\n")
+    monkeypatch.setattr(virtiofsd, "ENCLOSURE", other)
+    with pytest.raises(NoFolderServer) as caught:
+        await serve(spec, program)
+    assert caught.value.message.endswith("namespaces: No space left on device")
+    assert "user.max_user_namespaces" in caught.value.hint
+
+
+async def test_whoever_gives_up_waiting_leaves_none(
+    spec: DomainSpec, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = asyncio.Event()
+
+    async def never(self: FolderServer) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(FolderServer, "ready", never)
+    spec = replace(spec, id=os.urandom(6).hex())
+    task = asyncio.ensure_future(serve(spec, program))
+    await begun.wait()
+    assert len([pid for id, pid in load(Settings(), tmp_path / "store").alive() if id == spec.id]) == 2
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [pid for id, pid in load(Settings(), tmp_path / "store").alive() if id == spec.id] == []
+
+
+async def test_one_that_never_runs_is_not_waited_for_for_ever(
+    spec: DomainSpec, program: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "enclosure.py"
+    other.write_text("import signal\nsignal.pause()\n")
+    monkeypatch.setattr(virtiofsd, "ENCLOSURE", other)
+    monkeypatch.setattr(virtiofsd, "READY_TIMEOUT", 0.1)
+    with pytest.raises(NoFolderServer, match=r"waited 0\.1 s for virtiofsd to run"):
+        await serve(spec, program)
+
+
+# -- memory ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_clones_memory_is_its_templates_and_its_holes_are_holes(tmp_path: Path) -> None:
+    source = tmp_path / "ram"
+    with open(source, "wb") as file:
+        file.truncate(64 * MIB)
+        for at in (0, 17 * MIB + 12345, 64 * MIB - 5):
+            file.seek(at)
+            file.write(b"words")
+    fd = memory.make(64 * MIB, source)
+    try:
+        assert os.fstat(fd).st_size == 64 * MIB and os.fstat(fd).st_blocks * 512 < MIB
+        assert os.pread(fd, 64 * MIB, 0) == source.read_bytes()
+        os.pwrite(fd, b"other", 0)
+        assert source.read_bytes()[:5] == b"words"
+    finally:
+        os.close(fd)
+
+
+async def test_memory_that_nobody_waits_for_any_more_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    begun, goes_on, over = threading.Event(), threading.Event(), threading.Event()
+    fds = os.listdir("/proc/self/fd")
+
+    def slow(size: int, source: Path | None, wanted: object) -> int:
+        fd = os.memfd_create("test")
+        begun.set()
+        goes_on.wait(10)
+        over.set()
+        return fd
+
+    monkeypatch.setattr(memory, "make", slow)
+    task = asyncio.ensure_future(memory.own_memory(MIB, None))
+    await asyncio.get_running_loop().run_in_executor(None, begun.wait, 10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    goes_on.set()
+    workers = [one for one in threading.enumerate() if one.daemon and "work" in one.name]
+    for worker in workers:
+        await asyncio.get_running_loop().run_in_executor(None, worker.join, 10)
+    assert over.is_set() and not [one for one in os.listdir("/proc/self/fd") if one not in fds and is_memory(one)]
+
+
+def is_memory(number: str) -> bool:
+    try:
+        return "memfd:test" in os.readlink(f"/proc/self/fd/{number}")
+    except FileNotFoundError:
+        return False
+
+
+# -- a clone's devices -------------------------------------------------------------------------------------------------
+
+
+class PlayedQemu:
+    """A domain whose process does nothing; the test speaks for its monitor."""
+
+    def __init__(self, folder: Path, servers: list[FolderServer]) -> None:
+        lines = Lines.make()
+        self._lines = lines
+        self.domain = QemuDomain(
+            ["/bin/sleep", "1000"], [], lines, folder / "qemu.log", timeout=10, doing="testing", servers=servers
+        )
+        self.monitor: socket.socket = lines.theirs["monitor"]
+        self._buffer = b""
+
+    def said(self) -> list[dict[str, object]]:
+        """The commands that came since the last look."""
+        self.monitor.setblocking(False)
+        try:
+            while data := self.monitor.recv(1 << 16):
+                self._buffer += data
+        except BlockingIOError:
+            pass
+        *whole, self._buffer = self._buffer.split(b"\n")
+        return [json.loads(line) for line in whole]
+
+    def says(self, message: dict[str, object]) -> None:
+        self.monitor.setblocking(True)
+        self.monitor.sendall(json.dumps(message).encode() + b"\n")
+
+    async def close(self) -> None:
+        await self.domain.quit(grace=0)
+        self._lines.hang_up(ours=True)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+
+
+async def commands(qemu: PlayedQemu) -> list[dict[str, object]]:
+    """The next ones."""
+    arrived, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_reader(qemu.monitor, arrived.set)
+    await arrived.wait()
+    loop.remove_reader(qemu.monitor)
+    return qemu.said()
+
+
+async def test_a_clones_devices_are_plugged_in_after_the_load_and_before_it_runs(folder: Path) -> None:
+    qemu = PlayedQemu(folder, [])
+    try:
+        qemu.domain.go_on(7, [device_on_port(0, "share0"), device_on_port(1, "share2")])
+        connecting = asyncio.ensure_future(qemu.domain.connect())
+        first = qemu.said()
+        assert [one["execute"] for one in first] == ["qmp_capabilities", "migrate-set-capabilities", "migrate-incoming"]
+        for one in first:
+            qemu.says({"return": {}, "id": one["id"]})
+        qemu.says({"event": "MIGRATION", "data": {"status": "active"}})
+        await asyncio.sleep(0.05)
+        assert qemu.said() == [] and not connecting.done()
+        qemu.says({"event": "MIGRATION", "data": {"status": "completed"}})
+        then = await commands(qemu)
+        assert [one["execute"] for one in then] == ["device_add", "device_add", "cont"]
+        assert then[1]["arguments"] == {
+            "driver": "vhost-user-fs-pci", "tag": "share2", "queue-size": 1024, "chardev": "folder1", "bus": "port1",
+        }  # fmt: skip
+        assert not connecting.done()
+        for one in then:
+            qemu.says({"return": {}, "id": one["id"]})
+        await asyncio.wait_for(connecting, 10)
+    finally:
+        await qemu.close()
+
+
+async def test_a_device_that_qemu_refuses_is_a_failed_start(folder: Path) -> None:
+    from belljar.errors import QmpError
+
+    qemu = PlayedQemu(folder, [])
+    try:
+        qemu.domain.go_on(7, [device_on_port(0, "share0")])
+        connecting = asyncio.ensure_future(qemu.domain.connect())
+        for one in qemu.said():
+            qemu.says({"return": {}, "id": one["id"]})
+        qemu.says({"event": "MIGRATION", "data": {"status": "completed"}})
+        for one in await commands(qemu):
+            qemu.says({"error": {"class": "GenericError", "desc": "no port"}, "id": one["id"]})
+        with pytest.raises(QmpError, match="no port"):
+            await asyncio.wait_for(connecting, 10)
+    finally:
+        await qemu.close()
+
+
+async def test_a_qemu_that_ends_while_it_loads_is_not_waited_for(folder: Path) -> None:
+    from belljar.errors import BelljarError
+
+    qemu = PlayedQemu(folder, [])
+    try:
+        qemu.domain.go_on(7, [device_on_port(0, "share0")])
+        connecting = asyncio.ensure_future(qemu.domain.connect())
+        for one in qemu.said()[:1]:
+            qemu.says({"return": {}, "id": one["id"]})
+        qemu.domain.kill()
+        with pytest.raises(BelljarError):
+            await asyncio.wait_for(connecting, 10)
+    finally:
+        await qemu.close()
+
+
+async def test_a_server_that_ends_is_told_of_and_one_that_ends_with_its_qemu_is_not(
+    spec: DomainSpec, program: str, folder: Path
+) -> None:
+    servers = await serve(spec, program)
+    qemu = PlayedQemu(folder, servers)
+    servers[0].line.send(b"broken")
+    event = await asyncio.wait_for(anext(aiter(qemu.domain.events())), 10)
+    assert event.kind is EventKind.SHARE_LOST and isinstance(event.why, ShareLost) and "broken" in event.why.message
+    assert servers[1].line.recv(100) == b"here file2"
+    servers[1].line.close()
+    os.kill(qemu.domain.pid, signal.SIGKILL)
+    kinds = [event.kind async for event in qemu.domain.events()]
+    assert kinds == [EventKind.SHARE_LOST, EventKind.EXITED]
+    await qemu.close()
+    assert all(server.over.done() for server in servers)
+
+
+def test_the_mark_of_qemu_is_not_the_mark_of_a_server() -> None:
+    assert driver.marked([b"virtiofsd:belljar-0123456789ab:share0"]) is None
