@@ -31,12 +31,12 @@ def belljar(tmp_path: Path, daemon: Daemon) -> Iterator[Belljar]:
     command.close()
 
 
-def again(test: types.FunctionType) -> types.FunctionType:
+def again(test: types.FunctionType, always: tuple[str, ...] = ALWAYS) -> types.FunctionType:
     """The test once more, with marks of its own."""
     copy = types.FunctionType(test.__code__, test.__globals__, test.__name__, test.__defaults__, test.__closure__)
     copy.__dict__.update(test.__dict__)
     copy.__annotations__ = test.__annotations__
-    if test.__name__ not in ALWAYS:
+    if test.__name__ not in always:
         copy.__dict__["pytestmark"] = [*test.__dict__.get("pytestmark", ()), pytest.mark.slow]
     return copy
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,9 @@ def run(args: argparse.Namespace, house: House) -> int:
 
     loaded = inspect(Path(house.config_file) if house.config_file else None)
     if args.what == "check":
-        return _check(loaded, args.format)
+        from belljar.config.meaning import all_mistakes
+
+        return _check(replace(loaded, mistakes=all_mistakes(loaded)), args.format)
     _show(loaded, args.origin, args.format)
     if loaded.mistakes:
         raise BadSettings(loaded.mistakes)

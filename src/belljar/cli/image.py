@@ -49,6 +49,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     _reference(change)
     change.add_argument("--firmware", choices=("bios", "uefi"), help="of a disk that is not booted directly")
     _context(change, None)
+    change.add_argument(
+        "--ssh-user",
+        metavar="NAME",
+        help="whom `--context ssh` logs in as; another one than root must be allowed `sudo -n` (root)",
+    )
     image_disk.arguments(verbs)
     image_site.arguments(verbs)
     agent = verbs.add_parser(
@@ -225,11 +230,11 @@ def set_(args: argparse.Namespace, house: House) -> int:
     from belljar.image.amend import amend
     from belljar.model import Context, Firmware
 
-    if args.context is None and args.firmware is None:
-        raise BadOption("nothing to change", hint="Give --context or --firmware.")
+    if args.context is None and args.firmware is None and args.ssh_user is None:
+        raise BadOption("nothing to change", hint="Give --context, --firmware or --ssh-user.")
     context = None if args.context is None else Context(args.context)
     firmware = None if args.firmware is None else Firmware(args.firmware)
-    amend(house.images, house.images.resolve(args.image), context=context, firmware=firmware)
+    amend(house.images, house.images.resolve(args.image), context=context, firmware=firmware, ssh_user=args.ssh_user)
     return 0
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KEPT_DISK = "overlay.qcow2"
 LOGS = ("/var/log",)
 OWNER = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
-KEPT_FACTS = ("context", "suite", "added")
+KEPT_FACTS = ("context", "ssh_user", "suite", "added")
 TAR, TAR_GZ = (".tar",), (".tar.gz", ".tgz")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import signal
+import stat
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from belljar.errors import LockTimeout
@@ -62,20 +64,38 @@ def is_locked(path: Path) -> bool:
 @contextmanager
 def locked(path: Path, *, timeout: float, what: str, shared: bool = False) -> Iterator[Lock]:
     """Hold the lock inside. Waits for the holder's end, in the kernel, until *timeout* seconds passed: LockTimeout."""
-    lock = try_lock(path, shared=shared) or _wait(path, timeout, what, shared)
+    lock = try_lock(path, shared=shared) or _wait(path, timeout, what, lambda: _open(path, shared), shared)
     try:
         yield lock
     finally:
         lock.release()
 
 
-def _wait(path: Path, timeout: float, what: str, shared: bool) -> Lock:
+def lock_of_anybody(path: Path) -> Lock | None:
+    """The lock on a file that whoever came first has made, in a folder where all users may; None when somebody holds it.
+    Any user can hold it for ever, and its maker can take the file away: it saves work, and protects nothing. Raises OSError
+    when the name is something else's."""
+    descriptor = _open_anybodys(path)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return Lock(path, descriptor)
+
+
+def wait_for_anybody(path: Path, *, timeout: float, what: str) -> Lock:
+    """`lock_of_anybody`, once it is free. Raises LockTimeout after *timeout* seconds, OSError."""
+    return _wait(path, timeout, what, lambda: _open_anybodys(path))
+
+
+def _wait(path: Path, timeout: float, what: str, open: Callable[[], int], shared: bool = False) -> Lock:
     """Block in flock in a helper process-free way: an interval timer interrupts the wait at the deadline."""
     import threading
 
     deadline = time.monotonic() + timeout
     if threading.current_thread() is not threading.main_thread():
-        return _wait_in_thread(path, deadline, what, shared)
+        return _wait_in_thread(path, deadline, what, open, shared)
 
     class _Expired(Exception):
         pass
@@ -86,7 +106,7 @@ def _wait(path: Path, timeout: float, what: str, shared: bool) -> Lock:
     before = signal.signal(signal.SIGALRM, expire)
     try:
         while True:
-            descriptor = _open(path, shared)
+            descriptor = open()
             try:
                 signal.setitimer(signal.ITIMER_REAL, max(deadline - time.monotonic(), 0.001))
                 fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
@@ -104,10 +124,10 @@ def _wait(path: Path, timeout: float, what: str, shared: bool) -> Lock:
         signal.signal(signal.SIGALRM, before)
 
 
-def _wait_in_thread(path: Path, deadline: float, what: str, shared: bool) -> Lock:
+def _wait_in_thread(path: Path, deadline: float, what: str, open: Callable[[], int], shared: bool) -> Lock:
     """In a thread no signal can break the wait; the thread itself is what the caller's deadline abandons."""
     while True:
-        descriptor = _open(path, shared)
+        descriptor = open()
         fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         if time.monotonic() > deadline:
             os.close(descriptor)
@@ -124,6 +144,25 @@ def _open(path: Path, shared: bool) -> int:
         except FileNotFoundError:
             pass
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def _open_anybodys(path: Path) -> int:
+    """For a lock, reading is enough. A pipe in the file's place is not waited for."""
+    for _ in range(2):
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            break
+        except FileNotFoundError:
+            with suppress(FileExistsError):
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                os.fchmod(descriptor, 0o644)  # whatever the umask
+                break
+    else:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return descriptor
 
 
 def _still_there(path: Path, descriptor: int) -> bool:

@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from belljar.model import GIB, MIB, Context, Firmware, MachineId
+
+if TYPE_CHECKING:
+    from belljar.errors import BadSetting
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,13 @@ class Settings:
             "unit": "seconds",
         },
     )
+    pool: Path | None = field(
+        default=None,
+        metadata={
+            "help": "a folder of root's with mode 1777, where users of a host leave each other what they download; empty: none"
+        },
+    )
+    pool_days: float = field(default=7.0, metadata={"help": "days after which files in the pool are removed"})
     formats: tuple[str, ...] = field(
         default=("qcow2", "raw", "iso", "xz", "gzip", "zstd"),
         metadata={"help": "what an import may be: forms of disks, and programs they are packed by"},
@@ -132,6 +142,7 @@ FACTS = {
     "root": "the root file system's device in the guest, as /dev/vda1",
     "fstype": "the root file system's type",
     "context": "how its importer wants guests to be contextualized",
+    "ssh_user": "whom `--context ssh` logs in as, where that is not root",
     "packages": "how many Debian packages are installed",
     "suite": "of a build: Debian's release",
     "added": "of a build: packages that were asked for",
@@ -221,6 +232,13 @@ def load_overlays(settings: Settings) -> Overlays:
     return DiskOverlays(settings)
 
 
+def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
+    """(key, what is wrong) of each value that could not be used, though its type is right."""
+    from belljar.image.values import mistakes
+
+    return mistakes(settings)
+
+
 def layer_name(image: Image) -> str:
     """The name of the layer that puts the present agent into this image's disk, in the store's folder `layers`."""
     from hashlib import sha256
@@ -233,12 +251,13 @@ def layer_name(image: Image) -> str:
 SSH_WORD = "belljar.inject-ssh"
 
 
-def ssh_part(public: str, host_private: str, host_public: str) -> bytes:
+def ssh_part(public: str, host_private: str, host_public: str, host_dropbear: bytes) -> bytes:
     """An archive to be appended to a ramdisk: keys for root of an image that nobody else would give them to."""
     from belljar.image import cpio
 
     files = {"authorized_keys": public, "ssh_host_ed25519_key": host_private, "ssh_host_ed25519_key.pub": host_public}
     entries = [cpio.file(f"ssh/{name}", f"{key.strip()}\n".encode(), 0o600) for name, key in files.items()]
+    entries.append(cpio.file("ssh/dropbear_ed25519_host_key", host_dropbear, 0o600))
     return cpio.archive([cpio.folder("ssh"), *entries])
 
 

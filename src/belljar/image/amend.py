@@ -1,10 +1,12 @@
-"""Change what an importer said of an image: how its guests are contextualized, which firmware starts it. Its files stay."""
+"""Change what an importer said of an image: how its guests are contextualized, which firmware starts it, by whom
+ssh leads into it. Its files stay."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import ImageUnfit, NotPermitted
+from belljar.errors import BadOption, ImageUnfit, NotPermitted
 from belljar.image import Image, manifest
 from belljar.model import Context, Firmware
 
@@ -12,9 +14,20 @@ if TYPE_CHECKING:
     from belljar.image.store import Store
 
 
-def amend(store: Store, image: Image, *, context: Context | None = None, firmware: Firmware | None = None) -> Image:
+USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+ROOT = "root"
+
+
+def amend(
+    store: Store,
+    image: Image,
+    *,
+    context: Context | None = None,
+    firmware: Firmware | None = None,
+    ssh_user: str | None = None,
+) -> Image:
     """The image as it is from now on; None leaves a thing as it is. Machines that run are not touched, templates of the old
-    way are not used any more. Raises ImageUnfit, NotPermitted."""
+    way are not used any more. Raises BadOption, ImageUnfit, NotPermitted."""
     if image.store != store.folder:
         raise NotPermitted(f"image {image.digest:.12} lies in {image.store} and can only be changed by its owner")
     changes: dict[str, Any] = {}
@@ -23,6 +36,13 @@ def amend(store: Store, image: Image, *, context: Context | None = None, firmwar
     if firmware is not None:
         _check(image, firmware)
         changes["use_firmware"] = firmware.value
+    if ssh_user is not None:
+        if not USER.fullmatch(ssh_user):
+            raise BadOption(
+                f"--ssh-user {ssh_user!r} is no name of a user",
+                hint="Small letters, digits, - and _, at most 32; root is the default.",
+            )
+        changes["ssh_user"] = None if ssh_user == ROOT else ssh_user
     manifest.set_facts(image.disk.parent, changes, mode=store.file_mode)
     return manifest.read(image.disk.parent, image.names)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.errors import DownloadFailed, DownloadStalled, ImageTooLarge
-from belljar.host.files import no_space_as_error, read_json, write_all, write_whole
+from belljar.host.files import PRIVATE_FILE, no_space_as_error, read_json, write_all, write_whole
 from belljar.image import Settings
 from belljar.image.progress import Progress
 
@@ -35,15 +35,16 @@ class Part:
     path: Path
     validator: str = ""  # strong ETag, or Last-Modified
     total: int | None = None
+    mode: int = PRIVATE_FILE
 
     @classmethod
-    def found(cls, path: Path, url: str) -> Part:
+    def found(cls, path: Path, url: str, mode: int = PRIVATE_FILE) -> Part:
         """What an earlier process left, or nothing."""
         with suppress(OSError, ValueError):
             note = read_json(path.with_suffix(".json"))
             if note.get("url") == url and isinstance(note.get("validator"), str) and path.is_file():
-                return cls(path, note["validator"], note["total"] if isinstance(note.get("total"), int) else None)
-        part = cls(path)
+                return cls(path, note["validator"], note["total"] if isinstance(note.get("total"), int) else None, mode)
+        part = cls(path, mode=mode)
         part.restart()
         return part
 
@@ -58,11 +59,11 @@ class Part:
     def restart(self) -> None:
         with no_space_as_error(self.path):
             self.path.write_bytes(b"")
-            self.path.chmod(0o600)
+            self.path.chmod(self.mode)
 
     def note(self, url: str) -> None:
         note = {"url": url, "validator": self.validator, "total": self.total}
-        write_whole(self.path.with_suffix(".json"), json.dumps(note).encode())
+        write_whole(self.path.with_suffix(".json"), json.dumps(note).encode(), mode=self.mode)
 
     def forget(self) -> None:
         for path in (self.path, self.path.with_suffix(".json")):
@@ -76,11 +77,13 @@ def key(source: str) -> str:
     return sha256(source.encode()).hexdigest()[:32]
 
 
-def download(url: str, folder: Path, settings: Settings, progress: Progress, *, is_pinned: bool) -> Path:
+def download(
+    url: str, folder: Path, settings: Settings, progress: Progress, *, is_pinned: bool, mode: int = PRIVATE_FILE
+) -> Path:
     """Get the file whole. Goes on after a broken connection, and after the death of another process, as long as bytes keep
     coming. *is_pinned*: its digest is known, so that a redirect from https to http is no danger. Raises DownloadFailed,
     DownloadStalled (both keep what came), ImageTooLarge."""
-    part = Part.found(folder / f"{key(url)}.part", url)
+    part = Part.found(folder / f"{key(url)}.part", url, mode)
     with _client(settings) as client:
         failures = 0
         while True:
@@ -93,7 +96,7 @@ def download(url: str, folder: Path, settings: Settings, progress: Progress, *, 
             except _Broken as exc:
                 failures = failures + 1 if part.size <= before else 0
                 if failures >= MOST_FAILURES:
-                    raise DownloadFailed(f"{_shown(url)}: {exc}") from exc
+                    raise DownloadFailed(f"{shown(url)}: {exc}") from exc
     part.path.with_suffix(".json").unlink(missing_ok=True)
     return part.path
 
@@ -121,7 +124,7 @@ class SmallFiles:
                 return self._ask(url, largest, etag, deadline)
             except _Broken as exc:
                 if not again or time.monotonic() > deadline:
-                    raise DownloadFailed(f"{_shown(url)}: {exc}") from exc
+                    raise DownloadFailed(f"{shown(url)}: {exc}") from exc
         raise AssertionError("the last try ends the loop")
 
     def _ask(self, url: str, largest: int, etag: str, deadline: float) -> Answer | None:
@@ -134,15 +137,15 @@ class SmallFiles:
                     return None
                 if response.status_code != 200:
                     raise DownloadFailed(
-                        f"{_shown(url)}: the server says {response.status_code} {response.reason_phrase}".rstrip()
+                        f"{shown(url)}: the server says {response.status_code} {response.reason_phrase}".rstrip()
                     )
                 return Answer(_whole(response, url, largest, deadline), response.headers.get("etag", ""))
         except httpx.TimeoutException as exc:
-            raise DownloadStalled(f"{_shown(url)}: no byte for {self._settings.stall_timeout:g} s") from exc
+            raise DownloadStalled(f"{shown(url)}: no byte for {self._settings.stall_timeout:g} s") from exc
         except httpx.TransportError as exc:
             raise _Broken(str(exc) or type(exc).__name__) from exc
         except httpx.InvalidURL as exc:
-            raise DownloadFailed(f"{_shown(url)}: {exc}") from exc
+            raise DownloadFailed(f"{shown(url)}: {exc}") from exc
 
 
 @contextmanager
@@ -163,9 +166,9 @@ def _whole(response: httpx.Response, url: str, largest: int, deadline: float) ->
             if size > largest:
                 break
             if time.monotonic() > deadline:
-                raise DownloadStalled(f"{_shown(url)}: not whole in time ({size} bytes so far)")
+                raise DownloadStalled(f"{shown(url)}: not whole in time ({size} bytes so far)")
     if size > largest:
-        raise ImageTooLarge(f"{_shown(url)}: {size} bytes or more, where {largest} are the limit", hint=_NO_INDEX)
+        raise ImageTooLarge(f"{shown(url)}: {size} bytes or more, where {largest} are the limit", hint=_NO_INDEX)
     if announced is not None and size != announced:
         raise _Broken(f"{size} bytes came, {announced} were announced")
     return b"".join(pieces)
@@ -187,7 +190,7 @@ def _continue(
     headers = {"Accept-Encoding": "identity"}
     if part.size and part.validator:
         headers |= {"Range": f"bytes={part.size}-", "If-Range": part.validator}
-    progress.step(f"Downloading {_shown(url)}" + (f" from byte {part.size}" if "Range" in headers else ""))
+    progress.step(f"Downloading {shown(url)}" + (f" from byte {part.size}" if "Range" in headers else ""))
     try:
         with _answer(client, url, headers, is_pinned) as response:
             if response.status_code == 416 and part.is_whole:
@@ -196,12 +199,12 @@ def _continue(
             _receive(response, part, settings, progress)
     except httpx.TimeoutException as exc:
         raise DownloadStalled(
-            f"{_shown(url)}: no byte for {settings.stall_timeout:g} s ({part.size} bytes so far)"
+            f"{shown(url)}: no byte for {settings.stall_timeout:g} s ({part.size} bytes so far)"
         ) from exc
     except httpx.TransportError as exc:
         raise _Broken(str(exc) or type(exc).__name__) from exc
     except httpx.InvalidURL as exc:
-        raise DownloadFailed(f"{_shown(url)}: {exc}") from exc
+        raise DownloadFailed(f"{shown(url)}: {exc}") from exc
     if part.total is not None and part.size != part.total:
         raise _Broken(f"{part.size} bytes came, {part.total} were announced")
 
@@ -217,13 +220,13 @@ def _answer(client: httpx.Client, url: str, headers: dict[str, str], is_pinned: 
                 return
             target = response.url.join(response.headers["location"])
         if target.scheme not in ("http", "https"):
-            raise DownloadFailed(f"{_shown(url)}: redirected to {target.scheme}, which belljar does not follow")
+            raise DownloadFailed(f"{shown(url)}: redirected to {target.scheme}, which belljar does not follow")
         if response.url.scheme == "https" and target.scheme == "http" and not is_pinned:
             raise DownloadFailed(
-                f"{_shown(url)}: redirected from https to http", hint="Give the image's digest with --sha256."
+                f"{shown(url)}: redirected from https to http", hint="Give the image's digest with --sha256."
             )
         address = str(target)
-    raise DownloadFailed(f"{_shown(url)}: more than {MOST_REDIRECTS} redirects")
+    raise DownloadFailed(f"{shown(url)}: more than {MOST_REDIRECTS} redirects")
 
 
 def _begin(response: httpx.Response, url: str, part: Part, settings: Settings) -> None:
@@ -233,7 +236,7 @@ def _begin(response: httpx.Response, url: str, part: Part, settings: Settings) -
         part.restart()
         raise _Broken("the server has less of the file than we do")
     if status not in (200, 206):
-        raise DownloadFailed(f"{_shown(url)}: the server says {status} {response.reason_phrase}".rstrip())
+        raise DownloadFailed(f"{shown(url)}: the server says {status} {response.reason_phrase}".rstrip())
     start, total = (
         _content_range(headers.get("content-range", ""))
         if status == 206
@@ -246,7 +249,7 @@ def _begin(response: httpx.Response, url: str, part: Part, settings: Settings) -
         part.restart()
     if (total or 0) > settings.max_size:
         part.forget()
-        raise ImageTooLarge(f"{_shown(url)}: {total} bytes, the limit is {settings.max_size}")
+        raise ImageTooLarge(f"{shown(url)}: {total} bytes, the limit is {settings.max_size}")
     etag = headers.get("etag", "")
     part.validator = etag if etag.startswith('"') else headers.get("last-modified", "")
     part.total = total
@@ -261,7 +264,7 @@ def _receive(response: httpx.Response, part: Part, settings: Settings, progress:
             size += len(chunk)
             if size > settings.max_size:
                 part.forget()
-                raise ImageTooLarge(f"{_shown(str(response.url))}: more than {settings.max_size} bytes")
+                raise ImageTooLarge(f"{shown(str(response.url))}: more than {settings.max_size} bytes")
             write_all(file.fileno(), chunk)
             progress.amount(size, part.total)
 
@@ -301,7 +304,7 @@ def _has_certificates() -> bool:
     )
 
 
-def _shown(url: str) -> str:
+def shown(url: str) -> str:
     """The address without its password."""
     from urllib.parse import urlsplit, urlunsplit
 

@@ -30,6 +30,10 @@ def sweep(store: Store, *, dry_run: bool, now: float | None = None) -> Iterator[
     yield from _ramdisks(store, dry_run)
     yield from _layers(store, dry_run)
     yield from _downloads(store, dry_run, time.time() if now is None else now)
+    if store.settings.pool is not None:
+        from belljar.image import pool
+
+        yield from pool.sweep(store.settings, now=time.time() if now is None else now, dry_run=dry_run)
 
 
 def _drafts(store: Store, dry_run: bool) -> Iterator[Path]:

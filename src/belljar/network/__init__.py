@@ -6,15 +6,18 @@ before it is made, is gone with the process that holds it or by `discard`, and i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from belljar.host.egress import Egress, Place
 from belljar.model import FileServer, MachineId, NetworkMode
+
+if TYPE_CHECKING:
+    from belljar.errors import BadSetting
 
 MADE = ("port", "nft-table")  # what may be in the journal, to be given to `discard`
 FOLDER = "networks"  # below the folder of live machines: one folder per isolated group
@@ -152,6 +155,13 @@ def discard(run: Path, id: MachineId, what: str, path: Path) -> None:
     from belljar.network import joining
 
     joining.discard(run / FOLDER, id, what, path)
+
+
+def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
+    """(key, what is wrong) of each value that could not be used, though its type is right. Looks at nothing of this host."""
+    from belljar.network.values import mistakes
+
+    return mistakes(settings)
 
 
 USER_ADDRESSES = (

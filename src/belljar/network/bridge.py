@@ -78,8 +78,8 @@ class OnBridge:
             self.link = replace(self.link, mac=self._claims[-1].value)
         if settings.bridge_addresses:
             self._claims.append(claim("bridge_addresses", addresses(settings.bridge_addresses)))
-            gateway = _address("bridge_gateway", settings.bridge_gateway)
-            dns = _address("bridge_dns", settings.bridge_dns)
+            gateway = check_address("bridge_gateway", settings.bridge_gateway)
+            dns = check_address("bridge_dns", settings.bridge_dns)
             self.link = replace(self.link, address=self._claims[-1].value, gateway=gateway, dns=dns)
 
     def close(self) -> None:
@@ -94,7 +94,8 @@ class OnBridge:
             self._claims.pop().close()
 
 
-def _address(key: str, text: str) -> str:
+def check_address(key: str, text: str) -> str:
+    """The address, "" where none was given. Raises BadSetting."""
     try:
         return str(IPv4Address(text)) if text else ""
     except ValueError:

@@ -18,6 +18,10 @@ INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")
 PREFIX = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){0,4}")
 
 EVERYTHING = rules.Rule(0, 0)
+NO_GUARD_FOR_PASST = (
+    'network.user_backend = "passt" with network.egress = "guarded": passt cannot be guarded',
+    'Set `network.user_backend = "slirp"`, or `network.egress = "open"`.',
+)
 
 Intend = Callable[[str, Path], None]
 
@@ -65,10 +69,7 @@ def _join_user(settings: Settings, link: Link, grants: tuple[Place, ...], answer
     is_guarded = settings.egress is EgressMode.GUARDED
     if link.has_line:
         if is_guarded:
-            raise BadSetting(
-                'network.user_backend = "passt" with network.egress = "guarded": passt cannot be guarded',
-                hint='Set `network.user_backend = "slirp"`, or `network.egress = "open"`.',
-            )
+            raise BadSetting(NO_GUARD_FOR_PASST[0], hint=NO_GUARD_FOR_PASST[1])
         from belljar.network.passt import join_passt
 
         return join_passt(link)
@@ -126,13 +127,15 @@ def bridge_of(settings: Settings, name: str) -> str:
 
 
 def _mac(settings: Settings, id: MachineId) -> str:
-    """By prefix and id. Raises BadSetting for a prefix that makes no unicast address."""
-    prefix = settings.mac_prefix.lower()
+    return mac_address(id, check_prefix(settings.mac_prefix))
+
+
+def check_prefix(text: str) -> str:
+    """The first octets of MAC addresses, in small letters. Raises BadSetting where they make no unicast address."""
+    prefix = text.lower()
     if not PREFIX.fullmatch(prefix) or int(prefix[:2], 16) & 1:
-        raise BadSetting(
-            f"network.mac_prefix = {settings.mac_prefix!r}: one to five octets such as 52:54:00, the first of them even"
-        )
-    return mac_address(id, prefix)
+        raise BadSetting(f"network.mac_prefix = {text!r}: one to five octets such as 52:54:00, the first of them even")
+    return prefix
 
 
 def discard(folder: Path, id: MachineId, what: str, path: Path) -> None:

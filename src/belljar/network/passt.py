@@ -1,7 +1,7 @@
 """A user network carried by passt instead of by QEMU itself: quicker, and without a guard. https://passt.top
 
-What it cannot have: passt sends datagrams by sendmmsg, whose addresses a filter would have to take apart one by one, so a
-site that guards its machines cannot use it. The host's loopback is closed to the guest in any case.
+What it cannot have: a guard that is not slower than what passt is for (docs/decisions/0012-the-guard.md), so a site that
+guards its machines cannot use it. The host's loopback is closed to the guest in any case.
 """
 
 from __future__ import annotations

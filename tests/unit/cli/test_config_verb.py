@@ -60,3 +60,80 @@ def test_check_of_good_settings_names_the_files(call: Any, file: Path, capsys: A
     file.write_text("[machine]\ncpus = 2")
     assert call("config", "check") == 0
     assert capsys.readouterr().out == f"The settings are good ({file}).\n"
+
+
+WRONG = [
+    ("machine", "hypervisor", "'libvirt:qemu+ssh://host/system'", "is no driver"),
+    ("machine", "hypervisor", "'kvm'", "is no driver"),
+    ("machine", "hypervisor", "'libvirt:xen:///system'", "has not been run on a Xen host"),
+    ("network", "allow", "['10.0.0.0/8', '10.0.0.0/33']", "no prefix from 0 to 32"),
+    ("network", "deny", "['10.0.0.1:99999']", "no port from 1 to 65535"),
+    ("network", "bridges", "['br0', 'a bridge']", "cannot be the name of a bridge"),
+    ("network", "bridge_addresses", "['192.0.2.10-192.0.3.10/24']", "192.0.2.10-192.0.3.10/24"),
+    ("network", "bridge_gateway", "'gateway.example.org'", "no IPv4 address"),
+    ("network", "bridge_dns", "'::1'", "no IPv4 address"),
+    ("network", "mac_pool", "['01:00:00:00:00:01']", "unicast MAC address"),
+    ("network", "mac_prefix", "'53'", "the first of them even"),
+    ("network", "isolated_net", "'10.98.0.0/25'", "10.98.0.0/25"),
+    ("network", "user_backend", "'passt'", "passt cannot be guarded"),
+    ("image", "trust", "['debian*']", "does not name a signer"),
+    ("image", "trust", "['debian* ed25519:abcd']", "no Ed25519 public key"),
+    ("image", "trust", "['debian* x509:certificates:/DC=ch']", "a path from the root"),
+    ("image", "trust", "['debian* x509:/certificates:(']", "is no pattern"),
+    ("image", "sources", "['images']", "is no path from the root"),
+    ("image", "sources", "['ftp://example.org/images']", "folders, file, http and https"),
+    ("image", "sources", "['/shared/images']", "without lines in `image.trust`"),
+    ("image", "formats", "['vmdk']", "no form of a disk"),
+]
+
+
+@pytest.mark.parametrize(("section", "key", "value", "named"), WRONG)
+def test_check_finds_what_would_be_refused_only_when_it_is_used(
+    call: Any, file: Path, capsys: Any, section: str, key: str, value: str, named: str
+) -> None:
+    trust = "trust = ['* unsigned']\n" if key == "sources" and "shared" not in value else ""
+    file.write_text(f"[{section}]\n{key} = {value}\n{trust}")
+    assert call("config", "check") == 1
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{file}:2, {section}.{key}: ") and named in line and line.endswith(")"), line
+    assert line.count(f"{section}.{key}") == 1 or key == "user_backend", line
+
+
+def test_check_takes_what_the_pages_show_as_examples(call: Any, file: Path, capsys: Any) -> None:
+    file.write_text("""
+[machine]
+hypervisor = "libvirt:qemu+unix:///system?socket=/run/sock"
+[network]
+allow = ["10.20.0.0/16:3128/tcp", "10.20.1.5"]
+deny = ["203.0.113.0/24"]
+bridges = ["br0"]
+bridge_addresses = ["192.0.2.10-192.0.2.40/24"]
+bridge_gateway = "192.0.2.1"
+bridge_dns = "192.0.2.1"
+mac_prefix = "52:54:00"
+[image]
+sources = ["/shared/images", "https://images.example.org/site"]
+trust = [
+    "debian*|site-* ed25519:r5yOLCmqu+aY59DK0zaCteNFxjg1uAODecaQ8K0nXEI=",
+    "cms-*          x509:/etc/grid-security/certificates:/DC=ch/DC=cern/OU=computers/CN=images.*",
+    "test-*         unsigned",
+]
+""")
+    assert call("config", "check") == 0, capsys.readouterr().out
+
+
+def test_doctor_finds_it_too(call: Any, file: Path, capsys: Any) -> None:
+    file.write_text("[network]\nmac_prefix = '53'\n")
+    assert call("doctor", "--only", "settings") == 1
+    assert f"{file}:2, network.mac_prefix: '53': one to five octets" in capsys.readouterr().out
+
+
+def test_a_value_from_a_variable_is_found_with_its_name(
+    call: Any, file: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("")
+    monkeypatch.setenv("BELLJAR_NETWORK_ISOLATED_NET", "here")
+    assert call("config", "check", "--format", "json") == 1
+    (found,) = json.loads(capsys.readouterr().out)["mistakes"]
+    assert (found["origin"], found["key"]) == ("environment BELLJAR_NETWORK_ISOLATED_NET", "network.isolated_net")
+    assert found["hint"]

@@ -1,5 +1,6 @@
 """The record a guest writes of a payload's end, whatever waited for it; and the words its scripts are made of."""
 
+import base64
 import subprocess
 from pathlib import Path
 
@@ -89,3 +90,12 @@ def test_keys_follow_from_the_secret_and_the_purpose_alone() -> None:
     assert one.public == again.public and one.keys.host == again.keys.host == (one.host_public,)
     assert len({one.public, one.host_public, other.public, other.host_public}) == 4
     assert one.keys.private not in repr(one) and one.host_private not in repr(one)
+
+
+def test_a_host_key_in_dropbears_format_is_the_same_key() -> None:
+    one = keys_from(b"s" * 32, "a", "root")
+    kind, both = one.host_dropbear[4:15], one.host_dropbear[19:]
+    assert one.host_dropbear[:4] == (11).to_bytes(4, "big") and one.host_dropbear[15:19] == (64).to_bytes(4, "big")
+    assert kind == b"ssh-ed25519" and len(both) == 64
+    assert base64.b64decode(one.host_public.split()[1]).endswith(both[32:])
+    assert both[:32] not in one.host_public.encode() and repr(both) not in repr(one)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from belljar.errors import ImageUnfit, NotPermitted
+from belljar.errors import BadOption, ImageUnfit, NotPermitted
 from belljar.image import Image, initramfs
 from belljar.image.amend import amend
 from belljar.image.store import Store, firmware_of
@@ -66,6 +66,21 @@ def test_a_context_is_changed_and_taken_back(store: Store, publish: Publish) -> 
     assert store.resolve("mine").facts["context"] == "inject"
     assert "context" not in amend(store, image, context=Context.AUTO).facts
     assert store.verify(store.resolve("mine")) == []
+
+
+@pytest.mark.parametrize("user", ["", "-x", "Root", "a b", "a;b", "x" * 33, "a\nb"])
+def test_what_is_no_name_of_a_user_is_not_kept(store: Store, publish: Publish, user: str) -> None:
+    image = publish("mine")
+    with pytest.raises(BadOption, match="--ssh-user"):
+        amend(store, image, context=Context.SSH, ssh_user=user)
+    assert "ssh_user" not in store.resolve("mine").facts and "context" not in store.resolve("mine").facts
+
+
+def test_whom_ssh_logs_in_as_is_changed_and_taken_back(store: Store, publish: Publish) -> None:
+    image = publish("mine")
+    assert amend(store, image, ssh_user="debian").facts["ssh_user"] == "debian"
+    assert store.resolve("mine").facts["ssh_user"] == "debian"
+    assert "ssh_user" not in amend(store, image, ssh_user="root").facts
 
 
 def test_a_firmware_is_changed_only_where_that_can_work(store: Store, publish: Publish) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from belljar.errors import DomainDied, LibvirtLost, LibvirtRefused
+from belljar.errors import DomainDied, LibvirtLost, LibvirtRefused, NetworkFailed, NoGuard
 from belljar.hypervisor import DomainEvent, EventKind, LibvirtSettings
 from belljar.hypervisor.libvirt import domain as domains
 from belljar.hypervisor.libvirt.domain import LibvirtDomain
@@ -87,7 +87,7 @@ class Handle:
 
 
 class Bench:
-    def __init__(self, folder: Path, watch: float) -> None:
+    def __init__(self, folder: Path, watch: float, carry: Any = None, card: socket.socket | None = None) -> None:
         self.process = subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL)
         self.daemon, self.link, self.handle, self.heard = Daemon(), Link(), Handle(), Heard()
         self.lines = Lines(folder / "l" / "0123456789ab", ME)
@@ -95,11 +95,18 @@ class Bench:
         self.ends = [*socket.socketpair(), *socket.socketpair()]
         pid = self.process.pid
         started = Started(
-            self.link, self.handle, pid, os.pidfd_open(pid), ("qemu",), self.ends[0], self.ends[2], self.lines,
+            self.link, self.handle, pid, os.pidfd_open(pid), ("qemu",), self.ends[0], self.ends[2], card, self.lines,
             self.daemon, None, LibvirtSettings(watch=watch), self.heard,
         )  # type: ignore[arg-type]  # fmt: skip
         self.discarded: list[int] = []
-        self.domain = LibvirtDomain(started, lambda: self.discarded.append(pid))
+        try:
+            self.domain = LibvirtDomain(started, lambda: self.discarded.append(pid), carry)
+        except BaseException:
+            assert self.process.wait(10) == -signal.SIGKILL and self.link.lost
+            assert {self.ends[0].fileno(), self.ends[2].fileno()} == {-1}
+            for end in self.ends:
+                end.close()
+            raise
 
     async def events(self) -> list[DomainEvent]:
         async with asyncio.timeout(20):
@@ -107,8 +114,10 @@ class Bench:
 
 
 @asynccontextmanager
-async def running(folder: Path, watch: float = 100.0) -> AsyncIterator[Bench]:
-    bench = Bench(folder, watch)
+async def running(
+    folder: Path, watch: float = 100.0, carry: Any = None, card: socket.socket | None = None
+) -> AsyncIterator[Bench]:
+    bench = Bench(folder, watch, carry, card)
     try:
         yield bench
     finally:
@@ -230,3 +239,63 @@ async def test_use_of_the_host_outlives_the_process(tmp_path: Path) -> None:
         assert before[2] > 0
         await bench.domain.quit(grace=0.0)
         assert bench.domain.usage()[2] >= before[2]
+
+
+# -- a network that is carried by a process of ours ----------------------------------------------------------------------
+
+
+class Carrier:
+    """What a domain asks of the process that carries its frames."""
+
+    def __init__(self, on_end: Any) -> None:
+        self.on_end, self.closed = on_end, 0
+        self.outside = self
+
+    def close(self) -> None:
+        self.closed += 1
+
+    async def traffic(self) -> AsyncIterator[str]:
+        yield "a refusal"
+
+    async def dial(self, number: int = 0) -> str:
+        return f"connection {number}"
+
+
+async def test_a_domain_ends_its_carrier_and_asks_it_for_what_its_network_tells(tmp_path: Path) -> None:
+    made: list[Carrier] = []
+    card, far = socket.socketpair()
+
+    def carry(on_end: Any) -> Carrier:
+        made.append(Carrier(on_end))
+        return made[0]
+
+    async with running(tmp_path, carry=carry, card=card) as bench:
+        assert card.fileno() == -1 and made[0].closed == 0
+        assert [item async for item in bench.domain.traffic()] == ["a refusal"]
+        assert [await bench.domain.dial(), await bench.domain.dial(1)] == ["connection 0", "connection 1"]
+    assert made[0].closed == 1
+    far.close()
+
+
+async def test_a_machine_whose_carrier_ends_is_ended_and_says_so(tmp_path: Path) -> None:
+    made: list[Carrier] = []
+
+    def carry(on_end: Any) -> Carrier:
+        made.append(Carrier(on_end))
+        return made[0]
+
+    async with running(tmp_path, carry=carry) as bench:
+        made[0].on_end(NetworkFailed("killed"))
+        bench.process.wait(10)
+        bench.heard.tell(DomainEvent(EventKind.EXITED, "crashed"))
+        (last,) = await bench.events()
+        assert isinstance(last.why, NetworkFailed) and last.status == 0
+
+
+async def test_a_carrier_that_cannot_be_started_leaves_no_domain(tmp_path: Path) -> None:
+    def carry(on_end: Any) -> Carrier:
+        raise NoGuard("not here")
+
+    with pytest.raises(NoGuard, match="not here"):
+        Bench(tmp_path, 100.0, carry)
+    assert list((tmp_path / "l").iterdir()) == []

@@ -34,9 +34,12 @@ from belljar.host.egress import Egress
 from belljar.hypervisor import DomainSpec, ExtraDisk, LibvirtSettings, Nic, Settings, load
 from belljar.hypervisor.libvirt import daemon as daemons
 from belljar.hypervisor.libvirt import driver, lines, link, starting
+from belljar.hypervisor.libvirt.carrier import needs_carrier
 from belljar.hypervisor.libvirt.daemon import Daemon, Identity
 from belljar.hypervisor.libvirt.lines import Lines, can_reach, has_keeper
+from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu import driver as direct
+from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.model import MIB, NetworkMode
 
 ME = (os.geteuid(), os.getegid())
@@ -262,6 +265,34 @@ def test_a_process_of_libvirts_is_known_by_its_mark(argv: list[bytes], machine: 
     assert driver.marked(argv) == machine
 
 
+@pytest.mark.parametrize(
+    ("argv", "folder"),
+    [
+        ([b"qemu", b"-chardev", b"socket,id=charchannel0,path=/run/l/0123456789ab/channel"], "/run/l"),
+        ([b"qemu", b"-chardev", b"socket,id=charchannel0,path=/run/l/0123456789ab/channel,server=on"], "/run/l"),
+        ([b"qemu", b"-chardev", b"socket,id=charchannel0,path=/run/l/ba9876543210/channel"], None),
+        ([b"qemu", b"-chardev", b"socket,id=charchannel0,path=l/0123456789ab/channel"], None),
+        ([b"qemu"], None),
+    ],
+)
+def test_a_machines_folder_is_known_by_its_command_line(argv: list[bytes], folder: str | None) -> None:
+    assert driver.folder_of(argv, "0123456789ab") == (Path(folder) if folder else None)
+
+
+def test_a_machine_whose_folder_is_not_that_of_the_settings_any_more_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its supervisor lives; the site has changed `libvirt.folder` meanwhile."""
+    ours = Lines(tmp_path / "old" / "0123456789ab", ME)
+    ours.open()
+    argv = [b"qemu", b"-chardev", f"socket,id=c,path={ours.path('channel')}".encode()]
+    monkeypatch.setattr(driver, "command_line", lambda pid: argv)
+    hypervisor = load(Settings(), tmp_path, SYSTEM, LibvirtSettings(folder=str(tmp_path / "new")))
+    assert hypervisor.is_kept("0123456789ab", 1)
+    ours.close()
+    assert not hypervisor.is_kept("0123456789ab", 1)
+
+
 def test_the_direct_driver_judges_no_domain_of_libvirts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its parent is init though its supervisor lives."""
     monkeypatch.setattr(direct, "has_no_parent", lambda pid: True)
@@ -274,20 +305,30 @@ def with_nic(**changes: Any) -> DomainSpec:
     return replace(COLD, nic=replace(Nic(NetworkMode.USER, "52:01:02:03:04:05"), **changes))
 
 
+OLD = Abilities("/usr/bin/qemu-kvm", "x", (6, 2, 0), "QEMU emulator version 6.2.0", frozenset())
+
+
+def test_a_network_is_carried_by_a_process_of_ours_where_qemu_can_send_frames_to_it() -> None:
+    new = replace(OLD, version=(7, 2, 0))
+    assert needs_carrier(with_nic().nic, new) and needs_carrier(with_nic(egress=Egress()).nic, new)
+    assert not needs_carrier(None, new) and not needs_carrier(with_nic().nic, OLD)
+
+
 @pytest.mark.parametrize(
-    ("spec", "named"),
+    "spec",
     [
-        (with_nic(mode=NetworkMode.BRIDGE, has_line=True), "--network bridge"),
-        (with_nic(mode=NetworkMode.ISOLATED, has_line=True), "--network isolated"),
-        (with_nic(has_line=True), "passt"),
-        (with_nic(egress=Egress()), "--network user with limits"),
-        (with_nic(is_shut=True), "--network user with limits"),
-        (with_nic(forward=22, is_shut=True), "--context ssh"),
+        with_nic(egress=Egress()), with_nic(is_shut=True, forward=22), with_nic(is_shut=True), with_nic(has_line=True),
+        with_nic(mode=NetworkMode.BRIDGE, has_line=True), with_nic(mode=NetworkMode.ISOLATED, has_line=True),
     ],
-)
-def test_what_libvirt_cannot_give_is_refused_by_name(spec: DomainSpec, named: str) -> None:
-    with pytest.raises(DriverLacks, match=named):
-        driver.check(spec, is_xen=False)
+)  # fmt: skip
+def test_a_qemu_that_cannot_send_frames_to_a_socket_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: DomainSpec
+) -> None:
+    monkeypatch.setattr(abilities, "ask", lambda binary, memory: OLD)
+    hypervisor = load(Settings(), tmp_path, SYSTEM, LibvirtSettings(folder=str(tmp_path / "l")))
+    with pytest.raises(DriverLacks, match=r"6\.2\.0: by libvirt it takes QEMU 7\.2"):
+        hypervisor.start(spec)
+    assert not (tmp_path / "l").exists()
 
 
 def test_xen_is_refused_until_it_was_seen_on_a_xen_host(tmp_path: Path) -> None:

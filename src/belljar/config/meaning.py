@@ -1,0 +1,33 @@
+"""Mistakes that no type shows: what a room would refuse only when it comes to use a value. The rooms look, `belljar config
+check` and `belljar doctor` ask; a job does not wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+from belljar import hypervisor, image, network
+from belljar.config import DEFAULT_ORIGIN, SECTIONS, Loaded
+from belljar.config.merge import Mistake
+from belljar.errors import BadSetting
+
+
+def all_mistakes(loaded: Loaded) -> tuple[Mistake, ...]:
+    """Those of the files and variables, and those of the values that hold."""
+    return (*loaded.mistakes, *(_mistake(loaded, *found) for found in _wrong_values(loaded)))
+
+
+def _wrong_values(loaded: Loaded) -> Iterator[tuple[str, str, BadSetting]]:
+    settings = loaded.settings
+    yield from (("machine", *found) for found in hypervisor.mistakes(settings.machine.hypervisor))
+    yield from (("network", *found) for found in network.mistakes(settings.network))
+    yield from (("image", *found) for found in image.mistakes(settings.image))
+
+
+def _mistake(loaded: Loaded, section: str, key: str, error: BadSetting) -> Mistake:
+    """An error that names its key itself names it once here. One without a remedy of its own has the setting's help."""
+    name = f"{section}.{key}"
+    what = error.message.removeprefix(name).removeprefix(":").removeprefix(" =").strip()
+    help = next(str(one.metadata["help"]) for one in fields(SECTIONS[section]) if one.name == key)
+    remedy = help if error.hint == BadSetting.hint else error.hint
+    return Mistake(loaded.origins.get(name, DEFAULT_ORIGIN), name, what, remedy)
