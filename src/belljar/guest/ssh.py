@@ -82,7 +82,9 @@ class SshGuest:
         from belljar.guest.ssh_identity import fresh_host_key, identity_script, read_proof
 
         private, public = fresh_host_key()
-        answer = await self._done(identity_script(identity, private, public), "take its identity")
+        answer = await self._done(
+            identity_script(identity, private, public, is_told=not self.link.is_by_ours), "take its identity"
+        )
         self.link.trust(public)
         said = facts_of(answer.out)
         return read_proof(said, identity, await self.set_clock())

@@ -76,8 +76,8 @@ def fresh_host_key() -> tuple[str, str]:
     return key.export_private_key().decode(), key.export_public_key().decode().strip()
 
 
-def identity_script(identity: Identity, private: str, public: str) -> str:
-    """Names, entropy, host key, address. What it then is, the script reads back from where the kernel keeps it."""
+def identity_script(identity: Identity, private: str, public: str, *, is_told: bool = True) -> str:
+    """Names, entropy, host key, address. What it then is, the script reads back from where the kernel keeps it. *is_told*: the image's ssh server is to read its key now."""
     octets = "".join(f"\\{byte:03o}" for byte in identity.entropy)
     uuid = identity.nonce
     boot_id = f"{uuid[:8]}-{uuid[8:12]}-{uuid[12:16]}-{uuid[16:20]}-{uuid[20:]}"
@@ -106,7 +106,7 @@ echo {identity.nonce} > {HOME}/nonce
 echo {boot_id} > {HOME}/boot_id
 read -r id < /proc/sys/kernel/random/boot_id
 [ "$id" = {boot_id} ] || mount -o bind {HOME}/boot_id /proc/sys/kernel/random/boot_id 2> /dev/null
-{host_key_script(private, public)}
+{host_key_script(private, public, is_told=is_told)}
 {card_script(identity) if identity.mac else ":"}
 read -r hostname < /proc/sys/kernel/hostname; echo "hostname $hostname"
 read -r id < /etc/machine-id; echo "machine_id $id"
@@ -116,17 +116,20 @@ exit 0
 """
 
 
-def host_key_script(private: str, public: str) -> str:
-    """The guest's ssh server shows a key that no other machine has, from now on."""
+def host_key_script(private: str, public: str, *, is_told: bool) -> str:
+    """The guest's ssh server shows a key that no other machine has: from now on, or from its next start on, for that takes an
+    emulated guest seconds."""
+    tell = """\
+    for f in /run/sshd.pid /var/run/sshd.pid; do
+        [ -r $f ] && read -r p < $f && kill -HUP "$p" 2> /dev/null && break
+    done
+"""
     return f"""\
 if [ -d {KEYS} ] && [ -w {KEYS} ]; then
     for f in {KEYS}/ssh_host_*; do case $f in *ed25519_key | *ed25519_key.pub) ;; *) rm -f {KEYS}/ssh_host_*; break ;; esac; done
     (umask 077; echo {text(private.strip())} > {KEYS}/ssh_host_ed25519_key)
     echo {text(public)} > {KEYS}/ssh_host_ed25519_key.pub
-    for f in /run/sshd.pid /var/run/sshd.pid; do
-        [ -r $f ] && read -r p < $f && kill -HUP "$p" 2> /dev/null && break
-    done
-fi"""
+{tell if is_told else ""}fi"""
 
 
 def card_script(identity: Identity) -> str:

@@ -147,6 +147,11 @@ class Link:
             await asyncio.sleep(max(pause, self._patience.knock) if is_knock else pause)
             pause = min(pause * 1.5, LONGEST_PAUSE)
 
+    @property
+    def is_by_ours(self) -> bool:
+        """Did the last connection come by the server of ours?"""
+        return self._door == OURS
+
     async def move(self) -> str:
         """Go on over the server of ours in the guest, and leave the image's own alone. Returns "" where it lets us in, or
         why not."""
