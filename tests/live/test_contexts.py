@@ -13,12 +13,12 @@ import pytest
 from tests.live.conftest import Belljar
 from tests.live.stock.images import stock
 
-slow = [pytest.mark.slow, pytest.mark.timeout(1800)]
+slow = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 def outcome_of(belljar: Belljar, *words: str) -> tuple[dict[str, Any], str, str]:
     report = belljar.folder / "report.json"
-    done = belljar.run("--report", str(report), *words, timeout=1700)
+    done = belljar.run("--report", str(report), *words, timeout=3000)
     return json.loads(report.read_bytes()), done.stdout.decode(), done.stderr.decode()
 
 
@@ -57,4 +57,65 @@ def test_the_images_own_init_is_up_when_the_job_begins_and_clones_are_nobodys_tw
         said.append(lines[3:5])
         assert lines[3] == f"belljar-{outcome['id']}"
     assert len({machine_id for _, machine_id in said}) == 3
+    assert belljar.leftovers() == []
+
+
+CLOUD_CONFIG = """\
+#cloud-config
+write_files:
+  - path: /etc/mine
+    content: |
+      written by ##user_data_option_who##
+runcmd:
+  - [sh, -c, 'cat /etc/mine > /root/both; hostname > /root/host']
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_user_data_is_carried_out_before_the_job_begins_with_no_network_at_all(belljar: Belljar) -> None:
+    image = stock(belljar, "bookworm")
+    (belljar.folder / "user-data").write_text(CLOUD_CONFIG)
+    outcome, out, err = outcome_of(
+        belljar, "--image", image, "--context", "cloud-init", "--network", "none", "--user-data", str(belljar.folder / "user-data"),
+        "--user-data-option", "who=alice", "--", "sh", "-c", "cat /root/both; ls /sys/class/net; cloud-init status; blkid -L cidata",
+    )  # fmt: skip
+    assert (outcome["start"], outcome["start_reason"]) == ("cold", "it has user data of its own"), err
+    assert out.split() == ["written", "by", "alice", "lo", "status:", "done", "/dev/vdb"], (out, err)
+    assert belljar.leftovers() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_user_data_that_fails_ends_the_machine_and_is_the_reason(belljar: Belljar) -> None:
+    image = stock(belljar, "bookworm")
+    (belljar.folder / "user-data").write_text("#!/bin/sh\necho it went wrong >&2\nexit 3\n")
+    outcome, out, err = outcome_of(
+        belljar, "--image", image, "--context", "cloud-init", "--user-data", str(belljar.folder / "user-data"), "--", "echo", "ran"
+    )  # fmt: skip
+    assert (outcome["exit_code"], out) == (None, "") and "cloud-init failed" in outcome["reason"], (outcome, err)
+    assert b"it went wrong" in belljar("logs", outcome["id"], "--console").stdout
+    assert belljar.leftovers() == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_clones_that_others_reach_show_host_keys_of_their_own(belljar: Belljar) -> None:
+    image = stock(belljar, "bookworm")
+    shows = """\
+        systemctl is-active ssh
+        cut -d' ' -f2 /etc/ssh/ssh_host_ed25519_key.pub
+        ssh-keyscan -t ed25519 127.0.0.1 2> /dev/null | cut -d' ' -f3
+        ip -br addr show up
+    """
+    words = ("--image", image, "--context", "cloud-init", "--start", "clone", "--network", "isolated:keys")
+    seen = []
+    for _ in range(2):
+        outcome, out, err = outcome_of(belljar, *words, "--", "sh", "-c", shows)
+        assert outcome["exit_code"] == 0, (outcome, err)
+        service, file, server, *cards = out.splitlines()
+        assert service == "active" and file == server, out
+        assert any("10.98.0.1/24" in card for card in cards), cards
+        seen.append(file)
+    assert len(set(seen)) == 2
     assert belljar.leftovers() == []

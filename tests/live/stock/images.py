@@ -17,7 +17,7 @@ from tests.live.stock.build import CACHE, build, recipe_of
 
 from belljar.host.locks import locked
 
-BOOT_TIMEOUT = "400"  # seconds; a whole Debian under emulation, beside other tests
+BOOT_TIMEOUT = "1500"  # seconds; a whole Debian under emulation, beside other tests on a busy host
 
 
 @contextmanager

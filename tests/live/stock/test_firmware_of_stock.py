@@ -1,5 +1,5 @@
-"""Stock disks that start as on a real machine: SeaBIOS or OVMF, GRUB, their own initial ramdisk and init; the agent was put into
-the disk by the steps of docs/images.md."""
+"""Stock disks that start as on a real machine: SeaBIOS or OVMF, GRUB, their own initial ramdisk and init. The agent was put into
+the disk by the steps of docs/images.md, or belljar brings it: by the workshop, or by cloud-init."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tests.live.conftest import Belljar
 from tests.live.stock.build import CACHE, ROOT_AT, build, execute, recipe_of
-from tests.live.stock.images import BOOT_TIMEOUT
+from tests.live.stock.images import BOOT_TIMEOUT, stock
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 UNIT = "belljar-agent.service"
 INSTALL = f"""\
 mkdir /usr/lib/belljar
@@ -57,11 +57,35 @@ def test_a_stock_disk_boots_by_its_own_loader_and_is_cloned(belljar: Belljar, tm
     script = "test -d /sys/firmware/efi && echo uefi || echo bios; cat /proc/cmdline; systemctl is-system-running"
     for number in range(2):
         words = ["--image", "mine", "--memory", "1G", "--start", "clone", "--report", str(report)]
-        done = belljar.run(*words, "--", "sh", "-c", script, timeout=900)
+        done = belljar.run(*words, "--", "sh", "-c", script, timeout=1600)
         outcome, lines = json.loads(report.read_bytes()), done.stdout.decode().splitlines()
         assert outcome["start"] == "clone", (number, outcome, done.stderr.decode())
         assert lines[0] == firmware and lines[1].startswith("BOOT_IMAGE=/boot/vmlinuz-"), lines
     assert belljar.leftovers() == [] and CACHE.exists()
+
+
+@pytest.mark.parametrize("firmware", ["bios", "uefi"])
+@pytest.mark.parametrize("context", ["inject", "cloud-init"])
+def test_the_agent_is_brought_into_a_disk_that_boots_by_its_own_loader(
+    belljar: Belljar, tmp_path: Path, firmware: str, context: str
+) -> None:
+    image = stock(belljar, "bookworm", "--firmware", firmware)
+    facts = belljar.json("image", "show", image)["facts"]
+    assert (facts["boots_by"], facts["use_firmware"], facts["python"]) == ("firmware", firmware, "3.11")
+    assert "agent" not in facts
+    script = (
+        "test -d /sys/firmware/efi && echo uefi || echo bios; cat /proc/cmdline; cat /proc/1/comm; hostname; exit 7"
+    )
+    hosts = set()
+    for _ in range(2):
+        words = ["--image", image, "--context", context, "--memory", "1G", "--start", "clone"]
+        done = belljar.run(*words, "--report", str(tmp_path / "report"), "--", "sh", "-c", script, timeout=1600)
+        outcome, lines = json.loads((tmp_path / "report").read_bytes()), done.stdout.decode().splitlines()
+        assert done.returncode == 7, (outcome, done.stderr.decode())
+        assert (outcome["start"], outcome["context"]) == ("clone", context), outcome
+        assert (lines[0], lines[2]) == (firmware, "systemd") and lines[1].startswith("BOOT_IMAGE=/boot/vmlinuz-"), lines
+        hosts.add(lines[3])
+    assert len(hosts) == 2 and belljar.leftovers() == []
 
 
 def test_a_host_without_uefi_firmware_says_what_to_install(belljar: Belljar, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.live.conftest import Belljar
 from tests.live.stock.build import as_raw, build, recipe_of
-from tests.live.stock.images import stock
+from tests.live.stock.images import BOOT_TIMEOUT, served, stock
 
 SUITES = {"bullseye": ("11", "3.9"), "bookworm": ("12", "3.11"), "trixie": ("13", "3.13")}
 slow = pytest.mark.slow
@@ -51,25 +51,66 @@ def test_a_stock_image_is_understood_at_its_import_and_runs_jobs(belljar: Bellja
     assert belljar.leftovers() == []
 
 
+FORMS = {
+    "disk.raw.zst": ("zstd", "-q", "-1", "-T2", "{raw}", "-o", "{out}"),
+    "disk.qcow2": ("qemu-img", "convert", "-f", "qcow2", "-O", "qcow2", "{packed}", "{out}"),
+    "disk.qcow2.gz": ("sh", "-c", 'gzip -1 < "$0" > "$1"', "{web}/disk.qcow2", "{out}"),
+    "disk.qcow2.xz": ("sh", "-c", 'xz -0 -T2 < "$0" > "$1"', "{web}/disk.qcow2", "{out}"),
+}
+
+
 @slow
-def test_a_raw_stock_disk_is_the_same_as_the_compressed_one(belljar: Belljar, tmp_path: Path) -> None:
+@pytest.mark.timeout(3600)
+def test_the_same_disk_in_any_form_is_the_same_image_and_runs_jobs(belljar: Belljar, tmp_path: Path) -> None:
     belljar.env["BELLJAR_PATHS_STORE"] = str(tmp_path / "store")
-    disk = build(recipe_of("bookworm"))
-    assert belljar("image", "import", str(disk), "--name", "packed").returncode == 0
-    with as_raw(disk, tmp_path) as raw:
-        assert belljar("image", "import", str(raw), "--name", "raw").returncode == 0
-    packed, plain = (belljar.json("image", "show", name) for name in ("packed", "raw"))
-    assert packed["digest"] == plain["digest"]
+    belljar.env["BELLJAR_QEMU_BOOT_TIMEOUT"] = BOOT_TIMEOUT
+    packed, web = build(recipe_of("bookworm")), tmp_path / "web"
+    web.mkdir()
+    (web / "packed.qcow2").symlink_to(packed)
+    shown = {}
+    with as_raw(packed, web) as raw, served(web) as address:
+        for name, argv in FORMS.items():
+            make([word.format(packed=packed, raw=raw, web=web, out=web / name) for word in argv])
+        for file in ("packed.qcow2", raw.name, *FORMS):
+            name = file.replace(".", "-")
+            done = belljar("image", "import", f"{address}/{file}", "--name", name, timeout=900)
+            assert done.returncode == 0, done.stderr.decode()
+            shown[name] = belljar.json("image", "show", name)
+    first = shown["packed-qcow2"]
+    for name, other in shown.items():
+        assert (other["digest"], other["os"], without_source(other)) == (
+            first["digest"],
+            first["os"],
+            without_source(first),
+        )
+        outcome, said = run(belljar, name, "--", "sh", "-c", ". /etc/os-release; echo $VERSION_ID")
+        assert (outcome["start"], outcome["image_digest"], said) == ("clone", first["digest"], "12\n")
+    assert belljar.leftovers() == []
+
+
+def without_source(shown: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in shown["facts"].items() if name != "source_sha256"}
 
 
 @slow
-def test_a_stock_image_without_python_says_so_and_is_refused_by_the_ways_that_need_it(belljar: Belljar) -> None:
+@pytest.mark.timeout(3600)
+def test_a_stock_image_without_python_is_refused_by_the_ways_that_need_it_and_entered_by_ssh(belljar: Belljar) -> None:
     image = stock(belljar, "bookworm-bare")
     facts = belljar.json("image", "show", image)["facts"]
     assert (facts["python"], facts["cloud_init"], facts["sshd"]) == ("", False, "/usr/sbin/sshd")
     for context in ("ramdisk", "inject", "cloud-init"):
         done = belljar.run("--image", image, "--context", context, "--", "true")
-        assert done.returncode == 125 and len(done.stderr.splitlines()) == 2, done.stderr
+        lines = done.stderr.decode().splitlines()
+        assert (done.returncode, len(lines)) == (125, 2) and ("no Python" in lines[0] or "python3" in lines[0]), lines
+    says = "cat; echo err >&2; hostname; which python3 cloud-init; kill -9 $$"
+    for start in ("cold", "clone"):
+        report = belljar.folder / "report.json"
+        words = ("--image", image, "--start", start, "--cwd", "/", "--report", str(report))
+        done = belljar.run(*words, "--", "sh", "-c", says, input=b"heard\n", timeout=1600)
+        told = json.loads(report.read_bytes())
+        assert (told["start"], told["context"], told["context_reason"]) == (start, "ssh", "it has an ssh server"), told
+        assert done.returncode == -9 and b"err\n" in done.stderr
+        assert done.stdout.decode().split() == ["heard", f"belljar-{told['id']}"]
     assert belljar.leftovers() == []
 
 
@@ -141,4 +182,4 @@ def refused(belljar: Belljar, tmp_path: Path, source: str, says: str) -> None:
 
 
 def make(argv: list[str], **options: Any) -> None:
-    subprocess.run(argv, check=True, timeout=60, **options)
+    subprocess.run(argv, check=True, timeout=600, **options)
