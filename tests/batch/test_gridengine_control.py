@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tests.batch.lab.gridengine import until
 from tests.batch.lab.gridengine_cell import IN_MACHINE, WITH_BELLJAR, WITHOUT, Cell, cell  # noqa: F401
+from tests.batch.lab.load import stretched
 
 COUNTER = "echo started; n=0; while :; do n=$((n+1)); echo $n; sleep 0.2; done"
 OBEDIENT = "trap 'echo got TERM; exit 5' TERM; echo started; while :; do sleep 0.2; done"
@@ -24,10 +25,10 @@ def test_qdel_gives_a_grace_and_then_ends_the_machine(cell: Cell) -> None:
     begin = time.monotonic()
     cell.lab.run("qdel", obedient, stubborn, user="bjalice")
     first = cell.ended(obedient)
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < stretched(8)
     assert first.exit == 5 and b"got TERM" in first.out
     second = cell.ended(stubborn)
-    assert time.monotonic() - begin < 15, "three seconds of grace"
+    assert time.monotonic() - begin < stretched(15), "three seconds of grace"
     assert b"got TERM" in second.out and second.exit in (128 + signal.SIGTERM, 128 + signal.SIGKILL)
     cell.clean()
 
@@ -38,7 +39,7 @@ def test_qdel_while_the_machine_is_made_ends_it_at_once(cell: Cell) -> None:
     begin = time.monotonic()
     cell.lab.run("qdel", job, user="bjalice")
     ended = cell.ended(job)
-    assert time.monotonic() - begin < 6
+    assert time.monotonic() - begin < stretched(6)
     assert ended.exit == 128 + signal.SIGTERM and b"started" not in ended.out
     cell.clean()
 
@@ -114,7 +115,7 @@ def test_native_jobs_are_suspended_resumed_and_killed_as_ever(cell: Cell) -> Non
     begin = time.monotonic()
     cell.lab.run("qdel", *jobs, user="bjalice")
     rows = [cell.ended(job) for job in jobs]
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < stretched(8)
     assert [(row.failed, row.exit) for row in rows] == [(100, 137)] * 2
     assert not any(b"got TERM" in row.out for row in rows)
     for job in jobs:
