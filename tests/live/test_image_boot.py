@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 from tests.live.conftest import STORE
 
-from belljar.agent.agent import greeting
+from belljar.agent import bundle
+from belljar.agent.wire import greeting
 from belljar.host import commands
-from belljar.image import Image, Settings, build, initramfs, sources
+from belljar.image import Image, Settings, build, sources
 from belljar.image.build import Recipe
 from belljar.image.overlay import DiskOverlays
 from belljar.image.sources import Order
@@ -178,7 +179,7 @@ def test_what_an_agent_finds_and_what_becomes_of_a_guest_whose_agent_dies(
     store: Store, image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "agent.py").write_text(WITNESS)
-    monkeypatch.setattr(initramfs, "AGENT", tmp_path / "agent.py")
+    monkeypatch.setattr(bundle, "PARTS", (str(tmp_path / "agent.py"),))
     with booted(store, image, tmp_path) as guest:
         said = guest.words()
     told = dict(
@@ -198,7 +199,7 @@ def test_a_larger_disk_has_a_larger_file_system(
     store: Store, image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "agent.py").write_text("import os\nprint('size', os.statvfs('/').f_blocks * 4096, flush=True)")
-    monkeypatch.setattr(initramfs, "AGENT", tmp_path / "agent.py")
+    monkeypatch.setattr(bundle, "PARTS", (str(tmp_path / "agent.py"),))
     with booted(store, image, tmp_path, disk=40 << 30) as guest:
         said = guest.words()
     size = int(next(line for line in said.splitlines() if line.startswith("size ")).split()[1])
@@ -209,7 +210,7 @@ def test_an_agent_that_is_done_powers_the_guest_off(
     store: Store, image: Image, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "agent.py").write_text("print('done', flush=True)")
-    monkeypatch.setattr(initramfs, "AGENT", tmp_path / "agent.py")
+    monkeypatch.setattr(bundle, "PARTS", (str(tmp_path / "agent.py"),))
     with booted(store, image, tmp_path) as guest:
         assert "done" in guest.words()
 

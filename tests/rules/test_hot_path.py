@@ -47,3 +47,14 @@ def test_the_parts_that_run_a_job_are_made_without_anything_heavy() -> None:
 def test_other_verbs_are_not_imported() -> None:
     loaded = loaded_by("from belljar.cli import parser_of\nparser_of('run')")
     assert {name for name in loaded if name.startswith("belljar.cli.")} <= {"belljar.cli.run", "belljar.cli.parser"}
+
+
+def test_of_the_agent_only_the_wire_and_the_digest_of_its_sources_are_imported() -> None:
+    loaded = loaded_by(
+        "from belljar.assembly import House\n"
+        "import belljar.guest.conversation\n"
+        "house = House(None)\n"
+        "house.supervisor(), house.reaper, house.images, house.hypervisor"
+    )
+    ours = {name for name in loaded if name.startswith("belljar.agent.")}
+    assert ours == {"belljar.agent.wire", "belljar.agent.bundle"}

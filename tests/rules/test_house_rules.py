@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from belljar import errors
+from belljar.agent import bundle
 from belljar.cli import VERBS, parser_of
 from belljar.config import SECTIONS, every_setting, load
 
@@ -18,6 +19,11 @@ SOURCE = ROOT / "src/belljar"
 MODULES = sorted([*SOURCE.rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")])
 DOCS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 LINTED = ("src", "tests", "bench", "scripts/demo", "scripts/reference", "examples/pi", "examples/whereami")
+# Each module of the guest agent, and the one file that is made of them.
+AGENT = [
+    *(pytest.param((SOURCE / "agent" / name).read_bytes(), id=name) for name in bundle.PARTS),
+    pytest.param(bundle.source(), id="bundle"),
+]
 LONGEST_MODULE, LONGEST_FUNCTION = 500, 60
 ERRORS = sorted(
     (one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.BelljarError)),
@@ -50,8 +56,7 @@ def test_format_is_right() -> None:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_is_read_in_one_sitting(path: Path) -> None:
-    # The agent travels into the guest as one file.
-    assert path.name == "agent.py" or len(path.read_text().splitlines()) <= LONGEST_MODULE
+    assert len(path.read_text().splitlines()) <= LONGEST_MODULE
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
@@ -72,15 +77,20 @@ def test_nothing_speaks_of_the_place_where_it_was_written(path: Path) -> None:
     assert not (found := words.search(path.read_text())), found
 
 
-def test_the_agent_can_be_read_by_an_old_python() -> None:
-    ast.parse((SOURCE / "agent/agent.py").read_bytes(), feature_version=(3, 6))
+@pytest.mark.parametrize("text", AGENT)
+def test_the_agent_can_be_read_by_an_old_python(text: bytes) -> None:
+    ast.parse(text, feature_version=(3, 6))
 
 
-def test_the_agent_imports_only_the_standard_library() -> None:
-    for node in ast.walk(ast.parse((SOURCE / "agent/agent.py").read_bytes())):
+@pytest.mark.parametrize("text", AGENT)
+def test_the_agent_imports_only_the_standard_library(text: bytes) -> None:
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [one.name for one in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            assert {name.split(".")[0] for name in names} <= sys.stdlib_module_names
+            ours = {
+                name for name in names if name.startswith("belljar.agent.")
+            }  # none in the one file, see test_bundle
+            assert {name.split(".")[0] for name in {*names} - ours} <= sys.stdlib_module_names
 
 
 # -- errors and settings -----------------------------------------------------------------------------------------------

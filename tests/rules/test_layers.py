@@ -13,11 +13,11 @@ FLOORS = {
     "hypervisor": 3, "image": 3, "network": 3, "guest": 3, "batch": 3, "context": 3,
     "machine": 4,
     "config": 5, "assembly": 6, "cli": 7, "__main__": 8,
-    "agent": 0,  # one file that imports nothing of ours; the host shares its wire codec
+    "agent": 0,  # imports nothing else of ours, for it travels into the guest; the host shares its wire codec
 }  # fmt: skip
 DOWN_WITHIN_A_FLOOR = {("errors", "model")}
 PROGRAMS = ("config", "assembly", "cli", "__main__")  # these know every concrete class
-OPEN_ROOMS = ("host", "agent")  # a shelf of small modules, each a door of its own; a single file
+OPEN_ROOMS = ("host", "agent")  # shelves of small modules, each a door of its own
 HANDS_ON_THE_ENVIRONMENT = {
     "belljar.image.build": "to the program that builds",
     "belljar.image.mirrors": "the proxies that all downloads of this host go through",

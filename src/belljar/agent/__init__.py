@@ -1,1 +1,1 @@
-"""The guest agent: one file that travels into the guest. The host shares its wire codec and its tar code."""
+"""The guest agent, which travels into the guest as one file (see bundle.py). The host shares its wire and its tar code."""

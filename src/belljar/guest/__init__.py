@@ -1,6 +1,6 @@
 """The door of the guest room: runs the payload inside, over one byte channel to the agent.
 
-`Conversation` speaks the agent's framed protocol (belljar/agent/agent.py documents the wire) and offers it as calls
+`Conversation` speaks the agent's framed protocol (belljar/agent/wire.py documents it) and offers it as calls
 and streams. It knows nothing of QEMU: any connected stream socket will do.
 """
 

@@ -10,7 +10,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 
-from belljar.agent.agent import Parser, WireError
+from belljar.agent.wire import Parser, WireError
 from belljar.errors import AgentLost, GuestError, ProtocolViolation
 
 READS = 16  # of the socket, before other callbacks of the loop have their turn

@@ -1,6 +1,6 @@
 """Speaks the agent's protocol over one connected socket, and offers it as calls and streams: implements `Guest`.
 
-The wire itself is told at the top of belljar/agent/agent.py. Everything the guest says is checked here or in process.py.
+The wire itself is told at the top of belljar/agent/wire.py. Everything the guest says is checked here or in process.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from belljar.agent.agent import (
+from belljar.agent.wire import (
     CALL,
     ERROR,
     EXIT,
@@ -34,7 +34,7 @@ from belljar.agent.agent import (
     join,
     stuffed,
     without_nul,
-)  # fmt: skip
+)
 from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused
 from belljar.guest import Hello, Identity, IdentityProof, Settings, Sink, Streams
 from belljar.guest.channel import Channel

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 
-from belljar.agent import agent
+from belljar.agent import bundle, wire
 from belljar.errors import AgentLost, GuestRefused, InputMissing, NoNineP, NoPackedFolders, NoVirtiofs, OutputMissing
 from belljar.guest import ExitStatus, Hello, Identity, IdentityProof, Sink, Streams
 from belljar.model import Account, FileServer, Payload, PlainFile, Usage
@@ -101,7 +101,7 @@ class FakeGuest:
                 self.script.dies_after, self._lose, "the fake guest died"
             )
         self.done.append("greet")
-        return Hello(agent.PROTOCOL, agent.VERSION, "0" * 32, "fake", "6.1.0-fake", "3.11.2", self.script.nine_p)
+        return Hello(wire.PROTOCOL, wire.VERSION, "0" * 32, "fake", "6.1.0-fake", "3.11.2", self.script.nine_p)
 
     async def identify(self, identity: Identity) -> IdentityProof:
         self._do("identify")
@@ -294,8 +294,11 @@ def rehearse() -> Iterator[socket.socket]:
     import subprocess
 
     ours, its = socket.socketpair()
-    command = [sys.executable, "-I", "-S", agent.__file__, "--rehearse", str(its.fileno())]
-    with ours, its, subprocess.Popen(command, pass_fds=(its.fileno(),), stdin=subprocess.DEVNULL) as process:
+    command = [sys.executable, "-I", "-S", "-", "--rehearse", str(its.fileno())]
+    with ours, its, subprocess.Popen(command, pass_fds=(its.fileno(),), stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(bundle.source())
+        process.stdin.close()
         its.close()
         try:
             yield ours

@@ -1,4 +1,4 @@
-"""Files and folders to and from the guest, as tar streams. The tar code itself is the agent's (belljar/agent/agent.py).
+"""Files and folders to and from the guest, as tar streams. The tar code itself is the agent's (belljar/agent/tar.py).
 
 Inside, the copy is done by a process of the account's own, so that the guest's kernel checks what it may do. Outside, a
 thread of ours reads or writes the files; a `Bridge` stands between that thread and the event loop.
@@ -14,7 +14,9 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from belljar.agent.agent import CHUNK, TransferError, pack, shown, unpack
+from belljar.agent.system import shown
+from belljar.agent.tar import CHUNK, TransferError, pack
+from belljar.agent.untar import unpack
 from belljar.errors import (
     BelljarError,
     GuestRefused,

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Coroutine
 from typing import Any
 
-from belljar.agent.agent import (
+from belljar.agent.wire import (
     CREDIT,
     DATA,
     END,
@@ -24,7 +24,7 @@ from belljar.agent.agent import (
     WINDOW_SIZE,
     WireError,
     frame,
-)  # fmt: skip
+)
 from belljar.errors import AgentLost, GuestError, HostError, NoSpace
 from belljar.guest import ExitStatus, Sink, Streams
 from belljar.guest.channel import Channel

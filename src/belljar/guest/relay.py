@@ -11,7 +11,7 @@ import asyncio
 import socket
 from typing import cast
 
-from belljar.agent.agent import (
+from belljar.agent.wire import (
     CALL,
     CREDIT,
     DATA,
@@ -36,7 +36,7 @@ from belljar.agent.agent import (
     greeting,
     join,
     portions,
-)  # fmt: skip
+)
 from belljar.errors import GuestError
 from belljar.guest import Guest
 from belljar.guest.channel import Channel

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from belljar.agent.agent import DATA, EOF, MAX_CREDIT, RESET, WINDOW, WireError, credit, frame, portions
+from belljar.agent.wire import DATA, EOF, MAX_CREDIT, RESET, WINDOW, WireError, credit, frame, portions
 from belljar.guest import Sink, Source
 
 Send = Callable[[bytes], None]

@@ -243,7 +243,9 @@ def layer_name(image: Image) -> str:
     """The name of the layer that puts the present agent into this image's disk, in the store's folder `layers`."""
     from hashlib import sha256
 
-    agent = sha256("\n".join((AGENT_PATH, agent_source(), UNIT_PATH, agent_unit())).encode())
+    from belljar.agent import bundle
+
+    agent = sha256("\n".join((AGENT_PATH, bundle.digest().hex(), UNIT_PATH, agent_unit())).encode())
     return f"{image.digest[:32]}-{agent.hexdigest()[:16]}"
 
 
@@ -270,6 +272,6 @@ def agent_unit() -> str:
 
 def agent_source() -> str:
     """The guest agent, for images belljar cannot put it into at each start."""
-    from belljar.image.initramfs import AGENT
+    from belljar.agent import bundle
 
-    return AGENT.read_text(encoding="utf-8")
+    return bundle.source().decode("utf-8")

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from belljar.agent import bundle
 from belljar.image import Image
 from belljar.model import Context
 
@@ -18,8 +19,12 @@ if TYPE_CHECKING:
     from belljar.image.modules import Selection
 
 INSIDE = Path(__file__).parent / "inside"
-AGENT = Path(__file__).parent.parent / "agent" / "agent.py"
 UNIT = INSIDE / "belljar-agent.service"
+OUR_FILES = (  # in the ramdisk, besides the agent
+    ("init", INSIDE / "init", 0o755),
+    ("belljar/init", INSIDE / "guest-init", 0o755),
+    ("inject/belljar-agent.service", UNIT, 0o644),
+)
 PT_INTERP = 3
 DEFAULT_INIT = "/sbin/init"
 OWN_INIT = (Context.CLOUD_INIT, Context.INJECT, Context.SSH, Context.NONE)
@@ -48,9 +53,11 @@ def agent_part(image: Image) -> bytes:
     from belljar.image import cpio
 
     entries = [cpio.folder("belljar"), cpio.folder("inject")]
-    entries += [cpio.file(name, data, mode) for name, data, mode in _our_files()]
+    entries += [cpio.file(name, path.read_bytes(), mode) for name, path, mode in OUR_FILES]
+    agent = bundle.source()
+    entries.append(cpio.file("belljar/agent.py", agent))
     if _same_python(image):
-        entries.append(cpio.file("belljar/agent.pyc", _compiled()))
+        entries.append(cpio.file("belljar/agent.pyc", _compiled(agent)))
     return cpio.archive(entries)
 
 
@@ -60,8 +67,9 @@ def boot_digest(image: Image) -> str:
 
     digest = sha256(image.boot_digest.encode())
     digest.update(sys.implementation.cache_tag.encode() if _same_python(image) else b"-")
-    for _, data, _ in _our_files():
-        digest.update(sha256(data).digest())
+    for _, path, _ in OUR_FILES:
+        digest.update(sha256(path.read_bytes()).digest())
+    digest.update(bundle.digest())
     return digest.hexdigest()
 
 
@@ -94,24 +102,15 @@ def is_static(program: bytes) -> bool:
     return PT_INTERP.to_bytes(4, "little") not in kinds
 
 
-def _our_files() -> list[tuple[str, bytes, int]]:
-    return [
-        ("init", (INSIDE / "init").read_bytes(), 0o755),
-        ("belljar/init", (INSIDE / "guest-init").read_bytes(), 0o755),
-        ("belljar/agent.py", AGENT.read_bytes(), 0o644),
-        ("inject/belljar-agent.service", UNIT.read_bytes(), 0o644),
-    ]
-
-
 def _same_python(image: Image) -> bool:
     """Can the guest's python run what ours compiles? It takes the same minor version."""
     return bool(image.facts.get("python") == f"{sys.version_info[0]}.{sys.version_info[1]}")
 
 
-def _compiled() -> bytes:
+def _compiled(agent: bytes) -> bytes:
     """The agent as bytecode, so that an emulated guest need not compile it. Never checked against the source's time."""
     import importlib.util
     import marshal
 
-    code = compile(AGENT.read_bytes(), "/run/belljar/agent.py", "exec", dont_inherit=True)
+    code = compile(agent, "/run/belljar/agent.py", "exec", dont_inherit=True)
     return importlib.util.MAGIC_NUMBER + (0).to_bytes(12, "little") + marshal.dumps(code)

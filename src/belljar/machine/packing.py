@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from belljar.agent.agent import TransferError, pack
+from belljar.agent.tar import TransferError, pack
 from belljar.errors import CommandFailed, InputMissing, NoSpace
 from belljar.host.commands import SEARCH_PATH, run, which
 from belljar.host.files import PRIVATE_FILE

@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.agent.agent import Account, Refused, Words, with_groups, with_shadow, with_user
+from belljar.agent.accounts import Account, with_groups, with_shadow, with_user
+from belljar.agent.system import Refused
+from belljar.agent.wire import Words
 from belljar.guest.conversation import account_words
 from belljar.model import Account as Outside
 

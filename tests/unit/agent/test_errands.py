@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -11,8 +12,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from belljar.agent import agent as ours
-from belljar.agent.agent import Agent, Refused, Rehearsal, Words, nfs_options
+from belljar.agent import mounts, wire
+from belljar.agent.loop import Agent
+from belljar.agent.mounts import nfs_options
+from belljar.agent.rehearsal import Rehearsal
+from belljar.agent.system import Refused
+from belljar.agent.wire import Words
 from belljar.errors import ExportRefused, GuestRefused, MountFailed, NoNfs, ShareNotFlushed
 from belljar.guest.process import refusal
 
@@ -33,33 +38,33 @@ def mounting(monkeypatch: pytest.MonkeyPatch, *answers: int) -> list[bytes]:
         tried.append(options[:8])
         return answers[len(tried) - 1]
 
-    monkeypatch.setattr(ours, "try_mount", answer)
-    monkeypatch.setattr(ours, "load_modules", lambda names: None)
+    monkeypatch.setattr(mounts, "try_mount", answer)
+    monkeypatch.setattr(mounts, "load_modules", lambda names: None)
     return tried
 
 
 def test_an_older_version_is_tried_where_the_newer_one_is_not_spoken(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = mounting(monkeypatch, ours.errno.EPROTONOSUPPORT, ours.errno.EINVAL, 0)
-    ours.mount_nfs("10.0.2.2", 1, b"/x", b"/tmp", 0)
+    tried = mounting(monkeypatch, errno.EPROTONOSUPPORT, errno.EINVAL, 0)
+    mounts.mount_nfs("10.0.2.2", 1, b"/x", b"/tmp", 0)
     assert tried == [b"vers=4.2", b"vers=4.1", b"vers=4.0"]
 
 
 @pytest.mark.parametrize(
     ("answers", "kind"),
     [
-        ((ours.errno.ENODEV, ours.errno.ENODEV), "no-nfs"),
-        ((ours.errno.EPROTONOSUPPORT,) * 3, "no-nfs"),  # the kernel that runs this has not loaded NFS 4
-        ((ours.errno.ENOENT,), "nfs-refused"),
-        ((ours.errno.EACCES,), "nfs-refused"),
-        ((ours.errno.ECONNREFUSED,), "nfs-silent"),
-        ((ours.errno.ETIMEDOUT,), "nfs-silent"),
+        ((errno.ENODEV, errno.ENODEV), "no-nfs"),
+        ((errno.EPROTONOSUPPORT,) * 3, "no-nfs"),  # the kernel that runs this has not loaded NFS 4
+        ((errno.ENOENT,), "nfs-refused"),
+        ((errno.EACCES,), "nfs-refused"),
+        ((errno.ECONNREFUSED,), "nfs-silent"),
+        ((errno.ETIMEDOUT,), "nfs-silent"),
     ],
 )
 def test_why_a_mount_failed_is_told_by_kind(monkeypatch: pytest.MonkeyPatch, answers: tuple[int], kind: str) -> None:
     mounting(monkeypatch, *answers)
-    monkeypatch.setattr(ours, "read_file", lambda path: b"nodev\tnfs\n")
+    monkeypatch.setattr(mounts, "read_file", lambda path: b"nodev\tnfs\n")
     with pytest.raises(Refused) as caught:
-        ours.mount_nfs("10.0.2.2", 1, b"/x", b"/tmp", 0)
+        mounts.mount_nfs("10.0.2.2", 1, b"/x", b"/tmp", 0)
     assert caught.value.kind == kind
 
 
@@ -100,14 +105,14 @@ def host_of(work: Callable[[], None]) -> Iterator[Callable[..., list[bytes]]]:
         os._exit(0)
     there.close()
     here.settimeout(30)
-    parser = ours.Parser(ours.TO_HOST, ours.greeting(b"n" * 16))
-    here.sendall(ours.greeting(b"n" * 16))
+    parser = wire.Parser(wire.TO_HOST, wire.greeting(b"n" * 16))
+    here.sendall(wire.greeting(b"n" * 16))
 
     def answers(count: int, *frames: bytes) -> list[bytes]:
         here.sendall(b"".join(frames))
         found: list[tuple[int, int, bytes]] = []
         while len(found) < count:
-            found += [one for one in parser.feed(here.recv(65536)) if one[0] not in (ours.GREETING, ours.HELLO)]
+            found += [one for one in parser.feed(here.recv(65536)) if one[0] not in (wire.GREETING, wire.HELLO)]
         return [b"%d %d " % (kind, number) + body for kind, number, body in found]
 
     try:
@@ -118,32 +123,32 @@ def host_of(work: Callable[[], None]) -> Iterator[Callable[..., list[bytes]]]:
 
 
 def call(number: int, *words: bytes) -> bytes:
-    return ours.frame(ours.CALL, number, ours.join(*words))
+    return wire.frame(wire.CALL, number, wire.join(*words))
 
 
-PING = ours.frame(ours.PING, 0, bytes(8))
+PING = wire.frame(wire.PING, 0, bytes(8))
 
 
 def test_while_a_mount_blocks_the_agent_answers_and_at_its_deadline_the_mount_is_refused() -> None:
     began = time.monotonic()
     with host_of(threading.Event().wait) as answers:  # type: ignore[arg-type]
         pong, refused = answers(2, call(7, b"mount_nfs", b"1"), PING)
-    assert pong == b"%d 0 " % ours.PONG + bytes(8)
-    assert refused.startswith(b"%d 7 nfs-silent\0" % ours.ERROR) and b"within 1 s" in refused
+    assert pong == b"%d 0 " % wire.PONG + bytes(8)
+    assert refused.startswith(b"%d 7 nfs-silent\0" % wire.ERROR) and b"within 1 s" in refused
     assert 1 <= time.monotonic() - began < 10
 
 
 def test_a_flush_that_blocks_is_told_at_its_deadline() -> None:
     with host_of(threading.Event().wait) as answers:  # type: ignore[arg-type]
         (refused,) = answers(1, call(8, b"end_payload", b"1"))
-    assert refused.startswith(b"%d 8 nfs-flush\0" % ours.ERROR)
+    assert refused.startswith(b"%d 8 nfs-flush\0" % wire.ERROR)
 
 
 def test_what_the_work_says_is_the_answer() -> None:
     def fails() -> None:
         raise Refused("nfs-flush", "no space")
 
-    for work, wanted in ((fails, b"%d 8 nfs-flush\0no space" % ours.ERROR), (lambda: None, b"%d 8 " % ours.REPLY)):
+    for work, wanted in ((fails, b"%d 8 nfs-flush\0no space" % wire.ERROR), (lambda: None, b"%d 8 " % wire.REPLY)):
         with host_of(work) as answers:
             assert answers(1, call(8, b"end_payload", b"5")) == [wanted]
 
@@ -151,4 +156,4 @@ def test_what_the_work_says_is_the_answer() -> None:
 def test_a_child_that_is_killed_is_an_answer_too() -> None:
     with host_of(lambda: os.kill(os.getpid(), 9)) as answers:
         (refused,) = answers(1, call(9, b"mount_nfs", b"20"))
-    assert refused.startswith(b"%d 9 refused\0" % ours.ERROR)
+    assert refused.startswith(b"%d 9 refused\0" % wire.ERROR)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from belljar.agent import agent
+from belljar.agent.tar import DEEPEST, Gatherer, TransferError
 
 
 def gathered(*paths: Path | str) -> tarfile.TarFile:
     parts: list[bytes] = []
-    agent.Gatherer(parts.append).gather([os.fsencode(path) for path in paths])
+    Gatherer(parts.append).gather([os.fsencode(path) for path in paths])
     return tarfile.open(fileobj=io.BytesIO(b"".join(parts)))
 
 
@@ -75,7 +75,7 @@ def test_a_log_that_shrinks_meanwhile_is_filled_up(tmp_path: Path, monkeypatch: 
 
 def test_a_folder_too_deep_is_cut_there(tmp_path: Path) -> None:
     here = tmp_path
-    for _ in range(agent.DEEPEST + 5):
+    for _ in range(DEEPEST + 5):
         here = here / "d"
     os.makedirs(here)
     (tmp_path / "file").write_text("x")
@@ -92,6 +92,6 @@ def test_it_stops_when_nobody_takes_more(tmp_path: Path) -> None:
         if len(taken) > 2:
             raise BrokenPipeError(32, "Broken pipe")
 
-    with pytest.raises(agent.TransferError, match="cut off"):
-        agent.Gatherer(take).gather([os.fsencode(tmp_path)])
+    with pytest.raises(TransferError, match="cut off"):
+        Gatherer(take).gather([os.fsencode(tmp_path)])
     assert len(taken) == 3, "it does not go on to the next file"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from belljar.agent import agent as ours
-from belljar.agent.agent import Refused, host_keys_since, renew_host_keys, service_of
+from belljar.agent import host_keys
+from belljar.agent.host_keys import host_keys_since, renew_host_keys, service_of
+from belljar.agent.system import Refused, read_file
 
 KEYGEN = """\
 #!/bin/sh
@@ -27,8 +29,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = tmp_path / "ssh-keygen"
     program.write_text(KEYGEN)
     program.chmod(0o755)
-    monkeypatch.setattr(ours, "SSH_KEYGEN", str(program))
-    monkeypatch.setattr(ours, "SSHD_PIDS", ())
+    monkeypatch.setattr(host_keys, "SSH_KEYGEN", str(program))
+    monkeypatch.setattr(host_keys, "SSHD_PIDS", ())
     folder = tmp_path / "ssh"
     folder.mkdir()
     return folder
@@ -91,7 +93,7 @@ def test_what_a_killed_attempt_has_left_is_no_obstacle(folder: Path, key: Callab
 def test_without_new_keys_the_guest_says_so_and_keeps_the_old_ones(
     folder: Path, key: Callable[..., str], monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
-    monkeypatch.setattr(ours, "SSH_KEYGEN", program)
+    monkeypatch.setattr(host_keys, "SSH_KEYGEN", program)
     old = [key("ed25519")]
     with pytest.raises(Refused, match="no host keys of its own"):
         renew_host_keys(old, str(folder))
@@ -104,12 +106,12 @@ def test_only_an_ssh_server_is_told_to_read_its_keys_anew(
     told: list[tuple[int, str]] = []
     pid = folder / "sshd.pid"
     pid.write_text(f"{os.getpid()}\n")  # this process's name is another one
-    monkeypatch.setattr(ours, "SSHD_PIDS", (str(pid),))
-    monkeypatch.setattr(ours, "restart_sshd", lambda *words: told.append(words))
+    monkeypatch.setattr(host_keys, "SSHD_PIDS", (str(pid),))
+    monkeypatch.setattr(host_keys, "restart_sshd", lambda *words: told.append(words))
     renew_host_keys([key("ed25519")], str(folder))
     assert told == []
-    real = ours.read_file
-    monkeypatch.setattr(ours, "read_file", lambda path, most: b"sshd\n" if "comm" in path else real(path, most))
+    real = read_file
+    monkeypatch.setattr(host_keys, "read_file", lambda path, most: b"sshd\n" if "comm" in path else real(path, most))
     renew_host_keys([key("ed25519")], str(folder))
     assert told == [(os.getpid(), str(pid))]
 
@@ -138,12 +140,12 @@ def test_a_server_of_systemd_is_restarted_by_systemd(
     systemctl.write_text(f'#!/bin/sh\necho "$@" > {called}\nexit {status}\n')
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setattr(ours, "read_file", lambda path, most=0: b"0::/system.slice/ssh.service\n")
+    monkeypatch.setattr(host_keys, "read_file", lambda path, most=0: b"0::/system.slice/ssh.service\n")
     if status:
         with pytest.raises(Refused, match=r"ssh\.service.*did not start again"):
-            ours.restart_sshd(1, str(folder / "sshd.pid"))
+            host_keys.restart_sshd(1, str(folder / "sshd.pid"))
     else:
-        ours.restart_sshd(1, str(folder / "sshd.pid"))
+        host_keys.restart_sshd(1, str(folder / "sshd.pid"))
     assert called.read_text() == "restart ssh.service\n"
 
 
@@ -159,16 +161,16 @@ def test_the_server_is_waited_for_until_it_listens_again(folder: Path) -> None:
     pid.write_text("1\n")
     with subprocess.Popen(["sh", "-c", SERVER, str(pid)], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None and server.stdout.readline() == "ready\n"
-        ours.restart_sshd(server.pid, str(pid))
+        host_keys.restart_sshd(server.pid, str(pid))
         assert pid.read_text() == f"{server.pid}\n"
 
 
 def test_a_server_that_stays_away_is_not_waited_for_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(ours, "SSHD_PATIENCE", 0.1)
-    monkeypatch.setattr(ours, "say", said.append)
+    monkeypatch.setattr(host_keys, "SSHD_PATIENCE", 0.1)
+    monkeypatch.setattr(host_keys, "say", said.append)
     pid = folder / "sshd.pid"
     pid.write_text("1\n")
     with subprocess.Popen(["sleep", "60"]) as server:
-        ours.restart_sshd(server.pid, str(pid))
-    assert server.returncode == -ours.signal.SIGHUP and len(said) == 1
+        host_keys.restart_sshd(server.pid, str(pid))
+    assert server.returncode == -signal.SIGHUP and len(said) == 1

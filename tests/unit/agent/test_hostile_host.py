@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from belljar.agent.agent import (
+from belljar.agent.wire import (
     CALL,
     CREDIT,
     DATA,

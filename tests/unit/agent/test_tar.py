@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from belljar.agent.agent import DEEPEST, TransferError, pack, unpack
+from belljar.agent.tar import DEEPEST, TransferError, pack
+from belljar.agent.untar import unpack
 
 MIB = 1 << 20
 

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from belljar.agent import agent as ours
-from belljar.agent.agent import Guest, Refused, Rehearsal, Words
+from belljar.agent import shares
+from belljar.agent.guest import Guest
+from belljar.agent.rehearsal import Rehearsal
+from belljar.agent.system import Refused
+from belljar.agent.wire import Words
 from belljar.errors import NoVirtiofs
 from belljar.guest.process import refusal
 
@@ -39,7 +42,7 @@ class Events:
     """The kernel's events, of which there is always another."""
 
     def settimeout(self, seconds: float) -> None:
-        assert 0 < seconds <= ours.PLUG_PATIENCE
+        assert 0 < seconds <= shares.PLUG_PATIENCE
 
     def recv(self, size: int) -> bytes:
         return b"add@/devices/pci"
@@ -52,12 +55,12 @@ class Events:
 def mounting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Kernel, Callable[[], bytes]]]:
     def prepare(*answers: int, how: bytes = b"rw") -> tuple[Kernel, Callable[[], bytes]]:
         kernel = Kernel(*answers)
-        monkeypatch.setattr(ours, "libc", lambda: kernel)
-        monkeypatch.setattr(ours, "Libc", Kernel)
-        monkeypatch.setattr(ours, "kernel_events", Events)
-        monkeypatch.setattr(ours, "write_file", kernel.write_file)
-        monkeypatch.setattr(ours, "filesystems", lambda: kernel.known)
-        monkeypatch.setattr(ours, "load_modules", kernel.loaded.extend)
+        monkeypatch.setattr(shares, "libc", lambda: kernel)
+        monkeypatch.setattr(shares, "Libc", Kernel)
+        monkeypatch.setattr(shares, "kernel_events", Events)
+        monkeypatch.setattr(shares, "write_file", kernel.write_file)
+        monkeypatch.setattr(shares, "filesystems", lambda: kernel.known)
+        monkeypatch.setattr(shares, "load_modules", kernel.loaded.extend)
         guest = Guest()
         target = os.fsencode(tmp_path / "place")
         return kernel, lambda: guest.mount_virtiofs(Words([b"share0", target, how])) or guest.mounts[-1]
@@ -102,7 +105,7 @@ def test_a_kernel_without_it_is_told_of_as_that(mounting: Mounting) -> None:
 
 
 def test_a_device_that_never_comes_is_given_up(mounting: Mounting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ours, "PLUG_PATIENCE", 0.01)
+    monkeypatch.setattr(shares, "PLUG_PATIENCE", 0.01)
     _, mount = mounting(*([errno.EINVAL] * 100_000))
     with pytest.raises(Refused, match="cannot mount the share: Invalid argument"):
         mount()
@@ -110,7 +113,7 @@ def test_a_device_that_never_comes_is_given_up(mounting: Mounting, monkeypatch: 
 
 def test_a_template_is_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = list[str]()
-    monkeypatch.setattr(ours, "load_modules", loaded.extend)
+    monkeypatch.setattr(shares, "load_modules", loaded.extend)
     Guest().prepare_for(Words([b"virtiofs"]))
     assert loaded == ["virtiofs"]
     with pytest.raises(Refused):

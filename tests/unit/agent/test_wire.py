@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import belljar
-from belljar.agent import agent
-from belljar.agent.agent import (
+from belljar.agent.wire import (
     CALL,
     CREDIT,
     DATA,
@@ -28,6 +27,7 @@ from belljar.agent.agent import (
     SIGNAL,
     TO_AGENT,
     TO_HOST,
+    VERSION,
     Parser,
     WireError,
     Words,
@@ -35,7 +35,9 @@ from belljar.agent.agent import (
     greeting,
     join,
     portions,
-)  # fmt: skip
+    stuffed,
+    unstuffed,
+)
 
 NONCE = bytes(range(16))
 Frame = tuple[int, int, bytes]
@@ -217,7 +219,7 @@ def test_a_list_that_is_not_there_is_an_error_and_not_a_cost(words: list[bytes])
 
 
 def test_the_agent_says_which_belljar_it_came_with() -> None:
-    assert belljar.__version__ == agent.VERSION
+    assert belljar.__version__ == VERSION
 
 
 @given(
@@ -228,5 +230,5 @@ def test_the_agent_says_which_belljar_it_came_with() -> None:
 )
 def test_a_call_may_say_anything_and_never_holds_a_greeting(parts: list[bytes]) -> None:
     body = b"".join(parts)
-    assert MAGIC not in agent.stuffed(body)
-    assert agent.unstuffed(agent.stuffed(body)) == body
+    assert MAGIC not in stuffed(body)
+    assert unstuffed(stuffed(body)) == body

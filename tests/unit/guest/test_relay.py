@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.agent.agent import CALL, CREDIT, DATA, EOF, MAX_DATA, U32, WINDOW, frame, greeting
+from belljar.agent.wire import CALL, CREDIT, DATA, EOF, MAX_DATA, U32, WINDOW, frame, greeting
 from belljar.errors import AgentLost, GuestRefused
 from belljar.guest import Identity, Settings, Streams
 from belljar.guest.conversation import Conversation, order_of, request

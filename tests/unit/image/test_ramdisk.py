@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.unit.image.image_parts import bzimage, elf, pvh_note
 
+from belljar.agent import bundle
 from belljar.errors import ImageCorrupt
 from belljar.host import commands
 from belljar.image import Image, cpio, initramfs, kernel, modules
@@ -166,9 +167,7 @@ def test_the_ramdisk_has_a_shell_drivers_and_an_init_to_start(publish: Callable[
         for name, mode, content in members(data)
     }
     assert stat.S_IMODE(found["init"][0]) == 0o755 and found["init"][1].startswith(b"#!/bin/sh")
-    assert (
-        stat.S_IMODE(found["belljar/init"][0]) == 0o755 and found["belljar/agent.py"][1] == initramfs.AGENT.read_bytes()
-    )
+    assert stat.S_IMODE(found["belljar/init"][0]) == 0o755 and found["belljar/agent.py"][1] == bundle.source()
     assert found["bin/sh"][1] == b"busybox" and found["bin/busybox"][1] == b"busybox"
     assert found["modules/always"][1].splitlines()[0] == b"virtio.ko" and found["modules/virtio.ko"][1] == MODULE
     assert all(name.rpartition("/")[0] in ("", *found) for name in found)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from belljar.agent import bundle
 from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NotPermitted, UnsafeFolder
 from belljar.host.locks import try_lock
 from belljar.image import Image, Settings, initramfs, intake
@@ -280,7 +281,7 @@ def test_the_agent_travels_in_the_ramdisk(
     made = first.initrd.stat().st_ino
     assert store.boot_files(image) == first and first.initrd.stat().st_ino == made
     (tmp_path / "agent.py").write_text("another = 1")
-    monkeypatch.setattr(initramfs, "AGENT", tmp_path / "agent.py")
+    monkeypatch.setattr(bundle, "PARTS", (str(tmp_path / "agent.py"),))
     second = store.boot_files(image)
     assert second.digest != first.digest and second.initrd != first.initrd
 

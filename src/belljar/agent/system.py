@@ -1,0 +1,163 @@
+"""Small words of the operating system: files, processes, events of the kernel, and how a call is refused."""
+
+import os
+import select
+import stat
+import time
+
+from belljar.agent.wire import KIB, MIB
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Iterable
+
+MODPROBES = ("/sbin/modprobe", "/usr/sbin/modprobe")
+COARSE_CLOCK = 5  # CLOCK_REALTIME_COARSE, by which file systems stamp
+
+
+class Refused(Exception):
+    """A call that cannot be done: goes back to the host as an ERROR."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        Exception.__init__(self, message)
+        self.kind, self.message = kind, message
+
+
+def shown(path: bytes) -> str:
+    """A file name for a message."""
+    return path.decode("utf-8", "backslashreplace")
+
+
+def say(message: str) -> None:
+    """One line on the guest's console."""
+    try:
+        os.write(2, ("belljar-agent: %s\n" % message).encode("utf-8", "replace"))
+    except OSError:
+        pass
+
+
+def read_file(path: str, most: int = 64 * KIB) -> bytes:
+    """The first bytes of a file; empty when there is none. Python makes a buffer of *most* bytes: a large one is a
+    mapping of its own, to be made and unmade each time."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, most)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def write_file(path: str, data: bytes, mode: int = 0o644, flags: int = os.O_TRUNC) -> None:
+    """In place, at one go: nobody else runs yet when the agent writes."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | flags, mode)
+    try:
+        os.write(fd, data)
+    finally:
+        os.close(fd)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def rewrite(path: str, change: "Callable[[str], str]", mode: int) -> None:
+    """Change a text file of the system; only its end where that is enough."""
+    old = read_file(path, 16 * MIB).decode("utf-8", "surrogateescape")
+    new = change(old)
+    if new.startswith(old):
+        if new != old:
+            write_file(path, new[len(old) :].encode("utf-8", "surrogateescape"), mode, os.O_APPEND)
+        return
+    facts, draft = os.stat(path), path + ".belljar"
+    write_file(draft, new.encode("utf-8", "surrogateescape"), mode)
+    os.chmod(draft, stat.S_IMODE(facts.st_mode))
+    os.chown(draft, facts.st_uid, facts.st_gid)
+    os.rename(draft, path)
+
+
+def make_folder(path: str, mode: int) -> None:
+    try:
+        os.makedirs(path)
+        os.chmod(path, mode)
+    except FileExistsError:
+        pass
+
+
+def close_quietly(fd: int) -> None:
+    try:
+        os.close(fd)
+    except OSError:
+        pass
+
+
+def kill_quietly(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def processes() -> "dict[int, tuple[int, int]]":
+    """pid -> (parent, session) of every process that is no zombie."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            words = read_file("/proc/%s/stat" % entry, 1024).rpartition(b")")[2].split()
+            if len(words) > 3 and words[0] not in (b"Z", b"X"):
+                found[int(entry)] = (int(words[1]), int(words[3]))
+    return found
+
+
+def is_below(ancestor: int, pid: int, rows: "dict[int, tuple[int, int]]") -> bool:
+    while pid in rows:
+        pid = rows[pid][0]
+        if pid == ancestor:
+            return True
+    return False
+
+
+def load_modules(names: "Iterable[str]") -> None:
+    """As the kernel would by itself, where it is told how. What is built in, or is not there, is no mistake."""
+    for program in MODPROBES:
+        if os.path.exists(program):
+            for name in names:
+                os.spawnv(os.P_WAIT, program, ["modprobe", "-q", name])
+            return
+
+
+def filesystems() -> bytes:
+    return read_file("/proc/filesystems")
+
+
+def kernel_events() -> "Any":
+    """A socket that hears of every device that comes or goes."""
+    import _socket as socket
+
+    events = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, 15)  # NETLINK_KOBJECT_UEVENT
+    events.bind((0, 1))
+    return events
+
+
+def now() -> bytes:
+    """The time in microseconds."""
+    return b"%d" % int(time.time() * 1000000)
+
+
+def stamp() -> int:
+    """The moment a file that is written now is stamped with, in nanoseconds; a microsecond before, for a float is not
+    exact, and stamps are milliseconds apart."""
+    return int(time.clock_gettime(COARSE_CLOCK) * 1e9) - 1000
+
+
+def next_stamp() -> int:
+    """The stamp after the present one: what was written before bears an older one. Some milliseconds away."""
+    now = stamp()
+    while stamp() == now:
+        select.select([], [], [], 0.0005)
+    return stamp()
