@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.batch.lab.load import stretched
 from tests.batch.lab.site import Site
 
 START = 120.0  # seconds for a first machine, which may have to make its template
-HOOK_LIMIT = 1.0  # seconds of processor time: what a hook takes on a host with nothing else to do
+HOOK_LIMIT = 1.0  # seconds
 
 
 def processor_time() -> float:
@@ -126,8 +127,13 @@ def test_the_epilog_ends_a_machine_that_outlived_its_job_and_no_other(node: Node
 
 @pytest.mark.parametrize("act", ["prolog", "epilog"])
 def test_a_hook_is_quick_when_nothing_is_left(node: Node, act: str) -> None:
-    took = sorted(node.hook(act, 21) for _ in range(3))
-    assert took[0] < HOOK_LIMIT, took
+    """In processor time, and by the clock too: one that waited for something would cost no processor time."""
+    took = []
+    for _ in range(3):
+        begin = time.monotonic()
+        used = node.hook(act, 21)
+        took.append((time.monotonic() - begin, used))
+    assert min(took)[0] < stretched(HOOK_LIMIT) and min(used for _, used in took) < HOOK_LIMIT, took
 
 
 @pytest.mark.parametrize("how", ["kill", "stop"])
