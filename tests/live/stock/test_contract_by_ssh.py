@@ -12,7 +12,7 @@ from tests.live.conftest import Belljar
 from tests.live.stock.images import stock
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-SUITES = ["bookworm"]
+SUITES = ["bookworm", "bullseye", "trixie"]
 
 # What a shell cannot carry, why, and the test below that says what happens instead.
 DIFFERENT = {
