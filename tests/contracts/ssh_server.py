@@ -31,6 +31,9 @@ mount -t tmpfs tmpfs /run
 mkdir -p /run/sshd
 mount -t proc proc /proc
 rm -f /etc/ssh/ssh_host_*
+echo visitor:x:4321:4321::/:/bin/sh >> /etc/passwd
+cp {folder}/authorized /etc/ssh/visitors
+chmod 644 /etc/ssh/visitors
 cp {folder}/host /etc/ssh/ssh_host_ed25519_key
 chmod 600 /etc/ssh/ssh_host_ed25519_key
 exec setpriv --bounding-set=-sys_time {sshd} -D -e -f {folder}/config -p {port}
@@ -46,6 +49,8 @@ KbdInteractiveAuthentication no
 StrictModes no
 UsePAM no
 MaxStartups 100
+Match User visitor
+AuthorizedKeysFile /etc/ssh/visitors
 """
 
 

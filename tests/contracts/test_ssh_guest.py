@@ -129,6 +129,15 @@ async def test_a_server_with_another_host_key_is_not_the_guest(there: Server) ->
 
 
 @needs_sshd
+async def test_a_user_who_may_not_become_root_is_refused_and_named(there: Server) -> None:
+    visitor = replace(there, keys=replace(there.keys, user="visitor"), told=[])
+    with pytest.raises(SshRefused, match=r"visitor may not do `sudo -n`: .*sudo: "):
+        async with visitor.guest(QUICK):
+            pass
+    assert visitor.told[-1].startswith("refused: visitor may not do")
+
+
+@needs_sshd
 async def test_a_server_that_gets_our_key_late_lets_us_in(there: Server) -> None:
     authorized = there.folder / "authorized"
     known = authorized.read_text()

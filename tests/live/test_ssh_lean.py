@@ -108,6 +108,7 @@ def test_files_scratch_and_a_share(belljar: Belljar, openssh: str, tmp_path: Pat
     [
         (("--network", "isolated:lean"), b"qemu's own user network"),
         (("--share", "nfs://127.0.0.1/x:/mnt", "--network", "user"), b"nfs"),
+        (("--share", "virtiofs:/var/tmp:/mnt"), b"folders by virtiofs are not mounted over ssh"),
     ],
 )
 def test_what_ssh_cannot_carry_is_refused(belljar: Belljar, openssh: str, words: tuple[str, ...], says: bytes) -> None:

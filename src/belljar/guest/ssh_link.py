@@ -183,6 +183,9 @@ class Link:
             connection = await asyncssh.connect(
                 sock=line, username="root" if door == OURS else self._keys.user, **self._options(asyncssh)
             )
+            if door == IMAGES and self._keys.user != "root":
+                async with asyncio.timeout(self._patience.login):
+                    await _become_root(connection, self._keys.user)
         except BaseException as exc:
             line.close()
             if (named := _class_of(asyncssh, exc)) is None:
@@ -337,6 +340,21 @@ async def _leave(connections: Iterable[asyncssh.SSHClientConnection]) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVING):
                 await connection.wait_closed()
+
+
+async def _become_root(connection: asyncssh.SSHClientConnection, user: str) -> None:
+    """Raises Refused where this user may not; then the connection is closed."""
+    is_root = False
+    try:
+        process = await connection.create_process("sudo -n true", encoding=None)
+        _, said = await asyncio.gather(whole(process.stdout), whole(process.stderr))
+        await process.wait_closed()
+        if process.exit_status != 0:
+            raise Refused(f"{user} may not do `sudo -n`: {one_line(said.decode(errors='replace'))[:200]}")
+        is_root = True
+    finally:
+        if not is_root:
+            connection.abort()
 
 
 async def whole(reader: Any, most: int = MOST_OUTPUT) -> bytes:
