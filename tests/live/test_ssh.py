@@ -11,7 +11,7 @@ from tests.live.conftest import Belljar
 from tests.live.stock.build import build, recipe_of
 from tests.live.stock.images import BOOT_TIMEOUT, stock
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 SAYS = "cat; echo err >&2; hostname; id -un; cat /etc/machine-id /sys/class/net/e*/address; exit 7"
 
 
@@ -25,7 +25,7 @@ def ran(belljar: Belljar, image: str, start: str, *words: str, says: str = SAYS)
     report = belljar.folder / "report.json"
     done = belljar(
         "run", "--image", image, "--context", "ssh", "--start", start, "--cwd", "/", "--report", str(report), *words,
-        "--", "sh", "-c", says, input=b"heard\n",
+        "--", "sh", "-c", says, input=b"heard\n", timeout=1600,
     )  # fmt: skip
     assert done.returncode == 7, done.stderr.decode()
     assert b"err\n" in done.stderr
