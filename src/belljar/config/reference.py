@@ -14,7 +14,7 @@ from belljar.config import SECTIONS, units
 HEAD = """\
 # Settings
 
-<!-- Made by scripts/settings-reference from the settings classes. Edit those, not this page. -->
+<!-- Made by scripts/reference from the sources. Edit those, not this page. -->
 
 belljar works without any settings. Where a site wants others, it writes them to `/etc/belljar/belljar.toml` or to files
 in `/etc/belljar/conf.d/`; a user writes them to `~/.config/belljar/belljar.toml`; `belljar --config FILE` and variables
@@ -83,4 +83,4 @@ def value_text(value: Any, facts: Mapping[str, Any]) -> str:
         return units.size_text(value)
     if facts.get("unit") == "seconds":
         return units.duration_text(value)
-    return str(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
