@@ -158,6 +158,7 @@ def test_what_cannot_be_copied_is_said_and_the_job_goes_on(belljar: Belljar, tmp
         lines = done.stderr.splitlines()
         assert done.returncode == 125 and says in done.stderr, done
         assert len(lines) == 2 and lines[0].startswith(b"belljar: ") and lines[1].startswith(b"hint: "), lines
+        assert not {b"--in", b"--out"} & set(lines[1].replace(b"`", b" ").split()), lines
     assert sorted(path.name for path in tmp_path.iterdir() if path.name in ("x", "other", "no")) == []
     assert job.poll() is None
     belljar("kill", "job")

@@ -128,6 +128,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _carry_out(line: CommandLine) -> int:
+    from belljar.errors import BadOption
+
     if line.wants == "version":
         from belljar import __version__
 
@@ -139,13 +141,16 @@ def _carry_out(line: CommandLine) -> int:
     module = _import_verb(line.verb)
     parser = parser_of(line.verb)
     args = parser.parse_args(line.rest)
-    if getattr(module, "NEEDS_NO_HOUSE", False):
-        return module.run(args, None)
-    from belljar.assembly import House
+    house = None
+    if not getattr(module, "NEEDS_NO_HOUSE", False):
+        from belljar.assembly import House
 
-    config_file = args.config_file or line.config_file
-    house = House(config_file, verbose=line.verbose or args.verbose)
-    return module.run(args, house)
+        house = House(args.config_file or line.config_file, verbose=line.verbose or args.verbose)
+    try:
+        return module.run(args, house)
+    except BadOption as exc:
+        exc.hint = exc.hint.replace("belljar VERB", args.prog)
+        raise
 
 
 def split(arguments: Sequence[str]) -> CommandLine:

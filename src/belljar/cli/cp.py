@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from belljar.batch import SYSTEMS
-from belljar.errors import BadOption, InputMissing, OutputUnwritable
+from belljar.errors import BadOption, InputMissing, OutputMissing, OutputUnwritable
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace, house: House) -> int:
             hint="For example: belljar cp 3f2a:/etc/os-release .",
         )
     if target_id and not os.path.lexists(source):
-        raise InputMissing(f"{source}: does not exist")
+        raise InputMissing(f"{source}: does not exist", hint="Correct SRC.")
     house, view = reach(house, source_id or target_id)
     if source_id and os.path.isdir(target):
         target = os.path.join(target, os.path.basename(source.rstrip("/")) or source_id)
@@ -80,5 +80,7 @@ async def _copy(house: House, view: MachineView, source: str, target: str, user:
             await guest.put(source, target, account, cwd)
         else:
             await guest.get(source, target, account, cwd)
+    except OutputMissing as exc:
+        raise OutputMissing(exc.message, hint="Correct ID:PATH.") from exc
     finally:
         guest.close()

@@ -23,6 +23,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("conflict_handler", "resolve")  # a verb's own -v stands before the global one
         super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
+        self.set_defaults(prog=self.prog)  # with the act of a verb that has some
         common = self.add_argument_group("options of every verb") if kwargs.get("add_help", True) else self
         common.add_argument("--config", dest="config_file", metavar="FILE", help=argparse.SUPPRESS)
         common.add_argument("-v", "--verbose", action="store_true", help=argparse.SUPPRESS)

@@ -17,7 +17,7 @@ class UsageError(BelljarError):
 class BadOption(UsageError):
     """An option has a value that means nothing, or two options exclude each other."""
 
-    hint = "See `belljar run --help` for the forms an option takes."
+    hint = "`belljar VERB --help` tells the forms an option takes."
 
 
 class BadSetting(UsageError):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,7 +84,7 @@ def bring(store: Store, order: Order, surveyor: intake.Surveyor | None = None) -
     ):
         if was_second and (done := _made_meanwhile(store, order, address, began)):
             return done
-        with intake.draft(store, order.name) as folder:
+        with intake.draft(store, order.name) as folder, _nothing_stored():
             blob = _obtain(store, order, folder, progress)
             digest = _checked_digest(blob, order, progress)
             signer = _checked_signer(blob, order, progress)
@@ -102,6 +103,17 @@ def bring(store: Store, order: Order, surveyor: intake.Surveyor | None = None) -
             image = intake.take(store, folder, raw, origin, progress, surveyor)
         progress.step(f"Image {order.name} is ready ({image.digest:.12})")
         return image
+
+
+@contextmanager
+def _nothing_stored() -> Iterator[None]:
+    """What is wrong with a file from outside is not mended by removing an image."""
+    try:
+        yield
+    except ImageCorrupt as exc:
+        if exc.hint == ImageCorrupt.hint:
+            exc.hint = "Nothing was stored. Get the file again, or give another one."
+        raise
 
 
 def _facts(order: Order, digest: str) -> dict[str, str]:
@@ -153,7 +165,7 @@ def to_raw(
         if program is None:
             break
         if layer == MOST_LAYERS:
-            raise ImageCorrupt("the file is packed more than twice")
+            raise ImageCorrupt("the file is packed more than twice", hint="Unpack it first.")
         check_form(program[0], formats)
         progress.step(f"Unpacking ({program[0]})")
         blob = _unpacked(program, blob, folder / f"unpacked-{layer}", largest)
@@ -165,7 +177,10 @@ def to_raw(
         _flatten(blob, raw, largest)
     else:
         if not is_disc and not any(head[at : at + len(mark)] == mark for at, mark in DISK_MARKS):
-            raise ImageCorrupt("neither a qcow2 file nor a disk: it has no partition table and no file system")
+            raise ImageCorrupt(
+                "neither a qcow2 file nor a disk: it has no partition table and no file system",
+                hint="Give a qcow2 or raw disk, as it is or packed by xz, gzip or zstd.",
+            )
         if blob.stat().st_size > largest:
             raise ImageTooLarge(f"a disk of {blob.stat().st_size} bytes, the limit is {largest}")
         blob.rename(raw)

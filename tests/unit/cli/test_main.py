@@ -80,6 +80,15 @@ def test_a_wrong_option_of_a_verb_is_our_failure_with_a_hint(capsys: pytest.Capt
     assert capsys.readouterr().err == "belljar: unrecognized arguments: --frmat json\nhint: See `belljar ps --help`.\n"
 
 
+def test_a_value_that_means_nothing_leads_to_the_help_of_its_own_act(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("STORE", "SCRATCH", "RUN", "LOGS"):
+        monkeypatch.setenv(f"BELLJAR_PATHS_{name}", str(tmp_path / name))
+    assert main(["image", "insert", "some", "a:b", "--name", "other"]) == 125
+    assert capsys.readouterr().err.endswith("hint: `belljar image insert --help` tells the forms an option takes.\n")
+
+
 def test_options_are_not_guessed_from_their_beginnings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ps", "--form", "json"]) == 125
 

@@ -103,8 +103,9 @@ def test_a_packed_file_that_is_cut_off_is_refused(
     store: Store, raw: Path, tmp_path: Path, pack: Callable[[bytes], bytes]
 ) -> None:
     (tmp_path / "packed").write_bytes(pack(raw.read_bytes())[:-50])
-    with pytest.raises(ImageCorrupt):
+    with pytest.raises(ImageCorrupt) as refused:
         bring(store, tmp_path / "packed")
+    assert "image remove" not in refused.value.hint
     assert nothing_left(store)
 
 
@@ -123,8 +124,9 @@ FOREIGN = {
 @pytest.mark.parametrize("what", FOREIGN)
 def test_what_is_no_disk_is_called_by_its_name(store: Store, tmp_path: Path, what: str) -> None:
     (tmp_path / "file").write_bytes(FOREIGN[what])
-    with pytest.raises(ImageCorrupt, match=what):
+    with pytest.raises(ImageCorrupt, match=what) as refused:
         bring(store, tmp_path / "file")
+    assert "image remove" not in refused.value.hint
     assert nothing_left(store)
 
 
