@@ -32,6 +32,7 @@ from belljar.model import Cause, State, to_json
 
 TAIL = 1 << 16
 OURS = "belljar: "  # how lines begin by which belljar's init, and what it has others run, say why they give up
+PANIC = "Kernel panic - not syncing"  # what comes after it is a trace
 RETIRED = ".retired-"  # the folder of a machine whose record was copied already
 
 
@@ -175,8 +176,8 @@ def _last_line(life: Life, name: str, before: str) -> str:
 
 def last_words(text: str, *, ours_only: bool = False) -> str:
     """The last line that what belljar has in a guest wrote about its end; where there is none, and not *ours_only*, the
-    last line of all."""
+    kernel's line about its panic, or else the last line of all."""
     lines = text.strip().splitlines()
     ours = [line for line in lines if line.strip().startswith(OURS)]
-    chosen = ours or ([] if ours_only else lines)
+    chosen = ours or ([] if ours_only else [line for line in lines if PANIC in line] or lines)
     return chosen[-1].strip()[:300] if chosen else ""
