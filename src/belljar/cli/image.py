@@ -189,7 +189,8 @@ def show(args: argparse.Namespace, house: House) -> int:
 
     image = house.images.find(args.image)
     facts = _facts(image)
-    shown = {**facts, "created": moment(image.created), "virtual_size": size(image.virtual_size)}
+    sizes = {name: size(facts[name]) for name in ("virtual_size", "stored")}
+    shown = {**facts, **sizes, "created": moment(image.created)}
     more = shown.pop("facts")
     rows = [(name, _words(value)) for name, value in {**shown, **more}.items() if value not in ("", None, [], ())]
     put(facts, ("WHAT", "VALUE"), rows, as_=args.format)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from belljar.image import Image
     from belljar.machine.workshop import Item
 
-KEPT_DISK = "overlay.qcow2"
 LOGS = ("/var/log",)
 OWNER = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 KEPT_FACTS = ("context", "ssh_user", "suite", "added")
@@ -174,6 +173,7 @@ def _found(house: House, reference: str, held: ExitStack) -> Image:
     """The image of this name, or the kept disk of this machine, held while it is worked on."""
     from belljar.cli.users import reach
     from belljar.image import qcow2
+    from belljar.machine import KEPT_DISK
     from belljar.machine.workshop import kept_disk
 
     try:
@@ -232,7 +232,7 @@ def _item(text: str, mode: int | None, owner: tuple[int, int]) -> Item:
     if not colon or not source or not target.startswith("/"):
         raise BadOption(f"{text}: not of the form SRC:DST with an absolute DST")
     if not os.path.exists(source):
-        raise InputMissing(f"{source}: does not exist")
+        raise InputMissing(f"{source}: does not exist", hint="Correct SRC:DST.")
     return Item(os.path.abspath(source), target, mode, owner)
 
 

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 from belljar.cli.parser import add_format, add_machine
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from belljar.assembly import House
     from belljar.machine import MachineView
 
 HELP = "Show everything that is known about one machine: what was asked, where it stands, how it ended, how long each phase took."
+NETWORK = ("network", "network-refused")  # events
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +28,7 @@ def run(args: argparse.Namespace, house: House) -> int:
 
     house, machine = reach(house, args.machine)
     if args.format == "json":
-        print(as_json(machine))
+        print(as_json(_described(machine, house)))
         return 0
     for title, facts in [*sections(machine), ("other starts of this job", _other_starts(machine, house))]:
         lines = [(name, value) for name, value in facts if value not in ("", None, [], {})]
@@ -35,6 +38,21 @@ def run(args: argparse.Namespace, house: House) -> int:
         for name, value in lines:
             print(f"  {name:<14} {plain(str(value))}")
     return 0
+
+
+def _described(machine: MachineView, house: House) -> dict[str, Any]:
+    """What the table shows, for programs."""
+    from belljar.cli.logs import joboutputs
+    from belljar.journal import read
+
+    files = {**_files(machine), **{f"joboutput {path.name}": path for path in joboutputs(machine.folder)}}
+    return {
+        **{name: getattr(machine, name) for name in machine.__dataclass_fields__},
+        "network": [event for event in read(machine.folder) if event["event"] in NETWORK],
+        "records": [{"what": name, "path": path, "size": path.stat().st_size} for name, path in files.items()],
+        "qemu": _argv(machine),
+        "other_starts": [one.id for one in _same_job(machine, house)],
+    }
 
 
 def sections(machine: MachineView) -> list[tuple[str, list[tuple[str, Any]]]]:
@@ -84,14 +102,19 @@ def _machine(machine: MachineView) -> list[tuple[str, Any]]:
 
 
 def _other_starts(machine: MachineView, house: House) -> list[tuple[str, Any]]:
-    """The machines that the same batch job had before, or has elsewhere on this node."""
     from belljar.cli.ps import result
     from belljar.cli.render import moment
+
+    return [(one.id, f"{moment(one.created)}  {result(one) or one.state}") for one in _same_job(machine, house)]
+
+
+def _same_job(machine: MachineView, house: House) -> list[MachineView]:
+    """The machines that the same batch job had before, or has elsewhere on this node."""
     from belljar.machine.registry import jobs_of
 
     jobs = jobs_of(machine)
-    others = [one for one in house.machines.list(ended=True) if jobs_of(one) & jobs] if jobs else []
-    return [(one.id, f"{moment(one.created)}  {result(one) or one.state}") for one in others if one.id != machine.id]
+    others = house.machines.list(ended=True) if jobs else []
+    return [one for one in others if jobs_of(one) & jobs and one.id != machine.id]
 
 
 def _job(machine: MachineView) -> list[tuple[str, Any]]:
@@ -129,24 +152,30 @@ def _records(machine: MachineView) -> list[tuple[str, Any]]:
 
     from belljar.cli.logs import joboutputs
     from belljar.cli.render import size
-    from belljar.journal import JOURNAL, read
-    from belljar.machine import CONSOLE_LOG, OUTCOME, QEMU_LOG, REQUEST
 
-    found: list[tuple[str, Any]] = []
+    found = [(name, f"{path} ({size(path.stat().st_size)})") for name, path in _files(machine).items()]
+    found += [("joboutput", f"{path.name} ({size(path.stat().st_size)})") for path in joboutputs(machine.folder)]
+    return [*found, ("QEMU", shlex.join(_argv(machine)))]
+
+
+def _files(machine: MachineView) -> dict[str, Path]:
+    from belljar.journal import JOURNAL
+    from belljar.machine import COLLECTED, CONSOLE_LOG, KEPT_DISK, OUTCOME, QEMU_LOG, REQUEST, VIRTIOFSD_LOG
+
     files = {
         "request": REQUEST, "outcome": OUTCOME, "journal": JOURNAL, "console": CONSOLE_LOG, "QEMU's words": QEMU_LOG,
-        "collected": "collect.tar",
+        "virtiofsd": VIRTIOFSD_LOG, "collected": COLLECTED, "disk": KEPT_DISK,
     }  # fmt: skip
-    for name, file in files.items():
-        path = machine.folder / file
-        if path.is_file():
-            found.append((name, f"{path} ({size(path.stat().st_size)})"))
-    for path in joboutputs(machine.folder):
-        found.append(("joboutput", f"{path.name} ({size(path.stat().st_size)})"))
-    argv = [event.get("argv") for event in read(machine.folder) if event["event"] == "spawned"]
-    if argv and isinstance(argv[-1], list):
-        found.append(("QEMU", shlex.join(map(str, argv[-1]))))
-    return found
+    paths = {name: machine.folder / file for name, file in files.items()}
+    return {name: path for name, path in paths.items() if path.is_file()}
+
+
+def _argv(machine: MachineView) -> list[str]:
+    """How QEMU was started, the last time."""
+    from belljar.journal import read
+
+    found = [event.get("argv") for event in read(machine.folder) if event["event"] == "spawned"]
+    return [str(word) for word in found[-1]] if found and isinstance(found[-1], list) else []
 
 
 def _payload(payload: dict[str, Any]) -> list[tuple[str, Any]]:

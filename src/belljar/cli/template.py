@@ -18,6 +18,7 @@ HELP = (
     "Templates are booted guests, frozen: one for each image and size of machine. Jobs get clones of them. They are made "
     "on the first job of their kind, trusted only while nothing in them has changed, and made again when they are old."
 )
+SIZES = ("memory", "disk_size")  # facts in bytes
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,16 +67,16 @@ def show_all(args: argparse.Namespace, house: House) -> int:
 
     templates = house.hypervisor.templates()
     images = {image.digest: image.names for image in house.images.images()} if templates else {}
+    names = {one.key: images.get(one.facts.get("image_digest", ""), ()) for one in templates}
     rows = [
         (
-            one.key, ", ".join(images.get(one.facts.get("image_digest", ""), ())) or str(one.facts.get("image_digest"))[:12],
-            one.facts.get("cpus"), size(one.facts.get("memory", 0)), one.facts.get("accelerator"),
-            one.facts.get("owner"), size(one.size), duration(time.time() - one.created),
+            one.key, ", ".join(names[one.key]) or str(one.facts.get("image_digest"))[:12], one.facts.get("cpus"),
+            size(one.facts.get("memory", 0)), one.facts.get("accelerator"), one.facts.get("owner"), size(one.size), duration(time.time() - one.created),
         )
         for one in templates
     ]  # fmt: skip
     heads = ("KEY", "IMAGE", "CPUS", "MEMORY", "ACCELERATOR", "UID", "ON DISK", "AGE")
-    show([_described(one) for one in templates], heads, rows, as_=args.format)
+    show([{**_described(one), "images": names[one.key]} for one in templates], heads, rows, as_=args.format)
     return 0
 
 
@@ -91,6 +92,7 @@ def show_one(args: argparse.Namespace, house: House) -> int:
         "on disk": size(template.size),
         "folder": template.folder,
         **template.facts,
+        **{name: size(template.facts[name]) for name in SIZES if isinstance(template.facts.get(name), int)},
     }
     print(f"template {template.key}")
     for name, value in facts.items():
@@ -155,8 +157,8 @@ def _chosen(house: House, prefixes: list[str], *, or_all: bool = False) -> list[
     for prefix in prefixes:
         fitting = [one for one in there if one.key.startswith(prefix)]
         if len(fitting) != 1:
-            what = "no template" if not fitting else f"{len(fitting)} templates"
-            raise TemplateError(f"{prefix}: {what} of this user's have a key that begins so")
+            what = "no template of this user's has" if not fitting else f"{len(fitting)} templates of this user's have"
+            raise TemplateError(f"{prefix}: {what} a key that begins so")
         chosen += fitting
     return chosen
 

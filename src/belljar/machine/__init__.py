@@ -101,6 +101,7 @@ RAMDISK = "ramdisk"  # one of this machine's own
 FORWARDS = ("forward.sock", "forward-2.sock")  # of the hypervisor
 VIRTIOFSD_LOG, VIRTIOFS_SOCKET = "virtiofsd.log", "virtiofs.sock"  # of the hypervisor, too
 SEED = "seed.iso"
+KEPT_DISK = "overlay.qcow2"  # after `run --keep`
 JOBOUTPUTS = "joboutputs"  # a folder: what the guest put there
 DOUBTS = "doubts"  # in the folder of a template: a byte for each silent clone since the last one that came up
 REQUEST, OUTCOME, LOCK, CONTROL, CONSOLE_LOG, QEMU_LOG, COLLECTED = (

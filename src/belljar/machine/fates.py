@@ -25,7 +25,7 @@ from belljar.host.files import read_capped, remove_tree
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.image import Overlays
 from belljar.journal import Ledger
-from belljar.machine import CONSOLE_LOG, CONTROL, FORWARDS, LOCK, QEMU_LOG, RAMDISK, SEED, VIRTIOFS_SOCKET
+from belljar.machine import CONSOLE_LOG, CONTROL, FORWARDS, KEPT_DISK, LOCK, QEMU_LOG, RAMDISK, SEED, VIRTIOFS_SOCKET
 from belljar.machine.life import Life
 from belljar.machine.orders import Ended
 from belljar.model import Cause, State, to_json
@@ -131,7 +131,7 @@ def put_away(life: Life, overlays: Overlays, usage: tuple[float, float, int]) ->
     retire(life.folders.machine(request.id), folders.ended(request.id))
     if request.keep:
         with suppress(FileNotFoundError):
-            os.rename(folders.overlay(request.id), folders.ended(request.id) / "overlay.qcow2")
+            os.rename(folders.overlay(request.id), folders.ended(request.id) / KEPT_DISK)
     life.release()
 
 

@@ -21,7 +21,7 @@ from belljar.host.locks import is_locked, locked
 from belljar.host.processes import boot_id
 from belljar.hypervisor import Hypervisor
 from belljar.journal import Event, Ledger, read
-from belljar.machine import LOCK, OUTCOME, REQUEST, Folders
+from belljar.machine import KEPT_DISK, LOCK, OUTCOME, REQUEST, Folders
 from belljar.machine.fates import RETIRED, retire
 from belljar.machine.life import GATE_TIMEOUT, gate
 from belljar.machine.states import CLASSES
@@ -161,7 +161,7 @@ def prune(folders: Folders, *, days: int, count: int, now: float) -> int:
         doomed = sorted(names, key=lambda name: _ended_at(folders.logs / name))[: len(names) - count + count // 10]
     removed = 0
     for name in doomed:
-        if not (folders.logs / name / "overlay.qcow2").exists():  # kept on purpose
+        if not (folders.logs / name / KEPT_DISK).exists():  # kept on purpose
             remove_tree(folders.logs / name)
             removed += 1
     return removed

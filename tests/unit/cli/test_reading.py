@@ -71,6 +71,22 @@ def test_show_tells_what_was_asked_and_how_it_ended(call: Call, house: Any, caps
     assert json.loads(capsys.readouterr().out)["outcome"]["phases"] == {"boot": 0.12345}
 
 
+def test_show_tells_programs_what_it_tells_people(call: Call, house: Any, capsys: Said) -> None:
+    folder = house.machine("aaaaaaaaaaaa", ended=True)
+    house.journal(folder, "spawned", argv=["qemu", "-S"])
+    house.journal(folder, "network-refused", address="10.0.0.1", port=22, transport="tcp", reason="private", count=1)
+    (folder / "virtiofsd.log").write_text("words")
+    (folder / "overlay.qcow2").write_bytes(b"disk")
+    call("show", "aaa")
+    shown = capsys.readouterr().out
+    assert "qemu -S" in shown and "10.0.0.1:22/tcp (private)" in shown
+    assert f"{folder}/virtiofsd.log (5 B)" in shown and f"{folder}/overlay.qcow2 (4 B)" in shown
+    call("show", "aaa", "--format", "json")
+    told = json.loads(capsys.readouterr().out)
+    assert told["qemu"] == ["qemu", "-S"] and told["network"][0]["address"] == "10.0.0.1"
+    assert {"what": "disk", "path": f"{folder}/overlay.qcow2", "size": 4} in told["records"]
+
+
 def test_show_lives_with_a_record_that_is_broken(call: Call, house: Any, capsys: Said) -> None:
     folder = house.machine("aaaaaaaaaaaa")
     (folder / "request.json").write_text("{")

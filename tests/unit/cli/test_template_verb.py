@@ -89,7 +89,8 @@ def test_the_list_names_image_size_and_age(house: PaperHouse, call: Call, capsys
     assert row.split()[:2] == [template.key, "debian12"]
     assert "64 MiB" in row
     assert call("list", "--format", "json") == 0
-    assert [one["key"] for one in json.loads(capsys.readouterr().out)] == [template.key]
+    (told,) = json.loads(capsys.readouterr().out)
+    assert (told["key"], told["images"]) == (template.key, ["debian12"])
 
 
 def test_an_empty_list_is_no_error(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +103,8 @@ def test_a_template_is_shown_by_the_beginning_of_its_key(
 ) -> None:
     template = make(house.hypervisor)
     assert call("show", template.key[:6]) == 0
-    assert template.key in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert template.key in shown and "memory       64 MiB" in shown
     assert call("show", template.key, "--format", "json") == 0
     assert json.loads(capsys.readouterr().out)["facts"]["image_digest"] == "d" * 64
 

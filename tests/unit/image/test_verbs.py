@@ -64,7 +64,8 @@ def test_programs_get_every_fact(typed: Typed, publish: Publish, capsys: pytest.
 def test_people_get_a_table(typed: Typed, publish: Publish, capsys: pytest.CaptureFixture[str]) -> None:
     publish("base")
     assert typed("show", "base") == 0
-    assert "virtual_size" in capsys.readouterr().out
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["virtual_size"].endswith("MiB") and rows["stored"].endswith(" KiB")
 
 
 def test_a_corrupt_image_fails_the_verification_and_can_be_shown_and_removed(
