@@ -264,6 +264,9 @@ class Outcome:
         return self.exit_code is not None or self.signal is not None
 
 
+RESERVED = {"klass": "class"}  # Python keeps the word to itself, JSON does not
+
+
 def to_json(value: Any) -> Any:
     """Turn a value of this module into what `json` can write."""
     if isinstance(value, Enum):
@@ -271,7 +274,7 @@ def to_json(value: Any) -> Any:
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if hasattr(value, "__dataclass_fields__"):
-        return {name: to_json(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {RESERVED.get(name, name): to_json(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, (list, tuple)):
         return [to_json(item) for item in value]
     if isinstance(value, dict):

@@ -85,7 +85,7 @@ def test_wishes_that_cannot_be_fulfilled_have_a_class_each(belljar: Belljar, tmp
     words, error, cause, says = BAD_WISHES[what]
     refused(belljar, *words, "--report", str(tmp_path / "r"), *RUN, says=says)
     told = report(tmp_path / "r")
-    assert (told["error"], told["cause"], told["klass"], told["exit_code"]) == (error, cause, "user", None)
+    assert (told["error"], told["cause"], told["class"], told["exit_code"]) == (error, cause, "user", None)
     assert told["hint"] and says in str(told["reason"])
 
 
@@ -109,7 +109,7 @@ def test_a_full_scratch_is_said_before_anything_starts(belljar: Belljar, tmp_pat
     try:
         refused(belljar, "--start", "cold", "--report", str(tmp_path / "r"), *RUN, says="MiB free")
         told = report(tmp_path / "r")
-        assert (told["error"], told["cause"], told["klass"]) == ("NoSpace", "node-fault", "node")
+        assert (told["error"], told["cause"], told["class"]) == ("NoSpace", "node-fault", "node")
         assert belljar.leftovers() == []
     finally:
         subprocess.run(["umount", str(belljar.scratch)], check=True)
@@ -181,7 +181,7 @@ def test_a_damaged_image_is_found_before_a_job_starts_on_it(belljar: Belljar, ow
         says = "disk.qcow2"
         refused(belljar, "--image", "mine", "--report", str(tmp_path / "r"), *RUN, says=says)
         told = report(tmp_path / "r")
-        assert (told["error"], told["cause"], told["klass"]) == ("ImageCorrupt", "image-fault", "node"), damage
+        assert (told["error"], told["cause"], told["class"]) == ("ImageCorrupt", "image-fault", "node"), damage
     assert belljar("image", "verify", "mine").returncode != 0
     assert belljar("image", "remove", "mine", "--force").returncode == 0
     refused(belljar, "--image", "mine", *RUN, says="no image is called 'mine'")

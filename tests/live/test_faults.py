@@ -68,7 +68,7 @@ def test_qemu_killed_during_the_payload_is_told_as_that(belljar: Belljar, tmp_pa
     _, err = keeper.communicate(timeout=30)
     assert keeper.returncode == 125 and b"QEMU was killed from outside" in err
     outcome = report(tmp_path / "r")
-    assert (outcome["cause"], outcome["klass"], outcome["exit_code"]) == ("host-oom", "node", None)
+    assert (outcome["cause"], outcome["class"], outcome["exit_code"]) == ("host-oom", "node", None)
     next_job_works(belljar)
 
 
@@ -107,7 +107,7 @@ def test_a_panic_of_the_guests_kernel_is_told_as_that(belljar: Belljar, tmp_path
     done = belljar.run("--report", str(tmp_path / "r"), "--", "sh", "-c", crash)
     assert done.returncode == 125 and b"kernel crashed" in done.stderr
     outcome = report(tmp_path / "r")
-    assert (outcome["cause"], outcome["klass"]) == ("guest-lost", "transient")
+    assert (outcome["cause"], outcome["class"]) == ("guest-lost", "transient")
     next_job_works(belljar)
 
 
@@ -118,7 +118,7 @@ def test_a_payload_that_ends_its_machine_is_told_so(belljar: Belljar, tmp_path: 
     )
     assert done.returncode == 125 and b"the payload" in done.stderr
     outcome = report(tmp_path / "r")
-    assert (outcome["cause"], outcome["klass"]) == ("guest-lost", "user")
+    assert (outcome["cause"], outcome["class"]) == ("guest-lost", "user")
 
 
 def test_a_guest_out_of_memory_ends_the_payload_as_the_oom_killer_does(belljar: Belljar, tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_guest_out_of_memory_ends_the_payload_as_the_oom_killer_does(belljar: 
     done = belljar.run("--report", str(tmp_path / "r"), "--", "python3", "-c", hog)
     outcome = report(tmp_path / "r")
     assert done.returncode == -signal.SIGKILL, outcome
-    assert (outcome["cause"], outcome["klass"]) == ("guest-oom", "payload") and b"memory" in done.stderr
+    assert (outcome["cause"], outcome["class"]) == ("guest-oom", "payload") and b"memory" in done.stderr
 
 
 def test_a_full_host_disk_is_told_as_that(belljar: Belljar, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_full_host_disk_is_told_as_that(belljar: Belljar, tmp_path: Path) -> N
         )
         outcome = report(tmp_path / "r")
         assert done.returncode == 125 and b"no space" in done.stderr.lower(), outcome
-        assert (outcome["cause"], outcome["klass"]) == ("node-fault", "node")
+        assert (outcome["cause"], outcome["class"]) == ("node-fault", "node")
         assert belljar.leftovers() == []
     finally:
         subprocess.run(["umount", str(belljar.scratch)], check=True)
@@ -187,7 +187,7 @@ def test_a_time_limit_ends_by_term_and_after_the_grace_by_kill(belljar: Belljar,
     ignores = belljar.run(*words, "sh", "-c", "trap '' TERM; while :; do sleep 0.05; done")
     assert ignores.returncode == -signal.SIGKILL and b"time limit" in ignores.stderr
     outcome = report(tmp_path / "r")
-    assert (outcome["cause"], outcome["klass"]) == ("walltime", "walltime")
+    assert (outcome["cause"], outcome["class"]) == ("walltime", "walltime")
 
 
 def test_suspending_halts_the_guest_and_its_clock_is_right_afterwards(belljar: Belljar, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_job_is_the_same_job(belljar: Belljar, daemon: Daemon, tmp_path: Path)
     assert done.stdout == b"\0in\xff0\n/scratch\n"
     assert (tmp_path / "shared/file").read_text() == "written\n"
     told = outcome(tmp_path / "r")
-    assert (told["start"], told["klass"]) == ("cold", "payload") and "booted cold" in told["start_reason"]
+    assert (told["start"], told["class"]) == ("cold", "payload") and "booted cold" in told["start_reason"]
     assert told["host"]["user"] > 0 and told["host"]["peak_memory"] > 64 << 20
     nothing_is_left(belljar, daemon)
 
@@ -130,7 +130,7 @@ def test_doctor_tells_who_answers(belljar: Belljar, daemon: Daemon) -> None:
 def is_a_node_fault(done: Any, err: bytes, report: Path) -> None:
     assert done.returncode == 125, err
     told = outcome(report)
-    assert (told["cause"], told["klass"], told["error"]) == ("node-fault", "node", "LibvirtLost"), told
+    assert (told["cause"], told["class"], told["error"]) == ("node-fault", "node", "LibvirtLost"), told
     assert "it was restarted" in told["reason"] or "another one answers" in told["reason"], told
 
 
@@ -200,7 +200,7 @@ def test_a_daemon_lost_after_the_payload_has_ended_costs_the_job_nothing(
     until(keeper, point)
     daemon.send(number)
     keeper.communicate(timeout=90)
-    assert keeper.returncode == 3 and outcome(tmp_path / "r")["klass"] == "payload"
+    assert keeper.returncode == 3 and outcome(tmp_path / "r")["class"] == "payload"
     assert belljar.leftovers() == []
     daemon.restart_after_all()
     next_job_works(belljar, daemon)
@@ -225,7 +225,7 @@ def test_a_daemon_that_grew_too_large_is_a_node_fault(belljar: Belljar, daemon: 
     env = {**QUICK, "BELLJAR_LIBVIRT_MEMORY_LIMIT": "1M", "BELLJAR_LIBVIRT_RESTART_COMMAND": ""}
     done = belljar.run("--report", str(tmp_path / "r"), "--", "true", env=env)
     told = outcome(tmp_path / "r")
-    assert done.returncode == 125 and told["klass"] == "node", told
+    assert done.returncode == 125 and told["class"] == "node", told
     assert "more than the limit of 1 MiB" in told["reason"] and "no `libvirt.restart_command`" in told["reason"]
     nothing_is_left(belljar, daemon)
 

@@ -62,7 +62,7 @@ def test_a_machine_ends_when_what_carries_its_network_is_killed(
     assert keeper.returncode == 125, err
     told = json.loads(report.read_text())
     if victim == "carrier":
-        assert (told["klass"], told["error"]) == ("node", "NetworkFailed"), told
+        assert (told["class"], told["error"]) == ("node", "NetworkFailed"), told
     nothing_is_left(belljar, daemon)
 
 

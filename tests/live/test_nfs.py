@@ -134,7 +134,7 @@ def test_an_export_that_is_not_there_is_refused(belljar: Belljar, server: NfsSer
     done = belljar.run(*words, "--", "echo", "never")
     assert done.returncode == 125 and done.stdout == b"" and b"/no/such" in done.stderr
     told = report(tmp_path / "r")
-    assert (told["error"], told["klass"]) == ("ExportRefused", "user"), told
+    assert (told["error"], told["class"]) == ("ExportRefused", "user"), told
 
 
 def test_a_server_that_is_down_is_named_and_the_payload_never_starts(belljar: Belljar, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_server_that_is_down_is_named_and_the_payload_never_starts(belljar: Be
     done = belljar.run(*words, "--", "echo", "never")
     assert done.returncode == 125 and done.stdout == b"" and f"127.0.0.1:{port}".encode() in done.stderr
     told = report(tmp_path / "r")
-    assert (told["error"], told["klass"], told["exit_code"]) == ("ServerSilent", "transient", None)
+    assert (told["error"], told["class"], told["exit_code"]) == ("ServerSilent", "transient", None)
     assert time.monotonic() - began < 40 and belljar.leftovers() == []
 
 

@@ -233,7 +233,7 @@ def test_an_output_that_is_missing_is_our_failure_and_the_others_are_copied(bell
     assert done.returncode == 125 and (tmp_path / "yes").exists() and not (tmp_path / "no").exists()
     assert b"/tmp/no" in done.stderr and b"\nhint: Check what the job writes" in done.stderr
     told = report(tmp_path / "r")
-    assert (told["error"], told["cause"], told["klass"], told["exit_code"]) == ("OutputMissing", "refused", "user", 0)
+    assert (told["error"], told["cause"], told["class"], told["exit_code"]) == ("OutputMissing", "refused", "user", 0)
     failed = belljar.run(*words, "--", "sh", "-c", "exit 4")
     assert (failed.returncode, failed.stderr) == (4, b"")  # its own code says more
 

@@ -249,7 +249,7 @@ def test_templates_that_cannot_be_trusted_are_refused(users: list[User], how: st
     says = "others may write to it" if how == "open to others" else f"templates: belongs to uid {owner.uid}"
     assert says.encode() in done.stderr and b"\nhint: Remove it or correct its owner and mode" in done.stderr
     told = report(other.home / "r")
-    assert (told["error"], told["cause"], told["klass"]) == ("UnsafeFolder", "node-fault", "user")
+    assert (told["error"], told["cause"], told["class"]) == ("UnsafeFolder", "node-fault", "user")
     assert other.leftovers() == []
 
 

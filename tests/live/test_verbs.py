@@ -313,7 +313,7 @@ def test_kill_all_works_when_everything_else_is_broken(alone: Belljar, tmp_path:
     for number, job in enumerate(jobs):
         words = ended(job)[1]
         assert job.returncode == 125 and b"QEMU was killed from outside" in words
-        assert report(tmp_path / f"r{number}")["klass"] == "node"
+        assert report(tmp_path / f"r{number}")["class"] == "node"
     assert alone.leftovers() == [] and alone.json("kill-all") == []
     next_job_works(alone)
 
@@ -366,7 +366,7 @@ def test_the_report_tells_everything_of_an_outcome(belljar: Belljar, tmp_path: P
     told = report(path)
     shown = belljar.json("show", "job")
     assert told == shown["outcome"]
-    assert (told["cause"], told["klass"], told["exit_code"], told["signal"], told["error"]) == (
+    assert (told["cause"], told["class"], told["exit_code"], told["signal"], told["error"]) == (
         "finished",
         "payload",
         3,

@@ -214,7 +214,7 @@ def test_a_server_that_is_killed_ends_the_job_with_a_sentence(belljar: Belljar, 
     _, err = keeper.communicate(timeout=LONGEST)
     assert keeper.returncode == 125 and b"virtiofsd ended: " in err and b"killed" in err, err
     outcome = report(tmp_path / "r")
-    assert (outcome["cause"], outcome["klass"], outcome["error"]) == ("guest-lost", "transient", "ShareLost")
+    assert (outcome["cause"], outcome["class"], outcome["error"]) == ("guest-lost", "transient", "ShareLost")
     assert gone(belljar) == []
     next_job_works(belljar, shared)
 

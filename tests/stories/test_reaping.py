@@ -106,7 +106,7 @@ def test_a_machine_of_another_boot_is_told_from_one_that_was_killed(
     monkeypatch.setattr(recover, "boot_id", lambda: "another boot")
     house.reaper.quick()
     assert house.saved_outcome()["reason"].startswith("the host was restarted")
-    assert house.saved_outcome()["klass"] == "transient"
+    assert house.saved_outcome()["class"] == "transient"
 
 
 @pytest.mark.parametrize("what", ["overlay", "identity", "folder"])

@@ -66,7 +66,7 @@ class Node:
 def report_of(raw: Mapping[str, object], job: str) -> Report | None:
     """A report from what the child said; None where it makes no sense."""
     started = raw.get("started")
-    values = [raw.get(name) for name in ("machine", "klass", "error", "reason")]
+    values = [raw.get(name) for name in ("machine", "class", "error", "reason")]
     machine, klass, error, reason = (one if isinstance(one, str) else "" for one in values)
     if not re.fullmatch(r"[0-9a-f]{12}", machine) or klass not in {one.value for one in OutcomeClass}:
         return None

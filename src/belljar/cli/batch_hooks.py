@@ -181,7 +181,7 @@ def finish(house: House, user: User, job: str) -> bytes:
     if newest is None or newest.created < time.time() - LONGEST_AGO:  # the system began its numbers anew
         return json.dumps({"ended": ended[:20]}).encode()
     outcome = newest.outcome or {}
-    facts = {name: str(outcome.get(name, ""))[:400] for name in ("klass", "error", "reason")}
+    facts = {name: str(outcome.get(name, ""))[:400] for name in ("class", "error", "reason")}
     return json.dumps({"machine": newest.id, "started": newest.created, **facts, "ended": ended[:20]}).encode()
 
 

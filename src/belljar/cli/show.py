@@ -195,7 +195,7 @@ def _outcome(outcome: dict[str, Any]) -> list[tuple[str, Any]]:
     guest, host = outcome.get("guest") or {}, outcome.get("host") or {}
     return [
         ("cause", outcome.get("cause")),
-        ("class", outcome.get("klass")),
+        ("class", outcome.get("class")),
         ("exit code", outcome.get("exit_code")),
         ("signal", outcome.get("signal")),
         ("reason", outcome.get("reason")),

@@ -93,13 +93,13 @@ def test_it_is_opened_after_enough_passes_in_a_row() -> None:
     "raw",
     [
         {},
-        {"machine": "../../../x", "klass": "node"},
-        {"machine": "0123456789ab", "klass": "everything"},
-        {"machine": 7, "klass": "node"},
-        {"machine": "0123456789AB", "klass": "node"},
-        {"machine": "0123456789ab\n", "klass": "node"},
-        {"machine": "0123456789ab", "klass": ["node"]},
-        {"machine": "0123456789ab", "klass": "nodes", "started": "x"},
+        {"machine": "../../../x", "class": "node"},
+        {"machine": "0123456789ab", "class": "everything"},
+        {"machine": 7, "class": "node"},
+        {"machine": "0123456789AB", "class": "node"},
+        {"machine": "0123456789ab\n", "class": "node"},
+        {"machine": "0123456789ab", "class": ["node"]},
+        {"machine": "0123456789ab", "class": "nodes", "started": "x"},
     ],
 )
 def test_a_report_that_makes_no_sense_is_none(raw: dict[str, object]) -> None:
@@ -107,7 +107,7 @@ def test_a_report_that_makes_no_sense_is_none(raw: dict[str, object]) -> None:
 
 
 def test_a_report_of_a_hostile_user_is_a_few_plain_words() -> None:
-    raw = {"machine": "0123456789ab", "klass": "node", "error": "$(id)", "reason": "a\n\x1b[31m`id`\u202e" + "x" * 9999}
+    raw = {"machine": "0123456789ab", "class": "node", "error": "$(id)", "reason": "a\n\x1b[31m`id`\u202e" + "x" * 9999}
     found = node.report_of(raw, "slurm:1")
     assert found is not None
     assert found.error == "" and not found.is_fault

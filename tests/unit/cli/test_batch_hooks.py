@@ -18,8 +18,8 @@ from belljar.cli import batch_hooks, main
 from belljar.host.commands import SEARCH_PATH
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hooks run as root")
-FAULT = {"klass": "node", "cause": "node-fault", "error": "NoSpace", "reason": "no space left"}
-GOOD = {"klass": "payload", "cause": "finished", "exit_code": 0}
+FAULT = {"class": "node", "cause": "node-fault", "error": "NoSpace", "reason": "no space left"}
+GOOD = {"class": "payload", "cause": "finished", "exit_code": 0}
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_records_that_are_links_to_roots_files_tell_nothing_of_them(
     node: Node, capsys: pytest.CaptureFixture[str]
 ) -> None:
     secret = node.folder / "secret"
-    secret.write_text(json.dumps({"klass": "node", "error": "NoSpace", "reason": "the secret"}))
+    secret.write_text(json.dumps({"class": "node", "error": "NoSpace", "reason": "the secret"}))
     secret.chmod(0o600)
     node.ended(ALICE, "0123456789ab", "slurm:7", None)
     (node.node / "65534/logs/0123456789ab/outcome.json").symlink_to(secret)

@@ -20,7 +20,7 @@ from belljar.cli.cp import split
 from belljar.errors import AmbiguousMachine, NoSuchMachine
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root sees everybody's machines")
-GOOD = {"klass": "payload", "cause": "finished", "exit_code": 0, "image_digest": "sha256-feed"}
+GOOD = {"class": "payload", "cause": "finished", "exit_code": 0, "image_digest": "sha256-feed"}
 
 
 @pytest.fixture

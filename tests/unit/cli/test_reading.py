@@ -59,7 +59,7 @@ def test_a_name_with_escape_sequences_is_shown_harmlessly(call: Call, house: Any
 
 def test_show_tells_what_was_asked_and_how_it_ended(call: Call, house: Any, capsys: Said) -> None:
     outcome = {
-        "cause": "finished", "klass": "payload", "exit_code": 0, "phases": {"boot": 0.12345},
+        "cause": "finished", "class": "payload", "exit_code": 0, "phases": {"boot": 0.12345},
         "guest": {"user": 1.0, "system": 0.5, "peak_memory": 1 << 20}, "start": "clone", "accelerator": "tcg",
     }  # fmt: skip
     house.machine("aaaaaaaaaaaa", name="mine", ended=True, outcome=outcome)
