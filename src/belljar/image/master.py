@@ -163,8 +163,9 @@ class Master:
     # ---- what was seen
 
     def seen(self) -> Seen:
-        """What this node knows of it."""
-        with suppress(OSError, ValueError, KeyError, TypeError, BelljarError):
+        """What this node knows of it; nothing, where that was lost or is broken. Raises OSError where it cannot be read just
+        now: versions that were seen are not to be forgotten by that."""
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError, BelljarError):
             value = read_json(self._path(".json"), LARGEST_STATE)
             copy = value.pop("copy")
             return Seen(**value, copy=None if copy is None else _copy(copy))

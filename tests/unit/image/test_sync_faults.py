@@ -249,3 +249,14 @@ def test_what_was_kept_of_a_source_may_be_lost_or_broken(site: Site) -> None:
     state.write_bytes(b"{broken")
     sync.pull(node, "base")
     assert read_index(site.folder).version == Master(node, str(site.folder)).seen().version
+
+
+def test_what_was_kept_and_cannot_be_read_just_now_is_not_taken_for_nothing(site: Site) -> None:
+    site.put("base", b"1")
+    node = site.trusting()
+    node.ensure("base")
+    (state,) = (node.folder / "sources").glob("*.json")
+    state.unlink()
+    state.symlink_to(state.name)  # ELOOP, where a bad disk gives EIO
+    with pytest.raises(OSError, match="symbolic links"):
+        Master(node, str(site.folder)).seen()

@@ -103,6 +103,8 @@ def prove(argv_for: Callable[[int], Sequence[str]], fds: Sequence[int], *, timeo
     try:
         pid = spawn(argv_for(theirs.fileno()), [*fds, theirs.fileno()], stderr)
     except BelljarError as exc:
+        ours.close()
+        os.close(said)
         return Proof(False, f"the tiny guest could not be started: {exc.message}")
     finally:
         theirs.close()

@@ -33,6 +33,7 @@ from belljar.host.files import (
     read_json,
     remove_tree,
     sync_folder,
+    write_all,
     write_whole,
 )
 from belljar.host.locks import try_lock
@@ -268,8 +269,6 @@ def copy_overlay(template: Template, target: Path, owner: tuple[int, int]) -> No
         fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             give(fd, owner)
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
+            write_all(fd, data)
         finally:
             os.close(fd)
