@@ -9,7 +9,7 @@ HEAVY = {
     "difflib", "pdb", "unittest", "xml", "urllib.request", "http.client", "email", "importlib.metadata", "uuid", "random", "hashlib._",
     "tomllib", "curses", "pydoc", "decimal", "sqlite3", "ssl", "concurrent.futures.process",
     "belljar.config.merge", "belljar.config.convert", "belljar.config.reference", "belljar.cli.checks", "belljar.host.watch",
-    "belljar.image.build", "belljar.image.sources",
+    "belljar.image.build", "belljar.image.sources", "belljar.host.egress",
 }  # fmt: skip
 BROUGHT_BY_ASYNCIO = {"subprocess"}
 

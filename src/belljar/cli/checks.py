@@ -131,7 +131,7 @@ def accelerator(house: House) -> Finding:
     return Finding(
         Grade.WARN,
         f"tcg: {why}",
-        "Machines run in software: 5 to 20 times slower, otherwise the same. " + _kvm_remedy(),
+        "Machines run in software: 5 to 20 times slower, otherwise the same." + _kvm_remedy(),
     )
 
 
@@ -363,9 +363,9 @@ def _program(house: House, name: str) -> bool:
 
 def _kvm_remedy() -> str:
     if not os.path.exists("/dev/kvm"):
-        return "/dev/kvm is missing: load kvm_intel or kvm_amd, or allow nested virtualization."
+        return " /dev/kvm is missing: load kvm_intel or kvm_amd, or allow nested virtualization."
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        return "/dev/kvm cannot be opened: add this user to the group kvm."
+        return " /dev/kvm cannot be opened: add this user to the group kvm."
     return ""
 
 

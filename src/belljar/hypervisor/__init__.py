@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from belljar.errors import BadSetting, BelljarError
-from belljar.host.egress import Egress
 from belljar.model import Firmware, MachineId, NetworkMode, ShareKind
+
+if TYPE_CHECKING:
+    from belljar.host.egress import Egress
 
 
 class Accelerator(str, Enum):

@@ -8,11 +8,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from belljar.errors import BelljarError, HostError, LockTimeout
 from belljar.guest import ExitStatus
-from belljar.host.egress import Place
 from belljar.host.files import no_space_as_error, private_folder, write_whole
 from belljar.host.locks import Lock, locked, try_lock
 from belljar.host.processes import boot_id
@@ -23,6 +22,9 @@ from belljar.machine.orders import Ended
 from belljar.machine.states import CLASSES, check_move, class_of_error
 from belljar.model import Cause, Outcome, OutcomeClass, Request, State, Usage, dumps, to_json
 from belljar.network import Joined
+
+if TYPE_CHECKING:
+    from belljar.host.egress import Place
 
 GATE_TIMEOUT = 30.0
 UNNAMED_LOCK = f".{LOCK}"

@@ -13,11 +13,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from belljar.host.egress import Egress, Place
 from belljar.model import FileServer, MachineId, NetworkMode
 
 if TYPE_CHECKING:
     from belljar.errors import BadSetting
+    from belljar.host.egress import Egress, Place
 
 MADE = ("port", "nft-table")  # what may be in the journal, to be given to `discard`
 FOLDER = "networks"  # below the folder of live machines: one folder per isolated group
