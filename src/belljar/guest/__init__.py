@@ -6,9 +6,9 @@ and streams. It knows nothing of QEMU: any connected stream socket will do.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from belljar.model import Account, FileServer, Payload, PlainFile, Usage
 
@@ -249,8 +249,3 @@ def ssh_guest(
     from belljar.guest.ssh import SshGuest
 
     return SshGuest(dial, keys, settings, tell)
-
-
-# called with (bytes sent by a relay client, its reply function); see guest/relay.py
-Reply = Callable[[bytes], Awaitable[None]]
-Facts = Mapping[str, Any]

@@ -10,29 +10,14 @@ import asyncio
 import errno
 import os
 import select
-import stat
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
-from belljar.model import StdinKind
-
 T = TypeVar("T")
-NULL_DEVICE = os.makedev(1, 3)
 LOOK_AGAIN = 0.1  # seconds
-
-
-def classify(descriptor: int) -> StdinKind:
-    """What the payload is to find in this descriptor's place."""
-    try:
-        facts = os.fstat(descriptor)
-    except OSError:
-        return StdinKind.CLOSED
-    if stat.S_ISCHR(facts.st_mode) and facts.st_rdev == NULL_DEVICE:
-        return StdinKind.NULL
-    return StdinKind.STREAM
 
 
 Order = tuple[Callable[[], T], asyncio.Future[T]]

@@ -226,12 +226,6 @@ def load(private: Path, site: Path | None, settings: Settings, users: Users = no
     return Store(private, site, settings, users)
 
 
-def load_overlays(settings: Settings) -> Overlays:
-    from belljar.image.overlay import DiskOverlays
-
-    return DiskOverlays(settings)
-
-
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each value that could not be used, though its type is right."""
     from belljar.image.values import mistakes

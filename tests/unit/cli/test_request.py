@@ -228,8 +228,9 @@ def test_a_script_larger_than_the_limit_is_refused(
 
 
 def test_null_and_streams_are_told_apart(tmp_path: Path) -> None:
-    with open(os.devnull) as null, open(tmp_path / "file", "w+") as file:
+    with open(os.devnull) as null, open("/dev/zero") as zero, open(tmp_path / "file", "w+") as file:
         assert request.kind(null.fileno()) is StdinKind.NULL
+        assert request.kind(zero.fileno()) is StdinKind.STREAM
         assert request.kind(file.fileno()) is StdinKind.STREAM
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.guest.stdio import FdSink, FdSource, classify
-from belljar.model import StdinKind
+from belljar.guest.stdio import FdSink, FdSource
 
 
 @pytest.fixture
@@ -24,30 +23,11 @@ def pipe() -> Iterator[tuple[int, int]]:
             os.close(end)
 
 
-def shut(descriptor: int) -> int:
-    os.close(descriptor)
-    return descriptor
-
-
 async def everything(source: FdSource) -> bytes:
     parts = []
     while data := await source.read(5):
         parts.append(data)
     return b"".join(parts)
-
-
-def test_a_descriptor_is_told_by_what_it_is(tmp_path: Path, pipe: tuple[int, int]) -> None:
-    with (
-        open("/dev/null") as null,
-        open("/dev/zero") as zero,
-        (tmp_path / "file").open("w") as file,
-        socket.socket() as sock,
-    ):
-        assert classify(null.fileno()) is StdinKind.NULL
-        for one in (zero, file, sock):
-            assert classify(one.fileno()) is StdinKind.STREAM
-    assert classify(pipe[0]) is StdinKind.STREAM
-    assert classify(shut(os.dup(pipe[0]))) is StdinKind.CLOSED
 
 
 async def test_a_pipe_is_read_to_its_end(pipe: tuple[int, int]) -> None:
