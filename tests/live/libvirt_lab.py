@@ -98,6 +98,7 @@ class Daemon:
             "BELLJAR_MACHINE_HYPERVISOR": self.driver,
             "BELLJAR_QEMU_USER": "root",
             "BELLJAR_LIBVIRT_FOLDER": str(self.folder / "l"),
+            "BELLJAR_LIBVIRT_LOG_FOLDER": str(self.folder / "log/qemu"),
             "BELLJAR_LIBVIRT_RESTART_COMMAND": ",".join(self.restart_command),
         }
 

@@ -99,6 +99,13 @@ class LibvirtSettings:
             " empty: /run/belljar-libvirt, for users /tmp/belljar-libvirt-UID"
         },
     )
+    log_folder: str = field(
+        default="",
+        metadata={
+            "help": "where libvirt writes a log of each domain, which goes with its machine;"
+            " empty: /var/log/libvirt/qemu, for users ~/.cache/libvirt/qemu/log"
+        },
+    )
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,17 @@ One restart at a time on a host: whoever comes second finds a daemon that answer
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, CommandFailed, CommandMissing
 from belljar.host import commands
 from belljar.host.files import private_folder
-from belljar.host.locks import locked
+from belljar.host.locks import Lock, locked
 from belljar.host.processes import start_time
 from belljar.hypervisor import LibvirtSettings
 from belljar.hypervisor.libvirt.link import Link, Overdue, bounded, open_link
@@ -22,6 +25,8 @@ from belljar.model import MIB
 # With socket activation the one who listened is the service manager; the daemon then tells its pid in a file.
 PID_FILES = ("/run/virtqemud.pid", "/run/libvirtd.pid", "/run/virtxend.pid")
 NAMES = ("libvirtd", "virtqemud", "virtxend")
+UNDER = '"$@" </dev/null; exit $?'  # a shell's words; it stays, as the program's parent
+OVERDUE, LONGEST_WORDS = 128 + 9, 64 << 10  # timeout(1) ends by the signal it was told to send
 
 
 @dataclass(frozen=True)
@@ -33,10 +38,11 @@ class Identity:
 
 
 def identity(link: Link) -> Identity | None:
-    """Who answers on this connection; None where that cannot be told."""
+    """Who answers on this connection; None where that cannot be told. A session's daemon is never the system's."""
     for pid in (link.pid, *_from_files()):
         with suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text().strip() in NAMES:
+            is_listeners = os.stat(f"/proc/{pid}").st_uid == os.stat(f"/proc/{link.pid}").st_uid
+            if is_listeners and Path(f"/proc/{pid}/comm").read_text().strip() in NAMES:
                 return Identity(pid, start_time(pid))
     return None
 
@@ -55,6 +61,31 @@ def resident(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def run_under(lock: Lock, argv: Sequence[str], timeout: float) -> None:
+    """Run a program to its end or its deadline. It goes on when we end, and then keeps the lock as long: its parents have
+    that, a shell as its stdin. What the program leaves running has none of it. Raises CommandMissing, CommandFailed."""
+    import subprocess
+
+    program, shell = commands.which(argv[0]) if "/" not in argv[0] else argv[0], commands.which("sh")
+    limit = commands.which("timeout")
+    if program is None or not os.access(program, os.X_OK) or shell is None or limit is None:
+        raise CommandMissing(f"{argv[0] if shell and limit else 'sh, timeout'}: no such program on this host")
+    begin, words = (
+        time.monotonic(),
+        [shell, "-c", UNDER, shell, limit, "--signal=KILL", f"{timeout:f}", program, *argv[1:]],
+    )
+    with TemporaryFile() as said:  # no pipe: a daemon that the program starts may have it for ever
+        code = subprocess.Popen(
+            words, stdin=lock.descriptor, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True
+        ).wait()
+        said.seek(0)
+        lines = said.read(LONGEST_WORDS).decode(errors="replace").strip().splitlines()
+    if code == OVERDUE and time.monotonic() - begin >= timeout:
+        raise CommandFailed(f"{argv[0]}: not finished after {timeout:.0f} s, killed")
+    if code:
+        raise CommandFailed(f"{argv[0]}: exit {code}: {lines[-1] if lines else 'no message'}")
 
 
 class Daemon:
@@ -86,10 +117,10 @@ class Daemon:
 
     def _restart_alone(self) -> str:
         lock = private_folder(self._store / "libvirt") / "restart.lock"
-        with locked(lock, timeout=self._settings.restart_timeout, what="restart libvirt's daemon"):
+        with locked(lock, timeout=self._settings.restart_timeout, what="restart libvirt's daemon") as held:
             if self._is_well():
                 return "another one answers by now"
-            commands.run(self._settings.restart_command, timeout=self._settings.restart_timeout)
+            run_under(held, self._settings.restart_command, self._settings.restart_timeout)
             self.connect().abandon()
         return "it was restarted"
 

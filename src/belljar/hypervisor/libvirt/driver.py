@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,11 @@ from belljar.hypervisor.libvirt.carrier import Carrier, needs_carrier
 from belljar.hypervisor.libvirt.daemon import Daemon, identity, resident
 from belljar.hypervisor.libvirt.domain import LibvirtDomain
 from belljar.hypervisor.libvirt.lines import Lines, has_keeper
-from belljar.hypervisor.libvirt.starting import Attempt, Started
+from belljar.hypervisor.libvirt.log import default_log_folder, sweep
+from belljar.hypervisor.libvirt.starting import Attempt, Started, is_machine
 from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml, kind_of
 from belljar.hypervisor.qemu import abilities
+from belljar.hypervisor.qemu.cmdline import machine_uuid
 from belljar.hypervisor.qemu.disk import layers
 from belljar.hypervisor.qemu.driver import EMULATED_CPU, NATIVE_CPU, QemuHypervisor, uses_uefi
 from belljar.hypervisor.qemu.firmware import find_uefi
@@ -62,11 +65,13 @@ class LibvirtHypervisor:
 
     def __init__(self, driver: str, settings: Settings, libvirt: LibvirtSettings, store: Path) -> None:
         meant = read_driver(driver)
-        self.uri, self._is_session, self._is_xen = meant.uri, meant.is_session, meant.is_xen
+        self.uri, self._is_xen = meant.uri, meant.is_xen
+        self._is_callers = meant.is_session and os.geteuid() != 0  # root's session is the system's daemon
         self._settings, self._libvirt = settings, libvirt
         self._direct = QemuHypervisor(settings, store)
         self.daemon = Daemon(self.uri, libvirt, store)
         self._base = Path(libvirt.folder) if libvirt.folder else default_folder(os.geteuid())
+        self._logs = Path(libvirt.log_folder) if libvirt.log_folder else default_log_folder(os.geteuid())
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
@@ -100,9 +105,10 @@ class LibvirtHypervisor:
 
     def _attempt(self, spec: DomainSpec) -> Attempt:
         self.check(spec)
+        sweep(self._logs, NAME, {id for id, _ in self.alive()}, time.time())
         is_carried = spec.nic is not None and needs_carrier(spec.nic, self._direct.abilities)
         names = (CHANNEL, "console", *(["card"] if is_carried else []))
-        lines = Lines(self._base / spec.id, spec.owner, names)
+        lines = Lines(self._base / spec.id, spec.owner, names, (self._log_of(spec.id), spec.folder / "qemu.log"))
         write = lambda: domain_xml(spec, self._ends(spec, lines))  # noqa: E731
         return Attempt(spec, self.daemon, self._libvirt, lines, write, lambda: self._pid_of(spec.id))
 
@@ -119,7 +125,7 @@ class LibvirtHypervisor:
             emulator=abilities.find(self._settings.binary),
             cpu=self._cpu(spec.accelerator),
             below=tuple(self._below(it, lines) for it in spec.disks),
-            label=None if self._is_session else spec.owner,
+            label=None if self._is_callers else spec.owner,
             seed=lines.readable(spec.seed, "seed") if spec.seed else None,
             card=lines.path("card") if "card" in lines.names else None,
         )
@@ -213,6 +219,8 @@ class LibvirtHypervisor:
             survivors = [pid for found, pid in self.alive() if found == id]
         with suppress(OSError):
             remove_tree(self._base / id)
+        with suppress(OSError):
+            self._log_of(id).unlink()
         if survivors:
             raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
         self._direct.discard(id)  # what carried its network
@@ -221,11 +229,14 @@ class LibvirtHypervisor:
         link = self.daemon.connect()
         try:
             handle = link.find(NAME + id)
-            if handle is not None:
+            if handle is not None and is_machine(handle, id):
                 with suppress(LibvirtRefused):  # it ended meanwhile
                     link.call(f"the end of {NAME}{id}", lambda _: handle.destroy(), self._libvirt.start_timeout)
         finally:
             link.abandon()
+
+    def _log_of(self, id: MachineId) -> Path:
+        return self._logs / f"{NAME}{id}.log"
 
     def _pid_of(self, id: MachineId) -> int:
         return next((pid for found, pid in self.alive() if found == id), 0)
@@ -236,14 +247,16 @@ def default_folder(uid: int) -> Path:
 
 
 def marked(argv: list[bytes]) -> MachineId | None:
-    """The machine whose QEMU libvirt started with this command line; None for any other process."""
+    """The machine whose QEMU libvirt started with this command line; None for any other process, such as that of somebody
+    else's domain of such a name, whose UUID is another."""
     if not argv or not argv[0].rpartition(b"/")[2].startswith(b"qemu"):
         return None
     with suppress(ValueError, IndexError):
         word = argv[argv.index(b"-name") + 1]
         name, _, rest = word.removeprefix(b"guest=").partition(b",")
         if word.startswith(b"guest=" + NAME.encode()) and (b"," + rest).startswith(OF_LIBVIRT):
-            return name[len(NAME) :].decode("ascii", "replace")
+            id = name[len(NAME) :].decode("ascii", "replace")
+            return id if argv[argv.index(b"-uuid") + 1].decode("ascii", "replace") == machine_uuid(id) else None
     return None
 
 

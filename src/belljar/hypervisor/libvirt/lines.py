@@ -14,6 +14,7 @@ from pathlib import Path
 from belljar.errors import HostError, ImageCorrupt, LibvirtRefused, NotPermitted
 from belljar.host.files import no_space_as_error, private_folder, remove_tree
 from belljar.host.locks import Lock, is_locked, try_lock
+from belljar.hypervisor.libvirt.log import take_over
 from belljar.model import MachineId
 
 LONGEST = 107  # bytes of a socket's path: unix(7)
@@ -22,10 +23,13 @@ ACCEPTING = 5.0  # seconds between the start of a process and the connection it 
 
 
 class Lines:
-    """Made for one domain; `close` takes everything away."""
+    """Made for one domain; `close` takes everything away, and libvirt's own log of the domain to the machine's."""
 
-    def __init__(self, folder: Path, owner: tuple[int, int], names: tuple[str, ...] = ("channel", "console")) -> None:
-        self.folder, self._owner, self.names = folder, owner, names
+    def __init__(
+        self, folder: Path, owner: tuple[int, int], names: tuple[str, ...] = ("channel", "console"),
+        log: tuple[Path, Path] | None = None,
+    ) -> None:  # fmt: skip
+        self.folder, self._owner, self.names, self._log = folder, owner, names, log
         self._listening: dict[str, socket.socket] = {}
         self._lock: Lock | None = None
 
@@ -104,6 +108,9 @@ class Lines:
             self._lock.release()
         with suppress(OSError):
             remove_tree(self.folder)
+        if self._log is not None:
+            with suppress(OSError):
+                take_over(*self._log)
 
 
 def has_keeper(base: Path, id: MachineId) -> bool:

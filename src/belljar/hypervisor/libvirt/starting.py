@@ -21,6 +21,7 @@ from belljar.hypervisor.libvirt.daemon import Daemon, Identity, identity
 from belljar.hypervisor.libvirt.lines import Lines
 from belljar.hypervisor.libvirt.link import Link, library
 from belljar.hypervisor.libvirt.xml import NAME
+from belljar.hypervisor.qemu.cmdline import machine_uuid
 from belljar.hypervisor.qemu.complaints import explain, last_line
 
 
@@ -121,6 +122,8 @@ class Attempt:
             raise LibvirtLost(f"libvirt's daemon is not asked for a domain: {too_large}")
         flags = libvirt.VIR_DOMAIN_START_AUTODESTROY | libvirt.VIR_DOMAIN_START_PAUSED
         handle = self._create(link, lambda it: it.createXML(document, flags))
+        if not is_machine(handle, self._spec.id):
+            raise LibvirtRefused(f"libvirt was asked for domain {NAME}{self._spec.id} and answers with another one")
         link.call("the domain's events", lambda it: register(libvirt, it, handle, heard))
         pid = self._find()
         try:
@@ -178,6 +181,11 @@ def complaint(refused: LibvirtRefused, spec: DomainSpec) -> BelljarError:
         ended = "qemu-system" in refused.message or "exited while" in refused.message
         return DomainDied(f"QEMU ended while starting, by libvirt: {last_line(refused.message)}") if ended else refused
     return told
+
+
+def is_machine(handle: Any, id: str) -> bool:
+    """Is libvirt's domain the one that was made for this machine? Others may have its name."""
+    return bool(handle.UUIDString() == machine_uuid(id))
 
 
 def register(libvirt: Any, connection: Any, handle: Any, heard: Heard) -> None:

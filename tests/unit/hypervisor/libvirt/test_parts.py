@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -31,15 +32,17 @@ from belljar.errors import (
     TemplateError,
 )
 from belljar.host.egress import Egress
+from belljar.host.locks import is_locked, locked
 from belljar.hypervisor import DomainSpec, ExtraDisk, LibvirtSettings, Nic, Settings, load
 from belljar.hypervisor.libvirt import daemon as daemons
-from belljar.hypervisor.libvirt import driver, lines, link, starting
+from belljar.hypervisor.libvirt import driver, lines, link, log, starting
 from belljar.hypervisor.libvirt.carrier import needs_carrier
 from belljar.hypervisor.libvirt.daemon import Daemon, Identity
 from belljar.hypervisor.libvirt.lines import Lines, can_reach, has_keeper
 from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu import driver as direct
 from belljar.hypervisor.qemu.abilities import Abilities
+from belljar.hypervisor.qemu.cmdline import machine_uuid
 from belljar.model import MIB, NetworkMode
 
 ME = (os.geteuid(), os.getegid())
@@ -178,6 +181,98 @@ def test_a_command_that_hangs_costs_its_deadline(tmp_path: Path, answering: Call
     assert time.monotonic() - begin < 10
 
 
+RESTARTS = """
+import sys
+from pathlib import Path
+from belljar.errors import LibvirtLost
+from belljar.hypervisor import LibvirtSettings
+from belljar.hypervisor.libvirt import daemon
+def connect(uri, timeout):
+    raise LibvirtLost("gone")
+daemon.open_link = connect
+store, *command = sys.argv[1:]
+daemon.Daemon("qemu:///system", LibvirtSettings(restart_command=tuple(command)), Path(store)).restart()
+"""
+
+
+def test_a_restart_whose_belljar_was_killed_keeps_the_lock_to_its_end(tmp_path: Path) -> None:
+    """A second one would end the daemon that the first is starting."""
+    for name in ("begun", "end"):
+        os.mkfifo(tmp_path / name)
+    command = ["/bin/sh", "-c", f"echo begun > {tmp_path}/begun; read line < {tmp_path}/end"]
+    killed = subprocess.Popen([sys.executable, "-c", RESTARTS, str(tmp_path), *command])
+    assert (tmp_path / "begun").read_text() == "begun\n"
+    killed.kill()
+    killed.wait(10)
+    lock = tmp_path / "libvirt/restart.lock"
+    assert is_locked(lock)
+    (tmp_path / "end").write_text("\n")
+    with locked(lock, timeout=20, what="see its end"):
+        pass
+
+
+def test_a_daemon_that_the_sites_command_leaves_running_has_neither_lock_nor_pipe(
+    tmp_path: Path, answering: Callable[..., list[FakeLink]]
+) -> None:
+    """It has what it was started with, and would keep both for its life."""
+    answering(LibvirtLost("gone"), 1)
+    os.mkfifo(tmp_path / "end")
+    command = ("/bin/sh", "-c", f"setsid sh -c 'read line < {tmp_path}/end' & exit 0")
+    assert watched(tmp_path, *command).restart() == "it was restarted"
+    assert not is_locked(tmp_path / "libvirt/restart.lock")
+    (tmp_path / "end").write_text("\n")
+
+
+# -- the log that libvirt keeps of a domain ------------------------------------------------------------------------------
+
+LOG = b"""2026-11-22 02:17:01.120+0000: starting up libvirt version: 9.0.0, qemu version: 7.2.22, kernel: 6.1, hostname: node
+LC_ALL=C \\
+/usr/bin/qemu-system-x86_64 \\
+-name guest=belljar-0123456789ab,debug-threads=on \\
+-msg timestamp=on
+2026-11-22T02:17:03.006131Z qemu-system-x86_64: terminating on signal 15 from pid 7
+**
+ERROR:../util/main.c: should not be reached
+2026-11-22 02:17:05.991+0000: shutting down, reason=crashed
+"""
+SAID = b"".join(LOG.splitlines(keepends=True)[5:8])
+
+
+def test_libvirts_log_of_a_domain_goes_with_it_and_what_qemu_said_stays(tmp_path: Path) -> None:
+    libvirts, into = tmp_path / "log", tmp_path / "qemu.log"
+    libvirts.write_bytes(LOG)
+    into.write_bytes(b"before\n")
+    ours = Lines(tmp_path / "l" / "0123456789ab", ME, log=(libvirts, into))
+    ours.open()
+    ours.close()
+    assert into.read_bytes() == b"before\n" + SAID and not libvirts.exists()
+    ours.close()
+    assert into.read_bytes() == b"before\n" + SAID
+
+
+def test_what_is_left_of_a_machine_in_libvirts_logs_is_discarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "all_pids", list)
+    for id in ("0123456789ab", "0123456789ac"):
+        (tmp_path / f"belljar-{id}.log").touch()
+    settings = LibvirtSettings(folder=str(tmp_path / "l"), log_folder=str(tmp_path))
+    load(Settings(), tmp_path / "store", SYSTEM, settings).discard("0123456789ab")
+    assert [path.name for path in tmp_path.glob("*.log")] == ["belljar-0123456789ac.log"]
+
+
+def test_logs_that_a_daemon_wrote_after_a_machines_end_are_swept(tmp_path: Path) -> None:
+    names = ["belljar-0123456789ab.log", "belljar-0123456789ac.log", "belljar-mine.log", "other.log"]
+    for name in names:
+        (tmp_path / name).touch()
+    now = (tmp_path / names[0]).stat().st_mtime
+    log.sweep(tmp_path, "belljar-", {"0123456789ac"}, now + 50)
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    log.sweep(tmp_path, "belljar-", {"0123456789ac"}, now + 70)
+    assert sorted(path.name for path in tmp_path.iterdir()) == names[1:]
+    log.sweep(tmp_path / "missing", "belljar-", (), now)
+
+
 # -- the lines -----------------------------------------------------------------------------------------------------------
 
 
@@ -250,10 +345,15 @@ def test_a_driver_that_is_none_is_named(name: str, tmp_path: Path) -> None:
         load(Settings(), tmp_path, name)
 
 
+MARKED = [b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab,debug-threads=on"]
+
+
 @pytest.mark.parametrize(
     ("argv", "machine"),
     [
-        ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab,debug-threads=on"], "0123456789ab"),
+        ([*MARKED, b"-uuid", machine_uuid("0123456789ab").encode()], "0123456789ab"),
+        ([*MARKED, b"-uuid", machine_uuid("0123456789ac").encode()], None),  # somebody else's domain of this name
+        (MARKED, None),
         ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab"], None),  # the direct driver's
         ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=other,debug-threads=on"], None),
         ([b"/usr/bin/qemu-system-x86_64", b"-name"], None),
