@@ -30,7 +30,9 @@ def rules(id: MachineId, tap: str, mac: str, address: str) -> str:
         "ether type != { ip, ip6, arp } drop",
         f"ether type arp arp saddr ether != {mac} drop",
         "udp sport { 67, 547 } drop",  # a DHCP server
-        "icmpv6 type nd-router-advert drop",
+        "udp dport { 68, 546 } drop",  # whatever its port: clients look at their own alone
+        "icmpv6 type { nd-router-advert, nd-redirect } drop",  # a router
+        "frag nexthdr { 0, 43, 44, 60 } drop",  # https://www.rfc-editor.org/rfc/rfc7113: it hides what it says
     ]
     if address:
         lines += [
