@@ -16,6 +16,7 @@ DNS = 53
 # What a machine of a batch job has no business with, unless the site says so: (network, prefix, what it is).
 PRIVATE = (
     ("0.0.0.0", 8, "this host"), ("10.0.0.0", 8, "private"), ("100.64.0.0", 10, "private"), ("127.0.0.0", 8, "this host"),
+    ("168.63.129.16", 32, "the cloud's"),  # https://learn.microsoft.com/azure/virtual-network/what-is-ip-address-168-63-129-16
     ("169.254.0.0", 16, "link-local"), ("172.16.0.0", 12, "private"), ("192.0.0.0", 24, "private"),
     ("192.168.0.0", 16, "private"), ("198.18.0.0", 15, "private"), ("224.0.0.0", 4, "multicast"),
     ("240.0.0.0", 4, "broadcast"),

@@ -203,7 +203,8 @@ def seen_by_guest(link: Link, address: str) -> str:
     if str(there) in ("127.0.0.1", "0.0.0.0"):
         return link.gateway
     is_own = there in ip_network(link.address, strict=False)
-    return "" if there.version != 4 or there.is_loopback or is_own else str(there)
+    # Nobody's file server is link-local, but a cloud's metadata service is.
+    return "" if there.version != 4 or there.is_loopback or there.is_link_local or is_own else str(there)
 
 
 async def find_server(source: str, link: Link) -> FileServer:

@@ -33,7 +33,7 @@ def test_whatever_is_not_global_is_refused(address: str, port: int, transport: T
 @pytest.mark.parametrize(
     "address",
     ["10.0.0.0", "10.255.255.255", "172.16.0.0", "172.31.255.255", "192.168.0.1", "100.64.0.1", "100.127.255.255",
-     "127.0.0.1", "0.0.0.0", "169.254.169.254", "224.0.0.1", "255.255.255.255"],
+     "127.0.0.1", "0.0.0.0", "168.63.129.16", "169.254.169.254", "224.0.0.1", "255.255.255.255"],
 )  # fmt: skip
 def test_the_edges_of_what_is_blocked(address: str) -> None:
     assert verdict(Egress(), address) is Verdict.REFUSED

@@ -24,6 +24,7 @@ USER = plan(NetworkMode.USER, "0123456789ab")
         ("fd00::1", ""),
         ("192.168.7.8", "192.168.7.8"),
         ("10.0.2.77", ""),
+        ("169.254.169.254", ""),  # a cloud's metadata service, which would otherwise be opened as a share
         ("10.0.3.77", "10.0.3.77"),
     ],
 )
