@@ -85,7 +85,13 @@ class Packer:
         if depth >= DEEPEST:
             raise TransferError("refused", "%s: more than %d folders deep" % (shown(path), DEEPEST))
         self._header(name, facts, self.tarfile.DIRTYPE)
-        for entry in os.listdir(path):
+        try:
+            entries = os.listdir(path)
+        except FileNotFoundError:
+            if name == ROOT:
+                raise
+            entries = []  # it went away meanwhile
+        for entry in entries:
             inner = path.rstrip(b"/") + b"/" + entry
             try:
                 inner_facts = os.lstat(inner)
@@ -99,10 +105,16 @@ class Packer:
             if key in self.linked:
                 self._header(name, facts, self.tarfile.LNKTYPE, link=self.linked[key])
                 return
-            self.linked[key] = name
         # Not blocking: the name may have become a pipe since we looked.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if name != ROOT else 0)
-        fd = os.open(path, flags)
+        try:
+            fd = os.open(path, flags)
+        except FileNotFoundError:
+            if name == ROOT:
+                raise
+            return  # it went away meanwhile
+        if facts.st_nlink > 1:
+            self.linked[key] = name
         try:
             self._content(fd, path, name, os.fstat(fd))
         finally:

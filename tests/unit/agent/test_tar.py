@@ -194,6 +194,37 @@ def test_no_set_uid_bit_comes_out_of_a_guest(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "copy").stat().st_mode) == 0o755
 
 
+def test_what_goes_away_while_it_is_packed_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder after its name was sent; a file after it was looked at, once as the first of two names."""
+    source, parts = tmp_path / "source", []
+    for name in ("folder/in", "gone", "stays"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(name)
+    os.link(source / "gone", source / "other")
+    look, fleeting = os.lstat, {b"gone", b"other"}
+
+    def write(data: bytes) -> None:
+        parts.append(data)
+        if b"r/folder/" in data:
+            os.unlink(source / "folder/in")
+            os.rmdir(source / "folder")
+
+    def looked(path: bytes) -> os.stat_result:
+        found = look(path)
+        if os.path.basename(path) in fleeting:
+            fleeting.clear()
+            os.unlink(path)
+        return found
+
+    monkeypatch.setattr(os, "lstat", looked)
+    pack(os.fsencode(source), write)
+    monkeypatch.undo()
+    unpacked(b"".join(parts), tmp_path / "target")
+    (left,) = {"gone", "other"} & set(os.listdir(source))
+    assert sorted(os.listdir(tmp_path / "target")) == sorted(["folder", left, "stays"])
+    assert (tmp_path / "target" / left).read_text() == "gone" and not os.listdir(tmp_path / "target/folder")
+
+
 @pytest.mark.parametrize("path", ["/no/such/file", "/dev/null/below"])
 def test_a_source_that_is_missing_is_told_as_missing(path: str) -> None:
     with pytest.raises(TransferError) as caught:
