@@ -18,6 +18,8 @@ from tests.live.conftest import Belljar, marked_processes
 from tests.live.libvirt_lab import Daemon
 
 import belljar as belljar_package
+from belljar.hypervisor import LibvirtSettings, Settings
+from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
 
 KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 SLOW_KILL = pytest.param(KILL, marks=pytest.mark.slow)
@@ -256,6 +258,24 @@ def test_a_machine_that_lost_both_is_closed_out(belljar: Belljar, daemon: Daemon
     assert daemon.names() == [f"belljar-{id}"]
     assert belljar("reap").returncode == 0
     nothing_is_left(belljar, daemon)
+
+
+STRANGER = """<domain type='qemu'><name>belljar-0123456789ab</name><memory unit='MiB'>64</memory>
+<os><type arch='x86_64' machine='q35'>hvm</type></os></domain>"""
+
+
+def test_somebody_elses_domain_of_a_machines_name_is_left_alone(daemon: Daemon, tmp_path: Path) -> None:
+    """Its name is a belljar machine's, its UUID is another: neither a signal nor libvirt ends it."""
+    (tmp_path / "stranger.xml").write_text(STRANGER)
+    daemon.virsh("create", str(tmp_path / "stranger.xml"), "--paused")
+    try:
+        settings = LibvirtSettings(folder=str(daemon.folder / "l"), log_folder=str(daemon.folder / "log/qemu"))
+        hypervisor = LibvirtHypervisor(daemon.driver, Settings(), settings, tmp_path)
+        hypervisor.discard("0123456789ab")
+        hypervisor._destroy("0123456789ab")
+        assert daemon.names() == ["belljar-0123456789ab"]
+    finally:
+        daemon.virsh("destroy", "belljar-0123456789ab")
 
 
 @pytest.mark.slow

@@ -101,10 +101,9 @@ class Packer:
 
     def _file(self, path: bytes, name: str, facts: os.stat_result) -> None:
         key = (facts.st_dev, facts.st_ino)
-        if facts.st_nlink > 1:
-            if key in self.linked:
-                self._header(name, facts, self.tarfile.LNKTYPE, link=self.linked[key])
-                return
+        if facts.st_nlink > 1 and key in self.linked:
+            self._header(name, facts, self.tarfile.LNKTYPE, link=self.linked[key])
+            return
         # Not blocking: the name may have become a pipe since we looked.
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (os.O_NOFOLLOW if name != ROOT else 0)
         try:

@@ -9,6 +9,7 @@ import pytest
 from belljar.errors import CommandMissing, HostError, ImageCorrupt, NoAccelerator
 from belljar.hypervisor import Accelerator, Boot, EventKind, Settings, load
 from belljar.hypervisor.qemu import driver, process, proof
+from belljar.hypervisor.qemu.cmdline import machine_uuid
 from belljar.hypervisor.qemu.domain import translate
 from belljar.hypervisor.qemu.driver import marked
 from belljar.hypervisor.qemu.wiring import wiring
@@ -20,6 +21,9 @@ from belljar.hypervisor.qemu.wiring import wiring
         ([b"/usr/bin/qemu-system-x86_64", b"-nodefaults", b"-name", b"guest=belljar-0123456789ab"], "0123456789ab"),
         ([b"/usr/libexec/qemu-kvm", b"-name", b"guest=belljar-0123456789ab,debug-threads=on"], "0123456789ab"),
         ([b"/usr/bin/setpriv", b"--", b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab"], "0123456789ab"),
+        ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab", b"-uuid", machine_uuid("0123456789ab").encode()], "0123456789ab"),
+        ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab", b"-uuid", b"somebody-elses"], None),
+        ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=belljar-0123456789ab", b"-uuid"], None),
         ([b"/usr/bin/qemu-system-x86_64", b"-name", b"guest=somebody-elses"], None),
         ([b"/usr/bin/qemu-system-x86_64", b"-name"], None),
         ([b"/usr/bin/qemu-system-x86_64"], None),

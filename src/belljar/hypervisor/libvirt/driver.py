@@ -27,9 +27,8 @@ from belljar.hypervisor.libvirt.log import default_log_folder, sweep
 from belljar.hypervisor.libvirt.starting import Attempt, Started, is_machine
 from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml, kind_of
 from belljar.hypervisor.qemu import abilities
-from belljar.hypervisor.qemu.cmdline import machine_uuid
 from belljar.hypervisor.qemu.disk import layers
-from belljar.hypervisor.qemu.driver import EMULATED_CPU, NATIVE_CPU, QemuHypervisor, uses_uefi
+from belljar.hypervisor.qemu.driver import EMULATED_CPU, NATIVE_CPU, QemuHypervisor, has_uuid_of, uses_uefi
 from belljar.hypervisor.qemu.firmware import find_uefi
 from belljar.model import MIB, MachineId, ShareKind
 
@@ -256,7 +255,7 @@ def marked(argv: list[bytes]) -> MachineId | None:
         name, _, rest = word.removeprefix(b"guest=").partition(b",")
         if word.startswith(b"guest=" + NAME.encode()) and (b"," + rest).startswith(OF_LIBVIRT):
             id = name[len(NAME) :].decode("ascii", "replace")
-            return id if argv[argv.index(b"-uuid") + 1].decode("ascii", "replace") == machine_uuid(id) else None
+            return id if has_uuid_of(argv, id) else None
     return None
 
 

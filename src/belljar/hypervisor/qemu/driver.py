@@ -17,7 +17,7 @@ from belljar.host.processes import all_pids, command_line, has_no_parent, kill_a
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Settings, Template
 from belljar.hypervisor.qemu import abilities, cmdline, process
 from belljar.hypervisor.qemu.abilities import Abilities
-from belljar.hypervisor.qemu.cmdline import MARK, Plugs, Ram
+from belljar.hypervisor.qemu.cmdline import MARK, Plugs, Ram, machine_uuid
 from belljar.hypervisor.qemu.disk import layers
 from belljar.hypervisor.qemu.domain import Lines, QemuDomain
 from belljar.hypervisor.qemu.template import DISK, RAM, SEED, STATE, TemplateStore, copy_overlay, key_of
@@ -368,8 +368,15 @@ def marked(argv: list[bytes]) -> MachineId | None:
     with suppress(ValueError, IndexError):
         word = argv[argv.index(b"-name") + 1]
         if word.startswith(MARK.encode()):
-            return word[len(MARK) :].partition(b",")[0].decode("ascii", "replace")
+            id = word[len(MARK) :].partition(b",")[0].decode("ascii", "replace")
+            return id if b"-uuid" not in argv or has_uuid_of(argv, id) else None
     return None
+
+
+def has_uuid_of(argv: list[bytes], id: MachineId) -> bool:
+    """Is it this machine's QEMU? By libvirt anybody may have a domain of such a name."""
+    at = argv.index(b"-uuid") + 1 if b"-uuid" in argv else len(argv)
+    return argv[at : at + 1] == [machine_uuid(id).encode()]
 
 
 def uses_uefi(boot: Boot) -> bool:
