@@ -10,10 +10,11 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from belljar.host.files import no_space_as_error
+from belljar.host.files import no_space_as_error, write_all
 from belljar.model import State, to_json
 
 JOURNAL = "journal.jsonl"
@@ -31,12 +32,19 @@ class Record:
         self._descriptor = os.open(
             self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
         )
+        self._size = os.lseek(self._descriptor, 0, os.SEEK_END)
 
     def write(self, event: str, **facts: Any) -> None:
         """On disk when it returns. Raises NoSpace when the disk is full."""
         line = json.dumps({"time": time.time(), "event": event, **to_json(facts)}, separators=(",", ":")) + "\n"
         with no_space_as_error(self._path):
-            os.write(self._descriptor, line.encode("ascii"))
+            try:
+                write_all(self._descriptor, line.encode("ascii"))
+            except OSError:
+                with suppress(OSError):  # a disk that gets full takes half a line; the next one begins where that began
+                    os.ftruncate(self._descriptor, self._size)
+                raise
+            self._size += len(line)
             os.fdatasync(self._descriptor)
 
     def state(self, state: State, **facts: Any) -> None:
@@ -91,13 +99,17 @@ class Ledger:
         self.folder = folder
 
     def append(self, row: dict[str, Any], now: float) -> None:
-        """Add a row in one write, whole or not at all."""
+        """Add a row, on a line of its own. Others may do so at the same time. Raises NoSpace when it is not whole."""
         path = self.folder / time.strftime("ledger-%Y-%m.jsonl", time.gmtime(now))
         line = json.dumps(to_json(row), separators=(",", ":")).encode("ascii") + b"\n"
         with no_space_as_error(path):
-            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                os.write(descriptor, line)
+                size = os.fstat(descriptor).st_size
+                is_torn = (
+                    size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+                )  # a disk that was full took half a row
+                write_all(descriptor, b"\n" * is_torn + line)
             finally:
                 os.close(descriptor)
 

@@ -56,6 +56,7 @@ class Console:
         with suppress(OSError):  # a full disk costs us the log, not the machine
             self._written += os.write(self._log, data)
             if self._written > HALF:
-                os.close(self._log)
-                os.rename(self._path, self._path.with_name(CONSOLE_LOG + ".1"))
-                self._log, self._written = self._open(), 0
+                with suppress(FileNotFoundError):  # it has gone by this name already, and the opening failed
+                    os.rename(self._path, self._path.with_name(CONSOLE_LOG + ".1"))
+                before, self._log, self._written = self._log, self._open(), 0
+                os.close(before)  # not sooner: its number may be another file's from then on

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -62,6 +65,37 @@ def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(NoSpace):
         record.state(State.PREPARING)
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """The kernel takes what fits and refuses the rest, as on a disk that gets full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_half_a_line_is_a_full_disk_too_and_spoils_no_later_line(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    record.state(State.PREPARING)
+    with files_of_at_most((tmp_path / JOURNAL).stat().st_size + 20), pytest.raises(NoSpace):
+        record.intend("overlay", Path("/x/y"))
+    record.state(State.CLEANING)
+    record.close()
+    assert [event.get("state") for event in read(tmp_path)] == ["preparing", "cleaning"]
+
+
+def test_half_a_line_of_the_ledger_spoils_no_other(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.append({"id": "a"}, 0.0)
+    (path,) = tmp_path.iterdir()
+    with files_of_at_most(path.stat().st_size + 5), pytest.raises(NoSpace):
+        ledger.append({"id": "torn"}, 0.0)
+    ledger.append({"id": "b"}, 0.0)
+    assert [row["id"] for row in ledger.rows()] == ["a", "b"]
 
 
 def test_a_follower_sees_what_was_and_what_comes_and_stops_at_the_end(tmp_path: Path) -> None:
