@@ -65,14 +65,18 @@ class Verdict(str, Enum):
 
 
 def decide(egress: Egress, address: str, port: int, transport: Transport) -> tuple[Verdict, str]:
-    """What becomes of a packet or connection there, and by which rule. *address* is numeric IPv4."""
+    """What becomes of a packet or connection there, and by which rule; "": it is nobody's in particular, and not allowed
+    if it is the host's own. *address* is numeric IPv4."""
     if (address, port) in egress.answers and transport is Transport.TCP:
         return Verdict.ANSWERED, "answered here"
     number = as_number(address)
     if any(rule.fits(number, port, transport) for rule in egress.deny):
         return Verdict.REFUSED, "network.deny"
-    if any(rule.fits(number, port, transport) for rule in egress.allow):
+    fitting = [rule for rule in egress.allow if rule.fits(number, port, transport)]
+    if any(rule.mask in (mask_of(32), mask_of(0)) for rule in fitting):
         return Verdict.ALLOWED, "network.allow"
+    if fitting:
+        return Verdict.ALLOWED, ""  # a network; whoever means the host that is in it names the host
     if address in egress.resolvers and port == DNS and transport is not Transport.ICMP:
         return Verdict.ALLOWED, "resolver"
     for rule, what in BLOCKED:

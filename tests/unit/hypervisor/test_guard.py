@@ -104,6 +104,22 @@ def test_what_is_not_is_refused_and_told(address: str, server: socket.socket) ->
         server.accept()
 
 
+@pytest.mark.parametrize(
+    ("allowed", "told"),
+    [
+        ("127.0.0.0/8", "ENETUNREACH"),
+        ("127.0.0.0/31:{port}/tcp", "ENETUNREACH"),
+        ("127.0.0.1/32", "EINPROGRESS"),
+        ("0.0.0.0/0", "EINPROGRESS"),
+    ],
+)
+def test_a_network_that_is_allowed_is_not_the_host_that_is_in_it(
+    allowed: str, told: str, server: socket.socket
+) -> None:
+    egress = allowing(allowed.format(port=port_of(server)))
+    assert Under(egress).run("connect", "127.0.0.1", port_of(server)) == {"connect": told}
+
+
 def test_datagrams_are_refused_too(datagrams: socket.socket) -> None:
     assert Under(Egress()).run("udp", "127.0.0.1", port_of(datagrams)) == {"udp": "ENETUNREACH"}
     assert Under(allowing("127.0.0.1:1/udp")).run("udp", "127.0.0.1", port_of(datagrams)) == {"udp": "ENETUNREACH"}
