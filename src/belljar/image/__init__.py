@@ -29,7 +29,11 @@ class Settings:
         default=64 * GIB, metadata={"help": "largest download and largest unpacked image", "unit": "bytes"}
     )
     stall_timeout: float = field(
-        default=60.0, metadata={"help": "a download without a byte for this long is broken off", "unit": "seconds"}
+        default=60.0,
+        metadata={
+            "help": "a download without a byte for this long, or with less than 1 KiB for each second of it, is broken off",
+            "unit": "seconds",
+        },
     )
     lock_timeout: float = field(
         default=3600.0,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 MOST_REDIRECTS = 5
 MOST_FAILURES = 3  # in a row without a new byte
 CONNECT_TIMEOUT = 30.0
+SLOWEST = 1024  # bytes per second, over `image.stall_timeout`; a server that drips would keep us for ever
 
 
 @dataclass
@@ -82,7 +84,7 @@ def download(
 ) -> Path:
     """Get the file whole. Goes on after a broken connection, and after the death of another process, as long as bytes keep
     coming. *is_pinned*: its digest is known, so that a redirect from https to http is no danger. Raises DownloadFailed,
-    DownloadStalled (both keep what came), ImageTooLarge."""
+    DownloadStalled (both keep what came; also for less than `SLOWEST`), ImageTooLarge."""
     part = Part.found(folder / f"{key(url)}.part", url, mode)
     with _client(settings) as client:
         failures = 0
@@ -110,7 +112,7 @@ class Answer:
 
 
 class SmallFiles:
-    """Files that fit into memory, from one server, over one connection where it goes on."""
+    """Files that fit into memory, from one server."""
 
     def __init__(self, client: httpx.Client, settings: Settings) -> None:
         self._client, self._settings = client, settings
@@ -132,7 +134,7 @@ class SmallFiles:
 
         headers = {"Accept-Encoding": "identity", **({"If-None-Match": etag} if etag else {})}
         try:
-            with _answer(self._client, url, headers, False) as response:
+            with _answer(self._client, url, headers, False, self._settings.stall_timeout) as response:
                 if etag and response.status_code == 304:
                     return None
                 if response.status_code != 200:
@@ -192,7 +194,7 @@ def _continue(
         headers |= {"Range": f"bytes={part.size}-", "If-Range": part.validator}
     progress.step(f"Downloading {shown(url)}" + (f" from byte {part.size}" if "Range" in headers else ""))
     try:
-        with _answer(client, url, headers, is_pinned) as response:
+        with _answer(client, url, headers, is_pinned, settings.stall_timeout) as response:
             if response.status_code == 416 and part.is_whole:
                 return
             _begin(response, url, part, settings)
@@ -210,11 +212,17 @@ def _continue(
 
 
 @contextmanager
-def _answer(client: httpx.Client, url: str, headers: dict[str, str], is_pinned: bool) -> Iterator[httpx.Response]:
-    """The answer of the server that has the file, after at most five redirects."""
+def _answer(
+    client: httpx.Client, url: str, headers: dict[str, str], is_pinned: bool, patience: float = CONNECT_TIMEOUT
+) -> Iterator[httpx.Response]:
+    """The answer of the server that has the file, after at most five redirects; each head within twice *patience*."""
     address = url
     for _ in range(MOST_REDIRECTS + 1):
-        with client.stream("GET", address, headers=headers) as response:
+        with ExitStack() as stack:
+            with _Hurry(2 * patience, f"{shown(url)}: the server has not answered in {2 * patience:g} s") as hurry:
+                request = client.build_request("GET", address, headers=headers, extensions={"trace": hurry.see})
+                response = client.send(request, stream=True)
+                stack.callback(response.close)
             if not response.has_redirect_location:
                 yield response
                 return
@@ -227,6 +235,39 @@ def _answer(client: httpx.Client, url: str, headers: dict[str, str], is_pinned: 
             )
         address = str(target)
     raise DownloadFailed(f"{shown(url)}: more than {MOST_REDIRECTS} redirects")
+
+
+class _Hurry:
+    """Ends a connection on which no whole head of an answer has come in time: each of its bytes may come in time."""
+
+    def __init__(self, seconds: float, complaint: str) -> None:
+        import threading
+
+        self._complaint, self._is_over = complaint, False
+        self._sockets: list[socket.socket] = []
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+
+    def see(self, event: str, facts: dict[str, Any]) -> None:
+        """httpcore tells what it does: https://www.encode.io/httpcore/extensions/#trace"""
+        if event == "connection.connect_tcp.complete":
+            self._sockets.append(facts["return_value"].get_extra_info("socket"))
+
+    def __enter__(self) -> _Hurry:
+        self._timer.start()
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._timer.cancel()
+        if self._is_over and isinstance(error, Exception):
+            raise DownloadStalled(self._complaint) from error
+
+    def _end(self) -> None:
+        self._is_over = True
+        for connection in self._sockets:
+            with suppress(OSError):
+                # Not that of SSLSocket, which takes itself apart while another thread reads.
+                socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 def _begin(response: httpx.Response, url: str, part: Part, settings: Settings) -> None:
@@ -245,23 +286,48 @@ def _begin(response: httpx.Response, url: str, part: Part, settings: Settings) -
     if status == 206 and start != part.size:
         part.restart()
         raise _Broken(f"the server sent bytes from {start} on")
+    version = _version(headers)
+    if status == 206 and part.size and not _is_same(part, version, total):
+        part.restart()  # many a server does not look at If-Range
+        raise _Broken("the file changed on the server")
     if status == 200:
         part.restart()
+        part.validator = ""
     if (total or 0) > settings.max_size:
         part.forget()
         raise ImageTooLarge(f"{shown(url)}: {total} bytes, the limit is {settings.max_size}")
-    etag = headers.get("etag", "")
-    part.validator = etag if etag.startswith('"') else headers.get("last-modified", "")
+    part.validator = version or part.validator  # an answer with a part may leave it out
     part.total = total
     part.note(url)
 
 
+def _version(headers: httpx.Headers) -> str:
+    """What the server calls this version of the file: a strong ETag, or its date; "" where it says neither."""
+    etag = str(headers.get("etag", ""))
+    return etag if etag.startswith('"') else str(headers.get("last-modified", ""))
+
+
+def _is_same(part: Part, version: str, total: int | None) -> bool:
+    """Can what the server sends now be the rest of what we have?"""
+    is_comparable = version and part.validator.startswith('"') == version.startswith('"')
+    same_size = None in (total, part.total) or total == part.total
+    return same_size and (not is_comparable or version == part.validator)
+
+
 def _receive(response: httpx.Response, part: Part, settings: Settings, progress: Progress) -> None:
     # As the bytes come, whatever their number: what is not written yet when the connection breaks has to come again.
-    size = part.size
+    size = seen = part.size
+    since = time.monotonic()
     with no_space_as_error(part.path), open(part.path, "ab", buffering=0) as file:
         for chunk in response.iter_raw():
             size += len(chunk)
+            if (passed := time.monotonic() - since) > settings.stall_timeout:
+                if size - seen < SLOWEST * passed:
+                    write_all(file.fileno(), chunk)
+                    raise DownloadStalled(
+                        f"{shown(str(response.url))}: {size - seen} bytes in {passed:.0f} s ({size} bytes so far)"
+                    )
+                since, seen = time.monotonic(), size
             if size > settings.max_size:
                 part.forget()
                 raise ImageTooLarge(f"{shown(str(response.url))}: more than {settings.max_size} bytes")
@@ -291,7 +357,9 @@ def _client(settings: Settings) -> httpx.Client:
     if not _has_certificates():
         trust = httpx.create_ssl_context()
     timeout = httpx.Timeout(settings.stall_timeout, connect=min(CONNECT_TIMEOUT, settings.stall_timeout))
-    return httpx.Client(verify=trust, timeout=timeout, follow_redirects=False)
+    # A connection for each answer: of one that is used again, `_Hurry` would not know.
+    limits = httpx.Limits(max_keepalive_connections=0)
+    return httpx.Client(verify=trust, timeout=timeout, limits=limits, follow_redirects=False)
 
 
 def _has_certificates() -> bool:

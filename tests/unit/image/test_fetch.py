@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -221,3 +226,77 @@ def test_a_password_in_an_address_is_not_shown(folder: Path, settings: Settings)
     with pytest.raises(DownloadFailed) as caught:
         get(f"{address}/disk", folder, settings)
     assert "secret" not in str(caught.value)
+
+
+@contextmanager
+def answering(*answers: Callable[[bytes], Iterator[bytes]]) -> Iterator[str]:
+    """A server that answers one connection after the other with these bytes, and then with the last of them; its address."""
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with suppress(OSError):
+            for number in itertools.count():
+                connection, _ = server.accept()
+                with connection, suppress(OSError):
+                    for data in answers[min(number, len(answers) - 1)](connection.recv(65536)):
+                        connection.sendall(data)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/disk"
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+        thread.join()
+
+
+OLD, NEW = b"o" * 5000, b"n" * 5000
+
+
+def begins(_: bytes) -> Iterator[bytes]:
+    yield b'HTTP/1.1 200 OK\r\nETag: "1"\r\nContent-Length: 5000\r\n\r\n' + OLD[:1000]
+
+
+@pytest.mark.parametrize("says", ['ETag: "2"\r\n', "ETag: W/2\r\nLast-Modified: now\r\n", ""])
+@pytest.mark.parametrize("size", [5000, 5001])
+def test_the_rest_of_another_version_is_not_appended(folder: Path, settings: Settings, says: str, size: int) -> None:
+    data = NEW.ljust(size, b"n")
+
+    def goes_on(request: bytes) -> Iterator[bytes]:
+        """As servers do that know Range and not If-Range."""
+        found = re.search(rb"bytes=(\d+)-", request)
+        at = int(found[1]) if found else 0
+        first = f"206 Partial Content\r\nContent-Range: bytes {at}-{size - 1}/{size}" if found else "200 OK"
+        yield f"HTTP/1.1 {first}\r\n{says}Content-Length: {size - at}\r\n\r\n".encode() + data[at:]
+
+    with answering(begins, goes_on) as url:
+        got = get(url, folder, settings)
+    if '"2"' in says or size == 5001:
+        assert got == data
+    else:
+        assert len(got) == 5000  # nothing tells the versions apart but a digest
+
+
+def drips(head: bytes, done: threading.Event) -> Callable[[bytes], Iterator[bytes]]:
+    def answer(_: bytes) -> Iterator[bytes]:
+        yield head
+        while not done.wait(0.02):
+            yield b"a"
+
+    return answer
+
+
+@pytest.mark.parametrize("where", ["head", "body"])
+@pytest.mark.parametrize("how", ["download", "small"])
+def test_a_server_that_drips_is_given_up(folder: Path, settings: Settings, where: str, how: str) -> None:
+    done, brief = threading.Event(), replace(settings, stall_timeout=0.2)
+    head = b"HTTP/1.1 200 OK\r\n" + (b"Content-Length: 1000000\r\n\r\n" if where == "body" else b"X: ")
+    with answering(drips(head, done)) as url:
+        with pytest.raises(DownloadStalled, match=r"bytes in|not whole in time|not answered"):
+            if how == "download":
+                get(url, folder, brief)
+            else:
+                with fetch.small_files(brief) as files:
+                    files.get(url, MIB)
+        done.set()
