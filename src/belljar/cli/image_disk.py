@@ -209,7 +209,7 @@ def _inserted(house: House, image: Image, items: list[Item], name: str) -> Image
             _run(house.workshop().insert(overlay, items))
             progress.step("Writing the disk anew")
             argv = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(overlay), str(raw)]
-            commands.run(argv, timeout=intake.CONVERT_TIMEOUT)
+            commands.run(argv, timeout=intake.CONVERT_TIMEOUT, bound=True)
             overlay.unlink()
             return intake.take(store, folder, raw, _origin(image, name), progress)
 

@@ -31,18 +31,25 @@ def which(name: str) -> str | None:
 
 
 def run(
-    argv: Sequence[str], *, timeout: float, stdin: bytes = b"", check: bool = True, env: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    stdin: bytes = b"",
+    check: bool = True,
+    env: Mapping[str, str] | None = None,
+    bound: bool = False,
 ) -> Finished:
     """Run to the end. Raises CommandMissing, and CommandFailed at the deadline or (with *check*) for a non-zero code;
-    the message quotes the last line the program wrote to stderr."""
+    the message quotes the last line the program wrote to stderr. *bound*: it dies with us, whatever we die of."""
     import subprocess
 
     program = argv[0] if "/" in argv[0] else which(argv[0])
     if program is None:
         raise CommandMissing(f"{argv[0]}: no such program on this host")
+    before = [setpriv, "--pdeathsig=KILL"] if bound and (setpriv := which("setpriv")) else []
     try:
         done = subprocess.run(
-            [program, *argv[1:]], input=stdin, capture_output=True, timeout=timeout, env=env, check=False
+            [*before, program, *argv[1:]], input=stdin, capture_output=True, timeout=timeout, env=env, check=False
         )
     except subprocess.TimeoutExpired as exc:
         raise CommandFailed(f"{argv[0]}: not finished after {timeout:.0f} s, killed") from exc

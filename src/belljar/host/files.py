@@ -166,8 +166,11 @@ def free_bytes(path: Path) -> int:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder of ours with all it holds. Missing is success."""
+    """Remove a folder of ours with all it holds. What is missing, or what another process removes meanwhile, is success."""
     import shutil
 
-    with suppress(FileNotFoundError):
-        shutil.rmtree(path)
+    def failed(_act: object, _path: str, why: tuple[type[BaseException], BaseException, object]) -> None:
+        if not isinstance(why[1], FileNotFoundError):
+            raise why[1]
+
+    shutil.rmtree(path, onerror=failed)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from belljar.errors import BelljarError, CommandFailed, HostError, ImageCorrupt, ImageTooLarge, ImageUnfit
 from belljar.host import commands
 from belljar.host.files import free_bytes, no_space_as_error, remove_tree, write_whole
-from belljar.host.locks import locked, try_lock
+from belljar.host.locks import Lock, locked, try_lock
 from belljar.image import Image, initramfs, kernel, manifest, modules
 from belljar.image.loaders import firmware_kinds
 from belljar.image.look import ext_file_systems, has_others
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 # panics; seen with Linux 6.1 on a host with ten processes per core. Under KVM the kernel leaves that check out by itself.
 APPEND = "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests no_timer_check"
 CONVERT_TIMEOUT = 3600
+REMOVED = "removed-"  # what the name of a draft begins with that nobody makes any more
 MODULE_FOLDERS = ("/usr/lib/modules", "/lib/modules")
+MOST_KERNELS = 20  # that are looked at, the newest first
 BUSYBOX_PATHS = ("/usr/bin/busybox", "/bin/busybox")
 VERSION = re.compile(r"[0-9][A-Za-z0-9._+~-]*")
 
@@ -81,15 +83,22 @@ class Boot:
 @contextmanager
 def draft(store: Store, word: str) -> Iterator[Path]:
     """A folder for an image in the making. Removed at the end, whatever happens; by `gc` when we die."""
-    folder = store.work_folder("drafts") / f"{word}-{os.getpid()}-{time.monotonic_ns():x}"
-    folder.mkdir(mode=0o755 if store.shared else 0o700)
-    lock = try_lock(folder / "maker")
+    folder, lock = _begun(store, word)
     try:
         yield folder
     finally:
         drop(folder)
-        if lock:
-            lock.release()
+        lock.release()
+
+
+def _begun(store: Store, word: str) -> tuple[Path, Lock]:
+    """A new draft with its maker's lock. Until that is held, `gc` may take the folder for an abandoned one."""
+    while True:
+        folder = store.work_folder("drafts") / f"{word}-{os.getpid()}-{time.monotonic_ns():x}"
+        folder.mkdir(mode=0o755 if store.shared else 0o700)
+        with suppress(FileNotFoundError):
+            if lock := try_lock(folder / "maker"):
+                return folder, lock
 
 
 def drop(folder: Path) -> None:
@@ -101,6 +110,13 @@ def drop(folder: Path) -> None:
         raise HostError(
             f"{folder} is not removed: {mounted[0]} is mounted in it", hint="Unmount it, then `belljar image gc`."
         )
+    if not folder.name.startswith(REMOVED):
+        trash = folder.with_name(f"{REMOVED}{folder.name}")
+        try:
+            folder.rename(trash)  # in one step, for whoever else looks at it
+        except FileNotFoundError:
+            return
+        folder = trash
     remove_tree(folder)
 
 
@@ -259,14 +275,15 @@ def _kernels(root: Root, systems: Sequence[Root]) -> list[tuple[str, Root, str]]
     of its own; Fedora keeps a copy among the modules."""
     folder = _modules_folder(root)
     found = []
-    for version in (name for name in root.names(folder) if VERSION.fullmatch(name)):
+    versions = sorted(filter(VERSION.fullmatch, root.names(folder)), key=_version_key, reverse=True)[:MOST_KERNELS]
+    for version in versions:
         if "vmlinuz" in root.names(f"{folder}/{version}"):
             found.append((version, root, f"{folder}/{version}/vmlinuz"))
     for system in systems:
         for place in ("/boot", "/"):
             for name in system.names(place):
                 version = name.removeprefix("vmlinuz-")
-                if version != name and VERSION.fullmatch(version) and version in root.names(folder):
+                if version != name and version in versions:
                     found.append((version, system, f"{place.rstrip('/')}/{name}"))
     return sorted(found, key=lambda one: _version_key(one[0]), reverse=True)
 
@@ -320,7 +337,7 @@ def _convert(raw: Path, disk: Path) -> None:
             raise OSError(28, os.strerror(28), str(disk))
     argv = ["qemu-img", "convert", "-f", "raw", "-O", "qcow2", str(raw), str(disk)]
     try:
-        commands.run(argv, timeout=CONVERT_TIMEOUT)
+        commands.run(argv, timeout=CONVERT_TIMEOUT, bound=True)
     except CommandFailed as exc:
         with no_space_as_error(disk):
             if "No space left" in exc.message:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from belljar.errors import CommandFailed, CommandMissing, ImageCorrupt
+from belljar.errors import CommandMissing, ImageCorrupt
+from belljar.image import sandbox
 
 BOOT_FLAG, HEADER_MAGIC = (0x1FE, b"\x55\xaa"), (0x202, b"HdrS")
 LARGEST_KERNEL = 256 << 20
+LARGEST_NOTES = 64 << 10
 ELF_MAGIC = b"\x7fELF"
 PVH_ENTRY = 18  # XEN_ELFNOTE_PHYS32_ENTRY
 NOTE_SEGMENT = 4  # PT_NOTE
@@ -36,9 +38,9 @@ def directly_bootable(data: bytes) -> bytes | None:
     """The ELF inside this bzImage when QEMU can start it by its PVH entry; None when it must be booted as it is."""
     try:
         elf = unpack(data)
-    except (ImageCorrupt, CommandFailed, CommandMissing, struct.error):
+        return elf if has_pvh_entry(elf) else None
+    except (ImageCorrupt, CommandMissing, struct.error):
         return None
-    return elf if has_pvh_entry(elf) else None
 
 
 def unpack(data: bytes) -> bytes:
@@ -80,16 +82,10 @@ def _decompress(payload: bytes) -> bytes:
         return data
     if payload.startswith(b"\x28\xb5\x2f\xfd"):
         # The last four bytes are the unpacked size; zstd would take them for the start of another frame.
-        return _by_program(["zstd", "-dc"], payload[:-4])
+        return sandbox.unpacked(["zstd", "-dcq"], payload[:-4], LARGEST_KERNEL)
     if payload.startswith(b"\x02\x21\x4c\x18"):
-        return _by_program(["lz4", "-dc"], payload[:-4])
+        return sandbox.unpacked(["lz4", "-dcq"], payload[:-4], LARGEST_KERNEL)
     raise ImageCorrupt("the kernel inside the bzImage is compressed in a way belljar does not know")
-
-
-def _by_program(argv: list[str], payload: bytes) -> bytes:
-    from belljar.host import commands
-
-    return commands.run(argv, timeout=60, stdin=payload).out
 
 
 def has_pvh_entry(elf: bytes) -> bool:
@@ -100,7 +96,7 @@ def has_pvh_entry(elf: bytes) -> bool:
     size, count = struct.unpack_from("<HH", elf, 54)
     for index in range(min(count, 64)):
         kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", elf, table + index * size)
-        if kind == NOTE_SEGMENT and _holds_pvh_note(elf[offset : offset + length]):
+        if kind == NOTE_SEGMENT and _holds_pvh_note(elf[offset : offset + min(length, LARGEST_NOTES)]):
             return True
     return False
 

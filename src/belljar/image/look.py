@@ -6,8 +6,10 @@ process, in a sandbox. Other file systems (xfs, btrfs) are not looked into here:
 
 from __future__ import annotations
 
+import math
 import re
 import struct
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -27,6 +29,7 @@ OTHERS = ((0, b"XFSB"), (0x10040, b"_BHRfS_M"))
 MOST_PARTITIONS = 128
 LARGEST_FILE = 256 << 20
 SECONDS = 60
+PATIENCE = 600.0  # seconds for all that is asked of one disk: whoever made it may have made it slow to read
 PLAIN_PATH = re.compile(r"/[A-Za-z0-9._+~/-]*")
 LINK = re.compile(rb'Fast link dest: "([^"\n]*)"')
 
@@ -79,6 +82,7 @@ class Files:
     disk: Path
     partition: Partition
     listed: dict[str, list[str]] = field(default_factory=dict, compare=False)  # folders seen so far
+    deadline: float = field(default_factory=lambda: time.monotonic() + PATIENCE, compare=False)
 
     fstype = "ext4"  # its driver mounts ext2 and ext3 too
 
@@ -126,7 +130,10 @@ class Files:
         return path
 
     def _debugfs(self, command: str) -> bytes:
-        limits = Limits(SECONDS, LARGEST_FILE)
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise ImageCorrupt(f"the disk's file systems cannot be read in {PATIENCE:.0f} s")
+        limits = Limits(min(SECONDS, math.ceil(left)), LARGEST_FILE)
         where = f"{{0}}?offset={self.partition.offset}"
         printed = run(["debugfs", "-R", command, where], [self.disk], limits)
         # debugfs ends well whatever happened. Its first line is its version; more is a complaint.
@@ -150,13 +157,13 @@ def has_others(disk: Path) -> bool:
 
 def ext_file_systems(disk: Path) -> list[Files]:
     """The ext2/3/4 file systems of a disk, in the order of its partitions."""
-    found = []
-    size = disk.stat().st_size
+    found: list[Files] = []
+    size, deadline = disk.stat().st_size, time.monotonic() + PATIENCE
     with open(disk, "rb") as file:
         for partition in partitions(disk):
             if partition.offset >= size:
                 continue
             file.seek(partition.offset + EXT_MAGIC_AT)
             if file.read(2) == EXT_MAGIC:
-                found.append(Files(disk, partition))
+                found.append(Files(disk, partition, deadline=deadline))
     return found

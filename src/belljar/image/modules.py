@@ -24,6 +24,7 @@ BY_DEVICE = {
     "pvpanic": ("pvpanic", "pvpanic-pci", "pvpanic-mmio"),
 }
 LARGEST_MODULE = 64 << 20
+MOST_MODULES, LARGEST_MODULES = 500, 256 << 20  # of one guest: a ramdisk has some twenty, of a few MiB
 SIGNATURE_MARK = b"~Module signature appended~\n"
 
 
@@ -73,9 +74,14 @@ def select(read: Reader, folder: str, filesystem: str, *, keep_signatures: bool 
     groups = {"always": always}
     groups |= {group: index.in_load_order(names, always) for group, names in BY_DEVICE.items()}
     wanted = sorted({path for paths in groups.values() for path in paths})
-    files = {path: plain(read(path if path.startswith("/") else f"{folder}/{path}"), path) for path in wanted}
-    if not keep_signatures:
-        files = {path: unsigned(data) for path, data in files.items()}
+    if len(wanted) > MOST_MODULES:
+        raise ImageCorrupt(f"{folder}/modules.dep: {len(wanted)} modules are needed")
+    files: dict[str, bytes] = {}
+    for path in wanted:
+        data = plain(read(path if path.startswith("/") else f"{folder}/{path}"), path)
+        files[path] = data if keep_signatures else unsigned(data)
+        if sum(map(len, files.values())) > LARGEST_MODULES:
+            raise ImageCorrupt(f"{folder}: the modules that are needed have more than {LARGEST_MODULES} bytes")
     return Selection(
         {f"{module_name(path)}.ko": data for path, data in files.items()},
         {group: [f"{module_name(path)}.ko" for path in paths] for group, paths in groups.items() if paths},
@@ -98,9 +104,9 @@ def plain(data: bytes, path: str) -> bytes:
         elif path.endswith(".gz"):
             data = zlib.decompressobj(31).decompress(data, LARGEST_MODULE)
         elif path.endswith(".zst"):
-            from belljar.host import commands
+            from belljar.image import sandbox
 
-            data = commands.run(["zstd", "-dc"], timeout=60, stdin=data).out
+            data = sandbox.unpacked(["zstd", "-dcq"], data, LARGEST_MODULE)
     except (lzma.LZMAError, zlib.error) as exc:
         raise ImageCorrupt(f"{path}: cannot be unpacked: {exc}") from exc
     if not data.startswith(b"\x7fELF"):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from belljar.errors import BelljarError, CommandMissing, ImageCorrupt, ImageTooLarge, NoSpace
 from belljar.host.commands import SEARCH_PATH, which
+from belljar.host.files import write_all
 
 if TYPE_CHECKING:
     import subprocess
@@ -78,6 +79,18 @@ def run(
         return Printed(out.read(min(LARGEST_ANSWER, os.fstat(out.fileno()).st_size)), complaint)
 
 
+def unpacked(argv: Sequence[str], data: bytes, largest: int, seconds: int = 60) -> bytes:
+    """What a program that unpacks its standard input makes of *data*. Raises ImageCorrupt, also for more than *largest* bytes;
+    CommandMissing, NoSpace."""
+    _needed(argv[0])
+    with os.fdopen(os.memfd_create("packed", os.MFD_CLOEXEC), "wb", buffering=0) as file:
+        write_all(file.fileno(), data)
+        try:
+            return run(argv, [], Limits(seconds, largest), stdin=Path(f"/proc/self/fd/{file.fileno()}")).out
+        except ImageTooLarge as exc:
+            raise ImageCorrupt(f"{exc.message} ({largest} bytes)") from exc
+
+
 def _opened(stack: ExitStack, path: Path, flags: int = os.O_RDONLY) -> int:
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     stack.callback(os.close, descriptor)
@@ -112,16 +125,17 @@ def _await(process: subprocess.Popen[bytes], name: str, seconds: int) -> None:
 def _confined(limits: Limits) -> list[str]:
     prlimit, setpriv = _needed("prlimit"), _needed("setpriv")
     confined = [prlimit, f"--as={MEMORY}", f"--fsize={limits.output}", f"--cpu={max(1, limits.seconds)}", "--core=0"]
-    confined += [setpriv, "--no-new-privs", "--pdeathsig=KILL"]
     if os.geteuid() == 0:
         confined += [
+            setpriv,
             f"--reuid={NOBODY}",
             f"--regid={NOBODY}",
             "--clear-groups",
             "--inh-caps=-all",
             "--bounding-set=-all",
         ]
-    return confined
+    # Last: who becomes another user loses this signal (prctl(2), PR_SET_PDEATHSIG).
+    return [*confined, setpriv, "--no-new-privs", "--pdeathsig=KILL"]
 
 
 def _needed(name: str) -> str:

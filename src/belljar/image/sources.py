@@ -257,7 +257,9 @@ def _obtain(store: Store, order: Order, folder: Path, progress: Progress) -> Pat
             raise ImageTooLarge(f"{path}: {path.stat().st_size} bytes, the limit is {store.settings.max_size}")
         progress.step(f"Copying {path.name}")
         with no_space_as_error(blob):
-            commands.run(["cp", "--sparse=always", "--reflink=auto", "--", str(path), str(blob)], timeout=PATIENCE)
+            commands.run(
+                ["cp", "--sparse=always", "--reflink=auto", "--", str(path), str(blob)], timeout=PATIENCE, bound=True
+            )
         blob.chmod(0o600)
         return blob
     part = fetch.download(

@@ -36,7 +36,16 @@ class Survey:
                 str(k): [str(one) for one in v] for k, v in dict(told["names"]).items()
             }
             self._links: dict[str, str] = {str(path): str(target) for path, target in dict(told["links"]).items()}
-        except (tarfile.TarError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        except (
+            tarfile.TarError,
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+            RecursionError,
+        ) as exc:
             raise ImageCorrupt(f"the machine that looked into the disk gave no usable answer: {exc}") from exc
         if not 0 <= number <= 128 or self.fstype not in KINDS or not PLAIN.fullmatch(self.subvolume):
             raise ImageCorrupt("the machine that looked into the disk gave no usable answer")

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import select
+import struct
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +16,7 @@ from tests.unit.image.image_parts import bzimage, elf, ext4, gpt, mbr, pvh_note,
 
 from belljar.errors import CommandMissing, HostError, ImageCorrupt, ImageTooLarge
 from belljar.host import commands
-from belljar.image import Image, intake, look, sandbox
+from belljar.image import Image, intake, kernel, look, modules, sandbox
 from belljar.image.progress import Silent
 from belljar.image.store import Store
 from belljar.model import MIB
@@ -239,3 +246,87 @@ def test_a_missing_program_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "which", lambda name: None)
     with pytest.raises(CommandMissing, match="prlimit"):
         sandbox.run(["true"], [], sandbox.Limits(1, 1))
+
+
+@pytest.mark.parametrize("way", ["in the sandbox", "as we are"])
+def test_a_program_ends_with_the_process_that_started_it_however_that_dies(tmp_path: Path, way: str) -> None:
+    run = {
+        "in the sandbox": "sandbox.run(argv, [], sandbox.Limits(600, 1000))",
+        "as we are": "commands.run(argv, timeout=600, bound=True)",
+    }[way]
+    ours, theirs = os.pipe()
+    code = f"""
+import subprocess
+from belljar.host import commands
+from belljar.image import sandbox
+real = subprocess.Popen
+subprocess.Popen = lambda *words, **named: real(*words, **{{**named, "pass_fds": ({theirs},)}})
+argv = ["bash", "-c", "echo up >&{theirs}; exec sleep 600"]
+{run}
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code], pass_fds=(theirs,))
+    os.close(theirs)
+    with open(ours, "rb", buffering=0) as pipe:
+        assert pipe.readline() == b"up\n"
+        parent.kill()
+        parent.wait()
+        assert select.select([pipe], [], [], 20)[0] and pipe.read(1) == b""  # nobody has its other end any more
+
+
+def test_a_kernel_or_module_packed_to_burst_is_cut_off(tmp_path: Path) -> None:
+    bomb = subprocess.run(["zstd", "-q", "-c"], input=bytes(65 * MIB), capture_output=True, check=True).stdout
+    with pytest.raises(ImageCorrupt, match="larger than the limit"):
+        modules.plain(bomb, "a.ko.zst")
+    huge = subprocess.run(["zstd", "-qc", "-1"], input=bytes(257 * MIB), capture_output=True, check=True).stdout
+    with pytest.raises(ImageCorrupt, match="larger than the limit"):
+        kernel.unpack(bzimage(b"", pack=lambda _: huge + bytes(4)))
+    packed = subprocess.run(["zstd", "-q", "-c"], input=elf((1, b"x")), capture_output=True, check=True).stdout
+    assert modules.plain(packed, "a.ko.zst") == elf((1, b"x"))
+
+
+def test_a_kernel_whose_tables_lie_is_booted_as_it_is() -> None:
+    whole = bytearray(elf((1, b"text"), (4, pvh_note())))
+    assert kernel.directly_bootable(bzimage(bytes(whole)))
+    struct.pack_into("<Q", whole, 32, 1 << 62)
+    assert kernel.directly_bootable(bzimage(bytes(whole))) is None
+
+
+def test_notes_without_end_cost_nothing() -> None:
+    data = bytes(8 * MIB)
+    many = elf(*[(4, b"")] * 64)
+    table = b"".join(struct.pack("<IIQQQQQQ", 4, 4, len(many), 0, 0, len(data), len(data), 4) for _ in range(64))
+    began = time.process_time()
+    assert not kernel.has_pvh_entry(many[:64] + table + data)
+    assert time.process_time() - began < 5
+
+
+def test_more_modules_than_a_guest_can_need_are_refused(tmp_path: Path) -> None:
+    needs = " ".join(f"kernel/{number}.ko" for number in range(1000))
+
+    def read(path: str) -> bytes:
+        return f"kernel/virtio_blk.ko: {needs}\n".encode() if path.endswith("dep") else elf((1, b"x"))
+
+    with pytest.raises(ImageCorrupt, match="1001 modules"):
+        modules.select(read, "/lib/modules/6.1", "ext4")
+    needs = " ".join(f"kernel/{number}.ko" for number in range(100))
+    large = elf((1, bytes(3 * MIB)))
+    with pytest.raises(ImageCorrupt, match="more than"):
+        modules.select(lambda path: read(path) if path.endswith("dep") else large, "/lib/modules/6.1", "ext4")
+
+
+def test_of_a_thousand_kernels_only_the_newest_are_looked_at(store: Store, tmp_path: Path) -> None:
+    root = system(tmp_path / "root")
+    for number in range(200):
+        (root / f"usr/lib/modules/9.{number}").mkdir()
+        (root / f"boot/vmlinuz-9.{number}").write_bytes(b"no kernel")
+    (files,) = look.ext_file_systems(ext4(tmp_path / "disk", root, size=16 * MIB))
+    assert len(intake._kernels(files, [files])) == intake.MOST_KERNELS
+    assert intake._kernels(files, [files])[0][0] == "9.199"
+
+
+def test_a_disk_that_is_slow_to_read_is_given_up(tmp_path: Path) -> None:
+    (files,) = look.ext_file_systems(ext4(tmp_path / "disk", system(tmp_path / "root"), size=16 * MIB))
+    late = replace(files, deadline=0.0, listed={})
+    with pytest.raises(ImageCorrupt, match="cannot be read in"):
+        late.read("/boot/vmlinuz-6.1.0-9-amd64")
+    assert late.names("/boot") == [] and "vmlinuz-6.1.0-9-amd64" in files.names("/boot")
