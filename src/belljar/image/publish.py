@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 PACKING_TIMEOUT = 4 * 3600
 LOCK = ".publish.lock"
 LOCK_TIMEOUT = 600.0
+DRAFTS = (f".{index.INDEX}.", f"..{index.INDEX}.")
 FILE, FOLDER = 0o644, 0o755  # everybody's to read: a web server runs as somebody else
+WRITING_AGE = 3600.0
 UNUSED_AGE = 7 * 86400.0  # seconds; a download of a file no index names any more goes on that long
 LEVEL = "-6"  # of a Debian image: a few per cent larger than with -9, in a bit more than half the time
 
@@ -90,6 +92,7 @@ def publish(
                 parts[digest] = _parts(store, folder, images[digest], present, progress)
         made = _changed(present, change, parts, int(now()))
         _write(folder, made, change.signer)
+        _tidy(folder, now())
         if change.prune:
             _prune(folder, made, now())
     return made
@@ -152,11 +155,13 @@ def _one_line(text: str) -> str:
 
 
 def _parts(store: Store, folder: Path, image: Image, before: Index, progress: Progress) -> Mapping[str, Part]:
-    """The image's files in the master store, packed where they are not there yet."""
+    """The image's files in the master store, packed where they are not there yet, or not as they were."""
     for entry in before.entries.values():
         known = entry.statement.parts
         if _is_same(image, entry.statement) and all(_is_there(folder, part) for part in known.values()):
-            return known
+            progress.step(f"Comparing what is published of {image.digest:.12} with its digests")
+            if all(manifest.sha256_of(folder / index.BLOBS / part.blob) == part.blob for part in known.values()):
+                return known
     progress.step(f"Comparing {image.digest:.12} with what was stored")
     if wrong := store.verify(image):
         raise ImageCorrupt(f"image {image.digest:.12}: {'; '.join(wrong)}")
@@ -199,7 +204,7 @@ def _run_zstd(argv: list[str], draft: Path) -> None:
     from belljar.host import commands
 
     try:
-        commands.run(argv, timeout=PACKING_TIMEOUT)
+        commands.run(argv, timeout=PACKING_TIMEOUT, bound=True)
     except CommandFailed as exc:
         if "No space left" in exc.message:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(draft)) from exc
@@ -231,6 +236,16 @@ def _draft_with_mode(path: Path, data: bytes) -> None:
         sync_folder(path.parent)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _tidy(folder: Path, now: float) -> None:
+    """Remove what publishers that were killed have left half written: whoever writes, writes on."""
+    places = (folder, folder / index.BLOBS, folder / index.SIGNATURES)
+    for path in (path for place in places for path in place.iterdir()):
+        is_draft = path.name.startswith(DRAFTS if path.parent == folder else ".")
+        with suppress(FileNotFoundError):
+            if is_draft and now - path.stat().st_mtime > WRITING_AGE:
+                path.unlink()
 
 
 def _prune(folder: Path, made: Index, now: float) -> None:

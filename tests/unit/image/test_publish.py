@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 from tests.unit.image.site import Site
 
-from belljar.errors import BadOption, ImageCorrupt, ImageUnknown, LockTimeout, NotAnIndex, OutputUnwritable
+from belljar.errors import (
+    BadOption,
+    ImageCorrupt,
+    ImageMismatch,
+    ImageUnknown,
+    LockTimeout,
+    NotAnIndex,
+    OutputUnwritable,
+)
 from belljar.host import commands
 from belljar.image import publish as act
 from belljar.image.progress import Silent
@@ -182,3 +190,32 @@ def test_another_publisher_that_hangs_is_not_waited_for_for_ever(site: Site, mon
             site.put("base", b"2")
     finally:
         lock.release()
+
+
+def test_publishing_again_mends_a_file_that_was_damaged(site: Site) -> None:
+    image = site.put("base", b"1")
+    node = site.trusting()
+    for blob in site.blobs():
+        data = blob.read_bytes()
+        blob.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(ImageMismatch) as caught:
+        node.ensure("base")
+    assert caught.value.hint == "Publish the image again."
+    site.change({"base": image})
+    node.ensure("base")
+    assert node.verify(node.resolve("base")) == []
+
+
+def test_what_a_killed_publisher_left_half_written_goes_with_the_next(site: Site) -> None:
+    image = site.put("base", b"1")
+    left = [
+        site.folder / name for name in (".index.json.0f", "..index.json.0f.77", "blobs/.0f", "signatures/.x.json.7")
+    ]
+    for path in left:
+        path.write_bytes(b"x")
+    site.change({"base": image})
+    assert all(path.exists() for path in left)  # somebody may be writing them
+    for path in left:
+        os.utime(path, (0, 0))
+    site.change({"base": image})
+    assert not any(path.exists() for path in left) and (site.folder / ".publish.lock").exists()
