@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from belljar.errors import NotAnIndex
+from belljar.image.manifest import boot_digest
 from belljar.image.store import HEX, NAME
 from belljar.image.trust import Signature
 from belljar.model import Context, Firmware
@@ -173,12 +174,17 @@ def _statement(value: dict[str, Any]) -> Statement:
     digest = _digest(value, "digest")
     if parts[PARTS[0]].sha256 != digest:
         raise _Wrong("a disk that has not the image's digest")
+    append = _text(value, "append")
+    if boot_digest([parts[name].sha256 for name in PARTS[1:] if name in parts], append) != _digest(
+        value, "boot_digest"
+    ):
+        raise _Wrong("a boot_digest that is not that of its kernel, ramdisk and command line")
     previous = value["previous"]
     if not isinstance(previous, list) or len(previous) > MOST_PREVIOUS:
         raise _Wrong("too many digests it had before")
     return Statement(
         name=_name(value["name"]), version=_number(value, "version"), published=_number(value, "published"), digest=digest,
-        virtual_size=_number(value, "virtual_size"), append=_text(value, "append"), os=_text(value, "os"),
+        virtual_size=_number(value, "virtual_size"), append=append, os=_text(value, "os"),
         created=_number(value, "created"), made_from=_text(value, "made_from"), boot_digest=_digest(value, "boot_digest"),
         facts=_facts(_object(value["facts"])), parts=parts,
         previous=tuple(_digest({"previous": one}, "previous") for one in previous),

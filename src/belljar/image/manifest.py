@@ -7,7 +7,7 @@ size, time and inode, which change whenever somebody replaces, truncates or rewr
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,8 +46,6 @@ def sha256_of(path: Path) -> str:
 def write(folder: Path, what: Facts, *, mode: int, ordered: Mapping[str, str] | None = None) -> str:
     """Digest the files in *folder*, write its manifest, return the image's digest. Raises ImageMismatch when digests were
     *ordered* (by file name) and are others."""
-    from hashlib import sha256
-
     files = {name: _record(folder / name) for name in (DISK, KERNEL, INITRD) if (folder / name).exists()}
     for name, digest in (ordered or {}).items():
         if (found := files.get(name, {}).get("sha256", "")) != digest:
@@ -56,12 +54,19 @@ def write(folder: Path, what: Facts, *, mode: int, ordered: Mapping[str, str] | 
     value = {
         "format": FORMAT,
         "digest": files[DISK]["sha256"],
-        "boot_digest": sha256("\n".join([*boot, what.append]).encode()).hexdigest(),
+        "boot_digest": boot_digest(boot, what.append),
         "files": files,
         **vars(what),
     }
     _save(folder, value, mode)
     return str(value["digest"])
+
+
+def boot_digest(files: Sequence[str], append: str) -> str:
+    """Stands for how an image starts: the digests of its kernel and ramdisk, where it has them, and the command line."""
+    from hashlib import sha256
+
+    return sha256("\n".join([*files, append]).encode()).hexdigest()
 
 
 def read(folder: Path, names: tuple[str, ...] = ()) -> Image:

@@ -12,6 +12,7 @@ the affair of `build` and `intake`; what is in a manifest, of `manifest`.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -134,15 +135,17 @@ class Store:
     # ---- changing
 
     def tag(self, image: Image, name: str) -> Image:
-        """Give it one more name. A name that pointed elsewhere points here from now on."""
+        """Give it one more name. A name that pointed elsewhere points here from now on. Raises ImageUnknown for an image that
+        was removed meanwhile."""
         check_name(name)
         self._ours(image, "named")
         names = self._folder("names")
         draft = names / f".{name}.{os.getpid()}"
-        with suppress(FileNotFoundError):
-            draft.unlink()
-        draft.symlink_to(f"../{PREFIX}{image.digest}")
-        draft.rename(names / name)
+        with self._staying(image.disk.parent, f"name it {name}"):
+            with suppress(FileNotFoundError):
+                draft.unlink()
+            draft.symlink_to(f"../{PREFIX}{image.digest}")
+            draft.rename(names / name)
         return replace(image, names=_merge(tuple(_names(self.folder).get(PREFIX + image.digest, ())), (name,)))
 
     def untag(self, name: str) -> None:
@@ -150,9 +153,9 @@ class Store:
         with suppress(FileNotFoundError):
             (self.folder / "names" / name).unlink()
 
-    def remove(self, image: Image, *, force: bool = False) -> None:
+    def remove(self, image: Image, *, force: bool = False, nameless: bool = False) -> None:
         """Remove it and its names. Raises ImageInUse while a machine holds it, and without *force* while a template
-        needs it (the template is then useless and rebuilt)."""
+        needs it (the template is then useless and rebuilt). *nameless*: only if it has no name, also when it got one just now."""
         self._ours(image, "removed")
         folder = image.disk.parent
         if not force and (users := self.users(image.digest)):
@@ -164,7 +167,10 @@ class Store:
         if lock is None:
             raise ImageInUse(f"{_called(image)} is used by a machine")
         try:
-            for name in _names(self.folder).get(folder.name, ()):
+            names = _names(self.folder).get(folder.name, ())
+            if nameless and names:
+                raise ImageInUse(f"{_called(image)} is called {names[0]} by now")
+            for name in names:
                 self.untag(name)
             trash = self._folder("drafts") / f"removed-{image.digest:.16}-{os.getpid()}"
             folder.rename(trash)
@@ -199,7 +205,8 @@ class Store:
         self, draft: Path, what: manifest.Facts, name: str | None, *, ordered: Mapping[str, str] | None = None
     ) -> Image:
         """Turn a finished draft into an image and give it its name. When the same disk is there already, that one stays and
-        the draft is dropped. *ordered*: digests its files must have, else ImageMismatch."""
+        the draft is dropped; but one that has no other name and starts otherwise makes room for it. *ordered*: digests its
+        files must have, else ImageMismatch. Raises ImageUnfit, ImageInUse."""
         (draft / "lock").touch()
         (draft / "lock").chmod(0o644)
         for file in (manifest.DISK, manifest.KERNEL, manifest.INITRD):
@@ -208,29 +215,55 @@ class Store:
                 sync_file(draft / file)
         digest = manifest.write(draft, what, mode=self.file_mode, ordered=ordered)
         folder = self.folder / f"{PREFIX}{digest}"
+        with ExitStack() as held:  # until it has its name: `gc` takes what has none
+            held.enter_context(self._staying(draft, f"store {name}"))
+            while not self._placed(draft, folder, name, held):
+                pass  # the same disk was there, and was removed just now
+            (folder / "maker").unlink(missing_ok=True)  # only now: `gc` takes a draft that nobody holds
+            image = manifest.read(folder)
+            return self.tag(image, name) if name else image
+
+    def _placed(self, draft: Path, folder: Path, name: str | None, held: ExitStack) -> bool:
+        """Have the image at its place, kept from being removed by what is *held*. False: try again."""
         try:
             draft.rename(folder)
             sync_folder(self.folder)
-        except OSError:
-            if not folder.is_dir():
+        except OSError as exc:
+            if exc.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
-            self._refresh(draft, folder)
-        (folder / "maker").unlink(missing_ok=True)  # only now: `gc` takes a draft that nobody holds
-        image = manifest.read(folder)
-        return self.tag(image, name) if name else image
+            return self._refresh(draft, folder, name, held)
+        return True
 
-    def _refresh(self, draft: Path, folder: Path) -> None:
-        """The same disk, made again. Keep the stored one when it is whole; it may be in use."""
+    def _refresh(self, draft: Path, folder: Path, name: str | None, held: ExitStack) -> bool:
+        """The same disk, made again. Keep the stored one when it is whole and starts alike; it may be in use."""
+        names = tuple(_names(self.folder).get(folder.name, ()))
         try:
-            stored = manifest.read(folder, tuple(_names(self.folder).get(folder.name, ())))
+            stored = manifest.read(folder, names)
         except ImageCorrupt:
-            aside = self._folder("drafts") / f"removed-{folder.name[len(PREFIX) :][:16]}-{os.getpid()}"
-            folder.rename(aside)
-            draft.rename(folder)
-            remove_tree(aside)
-        else:
-            _same_start(stored, manifest.read_unchecked(draft))
+            self._exchange(draft, folder)
+            return True
+        again = manifest.read_unchecked(draft)
+        if stored.boot_digest != again.boot_digest and set(names) <= {name}:
+            if (lock := try_lock(_lock_file(folder))) is None:
+                raise ImageInUse(
+                    f"{_called(stored)} is used by a machine, and its new version starts the same disk otherwise"
+                )
+            held.callback(lock.release)
+            self._exchange(draft, folder)
+            return True
+        same_start(stored, again)
+        with suppress(ImageUnknown):
+            held.enter_context(self._staying(folder, f"store {name}"))
             remove_tree(draft)
+            return True
+        return False
+
+    def _exchange(self, draft: Path, folder: Path) -> None:
+        """The draft takes the place of an image with the same disk."""
+        aside = self._folder("drafts") / f"removed-{folder.name[len(PREFIX) :][:16]}-{os.getpid()}"
+        folder.rename(aside)
+        draft.rename(folder)
+        remove_tree(aside)
 
     # ---- inside
 
@@ -255,6 +288,17 @@ class Store:
 
     def _stores(self) -> list[Path]:
         return [self.folder, *([self.site] if self.site else [])]
+
+    @contextmanager
+    def _staying(self, folder: Path, what: str) -> Iterator[None]:
+        """Nobody removes this image inside. Raises ImageUnknown when somebody has."""
+        gone = ImageUnknown(f"{folder.name} was removed before belljar could {what}")
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked(_lock_file(folder), timeout=HOLD_TIMEOUT, what=what, shared=True))
+            except FileNotFoundError:
+                raise gone from None
+            yield
 
     def _ours(self, image: Image, done: str) -> None:
         if image.store != self.folder:
@@ -284,9 +328,14 @@ class Store:
         raise ImageUnknown(f"no image has a name or digest {reference!r}")
 
 
-def _same_start(stored: Image, again: Image) -> None:
+def same_start(stored: Image, again: Image) -> None:
     """Raise ImageUnfit when the same disk was asked to start in another way than the one that is stored."""
-    for fact in ("boots_by", "use_firmware", "context"):
+    if stored.boot_digest != again.boot_digest:
+        raise ImageUnfit(
+            f"the same disk is stored already, as {_called(stored)}, with another kernel, ramdisk or command line",
+            hint="Remove that image first, with `belljar image remove --force`; a store has each disk once.",
+        )
+    for fact in ("boots_by", "use_firmware", "context", "agent_in_initrd", "init"):
         has, wanted = stored.facts.get(fact), again.facts.get(fact)
         if has != wanted:
             raise ImageUnfit(
@@ -314,7 +363,7 @@ def _names(store: Path) -> dict[str, list[str]]:
     """Folder name -> names that point to it."""
     found: dict[str, list[str]] = {}
     with suppress(FileNotFoundError):
-        for name in sorted(os.listdir(store / "names")):
+        for name in filter(NAME.fullmatch, sorted(os.listdir(store / "names"))):
             with suppress(OSError):
                 found.setdefault(os.path.basename(os.readlink(store / "names" / name)), []).append(name)
     return found

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import BelljarError, ImageCorrupt, ImageMismatch, ImageTooLarge, ImageUnknown, NoSpace
+from belljar.errors import BelljarError, ImageCorrupt, ImageMismatch, ImageTooLarge, ImageUnfit, ImageUnknown, NoSpace
 from belljar.host.files import PRIVATE_FILE, free_bytes
 from belljar.image import Image, fetch, index, intake, manifest, qcow2
-from belljar.image.index import Entry, Part
+from belljar.image.index import Entry, Part, Statement
 from belljar.image.master import Master
 from belljar.image.pool import READABLE, Pool, open_pool
 from belljar.image.progress import Progress, shown
@@ -74,13 +74,17 @@ def pull(store: Store, reference: str, *, now: float | None = None) -> Image:
 
 
 def _offered(made: index.Index, reference: str) -> str:
-    """The name under which it is offered; "" when it is not."""
+    """The name under which it is offered; "" when it is not. Raises ImageUnfit for a disk that is offered as several images."""
     if reference in made.entries:
         return reference
     wanted = reference.removeprefix("sha256:")
-    if not index.DIGEST.fullmatch(wanted):
-        return ""
-    return next((name for name, one in made.entries.items() if one.statement.digest == wanted), "")
+    fits = [one.statement for one in made.entries.values() if one.statement.digest == wanted]
+    if len({one.boot_digest for one in fits}) > 1:
+        raise ImageUnfit(
+            f"{reference}: {' and '.join(sorted(one.name for one in fits))} have this disk, and start it by other kernels",
+            hint="Ask for one of them by its name.",
+        )
+    return fits[0].name if fits else ""
 
 
 def sync(
@@ -122,28 +126,49 @@ def _synced(store: Store, master: Master, entry: Entry, asked: bool, dry_run: bo
     row = Synced(statement.name, statement.digest, master.place.shown, PRESENT)
     here = _present(store, statement.name)
     try:
-        if here == statement.digest:
-            if statement.name in master.seen().ours:
+        if here is not None and here.digest == statement.digest:
+            seen = master.seen()
+            if (
+                seen.ours.get(statement.name) == here.digest
+                and seen.versions.get(statement.name, 0) >= statement.version
+            ):
                 return row
-        elif here and not asked and here != master.seen().ours.get(statement.name):
-            return replace(row, digest=here, what=KEPT, why="another image was given this name here")
+            row = replace(row, what=PRESENT if _is_as_stated(here, statement) else UPDATED)
+        elif here is not None:
+            if not asked and not _came_from(master, here, statement.name):
+                return replace(row, digest=here.digest, what=KEPT, why="another image was given this name here")
+            row = replace(row, what=UPDATED)
+        else:
+            row = replace(row, what=OFFERED if dry_run else NEW)
         if dry_run:
-            return replace(row, what=PRESENT if here == statement.digest else UPDATED if here else OFFERED)
+            return row
         found = master.entry(statement.name, replace(index.Index(0, 0, 0), entries={statement.name: entry}))
         assert found is not None
         bring(store, master, found, progress)
     except BelljarError as exc:
         return replace(row, what=FAILED, why=exc.message)
-    return replace(row, what=PRESENT if here == statement.digest else UPDATED if here else NEW)
+    return row
 
 
-def _present(store: Store, name: str) -> str:
-    """The digest the name has in this very store; "" without one. The site's store is for the site to sync."""
+def _present(store: Store, name: str) -> Image | None:
+    """What the name has in this very store. The site's store is for the site to sync."""
     with suppress(BelljarError):
         image = store.find(name)
         if name in image.names and image.store == store.folder:
-            return image.digest
-    return ""
+            return image
+    return None
+
+
+def _is_as_stated(here: Image, statement: Statement) -> bool:
+    """Is it this disk, with this kernel, and all else that is said of it?"""
+    same = (here.digest, here.boot_digest) == (statement.digest, statement.boot_digest)
+    return same and all(here.facts.get(name) == fact for name, fact in statement.facts.items())
+
+
+def _came_from(master: Master, here: Image, name: str) -> bool:
+    """Did the name get this image from there? The image itself tells too: a sync may have died before it noted that."""
+    is_noted = here.digest == master.seen().ours.get(name)
+    return is_noted or (here.source == master.place.shown and _version(here, name) > 0)
 
 
 def bring(store: Store, master: Master, entry: Entry, progress: Progress) -> Image:
@@ -153,13 +178,17 @@ def bring(store: Store, master: Master, entry: Entry, progress: Progress) -> Ima
     check_sizes(entry, store.settings.max_size)
     what = f"bring the image {statement.name}"
     with intake.alone(store, fetch.key(f"image {statement.digest}"), what, progress):
-        image = _here(store, statement.digest)
-        if image is None:
-            _make_room(store, master, entry)
-            image = _fetched(store, master, entry, progress)
-            progress.step(f"Image {statement.name} is ready ({statement.digest:.12})")
+        image = _here(store, master, entry)
+        if image is not None:
+            with suppress(ImageUnknown):  # removed just now
+                image = store.tag(image, statement.name)
+                master.note(statement.name, statement.version, statement.digest)
+                return image
+        _make_room(store, master, entry)
+        image = _fetched(store, master, entry, progress)
+        progress.step(f"Image {statement.name} is ready ({statement.digest:.12})")
         master.note(statement.name, statement.version, statement.digest)
-        return store.tag(image, statement.name)
+        return image
 
 
 def _make_room(store: Store, master: Master, entry: Entry) -> None:
@@ -176,13 +205,38 @@ def _make_room(store: Store, master: Master, entry: Entry) -> None:
         raise NoSpace(f"{store.folder}: {entry.statement.name} takes {needed} bytes, {free} are free")
 
 
-def _here(store: Store, digest: str) -> Image | None:
-    """The image, where this very store has it whole."""
-    with suppress(BelljarError):
-        image = store.resolve(digest)
-        if image.store == store.folder:
-            return image
-    return None
+def _here(store: Store, master: Master, entry: Entry) -> Image | None:
+    """The image, where this very store has it whole, and as it is stated. A digest is the disk's alone, and whoever may
+    publish one name must not give another its kernel: raises ImageUnfit where the disk has other names and starts otherwise."""
+    statement = entry.statement
+    try:
+        image = store.resolve(statement.digest)
+    except BelljarError:
+        return None
+    if image.store != store.folder:
+        return None
+    from belljar.image.store import same_start
+
+    if others := [name for name in image.names if name != statement.name]:
+        same_start(replace(image, names=tuple(others)), _stated(image, statement))
+        return image
+    if image.boot_digest != statement.boot_digest:
+        return None
+    if statement.version > _version(image, statement.name):  # what its publisher says of it by now
+        facts = _facts(entry, master.signer(entry))
+        manifest.set_facts(image.disk.parent, {**dict.fromkeys(image.facts), **facts}, mode=store.file_mode)
+    return image
+
+
+def _stated(image: Image, statement: Statement) -> Image:
+    """The image as the statement has it."""
+    return replace(image, boot_digest=statement.boot_digest, facts=dict(statement.facts))
+
+
+def _version(image: Image, name: str) -> int:
+    """The version of this name the image was brought as; 0 when it came in another way."""
+    published, _, version = str(image.facts.get("published", "")).rpartition(" ")
+    return int(version) if published == name and version.isdecimal() else 0
 
 
 def check_sizes(entry: Entry, largest: int) -> None:
@@ -212,7 +266,7 @@ def _fetched(store: Store, master: Master, entry: Entry, progress: Progress) -> 
             virtual_size=statement.virtual_size, facts=_facts(entry, signer),
         )  # fmt: skip
         ordered = {name: part.sha256 for name, part in statement.parts.items()}
-        image = store.publish(folder, what, None, ordered=ordered)
+        image = store.publish(folder, what, statement.name, ordered=ordered)
     for path in downloads:
         path.unlink(missing_ok=True)
     return image

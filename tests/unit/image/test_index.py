@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from belljar.errors import NotAnIndex
 from belljar.image import index
 from belljar.image.index import Entry, Index, Part, Statement
+from belljar.image.manifest import boot_digest
 from belljar.image.trust import Signature
 
 A, B = "a" * 64, "b" * 64
+BOOT = boot_digest([B], "quiet")
 STATEMENT = Statement(
-    "debian12", 3, 1000, A, 1 << 30, "quiet", "Debian", 900, "build", B, {"context": "auto", "python": "3.11", "packages": 5},
+    "debian12", 3, 1000, A, 1 << 30, "quiet", "Debian", 900, "build", BOOT, {"context": "auto", "python": "3.11", "packages": 5},
     {"disk.qcow2": Part(A, 100, index.ZSTD, B, 50), "kernel": Part(B, 10, index.PLAIN, B, 10)}, (B,),
 )  # fmt: skip
 ENTRY = Entry(

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from belljar.agent import bundle
-from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NotPermitted, UnsafeFolder
+from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnfit, ImageUnknown, NotPermitted, UnsafeFolder
 from belljar.host.locks import try_lock
-from belljar.image import Image, Settings, initramfs, intake
+from belljar.image import Image, Settings, initramfs, intake, manifest, sweep
 from belljar.image.store import Store
 
 Publish = Callable[..., Image]
@@ -351,3 +352,107 @@ def test_what_is_stored_is_for_our_own_eyes_or_everybodys(store: Store, publish:
 
 def _python() -> str:
     return f"{sys.version_info[0]}.{sys.version_info[1]}"
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, act: Callable[[], object]) -> None:
+    """Have *act* done just before the first call of a function."""
+    real = getattr(owner, name)
+
+    def interrupted(*words: Any, **named: Any) -> Any:
+        monkeypatch.setattr(owner, name, real)
+        act()
+        return real(*words, **named)
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+def test_gc_does_not_take_an_image_that_is_about_to_get_its_name(
+    store: Store, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(monkeypatch, Store, "tag", lambda: list(store.gc()))
+    publish("base", b"1")
+    assert store.resolve("base")
+
+
+def test_gc_does_not_take_an_image_that_got_a_name_meanwhile(
+    store: Store, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = publish(None, b"1")
+    interrupt(monkeypatch, Store, "remove", lambda: store.tag(image, "base"))
+    assert list(store.gc()) == [] and store.resolve("base")
+
+
+def test_an_image_that_was_removed_gets_no_name(store: Store, publish: Publish) -> None:
+    image = publish("base")
+    store.remove(image)
+    with pytest.raises(ImageUnknown, match="removed"):
+        store.tag(image, "other")
+    assert os.listdir(store.folder / "names") == []
+
+
+def test_a_draft_that_gc_takes_for_an_abandoned_one_is_begun_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(monkeypatch, intake, "try_lock", lambda: list(store.gc()))
+    with intake.draft(store, "base") as folder:
+        assert folder.is_dir() and list(store.gc()) == []
+    assert list((store.folder / "drafts").iterdir()) == []
+
+
+def test_gc_leaves_what_was_made_while_it_looked(
+    store: Store, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish("base", b"1")
+    made: list[Path] = []
+    real = store.images
+
+    def images() -> list[Image]:
+        found = real()
+        if not made:
+            files = store.boot_files(publish("later", b"2"))
+            made.extend([store.work_folder("cache") / f".x.{os.getpid()}", *([files.initrd] if files.initrd else [])])
+            made[0].touch()
+        return found
+
+    monkeypatch.setattr(initramfs, "boot_digest", lambda image: image.digest)
+    monkeypatch.setattr(store, "images", images)
+    assert list(sweep._ramdisks(store, False)) == []
+    assert len(made) == 2 and all(path.exists() for path in made)
+
+
+def test_what_a_killed_process_left_half_written_is_no_name_and_goes(store: Store, publish: Publish) -> None:
+    image = publish("base")
+    left = [store.work_folder("cache") / ".digest.77", store.folder / "names" / ".other.77"]
+    left[0].touch()
+    left[1].symlink_to(f"../sha256-{image.digest}")
+    for path in left:
+        os.utime(path, (0, 0), follow_symlinks=False)
+    assert store.resolve(image.digest).names == ("base",)
+    store.drop("base")
+    assert set(store.gc()) == set(left) and store.images() == []
+
+
+def start_otherwise(store: Store, image: Image, name: str, append: str) -> Image:
+    """The same disk with another command line."""
+    with intake.draft(store, name) as folder:
+        for file in (image.disk, image.kernel, image.initrd):
+            assert file
+            (folder / file.name).write_bytes(file.read_bytes())
+        what = manifest.Facts(image.source, append, 1.0, "", image.virtual_size, image.facts)
+        return store.publish(folder, what, name)
+
+
+def test_the_same_disk_with_another_start_is_refused_under_another_name(store: Store, publish: Publish) -> None:
+    image = publish("base", b"1")
+    with pytest.raises(ImageUnfit, match="as image base, with another kernel, ramdisk or command line"):
+        start_otherwise(store, image, "other", "noisy")
+    assert store.resolve("base").append == "quiet" and list(store.gc()) == []
+
+
+def test_the_same_disk_with_another_start_takes_its_own_names_place(store: Store, publish: Publish) -> None:
+    image = publish("base", b"1")
+    with store.hold(image, "m1"), pytest.raises(ImageInUse, match="used by a machine"):
+        start_otherwise(store, image, "base", "noisy")
+    assert store.resolve("base").append == "quiet"
+    assert start_otherwise(store, image, "base", "noisy").append == store.resolve("base").append == "noisy"
+    assert store.verify(store.resolve("base")) == [] and list(store.gc()) == []

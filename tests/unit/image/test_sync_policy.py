@@ -16,13 +16,18 @@ from tests.unit.image.site import Site, nothing_left, refused
 from belljar.errors import (
     DownloadFailed,
     HostError,
+    ImageUnfit,
     ImageUnknown,
     IndexStale,
+    NotAnIndex,
     SignatureRefused,
 )
-from belljar.image import index, sync
+from belljar.image import Image, index, intake, manifest, sync
+from belljar.image.amend import amend
 from belljar.image.master import Master
-from belljar.image.publish import read_index
+from belljar.image.progress import Silent
+from belljar.image.publish import Change, publish, read_index
+from belljar.image.store import Store
 
 DISK = "disk.qcow2"
 
@@ -211,5 +216,109 @@ def test_without_the_library_for_signatures_only_unsigned_names_can_be_had(
     with pytest.raises(HostError, match="not installed"):
         node.ensure("base")
     node = site.trusting("base unsigned")
+    node.ensure("base")
+    assert node.resolve("base")
+
+
+# -- one disk, several names -------------------------------------------------------------------------------------------
+
+
+def put_same_disk(site: Site, image: Image, name: str, by: str, *, append: str = "quiet", **facts: object) -> None:
+    """Publish the disk of *image* under another name, with a kernel of the signer's own."""
+    own = Store(site.folder.with_name(f"store-of-{by}"), None, site.publisher.settings)
+    with intake.draft(own, name) as folder:
+        (folder / manifest.DISK).write_bytes(image.disk.read_bytes())
+        (folder / manifest.KERNEL).write_bytes(f"a kernel of {by}".encode())
+        (folder / manifest.INITRD).write_bytes(b"a ramdisk")
+        made = own.publish(
+            folder, manifest.Facts("x", append, 1.0, "", image.virtual_size, {**image.facts, **facts}), name
+        )
+    assert made.digest == image.digest
+    site.moment += 1
+    publish(own, site.folder, Change({name: made}, signer=site.key(by)), Silent(), now=lambda: site.moment)
+
+
+def test_who_may_publish_one_name_gives_no_other_its_kernel(site: Site) -> None:
+    put_same_disk(site, site.put("base", b"1"), "alice-1", "alice")
+    node = site.trusting(f"alice-* {site.word('alice')}", f"base {site.word()}")
+    node.ensure("alice-1")
+    with pytest.raises(ImageUnfit, match="as image alice-1, with another kernel"):
+        node.ensure("base")
+    with pytest.raises(ImageUnknown):
+        node.resolve("base")
+    node.drop("alice-1")
+    node.ensure("base")
+    (kernel,) = [node.resolve("base").kernel]
+    assert kernel and kernel.read_bytes() == b"a kernel"
+    with pytest.raises(ImageUnfit):
+        node.ensure("alice-1")
+    assert node.resolve("base").names == ("base",) and list(node.gc()) == []
+
+
+def test_a_disk_that_is_offered_with_two_kernels_is_not_had_by_its_digest(site: Site) -> None:
+    image = site.put("base", b"1")
+    node = site.trusting()
+    put_same_disk(site, image, "other", "key")
+    with pytest.raises(ImageUnfit, match="base and other have this disk"):
+        node.ensure(image.digest)
+
+
+def test_a_statement_that_lies_about_its_start_is_no_statement(site: Site) -> None:
+    site.put("base", b"1")
+
+    def lie(value: dict[str, dict[str, dict[str, dict[str, object]]]]) -> None:
+        value["images"]["base"]["statement"]["append"] = "init=/bin/sh"
+
+    edit(site, lie)
+    site.trusting()
+    refused(site, NotAnIndex, "boot_digest")
+
+
+def test_a_new_kernel_or_a_new_word_of_the_publisher_comes_though_the_disk_is_the_same(site: Site) -> None:
+    image = site.put("base", b"1")
+    node = site.trusting()
+    node.ensure("base")
+    amend(site.publisher, image, ssh_user="debian")
+    site.change({"base": site.publisher.resolve(image.digest)})
+    (row,) = sync.sync(node, (), node.settings.sources)
+    assert row.what == sync.UPDATED and node.resolve("base").facts["ssh_user"] == "debian"
+    put_same_disk(site, image, "base", "key", append="noisy")
+    (row,) = sync.sync(node, (), node.settings.sources)
+    assert row.what == sync.UPDATED and node.resolve("base").append == "noisy"
+    (row,) = sync.sync(node, (), node.settings.sources)
+    assert row.what == sync.PRESENT and list(node.gc()) == []
+
+
+@pytest.mark.parametrize("act", ["note", "tag"])
+def test_a_sync_that_dies_before_its_last_word_is_gone_on_with(
+    site: Site, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.put("base", b"1")
+    node = site.trusting()
+    node.ensure("base")
+    site.put("base", b"2")
+
+    def die(*words: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as dying:
+        dying.setattr(*((Master, "note") if act == "note" else (Store, "tag")), die)
+        with pytest.raises(KeyboardInterrupt):
+            sync.sync(node, (), node.settings.sources)
+    image = site.put("base", b"3")
+    (row,) = sync.sync(node, (), node.settings.sources)
+    assert (row.what, node.resolve("base").digest) == (sync.UPDATED, image.digest)
+
+
+def test_gc_beside_a_sync_takes_nothing_of_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.put("base", b"1")
+    node = site.trusting()
+    real = Store.tag
+
+    def tag(self: Store, image: Image, name: str) -> Image:
+        list(self.gc())
+        return real(self, image, name)
+
+    monkeypatch.setattr(Store, "tag", tag)
     node.ensure("base")
     assert node.resolve("base")
