@@ -141,12 +141,12 @@ class SmallFiles:
                     raise DownloadFailed(
                         f"{shown(url)}: the server says {response.status_code} {response.reason_phrase}".rstrip()
                     )
-                return Answer(_whole(response, url, largest, deadline), response.headers.get("etag", ""))
+                return Answer(_whole(response, url, largest, deadline), _plain(response.headers.get("etag", "")))
         except httpx.TimeoutException as exc:
             raise DownloadStalled(f"{shown(url)}: no byte for {self._settings.stall_timeout:g} s") from exc
         except httpx.TransportError as exc:
             raise _Broken(str(exc) or type(exc).__name__) from exc
-        except httpx.InvalidURL as exc:
+        except (httpx.InvalidURL, UnicodeError) as exc:  # also of a host that cannot be a name
             raise DownloadFailed(f"{shown(url)}: {exc}") from exc
 
 
@@ -205,7 +205,7 @@ def _continue(
         ) from exc
     except httpx.TransportError as exc:
         raise _Broken(str(exc) or type(exc).__name__) from exc
-    except httpx.InvalidURL as exc:
+    except (httpx.InvalidURL, UnicodeError) as exc:  # also of a host that cannot be a name
         raise DownloadFailed(f"{shown(url)}: {exc}") from exc
     if part.total is not None and part.size != part.total:
         raise _Broken(f"{part.size} bytes came, {part.total} were announced")
@@ -303,8 +303,13 @@ def _begin(response: httpx.Response, url: str, part: Part, settings: Settings) -
 
 def _version(headers: httpx.Headers) -> str:
     """What the server calls this version of the file: a strong ETag, or its date; "" where it says neither."""
-    etag = str(headers.get("etag", ""))
-    return etag if etag.startswith('"') else str(headers.get("last-modified", ""))
+    etag = _plain(headers.get("etag", ""))
+    return etag if etag.startswith('"') else _plain(headers.get("last-modified", ""))
+
+
+def _plain(value: str) -> str:
+    """A header's value that can be sent back; "" for what cannot."""
+    return value if value.isascii() and value.isprintable() else ""
 
 
 def _is_same(part: Part, version: str, total: int | None) -> bool:

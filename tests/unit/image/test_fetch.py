@@ -300,3 +300,30 @@ def test_a_server_that_drips_is_given_up(folder: Path, settings: Settings, where
                 with fetch.small_files(brief) as files:
                     files.get(url, MIB)
         done.set()
+
+
+@pytest.mark.parametrize("host", ["xn--a", "a" * 300, "....", "[::1", "a b", "127.0.0.1:99999"])
+def test_a_redirect_to_what_cannot_be_a_host_is_an_error_of_ours(
+    server: Server, folder: Path, settings: Settings, host: str
+) -> None:
+    url = server.put("/disk", redirect=f"http://{host}/disk")
+    with pytest.raises(DownloadFailed):
+        get(url, folder, settings)
+    with fetch.small_files(settings) as files, pytest.raises(DownloadFailed):
+        files.get(url, MIB)
+
+
+@pytest.mark.parametrize("version", [b'ETag: "\xe9"', b'ETag: "\xe2\x98\x83"', b"Last-Modified: \xff\xfe"])
+def test_a_version_that_cannot_be_sent_back_is_none(folder: Path, settings: Settings, version: bytes) -> None:
+    def whole(request: bytes) -> Iterator[bytes]:
+        assert b"If-Range" not in request and b"If-None-Match" not in request
+        yield b"HTTP/1.1 200 OK\r\n" + version + b"\r\nContent-Length: 5000\r\n\r\n" + NEW
+
+    def broken(request: bytes) -> Iterator[bytes]:
+        yield next(whole(request))[:-1000]
+
+    with answering(broken, whole) as url:
+        assert get(url, folder, settings) == NEW
+    with answering(whole) as url, fetch.small_files(settings) as files:
+        answer = files.get(url, MIB)
+        assert answer == fetch.Answer(NEW, "") and files.get(url, MIB, etag=answer.etag) == answer
