@@ -125,17 +125,16 @@ def _await(process: subprocess.Popen[bytes], name: str, seconds: int) -> None:
 def _confined(limits: Limits) -> list[str]:
     prlimit, setpriv = _needed("prlimit"), _needed("setpriv")
     confined = [prlimit, f"--as={MEMORY}", f"--fsize={limits.output}", f"--cpu={max(1, limits.seconds)}", "--core=0"]
+    confined += [setpriv, "--no-new-privs", "--pdeathsig=KILL"]
     if os.geteuid() == 0:
         confined += [
-            setpriv,
             f"--reuid={NOBODY}",
             f"--regid={NOBODY}",
             "--clear-groups",
             "--inh-caps=-all",
             "--bounding-set=-all",
         ]
-    # Last: who becomes another user loses this signal (prctl(2), PR_SET_PDEATHSIG).
-    return [*confined, setpriv, "--no-new-privs", "--pdeathsig=KILL"]
+    return confined
 
 
 def _needed(name: str) -> str:
