@@ -89,9 +89,9 @@ class SshRefused(GuestError):
 
 
 class NoNineP(GuestRefused):
-    """The guest's kernel cannot mount a shared folder."""
+    """The guest's kernel cannot mount a folder shared by 9p."""
 
-    hint = "Use an image whose kernel has 9p, or copy files with `--in` and `--out`."
+    hint = "Share the folder as `--share virtiofs:SRC`, copy files with `--in` and `--out`, or use an image whose kernel has 9p."
 
 
 class NoVirtiofs(GuestRefused):

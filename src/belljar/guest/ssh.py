@@ -135,7 +135,10 @@ class SshGuest:
         )  # fmt: skip
         answer = await self.link.script(script)
         if answer.code == 6:
-            raise NoNineP("the guest's kernel has no 9p")
+            raise NoNineP(
+                "the guest's kernel has no 9p",
+                hint="Copy files with `--in` and `--out`, or use an image whose kernel has 9p.",
+            )
         check(answer, f"mount {target}")
 
     async def mount_virtiofs(self, tag: str, target: str, *, readonly: bool) -> None:
