@@ -75,10 +75,10 @@ def decide(egress: Egress, address: str, port: int, transport: Transport) -> tup
     fitting = [rule for rule in egress.allow if rule.fits(number, port, transport)]
     if any(rule.mask in (mask_of(32), mask_of(0)) for rule in fitting):
         return Verdict.ALLOWED, "network.allow"
-    if fitting:
-        return Verdict.ALLOWED, ""  # a network; whoever means the host that is in it names the host
     if address in egress.resolvers and port == DNS and transport is not Transport.ICMP:
         return Verdict.ALLOWED, "resolver"
+    if fitting:
+        return Verdict.ALLOWED, ""  # a network; whoever means the host that is in it names the host
     for rule, what in BLOCKED:
         if number & rule.mask == rule.network:
             return Verdict.REFUSED, what

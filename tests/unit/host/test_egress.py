@@ -65,6 +65,12 @@ def test_a_resolver_is_reached_for_names_and_for_nothing_else() -> None:
     assert verdict(Egress(resolvers=("10.0.0.53",), deny=(rule("10.0.0.53"),)), "10.0.0.53", 53) is Verdict.REFUSED
 
 
+def test_a_resolver_on_this_host_is_reached_too_where_its_network_is_allowed() -> None:
+    egress = Egress(resolvers=("10.0.0.53",), allow=(rule("10.0.0.0/8"),))
+    assert decide(egress, "10.0.0.53", 53, Transport.UDP) == (Verdict.ALLOWED, "resolver")
+    assert decide(egress, "10.0.0.53", 80, Transport.TCP) == (Verdict.ALLOWED, "")  # unless it is this host
+
+
 def test_deny_is_stronger_than_allow_and_an_answered_place_than_both() -> None:
     egress = Egress(
         allow=(rule("10.0.0.0/8"),), deny=(rule("10.1.0.0/16"), rule("169.254.0.0/16")), answers=(METADATA,)
