@@ -9,7 +9,7 @@ import pytest
 from tests.stories.conftest import House
 
 from belljar.guest.fake import Script
-from belljar.hypervisor import Call, Refusal
+from belljar.host.traffic import Call, Refusal
 from belljar.machine.life import Life, claim
 from belljar.model import Cause, NetworkMode, OutcomeClass, Share, ShareKind, Start
 from belljar.network import Networks, Settings

@@ -11,7 +11,8 @@ import pytest
 from tests.stories.conftest import House
 
 from belljar.guest.fake import Script
-from belljar.hypervisor import Call, EventKind
+from belljar.host.traffic import Call
+from belljar.hypervisor import EventKind
 from belljar.hypervisor.fake import FakeDomain
 from belljar.machine import JOBOUTPUTS
 from belljar.machine.orders import Order, Signal, Stop

@@ -29,6 +29,8 @@ PR_SET_NO_NEW_PRIVS = 38
 NOTICE_SIZE = 80
 RECV, SEND, ID_VALID, ADDFD = 0xC0502100, 0xC0182101, 0x40082102, 0x40182103
 SETFD = 1
+PIECES = 1024  # IOV_MAX
+ANY = 0xFFFFFFFF  # the mask of a whole argument
 
 Step = tuple[int, int, int, int]  # code, steps to jump if true, if false, constant
 
@@ -56,18 +58,23 @@ class Program:
             block += [(EQUAL, 0, 1, value), (RETURN, 0, 0, action)]
         self._only(call, block)
 
-    def unless_in(
-        self, call: int, argument: int, values: Sequence[int], action: int, *, mask: int = 0xFFFFFFFF
-    ) -> None:
+    def unless_in(self, call: int, argument: int, values: Sequence[int], action: int, *, mask: int = ANY) -> None:
         """This call unless the low half of an argument, under *mask*, is one of *values*."""
         block = [_low(argument), (AND, 0, 0, mask)]
         block += [(EQUAL, len(values) - place, 0, value) for place, value in enumerate(values)]
         self._only(call, [*block, (RETURN, 0, 0, action)])
 
-    def if_both(self, call: int, first: tuple[int, int], second: tuple[int, int], action: int) -> None:
-        """This call when two arguments, each (number, value of its low half), both fit."""
-        block = [_low(first[0]), (EQUAL, 0, 3, first[1]), _low(second[0]), (EQUAL, 0, 1, second[1])]
+    def if_all(self, call: int, conditions: Sequence[tuple[int, int, int]], action: int) -> None:
+        """This call when all of its arguments, each (number, mask, value of its low half under the mask), fit."""
+        block: list[Step] = []
+        for place, (argument, mask, value) in enumerate(conditions):
+            left = 3 * (len(conditions) - place - 1)
+            block += [_low(argument), (AND, 0, 0, mask), (EQUAL, 0, left + 1, value)]
         self._only(call, [*block, (RETURN, 0, 0, action)])
+
+    def if_at_least(self, call: int, argument: int, value: int, action: int) -> None:
+        """This call when the low half of an argument, without a sign, is *value* or more."""
+        self._only(call, [_low(argument), (AT_LEAST, 0, 1, value), (RETURN, 0, 0, action)])
 
     def unless_null(self, call: int, argument: int, action: int) -> None:
         """This call unless an argument, all 64 bits of it, is a null pointer."""
@@ -137,17 +144,19 @@ class Libc:
             )
         )
 
-    def read_memory(self, pid: int, address: int, size: int) -> bytes:
-        """At most *size* bytes; fewer where the rest is not there. EFAULT when nothing is."""
-        if size <= 0 or not 0 < address < 1 << 63:
+    def read_memory(self, pid: int, pieces: Sequence[tuple[int, int]]) -> bytes:
+        """What is at these places, each (address, size), one after the other; fewer bytes where the rest is not there.
+        EFAULT when nothing is. At most PIECES of them."""
+        size = sum(length for _, length in pieces)
+        if size <= 0 or not all(0 < address < 1 << 63 and length >= 0 for address, length in pieces):
             raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
         data = ctypes.create_string_buffer(size)
         here = ctypes.create_string_buffer(struct.pack("QQ", ctypes.addressof(data), size))
-        there = ctypes.create_string_buffer(struct.pack("QQ", address, size))
-        one, zero = ctypes.c_ulong(1), ctypes.c_ulong(0)
+        there = ctypes.create_string_buffer(b"".join(struct.pack("QQ", *piece) for piece in pieces))
+        one, count, zero = ctypes.c_ulong(1), ctypes.c_ulong(len(pieces)), ctypes.c_ulong(0)
         self._libc.process_vm_readv.restype = ctypes.c_ssize_t
-        count = self._checked(self._libc.process_vm_readv(ctypes.c_int(pid), here, one, there, one, zero))
-        return data.raw[:count]
+        found = self._checked(self._libc.process_vm_readv(ctypes.c_int(pid), here, one, there, count, zero))
+        return data.raw[:found]
 
     def connect(self, fd: int, address: bytes) -> None:
         self._checked(self._libc.connect(ctypes.c_int(fd), address, ctypes.c_uint(len(address))))
@@ -156,10 +165,11 @@ class Libc:
         self._checked(self._libc.bind(ctypes.c_int(fd), address, ctypes.c_uint(len(address))))
 
     def send_to(self, fd: int, data: bytes, flags: int, address: bytes) -> int:
+        """An empty address: where the socket is connected to."""
         self._libc.sendto.restype = ctypes.c_ssize_t
-        size = ctypes.c_size_t(len(data))
+        size, length = ctypes.c_size_t(len(data)), ctypes.c_uint(len(address))
         return self._checked(
-            self._libc.sendto(ctypes.c_int(fd), data, size, ctypes.c_int(flags), address, ctypes.c_uint(len(address)))
+            self._libc.sendto(ctypes.c_int(fd), data, size, ctypes.c_int(flags), address or None, length)
         )
 
     def _checked(self, result: int) -> int:

@@ -18,6 +18,7 @@ from belljar.model import Firmware, MachineId, NetworkMode, ShareKind
 
 if TYPE_CHECKING:
     from belljar.host.egress import Egress
+    from belljar.host.traffic import Call, Refusal
 
 
 class Accelerator(str, Enum):
@@ -200,26 +201,6 @@ class DomainEvent:
     detail: str = ""
     status: int | None = None  # EXITED: wait status
     why: BelljarError | None = None  # EXITED, SHARE_LOST: what the last words mean, where they are known
-
-
-@dataclass(frozen=True)
-class Call:
-    """The guest connected to a place that is answered here (`Egress.answers`). Whoever is told owns the connection."""
-
-    address: str
-    port: int
-    connection: socket.socket  # a stream, non-blocking; its other end is the guest's
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """The guest was kept from going somewhere. The first few places are told, each once, and each power of ten of tries."""
-
-    address: str
-    port: int
-    transport: str
-    reason: str
-    count: int  # of all refusals so far
 
 
 class Domain(Protocol):

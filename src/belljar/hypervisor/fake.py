@@ -22,7 +22,8 @@ from pathlib import Path
 from belljar.errors import BelljarError, DomainDied, TemplateError
 from belljar.host.files import private_folder, remove_tree
 from belljar.host.locks import try_lock
-from belljar.hypervisor import Accelerator, Boot, Call, DomainEvent, DomainSpec, EventKind, Refusal, Template
+from belljar.host.traffic import Call, Refusal
+from belljar.hypervisor import Accelerator, Boot, DomainEvent, DomainSpec, EventKind, Template
 from belljar.model import MachineId, to_json
 
 KILLED = 9  # wait status of a process that SIGKILL ended

@@ -10,7 +10,8 @@ import os
 
 from belljar.context import Features, Metadata, MetadataMode, metadata_service
 from belljar.errors import ContextImpossible
-from belljar.hypervisor import Call, guest_uuid
+from belljar.host.traffic import Call
+from belljar.hypervisor import guest_uuid
 from belljar.machine import JOBOUTPUTS
 from belljar.machine.features import values
 from belljar.machine.life import Life

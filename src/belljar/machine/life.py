@@ -15,7 +15,7 @@ from belljar.guest import ExitStatus
 from belljar.host.files import no_space_as_error, private_folder, write_whole
 from belljar.host.locks import Lock, locked, try_lock
 from belljar.host.processes import boot_id
-from belljar.hypervisor import Call, ExtraDisk
+from belljar.hypervisor import ExtraDisk
 from belljar.journal import Record
 from belljar.machine import LOCK, OUTCOME, REQUEST, Folders
 from belljar.machine.orders import Ended
@@ -25,6 +25,7 @@ from belljar.network import Joined
 
 if TYPE_CHECKING:
     from belljar.host.egress import Place
+    from belljar.host.traffic import Call
 
 GATE_TIMEOUT = 30.0
 UNNAMED_LOCK = f".{LOCK}"

@@ -8,7 +8,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from belljar.errors import BelljarError
-from belljar.hypervisor import Call, Domain, Refusal
+from belljar.host.traffic import Call, Refusal
+from belljar.hypervisor import Domain
 from belljar.machine.answering import check_joined
 from belljar.machine.life import Life
 from belljar.model import FileServer, NetworkMode

@@ -16,8 +16,9 @@ import pytest
 
 from belljar.errors import CommandMissing, NoGuard
 from belljar.host.egress import Egress, rule
-from belljar.hypervisor import Call, Refusal
-from belljar.hypervisor.qemu.guard import Guard, is_own, prove
+from belljar.host.guard import is_own
+from belljar.host.traffic import Call, Refusal
+from belljar.hypervisor.qemu.guard import QemuGuard, prove
 from belljar.hypervisor.qemu.process import spawn
 
 PROGRAM = str(Path(__file__).with_name("guarded.py"))
@@ -30,7 +31,7 @@ class Under:
     def __init__(self, egress: Egress, forward: Path | None = None) -> None:
         self.told: list[Call | Refusal] = []
         self.takes = True
-        self.guard = Guard(egress, self._tell, forward)
+        self.guard = QemuGuard(egress, self._tell, forward)
         self.status = 0
 
     def _tell(self, item: Call | Refusal) -> bool:
@@ -235,7 +236,7 @@ def test_system_calls_by_foreign_numbers_are_the_end(abi: str) -> None:
 def test_a_program_that_does_not_exist_leaves_no_thread_behind() -> None:
     before = threading.active_count()
     with pytest.raises(CommandMissing):
-        Guard(Egress(), lambda item: True).spawn(spawn, ["/nowhere/qemu"], [], 2)
+        QemuGuard(Egress(), lambda item: True).spawn(spawn, ["/nowhere/qemu"], [], 2)
     assert threading.active_count() <= before  # those of earlier tests may end meanwhile
 
 
@@ -251,7 +252,7 @@ def test_its_threads_and_descriptors_end_with_the_child() -> None:
 def test_a_kernel_without_listeners_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("belljar.host.seccomp.SYS_SECCOMP", 9999)
     with pytest.raises(NoGuard, match="no listener"):
-        Guard(Egress(), lambda item: True).spawn(spawn, [sys.executable], [], 2)
+        QemuGuard(Egress(), lambda item: True).spawn(spawn, [sys.executable], [], 2)
 
 
 def test_our_own_addresses_are_known_to_the_kernel() -> None:
@@ -265,7 +266,7 @@ def test_the_child_dies_with_the_process_that_guards_it() -> None:
     if guardian == 0:
         with suppress(BaseException):
             argv = ["/usr/bin/setpriv", "--pdeathsig=KILL", "--", "/bin/sleep", "600"]
-            pid = Guard(Egress(), lambda item: True).spawn(spawn, argv, [], 2)
+            pid = QemuGuard(Egress(), lambda item: True).spawn(spawn, argv, [], 2)
             while b"sleep" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]:
                 time.sleep(0.01)
             os.write(writer, b"%d\n" % pid)

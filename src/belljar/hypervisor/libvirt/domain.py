@@ -14,7 +14,8 @@ from typing import Any
 
 from belljar.errors import BelljarError, DomainDied, HypervisorError, LibvirtLost, LibvirtRefused, NetworkFailed
 from belljar.host.threads import in_thread
-from belljar.hypervisor import Call, DomainEvent, EventKind, Refusal
+from belljar.host.traffic import Call, Refusal
+from belljar.hypervisor import DomainEvent, EventKind
 from belljar.hypervisor.libvirt.carrier import Carrier
 from belljar.hypervisor.libvirt.starting import Started, undo
 from belljar.hypervisor.qemu.domain import LAST_RESORT, measure

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.errors import BelljarError, DomainDied, QmpError
-from belljar.hypervisor import Call, DomainEvent, EventKind, Refusal
+from belljar.hypervisor import DomainEvent, EventKind
 from belljar.hypervisor.qemu.complaints import ended, explain
 from belljar.hypervisor.qemu.process import Child
 from belljar.hypervisor.qemu.qmp import Monitor
 
 if TYPE_CHECKING:
     from belljar.host.egress import Egress
+    from belljar.host.traffic import Call, Refusal
     from belljar.hypervisor.qemu.outside import Outside
     from belljar.hypervisor.qemu.virtiofsd import FolderServer
 

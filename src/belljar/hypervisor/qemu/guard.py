@@ -1,21 +1,14 @@
-"""Guards what a QEMU with a user network sends: each connection and each datagram is judged, and made, here.
+"""The guard of a QEMU with a user network: its filter, and what of its calls is QEMU's own. How a guard works: host/guard.py.
 
-A thread installs a filter on itself and starts QEMU, so that QEMU has it from its first instruction; the thread stays,
-for QEMU's death signal is tied to it. A second thread answers what the filter reports. It never says "go on": it reads
-the address once, judges what it read, and makes the call itself on QEMU's socket, so nothing that QEMU changes meanwhile
-counts. Should the guard fail, every such call fails. What a QEMU could use to get round it is refused by the filter:
-docs/decisions/0012-the-guard.md.
+What a QEMU could use to get round it is refused by the filter: docs/decisions/0012-the-guard.md.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-import select
 import socket
 import stat
-import struct
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,27 +16,37 @@ from pathlib import Path
 from belljar.errors import CommandMissing, NoGuard
 from belljar.host import seccomp
 from belljar.host.commands import which
-from belljar.host.egress import Egress, Transport, Verdict, decide
-from belljar.host.seccomp import Libc, Notice, Program, failing
-from belljar.hypervisor import Call, Refusal
+from belljar.host.egress import Egress, Transport
+from belljar.host.guard import (
+    BIND,
+    CLOSE,
+    CLOSE_RANGE,
+    CONNECT,
+    DUP2,
+    DUP3,
+    IO_URING,
+    IP_OPTIONS,
+    LISTEN,
+    PIDFD_GETFD,
+    PTRACE,
+    SENDMMSG,
+    SENDMSG,
+    SENDTO,
+    SETSOCKOPT,
+    SOCKET,
+    VM_READ,
+    VM_WRITE,
+    Guard,
+    place_of,
+    transport_of,
+)  # fmt: skip
+from belljar.host.seccomp import ANY, Notice, Program, failing
+from belljar.host.traffic import Call, Refusal, Tell
 from belljar.hypervisor.qemu.cmdline import FORWARD_ADDRESS, FORWARD_PORT
 from belljar.hypervisor.qemu.outside import second_of
 from belljar.hypervisor.qemu.process import Spawn, spawn
 
-CLOSE, DUP2, SOCKET, CONNECT, SENDTO, SENDMSG, BIND, LISTEN, SETSOCKOPT = 3, 33, 41, 42, 44, 46, 49, 50, 54
-PTRACE, DUP3, SENDMMSG, VM_READ, VM_WRITE, CLOSE_RANGE, PIDFD_GETFD = 101, 292, 307, 310, 311, 436, 438
-IO_URING = (425, 426, 427)
-IP_OPTIONS = (socket.IPPROTO_IP, 4)  # a source route would lead elsewhere than to the address that is judged
-INET_SIZE, LONGEST_ADDRESS, LONGEST_DATAGRAM = 16, 128, 65535
-REFUSED = errno.ENETUNREACH  # slirp tells the guest that the network is unreachable
-TOLD, PENDING = 16, 64  # refusals that are told; calls that wait to be taken
 ANY_PORT, BACKLOG = ("127.0.0.1", 0), 16
-TENS = frozenset(10**power for power in range(2, 10))
-TRANSPORTS: dict[tuple[int, int], Transport] = {
-    (socket.SOCK_STREAM, socket.IPPROTO_TCP): Transport.TCP,
-    (socket.SOCK_DGRAM, socket.IPPROTO_UDP): Transport.UDP,
-    (socket.SOCK_DGRAM, socket.IPPROTO_ICMP): Transport.ICMP,
-}
 
 
 def program(sealed: Sequence[int], *, listens: bool = False) -> bytes:
@@ -62,127 +65,39 @@ def program(sealed: Sequence[int], *, listens: bool = False) -> bytes:
     rules.unless_in(SOCKET, 0, (socket.AF_UNIX, socket.AF_INET), failing(errno.EAFNOSUPPORT))
     rules.unless_in(SOCKET, 1, (socket.SOCK_STREAM, socket.SOCK_DGRAM), failing(errno.EPROTONOSUPPORT), mask=0xF)
     rules.unless_in(SOCKET, 2, (0, 1, 6, 17), failing(errno.EPROTONOSUPPORT))
-    rules.if_both(SETSOCKOPT, (1, IP_OPTIONS[0]), (2, IP_OPTIONS[1]), failing(errno.EPERM))
+    rules.if_all(SETSOCKOPT, ((1, ANY, IP_OPTIONS[0]), (2, ANY, IP_OPTIONS[1])), failing(errno.EPERM))
     return rules.assembled()
 
 
-class Guard:
-    """Guards one QEMU. `tell` is called on the guard's thread."""
+class QemuGuard(Guard):
+    """Guards one QEMU."""
 
-    def __init__(self, egress: Egress, tell: Callable[[Call | Refusal], bool], forward: Path | None = None) -> None:
+    whom = "QEMU"
+
+    def __init__(self, egress: Egress, tell: Tell, forward: Path | None = None) -> None:
+        super().__init__(egress, tell)
         self._may_listen = egress.listens or forward is not None
         self._forwarding: set[int] = set()  # the inodes of such sockets
         places = () if forward is None else (forward, second_of(forward))
         # Where sockets are to listen in place of the ports QEMU asks for.
         self._forwards = {(FORWARD_ADDRESS, FORWARD_PORT + number): path for number, path in enumerate(places)}
-        self.refused = 0  # calls, in all
-        self._egress, self._tell = egress, tell
-        self._told: set[tuple[str, int, str]] = set()
-        self._is_blind = False
-        self._libc = Libc()
-        self._listener = self._pidfd = self._pid = -1
-        self._failure: BaseException | None = None
-        self._calls = {CONNECT: self._connect, SENDTO: self._send, BIND: self._bind, LISTEN: self._listen}
+        self._calls |= {BIND: self._bind, LISTEN: self._listen}
 
     def spawn(self, start: Spawn, argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
         """Start a program under guard, as *start* would. Raises NoGuard, and what *start* raises."""
-        wanted, has_started = list(fds), threading.Event()
-        keeper = threading.Thread(
-            target=self._keep, args=(lambda: start(argv, wanted, stderr), program(_sockets(wanted), listens=self._may_listen), has_started),
-            name="guard-parent", daemon=True,
-        )  # fmt: skip
-        keeper.start()
-        has_started.wait()
-        if self._failure is not None:
-            keeper.join()
-            raise self._failure
-        threading.Thread(target=self._serve, args=(keeper,), name="guard", daemon=True).start()
-        return self._pid
-
-    def _keep(self, start: Callable[[], int], filter: bytes, has_started: threading.Event) -> None:
-        """The parent's whole life. It is under the filter itself, so it does nothing but wait for its child's end."""
-        try:
-            self._listener = self._libc.install(filter)
-            self._pid = start()
-            self._pidfd = os.pidfd_open(self._pid)
-        except BaseException as exc:
-            self._failure = exc
-            for fd in (self._listener, self._pidfd):
-                if fd >= 0:
-                    os.close(fd)
-            return
-        finally:
-            has_started.set()
-        end = select.poll()
-        end.register(self._pidfd, select.POLLIN)
-        end.poll()
-
-    def _serve(self, keeper: threading.Thread) -> None:
-        """Answer until QEMU has ended."""
-        news = select.poll()
-        news.register(self._listener, select.POLLIN)
-        news.register(self._pidfd, select.POLLIN)
-        try:
-            while True:
-                ready = dict(news.poll())
-                if ready.get(self._listener, 0) & select.POLLIN:  # it hangs up, too, when QEMU and its parent are gone
-                    notice = seccomp.receive(self._listener)
-                    if notice is not None:
-                        self._answer(notice)
-                elif self._pidfd in ready:
-                    return
-        except Exception as exc:
-            why = f"the guard failed, so nothing leaves this machine any more: {exc}"
-            self._tell(Refusal("", 0, "", why, self.refused))
-        finally:
-            os.close(self._listener)  # whatever waits for an answer fails
-            keeper.join()
-            os.close(self._pidfd)
-
-    def _answer(self, notice: Notice) -> None:
-        try:
-            value = self._calls[notice.call](notice)
-        except OSError as exc:
-            seccomp.answer(self._listener, notice, 0, exc.errno or errno.EPERM)
-        else:
-            seccomp.answer(self._listener, notice, value)
-
-    # -- the calls -----------------------------------------------------------------------------------------------
-
-    def _connect(self, notice: Notice) -> int:
-        fd, pointer, size = notice.args[:3]
-        address = self._address(notice, pointer, size)
-        with self._socket(fd) as ours:
-            transport = _transport(ours)
-            if self._judge(address, transport) is Verdict.ANSWERED:
-                return self._take_call(notice, fd, address)
-            if transport is Transport.TCP and os.get_blocking(ours.fileno()):
-                raise OSError(errno.EPERM, "one guest's connection must not hold up all others")
-            self._libc.connect(ours.fileno(), address)
-        return 0
-
-    def _send(self, notice: Notice) -> int:
-        fd, data_at, size, _, pointer, address_size = notice.args
-        address = self._address(notice, pointer, address_size)
-        if size > LONGEST_DATAGRAM:
-            raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
-        with self._socket(fd) as ours:
-            transport = _transport(ours)
-            if transport is Transport.TCP:  # a fast open: nothing that slirp does
-                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-            self._judge(address, transport)
-            data = self._read(notice, data_at, size) if size else b""
-            return self._libc.send_to(ours.fileno(), data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, address)
+        wanted = list(fds)
+        filter = program(_sockets(wanted), listens=self._may_listen)
+        return self.start(lambda: start(argv, wanted, stderr), filter)
 
     def _bind(self, notice: Notice) -> int:
         """To the host's loopback alone, at a port the kernel chooses: libslirp does so without listening there, too, to have
         a number for each connection it takes. In place of the port it forwards it gets a socket of ours."""
         fd, pointer, size = notice.args[:3]
         address = self._address(notice, pointer, size)
-        if (path := self._forwards.pop(_place(address), None)) is not None:
+        if (path := self._forwards.pop(place_of(address), None)) is not None:
             return self._give_forward(notice, fd, path)
         with self._socket(fd) as ours:
-            if _transport(ours) is not Transport.TCP or _place(address) != ANY_PORT:
+            if transport_of(ours) is not Transport.TCP or place_of(address) != ANY_PORT:
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
             self._libc.bind(ours.fileno(), address)
         return 0
@@ -192,7 +107,7 @@ class Guard:
         with self._socket(notice.args[0]) as ours:
             if os.fstat(ours.fileno()).st_ino in self._forwarding:
                 return 0  # it does so already
-            is_bound = self._egress.listens and _transport(ours) is Transport.TCP
+            is_bound = self._egress.listens and transport_of(ours) is Transport.TCP
             if not is_bound or ours.getsockname()[0] != ANY_PORT[0] or not ours.getsockname()[1]:
                 raise OSError(errno.EACCES, os.strerror(errno.EACCES))
             ours.listen(BACKLOG)
@@ -206,75 +121,20 @@ class Guard:
             seccomp.put_descriptor(self._listener, notice, line.fileno(), fd & 0xFFFFFFFF)
         return 0
 
-    def _address(self, notice: Notice, pointer: int, size: int) -> bytes:
-        """The IPv4 address a call points to. Every other family is refused, whose own sockets are."""
-        if not INET_SIZE <= size & 0xFFFFFFFF <= LONGEST_ADDRESS:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        address = self._read(notice, pointer, INET_SIZE)
-        if int.from_bytes(address[:2], "little") != socket.AF_INET:  # 0 is taken for IPv4 by some calls, not by us
-            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
-        return address
-
-    def _read(self, notice: Notice, pointer: int, size: int) -> bytes:
-        try:
-            data = self._libc.read_memory(self._pid, pointer, size)
-        except PermissionError:
-            self._tell_blindness()
-            raise
-        if len(data) != size:
-            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
-        if not seccomp.is_valid(self._listener, notice):
-            raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
-        return data
-
-    def _tell_blindness(self) -> None:
-        """Once: nothing of this machine can be judged, so all of it is refused."""
-        self.refused += 1
-        if not self._is_blind:
-            self._is_blind = True
-            self._tell(Refusal("", 0, "", "everything: this process is not allowed to trace QEMU", self.refused))
-
-    def _socket(self, number: int) -> socket.socket:
-        """QEMU's socket, as ours. Closing it closes ours alone."""
-        fd = self._libc.take_descriptor(self._pidfd, number & 0xFFFFFFFF)
-        try:
-            return socket.socket(fileno=fd)
-        except OSError:
-            os.close(fd)
-            raise
-
-    # -- the judgement -------------------------------------------------------------------------------------------------
-
-    def _judge(self, address: bytes, transport: Transport) -> Verdict:
-        """Raises OSError for what is refused."""
-        host, port = _place(address)
-        verdict, reason = decide(self._egress, host, port, transport)
-        if verdict is Verdict.ALLOWED and not reason and is_own(host):
-            verdict, reason = Verdict.REFUSED, "this host"
-        if verdict is Verdict.REFUSED:
-            self.refused += 1
-            key = (host, port, transport.value)
-            is_new = key not in self._told and len(self._told) < TOLD
-            if is_new or self.refused in TENS:
-                self._told.add(key)
-                self._tell(Refusal(*key, reason, self.refused))
-            raise OSError(REFUSED, os.strerror(REFUSED))
-        return verdict
-
-    def _take_call(self, notice: Notice, fd: int, address: bytes) -> int:
+    def _take_call(self, notice: Notice, ours: socket.socket, address: bytes) -> int:
         """Put one end of a socket pair in the place of QEMU's socket; the other end is told."""
-        ours, theirs = socket.socketpair()
+        line, theirs = socket.socketpair()
         with theirs:
-            ours.setblocking(False)
+            line.setblocking(False)
             theirs.setblocking(False)
             try:
-                seccomp.put_descriptor(self._listener, notice, theirs.fileno(), fd & 0xFFFFFFFF)
-                is_taken = self._tell(Call(*_place(address), ours))
+                seccomp.put_descriptor(self._listener, notice, theirs.fileno(), notice.args[0] & 0xFFFFFFFF)
+                is_taken = self._tell(Call(*place_of(address), line))
             except BaseException:
-                ours.close()
+                line.close()
                 raise
         if not is_taken:
-            ours.close()  # the guest finds its connection closed
+            line.close()  # the guest finds its connection closed
         return 0
 
 
@@ -288,29 +148,6 @@ def listen_at(line: socket.socket, path: Path) -> None:
         os.close(folder)
     path.chmod(0o600)
     line.listen(BACKLOG)
-
-
-def is_own(address: str) -> bool:
-    """Is this an address of this host, or of all hosts on one of its networks? Asked of the kernel, which knows of today;
-    nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((address, 9))
-            return bool(probe.getsockname()[0] == address)
-        except OSError as exc:
-            return exc.errno == errno.EACCES  # a broadcast address
-
-
-def _transport(one: socket.socket) -> Transport:
-    kind = TRANSPORTS.get((one.type & 0xF, one.proto)) if one.family == socket.AF_INET else None
-    if kind is None:
-        raise OSError(errno.EPROTONOSUPPORT, os.strerror(errno.EPROTONOSUPPORT))
-    return kind
-
-
-def _place(address: bytes) -> tuple[str, int]:
-    port, host = struct.unpack_from("!H4s", address, 2)
-    return socket.inet_ntoa(host), port
 
 
 def _sockets(fds: Iterable[int]) -> list[int]:
@@ -338,7 +175,7 @@ def prove(confine: Callable[[list[str]], list[str]]) -> str:
     silence = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
     try:
         argv = confine([shell, "-c", "exec 3<>/dev/tcp/127.0.0.1/9"])
-        pid = Guard(Egress(), tell).spawn(spawn, argv, [], silence)
+        pid = QemuGuard(Egress(), tell).spawn(spawn, argv, [], silence)
     except NoGuard as exc:
         return exc.message
     finally:

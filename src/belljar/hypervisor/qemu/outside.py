@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from belljar.host.egress import Egress
-from belljar.hypervisor import Call, Refusal
+from belljar.host.traffic import Call, Refusal, Traffic
 from belljar.hypervisor.qemu.process import Spawn
 
 
@@ -21,18 +21,16 @@ class Outside:
     def __init__(self, egress: Egress | None, forward: Path | None) -> None:
         self._loop = asyncio.get_running_loop()
         self._egress, self._forward = egress, forward
-        self._news: asyncio.Queue[Call | Refusal | None] = asyncio.Queue()
-        self._is_over = False
+        self._traffic = Traffic()
 
     @property
     def start(self) -> Spawn | None:
         """How the process is to be started; None: as any other."""
         return None if self._egress is None else self._guarded(self._egress)
 
-    async def traffic(self) -> AsyncIterator[Call | Refusal]:
+    def traffic(self) -> AsyncIterator[Call | Refusal]:
         """See `Domain.traffic`."""
-        while (item := await self._news.get()) is not None:
-            yield item
+        return self._traffic.items()
 
     async def dial(self, number: int = 0) -> socket.socket:
         """See `Domain.dial`."""
@@ -55,26 +53,13 @@ class Outside:
         if self._forward is not None:
             self._forward.unlink(missing_ok=True)
             second_of(self._forward).unlink(missing_ok=True)
-        self._is_over = True
-        self._news.put_nowait(None)
+        self._traffic.end()
 
     def _guarded(self, egress: Egress) -> Spawn:
-        from belljar.hypervisor.qemu.guard import PENDING, Guard
+        from belljar.hypervisor.qemu.guard import QemuGuard
         from belljar.hypervisor.qemu.process import spawn
 
-        loop, news = self._loop, self._news
-
-        def tell(item: Call | Refusal) -> bool:
-            """From the guard's thread. False: nobody will take it."""
-            if news.qsize() >= PENDING or self._is_over:
-                return False
-            try:
-                loop.call_soon_threadsafe(news.put_nowait, item)
-            except RuntimeError:  # the loop is closed
-                return False
-            return True
-
-        guard = Guard(egress, tell, self._forward)
+        guard = QemuGuard(egress, self._traffic.tell, self._forward)
         start: Callable[..., int] = lambda argv, fds, stderr: guard.spawn(spawn, argv, fds, stderr)  # noqa: E731
         return start
 
