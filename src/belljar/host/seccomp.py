@@ -158,6 +158,18 @@ class Libc:
         found = self._checked(self._libc.process_vm_readv(ctypes.c_int(pid), here, one, there, count, zero))
         return data.raw[:found]
 
+    def write_memory(self, pid: int, address: int, data: bytes) -> None:
+        """All of it, where the process itself may write, or EFAULT."""
+        if not 0 < address < 1 << 63:
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+        text = ctypes.create_string_buffer(data, len(data))
+        here = ctypes.create_string_buffer(struct.pack("QQ", ctypes.addressof(text), len(data)))
+        there = ctypes.create_string_buffer(struct.pack("QQ", address, len(data)))
+        one, zero = ctypes.c_ulong(1), ctypes.c_ulong(0)
+        self._libc.process_vm_writev.restype = ctypes.c_ssize_t
+        if self._checked(self._libc.process_vm_writev(ctypes.c_int(pid), here, one, there, one, zero)) != len(data):
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+
     def connect(self, fd: int, address: bytes) -> None:
         self._checked(self._libc.connect(ctypes.c_int(fd), address, ctypes.c_uint(len(address))))
 

@@ -77,6 +77,6 @@ def check_joined(life: Life) -> None:
         life.answers, life.answer = (), None
         if life.request.user_data is not None:
             raise ContextImpossible(
-                "user data cannot be served: what this machine sends goes out by passt, which no guard can look at",
-                hint='Set `network.user_backend = "slirp"`.',
+                'user data cannot be served: with network.egress = "open" nobody looks at what passt sends',
+                hint='Set `network.user_backend = "slirp"`, or `network.egress = "guarded"`.',
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 
 from belljar.errors import BelljarError
@@ -36,11 +36,17 @@ async def join(networks: Networks, life: Life, servers: Iterable[FileServer]) ->
     return joined
 
 
-async def listen(domain: Domain, life: Life) -> None:
-    """Hear the guard of a user network until the domain ends: refusals go into the journal, calls to who answers them."""
+def heard(domain: Domain, life: Life) -> list[AsyncIterator[Call | Refusal]]:
+    """What is to be listened to: QEMU's own guard, and that of what carries its network."""
+    carrier = life.joined.traffic if life.joined is not None else None
+    return [domain.traffic(), *([carrier.items()] if carrier is not None else [])]
+
+
+async def listen(traffic: AsyncIterator[Call | Refusal], life: Life) -> None:
+    """Hear a guard of a user network until there is no more: refusals go into the journal, calls to who answers them."""
     answering: set[asyncio.Task[None]] = set()
     try:
-        async for item in domain.traffic():
+        async for item in traffic:
             if isinstance(item, Refusal):
                 with suppress(BelljarError, OSError):  # a full disk costs a line, not the machine
                     _note(item, life)

@@ -18,6 +18,7 @@ from belljar.model import FileServer, MachineId, NetworkMode
 if TYPE_CHECKING:
     from belljar.errors import BadSetting
     from belljar.host.egress import Egress, Place
+    from belljar.host.traffic import Traffic
 
 MADE = ("port", "nft-table")  # what may be in the journal, to be given to `discard`
 FOLDER = "networks"  # below the folder of live machines: one folder per isolated group
@@ -59,7 +60,7 @@ class Settings:
     )
     user_backend: UserBackend = field(
         default=UserBackend.AUTO,
-        metadata={"help": "what carries a user network: slirp (in QEMU; auto), or passt, which cannot be guarded"},
+        metadata={"help": "what carries a user network: slirp (in QEMU; auto), or passt, a program of its own"},
     )
     bridges: tuple[str, ...] = field(
         default=(),
@@ -113,6 +114,10 @@ class Joined(Protocol):
     """A link that is there. `close` takes away what it made; closing twice is fine."""
 
     link: Link
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What a guard of its own has to tell, where it has one."""
 
     def close(self) -> None: ...
 

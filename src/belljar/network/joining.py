@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 from belljar.errors import BadSetting, NoSuchNetwork
 from belljar.host import egress as rules
@@ -18,10 +19,6 @@ INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")
 PREFIX = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){0,4}")
 
 EVERYTHING = rules.Rule(0, 0)
-NO_GUARD_FOR_PASST = (
-    'network.user_backend = "passt" with network.egress = "guarded": passt cannot be guarded',
-    'Set `network.user_backend = "slirp"`, or `network.egress = "open"`.',
-)
 
 Intend = Callable[[str, Path], None]
 
@@ -31,6 +28,7 @@ class Nothing:
     """A link for which nothing was made."""
 
     link: Link
+    traffic: ClassVar[None] = None
 
     def close(self) -> None:
         pass
@@ -67,16 +65,17 @@ async def join(
 
 def _join_user(settings: Settings, link: Link, grants: tuple[Place, ...], answers: tuple[Place, ...]) -> Joined:
     is_guarded = settings.egress is EgressMode.GUARDED
+    egress = None
+    if is_guarded:
+        resolvers = resolvers_of(RESOLVERS.read_text(errors="replace") if RESOLVERS.exists() else "")
+        egress = plan_egress(settings, resolvers, grants, answers)
     if link.has_line:
-        if is_guarded:
-            raise BadSetting(NO_GUARD_FOR_PASST[0], hint=NO_GUARD_FOR_PASST[1])
         from belljar.network.passt import join_passt
 
-        return join_passt(link)
-    if not is_guarded:
-        return Nothing(replace(link, egress=Egress(allow=(EVERYTHING,), answers=answers)) if answers else link)
-    resolvers = resolvers_of(RESOLVERS.read_text(errors="replace") if RESOLVERS.exists() else "")
-    return Nothing(replace(link, egress=plan_egress(settings, resolvers, grants, answers)))
+        return join_passt(link, egress)
+    if answers and not is_guarded:
+        egress = Egress(allow=(EVERYTHING,), answers=answers)
+    return Nothing(replace(link, egress=egress))
 
 
 def plan_egress(

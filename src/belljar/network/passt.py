@@ -1,7 +1,7 @@
-"""A user network carried by passt instead of by QEMU itself: quicker, and without a guard. https://passt.top
+"""A user network carried by passt instead of by QEMU itself. https://passt.top
 
-What it cannot have: a guard that is not slower than what passt is for (docs/decisions/0012-the-guard.md), so a site that
-guards its machines cannot use it. The host's loopback is closed to the guest in any case.
+Where the site guards its machines, passt has a guard of its own (passt_guard.py), and QEMU one that lets it go nowhere. The
+host's loopback is closed to the guest in any case.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from dataclasses import replace
 
 from belljar.errors import CommandMissing, NetworkFailed
 from belljar.host.commands import which
+from belljar.host.egress import Egress, Rule
+from belljar.host.traffic import Traffic
 from belljar.network import Link
 
 END = 5.0  # seconds passt may take to end when its connection has
+NOWHERE = Egress(deny=(Rule(0, 0),))  # for QEMU, which has no business in a network that passt carries
 
 
-def join_passt(link: Link) -> Passt:
-    """Start one for one machine. Raises CommandMissing, NetworkFailed."""
+def join_passt(link: Link, egress: Egress | None) -> Passt:
+    """Start one for one machine, under guard unless *egress* is None. Raises CommandMissing, NetworkFailed, NoGuard."""
     program, setpriv = which("passt"), which("setpriv")
     if program is None or setpriv is None:
         raise CommandMissing(
@@ -30,16 +33,39 @@ def join_passt(link: Link) -> Passt:
     ours, theirs = socket.socketpair()
     argv = command_line([setpriv, "--pdeathsig=KILL", "--", program], theirs.fileno(), link)
     try:
-        process = subprocess.Popen(
-            argv, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, close_fds=True, cwd="/", env={"PATH": "/usr/bin:/bin"},
-        )  # fmt: skip
+        if egress is None:
+            return Passt(link, ours, _start(argv, theirs.fileno()))
+        traffic = Traffic()
+        process = _start_guarded(argv, theirs.fileno(), egress, traffic)
+        return Passt(replace(link, egress=NOWHERE), ours, process, traffic)
     except OSError as exc:
         ours.close()
         raise NetworkFailed(f"{program}: cannot be started: {exc.strerror}") from exc
+    except BaseException:
+        ours.close()
+        raise
     finally:
         theirs.close()
-    return Passt(link, ours, process)
+
+
+def _start(argv: list[str], line: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        argv, pass_fds=[line], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        close_fds=True, cwd="/", env={"PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+
+
+def _start_guarded(argv: list[str], line: int, egress: Egress, traffic: Traffic) -> subprocess.Popen[bytes]:
+    from belljar.network.passt_guard import PasstGuard
+
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> int:
+        started.append(_start(argv, line))
+        return started[0].pid
+
+    PasstGuard(egress, traffic.tell).spawn(start, line)
+    return started[0]
 
 
 def command_line(program: list[str], fd: int, link: Link) -> list[str]:
@@ -54,11 +80,15 @@ def command_line(program: list[str], fd: int, link: Link) -> list[str]:
 class Passt:
     """A running passt. It ends with its connection, with us, and with `close`."""
 
-    def __init__(self, link: Link, line: socket.socket, process: subprocess.Popen[bytes]) -> None:
-        self.link = replace(link, fd=line.fileno())
+    def __init__(
+        self, link: Link, line: socket.socket, process: subprocess.Popen[bytes], traffic: Traffic | None = None
+    ) -> None:
+        self.link, self.traffic = replace(link, fd=line.fileno()), traffic
         self._line, self._process = line, process
 
     def close(self) -> None:
+        if self.traffic is not None:
+            self.traffic.end()
         self._line.close()
         if self._process.poll() is None:
             self._process.kill()

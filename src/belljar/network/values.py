@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from belljar.errors import BadSetting
-from belljar.network import EgressMode, Settings, UserBackend
+from belljar.network import Settings
 from belljar.network.bridge import check_address
 from belljar.network.claims import addresses, macs
 from belljar.network.isolated import subnet
-from belljar.network.joining import NO_GUARD_FOR_PASST, bridge_of, check_prefix, plan_egress
+from belljar.network.joining import bridge_of, check_prefix, plan_egress
 
 
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
@@ -31,5 +31,3 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
             look()
         except BadSetting as exc:
             yield key, exc
-    if settings.user_backend is UserBackend.PASST and settings.egress is EgressMode.GUARDED:
-        yield "user_backend", BadSetting(*NO_GUARD_FOR_PASST[:1], hint=NO_GUARD_FOR_PASST[1])

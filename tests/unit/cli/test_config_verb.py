@@ -75,7 +75,6 @@ WRONG = [
     ("network", "mac_pool", "['01:00:00:00:00:01']", "unicast MAC address"),
     ("network", "mac_prefix", "'53'", "the first of them even"),
     ("network", "isolated_net", "'10.98.0.0/25'", "10.98.0.0/25"),
-    ("network", "user_backend", "'passt'", "passt cannot be guarded"),
     ("image", "trust", "['debian*']", "does not name a signer"),
     ("image", "trust", "['debian* ed25519:abcd']", "no Ed25519 public key"),
     ("image", "trust", "['debian* x509:certificates:/DC=ch']", "a path from the root"),
@@ -96,7 +95,7 @@ def test_check_finds_what_would_be_refused_only_when_it_is_used(
     assert call("config", "check") == 1
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{file}:2, {section}.{key}: ") and named in line and line.endswith(")"), line
-    assert line.count(f"{section}.{key}") == 1 or key == "user_backend", line
+    assert line.count(f"{section}.{key}") == 1, line
 
 
 def test_check_takes_what_the_pages_show_as_examples(call: Any, file: Path, capsys: Any) -> None:

@@ -46,9 +46,24 @@ async def test_a_user_network_is_guarded_unless_the_site_says_open(tmp_path: Pat
     assert os.listdir(tmp_path) == []
 
 
-async def test_passt_and_a_guard_exclude_each_other(tmp_path: Path) -> None:
-    with pytest.raises(BadSetting, match="passt"):
-        await join(Networks(Settings(user_backend=UserBackend.PASST), tmp_path), NetworkMode.USER)
+@pytest.mark.parametrize("egress", EgressMode)
+async def test_passt_has_the_guard_and_qemu_beside_it_goes_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, egress: EgressMode
+) -> None:
+    monkeypatch.setattr("belljar.network.passt.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("belljar.network.passt.command_line", lambda *_: ["/usr/bin/sleep", "600"])
+    networks = Networks(Settings(user_backend=UserBackend.PASST, egress=egress), tmp_path)
+    joined = await join(networks, NetworkMode.USER, answers=[("169.254.169.254", 80)])
+    try:
+        if egress is EgressMode.OPEN:
+            assert joined.link.egress is None and joined.traffic is None
+        else:
+            assert joined.link.egress is not None and joined.traffic is not None
+            assert decide(joined.link.egress, "203.0.113.1", 80, Transport.TCP)[0] is Verdict.REFUSED
+    finally:
+        joined.close()
+    if joined.traffic is not None:
+        assert [item async for item in joined.traffic.items()] == []
 
 
 def test_a_grant_opens_one_port_of_one_server() -> None:
