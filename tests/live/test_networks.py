@@ -411,6 +411,45 @@ def test_passt_goes_with_its_supervisor(host: InLab) -> None:
     assert host.belljar.leftovers() == []
 
 
+# Stands for a QEMU: sends two datagrams as frames, prints the answer to the first and what became of the second.
+FRAMES = """
+import asyncio, os, socket
+from belljar.host.egress import Egress
+from belljar.model import NetworkMode
+from belljar.network import USER_ADDRESSES, Link
+from belljar.network.passt import join_passt
+def frame(address, port):
+    body = (4000).to_bytes(2, "big") + port.to_bytes(2, "big") + b"\\0\\x09\\0\\0?"
+    head = b"\\x45\\0\\0\\x1d\\0\\0\\0\\0\\x40\\x11\\0\\0" + socket.inet_aton("10.0.2.15") + socket.inet_aton(address)
+    total = sum(int.from_bytes(head[at:at + 2], "big") for at in range(0, 20, 2))
+    total = (total & 0xffff) + (total >> 16)
+    head = head[:10] + (~total & 0xffff).to_bytes(2, "big") + head[12:]
+    data = b"\\xff" * 6 + bytes.fromhex("520000000001") + b"\\x08\\0" + head + body
+    return len(data).to_bytes(4, "big") + data
+async def main():
+    joined = join_passt(Link(NetworkMode.USER, "52:00:00:00:00:01", *USER_ADDRESSES, has_line=True), Egress())
+    with socket.socket(fileno=os.dup(joined.link.fd)) as line:
+        line.settimeout(20)
+        line.sendall(frame("203.0.113.1", 5000))
+        heard = b""
+        while b"public" not in heard:
+            heard += line.recv(1 << 16)
+        line.sendall(frame("10.77.0.1", 5000))
+        async for item in joined.traffic.items():
+            print("public", item.address, item.port, item.reason)
+            joined.close()
+asyncio.run(main())
+"""
+
+
+def test_the_guard_of_an_ordinary_users_passt_sees_what_it_sends(lab: Lab) -> None:
+    lab.serve(lab.world, "udp", "203.0.113.1", 5000, "public")
+    lab.serve(lab.world, "udp", "10.77.0.1", 5000, "inside")
+    user = ["setpriv", "--reuid=61234", "--regid=61234", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]
+    assert lab.run(lab.host, *user, sys.executable, "-c", FRAMES) == "public 10.77.0.1 5000 private\n"
+    assert passts(lab) == []
+
+
 @pytest.mark.slow
 def test_a_host_that_lets_its_users_ping_lets_guests_behind_passt(host: InLab) -> None:
     lab = host.lab
