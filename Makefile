@@ -55,6 +55,7 @@ bench:
 	@.venv/bin/python bench/data.py --files 500
 	@.venv/bin/python bench/images.py
 	@.venv/bin/python bench/libvirt.py
+	@.venv/bin/python bench/networks.py
 
 install:
 	@scripts/prepare
