@@ -18,7 +18,7 @@ def server(cluster: Cluster) -> Iterator[NfsServer]:
 
 
 def use(cluster: Cluster, share: str) -> None:
-    cluster.reconfigure(SETTINGS, machine='network = "user"')
+    cluster.reconfigure(SETTINGS, machine='network = "user"', network='allow = ["127.0.0.1"]')
     text, folder = cluster.site.config.read_text(), f'shares = ["{cluster.site.homes}:rw"]'
     assert folder in text
     cluster.site.config.write_text(text.replace(folder, f'shares = ["{share}"]'))

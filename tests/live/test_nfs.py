@@ -30,6 +30,13 @@ print("written", flush=True)
 """
 
 
+@pytest.fixture
+def belljar(belljar: Belljar) -> Belljar:
+    """The servers of these tests have ports of their own."""
+    belljar.env["BELLJAR_NETWORK_ALLOW"] = "127.0.0.1"
+    return belljar
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[NfsServer]:
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="belljar-nfs-") as folder:

@@ -70,10 +70,14 @@ def test_a_call_that_nobody_answers_is_closed(networked: House) -> None:
         assert guests.recv(100) == b""
 
 
-def test_the_servers_of_its_shares_may_be_reached(networked: House) -> None:
+def test_the_servers_of_its_shares_may_be_reached(networked: House, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         share = Share(f"nfs://127.0.0.1:{port}/data", "/data", True, ShareKind.NFS)
+        refused = networked.run(networked.request(machine=machine(shares=(share,))))
+        assert refused.error == "ShareMissing" and "opens port 2049" in refused.reason
+        assert networked.hypervisor.domains == []
+        monkeypatch.setattr("belljar.network.nfs.PORT", port)
         networked.run(networked.request(machine=machine(shares=(share,))))
     egress = networked.domain().spec.nic.egress  # type: ignore[union-attr]
     assert egress is not None

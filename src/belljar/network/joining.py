@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from belljar.errors import BadSetting, NoSuchNetwork
+from belljar.errors import BadSetting, NoSuchNetwork, ShareMissing
 from belljar.host import egress as rules
 from belljar.host.egress import Egress, Place
 from belljar.model import MachineId, NetworkMode
@@ -81,12 +81,27 @@ def _join_user(settings: Settings, link: Link, grants: tuple[Place, ...], answer
 def plan_egress(
     settings: Settings, resolvers: tuple[str, ...], grants: tuple[Place, ...] = (), answers: tuple[Place, ...] = ()
 ) -> Egress:
-    """What the guard goes by. Raises BadSetting for a rule that cannot be read."""
-    granted = tuple(rules.rule(f"{address}:{port}/tcp") for address, port in grants)
-    return Egress(
-        allow=granted + _rules("allow", settings.allow), deny=_rules("deny", settings.deny), resolvers=resolvers,
-        answers=answers,
-    )  # fmt: skip
+    """What the guard goes by. Raises BadSetting for a rule that cannot be read, ShareMissing for a grant that is none."""
+    own = Egress(
+        allow=_rules("allow", settings.allow), deny=_rules("deny", settings.deny), resolvers=resolvers, answers=answers
+    )
+    return replace(own, allow=own.allow + tuple(_granted(own, address, port) for address, port in grants))
+
+
+def _granted(egress: Egress, address: str, port: int) -> rules.Rule:
+    """A share opens the file server's own port. Any other could be any service of the site's, and takes its leave."""
+    from belljar.network.nfs import PORT
+
+    if port != PORT:
+        from belljar.host.guard import is_own
+
+        verdict, reason = rules.decide(egress, address, port, rules.Transport.TCP)
+        if verdict is not rules.Verdict.ALLOWED or (not reason and is_own(address)):
+            raise ShareMissing(
+                f"a file server at {address}:{port}: a share opens port {PORT}, and no other",
+                hint=f'Have it listen at {PORT}, or ask the site for `network.allow = ["{address}:{port}/tcp"]`.',
+            )
+    return rules.rule(f"{address}:{port}/tcp")
 
 
 def _rules(key: str, texts: tuple[str, ...]) -> tuple[rules.Rule, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import BadSetting, NetworkFailed, NoSuchNetwork
+from belljar.errors import BadSetting, NetworkFailed, NoSuchNetwork, ShareMissing
 from belljar.host.egress import Transport, Verdict, decide
 from belljar.model import NetworkMode
 from belljar.network import (
@@ -64,6 +64,16 @@ async def test_passt_has_the_guard_and_qemu_beside_it_goes_nowhere(
         joined.close()
     if joined.traffic is not None:
         assert [item async for item in joined.traffic.items()] == []
+
+
+@pytest.mark.parametrize("place", [("10.0.0.5", 80), ("127.0.0.1", 22), ("203.0.113.7", 2050)])
+def test_a_share_opens_no_other_port_than_a_file_servers(place: tuple[str, int]) -> None:
+    denied = Settings(deny=("203.0.113.0/24",))
+    with pytest.raises(ShareMissing, match="a share opens port 2049") as caught:
+        plan_egress(denied, (), grants=(place,))
+    assert f'network.allow = ["{place[0]}:{place[1]}/tcp"]' in caught.value.hint
+    allowed = Settings(allow=(f"{place[0]}:{place[1]}/tcp",))
+    assert decide(plan_egress(allowed, (), grants=(place,)), *place, Transport.TCP)[0] is Verdict.ALLOWED
 
 
 def test_a_grant_opens_one_port_of_one_server() -> None:
