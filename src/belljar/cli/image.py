@@ -227,15 +227,20 @@ def tag(args: argparse.Namespace, house: House) -> int:
 
 
 def set_(args: argparse.Namespace, house: House) -> int:
+    from belljar.context.choice import choose
     from belljar.errors import BadOption
     from belljar.image.amend import amend
+    from belljar.machine.contexts import means_of
     from belljar.model import Context, Firmware
 
     if args.context is None and args.firmware is None and args.ssh_user is None:
         raise BadOption("nothing to change", hint="Give --context, --firmware or --ssh-user.")
     context = None if args.context is None else Context(args.context)
     firmware = None if args.firmware is None else Firmware(args.firmware)
-    amend(house.images, house.images.resolve(args.image), context=context, firmware=firmware, ssh_user=args.ssh_user)
+    image = house.images.resolve(args.image)
+    if context not in (None, Context.AUTO):
+        choose(context, means_of(image), args.image)
+    amend(house.images, image, context=context, firmware=firmware, ssh_user=args.ssh_user)
     return 0
 
 

@@ -6,6 +6,7 @@ Only the machine's owner and root are heard. The socket lies in the machine's fo
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import socket
@@ -21,6 +22,10 @@ from belljar.machine import CONTROL
 LONGEST_LINE = 1 << 16
 ASK_TIMEOUT = 10.0
 BACKLOG = 16
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+SHORTAGE = (
+    1.0  # seconds until another try: nothing tells when there are descriptors again. asyncio's servers do the same
+)
 
 Answer = dict[str, Any]
 Handler = Callable[[Answer, socket.socket], Awaitable[Answer | None]]
@@ -56,7 +61,15 @@ class ControlServer:
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(self._listener)
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except ConnectionAbortedError:
+                continue
+            except OSError as exc:
+                if exc.errno not in SHORTAGES:
+                    raise
+                await asyncio.sleep(SHORTAGE)
+                continue
             connection.setblocking(False)
             self._keep(loop.create_task(self._serve(connection)))
 

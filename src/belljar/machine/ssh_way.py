@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ SAME_CARD = "000000000000"
 EVERYWHERE = rule("0.0.0.0/0")
 SECRET_SIZE = 32
 LONGEST_REASON = 1000
+REMEMBERED = 7 * 86400.0  # seconds; belljar and QEMU are renewed, and may do better
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 
@@ -64,9 +66,10 @@ class SshWay:
 
     @property
     def never_cloned(self) -> str:
-        """Why a template of such a guest was refused by the guest itself; empty: there may be one."""
+        """Why a template of such a guest was refused by the guest itself, for some days; empty: there may be one."""
         with suppress(OSError):
-            return read_capped(self.memory, LONGEST_REASON).decode("utf-8", "replace")
+            if time.time() - self.memory.stat().st_mtime < REMEMBERED:
+                return read_capped(self.memory, LONGEST_REASON).decode("utf-8", "replace")
         return ""
 
     def remember(self, error: GuestRefused) -> None:

@@ -12,8 +12,8 @@ from tests.unit.image.image_parts import ext4
 
 from belljar.cli import image as verb
 from belljar.cli.parser import Parser
-from belljar.errors import BadOption, ImageInUse, ImageUnknown
-from belljar.image import Image
+from belljar.errors import BadOption, ContextImpossible, ImageInUse, ImageUnknown
+from belljar.image import Image, manifest
 from belljar.image.fake import FakeOverlays, FakeStore
 from belljar.image.store import Store
 
@@ -45,6 +45,16 @@ def test_the_list_shows_names_and_where_an_image_comes_from(
         "Debian",
         "kernel",
     ]
+
+
+def test_a_context_the_image_cannot_do_is_not_set(typed: Typed, publish: Publish, store: Store) -> None:
+    folder = publish("base").disk.parent
+    manifest.set_facts(folder, {"python": "3.11", "init_system": "systemd", "boots_by": "kernel"}, mode=store.file_mode)
+    with pytest.raises(ContextImpossible, match=r"image base: --context ssh is not possible.*no ssh server"):
+        typed("set", "base", "--context", "ssh")
+    assert "context" not in store.resolve("base").facts
+    assert typed("set", "base", "--context", "ramdisk") == 0 and store.resolve("base").facts["context"] == "ramdisk"
+    assert typed("set", "base", "--context", "auto") == 0 and "context" not in store.resolve("base").facts
 
 
 def test_an_empty_store_lists_nothing(typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Awaitable, Callable
@@ -43,6 +44,28 @@ def test_a_question_is_answered(tmp_path: Path) -> None:
             return control.ask(connection, "stop", grace=1)
 
     assert with_server(tmp_path, client) == {"heard": {"do": "stop", "grace": 1}}
+
+
+@pytest.mark.parametrize("trouble", [errno.EMFILE, errno.ENOBUFS, errno.ECONNABORTED])
+def test_a_moment_without_descriptors_costs_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: int
+) -> None:
+    accept, failed = asyncio.SelectorEventLoop.sock_accept, []
+
+    async def fails_once(self: asyncio.SelectorEventLoop, listener: socket.socket) -> object:
+        if not failed:
+            failed.append(trouble)
+            raise OSError(trouble, os.strerror(trouble))
+        return await accept(self, listener)
+
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_accept", fails_once)
+    monkeypatch.setattr(control, "SHORTAGE", 0.0)
+
+    def client() -> Answer:
+        with control.connect(tmp_path) as connection:
+            return control.ask(connection, "hello")
+
+    assert with_server(tmp_path, client) == {"heard": {"do": "hello"}} and failed == [trouble]
 
 
 def test_a_folder_deep_down_is_no_obstacle(tmp_path: Path) -> None:

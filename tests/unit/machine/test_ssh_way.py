@@ -1,6 +1,8 @@
 """The ssh context as the planner prepares it: keys, card, ramdisk, and what is remembered of templates."""
 
 import asyncio
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,3 +113,5 @@ def test_a_guest_that_refused_to_be_cloned_is_not_asked_again(tmp_path: Path) ->
     assert way.never_cloned == ""
     way.remember(GuestRefused("no fresh random numbers"))
     assert way_of(tmp_path, image()).never_cloned == "no fresh random numbers"
+    os.utime(way.memory, (0, time.time() - 8 * 86400))
+    assert way_of(tmp_path, image()).never_cloned == ""  # after a week it is
