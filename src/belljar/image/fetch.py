@@ -231,7 +231,8 @@ def _answer(
             raise DownloadFailed(f"{shown(url)}: redirected to {target.scheme}, which belljar does not follow")
         if response.url.scheme == "https" and target.scheme == "http" and not is_pinned:
             raise DownloadFailed(
-                f"{shown(url)}: redirected from https to http", hint="Give the image's digest with --sha256."
+                f"{shown(url)}: redirected from https to http",
+                hint="Name an address that stays https; for an image its digest (--sha256) will do.",
             )
         address = str(target)
     raise DownloadFailed(f"{shown(url)}: more than {MOST_REDIRECTS} redirects")
