@@ -170,7 +170,7 @@ def test_a_job_by_the_users_own_libvirt_is_the_same_job(belljar: Session) -> Non
     assert done.stdout == b"\0in\xff%d\n/scratch\nup\n" % belljar.uid
     assert (home / "shared/file").stat().st_uid == belljar.uid
     told = outcome(home / "r")
-    assert (told["start"], told["klass"]) == ("cold", "payload")
+    assert (told["start"], told["class"]) == ("cold", "payload")
     nothing_is_left(belljar)
     assert logs(belljar.state / "qemu/log") <= before
 
@@ -207,7 +207,7 @@ def test_without_a_command_a_session_daemon_that_was_killed_is_started_by_the_ne
     os.kill(belljar.daemon, KILL)
     _, err = keeper.communicate(timeout=90)
     told = outcome(belljar.home / "r")
-    assert keeper.returncode == 125 and told["klass"] == "node" and "restart_command" in told["reason"], err
+    assert keeper.returncode == 125 and told["class"] == "node" and "restart_command" in told["reason"], err
     next_job_works(belljar)
 
 
@@ -222,7 +222,7 @@ def test_whatever_else_is_killed_ends_the_job_or_is_not_missed(belljar: Session,
         assert keeper.wait(60) == -signal.SIGTERM
     elif victim == "qemu":
         os.kill(guest, KILL)
-        assert keeper.wait(60) == 125 and outcome(belljar.home / "r")["klass"] != "payload"
+        assert keeper.wait(60) == 125 and outcome(belljar.home / "r")["class"] != "payload"
     else:
         keeper.kill()
         keeper.wait(10)
