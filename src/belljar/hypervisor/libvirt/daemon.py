@@ -26,6 +26,7 @@ from belljar.model import MIB
 PID_FILES = ("/run/virtqemud.pid", "/run/libvirtd.pid", "/run/virtxend.pid")
 NAMES = ("libvirtd", "virtqemud", "virtxend")
 UNDER = '"$@" </dev/null; exit $?'  # a shell's words; it stays, as the program's parent
+PAUSES = (0.1, 0.3, 1.0, 3.0)  # seconds between tries to reach a daemon that was restarted
 OVERDUE, LONGEST_WORDS = 128 + 9, 64 << 10  # timeout(1) ends by the signal it was told to send
 
 
@@ -121,8 +122,16 @@ class Daemon:
             if self._is_well():
                 return "another one answers by now"
             run_under(held, self._settings.restart_command, self._settings.restart_timeout)
-            self.connect().abandon()
+            self._meet()
         return "it was restarted"
+
+    def _meet(self) -> None:
+        """Have the new one answer. It may not listen yet, and the old one's socket may not be gone yet: nothing tells when."""
+        for pause in PAUSES:
+            with suppress(BelljarError):
+                return self.connect().abandon()
+            time.sleep(pause)
+        self.connect().abandon()
 
     def _is_well(self) -> bool:
         try:
