@@ -101,14 +101,14 @@ class Lines:
             )
         return path
 
-    def close(self) -> None:
+    def close(self, *, keep_log: bool = True) -> None:
         for line in self._listening.values():
             line.close()
         if self._lock is not None:
             self._lock.release()
         with suppress(OSError):
             remove_tree(self.folder)
-        if self._log is not None:
+        if self._log is not None and keep_log:
             with suppress(OSError):
                 take_over(*self._log)
 

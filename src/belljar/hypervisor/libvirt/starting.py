@@ -79,7 +79,7 @@ def undo(started: Started) -> None:
 
 
 class Attempt:
-    """`run` starts the domain, or leaves nothing of it."""
+    """`run` starts the domain, or leaves nothing of it. Whoever does not take what it returns calls `give_up`."""
 
     def __init__(
         self, spec: DomainSpec, daemon: Daemon, settings: LibvirtSettings, lines: Lines, write: Callable[[], str],
@@ -87,36 +87,53 @@ class Attempt:
     ) -> None:  # fmt: skip
         self._spec, self._daemon, self._settings, self._lines = spec, daemon, settings, lines
         self._write, self._find = write, find
+        self._making = threading.Lock()  # held while something of the machine is made on this host
         self._link: Link | None = None
+        self._started: Started | None = None
         self._is_given_up = False
 
     def give_up(self) -> None:
-        """From another thread: what is done is undone."""
-        self._is_given_up = True
-        if self._link is not None:
-            self._link.abandon("the start was given up")
+        """From another thread: what is done is undone. Nothing of the machine is made here after this returned."""
+        with self._making:
+            self._is_given_up = True
+            if self._started is not None:
+                undo(self._started)
+            elif self._link is not None:
+                self._link.abandon("the start was given up")
+
+    def _go_on(self) -> None:
+        if self._is_given_up:
+            raise LibvirtRefused("the start was given up")
 
     def run(self) -> Started:
         """Raises LibvirtLost (after an attempt to restart the daemon), LibvirtRefused, or what QEMU complained about."""
-        self._lines.open()
         try:
-            document = self._write()
+            with self._making:
+                self._go_on()
+                self._lines.open()
+                document = self._write()
             started = self._start(document)
-            if self._is_given_up:
-                os.close(started.pidfd)
-                raise LibvirtRefused("the start was given up")
+            with self._making:
+                if self._is_given_up:
+                    undo(started)
+                self._go_on()
+                self._started = started
             return started
         except BaseException as exc:
-            if self._link is not None:
-                self._link.abandon("the start failed")
-            self._lines.close()
+            with self._making:
+                if self._link is not None:
+                    self._link.abandon("the start failed")
+                self._lines.close(keep_log=not self._is_given_up)
             if isinstance(exc, LibvirtLost) and not self._is_given_up:
                 raise LibvirtLost(f"{exc.message}; {self._daemon.restart()}") from exc
             raise
 
     def _start(self, document: str) -> Started:
         libvirt, heard = library(), Heard()
-        link = self._link = self._daemon.connect()
+        link = self._daemon.connect()
+        with self._making:
+            self._link = link
+            self._go_on()
         who = identity(link)
         if too_large := self._daemon.too_large(who):
             raise LibvirtLost(f"libvirt's daemon is not asked for a domain: {too_large}")
@@ -164,7 +181,9 @@ class Attempt:
         try:
             return link.call(f"domain {NAME}{self._spec.id}", work, self._settings.start_timeout)
         except LibvirtRefused as refused:
-            raise complaint(refused, self._spec) from refused
+            with self._making:
+                self._go_on()
+                raise complaint(refused, self._spec) from refused
 
 
 def complaint(refused: LibvirtRefused, spec: DomainSpec) -> BelljarError:
