@@ -233,6 +233,21 @@ def data_parts(fd: int, size: int) -> "list[tuple[int, int]]":
         at = min(os.lseek(fd, begin, os.SEEK_HOLE), size)
         if begin < at:
             parts.append((begin, at - begin))
+    if parts == [(0, size)]:
+        parts = parts_by_reading(fd, size)  # squashfs, say, keeps holes, and does not tell where
     if parts != [(0, size)]:
         parts.append((size, 0))
+    return parts
+
+
+def parts_by_reading(fd: int, size: int) -> "list[tuple[int, int]]":
+    """(offset, length) of what is not nothing but zeros, to a chunk. A file with holes is read twice so, and sent without."""
+    parts, zeros = [], bytes(CHUNK)  # type: list[tuple[int, int]], bytes
+    for at in range(0, size, CHUNK):
+        data = os.pread(fd, min(CHUNK, size - at), at)
+        if data and data == zeros[: len(data)]:
+            continue
+        if parts and sum(parts[-1]) == at:
+            at, _ = parts.pop()
+        parts.append((at, min(at + CHUNK, size) - at))
     return parts

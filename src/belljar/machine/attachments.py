@@ -81,8 +81,8 @@ def folders_to_pack(payload: Payload, settings: Settings) -> Iterator[Transfer]:
 
 
 def is_large(folder: str, settings: Settings) -> bool:
-    """Has the folder as many files, or bytes, as the settings say? Stops counting there. What cannot be read counts for
-    nothing: the copy itself says so."""
+    """Has the folder as many files, or bytes, as the settings say? Holes do not count: a copy leaves them out. Stops
+    counting there. What cannot be read counts for nothing: the copy itself says so."""
     files = size = 0
     waiting = [folder]
     while waiting:
@@ -93,7 +93,8 @@ def is_large(folder: str, settings: Settings) -> bool:
                     waiting.append(entry.path)
                 elif entry.is_file(follow_symlinks=False):
                     with suppress(OSError):
-                        size += entry.stat(follow_symlinks=False).st_size
+                        facts = entry.stat(follow_symlinks=False)
+                        size += min(facts.st_size, facts.st_blocks * 512)
                 if (settings.pack_files and files >= settings.pack_files) or 0 < settings.pack_size <= size:
                     return True
     return False

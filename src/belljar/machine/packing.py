@@ -13,20 +13,40 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from belljar.agent.tar import TransferError, pack
+from belljar.agent.tar import BLOCK, Packer, TransferError
 from belljar.errors import CommandFailed, InputMissing, NoSpace
 from belljar.host.commands import SEARCH_PATH, run, which
 from belljar.host.files import PRIVATE_FILE
 from belljar.host.threads import in_thread
-from belljar.model import Account, Transfer
+from belljar.model import GIB, Account, Transfer
 
 PROGRAM = "mksquashfs"
 # No compression: the guest unpacks under emulation, and what is read comes from the host's page cache.
 OPTIONS = ("-tar", "-noappend", "-no-progress", "-quiet", "-noI", "-noD", "-noF", "-noX", "-mem", "128M")
 ENVIRONMENT = {"PATH": SEARCH_PATH, "LC_ALL": "C"}
+MOST_HOLES = GIB  # of a folder, which are read and written as zeros
 LONGEST = 4 * 3600.0  # seconds one folder may take
 ASK_TIMEOUT = 10.0
 MESSAGE = 4096
+
+
+class TooManyHoles(Exception):
+    """A folder that is sooner copied."""
+
+
+class Filler(Packer):
+    """Packs holes as zeros, of which mksquashfs makes holes again: it refuses most files with holes in a tar stream
+    (https://github.com/plougher/squashfs-tools/issues/401)."""
+
+    holes = 0
+
+    def _content(self, fd: int, path: bytes, name: str, facts: os.stat_result) -> None:
+        self.holes += max(facts.st_size - facts.st_blocks * BLOCK, 0)
+        if self.holes > MOST_HOLES:
+            raise TooManyHoles
+        self._header(name, facts, self.tarfile.REGTYPE, size=facts.st_size)
+        self._copy(fd, path, 0, facts.st_size)
+        self.write(bytes(-facts.st_size % BLOCK))
 
 
 @cache
@@ -74,12 +94,14 @@ def _spawn(argv: list[str], errors: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, env=ENVIRONMENT)
 
 
-def _feed(child: subprocess.Popen[bytes], item: Transfer) -> InputMissing | None:
+def _feed(child: subprocess.Popen[bytes], item: Transfer) -> InputMissing | CommandFailed | None:
     """In a thread: the folder into the program, and its end. Returns what is wrong with the folder."""
     assert child.stdin is not None
-    trouble = None
+    trouble: InputMissing | CommandFailed | None = None
     try:
-        pack(os.fsencode(item.outside), child.stdin.write, tuple(os.fsencode(one) for one in item.skip))
+        Filler(child.stdin.write, tuple(os.fsencode(one) for one in item.skip)).pack(os.fsencode(item.outside))
+    except TooManyHoles:
+        trouble = CommandFailed(f"{item.outside}: has more than {MOST_HOLES // GIB} GiB of holes")
     except TransferError as exc:
         trouble = InputMissing(exc.message)
     except BrokenPipeError:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from belljar.agent.tar import DEEPEST, TransferError, pack
+from belljar.agent.tar import CHUNK, DEEPEST, TransferError, pack
 from belljar.agent.untar import unpack
 
 MIB = 1 << 20
@@ -96,6 +96,26 @@ def test_holes_stay_holes(tmp_path: Path, parts: list[tuple[int, int]]) -> None:
     unpacked(data, copy)
     assert copy.read_bytes() == source.read_bytes()
     assert copy.stat().st_blocks <= source.stat().st_blocks + 64
+
+
+@pytest.mark.parametrize("parts", HOLES)
+def test_holes_stay_holes_where_the_file_system_does_not_tell_where_they_are(
+    tmp_path: Path, parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """squashfs, for one: all of a file is data, says lseek, and it has few blocks, says stat."""
+    size, seek = 8 * MIB, os.lseek
+    untold = {os.SEEK_DATA: lambda at: at, os.SEEK_HOLE: lambda at: size}
+    monkeypatch.setattr(os, "lseek", lambda fd, at, how: untold[how](at) if how in untold else seek(fd, at, how))
+    source, copy = tmp_path / "sparse", tmp_path / "copy"
+    with source.open("wb") as file:
+        file.truncate(size)
+        for offset, length in parts:
+            file.seek(offset)
+            file.write(os.urandom(length))
+    data = packed(source)
+    assert len(data) < sum(length + 2 * CHUNK for _, length in parts) + 100_000
+    unpacked(data, copy)
+    assert copy.read_bytes() == source.read_bytes()
 
 
 def test_other_tar_programs_read_what_is_packed(tmp_path: Path) -> None:

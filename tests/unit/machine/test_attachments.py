@@ -99,6 +99,15 @@ def test_a_folder_is_large_by_its_files_or_its_bytes(tmp_path: Path, settings: S
     assert is_large(str(tmp_path), settings) is expected
 
 
+def test_holes_do_not_make_a_folder_large(tmp_path: Path) -> None:
+    with (tmp_path / "holes").open("wb") as file:
+        file.truncate(1 << 40)
+        file.write(bytes(5000))
+    assert not is_large(str(tmp_path), Settings(pack_size=100_000))
+    (tmp_path / "full").write_bytes(bytes(100_000))
+    assert is_large(str(tmp_path), Settings(pack_size=100_000))
+
+
 def test_counting_stops_where_the_answer_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(20):
         (tmp_path / f"{number}").mkdir()
@@ -157,6 +166,40 @@ def test_a_packed_folder_holds_what_a_copy_would(tmp_path: Path, tree: Path) -> 
     listed = subprocess.run(["unsquashfs", "-lln", str(tmp_path / "image")], capture_output=True, check=True).stdout
     owners = {line.split()[1] for line in listed.splitlines() if line[:1] in (b"-", b"d", b"l") and b"/r" in line}
     assert owners == {b"1234/2345"}
+
+
+@needs_mksquashfs
+@pytest.mark.parametrize(
+    ("parts", "size"),
+    [
+        ([(0, 10)], 4 * MIB + 1),
+        ([(5 * MIB, 4)], 5 * MIB + 4),
+        ([(MIB, 4096), (3 * MIB, 70001)], 8 * MIB),
+        ([], 9 * MIB + 5),
+    ],
+)
+def test_a_file_with_holes_is_packed_as_it_is(
+    tmp_path: Path, tree: Path, parts: list[tuple[int, int]], size: int
+) -> None:
+    with (tree / "holes").open("wb") as file:
+        file.truncate(size)
+        for offset, length in parts:
+            file.seek(offset)
+            file.write(os.urandom(length))
+    pack(Transfer(str(tree), "tree"), tmp_path / "image")
+    assert (tmp_path / "image").stat().st_size < MIB
+    found = unpacked(tmp_path / "image", tmp_path / "out")
+    assert (found / "holes").read_bytes() == (tree / "holes").read_bytes()
+    assert (found / "file").read_bytes() == b"content"
+
+
+@needs_mksquashfs
+def test_a_folder_of_mostly_holes_is_sooner_copied(tmp_path: Path, tree: Path) -> None:
+    for name in ("one", "two"):
+        with (tree / name).open("wb") as file:
+            file.truncate(1 << 41 if name == "one" else MIB)
+    with pytest.raises(CommandFailed, match="more than 1 GiB of holes"):
+        pack(Transfer(str(tree), "tree"), tmp_path / "image")
 
 
 @needs_mksquashfs
