@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.stories.conftest import House
 
 from belljar.host.locks import is_locked
 from belljar.machine import recover
+from belljar.machine.ending import end
 from belljar.machine.fates import retire
 from belljar.machine.life import Life, claim
 from belljar.machine.recover import Undone, prune
@@ -90,6 +92,39 @@ def test_two_reapers_at_once_finish_a_machine_once(house: House) -> None:
             found = [item for items in reapers.map(lambda _: house.reaper.quick(), range(2)) for item in items]
         assert house.leftovers() == []
         assert [item.what for item in found].count("machine") == 1
+
+
+def forked(life: Life) -> subprocess.Popen[bytes]:
+    """Who has a dead supervisor's lock still, as a child of its has until it runs a program of its own."""
+    child = subprocess.Popen(["sleep", "0.4"], pass_fds=[life._lock.descriptor])
+    life.release()
+    return child
+
+
+def of_the_dead(life: Life) -> None:
+    """Its claim is of a process that is gone."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    journal = life.folder / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes().replace(b'"pid":%d' % os.getpid(), b'"pid":%d' % gone.pid, 1))
+
+
+def test_a_full_pass_waits_for_a_lock_that_outlives_its_holder(house: House) -> None:
+    life = claim(house.request(), house.folders, lambda point: None)
+    of_the_dead(life)
+    child = forked(life)
+    assert house.reaper.quick() == []
+    assert "machine" in {item.what for item in house.reaper.full()}
+    assert house.leftovers() == [] and child.wait(10) == 0
+
+
+def test_the_end_of_a_machine_waits_for_a_lock_that_outlives_its_holder(house: House) -> None:
+    life = claim(house.request(), house.folders, lambda point: None)
+    of_the_dead(life)
+    child = forked(life)
+    (view,) = house.machines.list()
+    assert end(view, house.hypervisor, house.reaper)
+    assert child.wait(10) == 0 and house.saved_outcome()["cause"] == "node-fault"
 
 
 def test_a_living_machine_is_left_alone(house: House) -> None:

@@ -29,6 +29,7 @@ from belljar.model import Cause, MachineId, Outcome, OutcomeClass, State, dumps,
 
 OF_A_MACHINE = re.compile(r"[0-9a-f]{12}\.(qcow2|scratch|foreign|empty|packed[0-9])")  # a file of `scratch`
 LOCK_PATIENCE = 10.0  # seconds for another reaper to be done
+LAST_PATIENCE = 1.0  # seconds for the lock of a dead supervisor to be free
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Reaper:
     def full(self) -> list[Undone]:
         """`quick`, then what no folder tells about: domains without a machine, stray overlays and identities."""
         undone = self.quick()
+        undone += [done for id in _bereaved(self._folders) for done in self._finish(id, LAST_PATIENCE)]
         if not self._folders.run.exists():
             return undone
         with locked(gate(self._folders), timeout=GATE_TIMEOUT, what="look for leftovers"):
@@ -70,13 +72,13 @@ class Reaper:
         found += [Undone(id, "domain without a machine", f"pid {pid}") for id, pid in self._mine() if id not in live]
         return found + [Undone("", "stray file", str(path)) for path in self._strays()]
 
-    def _finish(self, id: MachineId) -> Iterator[Undone]:
+    def _finish(self, id: MachineId, patience: float = LOCK_PATIENCE) -> Iterator[Undone]:
         """Undo one machine. Nothing to do when its lock stays taken: its supervisor lives after all. Whoever only looks
         at the lock has it for a moment, and another reaper until it is done: both are waited for."""
         folder = self._folders.machine(id)
         with ExitStack() as held:
             try:
-                held.enter_context(locked(folder / LOCK, timeout=LOCK_PATIENCE, what="finish a dead machine"))
+                held.enter_context(locked(folder / LOCK, timeout=patience, what="finish a dead machine"))
             except (FileNotFoundError, NotADirectoryError, LockTimeout):
                 return
             events = read(folder)
@@ -180,6 +182,17 @@ def _dead(folders: Folders) -> list[MachineId]:
         if not is_locked(lock):
             found.append(id)
     return found
+
+
+def _bereaved(folders: Folders) -> list[MachineId]:
+    """Machines whose lock is held, and not by who claimed them: a child of a killed supervisor has it until it runs a
+    program of its own."""
+    return [id for id in _names(folders.machines) if _is_claimed_by_the_dead(read(folders.machine(id))[:1])]
+
+
+def _is_claimed_by_the_dead(first: list[Event]) -> bool:
+    pids = [event.get("pid") for event in first if event["event"] == "claim" and event.get("boot") == boot_id()]
+    return any(isinstance(pid, int) and pid > 1 and not os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
 def _post_mortem(folder: Path, id: MachineId, events: list[Event]) -> Outcome:

@@ -19,17 +19,20 @@ from belljar.errors import BadOption
 from belljar.host.processes import is_stopped
 
 # A stand-in for the wrapper: stops at TSTP after some work, says what it gets. argv makes it look like one.
+# Handlers write past Python's own buffer: a signal may come while that is being written.
 WRAPPER = """
 import os, signal, sys, time
+def say(text):
+    os.write(1, text + b"\\n")
 def pause(*_):
-    time.sleep(0.3); print("paused", flush=True); os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.3); say(b"paused"); os.kill(os.getpid(), signal.SIGSTOP)
 signal.signal(signal.SIGTSTP, pause)
-signal.signal(signal.SIGCONT, lambda *_: print("goes on", flush=True))
+signal.signal(signal.SIGCONT, lambda *_: say(b"goes on"))
 def term(*_):
-    print("term", flush=True)
+    say(b"term")
     if sys.argv[1] == "obedient": os._exit(0)
 signal.signal(signal.SIGTERM, term)
-print("ready", flush=True)
+say(b"ready")
 while True: signal.pause()
 """
 
@@ -87,7 +90,7 @@ def stopped(pid: int) -> bool:
 
 def sleeper(start: Any) -> Any:
     # No shell: one that is in a vfork when its group is stopped waits for the child, and is not seen as stopped itself.
-    code = "import signal\nsignal.signal(15, lambda *_: print('term', flush=True))\nprint('ready', flush=True)\n"
+    code = "import os, signal\nsignal.signal(15, lambda *_: os.write(1, b'term\\n'))\nos.write(1, b'ready\\n')\n"
     one = start(sys.executable, "-c", code + "while True: signal.pause()")
     assert one.line() == "ready"
     return one
