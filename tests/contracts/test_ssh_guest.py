@@ -48,7 +48,11 @@ async def behind(serve: Serve, told: list[str]) -> AsyncIterator[SshGuest]:
     async def dial(number: int) -> socket.socket:
         line = socket.socket()
         line.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(line, place)
+        try:
+            await asyncio.get_running_loop().sock_connect(line, place)
+        except BaseException:
+            line.close()
+            raise
         return line
 
     guest = SshGuest(dial, SshKeys(new_key()[0]), Settings(), told.append, QUICK)

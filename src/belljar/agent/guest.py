@@ -297,11 +297,6 @@ class Guest(Mounts):
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
 
-    def power_off(self) -> None:
-        if not self.remote:
-            os.sync()  # else it may wait for a server for ever
-        libc().power_off()
-
     def warm(self) -> None:
         """Go once through what every clone will do, so that a template holds it ready."""
         import fcntl

@@ -9,7 +9,7 @@ class Libc:
     """The few calls Python does not have. Loaded at first use: ctypes is slow to import."""
 
     MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOATIME, MS_BIND, MNT_DETACH = 1, 2, 4, 1024, 4096, 2
-    PR_SET_CHILD_SUBREAPER, POWER_OFF, IN_CLOSE_WRITE = 36, 0x4321FEDC, 8
+    PR_SET_CHILD_SUBREAPER, IN_CLOSE_WRITE = 36, 8
 
     def __init__(self) -> None:
         import ctypes
@@ -44,9 +44,6 @@ class Libc:
         self._check(min(fd, 0), "inotify")
         self._check(min(self.handle.inotify_add_watch(fd, folder, self.IN_CLOSE_WRITE), 0), "watch %s" % shown(folder))
         return fd
-
-    def power_off(self) -> None:
-        self._check(self.handle.reboot(self.POWER_OFF), "reboot")
 
 
 _libc = None  # type: Libc | None

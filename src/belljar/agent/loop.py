@@ -206,10 +206,6 @@ class Agent(Channel):
             self._abandon_all()
             self._check_ending()
             return None
-        if name == b"power_off":
-            self.flush()
-            self.world.power_off()
-            return b""
         raise Refused("bad-call", "no call is named %s" % shown(name))
 
     def _mount_nfs(self, number: int, words: Words) -> None:

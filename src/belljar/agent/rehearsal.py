@@ -100,9 +100,5 @@ class Rehearsal:
             shutil.rmtree(self.jobs, ignore_errors=True)
             self.jobs = ""
 
-    def power_off(self) -> None:
-        self.release()
-        os._exit(0)
-
     def warm(self) -> None:
         self.zygote = self.zygote or Zygote(self, self.box())

@@ -205,7 +205,6 @@ class Guest(Protocol):
         """Kill what is left of the payloads, write out and unmount the shares, sync. Raises ShareNotFlushed, after some
         time that is bounded, when a file server did not take everything."""
 
-    async def poweroff(self) -> None: ...
     def close(self) -> None:
         """Stop talking; every waiting call raises AgentLost."""
 

@@ -338,10 +338,6 @@ class Conversation:
     async def end_payload(self) -> None:
         await self._call(b"end_payload", b"%d" % FLUSH_SECONDS, more=FLUSH_SECONDS)
 
-    async def poweroff(self) -> None:
-        """Asks for it; the domain's end is what answers."""
-        self.open_channel().send(request(self.next_number(), b"power_off"))
-
 
 class _Text:
     """A source that has everything already."""

@@ -197,10 +197,6 @@ class FakeGuest:
         if self.script.flush_error is not None:
             raise self.script.flush_error
 
-    async def poweroff(self) -> None:
-        self._do("poweroff")
-        self._lose("the fake guest powered off")
-
     def close(self) -> None:
         self._lose("the conversation with the guest was closed")
 

@@ -74,10 +74,6 @@ class SshGuest:
             process.fail(error)
         self.link.close()
 
-    async def poweroff(self) -> None:
-        with suppress(AgentLost):
-            await self.link.script("sync; (poweroff || systemctl poweroff || halt -p) > /dev/null 2>&1 &\nexit 0")
-
     # -- who it is
 
     async def identify(self, identity: Identity) -> IdentityProof:

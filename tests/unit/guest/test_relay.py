@@ -127,7 +127,6 @@ async def test_the_supervisors_own_calls_are_not_for_clients(channel: socket.soc
         for ask in (second.settle, second.end_payload, lambda: second.identify(identity), second.set_clock):
             with pytest.raises(GuestRefused, match="supervisor"):
                 await ask()
-        await second.poweroff()
         assert await output(second, "exit 6") == (b"", 6)
 
 
