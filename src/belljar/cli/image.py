@@ -13,6 +13,8 @@ from belljar.cli.parser import add_format, as_size
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.image import Image
+    from belljar.image.intake import Judge
+    from belljar.model import Context
 
 HELP = "Build, import, list, show, verify, name and remove images."
 HEADS = ("NAME", "DIGEST", "OS", "BOOT", "DISK", "STORED", "CREATED", "SOURCE")
@@ -155,7 +157,7 @@ def import_(args: argparse.Namespace, house: House) -> int:
         args.signer,
         args.kind == "iso",
     )
-    image = bring(house.images, order, lambda *told: _survey(house, *told))
+    image = bring(house.images, order, lambda *told: _survey(house, *told), _judge(context, args.name))
     if image.kernel is None and not image.is_disc:
         print(
             "belljar: no kernel belljar can start was found in the disk: it boots by firmware and needs the agent installed"
@@ -166,6 +168,17 @@ def import_(args: argparse.Namespace, house: House) -> int:
         print("belljar: no /usr/bin/python3 was found in the disk; belljar's agent needs one", file=sys.stderr)
     print(image.digest)
     return 0
+
+
+def _judge(context: Context, name: str) -> Judge | None:
+    """Refuses an image that cannot be contextualized as its importer wants."""
+    from belljar.context.choice import choose
+    from belljar.machine.contexts import means_by
+    from belljar.model import Context
+
+    if context is Context.AUTO:
+        return None
+    return lambda facts, has_kernel: choose(context, means_by(facts, has_kernel), name)
 
 
 def _survey(house: House, disk: Path, size: int, target: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,6 +53,8 @@ class Root(Tree, Protocol):
 
 # Looks into a qcow2 disk of so many bytes in a machine, and writes what it saw to a file: see `survey`.
 Surveyor = Callable[[Path, int, Path], None]
+# Told what was found out about an image, and whether its kernel is started directly; raises what keeps it from being stored.
+Judge = Callable[[Mapping[str, Any], bool], object]
 
 
 @dataclass(frozen=True)
@@ -136,13 +138,21 @@ def alone(store: Store, word: str, what: str, progress: Progress) -> Iterator[bo
 
 
 def take(
-    store: Store, folder: Path, raw: Path, origin: Origin, progress: Progress, surveyor: Surveyor | None = None
+    store: Store,
+    folder: Path,
+    raw: Path,
+    origin: Origin,
+    progress: Progress,
+    surveyor: Surveyor | None = None,
+    judge: Judge | None = None,
 ) -> Image:
     """Make the image of the raw disk *raw*, which lies in the draft *folder*, and publish it. Uses up *raw*."""
     progress.step("Writing the disk")
     size = _whole_sectors(raw, store.settings.max_size)
     _convert(raw, folder / manifest.DISK)
     boot = Boot(facts={"boots_by": "disc"}) if origin.is_disc else _look(folder, raw, size, origin, progress, surveyor)
+    if judge is not None:
+        judge({**boot.facts, **origin.facts}, bool(boot.kernel))
     raw.unlink()
     for name, data in ((manifest.KERNEL, boot.kernel), (manifest.INITRD, boot.initrd)):
         if data:

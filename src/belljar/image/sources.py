@@ -72,9 +72,11 @@ class Order:
     is_disc: bool = False  # an ISO 9660 disc that a firmware boots, and not a disk
 
 
-def bring(store: Store, order: Order, surveyor: intake.Surveyor | None = None) -> Image:
+def bring(
+    store: Store, order: Order, surveyor: intake.Surveyor | None = None, judge: intake.Judge | None = None
+) -> Image:
     """Import the image and give it its name. One import of a source at a time: others wait for it, and go on where it
-    stopped if it died. Without a *surveyor* a root of xfs or btrfs is not looked into."""
+    stopped if it died. Without a *surveyor* a root of xfs or btrfs is not looked into; *judge* may refuse what was found."""
     check(order)
     began = time.time()
     address = without_password(order.source)
@@ -100,7 +102,7 @@ def bring(store: Store, order: Order, surveyor: intake.Surveyor | None = None) -
                 facts=_facts(order, digest) | ({"signer": signer} if signer else {}),
                 is_disc=order.is_disc,
             )
-            image = intake.take(store, folder, raw, origin, progress, surveyor)
+            image = intake.take(store, folder, raw, origin, progress, surveyor, judge)
         progress.step(f"Image {order.name} is ready ({image.digest:.12})")
         return image
 

@@ -5,11 +5,11 @@ The usual way, belljar's ramdisk, needs nothing of this and is not looked at her
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from belljar.context import Chosen, Means, Seed, choose, cloud_init_seed, user_seed
 from belljar.errors import ContextImpossible
@@ -139,10 +139,14 @@ def patient(files: BootFiles, image: Image) -> BootFiles:
 
 def means_of(image: Image) -> Means:
     """What is known of an image, in the words of `choose`."""
-    facts = image.facts
+    return means_by(image.facts, image.kernel is not None)
+
+
+def means_by(facts: Mapping[str, Any], has_kernel: bool) -> Means:
+    """The same of one that is not in a store yet."""
     own = facts.get("context") or Context.AUTO.value
     return Means(
-        ramdisk=image.kernel is not None and bool(facts.get("agent_in_initrd")),
+        ramdisk=has_kernel and bool(facts.get("agent_in_initrd")),
         python=bool(facts.get("python")),
         init=str(facts.get("init_system") or ""),
         cloud_init=bool(facts.get("cloud_init")),

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.unit.image.image_parts import ext4
+from tests.unit.image.image_parts import ext4, system
 
 from belljar.cli import image as verb
 from belljar.cli.parser import Parser
@@ -55,6 +55,21 @@ def test_a_context_the_image_cannot_do_is_not_set(typed: Typed, publish: Publish
     assert "context" not in store.resolve("base").facts
     assert typed("set", "base", "--context", "ramdisk") == 0 and store.resolve("base").facts["context"] == "ramdisk"
     assert typed("set", "base", "--context", "auto") == 0 and "context" not in store.resolve("base").facts
+
+
+def test_an_image_that_cannot_do_what_it_is_imported_for_is_not_stored(
+    typed: Typed, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = str(ext4(tmp_path / "disk", system(tmp_path / "root")))
+    for context, missing in (("ssh", "no ssh server"), ("cloud-init", "no cloud-init and no systemd")):
+        with pytest.raises(ContextImpossible, match=rf"image mine: --context {context} is not possible.*{missing}"):
+            typed("import", disk, "--name", "mine", "--context", context)
+        assert store.images() == [] and list((store.folder / "drafts").iterdir()) == []
+    assert typed("import", disk, "--name", "mine", "--context", "ramdisk") == 0
+    assert store.resolve("mine").facts["context"] == "ramdisk"
+    unknown = str(ext4(tmp_path / "unknown"))  # what was not found may be there all the same
+    assert typed("import", unknown, "--name", "other", "--context", "ssh") == 0
+    capsys.readouterr()
 
 
 def test_an_empty_store_lists_nothing(typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
