@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from belljar.errors import BelljarError, DomainDied, HostKeysRefused, ImageCorru
 from belljar.guest.fake import Script
 from belljar.host.locks import try_lock
 from belljar.hypervisor import EventKind
+from belljar.machine import attachments
 from belljar.machine.blame import judge
 from belljar.machine.orders import Kill, Signal, Stop
 from belljar.model import Cause, OutcomeClass, Share, Start, Transfer
@@ -320,6 +322,18 @@ def test_a_start_that_is_cancelled_runs_nothing(house: House, at: float, number:
     assert (outcome.cause, outcome.klass, outcome.signal) == (Cause.CANCELLED, OutcomeClass.CANCELLED, number)
     assert all("start" not in guest.done for guest in house.guests)
     assert house.leftovers() == []
+
+
+def test_a_job_whose_input_lies_on_a_dead_file_server_can_be_cancelled(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(attachments, "is_large", lambda folder, settings: answers.wait(20))
+    inputs = (Transfer(str(tmp_path), "/tmp/there"),)
+    outcome = house.run(house.request(payload={"inputs": inputs}, **COLD), (5.0, Signal(signal.SIGTERM)))
+    assert not answers.is_set() and house.leftovers() == []
+    answers.set()
+    assert (outcome.cause, outcome.signal) == (Cause.CANCELLED, signal.SIGTERM)
 
 
 def test_a_cancelled_template_is_left_to_nobody(house: House) -> None:

@@ -15,6 +15,7 @@ from belljar.errors import CommandFailed, CommandMissing, NoPackedFolders, NoSpa
 from belljar.guest import Guest
 from belljar.host.commands import run, which
 from belljar.host.files import free_bytes, no_space_as_error
+from belljar.host.threads import in_thread
 from belljar.hypervisor import ExtraDisk
 from belljar.machine import Settings
 from belljar.machine.life import Life
@@ -39,7 +40,8 @@ async def make(life: Life, settings: Settings) -> dict[str, Transfer]:
     payload = life.request.payload
     packed: dict[str, Transfer] = {}
     if payload is not None:
-        for item in folders_to_pack(payload, settings):
+        # In a thread: the folders may lie on a file server that does not answer, and the job can be cancelled all the same.
+        for item in await in_thread(lambda: list(folders_to_pack(payload, settings))):
             from belljar.machine.packing import pack_folder
 
             name = f"{PACKED}{len(packed)}"
