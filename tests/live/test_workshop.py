@@ -194,3 +194,56 @@ def test_xfs_is_read_by_the_guest(store: Belljar, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr.decode()
     with tarfile.open(tmp_path / "x.tar") as made:
         assert made.extractfile("etc/os-release").read() == b'PRETTY_NAME="On XFS"\n'  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["no inodes", "a root without end", "nothing but the mark"])
+def test_an_xfs_of_lies_costs_its_import_nothing_but_the_look(store: Belljar, tmp_path: Path, what: str) -> None:
+    """The guest's kernel is what reads it. Whatever that makes of it, this host has an answer."""
+    disk = tmp_path / "xfs.raw"
+    with open(disk, "wb") as file:
+        file.truncate(320 * MIB)
+    subprocess.run(["mkfs.xfs", "-q", "-m", "crc=0", str(disk)], check=True)
+    with open(disk, "r+b") as file:
+        if what == "no inodes":
+            file.seek(MIB // 16)
+            file.write(os.urandom(8 * MIB))
+        elif what == "a root without end":  # the first words of the superblock: its blocks, its root's number
+            file.seek(8)
+            file.write(struct.pack(">Q", 1 << 60))
+            file.seek(56)
+            file.write(struct.pack(">Q", (1 << 63) - 1))
+        else:
+            file.truncate(0)
+            file.write(b"XFSB".ljust(MIB, b"\xff"))
+    done = store("image", "import", str(disk), "--name", "lies")
+    assert done.returncode == 0, done.stderr.decode()
+    assert b"could not be looked into" in done.stderr and b"it boots by firmware" in done.stderr, done.stderr.decode()
+    done = store("image", "extract", "lies", "/etc", "-o", str(tmp_path / "x.tar"))
+    assert done.returncode == 125 and not (tmp_path / "x.tar").exists(), done.stderr.decode()
+    assert store.leftovers() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", ["after-overlay", "payload-started", "before-stop", "after-stop"])
+@pytest.mark.parametrize("verb", ["insert", "archive", "extract"])
+def test_work_on_a_disk_that_is_killed_leaves_its_image_alone_and_nothing_else(
+    store: Belljar, tmp_path: Path, verb: str, point: str
+) -> None:
+    (tmp_path / "hostname").write_text("renamed\n")
+    words = {
+        "insert": ("insert", "foreign", f"{tmp_path}/hostname:/etc/hostname", "--name", "changed"),
+        "archive": ("archive", "foreign", "-o", str(tmp_path / "out.tar")),
+        "extract": ("extract", "foreign", "/etc", "-o", str(tmp_path / "out.tar")),
+    }[verb]
+    images, before = tmp_path / "store/images", store.json("image", "list")
+    died = store("image", *words, env={"BELLJAR_TESTING_ABORT_AT": point})
+    assert died.returncode == -9, died.stderr.decode()
+    assert store("reap").returncode == 0 and store.leftovers() == []
+    assert store("image", "gc").returncode == 0
+    assert store.json("image", "list") == before and list((images / "drafts").iterdir()) == []
+    assert not [one for one in tmp_path.iterdir() if one.name.startswith(("out.tar", ".out.tar"))]
+    assert store("image", "verify").returncode == 0
+    done = store("image", *words)
+    assert done.returncode == 0, done.stderr.decode()
+    assert store.leftovers() == []
