@@ -7,11 +7,13 @@ import os
 import re
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.errors import BadOption, ImageUnknown, InputMissing, MachineBusy, NoSuchMachine, OutputUnwritable
+from belljar.host.files import named_when_whole
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -118,22 +120,24 @@ def is_archive(path: Path) -> bool:
 
 def _archive(house: House, disk: str, paths: list[str], output: Path) -> int:
     """The archive gets its name when it is whole."""
-    part = output.with_name(f".{output.name}.{os.getpid()}.part")
+    with _named_when_whole(output) as descriptor, ExitStack() as held:
+        sink = ArchiveSink(descriptor, is_packed=output.name.endswith(TAR_GZ), largest=house.settings.image.max_size)
+        found = _found(house, disk, held)
+        _run(house.workshop().archive(found, paths, sink))
+        sink.finish()
+    return 0
+
+
+@contextmanager
+def _named_when_whole(output: Path) -> Iterator[int]:
+    """Raises OutputUnwritable."""
+    if output.is_dir():
+        raise OutputUnwritable(f"{output}: Is a directory")
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        with named_when_whole(output) as descriptor:
+            yield descriptor
     except OSError as exc:
         raise OutputUnwritable(f"{output}: {exc.strerror}") from exc
-    try:
-        sink = ArchiveSink(descriptor, is_packed=output.name.endswith(TAR_GZ), largest=house.settings.image.max_size)
-        with ExitStack() as held:
-            found = _found(house, disk, held)
-            _run(house.workshop().archive(found, paths, sink))
-        sink.finish()
-        part.rename(output)
-    finally:
-        os.close(descriptor)
-        part.unlink(missing_ok=True)
-    return 0
 
 
 class ArchiveSink:

@@ -37,6 +37,35 @@ def write_whole(path: Path, data: bytes, *, mode: int = PRIVATE_FILE, durable: b
             sync_folder(path.parent)
 
 
+@contextmanager
+def named_when_whole(path: Path, *, mode: int = PRIVATE_FILE) -> Iterator[int]:
+    """A descriptor to write a file by that gets its name, in the place of what had it, when the block is left in good order.
+    Where the file system can have files without a name, nothing of it is left when we are killed. Raises OSError."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(path.parent, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, mode)
+    except OSError as exc:
+        if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL):
+            raise
+        descriptor, has_name = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), True
+    else:
+        has_name = False
+    try:
+        yield descriptor
+        if not has_name:
+            os.link(
+                f"/proc/self/fd/{descriptor}", draft, src_dir_fd=descriptor
+            )  # without a folder it would link the link
+            has_name = True
+        os.rename(draft, path)
+        has_name = False
+    finally:
+        os.close(descriptor)
+        if has_name:
+            with suppress(OSError):
+                os.unlink(draft)
+
+
 def write_all(descriptor: int, data: bytes) -> None:
     """`os.write` until everything is written."""
     view = memoryview(data)

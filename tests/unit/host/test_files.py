@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from belljar.errors import HostError, NoSpace, UnsafeFolder
 from belljar.host import files
+from belljar.host.files import named_when_whole
 
 
 def test_a_reader_never_sees_a_draft_and_a_failed_write_leaves_none(
@@ -97,3 +101,54 @@ def test_removing_a_tree_that_is_not_there_is_success(tmp_path: Path) -> None:
 
 def test_free_space_is_asked_of_the_nearest_folder_that_exists(tmp_path: Path) -> None:
     assert files.free_bytes(tmp_path / "not/yet") == files.free_bytes(tmp_path)
+
+
+# -- files that get their name when they are whole ---------------------------------------------------------------------------
+
+
+def no_nameless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a file system that gives every file a name."""
+    real = os.open
+
+    def refuse(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+        return real(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse)
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_a_file_gets_its_name_when_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can: bool) -> None:
+    if not can:
+        no_nameless(monkeypatch)
+    for text in (b"first", b"second"):  # the second in the place of the first
+        with named_when_whole(tmp_path / "file") as descriptor:
+            os.write(descriptor, text)
+            assert len(list(tmp_path.iterdir())) == (text == b"second") + (not can)
+        assert (tmp_path / "file").read_bytes() == text
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
+    with pytest.raises(ZeroDivisionError), named_when_whole(tmp_path / "file"):
+        raise ZeroDivisionError
+    assert [one.name for one in tmp_path.iterdir()] == ["file"] and (tmp_path / "file").read_bytes() == b"second"
+
+
+@pytest.mark.parametrize("can", [True, False])
+def test_a_name_that_cannot_be_had_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can: bool) -> None:
+    if not can:
+        no_nameless(monkeypatch)
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError), named_when_whole(tmp_path / "taken"):
+        pass
+    with pytest.raises(FileNotFoundError), named_when_whole(tmp_path / "no such/file"):
+        pass
+    assert [one.name for one in tmp_path.iterdir()] == ["taken"]
+
+
+def test_nothing_is_left_of_a_file_whose_writer_was_killed(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        with named_when_whole(tmp_path / "file") as descriptor:
+            os.write(descriptor, b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL and list(tmp_path.iterdir()) == []
