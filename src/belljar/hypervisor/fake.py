@@ -24,6 +24,7 @@ from belljar.host.files import private_folder, remove_tree
 from belljar.host.locks import try_lock
 from belljar.host.traffic import Call, Refusal
 from belljar.hypervisor import Accelerator, Boot, DomainEvent, DomainSpec, EventKind, Template
+from belljar.hypervisor.history import History
 from belljar.model import MachineId, to_json
 
 KILLED = 9  # wait status of a process that SIGKILL ended
@@ -59,8 +60,7 @@ class FakeDomain:
             end.setblocking(False)
         self.is_deaf = False  # a QEMU that never answers: SIGSTOP, or worse
         self._faults, self._on_end = faults, on_end
-        self._history: list[DomainEvent] = []
-        self._news = asyncio.Event()
+        self._history = History()
         self.told: list[Call | Refusal] = []
         self._heard = asyncio.Event()
         self.status: int | None = None
@@ -96,16 +96,8 @@ class FakeDomain:
         self.done.append("kill")
         self.end(KILLED)
 
-    async def events(self) -> AsyncIterator[DomainEvent]:
-        seen = 0
-        while True:
-            while seen < len(self._history):
-                yield self._history[seen]
-                if self._history[seen].kind is EventKind.EXITED:
-                    return
-                seen += 1
-            self._news.clear()
-            await self._news.wait()
+    def events(self) -> AsyncIterator[DomainEvent]:
+        return self._history.events()
 
     async def traffic(self) -> AsyncIterator[Call | Refusal]:
         while self.status is None or self.told:
@@ -125,8 +117,7 @@ class FakeDomain:
 
     def happen(self, kind: EventKind, detail: str = "", status: int | None = None) -> None:
         """Let the domain do something by itself."""
-        self._history.append(DomainEvent(kind, detail, status))
-        self._news.set()
+        self._history.tell(DomainEvent(kind, detail, status))
 
     def tell(self, item: Call | Refusal) -> None:
         """Let the guard of its network tell something."""

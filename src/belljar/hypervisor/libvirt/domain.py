@@ -16,6 +16,7 @@ from belljar.errors import BelljarError, DomainDied, HypervisorError, LibvirtLos
 from belljar.host.threads import in_thread
 from belljar.host.traffic import Call, Refusal
 from belljar.hypervisor import DomainEvent, EventKind
+from belljar.hypervisor.history import History
 from belljar.hypervisor.libvirt.carrier import Carrier
 from belljar.hypervisor.libvirt.starting import Started, undo
 from belljar.hypervisor.qemu.domain import LAST_RESORT, measure
@@ -40,8 +41,7 @@ class LibvirtDomain:
         self._it, self._discard = started, discard
         self.pid, self.argv = started.pid, started.argv
         self.channel, self.console = started.channel, started.console
-        self._history: list[DomainEvent] = []
-        self._news = asyncio.Event()
+        self._history = History()
         self._gone = asyncio.Event()  # the process has ended
         self._done = asyncio.Event()  # libvirt is done with it
         self._over = asyncio.Event()  # EXITED was told
@@ -67,7 +67,7 @@ class LibvirtDomain:
             await self._call("its state", lambda: self._it.handle.state())
         except LibvirtLost:
             await self._over.wait()  # the end that follows says what was done about it
-            raise self._history[-1].why or DomainDied("QEMU has ended") from None
+            raise self._history.last.why or DomainDied("QEMU has ended") from None
 
     async def pause(self) -> None:
         await self._ask("suspend", lambda: self._it.handle.suspend())
@@ -101,16 +101,8 @@ class LibvirtDomain:
         self._measure()
         self._signal(signal.SIGKILL)
 
-    async def events(self) -> AsyncIterator[DomainEvent]:
-        seen = 0
-        while True:
-            while seen < len(self._history):
-                yield self._history[seen]
-                if self._history[seen].kind is EventKind.EXITED:
-                    return
-                seen += 1
-            self._news.clear()
-            await self._news.wait()
+    def events(self) -> AsyncIterator[DomainEvent]:
+        return self._history.events()
 
     async def traffic(self) -> AsyncIterator[Call | Refusal]:
         if self._carrier is None:
@@ -183,7 +175,7 @@ class LibvirtDomain:
         """libvirt told something. Its last word explains an end that the pidfd has shown, or is about to."""
         if event.kind is not EventKind.EXITED:
             self._measure()
-            self._tell(event)
+            self._history.tell(event)
             return
         self._reason = event.detail
         self._done.set()
@@ -213,7 +205,7 @@ class LibvirtDomain:
         detail = self._reason or ("ended" if self._sent is None else self._sent.name)
         if status == FAILED:
             why = DomainDied(f"QEMU ended by itself (libvirt: {detail})")
-        self._tell(DomainEvent(EventKind.EXITED, why.message if why else detail, status, why))
+        self._history.tell(DomainEvent(EventKind.EXITED, why.message if why else detail, status, why))
         self._over.set()
         if self._carrier is not None:
             self._carrier.close()
@@ -221,10 +213,6 @@ class LibvirtDomain:
         self._it.lines.close()
         if self._gone.is_set():
             os.close(self._it.pidfd)
-
-    def _tell(self, event: DomainEvent) -> None:
-        self._history.append(event)
-        self._news.set()
 
     def _measure(self) -> None:
         if not self._gone.is_set():

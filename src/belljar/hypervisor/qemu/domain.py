@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.errors import BelljarError, DomainDied, QmpError
 from belljar.hypervisor import DomainEvent, EventKind
+from belljar.hypervisor.history import History
 from belljar.hypervisor.qemu.complaints import ended, explain
 from belljar.hypervisor.qemu.process import Child
 from belljar.hypervisor.qemu.qmp import Monitor
@@ -73,8 +74,7 @@ class QemuDomain:
         # then need not see the port close and open again.
         self._held = self.channel.dup()
         self._timeout, self._doing = timeout, doing
-        self._history: list[DomainEvent] = []
-        self._news = asyncio.Event()
+        self._history = History()
         self._migration: asyncio.Future[str] | None = None
         self._is_loading = self._is_paused = False
         self._preliminaries: list[tuple[str, asyncio.Future[Any]]] = []
@@ -136,17 +136,8 @@ class QemuDomain:
     def kill(self) -> None:
         self._child.send(signal.SIGKILL)
 
-    async def events(self) -> AsyncIterator[DomainEvent]:
-        """Everything since the start, so that nothing is missed by whoever asks late."""
-        seen = 0
-        while True:
-            while seen < len(self._history):
-                yield self._history[seen]
-                if self._history[seen].kind is EventKind.EXITED:
-                    return
-                seen += 1
-            self._news.clear()
-            await self._news.wait()
+    def events(self) -> AsyncIterator[DomainEvent]:
+        return self._history.events()
 
     async def traffic(self) -> AsyncIterator[Call | Refusal]:
         if self._outside is None:
@@ -218,7 +209,7 @@ class QemuDomain:
             self._migrated(str(details["status"]))
         event = translate(name, details)
         if event is not None:
-            self._tell(event)
+            self._history.tell(event)
 
     def _loaded(self) -> None:
         for device in self._devices:
@@ -239,7 +230,7 @@ class QemuDomain:
         self._held.close()
         if self._outside is not None:
             self._outside.end()
-        self._tell(
+        self._history.tell(
             DomainEvent(
                 EventKind.EXITED,
                 self._child.said().splitlines()[-1][:300] if self._child.said() else ended(status),
@@ -255,11 +246,7 @@ class QemuDomain:
     def _tell_of_loss(self, server: FolderServer) -> None:
         if not self._over.done() and self._doing != "stopping":
             loss = server.loss()
-            self._tell(DomainEvent(EventKind.SHARE_LOST, loss.message, why=loss))
-
-    def _tell(self, event: DomainEvent) -> None:
-        self._history.append(event)
-        self._news.set()
+            self._history.tell(DomainEvent(EventKind.SHARE_LOST, loss.message, why=loss))
 
     def _death(self) -> BelljarError:
         return explain(self._child.said(), self._child.status, self._doing)
