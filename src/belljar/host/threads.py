@@ -11,18 +11,19 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def in_thread(call: Callable[[], T]) -> T:
-    """The call's result. Cancelling stops the waiting, not the call."""
+async def in_thread(call: Callable[[], T], *, undo: Callable[[T], object] | None = None) -> T:
+    """The call's result. Cancelling stops the waiting, not the call; *undo* then gets what nobody takes any more."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
     def settle(result: T | None, error: BaseException | None) -> None:
-        if future.cancelled():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
+        if not future.cancelled():
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)  # type: ignore[arg-type]
+        elif error is None and undo is not None:
+            undo(result)  # type: ignore[arg-type]
 
     def work() -> None:
         result, error = None, None
@@ -30,8 +31,31 @@ async def in_thread(call: Callable[[], T]) -> T:
             result = call()
         except BaseException as exc:
             error = exc
-        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        try:
             loop.call_soon_threadsafe(settle, result, error)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            if error is None and undo is not None:
+                undo(result)  # type: ignore[arg-type]
 
     threading.Thread(target=work, daemon=True).start()
-    return await future
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if undo is not None and not future.cancelled() and future.exception() is None:
+            undo(future.result())
+        raise
+
+
+async def wholly_in_thread(call: Callable[[], T]) -> T:
+    """The call's result. Cancelled, it waits for the end of the call all the same, which is to have a deadline of its own:
+    whoever undoes what it makes comes after it."""
+    work = asyncio.ensure_future(in_thread(call))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        while not work.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({work})
+        if not work.cancelled():
+            work.exception()  # nobody else looks at it
+        raise

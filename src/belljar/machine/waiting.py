@@ -12,21 +12,14 @@ from belljar.host.threads import in_thread
 
 async def lock_of(path: Path, *, timeout: float, what: str) -> Lock:
     """The lock, taken; release it. Whoever gives up waiting does not get it later either. Raises LockTimeout."""
-    given_up = False
 
-    def take() -> Lock | None:
+    def take() -> Lock:
         with locked(path, timeout=timeout, what=what) as lock:
-            if given_up:
-                return None
             held, lock.descriptor = Lock(path, lock.descriptor), -1
         return held
 
     try:
         async with asyncio.timeout(timeout):
-            taken = await in_thread(take)
+            return await in_thread(take, undo=Lock.release)
     except TimeoutError as exc:
         raise LockTimeout(f"waited {timeout:g} s for another process that is about to {what}") from exc
-    finally:
-        given_up = True
-    assert taken is not None
-    return taken

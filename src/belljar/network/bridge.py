@@ -17,7 +17,7 @@ from ipaddress import IPv4Address
 from pathlib import Path
 
 from belljar.errors import BadSetting, BelljarError, NetworkFailed
-from belljar.host.threads import in_thread
+from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.model import MachineId
 from belljar.network import Link, Settings
 from belljar.network.claims import Claim, addresses, claim, macs
@@ -50,13 +50,13 @@ async def join_bridge(
         if os.geteuid() == 0:
             joined.fd = make_tap(name, bridge)
         else:
-            joined.fd = await in_thread(lambda: ask_helper(bridge))
+            joined.fd = await in_thread(lambda: ask_helper(bridge), undo=os.close)
             name = name_of(joined.fd)
         joined.link = replace(joined.link, fd=joined.fd)
         if has_rules:
             intend("nft-table", Path(table_of(id)))
             address = joined.link.address.partition("/")[0]
-            await in_thread(lambda: make_table(id, name, joined.link.mac, address))
+            await wholly_in_thread(lambda: make_table(id, name, joined.link.mac, address))
     except BaseException:
         joined.close()
         raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,24 +17,12 @@ PIECE = 16 * MIB
 async def own_memory(size: int, source: Path | None) -> int:
     """A descriptor of *size* bytes: zeros, or what is in *source*, a file with holes, and not its holes. It takes as long
     as the bytes are many, and holds up nobody else. Raises NoMemory, HostError, TemplateError. Cancelled, it leaves nothing."""
-    lock, made, is_wanted = threading.Lock(), list[int](), True
-
-    def work() -> None:
-        fd = make(size, source, lambda: is_wanted)
-        with lock:
-            made.append(fd)
-            if not is_wanted:
-                os.close(made.pop())
-
+    is_wanted = True
     try:
-        await in_thread(work)
+        return await in_thread(lambda: make(size, source, lambda: is_wanted), undo=os.close)
     except BaseException:
-        with lock:
-            is_wanted = False
-            while made:
-                os.close(made.pop())
+        is_wanted = False
         raise
-    return made.pop()
 
 
 def make(size: int, source: Path | None, goes_on: Callable[[], bool] = lambda: True) -> int:
