@@ -1,0 +1,73 @@
+"""A place on a bridge that is given up while it is being made."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.host.threads import in_thread
+from belljar.model import NetworkMode
+from belljar.network import Link, Settings, bridge
+
+LONGEST = 20.0
+
+
+async def test_rules_that_were_being_made_are_taken_away_after_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    making, may_end = threading.Event(), threading.Event()
+
+    def make_table(*about: Any) -> None:
+        making.set()
+        assert may_end.wait(LONGEST)
+        order.append("made")
+
+    monkeypatch.setattr(bridge.os, "access", lambda path, mode: True)
+    monkeypatch.setattr(bridge.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(bridge, "guards_addresses", lambda *about, **more: True)
+    monkeypatch.setattr(bridge, "make_tap", lambda name, bridge: os.open("/dev/null", os.O_RDONLY))
+    monkeypatch.setattr(bridge, "make_table", make_table)
+    monkeypatch.setattr(bridge, "remove_table", lambda id: order.append("removed"))
+    intended: list[tuple[str, Path]] = []
+    link = Link(NetworkMode.BRIDGE, "52:54:00:00:00:01")
+    task = asyncio.ensure_future(
+        bridge.join_bridge(Settings(), link, "br0", "0123456789ab", lambda *one: intended.append(one))
+    )
+    await in_thread(lambda: making.wait(LONGEST))
+    assert [what for what, _ in intended] == ["nft-table"]  # in the journal before it is made
+    task.cancel()
+    await asyncio.sleep(0)
+    assert order == []
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert order == ["made", "removed"]
+
+
+async def test_a_tap_that_comes_too_late_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, may_end, given = threading.Event(), threading.Event(), list[int]()
+
+    def ask_helper(name: str) -> int:
+        asked.set()
+        assert may_end.wait(LONGEST)
+        given.append(os.open("/dev/null", os.O_RDONLY))
+        return given[0]
+
+    monkeypatch.setattr(bridge.os, "access", lambda path, mode: True)
+    monkeypatch.setattr(bridge.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(bridge, "ask_helper", ask_helper)
+    closed = threading.Event()
+    close = os.close
+    monkeypatch.setattr(bridge.os, "close", lambda fd: (close(fd), closed.set() if fd in given else None))
+    link = Link(NetworkMode.BRIDGE, "52:54:00:00:00:01")
+    task = asyncio.ensure_future(bridge.join_bridge(Settings(), link, "br0", "0123456789ab", lambda *one: None))
+    await in_thread(lambda: asked.wait(LONGEST))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    may_end.set()
+    assert await in_thread(lambda: closed.wait(LONGEST))
