@@ -21,6 +21,9 @@ CHUNK = 256 * KIB
 MOST_METADATA = MIB  # one name or extended header
 DEEPEST = 200
 HOLES_FROM = MIB  # smaller files are sent with their zeros
+MOSTLY = (
+    4  # times its blocks a file is large whose holes are looked for by reading it; one that is less may be compressed
+)
 
 
 class TransferError(Exception):
@@ -233,7 +236,7 @@ def data_parts(fd: int, size: int) -> "list[tuple[int, int]]":
         at = min(os.lseek(fd, begin, os.SEEK_HOLE), size)
         if begin < at:
             parts.append((begin, at - begin))
-    if parts == [(0, size)]:
+    if parts == [(0, size)] and os.fstat(fd).st_blocks * BLOCK * MOSTLY <= size:
         parts = parts_by_reading(fd, size)  # squashfs, say, keeps holes, and does not tell where
     if parts != [(0, size)]:
         parts.append((size, 0))

@@ -118,6 +118,16 @@ def test_holes_stay_holes_where_the_file_system_does_not_tell_where_they_are(
     assert copy.read_bytes() == source.read_bytes()
 
 
+def test_a_file_that_may_be_compressed_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "half").open("wb") as file:
+        file.write(os.urandom(2 * MIB))
+        file.truncate(4 * MIB)
+    monkeypatch.setattr(os, "lseek", lambda fd, at, how: at if how == os.SEEK_DATA else 4 * MIB)
+    read, seen = os.pread, list[int]()
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: seen.append(at) or read(fd, size, at))
+    assert len(packed(tmp_path / "half")) > 4 * MIB and len(seen) == len(set(seen))
+
+
 def test_other_tar_programs_read_what_is_packed(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     with (tmp_path / "tree/sparse").open("wb") as file:
