@@ -10,7 +10,9 @@ import pytest
 from tests.live.conftest import Belljar
 from tests.live.test_faults import report
 
+from belljar.image.manifest import sha256_of
 from belljar.machine.packing import can_pack
+from belljar.model import MIB
 
 SOMEBODY = 54321
 needs_mksquashfs = pytest.mark.skipif(not can_pack(), reason="no mksquashfs that reads tar streams")
@@ -86,6 +88,29 @@ def test_a_packed_folder_is_as_good_as_a_copy(belljar: Belljar, tree: Path, tmp_
     assert sorted(path.name for path in (tmp_path / "back").iterdir()) == ["f0", "f1", "f2", "f3", "f4", "hard"]
     assert (tree / "d3/f0").exists() and not (tree / "made").exists()
     assert belljar.leftovers() == []
+
+
+@needs_mksquashfs
+def test_holes_in_a_packed_folder_stay_holes_on_the_way_in_and_out(
+    belljar: Belljar, tree: Path, tmp_path: Path
+) -> None:
+    with (tree / "holes").open("wb") as file:
+        file.write(b"begin")
+        file.seek(32 * MIB)
+        file.write(b"end")
+    words = (
+        "--in",
+        f"{tree}:/var/tmp/in",
+        "--out",
+        f"/var/tmp/in/holes:{tmp_path}/back",
+        "--report",
+        str(tmp_path / "r"),
+    )
+    done = belljar.run(*words, "--", "sh", "-c", "du -k /var/tmp/in/holes; sha256sum < /var/tmp/in/holes", env=PACK_ALL)
+    size, _, digest, _ = done.stdout.decode().split()
+    assert int(size) < 1024 and digest == sha256_of(tree / "holes"), done.stderr
+    assert sha256_of(tmp_path / "back") == digest and (tmp_path / "back").stat().st_blocks * 512 < MIB
+    assert "pack" in report(tmp_path / "r")["phases"]
 
 
 @needs_mksquashfs
