@@ -21,9 +21,7 @@ CHUNK = 256 * KIB
 MOST_METADATA = MIB  # one name or extended header
 DEEPEST = 200
 HOLES_FROM = MIB  # smaller files are sent with their zeros
-MOSTLY = (
-    4  # times its blocks a file is large whose holes are looked for by reading it; one that is less may be compressed
-)
+MOSTLY = 4  # times what it takes: a file as large has its holes looked for by reading; a smaller one may be compressed
 
 
 class TransferError(Exception):
@@ -250,7 +248,6 @@ def parts_by_reading(fd: int, size: int) -> "list[tuple[int, int]]":
         data = os.pread(fd, min(CHUNK, size - at), at)
         if data and data == zeros[: len(data)]:
             continue
-        if parts and sum(parts[-1]) == at:
-            at, _ = parts.pop()
-        parts.append((at, min(at + CHUNK, size) - at))
+        begin = parts.pop()[0] if parts and sum(parts[-1]) == at else at
+        parts.append((begin, min(at + CHUNK, size) - begin))
     return parts

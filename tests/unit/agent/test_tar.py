@@ -7,6 +7,7 @@ import stat
 import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from belljar.agent import tar
 from belljar.agent.tar import CHUNK, DEEPEST, TransferError, pack
 from belljar.agent.untar import unpack
 
@@ -98,7 +100,10 @@ def test_holes_stay_holes(tmp_path: Path, parts: list[tuple[int, int]]) -> None:
     assert copy.stat().st_blocks <= source.stat().st_blocks + 64
 
 
-@pytest.mark.parametrize("parts", HOLES)
+@pytest.mark.parametrize(
+    "parts",
+    [*HOLES, [(5 * MIB + 100, 3 * CHUNK + 17)], [(0, 2 * CHUNK), (3 * CHUNK, 1), (8 * MIB - CHUNK - 1, CHUNK + 1)]],
+)
 def test_holes_stay_holes_where_the_file_system_does_not_tell_where_they_are(
     tmp_path: Path, parts: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +121,22 @@ def test_holes_stay_holes_where_the_file_system_does_not_tell_where_they_are(
     assert len(data) < sum(length + 2 * CHUNK for _, length in parts) + 100_000
     unpacked(data, copy)
     assert copy.read_bytes() == source.read_bytes()
+
+
+@given(st.lists(st.sampled_from([b"\0", b"\0\0\0\0", b"x", b"xy\0z"]), max_size=40))
+def test_what_is_found_by_reading_is_all_that_is_not_zero(pieces: list[bytes]) -> None:
+    data = b"".join(pieces)
+    fd = os.memfd_create("data")
+    os.write(fd, data)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tar, "CHUNK", 4)
+        parts = tar.parts_by_reading(fd, len(data))
+    os.close(fd)
+    back = bytearray(len(data))
+    for (begin, length), (following, _) in pairwise([*parts, (len(data) + 1, 0)]):
+        assert length > 0 and begin + length < following, "in order, and joined where they touch"
+        back[begin : begin + length] = data[begin : begin + length]
+    assert bytes(back) == data and sum(length for _, length in parts) <= 4 * len(data.replace(b"\0", b""))
 
 
 def test_a_file_that_may_be_compressed_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
