@@ -96,6 +96,8 @@ def test_holes_in_a_packed_folder_stay_holes_on_the_way_in_and_out(
 ) -> None:
     with (tree / "holes").open("wb") as file:
         file.write(b"begin")
+        file.seek(16 * MIB + 5)
+        file.write(os.urandom(MIB))
         file.seek(32 * MIB)
         file.write(b"end")
     words = (
@@ -108,8 +110,8 @@ def test_holes_in_a_packed_folder_stay_holes_on_the_way_in_and_out(
     )
     done = belljar.run(*words, "--", "sh", "-c", "du -k /var/tmp/in/holes; sha256sum < /var/tmp/in/holes", env=PACK_ALL)
     size, _, digest, _ = done.stdout.decode().split()
-    assert int(size) < 1024 and digest == sha256_of(tree / "holes"), done.stderr
-    assert sha256_of(tmp_path / "back") == digest and (tmp_path / "back").stat().st_blocks * 512 < MIB
+    assert int(size) < 2048 and digest == sha256_of(tree / "holes"), done.stderr
+    assert sha256_of(tmp_path / "back") == digest and (tmp_path / "back").stat().st_blocks * 512 < 2 * MIB
     assert "pack" in report(tmp_path / "r")["phases"]
 
 
