@@ -150,7 +150,7 @@ def test_a_start_that_is_cancelled_is_gone_at_once_and_ran_nothing(belljar: Bell
     begin = time.monotonic()
     keeper.send_signal(signal.SIGTERM)
     out, _ = keeper.communicate(timeout=30)
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 2
     assert keeper.returncode == -signal.SIGTERM and out == b""
     assert report(tmp_path / "r")["cause"] == "cancelled"
     assert belljar.leftovers() == []
@@ -165,7 +165,7 @@ def test_a_second_term_ends_what_ignores_the_first(belljar: Belljar, tmp_path: P
     begin = time.monotonic()
     keeper.send_signal(signal.SIGTERM)
     keeper.communicate(timeout=30)
-    assert time.monotonic() - begin < 8 and keeper.returncode == -signal.SIGTERM
+    assert time.monotonic() - begin < 2 and keeper.returncode == -signal.SIGTERM
     assert report(tmp_path / "r")["cause"] == "cancelled"
     assert belljar.leftovers() == []
 

@@ -187,12 +187,14 @@ def described(top: Path) -> dict[str, tuple[object, ...]]:
 
 def test_a_tree_goes_in_and_comes_out_as_it_was(belljar: Belljar, tmp_path: Path) -> None:
     make_tree(tmp_path / "tree")
+    begin = time.monotonic()
     inner = f"{tmp_path}/tree:/var/tmp/here/tree"
     done = belljar.run(
         "--in", inner, "--out", f"/var/tmp/here/tree:{tmp_path}/back", "--", "du", "-sk", "/var/tmp/here/tree"
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout.split()[0]) < 4000  # KiB: the holes stayed holes in the guest
+    assert time.monotonic() - begin < 30
     assert described(tmp_path / "back") == described(tmp_path / "tree")
     assert (tmp_path / "back/holes").stat().st_blocks * 512 < MIB
     assert (tmp_path / "back/hard").samefile(tmp_path / "back/deep/er/est/file")
@@ -319,7 +321,7 @@ def test_a_copy_can_be_cancelled_on_the_way_in(belljar: Belljar, tmp_path: Path)
     begin = time.monotonic()
     job.terminate()
     assert job.communicate(timeout=30)[0] == b"" and job.returncode == -signal.SIGTERM
-    assert time.monotonic() - begin < 8 and belljar.leftovers() == []
+    assert time.monotonic() - begin < 2 and belljar.leftovers() == []
 
 
 def test_a_copy_can_be_cancelled_on_the_way_out(belljar: Belljar, tmp_path: Path) -> None:
@@ -335,7 +337,7 @@ def test_a_copy_can_be_cancelled_on_the_way_out(belljar: Belljar, tmp_path: Path
     job.terminate()
     job.communicate(timeout=30)
     assert job.returncode == -signal.SIGTERM  # its output is not whole: this is no success
-    assert time.monotonic() - begin < 8 and belljar.leftovers() == []
+    assert time.monotonic() - begin < 2 and belljar.leftovers() == []
     assert report(tmp_path / "r")["cause"] == "cancelled"
 
 

@@ -53,9 +53,8 @@ def named_when_whole(path: Path, *, mode: int = PRIVATE_FILE) -> Iterator[int]:
     try:
         yield descriptor
         if not has_name:
-            os.link(
-                f"/proc/self/fd/{descriptor}", draft, src_dir_fd=descriptor
-            )  # without a folder it would link the link
+            # With a folder's descriptor, which an absolute path ignores: without, Python links the link and not the file.
+            os.link(f"/proc/self/fd/{descriptor}", draft, src_dir_fd=descriptor)
             has_name = True
         os.rename(draft, path)
         has_name = False

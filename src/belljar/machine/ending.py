@@ -31,9 +31,8 @@ def end(view: MachineView, hypervisor: Hypervisor, reaper: Reaper) -> bool:
             hypervisor.discard(view.id)
         if pid is not None and is_locked(lock):
             kill_and_wait([pid], timeout=FORCE_PATIENCE)
-        with suppress(
-            BelljarError, OSError
-        ):  # a child of the dead, between fork and exec, has its lock for a moment more
+        with suppress(BelljarError, OSError):
+            # A child of the dead, between fork and exec, has its lock for a moment more.
             with locked(lock, timeout=FORCE_PATIENCE, what="see a dead supervisor's machine free", shared=True):
                 pass
     reaper.quick()

@@ -12,7 +12,7 @@ from tests.unit.image.image_parts import ext4, system
 
 from belljar.cli import image as verb
 from belljar.cli.parser import Parser
-from belljar.errors import BadOption, ContextImpossible, ImageInUse, ImageUnknown
+from belljar.errors import BadOption, ContextImpossible, ImageInUse, ImageUnknown, OutputUnwritable
 from belljar.image import Image, manifest
 from belljar.image.fake import FakeOverlays, FakeStore
 from belljar.image.store import Store
@@ -70,6 +70,14 @@ def test_an_image_that_cannot_do_what_it_is_imported_for_is_not_stored(
     unknown = str(ext4(tmp_path / "unknown"))  # what was not found may be there all the same
     assert typed("import", unknown, "--name", "other", "--context", "ssh") == 0
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("name", ["folder.tar", "no such/file.tar.gz"])
+def test_an_archive_that_cannot_be_written_is_refused_before_any_work(typed: Typed, tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.tar").mkdir()
+    with pytest.raises(OutputUnwritable, match="Is a directory|No such file"):
+        typed("archive", "base", "-o", str(tmp_path / name))
+    assert list(tmp_path.glob("*.tar*")) == [tmp_path / "folder.tar"]
 
 
 def test_an_empty_store_lists_nothing(typed: Typed, capsys: pytest.CaptureFixture[str]) -> None:
