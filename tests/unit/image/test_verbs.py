@@ -75,7 +75,7 @@ def test_an_image_that_cannot_do_what_it_is_imported_for_is_not_stored(
 @pytest.mark.parametrize("name", ["folder.tar", "no such/file.tar.gz"])
 def test_an_archive_that_cannot_be_written_is_refused_before_any_work(typed: Typed, tmp_path: Path, name: str) -> None:
     (tmp_path / "folder.tar").mkdir()
-    with pytest.raises(OutputUnwritable, match="Is a directory|No such file"):
+    with pytest.raises(OutputUnwritable, match=r"Is a directory|No such file"):
         typed("archive", "base", "-o", str(tmp_path / name))
     assert list(tmp_path.glob("*.tar*")) == [tmp_path / "folder.tar"]
 
