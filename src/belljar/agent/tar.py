@@ -21,6 +21,7 @@ CHUNK = 256 * KIB
 MOST_METADATA = MIB  # one name or extended header
 DEEPEST = 200
 HOLES_FROM = MIB  # smaller files are sent with their zeros
+MOST_UNTOLD = 16 * MIB  # of a file that does not tell its size, such as those of /proc; it is held in memory
 MOSTLY = 4  # times what it takes: a file as large has its holes looked for by reading; a smaller one may be compressed
 
 
@@ -116,9 +117,31 @@ class Packer:
         if facts.st_nlink > 1:
             self.linked[key] = name
         try:
-            self._content(fd, path, name, os.fstat(fd))
+            facts = os.fstat(fd)
+            untold = b"" if facts.st_size else self._untold(fd, path)
+            if untold:
+                self._header(name, facts, self.tarfile.REGTYPE, size=len(untold))
+                self.write(untold + bytes(-len(untold) % BLOCK))
+            else:
+                self._content(fd, path, name, facts)
         finally:
             os.close(fd)
+
+    def _untold(self, fd: int, path: bytes) -> bytes:
+        """What is in a file that has no size: nothing, mostly; the kernel's own files tell none, whatever they hold."""
+        parts, left = [], MOST_UNTOLD  # type: list[bytes], int
+        try:
+            while left >= 0:
+                data = os.read(fd, min(CHUNK, left + 1))
+                if not data:
+                    return b"".join(parts)
+                parts.append(data)
+                left -= len(data)
+        except OSError as exc:
+            raise TransferError("refused", "%s: %s" % (shown(path), exc.strerror))
+        raise TransferError(
+            "refused", "%s: does not tell its size and has more than %d bytes" % (shown(path), MOST_UNTOLD)
+        )
 
     def _content(self, fd: int, path: bytes, name: str, facts: os.stat_result) -> None:
         size = facts.st_size

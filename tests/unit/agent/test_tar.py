@@ -413,3 +413,28 @@ def test_garbage_is_refused_with_an_error_of_ours(
     with contextlib.suppress(TransferError):
         unpacked(data, folder / "target")
     assert [path.name for path in folder.iterdir()] in ([], ["target"])
+
+
+# -- files that do not tell their size -------------------------------------------------------------------------------------
+
+
+def test_a_file_of_the_kernel_is_read_to_its_end(tmp_path: Path) -> None:
+    """Files of /proc stat as 0 bytes."""
+    copied(Path("/proc/version"), tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == Path("/proc/version").read_bytes() != b""
+    copied(Path("/proc/sys/kernel/random"), tmp_path / "folder")
+    assert (tmp_path / "folder/boot_id").read_bytes() == Path("/proc/sys/kernel/random/boot_id").read_bytes()
+
+
+def test_a_file_that_has_no_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tar, "MOST_UNTOLD", 16)
+    with pytest.raises(
+        TransferError, match=r"/proc/version: does not tell its size and has more than 16 bytes"
+    ) as caught:
+        packed(Path("/proc/version"))
+    assert caught.value.kind == "refused"
+
+
+def test_a_file_of_the_kernel_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TransferError, match=r"^/proc/self/mem: "):
+        packed(Path("/proc/self/mem"))

@@ -320,3 +320,10 @@ def test_a_place_that_is_taken_is_not_written_to(tmp_path: Path, tree: Path) -> 
 
 def test_the_tools_of_these_tests_are_there() -> None:
     assert shutil.which("mke2fs", path="/usr/sbin:/sbin:/usr/bin")
+
+
+@needs_mksquashfs
+def test_a_packed_folder_has_files_of_the_kernel_whole(tmp_path: Path) -> None:
+    pack(Transfer("/proc/sys/kernel/random", "/data"), tmp_path / "image")
+    inside = unpacked(tmp_path / "image", tmp_path / "out")
+    assert (inside / "boot_id").read_text() == Path("/proc/sys/kernel/random/boot_id").read_text()
