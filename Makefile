@@ -1,11 +1,12 @@
 # What one does with a checkout. Each target installs what it lacks and does nothing twice.
 PREFIX ?= /opt/belljar
 
-.PHONY: help demo test quick live test-batch torture lint bench install uninstall clean
+.PHONY: help demo test test-all quick live test-batch torture lint bench install uninstall clean
 
 help:
 	@echo 'make demo       a real job in a real virtual machine, host and guest compared, seconds per phase'
 	@echo 'make test       all tests: lint, types, unit, contracts, stories, then real machines'
+	@echo 'make test-all   those and all slow ones (hours): stock images, other releases of Debian with their QEMUs and daemons'
 	@echo 'make quick      the tests that boot nothing (seconds)'
 	@echo 'make live       the tests that boot real machines (minutes)'
 	@echo 'make test-batch every test under real batch systems (an hour): Slurm, Grid Engine, stand-ins for the others'
@@ -23,6 +24,10 @@ demo:
 test:
 	@scripts/prepare dev
 	@scripts/test
+
+test-all:
+	@scripts/prepare dev
+	@scripts/test all-slow
 
 quick:
 	@scripts/prepare dev
