@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.cli.render import size
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, ImageUnknown
 from belljar.host import commands, files
 from belljar.model import GIB, MIB
 
@@ -189,11 +189,14 @@ def images(house: House) -> Finding:
     try:
         house.images.resolve(default)
     except BelljarError as exc:
-        grade = Grade.WARN if default == "debian12" else Grade.FAIL
-        remedy = (
-            "It is built on first use, or now by `belljar image build debian`." if grade is Grade.WARN else exc.hint
-        )
+        is_built = default == "debian12" and isinstance(exc, ImageUnknown)
+        remedy = "It is built on first use, or now by `belljar image build debian`." if is_built else exc.hint
+        grade = Grade.WARN if is_built else Grade.FAIL
         return Finding(grade, f"{len(there)} in the store; the default: {exc.message}", remedy)
+    wrong = [(image, why) for image in there if (why := house.images.complaint(image))]
+    if wrong:
+        remedies = [house.images.remedy(image.disk.parent, image.called) for image, _ in wrong]
+        return Finding(Grade.WARN, "\n".join(why for _, why in wrong), "\n".join(remedies))
     return Finding(Grade.OK, f"{len(there)} in the store, the default {default} among them")
 
 
@@ -323,7 +326,7 @@ CHECKS = (
     Check("uefi", "the firmware for disks that boot by UEFI is there", uefi),
     Check("folders", "belljar's folders are safe from others", folders),
     Check("space", "there is room for images, disks and logs", space),
-    Check("images", "the default image can be used", images),
+    Check("images", "the default image can be used, and no other one is damaged", images),
     Check("templates", "booted guests that jobs are cloned from", templates),
     Check("leftovers", "nothing is left of machines whose supervisor died", leftovers),
     Check("namespaces", "this user can build images", namespaces),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from belljar.model import Context
 
 HELP = "Build, import, list, show, verify, name and remove images."
-HEADS = ("NAME", "DIGEST", "OS", "BOOT", "DISK", "STORED", "CREATED", "SOURCE")
+HEADS = ("NAME", "DIGEST", "STATE", "OS", "BOOT", "DISK", "STORED", "CREATED", "SOURCE")
 SHORT = 12  # digits of a digest that are shown
 
 
@@ -29,9 +29,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     show = verbs.add_parser("show", help="show all that is known of one image")
     _reference(show)
     add_format(show)
-    verify = verbs.add_parser("verify", help="read images whole and compare their digests; exit 1 when one is wrong")
+    verify = verbs.add_parser(
+        "verify",
+        help="read images whole and compare their digests; exit 1 when one is wrong, which is not started then",
+    )
     verify.add_argument("images", metavar="IMAGE", nargs="*", help="name or digest; none: every image")
     add_format(verify)
+    repair = verbs.add_parser(
+        "repair", help="read an image whole and, where bytes are wrong, bring the same ones again from where it came"
+    )
+    _reference(repair)
     remove = verbs.add_parser("remove", help="take a name away, and the image with its last name")
     _reference(remove)
     remove.add_argument(
@@ -192,7 +199,9 @@ def list_(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.render import show
 
     images = house.images.images()
-    show([_facts(image) for image in images], HEADS, [_row(image) for image in images], as_=args.format)
+    facts = [_facts(house, image) for image in images]
+    rows = [_row(image, one["state"]) for image, one in zip(images, facts, strict=True)]
+    show(facts, HEADS, rows, as_=args.format)
     return 0
 
 
@@ -201,7 +210,7 @@ def show(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.render import show as put
 
     image = house.images.find(args.image)
-    facts = _facts(image)
+    facts = _facts(house, image)
     sizes = {name: size(facts[name]) for name in ("virtual_size", "stored")}
     shown = {**facts, **sizes, "created": moment(image.created)}
     more = shown.pop("facts")
@@ -218,7 +227,22 @@ def verify(args: argparse.Namespace, house: House) -> int:
     values = [{"digest": image.digest, "names": image.names, "wrong": wrong} for image, wrong in found]
     rows = [(_called(image), image.digest[:SHORT], "; ".join(wrong) or "as it was stored") for image, wrong in found]
     show(values, ("NAME", "DIGEST", "STATE"), rows, as_=args.format)
-    return 1 if any(wrong for _, wrong in found) else 0
+    bad = [image for image, wrong in found if wrong]
+    for image in bad:
+        what = "is not started until it is repaired" if image.store == house.images.folder else "is damaged"
+        print(
+            f"belljar: image {image.called} {what}. {house.images.remedy(image.disk.parent, image.called)}",
+            file=sys.stderr,
+        )
+    return 1 if bad else 0
+
+
+def repair(args: argparse.Namespace, house: House) -> int:
+    from belljar.image.repair import repair as act
+
+    image, was_wrong = act(house.images, args.image, lambda *told: _survey(house, *told))
+    print(f"{image.called} {image.digest} {'repaired' if was_wrong else 'as it was stored'}")
+    return 0
 
 
 def remove(args: argparse.Namespace, house: House) -> int:
@@ -265,26 +289,27 @@ def agent(args: argparse.Namespace, house: House) -> int:
 
 
 VERBS = {
-    "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "remove": remove, "gc": gc, "tag": tag,
+    "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "repair": repair, "remove": remove, "gc": gc, "tag": tag,
     "agent": agent, **image_disk.VERBS, **image_site.VERBS, "set": set_,
 }  # fmt: skip
 
 
-def _row(image: Image) -> tuple[Any, ...]:
+def _row(image: Image, state: str) -> tuple[Any, ...]:
     from belljar.cli.render import moment, size
 
     firmware = f"firmware ({image.facts.get('use_firmware') or 'bios'})"
     how = "kernel" if image.kernel else "disc" if image.is_disc else firmware
     stored = _stored(image)
     return (
-        _called(image), image.digest[:SHORT], image.os, how, size(image.virtual_size), size(stored), moment(image.created),
+        _called(image), image.digest[:SHORT], state, image.os, how, size(image.virtual_size), size(stored), moment(image.created),
         image.source,
     )  # fmt: skip
 
 
-def _facts(image: Image) -> dict[str, Any]:
+def _facts(house: House, image: Image) -> dict[str, Any]:
     facts = {name: getattr(image, name) for name in image.__dataclass_fields__}
-    return {**facts, "created": image.created, "stored": _stored(image)}
+    state = "corrupt" if house.images.complaint(image) else "ready"
+    return {**facts, "created": image.created, "stored": _stored(image), "state": state}
 
 
 def _stored(image: Image) -> int:

@@ -36,7 +36,7 @@ class ImageMismatch(ImageError):
 class ImageCorrupt(ImageError):
     """The image in the store is not what it was when it was stored."""
 
-    hint = "Remove it with `belljar image remove NAME --force`, then import or build it again."
+    hint = "`belljar image repair NAME` brings it again from where it came."
     retry = Retry.ELSEWHERE
 
 

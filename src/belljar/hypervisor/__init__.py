@@ -181,6 +181,7 @@ class DomainSpec:
     # A read-only disc the guest's own init reads at its first boot (NoCloud, CD-ROM of a CernVM). Part of the hardware: a
     # template keeps a copy, and its clones have that copy in the drive.
     seed: Path | None = None
+    image_stored: float = 0.0  # when; a repaired image has another time, and no template of the damaged one
 
 
 class EventKind(str, Enum):

@@ -263,6 +263,7 @@ class FakeHypervisor:
     def _key(self, spec: DomainSpec) -> str:
         kind = (
             spec.image_digest,
+            spec.image_stored,
             spec.boot.digest,
             spec.boot.append,
             spec.cpus,

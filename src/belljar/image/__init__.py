@@ -121,6 +121,12 @@ class Image:
     os: str = ""  # PRETTY_NAME, where known
     store: Path = Path()  # the folder it lies in
     facts: dict[str, Any] = field(default_factory=dict)  # see `FACTS`
+    wrong: tuple[str, ...] = ()  # what `verify` found; it is not started until that is mended
+
+    @property
+    def called(self) -> str:
+        """Its first name; the digest's first digits where it has none."""
+        return self.names[0] if self.names else self.digest[:12]
 
     @property
     def is_disc(self) -> bool:
@@ -204,7 +210,10 @@ class ImageStore(Protocol):
         """Keep the image from being removed while inside. The hold is gone when the holder dies."""
 
     def images(self) -> list[Image]: ...
-    def verify(self, image: Image) -> list[str]: ...
+    def verify(self, image: Image) -> list[str]:
+        """What is wrong with its files, by their full digests; empty: nothing. It is marked with that, where the store may
+        be written to: `resolve` refuses it then."""
+
     def remove(self, image: Image, *, force: bool = False) -> None: ...
     def tag(self, image: Image, name: str) -> Image: ...
     def gc(self, *, dry_run: bool = False) -> Iterator[Path]: ...
@@ -243,7 +252,9 @@ def layer_name(image: Image) -> str:
 
     from belljar.agent import bundle
 
-    agent = sha256("\n".join((AGENT_PATH, bundle.digest().hex(), UNIT_PATH, agent_unit())).encode())
+    # With the time it was stored: what was made of a damaged copy is not used for the repaired one.
+    words = (AGENT_PATH, bundle.digest().hex(), UNIT_PATH, agent_unit(), repr(image.created))
+    agent = sha256("\n".join(words).encode())
     return f"{image.digest[:32]}-{agent.hexdigest()[:16]}"
 
 

@@ -65,7 +65,9 @@ def boot_digest(image: Image) -> str:
     """Stands for everything that is booted: the image's kernel, ramdisk and command line, and the present agent."""
     from hashlib import sha256
 
-    digest = sha256(image.boot_digest.encode())
+    digest = sha256(
+        f"{image.boot_digest} {image.created!r}".encode()
+    )  # a repaired image has nothing of the damaged one
     digest.update(sys.implementation.cache_tag.encode() if _same_python(image) else b"-")
     for _, path, _ in OUR_FILES:
         digest.update(sha256(path.read_bytes()).digest())

@@ -69,6 +69,7 @@ class Origin:
     firmware: str = "auto"  # bios, uefi: boot by it in any case; none: only directly
     facts: dict[str, Any] = field(default_factory=dict)
     is_disc: bool = False  # a CD-ROM, which is only started, never looked into
+    ordered: Mapping[str, str] = field(default_factory=dict)  # digests its files must have, by file name
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ def take(
         virtual_size=size,
         facts={**boot.facts, **origin.facts},
     )
-    return store.publish(folder, what, origin.name)
+    return store.publish(folder, what, origin.name, ordered=origin.ordered)
 
 
 def _look(folder: Path, raw: Path, size: int, origin: Origin, progress: Progress, surveyor: Surveyor | None) -> Boot:

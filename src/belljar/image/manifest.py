@@ -1,12 +1,14 @@
 """What a store knows of one image: `manifest.json` in its folder, and the cheap check that its files are still the same.
 
 The manifest is written last, into a folder that gets its name by one rename. It records of each file the sha256, and
-size, time and inode, which change whenever somebody replaces, truncates or rewrites it.
+size, time and inode, which change whenever somebody replaces, truncates or rewrites it. What a verification found wrong
+is written there too, and holds until a later one finds it right or the image is stored again.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,17 +74,17 @@ def boot_digest(files: Sequence[str], append: str) -> str:
 def read(folder: Path, names: tuple[str, ...] = ()) -> Image:
     """The image in *folder*, after the cheap check. Raises ImageCorrupt, UnsafeFolder."""
     value = _load(folder)
+    image = _image(folder, value, names)
+    if image.wrong:
+        raise ImageCorrupt(f"image {image.called}: {'; '.join(image.wrong)} (found by `belljar image verify`)")
     files = value["files"]
     for name in files:
         if (found := _stamp(folder / name)) != {key: files[name].get(key) for key in found}:
-            raise ImageCorrupt(
-                f"{folder / name}: is not the file that was stored ({_difference(files[name], found)})",
-                hint="`belljar image verify` accepts a file that was only copied or touched; else remove the image with --force.",
-            )
+            raise ImageCorrupt(f"{folder / name}: is not the file that was stored ({_difference(files[name], found)})")
     disk = folder / DISK
     if qcow2.virtual_size(disk) != value["virtual_size"]:
         raise ImageCorrupt(f"{disk}: its header is not the one that was stored")
-    return _image(folder, value, names)
+    return image
 
 
 def read_unchecked(folder: Path, names: tuple[str, ...] = ()) -> Image:
@@ -97,24 +99,41 @@ def unreadable(folder: Path, names: tuple[str, ...]) -> Image:
 
 
 def verify(folder: Path, *, mode: int | None) -> list[str]:
-    """What is wrong with the files, by their full digests. With a *mode* (the store is ours) files that are right but have
-    another time or inode, as after a restore, are recorded anew."""
-    value = _load(folder)
-    wrong, moved = [], False
-    for name, stored in value["files"].items():
+    """What is wrong with the files, by their full digests. With a *mode* (the store is ours) that is recorded; and files
+    that are right but have another time or inode, as after a restore, are recorded anew."""
+    before = _load(folder)["files"]
+    wrong, found = [], {}
+    for name, stored in before.items():
         try:
-            found = _record(folder / name)
+            found[name] = _record(folder / name)
         except OSError as exc:
             wrong.append(f"{name}: {exc.strerror}")
             continue
-        if found["sha256"] != stored["sha256"]:
-            wrong.append(f"{name}: sha256 is {found['sha256']:.12}..., stored was {stored['sha256']:.12}...")
-        elif found != stored:
-            stored.update(found)
-            moved = True
-    if not wrong and moved and mode is not None:
-        _save(folder, value, mode)
+        if (digest := found[name]["sha256"]) != stored["sha256"]:
+            wrong.append(f"{name}: sha256 is {digest:.12}..., stored was {stored['sha256']:.12}...")
+    if mode is not None:
+        _note(folder, before, found, wrong, mode)
     return wrong
+
+
+def _note(folder: Path, before: dict[str, Any], found: dict[str, dict[str, Any]], wrong: list[str], mode: int) -> None:
+    """Record what a verification found, unless the image was exchanged meanwhile."""
+    value = _load(folder)
+    known = value.pop("wrong", [])
+    if value["files"] != before or (known == wrong and (wrong or found == before)):
+        return
+    if wrong:
+        value["wrong"] = wrong
+    else:
+        value["files"] = found
+        if known:
+            value["created"] = time.time()  # other bytes than a machine may have seen of it lately
+    _save(folder, value, mode)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The sha256 its files had when they were stored, by file name."""
+    return {name: one["sha256"] for name, one in _load(folder)["files"].items()}
 
 
 def set_facts(folder: Path, changes: dict[str, Any], *, mode: int) -> None:
@@ -144,7 +163,7 @@ def _well_formed(value: dict[str, Any]) -> bool:
     files, facts = value.get("files"), value.get("facts")
     if not (texts and numbers and isinstance(files, dict) and isinstance(facts, dict)):
         return False
-    known = set(files) <= {DISK, KERNEL, INITRD} and DISK in files
+    known = set(files) <= {DISK, KERNEL, INITRD} and DISK in files and isinstance(value.get("wrong", []), list)
     return known and all(isinstance(one, dict) and isinstance(one.get("sha256"), str) for one in files.values())
 
 
@@ -170,6 +189,7 @@ def _image(folder: Path, value: dict[str, Any], names: tuple[str, ...]) -> Image
         os=value["os"],
         store=folder.parent,
         facts=value["facts"],
+        wrong=tuple(map(str, value.get("wrong", ()))),
     )
 
 

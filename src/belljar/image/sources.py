@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -70,6 +70,7 @@ class Order:
     context: Context = Context.AUTO
     signer: str = ""  # who must have signed it, by a signature it carries: x509:FOLDER:DN
     is_disc: bool = False  # an ISO 9660 disc that a firmware boots, and not a disk
+    ordered: Mapping[str, str] = field(default_factory=dict)  # digests the image's files must have, by file name
 
 
 def bring(
@@ -101,6 +102,7 @@ def bring(
                 order.firmware,
                 facts=_facts(order, digest) | ({"signer": signer} if signer else {}),
                 is_disc=order.is_disc,
+                ordered=order.ordered,
             )
             image = intake.take(store, folder, raw, origin, progress, surveyor, judge)
         progress.step(f"Image {order.name} is ready ({image.digest:.12})")

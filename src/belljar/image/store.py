@@ -48,7 +48,11 @@ class Store:
         """The image of this name, digest or unique digest prefix (8 digits or more), checked cheaply against what was
         stored (size, mtime, inode, qcow2 header). Raises ImageUnknown, ImageCorrupt."""
         folder, names = self._find(reference)
-        return manifest.read(folder, names)
+        try:
+            return manifest.read(folder, names)
+        except ImageCorrupt as exc:
+            exc.hint = self.remedy(folder, reference)
+            raise
 
     def find(self, reference: str) -> Image:
         """As `resolve`, without looking at the image's files: to show, verify or remove one that is corrupt."""
@@ -120,15 +124,31 @@ class Store:
             path = _lock_file(image.disk.parent)
             try:
                 # Whoever else has it alone looks or removes; both are over soon.
-                stack.enter_context(locked(path, timeout=HOLD_TIMEOUT, what=f"use {_called(image)}", shared=True))
+                stack.enter_context(locked(path, timeout=HOLD_TIMEOUT, what=f"use image {image.called}", shared=True))
                 with suppress(PermissionError, FileNotFoundError):
                     os.utime(path)  # when it was used last, for `evict`; the site's images are not ours to mark
             except FileNotFoundError as exc:
-                raise ImageUnknown(f"{_called(image)} was removed before machine {id} could use it") from exc
+                raise ImageUnknown(f"image {image.called} was removed before machine {id} could use it") from exc
             yield
 
+    def complaint(self, image: Image) -> str:
+        """Why it cannot be used, as far as that is known without reading all of it; "" when nothing is."""
+        try:
+            manifest.read(image.disk.parent, image.names)
+        except ImageCorrupt as exc:
+            return exc.message
+        return ""
+
+    def remedy(self, folder: Path, reference: str) -> str:
+        """What to do about a damaged image in *folder*."""
+        words = f"`belljar image repair {reference}` compares all its bytes, and brings it again where they are wrong."
+        if folder.parent == self.folder:
+            return words
+        return f"It lies in the site's store {folder.parent}: only its owner can mend it there. As root: {words}"
+
     def verify(self, image: Image) -> list[str]:
-        """What is wrong with its files, by their full digests; empty: nothing."""
+        """What is wrong with its files, by their full digests; empty: nothing. It is marked with that where the store is ours:
+        `resolve` refuses it then."""
         ours = image.store == self.folder
         return manifest.verify(image.disk.parent, mode=self.file_mode if ours else None)
 
@@ -159,17 +179,17 @@ class Store:
         self._ours(image, "removed")
         folder = image.disk.parent
         if not force and (users := self.users(image.digest)):
-            raise ImageInUse(f"{_called(image)} is used by {', '.join(users)}")
+            raise ImageInUse(f"image {image.called} is used by {', '.join(users)}")
         try:
             lock = try_lock(_lock_file(folder))
         except FileNotFoundError:
             return
         if lock is None:
-            raise ImageInUse(f"{_called(image)} is used by a machine")
+            raise ImageInUse(f"image {image.called} is used by a machine")
         try:
             names = _names(self.folder).get(folder.name, ())
             if nameless and names:
-                raise ImageInUse(f"{_called(image)} is called {names[0]} by now")
+                raise ImageInUse(f"image {image.called} is called {names[0]} by now")
             for name in names:
                 self.untag(name)
             trash = self._folder("drafts") / f"removed-{image.digest:.16}-{os.getpid()}"
@@ -235,18 +255,24 @@ class Store:
         return True
 
     def _refresh(self, draft: Path, folder: Path, name: str | None, held: ExitStack) -> bool:
-        """The same disk, made again. Keep the stored one when it is whole and starts alike; it may be in use."""
+        """The same disk, made again. Keep the stored one when every byte of it is right and it starts alike; it may be in
+        use."""
         names = tuple(_names(self.folder).get(folder.name, ()))
+        again = manifest.read_unchecked(draft)
         try:
-            stored = manifest.read(folder, names)
+            stored = manifest.read_unchecked(folder, names)
         except ImageCorrupt:
             self._exchange(draft, folder)
             return True
-        again = manifest.read_unchecked(draft)
+        if self.complaint(stored) or manifest.verify(folder, mode=None):
+            if not set(names) <= {name}:  # what is repaired for one name is not changed for the others
+                same_start(stored, again)
+            self._exchange(draft, folder)
+            return True
         if stored.boot_digest != again.boot_digest and set(names) <= {name}:
             if (lock := try_lock(_lock_file(folder))) is None:
                 raise ImageInUse(
-                    f"{_called(stored)} is used by a machine, and its new version starts the same disk otherwise"
+                    f"image {stored.called} is used by a machine, and its new version starts the same disk otherwise"
                 )
             held.callback(lock.release)
             self._exchange(draft, folder)
@@ -302,7 +328,7 @@ class Store:
 
     def _ours(self, image: Image, done: str) -> None:
         if image.store != self.folder:
-            raise NotPermitted(f"{_called(image)} lies in {image.store} and can only be {done} by its owner")
+            raise NotPermitted(f"image {image.called} lies in {image.store} and can only be {done} by its owner")
 
     def _find(self, reference: str) -> tuple[Path, tuple[str, ...]]:
         """The folder of an image. Names go before digests, the private store before the site's."""
@@ -332,14 +358,14 @@ def same_start(stored: Image, again: Image) -> None:
     """Raise ImageUnfit when the same disk was asked to start in another way than the one that is stored."""
     if stored.boot_digest != again.boot_digest:
         raise ImageUnfit(
-            f"the same disk is stored already, as {_called(stored)}, with another kernel, ramdisk or command line",
+            f"the same disk is stored already, as image {stored.called}, with another kernel, ramdisk or command line",
             hint="Remove that image first, with `belljar image remove --force`; a store has each disk once.",
         )
     for fact in ("boots_by", "use_firmware", "context", "agent_in_initrd", "init"):
         has, wanted = stored.facts.get(fact), again.facts.get(fact)
         if has != wanted:
             raise ImageUnfit(
-                f"the same disk is stored already, as {_called(stored)}, with {fact} = {has or 'auto'}, not {wanted or 'auto'}",
+                f"the same disk is stored already, as image {stored.called}, with {fact} = {has or 'auto'}, not {wanted or 'auto'}",
                 hint="Change that image with `belljar image set`, or remove it first.",
             )
 
@@ -390,7 +416,3 @@ def _is_whole(cached: Path, initrd: Path) -> bool:
         return cached.stat().st_size > initrd.stat().st_size
     except FileNotFoundError:
         return False
-
-
-def _called(image: Image) -> str:
-    return f"image {image.names[0] if image.names else image.digest[:12]}"

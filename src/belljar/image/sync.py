@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 UNPACKING_TIMEOUT = 3600
 CHECKING_TIMEOUT = 600
 LARGEST_BOOT_FILE = 1 << 30
-PRESENT, NEW, UPDATED, KEPT, OFFERED, FAILED = "up to date", "new", "updated", "kept", "offered", "failed"
+PRESENT, NEW, UPDATED, REPAIRED, KEPT, OFFERED, FAILED = (
+    "up to date", "new", "updated", "repaired", "kept", "offered", "failed",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Synced:
     name: str
     digest: str
     source: str
-    what: str  # PRESENT, NEW, UPDATED, KEPT, OFFERED, FAILED
+    what: str  # PRESENT, NEW, UPDATED, REPAIRED, KEPT, OFFERED, FAILED
     why: str = ""
 
 
@@ -126,7 +128,9 @@ def _synced(store: Store, master: Master, entry: Entry, asked: bool, dry_run: bo
     row = Synced(statement.name, statement.digest, master.place.shown, PRESENT)
     here = _present(store, statement.name)
     try:
-        if here is not None and here.digest == statement.digest:
+        if here is not None and here.digest == statement.digest and store.complaint(here):
+            row = replace(row, what=REPAIRED)
+        elif here is not None and here.digest == statement.digest:
             seen = master.seen()
             if (
                 seen.ours.get(statement.name) == here.digest
@@ -215,6 +219,8 @@ def _here(store: Store, master: Master, entry: Entry) -> Image | None:
         return None
     if image.store != store.folder:
         return None
+    if statement.name not in image.names and store.verify(image):
+        return None  # nobody has read it since it was stored, and this name would have it as new
     from belljar.image.store import same_start
 
     if others := [name for name in image.names if name != statement.name]:

@@ -189,7 +189,7 @@ class Planner:
         shares = tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in folders)
         spec = DomainSpec(
             id=request.id, cpus=request.machine.cpus, memory=-(-request.machine.memory // LARGE_PAGE) * LARGE_PAGE,
-            image_digest=image.digest, boot=boot, disk=life.folders.overlay(request.id),
+            image_digest=image.digest, image_stored=image.created, boot=boot, disk=life.folders.overlay(request.id),
             disk_size=request.machine.disk or image.virtual_size, accelerator=accelerator, folder=life.folder,
             nic=nic, shares=shares,
             owner=qemu_owner(request, self._qemu_owner, os.geteuid()),

@@ -39,9 +39,10 @@ def test_the_list_shows_names_and_where_an_image_comes_from(
     image = publish("base")
     assert typed("list") == 0
     head, row = capsys.readouterr().out.splitlines()
-    assert head.split()[:3] == ["NAME", "DIGEST", "OS"] and row.split()[:4] == [
+    assert head.split()[:3] == ["NAME", "DIGEST", "STATE"] and row.split()[:5] == [
         "base",
         image.digest[:12],
+        "ready",
         "Debian",
         "kernel",
     ]

@@ -257,6 +257,7 @@ class QemuHypervisor:
         native = spec.accelerator is Accelerator.KVM
         return {
             "image_digest": spec.image_digest,
+            "image_stored": spec.image_stored,
             "boot": spec.boot.digest,
             "cpus": spec.cpus,
             "memory": spec.memory,
