@@ -39,8 +39,9 @@ class House:
     def __init__(self, config_file: str | None = None, *, verbose: bool = False) -> None:
         self.config_file = Path(config_file) if config_file is not None else None
         self.verbose = verbose
-        self._load: Callable[[], config.Settings] = lambda: config.load(self.config_file)
+        self._load: Callable[[], config.Settings] = lambda: config.load(self.config_file, in_job=self.in_job)
         self.is_lenient = False
+        self.in_job = False  # it makes the machine of a batch job: only what the site leaves open is the user's to set
         self._begin = time.monotonic()
 
     @cached_property

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 import sys
 import time
 from contextlib import suppress
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from belljar import batch
 from belljar.errors import BelljarError
 from belljar.host.commands import SEARCH_PATH
+from belljar.host.files import only_root_writes
 from belljar.host.privileges import User, as_user, user_of
 
 if TYPE_CHECKING:
@@ -85,16 +85,8 @@ def search_path(system: str, found: dict[str, str]) -> str:
 
 
 def is_the_systems(name: str) -> bool:
-    """Does this path, and all on the way to it, belong to root or a system user, with nobody else to change it?"""
-    path = Path(os.path.realpath(name))
-    for part in (path, *path.parents):
-        try:
-            facts = os.lstat(part)
-        except OSError:
-            return False
-        if facts.st_uid > LAST_SYSTEM_UID or (facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX):
-            return False
-    return True
+    """Does this path belong to root or a system user, with nobody else to change it?"""
+    return only_root_writes(Path(os.path.realpath(name)), highest_uid=LAST_SYSTEM_UID)
 
 
 def log(system: str, act: str, text: str, verbose: bool) -> None:

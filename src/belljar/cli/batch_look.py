@@ -24,10 +24,12 @@ def findings(house: House, place: Place) -> Iterator[Finding]:
     yield from _entered_by_all("belljar itself", Path(__file__).resolve().parents[1])
     if house.config_file is not None:
         yield from _entered_by_all("the settings file", house.config_file.absolute())
+        yield from _is_the_sites(Path(os.path.realpath(house.config_file)))
     yield from _node_folder(house.settings.paths.node)
     yield _qemu(house)
     yield from _images(house, place)
     yield _shares(house)
+    yield from _bridges(house)
     yield from _rules(house)
 
 
@@ -39,6 +41,19 @@ def _entered_by_all(what: str, path: Path) -> Iterator[Finding]:
         yield Finding(what, False, detail, "Open those folders (chmod o+x), or install belljar elsewhere (--prefix).")
     elif (mode := _mode(path)) is not None and not mode & stat.S_IROTH:
         yield Finding(what, False, f"{path}: users cannot read it", f"chmod o+r {path}")
+
+
+def _is_the_sites(path: Path) -> Iterator[Finding]:
+    """In a job, a settings file that a user could change is a user's."""
+    from belljar.host.files import only_root_writes
+
+    if not only_root_writes(path):
+        detail = (
+            f"{path}: others than root can change it, or a folder on the way: jobs take nothing from it that is locked"
+        )
+        yield Finding(
+            "the settings file", False, detail, f"chown root {path}; chmod go-w {path}, and its folders likewise."
+        )
 
 
 def _mode(path: Path) -> int | None:
@@ -107,6 +122,16 @@ def _shares(house: House) -> Finding:
         detail = f"{_settings_file(house)}: {exports[0]} cannot be reached: machine.network is none"
         return Finding(what, False, detail, 'Set `machine.network = "user"`, or share the folder of the host.')
     return Finding(what, True, ", ".join(f"{one.source} on {one.target}" for one in shares) or "none")
+
+
+def _bridges(house: House) -> Iterator[Finding]:
+    """Jobs' machines are made without root's rights."""
+    from belljar.network import shortfalls
+
+    for text in shortfalls(house.settings.network, is_root=False):
+        yield Finding(
+            "network.anti_spoofing", False, f"{_settings_file(house)}: {text}", 'Set it to "required" or to "off".'
+        )
 
 
 def _settings_file(house: House) -> str:

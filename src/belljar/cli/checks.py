@@ -302,7 +302,7 @@ def network(house: House) -> Finding:
     """Whether `--network user` can be had as the settings want it."""
     from belljar.hypervisor.qemu import guard
     from belljar.hypervisor.qemu.process import confined
-    from belljar.network import EgressMode
+    from belljar.network import EgressMode, shortfalls
 
     if house.settings.network.egress is EgressMode.OPEN:
         return Finding(
@@ -315,6 +315,8 @@ def network(house: House) -> Finding:
         return Finding(
             Grade.WARN, f"`--network user` is refused: {why}", 'Set `network.egress = "open"` if that may be.'
         )
+    for text in shortfalls(house.settings.network, is_root=os.geteuid() == 0):
+        return Finding(Grade.WARN, text, "Run such machines as root with nftables, or settle it in the settings.")
     return Finding(Grade.OK, "what machines send can be guarded")
 
 

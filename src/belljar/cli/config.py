@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.config import Loaded
 
-HELP = "Show the settings that hold and where each comes from, or check them: every mistake in every file at once."
+HELP = (
+    "Show the settings that hold, where each comes from and which of them only the site sets (site.lock), or check them: every"
+    " mistake in every file at once."
+)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +24,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "what", choices=("show", "check"), help="show: the settings that hold; check: exit 1 when there are mistakes"
     )
     parser.add_argument(
-        "--origin", action="store_true", help="with show: the file and line, or variable, a value comes from"
+        "--origin",
+        action="store_true",
+        help="with show: the file and line, or variable, a value comes from, and whether only the site can set it",
     )
     add_format(parser)
 
@@ -29,15 +34,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, house: House) -> int:
     from belljar.config import BadSettings, inspect
 
-    loaded = inspect(Path(house.config_file) if house.config_file else None)
+    loaded = inspect(_file(house))
     if args.what == "check":
-        from belljar.config.meaning import all_mistakes
+        from belljar.config.meaning import all_mistakes, notes
 
-        return _check(replace(loaded, mistakes=all_mistakes(loaded)), args.format)
+        told = notes(loaded, inspect(_file(house), in_job=True))
+        return _check(replace(loaded, mistakes=all_mistakes(loaded)), told, args.format)
     _show(loaded, args.origin, args.format)
     if loaded.mistakes:
         raise BadSettings(loaded.mistakes)
     return 0
+
+
+def _file(house: House) -> Path | None:
+    return Path(house.config_file) if house.config_file else None
 
 
 def _show(loaded: Loaded, with_origin: bool, form: str) -> None:
@@ -49,20 +59,33 @@ def _show(loaded: Loaded, with_origin: bool, form: str) -> None:
     facts: dict[str, dict[str, Any]] = {}
     for section, key, value, metadata in every_setting(loaded.settings):
         origin = loaded.origins.get(f"{section}.{key}", DEFAULT_ORIGIN)
-        rows.append((f"{section}.{key}", value_text(value, metadata), *((origin,) if with_origin else ())))
-        facts.setdefault(section, {})[key] = {"value": value, "origin": origin} if with_origin else value
-    show(facts, ("SETTING", "VALUE", *(("ORIGIN",) if with_origin else ())), rows, as_=form)
+        locked = _locked(f"{section}.{key}", loaded)
+        rows.append((f"{section}.{key}", value_text(value, metadata), *((origin, locked) if with_origin else ())))
+        known = {"value": value, "origin": origin, "locked": locked}
+        facts.setdefault(section, {})[key] = known if with_origin else value
+    show(facts, ("SETTING", "VALUE", *(("ORIGIN", "LOCKED") if with_origin else ())), rows, as_=form)
 
 
-def _check(loaded: Loaded, form: str) -> int:
+def _locked(name: str, loaded: Loaded) -> str:
+    """Where users cannot change it: "always", "in batch jobs", or nowhere."""
+    from belljar.config.merge import ALWAYS_LOCKED, is_locked
+
+    lock = loaded.settings.site.lock
+    always = (*ALWAYS_LOCKED, *(lock if "site.lock" in loaded.origins else ()))
+    return "always" if is_locked(name, always) else "in batch jobs" if is_locked(name, lock) else ""
+
+
+def _check(loaded: Loaded, told: tuple[str, ...], form: str) -> int:
     from belljar.cli.render import as_json, plain
 
     if form == "json":
-        print(as_json({"ok": not loaded.mistakes, "mistakes": loaded.mistakes}))
+        print(as_json({"ok": not loaded.mistakes, "mistakes": loaded.mistakes, "notes": told}))
     elif loaded.mistakes:
         for mistake in loaded.mistakes:
             print(plain(str(mistake)))
     else:
         given = sorted({origin.rpartition(":")[0] or origin for origin in loaded.origins.values()})
         print(f"The settings are good ({', '.join(given) if given else 'defaults only'}).")
+        for note in told:
+            print(plain(f"note: {note}"))
     return 1 if loaded.mistakes else 0

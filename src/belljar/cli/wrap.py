@@ -54,6 +54,7 @@ def run(args: argparse.Namespace, house: House) -> int:
 
         here = settled(here, job)
     here = replace(here, env=tuple(pair for pair in here.env if pair[0] not in job.redirect))
+    house.in_job = True
     settings, trouble = understood(house)
     image = job.image
     try:
@@ -93,7 +94,7 @@ def understood(house: House) -> tuple[Settings, Trouble | None]:
     except BelljarError as exc:
         from belljar import config
 
-        loaded = config.inspect(house.config_file)
+        loaded = config.inspect(house.config_file, in_job=True)
         own = [mistake for mistake in loaded.mistakes if mistake.is_users]
         hides = any(one.key in ("", "batch", *DECIDES_THE_IMAGE) and not one.is_users for one in loaded.mistakes)
         text = "; ".join(str(mistake) for mistake in own or loaded.mistakes) or exc.message

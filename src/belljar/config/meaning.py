@@ -3,6 +3,7 @@ check` and `belljar doctor` ask; a job does not wait for it."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import fields
 
@@ -15,6 +16,13 @@ from belljar.errors import BadSetting
 def all_mistakes(loaded: Loaded) -> tuple[Mistake, ...]:
     """Those of the files and variables, and those of the values that hold."""
     return (*loaded.mistakes, *(_mistake(loaded, *found) for found in _wrong_values(loaded)))
+
+
+def notes(loaded: Loaded, in_job: Loaded) -> tuple[str, ...]:
+    """What is no mistake and still worth a word: what of the user's a batch job is refused for, and what no value says that
+    is obeyed only in part."""
+    refused = tuple(f"a batch job is refused for it: {one}" for one in in_job.mistakes if one not in loaded.mistakes)
+    return (*refused, *network.shortfalls(loaded.settings.network, is_root=os.geteuid() == 0))
 
 
 def _wrong_values(loaded: Loaded) -> Iterator[tuple[str, str, BadSetting]]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import fnmatch
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from belljar.config import SECTIONS, Loaded, Settings
+from belljar.config import ETC, SECTIONS, File, Loaded, Settings
 from belljar.config.convert import convert
 from belljar.errors import HostError
 from belljar.host.files import read_capped
 
 LARGEST_FILE = 1 << 20
-THE_SITES = ("batch",)  # sections
+HINTS = {section: get_type_hints(kind) for section, kind in SECTIONS.items()}
+ALWAYS_LOCKED = ("batch.*", "site.*")
 
 
 @dataclass(frozen=True)
@@ -40,53 +44,102 @@ class Given:
     key: str
     raw: object
     is_text: bool
+    is_users: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.section}.{self.key}"
 
 
 def merge(
-    defaults: Settings, files: Sequence[Path], variables: Mapping[str, str], users_own: Path | None = None
+    defaults: Settings, files: Sequence[File], variables: Mapping[str, str], *, is_root: bool, in_job: bool
 ) -> Loaded:
-    """Lay *files*, weakest first, and then *variables* over *defaults*. With *users_own*, that file and the variables are an
-    ordinary user's, who cannot change what is for the site to say."""
+    """Lay *files*, weakest first, and then *variables* over *defaults*. An ordinary user's files and variables cannot change
+    what the site keeps for itself."""
     mistakes: list[Mistake] = []
     given: list[Given] = []
-    for path in files:
-        found = list(_read_file(path, mistakes))
-        given += _without_the_sites(found, mistakes) if path == users_own else found
-    found = list(_read_variables(variables, mistakes))
-    given += _without_the_sites(found, mistakes) if users_own else found
+    for file in files:
+        given += _from(file.is_users, mistakes, functools.partial(_read_file, file.path))
+    given += _from(not is_root, mistakes, functools.partial(_read_variables, variables))
+    given = list(_without_locked(given, _lock_of(given, defaults, mistakes, in_job), mistakes))
     values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
     origins: dict[str, str] = {}
-    hints = {section: get_type_hints(kind) for section, kind in SECTIONS.items()}
-    facts = {section: {one.name: one.metadata for one in fields(kind)} for section, kind in SECTIONS.items()}
     for one in given:
         try:
-            value = convert(one.raw, hints[one.section][one.key], facts[one.section][one.key], is_text=one.is_text)
+            values[one.section][one.key] = _value_of(one)
         except ValueError as exc:
-            mistakes.append(
-                Mistake(one.origin, f"{one.section}.{one.key}", str(exc), str(facts[one.section][one.key]["help"]))
-            )
+            mistakes.append(Mistake(one.origin, one.name, str(exc), _help(one.section, one.key), one.is_users))
             continue
-        values[one.section][one.key] = value
-        origins[f"{one.section}.{one.key}"] = one.origin
+        origins[one.name] = one.origin
     sections = {section: replace(getattr(defaults, section), **given) for section, given in values.items() if given}
-    return Loaded(replace(defaults, **sections), origins, tuple(_with_owner(one, users_own) for one in mistakes))
+    return Loaded(replace(defaults, **sections), origins, tuple(mistakes))
 
 
-def _with_owner(mistake: Mistake, users_own: Path | None) -> Mistake:
-    place = mistake.origin.rpartition(":")[0] or mistake.origin
-    is_users = users_own is not None and (
-        mistake.origin.startswith("environment ") or str(users_own) in (place, mistake.origin)
-    )
-    return replace(mistake, is_users=is_users)
+def _from(is_users: bool, mistakes: list[Mistake], read: Callable[[list[Mistake]], Iterable[Given]]) -> list[Given]:
+    """What one place gives; what is given and what is wrong there know whose place it is."""
+    found: list[Mistake] = []
+    given = [replace(one, is_users=is_users) for one in read(found)]
+    mistakes += [replace(one, is_users=is_users) for one in found]
+    return given
 
 
-def _without_the_sites(given: Sequence[Given], mistakes: list[Mistake]) -> Iterable[Given]:
+def _lock_of(
+    given: Iterable[Given], defaults: Settings, mistakes: list[Mistake], in_job: bool
+) -> tuple[tuple[str, ...], str]:
+    """The patterns that hold here, and where else they do not. A word of the site's that fits no setting is a mistake, and
+    then the default holds too."""
+    lists = [one for one in given if one.name == "site.lock" and not one.is_users]
+    with suppress(ValueError, IndexError):  # told where all values are understood
+        own: tuple[str, ...] = _value_of(lists[-1])
+        if unknown := [pattern for pattern in own if not fnmatch.filter(_every_name(), pattern)]:
+            known = ", ".join(f"{section}.*" for section in SECTIONS)
+            mistakes.append(Mistake(lists[-1].origin, "site.lock", f"{unknown[0]!r} fits no setting", f"as in {known}"))
+            own = (*own, *defaults.site.lock)
+        return (*ALWAYS_LOCKED, *own), ""
+    return ((*ALWAYS_LOCKED, *defaults.site.lock), " in a batch job") if in_job or lists else (ALWAYS_LOCKED, "")
+
+
+def _without_locked(
+    given: Iterable[Given], lock: tuple[tuple[str, ...], str], mistakes: list[Mistake]
+) -> Iterator[Given]:
+    patterns, where = lock
     for one in given:
-        if one.section in THE_SITES:
-            what, hint = "is for the site to set, in /etc/belljar", "take it away"
-            mistakes.append(Mistake(one.origin, f"{one.section}.{one.key}", what, hint))
+        if one.is_users and is_locked(one.name, patterns):
+            always = is_locked(one.name, ALWAYS_LOCKED)
+            what = f"is for the site to set{'' if always else where}, in {ETC}"
+            mistakes.append(
+                Mistake(one.origin, one.name, what, _remedy(one, not always and bool(where)), is_users=True)
+            )
         else:
             yield one
+
+
+def _remedy(one: Given, is_free_elsewhere: bool) -> str:
+    if one.is_text:
+        return "unset it" if not is_free_elsewhere else "unset it in the job"
+    return "take it away" + (
+        "; for machines outside of batch jobs keep it in a file that you name by --config" if is_free_elsewhere else ""
+    )
+
+
+def is_locked(name: str, patterns: Iterable[str]) -> bool:
+    """Does one of the patterns fit this SECTION.KEY?"""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _every_name() -> list[str]:
+    return [f"{section}.{one.name}" for section, kind in SECTIONS.items() for one in fields(kind)]
+
+
+def _value_of(one: Given) -> Any:
+    """Raises ValueError."""
+    kind = SECTIONS[one.section]
+    (facts,) = (field.metadata for field in fields(kind) if field.name == one.key)
+    return convert(one.raw, HINTS[one.section][one.key], facts, is_text=one.is_text)
+
+
+def _help(section: str, key: str) -> str:
+    return next(str(one.metadata["help"]) for one in fields(SECTIONS[section]) if one.name == key)
 
 
 def _read_file(path: Path, mistakes: list[Mistake]) -> Iterable[Given]:

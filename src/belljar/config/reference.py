@@ -19,7 +19,12 @@ HEAD = """\
 belljar works without any settings. Where a site wants others, it writes them to `/etc/belljar/belljar.toml` or to files
 in `/etc/belljar/conf.d/`; a user writes them to `~/.config/belljar/belljar.toml`; `belljar --config FILE` and variables
 such as `BELLJAR_MACHINE_MEMORY=2G` stand before both. `belljar config show --origin` tells what holds and where it comes
-from, `belljar config check` finds every mistake at once.
+from and what is locked, `belljar config check` finds every mistake at once.
+
+What the site keeps for itself users cannot change: `batch.*` and `site.*` never, and in batch jobs what `site.lock` names; a
+list that the site writes there holds outside of batch jobs too. A locked key in a user's file, in a variable or in a FILE that
+others than root can change is refused, with its place. A FILE counts as the site's where it belongs to root, all folders on
+the way to it too, and nobody else can write to them.
 
 Sizes may be written `512M`, `2G`, `2GiB` (all powers of 1024), durations `90s`, `5m`, `2h`, `1:30:00`.
 

@@ -166,6 +166,20 @@ def check_ours(path: Path) -> None:
         raise UnsafeFolder(f"{path}: others may write to it (mode {stat.S_IMODE(facts.st_mode):04o})")
 
 
+def only_root_writes(path: Path, *, highest_uid: int = 0) -> bool:
+    """Does this path, without links, and each folder on the way belong to root (or to a system user, up to *highest_uid*),
+    with nobody else to change it or to put another in its place?"""
+    for part in (path, *path.parents):
+        try:
+            facts = os.lstat(part)
+        except OSError:
+            return False
+        is_shared = facts.st_mode & 0o022 and not (stat.S_ISDIR(facts.st_mode) and facts.st_mode & stat.S_ISVTX)
+        if facts.st_uid > highest_uid or is_shared or stat.S_ISLNK(facts.st_mode):
+            return False
+    return True
+
+
 @contextmanager
 def no_space_as_error(path: Path) -> Iterator[None]:
     """Turn ENOSPC, EDQUOT, EFBIG and EROFS into belljar's own words."""

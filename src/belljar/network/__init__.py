@@ -77,7 +77,7 @@ class Settings:
     anti_spoofing: AntiSpoofing = field(
         default=AntiSpoofing.AUTO,
         metadata={
-            "help": "keep machines on a bridge from using others' addresses, by nftables: auto (as root, where nft is), required or off"
+            "help": "keep machines on a bridge from using others' addresses, by nftables: auto (only machines of root's, where nft is), required or off"
         },
     )
     mac_prefix: str = field(
@@ -167,6 +167,13 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     from belljar.network.values import mistakes
 
     return mistakes(settings)
+
+
+def shortfalls(settings: Settings, *, is_root: bool) -> tuple[str, ...]:
+    """What these settings do not do for machines of root's, or of ordinary users', though one might think so."""
+    from belljar.network.joining import shortfalls
+
+    return shortfalls(settings, is_root=is_root)
 
 
 USER_ADDRESSES = (

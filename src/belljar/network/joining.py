@@ -174,3 +174,18 @@ def guards_addresses(settings: Settings, *, is_root: bool, has_nft: bool) -> boo
             hint="Install nftables and run as root, or set `network.anti_spoofing` to auto or off.",
         )
     return can and settings.anti_spoofing is not AntiSpoofing.OFF
+
+
+def shortfalls(settings: Settings, *, is_root: bool) -> tuple[str, ...]:
+    """See `belljar.network.shortfalls`."""
+    if not settings.bridges or settings.anti_spoofing is not AntiSpoofing.AUTO:
+        return ()
+    from belljar.network.spoofing import has_nft
+
+    if guards_addresses(settings, is_root=is_root, has_nft=has_nft()):
+        return ()
+    why = "nft is not installed" if is_root else "rules want root's rights, and a user's machine is made without them"
+    return (
+        f'network.anti_spoofing = "auto" does nothing here ({why}): a machine on a bridge ({", ".join(settings.bridges)}) can use'
+        ' any MAC and IP address of that network; "required" refuses such machines, "off" says that it may be so',
+    )

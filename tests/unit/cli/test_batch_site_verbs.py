@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,8 @@ from belljar import batch
 from belljar.batch.siting import Advice, Change, Finding, OurFile, OurLines, Piece, Place
 from belljar.cli import batch_look, main
 from belljar.cli.batch_site import own_prefix
+from belljar.network import AntiSpoofing
+from belljar.network import Settings as Network
 
 
 @dataclass
@@ -258,3 +261,21 @@ print(*sys.modules)
         "belljar.machine.supervisor",
     ):
         assert heavy not in loaded, heavy
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="files of root's and of others")
+def test_a_settings_file_that_a_user_could_change_is_found_by_check(tmp_path: Path) -> None:
+    file = tmp_path / "site.toml"
+    file.touch()
+    assert list(batch_look._is_the_sites(file)) == []
+    os.chown(file, 65534, 65534)
+    (found,) = batch_look._is_the_sites(file)
+    assert not found.is_good and str(file) in found.detail and found.remedy.startswith(f"chown root {file}")
+
+
+@pytest.mark.parametrize(("value", "is_said"), [("auto", True), ("off", False), ("required", False)])
+def test_a_bridge_without_rules_for_users_machines_is_found_by_check(value: str, is_said: bool) -> None:
+    network = Network(bridges=("br7",), anti_spoofing=AntiSpoofing(value))
+    house = SimpleNamespace(settings=SimpleNamespace(network=network), config_file=None)
+    found = list(batch_look._bridges(house))  # type: ignore[arg-type]
+    assert [(one.is_good, "br7" in one.detail) for one in found] == [(False, True)] * is_said

@@ -2,11 +2,13 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from belljar.config import BadSettings
+from belljar.cli import checks
+from belljar.config import BadSettings, load
 
 
 @pytest.fixture(autouse=True)
@@ -25,8 +27,9 @@ def test_show_gives_each_setting_and_where_it_comes_from(call: Any, file: Path, 
     file.write_text("[machine]\nmemory = '2G'\n")
     assert call("config", "show", "--origin") == 0
     lines = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
-    assert lines["machine.memory"] == ["2G", f"{file}:2"]
-    assert lines["machine.cpus"] == ["1", "default"]
+    assert lines["machine.memory"] == ["2G", f"{file}:2", "in", "batch", "jobs"]
+    assert lines["machine.grace"] == ["10s", "default"]
+    assert lines["batch.retries"] == ["3", "default", "always"]
 
 
 def test_show_as_json_has_plain_values(call: Any, file: Path, capsys: Any) -> None:
@@ -37,7 +40,50 @@ def test_show_as_json_has_plain_values(call: Any, file: Path, capsys: Any) -> No
     assert settings["machine"]["grace"] == 10.0
     call("config", "show", "--format", "json", "--origin")
     settings = json.loads(capsys.readouterr().out)
-    assert settings["qemu"]["accelerator"] == {"value": "tcg", "origin": f"{file}:2"}
+    assert settings["qemu"]["accelerator"] == {"value": "tcg", "origin": f"{file}:2", "locked": "in batch jobs"}
+
+
+def test_show_tells_what_the_site_itself_locked(call: Any, file: Path, capsys: Any) -> None:
+    file.write_text("[site]\nlock = ['guest.*']\n")
+    call("config", "show", "--format", "json", "--origin")
+    settings = json.loads(capsys.readouterr().out)
+    locked = {(section, key): one["locked"] for section, keys in settings.items() for key, one in keys.items()}
+    assert locked["guest", "heartbeat"] == locked["batch", "allow"] == locked["site", "lock"] == "always"
+    assert locked["network", "egress"] == ""
+
+
+def test_check_names_what_a_batch_job_would_be_refused_for(
+    call: Any, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setenv("BELLJAR_NETWORK_EGRESS", "open")
+    assert call("config", "check") == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].startswith(
+        "note: a batch job is refused for it: environment BELLJAR_NETWORK_EGRESS, network.egress: is for the site to set"
+    )
+    assert call("config", "check", "--format", "json") == 0
+    assert [f"note: {one}" for one in json.loads(capsys.readouterr().out)["notes"]] == said[1:]
+
+
+@pytest.mark.parametrize(
+    ("value", "uid", "is_told"),
+    [("auto", 1000, True), ("off", 1000, False), ("required", 1000, False), ("auto", 0, False)],
+)
+def test_check_and_doctor_say_what_anti_spoofing_does_not_do(
+    call: Any, file: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, value: str, uid: int, is_told: bool
+) -> None:
+    file.write_text(f"[network]\nbridges = ['br7']\nanti_spoofing = '{value}'\n")
+    monkeypatch.setattr("os.geteuid", lambda: uid)
+    monkeypatch.setattr("belljar.network.spoofing.has_nft", lambda: True)
+    monkeypatch.setattr("belljar.hypervisor.qemu.guard.prove", lambda confine: "")
+    call("config", "check")
+    notes = [
+        line for line in capsys.readouterr().out.splitlines() if '"auto" does nothing here' in line and "br7" in line
+    ]
+    found = checks.network(SimpleNamespace(settings=load(file)))  # type: ignore[arg-type]
+    assert (len(notes), found.grade) == ((1, checks.Grade.WARN) if is_told else (0, checks.Grade.OK))
+    assert not is_told or f"note: {found.text}" == notes[0]
 
 
 def test_show_still_shows_what_holds_when_there_are_mistakes_and_fails(call: Any, file: Path, capsys: Any) -> None:
