@@ -257,6 +257,7 @@ class Outcome:
     host: Usage = field(default_factory=Usage)
     started: float = 0.0  # seconds since the epoch
     ended: float = 0.0
+    troubles: tuple[str, ...] = ()  # steps of the machine's way out that failed, and why
 
     @property
     def payload_ran(self) -> bool:

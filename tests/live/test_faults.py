@@ -17,6 +17,7 @@ from belljar.journal import read
 POINTS = [
     "after-claim", "after-overlay", "after-spawn", "after-boot", "after-qmp", "after-agent", "payload-sent",
     "payload-started", "payload-ended", "status-written", "before-stop", "after-stop", "before-release",
+    "outcome-written",
 ]  # fmt: skip
 
 

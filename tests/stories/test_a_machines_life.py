@@ -54,6 +54,7 @@ def test_every_named_point_is_passed_once_and_in_order(house: House) -> None:
     assert house.passed == [
         "after-claim", "after-overlay", "after-spawn", "after-boot", "after-qmp", "after-agent", "payload-sent",
         "payload-started", "payload-ended", "status-written", "before-stop", "after-stop", "before-release",
+        "outcome-written",
     ]  # fmt: skip
 
 

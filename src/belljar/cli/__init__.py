@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 if TYPE_CHECKING:
@@ -88,7 +89,8 @@ def entry() -> NoReturn:
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()
-        sys.stderr.flush()
+        with suppress(OSError):
+            sys.stderr.flush()
     except KeyboardInterrupt:
         _die_by_signal(2)
     except BrokenPipeError:
@@ -224,10 +226,11 @@ def complain(message: str, hint: str) -> None:
     """Say on stderr what went wrong and what to do next."""
     from belljar.cli.render import plain
 
-    for text in message.splitlines() or [""]:
-        print(f"belljar: {plain(text)}", file=sys.stderr)
-    if hint:
-        print(f"hint: {plain(hint)}", file=sys.stderr)
+    with suppress(OSError):  # where nothing can be told, the exit code still tells
+        for text in message.splitlines() or [""]:
+            print(f"belljar: {plain(text)}", file=sys.stderr)
+        if hint:
+            print(f"hint: {plain(hint)}", file=sys.stderr)
 
 
 def _meant(word: str) -> str:

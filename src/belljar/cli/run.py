@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import resource
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from belljar.cli.parser import as_duration, as_size
@@ -145,10 +146,11 @@ def run(args: argparse.Namespace, house: House) -> int:
 
         wanted = with_user_data(wanted, args, house)
     outcome = attend(house, wanted)
-    report.write(outcome)
-    if wanted.payload is None and outcome.cause is Cause.FINISHED:
-        from belljar.cli import complain
+    from belljar.cli import complain
 
+    report.write(outcome)
+    tell_troubles(outcome)
+    if wanted.payload is None and outcome.cause is Cause.FINISHED:
         complain(f"{outcome.id}: {outcome.reason}", "")  # it has no other way to say how it went
     return leave(outcome)
 
@@ -186,20 +188,43 @@ def tell(outcome: Outcome, complain: object) -> None:
     )
 
 
+def tell_troubles(outcome: Outcome) -> None:
+    """What went wrong with the machine when all was over: no affair of the payload's, and its end stays as it is."""
+    from belljar.cli import complain
+
+    if outcome.troubles:
+        hint = "`belljar reap` finishes it, once what is named there is mended."
+        complain(f"{outcome.id}: its machine could not be put away whole: {'; '.join(outcome.troubles)}", hint)
+
+
 class Report:
     """The file of `--report`, proved writable before anything is started."""
 
     def __init__(self, path: str | None) -> None:
+        self._path = path
         self._descriptor = -1 if path is None else _open_report(path)
 
     def write(self, outcome: Outcome) -> None:
-        if self._descriptor >= 0:
-            from belljar.host.files import write_all
-            from belljar.model import dumps
+        """A file that cannot be written any more is told about, and changes nothing of the payload's end."""
+        if self._descriptor < 0:
+            return
+        from belljar.host.files import write_all
+        from belljar.model import dumps
 
-            os.ftruncate(self._descriptor, 0) if os.path.isfile(f"/proc/self/fd/{self._descriptor}") else None
+        try:
+            self._empty()
             write_all(self._descriptor, dumps(outcome) + b"\n")
             os.close(self._descriptor)
+        except OSError as exc:
+            from belljar.cli import complain
+
+            with suppress(OSError):
+                self._empty()  # half a report is none
+            complain(f"--report {self._path}: {exc.strerror}", f"See `belljar show {outcome.id} --format json`.")
+
+    def _empty(self) -> None:
+        if os.path.isfile(f"/proc/self/fd/{self._descriptor}"):
+            os.ftruncate(self._descriptor, 0)
 
 
 def _open_report(path: str) -> int:

@@ -205,6 +205,7 @@ def _outcome(outcome: dict[str, Any]) -> list[tuple[str, Any]]:
         ("context", " ".join(filter(None, (outcome.get("context"), _in_brackets(outcome.get("context_reason")))))),
         ("guest used", _usage(guest)),
         ("host used", _usage(host)),
+        *(("trouble at its end", one) for one in outcome.get("troubles") or ()),
     ]
 
 

@@ -290,6 +290,9 @@ def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings
     tries = count_tries(dialect, job, settings) if outcome.klass in AGAIN else 1
     verdict = judge(outcome, job, tries, settings)
     tell(outcome, verdict)
+    from belljar.cli.run import tell_troubles
+
+    tell_troubles(outcome)
     from belljar.batch.acts import carry_out
 
     ignore_signals(verdict)

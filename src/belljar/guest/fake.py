@@ -75,6 +75,7 @@ class Script:
     flush_error: GuestRefused | None = None
     refuses: str = ""  # the name of a call it refuses
     outputs: frozenset[str] | None = None  # what `get` finds; None: everything
+    gets_for: float = 0.0
     collected: bytes = b""  # what `collect` gives
     collects_for: float | None = 0.0
 
@@ -183,6 +184,7 @@ class FakeGuest:
         changed_only: bool = False,
     ) -> None:
         self._do("get")
+        await self._pass(self.script.gets_for)
         if self.script.outputs is not None and inside not in self.script.outputs:
             raise OutputMissing(f"{inside}: No such file or directory")
 

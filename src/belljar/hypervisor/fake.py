@@ -39,6 +39,7 @@ class Faults:
     start: list[BelljarError] = field(default_factory=list)
     start_clone: list[BelljarError] = field(default_factory=list)
     connect: list[BelljarError] = field(default_factory=list)
+    quit: list[BelljarError] = field(default_factory=list)
     prepare_template: list[BelljarError] = field(default_factory=list)
     save_template: list[BelljarError] = field(default_factory=list)
 
@@ -86,6 +87,7 @@ class FakeDomain:
 
     async def quit(self, *, grace: float) -> int:
         self.done.append("quit")
+        self._faults.strike("quit")
         if self.is_deaf and self.status is None:
             await asyncio.sleep(grace)
         self.end(KILLED if self.is_deaf or grace <= 0 else 0)

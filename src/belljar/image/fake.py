@@ -87,9 +87,11 @@ class FakeStore:
 
 @dataclass
 class FakeOverlays:
-    """Overlays as small files, so that a story sees what was left behind. `failure` is raised by the next `create`."""
+    """Overlays as small files, so that a story sees what was left behind. `failure` is raised by the next `create`, `stuck`
+    by every `discard`."""
 
     failure: BelljarError | None = None
+    stuck: OSError | None = None
 
     def create(self, path: Path, image: Image, size: int | None) -> int:
         if self.failure:
@@ -105,5 +107,7 @@ class FakeOverlays:
         return wanted or image.virtual_size
 
     def discard(self, path: Path) -> None:
+        if self.stuck:
+            raise self.stuck
         with suppress(FileNotFoundError):
             path.unlink()

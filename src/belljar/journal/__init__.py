@@ -14,11 +14,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from belljar.errors import BelljarError
 from belljar.host.files import no_space_as_error, write_all
 from belljar.model import State, to_json
 
 JOURNAL = "journal.jsonl"
 LONGEST_JOURNAL = 16 << 20
+DAY = 86400.0
 
 Event = dict[str, Any]
 
@@ -35,7 +37,7 @@ class Record:
         self._size = os.lseek(self._descriptor, 0, os.SEEK_END)
 
     def write(self, event: str, **facts: Any) -> None:
-        """On disk when it returns. Raises NoSpace when the disk is full."""
+        """What must be known before the next act: on disk when it returns. Raises NoSpace when the disk is full."""
         line = json.dumps({"time": time.time(), "event": event, **to_json(facts)}, separators=(",", ":")) + "\n"
         with no_space_as_error(self._path):
             try:
@@ -53,6 +55,11 @@ class Record:
     def intend(self, what: str, path: Path) -> None:
         """Say that this file or folder is about to be made, so that it can be unmade by whoever reads this."""
         self.write("make", what=what, path=str(path))
+
+    def tell(self, event: str, **facts: Any) -> None:
+        """What happened, and nobody has to undo: where it cannot be written a line is missing, and nothing else."""
+        with suppress(OSError, BelljarError):
+            self.write(event, **facts)
 
     def close(self) -> None:
         if self._descriptor >= 0:
@@ -100,7 +107,7 @@ class Ledger:
 
     def append(self, row: dict[str, Any], now: float) -> None:
         """Add a row, on a line of its own. Others may do so at the same time. Raises NoSpace when it is not whole."""
-        path = self.folder / time.strftime("ledger-%Y-%m.jsonl", time.gmtime(now))
+        path = self.folder / _file_of(now)
         line = json.dumps(to_json(row), separators=(",", ":")).encode("ascii") + b"\n"
         with no_space_as_error(path):
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -116,11 +123,29 @@ class Ledger:
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every row, oldest first."""
         for path in sorted(self.folder.glob("ledger-*.jsonl")):
-            with open(path, "rb") as file:
-                for line in file:
-                    try:
-                        row = json.loads(line)
-                    except ValueError:
-                        continue
+            yield from _rows(path)
+
+    def row(self, id: str, since: float) -> dict[str, Any] | None:
+        """The row of a machine that began at *since*; None where there is none."""
+        first = _file_of(since - DAY)  # the clock may have been set back a little
+        for path in sorted(self.folder.glob("ledger-*.jsonl")):
+            if path.name >= first:
+                for row in _rows(path, f'"{id}"'.encode()):
+                    if row.get("id") == id:
+                        return row
+        return None
+
+
+def _file_of(moment: float) -> str:
+    return time.strftime("ledger-%Y-%m.jsonl", time.gmtime(max(moment, 0.0)))
+
+
+def _rows(path: Path, about: bytes = b"") -> Iterator[dict[str, Any]]:
+    """Of the lines in which *about* occurs."""
+    with open(path, "rb") as file:
+        for line in file:
+            if about in line:
+                with suppress(ValueError):
+                    row = json.loads(line)
                     if isinstance(row, dict):
                         yield row

@@ -35,7 +35,7 @@ def conclude(life: Life) -> None:
     if cause is not Cause.FINISHED:
         reason = f"{life.outcome.reason}; {reason}"
     life.note(cause=cause, klass=CLASSES[cause], exit_code=int(code >= FAILED), reason=reason, hint="", error="")
-    life.record.write("shutdown-message", code=code, text=text)
+    life.record.tell("shutdown-message", code=code, text=text)
     if life.left_in_order:
         from belljar.machine.caches import left_in_order
 

@@ -50,7 +50,7 @@ async def make(life: Life, settings: Settings) -> dict[str, Transfer]:
                 with life.phase("pack"):
                     await pack_folder(item, path, payload.account, life.request.machine.cpus)
             except CommandFailed as error:  # a limit of the job on memory, say: then it is copied
-                life.record.write("not-packed", reason=error.message)
+                life.record.tell("not-packed", reason=error.message)
                 path.unlink(missing_ok=True)
                 continue
             life.disks += (ExtraDisk(name, path, "raw", readonly=True),)
@@ -121,6 +121,6 @@ async def _laid(guest: Guest, life: Life, name: str, device: str, item: Transfer
     try:
         await guest.mount_packed(name, device, item.inside, payload.account, payload.cwd)
     except NoPackedFolders as error:
-        life.record.write("not-packed", reason=error.message)
+        life.record.tell("not-packed", reason=error.message)
         return False
     return True

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from belljar.errors import BelljarError
@@ -62,5 +61,4 @@ async def collect(guest: Guest, life: Life) -> None:
         trouble = error.message
     except OSError as error:
         trouble = str(error)
-    with suppress(OSError, BelljarError):
-        life.record.write("collected", bytes=size, cut_off=is_cut, trouble=trouble)
+    life.record.tell("collected", bytes=size, cut_off=is_cut, trouble=trouble)

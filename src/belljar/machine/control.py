@@ -38,18 +38,22 @@ class ControlServer:
     def __init__(self, folder: Path, handler: Handler) -> None:
         self._folder = folder
         self._handler = handler
+        self._listener: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self) -> None:
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+        kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+        self._listener = listener = socket.socket(socket.AF_UNIX, kind)
         with short_path(self._folder) as folder:
-            self._listener.bind(f"{folder}/{CONTROL}")
+            listener.bind(f"{folder}/{CONTROL}")
         os.chmod(self._folder / CONTROL, 0o600)
-        self._listener.listen(BACKLOG)
-        self._keep(asyncio.get_running_loop().create_task(self._accept()))
+        listener.listen(BACKLOG)
+        self._keep(asyncio.get_running_loop().create_task(self._accept(listener)))
 
     async def close(self) -> None:
-        self._listener.close()
+        """Also where it could not be opened."""
+        if self._listener is not None:
+            self._listener.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -58,11 +62,11 @@ class ControlServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _accept(self) -> None:
+    async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(self._listener)
+                connection, _ = await loop.sock_accept(listener)
             except ConnectionAbortedError:
                 continue
             except OSError as exc:

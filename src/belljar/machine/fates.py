@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from belljar.errors import (
     BelljarError,
@@ -21,25 +22,37 @@ from belljar.errors import (
     NoSpace,
     ShareLost,
 )
-from belljar.host.files import read_capped, remove_tree
+from belljar.host.files import private_folder, read_capped, remove_tree, write_whole
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.image import Overlays
 from belljar.journal import Ledger
-from belljar.machine import CONSOLE_LOG, CONTROL, FORWARDS, KEPT_DISK, LOCK, QEMU_LOG, RAMDISK, SEED, VIRTIOFS_SOCKET
+from belljar.machine import (
+    CONSOLE_LOG,
+    CONTROL,
+    FORWARDS,
+    KEPT_DISK,
+    LOCK,
+    OUTCOME,
+    QEMU_LOG,
+    RAMDISK,
+    SEED,
+    VIRTIOFS_SOCKET,
+)
 from belljar.machine.life import Life
 from belljar.machine.orders import Ended
-from belljar.model import Cause, State, to_json
+from belljar.model import Cause, State, dumps, to_json
 
 TAIL = 1 << 16
 OURS = "belljar: "  # how lines begin by which belljar's init, and what it has others run, say why they give up
 PANIC = "Kernel panic - not syncing"  # what comes after it is a trace
+NOT_KEPT = (SEED, RAMDISK, CONTROL, *FORWARDS, VIRTIOFS_SOCKET)  # of a machine's folder
 RETIRED = ".retired-"  # the folder of a machine whose record was copied already
 
 
 async def read(events: AsyncIterator[DomainEvent], life: Life) -> BelljarError:
     """Wait until the domain ends or breaks without having been asked to; returns what to tell about it."""
     async for event in events:
-        life.record.write("domain", kind=event.kind, detail=event.detail[:200], status=event.status)
+        life.record.tell("domain", kind=event.kind, detail=event.detail[:200], status=event.status)
         return explain(event, life)
     return DomainDied("QEMU's events ended before QEMU did")
 
@@ -112,56 +125,67 @@ async def deadline(seconds: float, what: str) -> AsyncIterator[None]:
 
 
 def put_away(life: Life, overlays: Overlays, usage: tuple[float, float, int]) -> None:
-    """Remove what only a live machine needs, write the outcome, move the folder to the ended ones, free the lock."""
+    """Remove what only a live machine needs, write the outcome, move the folder to the ended ones, free the lock. Each step
+    is tried whatever became of the one before; what is left is the reaper's. Raises nothing."""
     request, folders = life.request, life.folders
+    ended = folders.ended(request.id)
     with life.phase("clean"):
         if not request.keep:
-            overlays.discard(folders.overlay(request.id))
-        for path in life.attachments:
-            with suppress(OSError):
+            with life.trying("its disk was not removed"):
+                overlays.discard(folders.overlay(request.id))
+        for path in (*life.attachments, *life.identities, life.folder / CONTROL):
+            with life.trying("a file of it was not removed"), suppress(FileNotFoundError):
                 os.unlink(path)
-        forget_identity(life)
-        with suppress(FileNotFoundError):
-            os.unlink(life.folder / CONTROL)
     life.point("before-release")
-    with suppress(OSError, BelljarError):  # with a full disk the outcome still goes back to the caller
-        life.write_outcome(usage)
-        Ledger(folders.logs).append(to_json(life.outcome), time.time())
+    outcome = life.sum_up(usage)
+    with life.trying("its outcome is only told here"):
+        keep_outcome(to_json(outcome), life.folder, ended)
+    life.point("outcome-written")
     life.leave_towards(State.DONE)
-    retire(life.folders.machine(request.id), folders.ended(request.id))
+    with life.trying("its record waits for a reaper"):  # for one that moves it with its row in the ledger, not without
+        Ledger(folders.logs).append(to_json(outcome), time.time())
+        retire(life.folder, ended)
     if request.keep:
-        with suppress(FileNotFoundError):
-            os.rename(folders.overlay(request.id), folders.ended(request.id) / KEPT_DISK)
+        with life.trying("its disk was not kept"):
+            _keep_disk(folders.overlay(request.id), ended / KEPT_DISK)
     life.release()
+
+
+def keep_outcome(outcome: dict[str, Any], folder: Path, ended: Path) -> None:
+    """Put the outcome into the machine's folder; where that cannot be written any more, into that of its record."""
+    try:
+        write_whole(folder / OUTCOME, dumps(outcome))
+    except (OSError, BelljarError):
+        private_folder(ended)
+        write_whole(ended / OUTCOME, dumps(outcome))
 
 
 def retire(source: Path, target: Path) -> None:
     """Move a machine's folder to the ended ones, across file systems too. It leaves with its lock held and in it, for a
-    folder without a lock is a dead machine to whoever looks."""
+    folder without a lock is a dead machine to whoever looks; and without what its user would not have kept. Raises OSError
+    where that cannot be: all of it is then where it was."""
+    for name in NOT_KEPT:
+        with suppress(OSError):
+            os.unlink(source / name)
     try:
         os.rename(source, target)
     except OSError:
         import shutil
 
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns(*NOT_KEPT), dirs_exist_ok=True)
         gone = source.parent.parent / f"{RETIRED}{source.name}"
-        with suppress(OSError):
-            shutil.copytree(source, target, dirs_exist_ok=True)
-        with suppress(FileNotFoundError):
-            os.rename(source, gone)
+        os.rename(source, gone)
         remove_tree(gone)
     with suppress(OSError):
         os.unlink(target / LOCK)
-    with suppress(OSError):  # it may hold what its user would not have kept
-        os.unlink(target / SEED)
-    for name in (RAMDISK, CONTROL, *FORWARDS, VIRTIOFS_SOCKET):
-        with suppress(FileNotFoundError):
-            os.unlink(target / name)
 
 
-def forget_identity(life: Life) -> None:
-    for path in life.identities:
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+def _keep_disk(overlay: Path, target: Path) -> None:
+    """Onto another file system, too. There may be none, where its machine was never started."""
+    import shutil
+
+    with suppress(FileNotFoundError):
+        shutil.move(overlay, target)
 
 
 def _last_line(life: Life, name: str, before: str) -> str:

@@ -41,6 +41,7 @@ from belljar.network import Networks
 
 T = TypeVar("T")
 LAST_WORDS = 2.0  # seconds between the channel's end and the event that explains it
+NOT_ENDED = "its hypervisor's process may live"
 QUIT_TO_KEEP = 10.0  # seconds QEMU gets to write its disk out when the folder is kept
 
 
@@ -147,7 +148,7 @@ class Keeping:
             is_killed = isinstance(error, DomainKilled)  # by somebody who would kill the next one too
             if plan.template is None or is_killed or life.request.machine.start is Start.CLONE:
                 raise
-            life.record.write("clone-failed", key=plan.template.key, reason=error.message)
+            life.record.tell("clone-failed", key=plan.template.key, reason=error.message)
             await self._drop_domain()
             from belljar.machine.blame import judge
 
@@ -237,7 +238,7 @@ class Keeping:
             status = await self._until_ended(self.now.process)
             life.point("payload-ended")
         life.conclude(status)
-        life.record.write("payload-ended", exit_code=status.exit_code, signal=status.signal)
+        life.record.tell("payload-ended", exit_code=status.exit_code, signal=status.signal)
         with life.phase("fetch"):
             try:
                 await self._fetch(guest, payload)
@@ -319,32 +320,36 @@ class Keeping:
                 life.point("after-stop")
             elif life.state in (State.STARTING, State.BOOTING):
                 life.leave_towards(State.STOPPING)
-                self.parts.hypervisor.discard(life.request.id)
+                with life.trying(NOT_ENDED):
+                    self.parts.hypervisor.discard(life.request.id)
             if life.joined is not None:
-                life.joined.close()
-            await self._control.close()
+                with life.trying("its network was not left"):
+                    life.joined.close()
+            with life.trying("its control socket was not closed"):
+                await self._control.close()
         life.leave_towards(State.CLEANING)
         fates.put_away(life, self.parts.overlays, self._usage)
 
     async def _drop_domain(self) -> None:
         """End the domain, and all that listened to it."""
-        if self.now.guest is not None:
-            self.now.guest.close()
+        life, domain, guest, console = self.life, self.now.domain, self.now.guest, self.now.console
+        if guest is not None:
+            with life.trying("the conversation with its guest was not closed"):
+                guest.close()
         if self._fate is not None:
             self._fate.cancel()
-        if self.now.domain is not None:
-            wanted = self.life.request.keep or self.life.disks_are_wanted
-            with suppress(HypervisorError):
-                self.life.quit_status = await self.now.domain.quit(grace=QUIT_TO_KEEP if wanted else 0.0)
-            self._usage = self.now.domain.usage()
+        if domain is not None:
+            wanted = life.request.keep or life.disks_are_wanted
+            with life.trying(NOT_ENDED):
+                life.quit_status = await domain.quit(grace=QUIT_TO_KEEP if wanted else 0.0)
+            with life.trying("what it used is not known"):
+                self._usage = domain.usage()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.now.domain is not None:
-            self.now.domain.channel.close()
-            self.now.domain.console.close()
-        if self.now.console is not None:
-            self.now.console.close()
+        for end in (*((domain.channel, domain.console) if domain else ()), *((console,) if console else ())):
+            with life.trying("a line to it was not closed"):
+                end.close()
         self._fate = None
         self.now.clear()
         self._tasks.clear()

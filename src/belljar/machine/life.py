@@ -17,7 +17,7 @@ from belljar.host.locks import Lock, locked, try_lock
 from belljar.host.processes import boot_id
 from belljar.hypervisor import ExtraDisk
 from belljar.journal import Record
-from belljar.machine import LOCK, OUTCOME, REQUEST, Folders
+from belljar.machine import LOCK, REQUEST, Folders
 from belljar.machine.orders import Ended
 from belljar.machine.states import CLASSES, check_move, class_of_error
 from belljar.model import Cause, Outcome, OutcomeClass, Request, State, Usage, dumps, to_json
@@ -53,7 +53,7 @@ class Life:
         self.phases: dict[str, float] = {}
         self.payload_started = False
         self.begun = 0.0  # when the payload's time began, seconds since the epoch
-        self._is_settled = False
+        self.is_settled = False
         self.identities: list[Path] = []
         self.joined: Joined | None = None  # its network, once it is there
         self.answers: tuple[Place, ...] = ()  # places of a user network that this supervisor answers, and how
@@ -64,6 +64,7 @@ class Life:
         self.attachments: list[Path] = []  # their files, from before they are made
         self.disks_are_wanted = False  # they outlive the machine, so QEMU is given time to write all of them
         self.quit_status: int | None = None  # of QEMU, as waitpid tells it
+        self.troubles: list[str] = []  # of the way out
         self.outcome = Outcome(
             id=request.id, cause=Cause.NODE_FAULT, klass=OutcomeClass.NODE, reason="it has not ended", name=request.name,
             image=request.machine.image, started=time.time(),
@@ -82,6 +83,15 @@ class Life:
         with suppress(HostError, OSError):
             self.record.state(state)
         self.state = state
+
+    @contextmanager
+    def trying(self, otherwise: str) -> Iterator[None]:
+        """A step of the way out. Whatever goes wrong in it, the next one is taken; the outcome tells what became of this
+        one: *otherwise*, and why."""
+        try:
+            yield
+        except Exception as error:
+            self.troubles.append(f"{otherwise}: {_why(error)}")
 
     def attach(self, what: str, name: str) -> Path:
         """Where the file of a further disk is to be made, journaled."""
@@ -116,13 +126,13 @@ class Life:
 
     def expect(self, cause: Cause, reason: str) -> None:
         """The payload was asked to end for this reason; its status still counts if it obeys."""
-        if self._is_settled:
+        if self.is_settled:
             return
         self.note(cause=cause, klass=CLASSES[cause], reason=reason)
 
     def fail(self, error: BelljarError) -> None:
         """belljar, the host or the guest failed. A payload's status that is already known stays known."""
-        if self._is_settled:
+        if self.is_settled:
             return
         self.note(
             cause=error.cause,
@@ -135,7 +145,7 @@ class Life:
     def end(self, ended: Ended) -> None:
         """The machine was ended from outside before all was done. A payload that had ended by then is told about in the
         reason only: its result was not delivered whole, so it is not the job's."""
-        if self._is_settled:
+        if self.is_settled:
             return
         reason = ended.reason
         if self.outcome.payload_ran:
@@ -146,20 +156,20 @@ class Life:
 
     def settle(self) -> None:
         """All that the job is about is done: whatever happens to the machine now, the outcome stays what it is."""
-        self._is_settled = True
+        self.is_settled = True
 
-    def write_outcome(self, usage: tuple[float, float, int]) -> None:
-        """Put the outcome where readers look for it."""
+    def sum_up(self, usage: tuple[float, float, int]) -> Outcome:
+        """The outcome with all that is known at the end."""
         phases = {name: round(seconds, 6) for name, seconds in self.phases.items()}
-        self.note(phases=phases, host=Usage(*usage), ended=time.time())
-        write_whole(self.folder / OUTCOME, dumps(self.outcome))
+        self.note(phases=phases, host=Usage(*usage), ended=time.time(), troubles=tuple(self.troubles))
+        return self.outcome
 
     def release(self) -> None:
         """Give up journal and lock. Whoever finds the lock free afterwards may clean up what is left."""
-        self.record.close()
-        for lock in self.held:
-            lock.release()
-        self._lock.release()
+        for what in (self.record.close, *(lock.release for lock in self.held), self._lock.release):
+            with self.trying("a file of it was not closed"):
+                what()
+        self.note(troubles=tuple(self.troubles))
 
 
 def claim(request: Request, folders: Folders, point: Callable[[str], None]) -> Life:
@@ -208,6 +218,16 @@ def _without_secrets(request: Request) -> dict[str, Any]:
         for file in record["payload"]["files"]:
             file["data"] = None if file["data"] is None else len(file["data"])
     return record
+
+
+def _why(error: Exception) -> str:
+    """The reason in one line, with the file it is about."""
+    if isinstance(error, OSError) and error.args and isinstance(error.args[0], list):
+        source, _, reason = error.args[0][0]  # shutil's, of many files
+        return f"{source}: {reason}"
+    if isinstance(error, OSError):
+        return f"{os.fsdecode(error.filename)}: {error.strerror}" if error.filename else str(error)
+    return str(error) if isinstance(error, BelljarError) else f"{type(error).__name__}: {error}"
 
 
 def _describe(status: ExitStatus) -> str:

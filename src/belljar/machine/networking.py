@@ -7,7 +7,6 @@ import os
 from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 
-from belljar.errors import BelljarError
 from belljar.host.traffic import Call, Refusal
 from belljar.hypervisor import Domain
 from belljar.machine.answering import check_joined
@@ -48,8 +47,7 @@ async def listen(traffic: AsyncIterator[Call | Refusal], life: Life) -> None:
     try:
         async for item in traffic:
             if isinstance(item, Refusal):
-                with suppress(BelljarError, OSError):  # a full disk costs a line, not the machine
-                    _note(item, life)
+                _tell(item, life)
             elif life.answer is None:
                 item.connection.close()
             else:
@@ -61,8 +59,8 @@ async def listen(traffic: AsyncIterator[Call | Refusal], life: Life) -> None:
             task.cancel()
 
 
-def _note(item: Refusal, life: Life) -> None:
-    life.record.write(
+def _tell(item: Refusal, life: Life) -> None:
+    life.record.tell(
         "network-refused", address=item.address, port=item.port, transport=item.transport, reason=item.reason,
         count=item.count,
     )  # fmt: skip

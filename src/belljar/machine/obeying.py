@@ -102,7 +102,7 @@ class Obeying:
         if self.now.domain is not None:
             with suppress(HypervisorError):
                 await self.now.domain.press_power()
-                self._life.record.write("power-button")
+                self._life.record.tell("power-button")
 
     def _why_cancelled(self) -> str:
         return "cancelled" if self._life.request.payload is None else "cancelled before the payload was started"
@@ -127,7 +127,7 @@ class Obeying:
             if self.now.domain is not None:
                 with suppress(HypervisorError):  # SIGSTOP of the process group halts the vcpus too
                     await self.now.domain.pause()
-                    self._life.record.write("paused")
+                    self._life.record.tell("paused")
         finally:
             done.set()
 
@@ -135,7 +135,7 @@ class Obeying:
         if self.now.domain is not None:
             with suppress(HypervisorError):
                 await self.now.domain.resume()
-                self._life.record.write("resumed")
+                self._life.record.tell("resumed")
         if self.now.guest is not None and self.now.process is not None:
             with suppress(GuestError):
                 await self.now.guest.set_clock()

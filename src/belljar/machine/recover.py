@@ -13,19 +13,20 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from belljar import network
 from belljar.errors import BelljarError, LockTimeout
-from belljar.host.files import check_ours, read_json, remove_tree, write_whole
+from belljar.host.files import check_ours, read_json, remove_tree
 from belljar.host.locks import is_locked, locked
 from belljar.host.processes import boot_id
 from belljar.hypervisor import Hypervisor
 from belljar.journal import Event, Ledger, read
 from belljar.machine import KEPT_DISK, LOCK, OUTCOME, REQUEST, Folders
-from belljar.machine.fates import RETIRED, retire
+from belljar.machine.fates import RETIRED, keep_outcome, retire
 from belljar.machine.life import GATE_TIMEOUT, gate
 from belljar.machine.states import CLASSES
-from belljar.model import Cause, MachineId, Outcome, OutcomeClass, State, dumps, to_json
+from belljar.model import Cause, MachineId, Outcome, OutcomeClass, State, to_json
 
 OF_A_MACHINE = re.compile(r"[0-9a-f]{12}\.(qcow2|scratch|foreign|empty|packed[0-9])")  # a file of `scratch`
 LOCK_PATIENCE = 10.0  # seconds for another reaper to be done
@@ -86,9 +87,10 @@ class Reaper:
             yield Undone(id, "domain")
             for event in reversed(events):
                 yield from self._unmake(id, event)
-            self._conclude(folder, id, events)
-            retire(folder, self._folders.ended(id))
-            yield Undone(id, "machine", str(folder))
+            with suppress(OSError, BelljarError):  # a disk that is full, say: its next reaper finds it again
+                self._conclude(folder, id, events)
+                retire(folder, self._folders.ended(id))
+                yield Undone(id, "machine", str(folder))
 
     def _unmake(self, id: MachineId, event: Event) -> Iterator[Undone]:
         if event["event"] != "make" or not isinstance(event.get("path"), str):
@@ -110,13 +112,16 @@ class Reaper:
         return path in own or path == self._folders.attachment(id, path.name.partition(".")[2])
 
     def _conclude(self, folder: Path, id: MachineId, events: list[Event]) -> None:
-        """An outcome for a machine whose supervisor could not write one."""
-        with suppress(OSError, BelljarError):
-            if (folder / OUTCOME).exists():
-                return
-            outcome = _post_mortem(folder, id, events)
-            write_whole(folder / OUTCOME, dumps(outcome))
-            Ledger(self._folders.logs).append(to_json(outcome), time.time())
+        """The outcome and its row in the ledger, where its supervisor could not write them. Each is there once afterwards,
+        whoever died in between, and at which moment. Raises OSError, BelljarError."""
+        ledger, ended = Ledger(self._folders.logs), self._folders.ended(id)
+        row = ledger.row(id, since=_began(events))
+        outcome = _written(folder / OUTCOME, id) or _written(ended / OUTCOME, id)
+        if outcome is None:
+            outcome = row or to_json(_post_mortem(folder, id, events))
+            keep_outcome(outcome, folder, ended)
+        if row is None:
+            ledger.append(outcome, time.time())
 
     def _mine(self) -> list[tuple[MachineId, int]]:
         """Domains this user may end: root ends its own only as well, for others have folders of their own."""
@@ -195,20 +200,38 @@ def _is_claimed_by_the_dead(first: list[Event]) -> bool:
     return any(isinstance(pid, int) and pid > 1 and not os.path.exists(f"/proc/{pid}") for pid in pids)
 
 
+def _began(events: list[Event]) -> float:
+    return float(events[0]["time"]) if events else 0.0
+
+
+def _written(path: Path, id: MachineId) -> dict[str, Any] | None:
+    """An outcome that its supervisor could still write."""
+    with suppress(OSError, ValueError, BelljarError):
+        outcome = read_json(path)
+        return outcome if outcome.get("id") == id else None
+    return None
+
+
 def _post_mortem(folder: Path, id: MachineId, events: list[Event]) -> Outcome:
     rebooted = any(event["event"] == "claim" and event.get("boot") != boot_id() for event in events)
     states = [event.get("state", "") for event in events if event["event"] == "state"]
+    ends = [event for event in events if event["event"] == "payload-ended"]
     request = {}
     with suppress(OSError, ValueError, BelljarError):
         request = read_json(folder / REQUEST, 1 << 24)
     machine = request.get("machine") if isinstance(request.get("machine"), dict) else {}
     who = "the host was restarted" if rebooted else "belljar was killed"
+    how = f"; the payload had ended with {_how(ends[-1])}" if ends else ""
     return Outcome(
         id=id, cause=Cause.NODE_FAULT, klass=OutcomeClass.TRANSIENT if rebooted else CLASSES[Cause.NODE_FAULT],
-        reason=f"{who} while the machine was {states[-1] if states else State.REQUESTED.value}",
+        reason=f"{who} while the machine was {states[-1] if states else State.REQUESTED.value}{how}",
         name=str(request.get("name", "")), image=str((machine or {}).get("image", "")),
-        started=float(events[0]["time"]) if events else 0.0, ended=time.time(),
+        started=_began(events), ended=time.time(),
     )  # fmt: skip
+
+
+def _how(end: Event) -> str:
+    return f"signal {end['signal']}" if end.get("signal") is not None else f"exit code {end.get('exit_code')}"
 
 
 def _ended_at(folder: Path) -> float:

@@ -30,7 +30,9 @@ class Machines:
         """The live machines, oldest first; with *ended* those too whose records are still kept."""
         views = [view for folder in _folders(self.folders.machines) if (view := _view(folder)) is not None]
         if ended:
-            views += [view for folder in _folders(self.folders.logs) if (view := _view(folder)) is not None]
+            live = {view.id for view in views}  # a record that could not be moved whole is in both places
+            kept = [folder for folder in _folders(self.folders.logs) if folder.name not in live]
+            views += [view for folder in kept if (view := _view(folder)) is not None]
         return sorted(views, key=lambda view: view.created)
 
     def find(self, reference: str) -> MachineView:

@@ -55,7 +55,7 @@ async def find_servers(life: Life) -> dict[str, FileServer]:
     for share in machine.shares:
         if share.kind is ShareKind.NFS:
             found[share.target] = await find_server(share.source, link)
-            life.record.write("server", share=share.source, guest_sees=found[share.target].address)
+            life.record.tell("server", share=share.source, guest_sees=found[share.target].address)
     return found
 
 

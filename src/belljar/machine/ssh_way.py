@@ -141,9 +141,4 @@ def make(house: Callable[[], SshHouse] | None, image: Image, files: BootFiles, *
 
 def teller(life: Life) -> Callable[[str], None]:
     """Journals how it goes with the guest's ssh server."""
-
-    def tell(what: str) -> None:
-        with suppress(BelljarError, OSError):  # a full disk costs a line, not the machine
-            life.record.write("ssh", seen=what)
-
-    return tell
+    return lambda what: life.record.tell("ssh", seen=what)

@@ -7,9 +7,11 @@ the supervisor itself is killed the domain dies with it and recover.py undoes th
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 from belljar.errors import BelljarError, HostError
 from belljar.guest import Streams
@@ -41,14 +43,14 @@ class Supervisor:
             if equip is not None:
                 equip(life)
             await keeping.live(streams)
-        except Ended as ended:
-            life.end(ended)
-        except BelljarError as error:
-            life.fail(error)
-        except OSError as error:
-            life.fail(HostError(f"{error.filename}: {error.strerror}" if error.filename else str(error)))
+        except (Ended, BelljarError, OSError) as error:
+            _explain(life, error)
+        except BaseException as error:  # a defect, or a cancel
+            _explain(life, error)
+            if not (life.is_settled and isinstance(error, Exception)):
+                raise
         finally:
-            await asyncio.shield(keeping.leave())
+            await _to_its_end(keeping.leave())
         with suppress(OSError):  # old records may wait
             prune(parts.folders, days=parts.settings.keep_days, count=parts.settings.keep_count, now=time.time())
         return life.outcome
@@ -64,9 +66,40 @@ class Supervisor:
                 template = await parts.planner.template(life, image)
             life.expect(Cause.FINISHED, f"template {template.key[:12]} is there")
             return template
-        except BelljarError as error:
-            life.fail(error)
+        except BaseException as error:
+            _explain(life, error)
             raise
         finally:
             life.leave_towards(State.CLEANING)
             fates.put_away(life, parts.overlays, (0.0, 0.0, 0))
+
+
+def _explain(life: Life, error: BaseException) -> None:
+    """What ended a life is its outcome, unless all that the job is about was done by then."""
+    match error:
+        case Ended():
+            life.end(error)
+        case BelljarError():
+            life.fail(error)
+        case OSError():
+            life.fail(HostError(f"{error.filename}: {error.strerror}" if error.filename else str(error)))
+        case Exception():
+            defect = HostError(f"a defect of belljar: {type(error).__name__}: {error}")
+            life.fail(defect)
+            if life.is_settled:  # else it is told by who gets it
+                life.troubles.append(defect.message)
+        case _:
+            life.end(Ended(Cause.CANCELLED, signal.SIGKILL, "cancelled by the program that keeps it"))
+
+
+async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Finish this work however often its caller is cancelled meanwhile; such a cancel is heard when it is done."""
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled
