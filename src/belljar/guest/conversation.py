@@ -59,11 +59,11 @@ class Target(Protocol):
 
 
 class Call:
-    """A question that waits for its answer."""
+    """A question that waits for its answer, of so many words; None: it is not read."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    def __init__(self, number: int, words: int | None) -> None:
+        self.number, self._words = number, words
+        self.answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
 
     @property
     def is_over(self) -> bool:
@@ -71,7 +71,7 @@ class Call:
 
     def receive(self, kind: int, number: int, body: bytes) -> None:
         if kind == REPLY and number == self.number and not self.answer.done():
-            self.answer.set_result(body)
+            self.answer.set_result([] if self._words is None else read_words(body, self._words))
         elif kind == ERROR:
             self.fail(refusal(body))
         else:
@@ -192,9 +192,11 @@ class Conversation:
             raise WireError("a hello without a version") from exc
         self._hello.set_result(Hello(version, name, boot_nonce, system, kernel, python, nine_p == "9p"))
 
-    async def _call(self, name: bytes, *words: bytes, patience: float = 1, more: float = 0.0) -> bytes:
-        """Ask and wait for the answer. Raises GuestRefused, AgentLost."""
-        channel, call = self.open_channel(), Call(self.next_number())
+    async def _call(
+        self, name: bytes, *words: bytes, answers: int | None = None, patience: float = 1, more: float = 0.0
+    ) -> list[str]:
+        """Ask and wait for the answer, of so many words. Raises GuestRefused, AgentLost, ProtocolViolation."""
+        channel, call = self.open_channel(), Call(self.next_number(), answers)
         self.register(call.number, call)
         channel.send(request(call.number, name, *words))
         limit = patience * self._settings.call_timeout + more
@@ -219,9 +221,9 @@ class Conversation:
             identity.gateway,
         )
         words = (*names, identity.dns, identity.entropy.hex(), str(int(before * 1e6)))
-        answer = await self._call(b"identify", *(word.encode("ascii") for word in words))
+        answer = await self._call(b"identify", *(word.encode("ascii") for word in words), answers=6)
         after = time.time()
-        hostname, machine_id, nonce, mac, sample, clock = read_words(answer, 6)
+        hostname, machine_id, nonce, mac, sample, clock = answer
         skew = await self._make_sure(*seen_between(before, after, clock))
         return IdentityProof(hostname, machine_id, nonce, mac, sample, skew)
 
@@ -245,9 +247,8 @@ class Conversation:
 
     async def _step_clock(self, how: bytes, seconds: float) -> tuple[float, float]:
         before = time.time()
-        answer = await self._call(b"set_clock", how, b"%d" % int(seconds * 1e6))
+        (clock,) = await self._call(b"set_clock", how, b"%d" % int(seconds * 1e6), answers=1)
         after = time.time()
-        (clock,) = read_words(answer, 1)
         return seen_between(before, after, clock)
 
     async def mount(self, tag: str, target: str, *, readonly: bool) -> None:
@@ -262,8 +263,7 @@ class Conversation:
         await self._call(b"mount_nfs", *words, more=MOUNT_SECONDS)
 
     async def find_disks(self, names: Sequence[str]) -> list[str]:
-        answer = await self._call(b"find_disks", *counted([text(name) for name in names]))
-        return list(read_words(answer, len(names)))
+        return await self._call(b"find_disks", *counted([text(name) for name in names]), answers=len(names))
 
     async def mount_scratch(self, device: str, target: str, account: Account) -> None:
         await self._call(b"mount_scratch", text(device), text(target), *account_words(account))

@@ -43,7 +43,8 @@ from belljar.guest import Identity, Settings, Streams
 from belljar.guest.conversation import Conversation
 from belljar.guest.fake import Bytes, Collector
 from belljar.guest.process import one_line
-from belljar.model import Account, Payload
+from belljar.machine.states import class_of_error
+from belljar.model import Account, Cause, OutcomeClass, Payload
 
 ME = Account("tester", 1000, 1000, "testers")
 HELLO_WORDS = [b"%d" % PROTOCOL, b"1", b"0", b"o", b"k", b"3", b""]
@@ -232,6 +233,27 @@ async def test_a_clock_whose_answer_took_long_is_asked_again(monkeypatch: pytest
         assert [bytes(word) for word in words] == [b"by", b"0"]  # it may be right: it is not stepped
         await agent.say(frame(REPLY, number, b"101010000"))
         assert abs((await asking).clock_skew) < 0.001
+
+
+@pytest.mark.parametrize("answer", [b"\0", b"1\0002\0003", b"\0" * 9])
+@pytest.mark.parametrize("ask", ["set_clock", "identify", "find_disks"])
+async def test_an_answer_with_other_words_than_asked_for_is_a_violation_and_the_end(ask: str, answer: bytes) -> None:
+    """A payload that is root can put itself into the agent's place; the clock is asked for when a job is resumed."""
+    async with greeted() as (guest, agent):
+        process, _ = await started(guest, agent, Streams(None, None, None))
+        asked: dict[str, Any] = {
+            "set_clock": guest.set_clock,
+            "identify": lambda: guest.identify(Identity("h", "0" * 32, "1" * 32, bytes(64))),
+            "find_disks": lambda: guest.find_disks(["scratch"]),
+        }
+        asking = asyncio.ensure_future(asked[ask]())
+        number, _, _ = await agent.call()
+        await agent.say(frame(REPLY, number, answer))
+        with pytest.raises(ProtocolViolation, match="words where"):
+            await asking
+        with pytest.raises(ProtocolViolation) as lost:
+            await process.wait()
+        assert (lost.value.cause, class_of_error(lost.value)) == (Cause.GUEST_LOST, OutcomeClass.TRANSIENT)
 
 
 # -- payloads ------------------------------------------------------------------------------------------------------------
