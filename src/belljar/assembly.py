@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 class House:
     """All parts of belljar for one set of settings."""
 
-    def __init__(self, config_file: str | None = None, *, verbose: bool = False) -> None:
+    def __init__(self, config_file: str | None = None, *, verbose: bool = False, commands: str | None = None) -> None:
         self.config_file = Path(config_file) if config_file is not None else None
+        self.commands = Path(commands) if commands is not None else None  # of the batch system whose launcher this is
         self.verbose = verbose
         self._load: Callable[[], config.Settings] = lambda: config.load(self.config_file, in_job=self.in_job)
         self.is_lenient = False

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 from belljar.batch.terms import Ending
 from belljar.errors import BelljarError
-from belljar.host import commands
+
+Run = Callable[[tuple[str, ...]], bytes]  # a command of the system; raises CommandFailed, CommandMissing
 
 
-def ask(argv: tuple[str, ...], timeout: float) -> bytes:
-    """What a command of the system prints. Raises CommandFailed, CommandMissing."""
-    return commands.run(argv, timeout=timeout).out
-
-
-def carry_out(ending: Ending, timeout: float) -> tuple[Ending, str]:
+def carry_out(ending: Ending, run: Run) -> tuple[Ending, str]:
     """Run what the ending wants run. Returns the ending that holds then, and what went wrong on the way."""
     trouble = ""
     while True:
         try:
             for argv in ending.commands:
-                commands.run(argv, timeout=timeout)
+                run(argv)
             for path, content in ending.files:
                 _write(path, content)
             return ending, trouble

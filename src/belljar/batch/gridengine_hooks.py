@@ -12,12 +12,11 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable, Sequence
-from typing import Any
 
+from belljar.batch.client import Client
 from belljar.batch.gridengine import NOTICE
 from belljar.batch.gridengine_jsv import ASKED, ASKED_DISK, FLAG, SHELL
 from belljar.errors import BadOption, NotOurs
-from belljar.host import commands
 
 TIMEOUT = 20.0
 # name shortcut type relop requestable consumable default urgency, sge_complex(5)
@@ -31,13 +30,13 @@ COMPLEXES = {
 ALLOWED = "a"  # of jsv_allowed_mod: belljar delays the next start of a job by `qalter -a`
 
 
-def run(name: str, argv: Sequence[str], settings: Any = None) -> int:
+def run(name: str, argv: Sequence[str], client: Client) -> int:
     """One change. Raises CommandFailed where the server refuses it."""
     acts: dict[tuple[str, ...], Callable[..., None]] = {
-        ("complexes", "add"): lambda: _complexes(with_complexes),
-        ("complexes", "remove"): lambda: _complexes(without_complexes),
-        ("verifier", "set"): lambda path: _global(lambda text: with_verifier(text, path)),
-        ("verifier", "unset"): lambda path: _global(lambda text: without_verifier(text, path)),
+        ("complexes", "add"): lambda: _complexes(client, with_complexes),
+        ("complexes", "remove"): lambda: _complexes(client, without_complexes),
+        ("verifier", "set"): lambda path: _global(client, lambda text: with_verifier(text, path)),
+        ("verifier", "unset"): lambda path: _global(client, lambda text: without_verifier(text, path)),
     }
     act = acts.get((name, *argv[:1]))
     if act is None or len(argv) != (1 if name == "complexes" else 2):
@@ -104,17 +103,17 @@ def _lines(text: str) -> list[str]:
     return [" ".join(line.split()) for line in joined.splitlines() if line.strip() and not line.startswith("#")]
 
 
-def _complexes(change: Callable[[str], str]) -> None:
-    _rewrite(("qconf", "-sc"), "complexes", "-Mc", change)
+def _complexes(client: Client, change: Callable[[str], str]) -> None:
+    _rewrite(client, ("qconf", "-sc"), "complexes", "-Mc", change)
 
 
-def _global(change: Callable[[str], str]) -> None:
+def _global(client: Client, change: Callable[[str], str]) -> None:
     """The file must be called "global": that is how `qconf -Mconf` knows whose configuration it is."""
-    _rewrite(("qconf", "-sconf", "global"), "global", "-Mconf", change)
+    _rewrite(client, ("qconf", "-sconf", "global"), "global", "-Mconf", change)
 
 
-def _rewrite(show: tuple[str, ...], name: str, option: str, change: Callable[[str], str]) -> None:
-    before = "".join(f"{line}\n" for line in _lines(commands.run(show, timeout=TIMEOUT).out.decode()))
+def _rewrite(client: Client, show: tuple[str, ...], name: str, option: str, change: Callable[[str], str]) -> None:
+    before = "".join(f"{line}\n" for line in _lines(client.run(show, TIMEOUT).decode()))
     after = change(before)
     if after == before:
         return
@@ -122,4 +121,4 @@ def _rewrite(show: tuple[str, ...], name: str, option: str, change: Callable[[st
         path = os.path.join(folder, name)
         with open(path, "w") as file:
             file.write(after)
-        commands.run(("qconf", option, path), timeout=TIMEOUT)
+        client.run(("qconf", option, path), TIMEOUT)

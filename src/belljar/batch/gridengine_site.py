@@ -9,11 +9,12 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from belljar import __version__
 from belljar.batch import Settings
+from belljar.batch.client import Needs
 from belljar.batch.gridengine_hooks import ALLOWED, value, with_complexes
 from belljar.batch.gridengine_jsv import FLAG, RESERVED, SHELL
 from belljar.batch.siting import Advice, Change, Finding, OurFile, Piece, Place
@@ -49,10 +50,23 @@ exec {belljar} batch jsv gridengine --per-slot={per_slot}
 """
 
 
+def _common(variables: Mapping[str, str]) -> Path | None:
+    root = variables.get("SGE_ROOT", "")
+    return Path(root, variables.get("SGE_CELL", "default"), "common") if root else None
+
+
+def _cell(folder: Path) -> dict[str, str]:
+    return {"SGE_ROOT": str(folder.parent.parent), "SGE_CELL": folder.parent.name}
+
+
 class GridEngineSite:
     """The pieces, and what is to be looked at besides."""
 
     default_folder = Path("/var/lib/gridengine/default/common")
+    needs = Needs(
+        ("qconf", "qstat", "qalter", "qmod"),
+        ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT"), home=_common, told_by=_cell,
+    )  # fmt: skip
 
     def pieces(self, place: Place) -> list[Piece]:
         """Option `queue`: names with commas between. Raises BadOption."""

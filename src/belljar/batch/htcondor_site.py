@@ -12,6 +12,7 @@ import shlex
 from pathlib import Path
 
 from belljar.batch import Settings
+from belljar.batch.client import Needs
 from belljar.batch.htcondor import CLOSED, HELD, IMAGE
 from belljar.batch.htcondor_ads import string
 from belljar.batch.policy import queue_images, rules
@@ -80,6 +81,7 @@ class HTCondorSite:
     """The pieces, and what is to be looked at besides."""
 
     default_folder = Path("/etc/condor/config.d")
+    needs = Needs(("condor_config_val", "condor_status", "condor_version", "condor_reconfig"), ("CONDOR_CONFIG",))
 
     def pieces(self, place: Place) -> list[Piece]:
         prepare, publish = (place.wrapper.parent / name for name in (PREPARE, PUBLISH))

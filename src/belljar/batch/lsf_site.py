@@ -10,6 +10,7 @@ import re
 import shlex
 from pathlib import Path
 
+from belljar.batch.client import Needs
 from belljar.batch.lsf import AGAIN
 from belljar.batch.lsf_hooks import PROFILE
 from belljar.batch.policy import queue_images
@@ -47,6 +48,11 @@ class LsfSite:
     """The pieces, and what is to be looked at besides."""
 
     default_folder = Path("/usr/share/lsf/conf/lsbatch")  # the cluster's own configdir lies below: --folder names it
+    needs = Needs(
+        ("badmin", "bjobs", "bhosts", "bpost", "bread", "brequeue", "bapp"),
+        ("LSF_ENVDIR", "LSF_BINDIR", "LSF_SERVERDIR", "LSF_LIBDIR"),
+        bins=lambda variables: (variables["LSF_BINDIR"],) if "LSF_BINDIR" in variables else (),
+    )  # fmt: skip
 
     def pieces(self, place: Place) -> list[Piece]:
         """Options: `serverdir`, $LSF_SERVERDIR; `unit`, the site's LSF_UNIT_FOR_LIMITS (default MB)."""

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from belljar.batch import policy
+from belljar.batch.client import Needs
 from belljar.batch.pbs_home import is_part, reread, roles
 from belljar.batch.siting import Advice, Change, Finding, OurFile, OurLines, Piece, Place
 from belljar.batch.sizes import SMALLEST_GUEST, overhead
@@ -35,6 +36,10 @@ class OpenPbsSite:
     """`folder` is PBS_HOME. What it holds tells whether this host is the server (server_priv), a node (mom_priv) or both."""
 
     default_folder = Path("/var/spool/pbs")
+    needs = Needs(
+        ("pbsnodes", "qselect", "qmgr"), ("PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER"),
+        bins=lambda variables: (f"{variables['PBS_EXEC']}/bin",) if "PBS_EXEC" in variables else (),
+    )  # fmt: skip
 
     def pieces(self, place: Place) -> list[Piece]:
         is_server, is_node = roles(place, "openpbs", OPTIONS, "PBS_HOME")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from belljar.batch import Settings
+from belljar.batch.client import Needs
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class SiteOfSystem(Protocol):
     """What a site needs for one system."""
 
     default_folder: Path
+    needs: Needs
 
     def pieces(self, place: Place) -> list[Piece]:
         """Everything to be put in place, in order. Raises BadOption for options it cannot use."""

@@ -29,10 +29,6 @@ LONGEST_COMMENT = 400
 OUR_LINE = re.compile(rb"#!\S*/wrap-slurm --")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
-# Variables by which whoever asks could hide jobs from the answer.
-# https://slurm.schedmd.com/squeue.html#SECTION_INPUT-ENVIRONMENT-VARIABLES
-FILTERS = ("SQUEUE_ACCOUNT", "SQUEUE_LICENSES", "SQUEUE_NAMES", "SQUEUE_PARTITION", "SQUEUE_QOS", "SQUEUE_STATES",
-           "SQUEUE_USERS", "SQUEUE_FORMAT", "SQUEUE_FORMAT2", "SLURM_CLUSTERS")  # fmt: skip
 # States in which a job may have processes on a node. https://slurm.schedmd.com/squeue.html#SECTION_JOB-STATE-CODES
 LIVING = ("RUNNING", "SUSPENDED", "STOPPED", "COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT", "RESIZING")
 HEADER = "JOBID|ARRAY_JOB_ID|ARRAY_TASK_ID|STATE"
@@ -42,13 +38,12 @@ COUNT = re.compile(r"(?:^|\s)belljar=([0-9]{1,4})(?:[: ].*)?$", re.DOTALL)
 
 
 class Slurm:
-    """The dialect. It serves one job per process: what it read of the job's comment and of SLURM_CONF goes into the
-    commands that answer, for `scontrol update` replaces a comment as a whole."""
+    """The dialect. It serves one job per process: what it read of the job's comment goes into the commands that answer,
+    for `scontrol update` replaces a comment as a whole."""
 
     name = "slurm"
 
     def __init__(self) -> None:
-        self._conf = ""
         self._comments: dict[str, str] = {}
 
     # -- what a job is told ------------------------------------------------------------------------------------------
@@ -62,9 +57,10 @@ class Slurm:
 
         found, known = slurm_oci.bundle(here), None
         trouble: BelljarError | None = None
-        self._conf = here.var("SLURM_CONF")
         try:
-            known = slurm_oci.facts(found.job, here.ask(self._with_conf(*slurm_oci.question(found.job))))
+            known = slurm_oci.facts(
+                found.job, here.ask(("env", f"SLURM_CONF={here.var('SLURM_CONF')}", *slurm_oci.question(found.job)))
+            )
             slurm_oci.check(found, known)
         except CommandFailed as exc:  # of squeue: whether slurmctld answers is not this node's doing
             trouble = SystemSilent(f"squeue: {exc.message.removeprefix('env: ')}")
@@ -80,7 +76,6 @@ class Slurm:
         raw = here.var("SLURM_JOB_ID")
         if not raw.isdecimal() or not here.argv:
             raise NotInAJob("SLURM_JOB_ID and a script are not there: this is no batch job of Slurm")
-        self._conf = here.var("SLURM_CONF")
         script, image = here.argv[0], here.options.get("image", "")
         text = _opening(here, script)
         is_redirected = bool(here.options) and text.startswith(b"#!") and b" --" in text.partition(b"\n")[0]
@@ -122,11 +117,11 @@ class Slurm:
             return Ending(exit_code=OUR_FAILURE, commands=commands, otherwise=fail)
         note = self._comment(job, f"belljar={tries} {reason.removeprefix('belljar: ')}")
         if verdict_ is Verdict.HOLD:
-            hold = self._scontrol("requeuehold", job.id)
+            hold = ("scontrol", "requeuehold", job.id)
             bare = Ending(commands=(hold,), otherwise=fail)
             # Slurm would let it wait two minutes more once it is released.
             return Ending(commands=(note, hold, self._start(job, SHORTEST_DELAY)), otherwise=bare)
-        requeue = self._scontrol("requeue", job.id)
+        requeue = ("scontrol", "requeue", job.id)
         later = self._start(job, max(int(verdict.delay(tries, settings)), SHORTEST_DELAY))
         # A comment that cannot be written counts nothing: then Slurm's own counter bounds the tries.
         is_last = job.started_before + 1 >= max(settings.retries, 1)
@@ -135,7 +130,7 @@ class Slurm:
         return Ending(commands=(note, requeue, later), otherwise=bare)
 
     def count(self, job: Job) -> tuple[str, ...]:
-        return self._with_conf("squeue", "--noheader", "--states=all", f"--jobs={job.id}", "--format=%k")
+        return ("squeue", "--noheader", "--states=all", f"--jobs={job.id}", "--format=%k")
 
     def counted(self, job: Job, printed: bytes) -> int:
         comment = printed.decode("utf-8", "replace").removesuffix("\n")
@@ -147,8 +142,7 @@ class Slurm:
 
     def alive(self) -> tuple[str, ...]:
         """Of all nodes: one host may be several to Slurm, and a name it does not know would look like no jobs."""
-        unset = tuple(word for name in FILTERS for word in ("-u", name))
-        return ("env", *unset, "squeue", f"--states={','.join(LIVING)}", f"--format={FORMAT}")
+        return ("squeue", f"--states={','.join(LIVING)}", f"--format={FORMAT}")
 
     def living(self, printed: bytes) -> frozenset[str]:
         header, *rows = printed.decode("ascii", "replace").splitlines() or [""]
@@ -192,17 +186,10 @@ class Slurm:
     def _comment(self, job: Job, note: str) -> tuple[str, ...]:
         kept = self._comments.get(job.id)
         words = f"vm={job.image}" if kept is None and job.image else _without_ours(kept or "")
-        return self._scontrol("update", f"JobId={job.id}", f"Comment={_plain(f'{words} {note}'.strip())}")
+        return ("scontrol", "update", f"JobId={job.id}", f"Comment={_plain(f'{words} {note}'.strip())}")
 
     def _start(self, job: Job, seconds: int) -> tuple[str, ...]:
-        return self._scontrol("update", f"JobId={job.id}", f"StartTime=now+{seconds}")
-
-    def _scontrol(self, *words: str) -> tuple[str, ...]:
-        return self._with_conf("scontrol", *words)
-
-    def _with_conf(self, *words: str) -> tuple[str, ...]:
-        """slurmd tells the job where its configuration is; belljar does not keep the job's variables."""
-        return ("env", f"SLURM_CONF={self._conf}", *words) if self._conf else words
+        return ("scontrol", "update", f"JobId={job.id}", f"StartTime=now+{seconds}")
 
 
 DIALECT = Slurm()

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.batch import Settings, marks, slurm_lua, slurm_oci_site
+from belljar.batch.client import Needs
 from belljar.batch.siting import Advice, Finding, OurFile, OurLines, Piece, Place
 from belljar.batch.slurm import KILL_WAIT
 from belljar.batch.slurm_lua import quoted
@@ -57,6 +58,10 @@ class SlurmSite:
     """The pieces, and what is to be looked at besides."""
 
     default_folder = Path("/etc/slurm")
+    needs = Needs(
+        ("scontrol", "squeue"), ("SLURM_CONF",), home=lambda variables: _folder_of(variables.get("SLURM_CONF", "")),
+        told_by=lambda folder: _conf_in(folder),
+    )  # fmt: skip
 
     def pieces(self, place: Place) -> list[Piece]:
         """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image. `redirect`: `lua`, the line
@@ -152,6 +157,19 @@ class SlurmSite:
 
 
 SITE = SlurmSite()
+
+
+# -- where it is -------------------------------------------------------------------------------------------------------
+
+
+def _folder_of(conf: str) -> Path | None:
+    return Path(conf).parent if conf.startswith("/") else None
+
+
+def _conf_in(folder: Path) -> dict[str, str]:
+    """Slurm's own commands look in the default folder, and on a node without files of its own ask slurmctld."""
+    conf = folder / "slurm.conf"
+    return {"SLURM_CONF": str(conf)} if folder != SlurmSite.default_folder and conf.exists() else {}
 
 
 # -- what is there -----------------------------------------------------------------------------------------------------

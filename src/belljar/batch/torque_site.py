@@ -6,6 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
+from belljar.batch.client import Needs
 from belljar.batch.pbs_home import is_part, reread, roles
 from belljar.batch.siting import Advice, Change, Finding, OurFile, OurLines, Piece, Place
 from belljar.batch.torque import AGAIN_STATUS, RECORD
@@ -42,6 +43,7 @@ class TorqueSite:
     both."""
 
     default_folder = Path("/var/spool/torque")
+    needs = Needs(("pbsnodes", "qselect", "qalter", "qhold", "qstat", "qmgr"), ("PBS_DEFAULT",))
 
     def pieces(self, place: Place) -> list[Piece]:
         """`--set hooks=own`: prologue and epilogue are put beside the wrapper, for the site's own ones to call."""

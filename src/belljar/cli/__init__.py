@@ -83,11 +83,12 @@ CLOSED = _cover_closed_descriptors()
 """The standard descriptors that were closed when the program began."""
 
 
-def entry() -> NoReturn:
-    """The console script. Ends the process without Python's slow farewell: nothing of ours waits for it."""
+def entry(commands: str | None = None) -> NoReturn:
+    """The console script. Ends the process without Python's slow farewell: nothing of ours waits for it. *commands*: a
+    launcher's list of its batch system's commands."""
     _make_streams_robust()
     try:
-        code = main(sys.argv[1:])
+        code = main(sys.argv[1:], commands)
         sys.stdout.flush()
         with suppress(OSError):
             sys.stderr.flush()
@@ -101,13 +102,13 @@ def entry() -> NoReturn:
     os._exit(code)
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], commands: str | None = None) -> int:
     """Carry out one command line and return the exit code. KeyboardInterrupt passes through, and so does
     BrokenPipeError where the reader of our output went away."""
     from belljar.errors import BelljarError
 
     try:
-        return _carry_out(split(arguments))
+        return _carry_out(split(arguments), commands)
     except BelljarError as exc:
         problem: Exception = exc
         message, hint, code = exc.message, exc.hint, exc.exit_code
@@ -129,7 +130,7 @@ def main(arguments: Sequence[str]) -> int:
     return code
 
 
-def _carry_out(line: CommandLine) -> int:
+def _carry_out(line: CommandLine, commands: str | None) -> int:
     from belljar.errors import BadOption
 
     if line.wants == "version":
@@ -147,7 +148,8 @@ def _carry_out(line: CommandLine) -> int:
     if not getattr(module, "NEEDS_NO_HOUSE", False):
         from belljar.assembly import House
 
-        house = House(args.config_file or line.config_file, verbose=line.verbose or args.verbose)
+        config_file, verbose = args.config_file or line.config_file, line.verbose or args.verbose
+        house = House(config_file, verbose=verbose, commands=commands)
     try:
         return module.run(args, house)
     except BadOption as exc:

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from belljar import batch
 from belljar.cli.parser import add_format
-from belljar.errors import BadOption, BelljarError
+from belljar.errors import BadOption, BelljarError, CommandFailed
 
 if TYPE_CHECKING:
     from belljar.assembly import House
 
 HELP = (
     "Put belljar into a batch system, so that jobs run in machines: install writes every file and setting (--dry-run and "
-    "--print only show them), check tells what is wrong, uninstall takes all out; node looks after this node. The other "
-    "acts are called by the systems' own hooks."
+    "--print only show them), check tells what is wrong, uninstall takes all out; node looks after this node, ask asks the "
+    "system. The other acts are called by the systems' own hooks."
 )
 
 
@@ -32,6 +32,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         hook = acts.add_parser(act, help=help)
         hook.add_argument("system", metavar="SYSTEM", help=", ".join(batch.SYSTEMS))
         hook.add_argument("rest", nargs=argparse.REMAINDER, metavar="ARG", help="as the batch system gives them")
+    ask = acts.add_parser(
+        "ask", help="what a job's node asks the system: which jobs it knows; `check` calls it as a user"
+    )
+    _system(ask)
     method = acts.add_parser(
         "method", help="suspend, resume or terminate a job, where the system calls a program for it"
     )
@@ -54,6 +58,20 @@ def _site_acts(acts: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         one.add_argument("--folder", metavar="DIR", help="where the system's settings are (default: its usual place)")
         one.add_argument(
             "--prefix", metavar="DIR", help="the launchers go to DIR/libexec (default: beside belljar itself)"
+        )
+        one.add_argument(
+            "--commands",
+            action="append",
+            default=[],
+            metavar="DIR",
+            help="where the system's own commands are (default: PATH); repeatable",
+        )
+        one.add_argument(
+            "--variable",
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+            help="a variable that these commands need; repeatable",
         )
         one.add_argument(
             "--queue",
@@ -111,11 +129,24 @@ def run(args: argparse.Namespace, house: House) -> int:
         from belljar.cli import batch_hooks
 
         return batch_hooks.run(args.act, args.system, args.rest, house)
+    if args.act == "ask":
+        return _ask(args, house)
     if args.act == "node":
         from belljar.cli import batch_node
 
         return batch_node.run(args, house)
     return _of_system(args, house)
+
+
+def _ask(args: argparse.Namespace, house: House) -> int:
+    from belljar.batch.cleaning import ask
+    from belljar.cli.batch_client import runner
+
+    answer = ask(batch.load(args.system), runner(house, args.system, house.settings.batch.ask_timeout))
+    if answer.living is None:
+        raise CommandFailed(answer.trouble)
+    print(f"it knows of {len(answer.living)} running jobs")
+    return 0
 
 
 def _of_system(args: argparse.Namespace, house: House) -> int:
@@ -135,7 +166,9 @@ def _of_system(args: argparse.Namespace, house: House) -> int:
     if args.act == "method":
         return int(module.run(args.name, tuple(args.rest), _settings_or_none(house)))
     if not hasattr(module, "run_for"):
-        return int(module.run(args.name, tuple(args.rest), house.settings))
+        from belljar.cli.batch_client import client_of
+
+        return int(module.run(args.name, tuple(args.rest), client_of(house, args.system)))
     from belljar.batch.policy import Asker
     from belljar.cli.request import account_of
 

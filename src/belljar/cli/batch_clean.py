@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from belljar import batch
 from belljar.batch.cleaning import Answer, Decision, Live, ask, decide
+from belljar.cli.batch_client import runner
 from belljar.errors import BelljarError
-from belljar.host import commands
 from belljar.host.files import private_folder, read_json, write_whole
 from belljar.host.locks import locked
 from belljar.host.privileges import User, as_user
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, house: House) -> int:
     wanted = batch.SYSTEMS if args.batch == "all" else (args.batch,)
     systems = sorted({one.live.system for one in machines} & set(wanted))
     timeout = house.settings.batch.ask_timeout
-    answers = {name: ask(batch.load(name), lambda argv: commands.run(argv, timeout=timeout).out) for name in systems}
+    answers = {name: ask(batch.load(name), runner(house, name, timeout)) for name in systems}
     trouble += [
         f"{name} cannot be asked, its machines are left alone: {one.trouble}"
         for name, one in answers.items()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 from contextlib import suppress
@@ -19,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 from belljar import batch
 from belljar.errors import BelljarError
 from belljar.host.commands import SEARCH_PATH
-from belljar.host.files import only_root_writes
 from belljar.host.privileges import User, as_user, user_of
 
 if TYPE_CHECKING:
@@ -29,17 +27,7 @@ if TYPE_CHECKING:
 
 USER_TIMEOUT = 10.0  # seconds for the child that works as the job's user
 KEPT_FOLDER = 0o700
-LAST_SYSTEM_UID = 999
 LONGEST_AGO = 60 * 86400.0  # seconds since a job that ends now was started
-FINDS_ITSELF_BY = {
-    "slurm": ("SLURM_CONF",),
-    "gridengine": ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT"),
-    "openpbs": ("PBS_CONF_FILE", "PBS_EXEC"),
-    "torque": ("PBS_SERVER_HOME",),
-    "htcondor": ("CONDOR_CONFIG",),
-    "lsf": ("LSF_ENVDIR",),
-}
-STANDS_IN = {"openpbs": "PBS_EXEC"}  # the folder whose bin/ holds the system's commands, where PATH does not have them
 
 
 def run(act: str, system: str, words: list[str], house: House) -> int:
@@ -48,8 +36,7 @@ def run(act: str, system: str, words: list[str], house: House) -> int:
     os.umask(0o022)
     try:
         os.environ.clear()
-        found = kept(system, env)
-        os.environ.update({**found, "PATH": search_path(system, found)})
+        os.environ["PATH"] = SEARCH_PATH
         dialect = batch.load(system)
         try:
             house.settings  # noqa: B018 - read here: a mistake in them is told once, and the work is done all the same
@@ -62,31 +49,6 @@ def run(act: str, system: str, words: list[str], house: House) -> int:
     except Exception as exc:  # a hook that fails closes the node
         log(system, act, f"{type(exc).__name__}: {exc}", house.verbose)
     return 0
-
-
-def kept(system: str, env: dict[str, str]) -> dict[str, str]:
-    """The variables by which the system's own commands find it. On some systems a job may set them for its hooks, so a
-    path counts only where no user can have put something there."""
-    found = {}
-    for name in FINDS_ITSELF_BY.get(system, ()):
-        value = env.get(name, "")
-        if value.startswith("/"):
-            if is_the_systems(value):
-                found[name] = value
-        elif re.fullmatch(r"[A-Za-z0-9_-]{1,80}", value):
-            found[name] = value
-    return found
-
-
-def search_path(system: str, found: dict[str, str]) -> str:
-    """Where commands are looked for: the usual folders, then the system's own."""
-    folder = found.get(STANDS_IN.get(system, ""), "")
-    return f"{SEARCH_PATH}:{folder}/bin" if folder.startswith("/") else SEARCH_PATH
-
-
-def is_the_systems(name: str) -> bool:
-    """Does this path belong to root or a system user, with nobody else to change it?"""
-    return only_root_writes(Path(os.path.realpath(name)), highest_uid=LAST_SYSTEM_UID)
 
 
 def log(system: str, act: str, text: str, verbose: bool) -> None:
@@ -207,10 +169,11 @@ def account(dialect: Dialect, node_name: str, report: Report, house: House) -> N
         now, is_to_be_closed = node.count(memory.read(), report, settings.node_faults)
         memory.write(now)
     if is_to_be_closed:
+        from belljar.cli.batch_client import runner
         from belljar.cli.batch_node import close
 
         reason = f"belljar: {now.faults} node faults in a row: {report.reason}"
-        close(dialect, node_name, reason, memory, settings.ask_timeout)
+        close(dialect, node_name, reason, memory, runner(house, dialect.name, settings.ask_timeout))
         log(dialect.name, "epilog", f"{report.job}: node {node_name} closed: {report.reason}", house.verbose)
 
 

@@ -9,13 +9,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from belljar import batch
+from belljar.batch.client import Client
 from belljar.batch.siting import Finding, Place
 from belljar.errors import BelljarError
+from belljar.host.commands import run
+from belljar.host.privileges import as_user, user_of
 
 if TYPE_CHECKING:
     from belljar.assembly import House
 
 EVERYBODY_ENTERS = stat.S_IXOTH
+LAUNCH = 10.0  # seconds for a launcher to start on a busy node
 
 
 def findings(house: House, place: Place) -> Iterator[Finding]:
@@ -31,6 +36,38 @@ def findings(house: House, place: Place) -> Iterator[Finding]:
     yield _shares(house)
     yield from _bridges(house)
     yield from _rules(house)
+
+
+def commands(ours: Client, place: Place) -> Iterator[Finding]:
+    """What the launchers will run, run by one of them, as a job's user would."""
+    system = ours.system
+    remedy = f"`belljar batch install {system}` where they are in PATH, or with --commands DIR."
+    missing = ours.missing(batch.load_site(system).needs)
+    where = " ".join(dict.fromkeys(os.path.dirname(path) for path in ours.programs.values()))
+    detail = f"not found: {', '.join(missing)}" if missing else where
+    yield Finding(f"commands of {system}", not missing, detail, remedy if missing else "")
+    if place.belljar.exists():
+        yield _asked(system, place)
+
+
+def _asked(system: str, place: Place) -> Finding:
+    from belljar.cli.batch_node import tester
+
+    what, argv = f"a job's user can ask {system}", [str(place.belljar), "batch", "ask", system]
+    timeout = place.settings.ask_timeout + LAUNCH
+    user = tester() if os.geteuid() == 0 else user_of(str(os.geteuid()))
+
+    def ask() -> bytes:
+        done = run(argv, timeout=timeout, env={}, check=False)
+        return (b"-" + done.err if done.code else b"+" + done.out)[:1000]
+
+    try:
+        said = as_user(user, ask, timeout=timeout + LAUNCH, what="ask").decode(errors="replace")
+    except BelljarError as exc:
+        said = f"-{exc.message}"
+    detail = f"as {user.name}: {said[1:].partition(chr(10))[0]}"
+    is_good = said.startswith("+")
+    return Finding(what, is_good, detail, "" if is_good else f"Try as {user.name}: {' '.join(argv)}")
 
 
 def _entered_by_all(what: str, path: Path) -> Iterator[Finding]:

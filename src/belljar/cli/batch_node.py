@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from belljar import batch
 from belljar.batch import node
+from belljar.cli.batch_client import runner
 from belljar.errors import BadOption, BelljarError, CommandFailed
-from belljar.host import commands
 from belljar.host.privileges import User, as_user, user_of
 
 if TYPE_CHECKING:
     from belljar.assembly import House
+    from belljar.batch.acts import Run
     from belljar.batch.terms import Dialect
 
 TEST_TIMEOUT = 300.0  # seconds for the self-check's machine: it may have to boot a template first
@@ -30,27 +31,27 @@ def run(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.batch_hooks import memory_folder
 
     memory = node.Memory(memory_folder(house), args.system, name)
-    timeout = house.settings.batch.ask_timeout
+    ask = runner(house, args.system, house.settings.batch.ask_timeout)
     if args.what == "close":
         if not args.reason:
             raise BadOption("close: wants a reason", hint="belljar batch node SYSTEM close 'broken disk'")
-        close(dialect, name, f"{OUR_WORD}: {node.one_line(args.reason)}", memory, timeout)
+        close(dialect, name, f"{OUR_WORD}: {node.one_line(args.reason)}", memory, ask)
         return 0
     if args.what == "open":
-        reopen(dialect, name, memory, timeout)
+        reopen(dialect, name, memory, ask)
         return 0
     if args.what == "test":
-        return test(args, house, dialect, name, memory)
-    return status(args, dialect, name, memory, timeout)
+        return test(args, house, dialect, name, memory, ask)
+    return status(args, dialect, name, memory, ask)
 
 
-def status(args: argparse.Namespace, dialect: Dialect, name: str, memory: node.Memory, timeout: float) -> int:
+def status(args: argparse.Namespace, dialect: Dialect, name: str, memory: node.Memory, ask: Run) -> int:
     """What the system says and what is remembered."""
     from belljar.cli.render import as_json, plain
 
     now = memory.read()
     try:
-        by_us: bool | None = is_closed_by_us(dialect, name, timeout)
+        by_us: bool | None = is_closed_by_us(dialect, name, ask)
         trouble = ""
     except BelljarError as exc:
         by_us, trouble = None, exc.message
@@ -72,24 +73,24 @@ def _facts(now: node.Node) -> dict[str, object]:
     return {"faults": now.faults, "passes": now.passes, "reason": now.reason, "closed": bool(now.closed)}
 
 
-def is_closed_by_us(dialect: Dialect, name: str, timeout: float) -> bool:
+def is_closed_by_us(dialect: Dialect, name: str, ask: Run) -> bool:
     """Asked of the system: it knows what an administrator did meanwhile."""
     command = dialect.why_closed(name)
-    return bool(command) and dialect.closed_by_us(commands.run(command, timeout=timeout).out)
+    return bool(command) and dialect.closed_by_us(ask(command))
 
 
-def close(dialect: Dialect, name: str, reason: str, memory: node.Memory, timeout: float) -> None:
+def close(dialect: Dialect, name: str, reason: str, memory: node.Memory, ask: Run) -> None:
     """Take the node out of service. It is remembered as closed only when the system took it."""
     for argv in dialect.close_node(name, reason):
-        commands.run(argv, timeout=timeout)
+        ask(argv)
     with memory.locked():
         memory.write(_with(memory.read(), closed=time.time(), reason=reason, passes=0))
 
 
-def reopen(dialect: Dialect, name: str, memory: node.Memory, timeout: float) -> None:
+def reopen(dialect: Dialect, name: str, memory: node.Memory, ask: Run) -> None:
     """Put the node into service again and begin to count from nothing."""
     for argv in dialect.open_node(name):
-        commands.run(argv, timeout=timeout)
+        ask(argv)
     with memory.locked():
         memory.write(_with(memory.read(), closed=0.0, faults=0, jobs=(), passes=0))
 
@@ -100,7 +101,7 @@ def _with(now: node.Node, **changes: object) -> node.Node:
     return replace(now, **changes)  # type: ignore[arg-type]
 
 
-def test(args: argparse.Namespace, house: House, dialect: Dialect, name: str, memory: node.Memory) -> int:
+def test(args: argparse.Namespace, house: House, dialect: Dialect, name: str, memory: node.Memory, ask: Run) -> int:
     """Start a small machine. A node that belljar closed is opened after enough passes in a row, and one on which too many
     of these fail is closed; exit 1: it failed."""
     settings = house.settings.batch
@@ -114,10 +115,10 @@ def test(args: argparse.Namespace, house: House, dialect: Dialect, name: str, me
         now, may_open = node.checked(memory.read(), passed, reason, settings.node_passes)
         memory.write(now)
     if node.is_hopeless(now, settings.node_faults):
-        close(dialect, name, f"{OUR_WORD}: self-check: {node.one_line(reason)}", memory, settings.ask_timeout)
+        close(dialect, name, f"{OUR_WORD}: self-check: {node.one_line(reason)}", memory, ask)
     opened = False
-    if may_open and is_closed_by_us(dialect, name, settings.ask_timeout):
-        reopen(dialect, name, memory, settings.ask_timeout)
+    if may_open and is_closed_by_us(dialect, name, ask):
+        reopen(dialect, name, memory, ask)
         opened = True
     if args.format == "json":
         from belljar.cli.render import as_json

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar import batch
+from belljar.batch import client
 from belljar.batch.siting import Change, OurFile, OurLines, Piece, Place, SiteOfSystem
 from belljar.batch.siting_engine import TO_DO, Engine, Status, Step
+from belljar.cli.batch_client import own_prefix
 from belljar.errors import BadOption, HostError
-from belljar.host import commands
 
 if TYPE_CHECKING:
     from belljar.assembly import House
+    from belljar.batch.client import Client
 
 LONGEST_SHEBANG = 120  # of 127 that older kernels read
 SHOWN_COLUMNS = ("WHAT", "WHERE", "STATE", "DETAIL")
@@ -30,19 +32,23 @@ sys.path.append({lib!r})
 sys.argv[1:1] = {words!r}
 from belljar.cli import entry
 
-entry()
+entry({commands!r})
 """
 
 
 def install(args: argparse.Namespace, house: House) -> int:
     """Put everything in place, or only show what that would be."""
-    engine, place, site = prepare(args, house)
+    engine, place, site, ours = prepare(args, house)
     if args.print:
         print_all(engine.plan(), site.after(place))
         return 0
     if args.dry_run:
         show_plan(engine.plan(), site.after(place), args.format)
         return 0
+    if missing := ours.missing(site.needs):
+        from belljar.cli import complain
+
+        complain(f"not found: {', '.join(missing)}", f"Say where {args.system}'s commands are: --commands DIR.")
     done = engine.install(prefix=args.prefix or "", force=args.force)
     trouble = engine.reread() if done else []
     if args.format == "json":
@@ -59,8 +65,8 @@ def check(args: argparse.Namespace, house: House) -> int:
     from belljar.cli import batch_look
     from belljar.cli.render import as_json, plain
 
-    engine, place, _ = prepare(args, house)
-    found = [*engine.check(), *batch_look.findings(house, place)]
+    engine, place, _, ours = prepare(args, house)
+    found = [*batch_look.commands(ours, place), *engine.check(), *batch_look.findings(house, place)]
     is_good = all(one.is_good for one in found)
     if args.format == "json":
         print(as_json({"ok": is_good, "findings": found}))
@@ -76,7 +82,7 @@ def uninstall(args: argparse.Namespace, house: House) -> int:
     """Take out what install put in."""
     from belljar.cli.render import plain
 
-    engine, _, _ = prepare(args, house)
+    engine, _, _, _ = prepare(args, house)
     done = engine.uninstall(force=args.force)
     for line in done or ["Nothing of belljar's is installed there."]:
         print(plain(line))
@@ -88,62 +94,76 @@ def uninstall(args: argparse.Namespace, house: House) -> int:
 # -- the place -----------------------------------------------------------------------------------------------------------
 
 
-def prepare(args: argparse.Namespace, house: House) -> tuple[Engine, Place, SiteOfSystem]:
+def prepare(args: argparse.Namespace, house: House) -> tuple[Engine, Place, SiteOfSystem, Client]:
     """The engine for what the command line asks; options that were given at the installation hold until others are."""
     from belljar.batch import siting_record
 
     system: str = args.system
     site = batch.load_site(system)
-    folder = Path(args.folder).absolute() if args.folder else site.default_folder
+    folder = Path(args.folder).absolute() if args.folder else site.needs.home(os.environ) or site.default_folder
     try:
         before = siting_record.load(siting_record.path_of(folder, system))
     except ValueError as exc:
         raise BadOption(str(exc), hint="Repair or remove that file.") from exc
     options = {**before.options, **options_of(args)}
-    args.prefix = args.prefix or before.prefix
-    prefix = Path(args.prefix).absolute() if args.prefix else own_prefix()
+    prefixes = [Path(one).absolute() for one in (args.prefix, before.prefix) if one] or [own_prefix()]
+    args.prefix, prefix = args.prefix or before.prefix, prefixes[0]
+    ours = client_for(args, site, folder, prefixes)
     settings = house.settings
     timeout = settings.batch.ask_timeout
 
     def execute(argv: tuple[str, ...], stdin: bytes) -> bytes:
-        return commands.run(argv, timeout=timeout, stdin=stdin).out
+        return ours.run(argv, timeout, stdin)
 
     place = Place(
         settings=settings.batch, wrapper=prefix / "libexec" / f"wrap-{system}", belljar=prefix / "libexec" / f"belljar-{system}",
         store=settings.paths.site_store or settings.paths.store, folder=folder, options=options,
         run=lambda argv: execute(argv, b""),
     )  # fmt: skip
-    own = functools.partial(launchers, system, config_file=house.config_file)
-    return Engine(system, site, place, own, execute), place, site
+    own = functools.partial(launchers, ours, config_file=house.config_file)
+    return Engine(system, site, place, own, execute), place, site, ours
+
+
+def client_for(args: argparse.Namespace, site: SiteOfSystem, folder: Path, prefixes: list[Path]) -> Client:
+    """The system's commands: those of the installation, which `install` looks for anew. Raises BadOption."""
+    system: str = args.system
+    listed = [client.path_of(prefix / "libexec/belljar", system) for prefix in prefixes]
+    known = next((one for path in listed if (one := client.read(path, system))), None)
+    if known is not None and args.act != "install":
+        return known
+    return client.find(
+        system, site.needs, folder, os.environ, folders=":".join(args.commands), named=pairs(args.variable, "--variable"),
+        known=known,
+    )  # fmt: skip
 
 
 def options_of(args: argparse.Namespace) -> dict[str, str]:
     """`--queue` and `--set` as one mapping."""
     options = {"queue": ",".join(args.queue)} if args.queue else {}
-    for word in args.set:
+    return {**options, **pairs(args.set, "--set")}
+
+
+def pairs(words: list[str], option: str) -> dict[str, str]:
+    """KEY=VALUE each. Raises BadOption."""
+    found = {}
+    for word in words:
         key, equals, value = word.partition("=")
         if not (key and equals):
-            raise BadOption(f"--set {word}: not of the form KEY=VALUE")
-        options[key] = value
-    return options
+            raise BadOption(f"{option} {word}: not of the form KEY=VALUE")
+        found[key] = value
+    return found
 
 
-def own_prefix() -> Path:
-    """Where this installation has its files: PREFIX of PREFIX/lib/belljar, else of the Python that runs it."""
-    lib = Path(__file__).resolve().parents[2]
-    if lib.name == "lib":
-        return lib.parent
-    return Path(sys.prefix) if sys.prefix != "/usr" else Path("/usr/local")
-
-
-def launchers(system: str, place: Place, config_file: Path | None) -> list[Piece]:
-    """The executables that systems and hooks start: one word each, whatever their environment says."""
+def launchers(ours: Client, place: Place, config_file: Path | None) -> list[Piece]:
+    """The executables that systems and hooks start: one word each, whatever their environment says; and what they know
+    of the system's commands."""
     config = ["--config", str(config_file.absolute())] if config_file else []
+    system = ours.system
+    wrap = [*config, "wrap", system, *_end(system)]
     return [
+        OurFile("the system's commands", client.path_of(place.wrapper, system), ours.as_json()),
         _launcher(system, "belljar for hooks, with this site's settings", place.belljar, config),
-        _launcher(
-            system, "what the system starts in place of a job", place.wrapper, [*config, "wrap", system, *_end(system)]
-        ),
+        _launcher(system, "what the system starts in place of a job", place.wrapper, wrap),
     ]
 
 
@@ -157,7 +177,8 @@ def _launcher(system: str, purpose: str, path: Path, words: list[str]) -> OurFil
     if len(python) > LONGEST_SHEBANG or any(char.isspace() for char in python):
         raise HostError(f"{python}: a path that a `#!` line cannot hold", hint="Install belljar with another Python.")
     lib = os.fspath(Path(__file__).resolve().parents[2])
-    text = LAUNCHER.format(python=python, system=system, purpose=purpose, lib=lib, words=words)
+    listed = os.fspath(client.path_of(path, system))
+    text = LAUNCHER.format(python=python, system=system, purpose=purpose, lib=lib, words=words, commands=listed)
     return OurFile(purpose, path, text.encode(), 0o755)
 
 

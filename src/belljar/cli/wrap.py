@@ -24,6 +24,7 @@ from belljar.model import Cause, Outcome, OutcomeClass
 
 if TYPE_CHECKING:
     from belljar.assembly import House
+    from belljar.batch.acts import Run
     from belljar.batch.terms import Dialect
     from belljar.config import Settings
     from belljar.model import Request
@@ -73,7 +74,9 @@ def run(args: argparse.Namespace, house: House) -> int:
     except OSError as exc:
         problem = HostError(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc))
         outcome = refused(problem, job, image, settings)
-    return leave(dialect, job, outcome, settings.batch)
+    from belljar.cli.batch_client import runner
+
+    return leave(dialect, job, outcome, settings.batch, runner(house, args.system, settings.batch.ask_timeout))
 
 
 # -- settings ------------------------------------------------------------------------------------------------------------
@@ -170,9 +173,9 @@ def _read(path: bytes) -> bytes:
 
 def _ask(argv: tuple[str, ...]) -> bytes:
     """Before the settings are known, so with the time they leave where nothing is set."""
-    from belljar.batch.acts import ask
+    from belljar.host import commands
 
-    return ask(argv, batch.Settings().ask_timeout)
+    return commands.run(argv, timeout=batch.Settings().ask_timeout).out
 
 
 # -- without a machine ---------------------------------------------------------------------------------------------------
@@ -283,11 +286,11 @@ def refused(error: BelljarError, job: Job, image: str, settings: Settings) -> Ou
     return put_on_record(outcome_of(error), f"{job.system}:{job.id}", image, folders)
 
 
-def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings) -> int:
+def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings, run: Run) -> int:
     """End as the verdict says, in the system's own way."""
     from belljar.batch.verdict import AGAIN, judge
 
-    tries = count_tries(dialect, job, settings) if outcome.klass in AGAIN else 1
+    tries = count_tries(dialect, job, run) if outcome.klass in AGAIN else 1
     verdict = judge(outcome, job, tries, settings)
     tell(outcome, verdict)
     from belljar.cli.run import tell_troubles
@@ -296,7 +299,7 @@ def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings
     from belljar.batch.acts import carry_out
 
     ignore_signals(verdict)
-    ending, trouble = carry_out(dialect.tell(job, verdict, outcome, tries, settings), settings.ask_timeout)
+    ending, trouble = carry_out(dialect.tell(job, verdict, outcome, tries, settings), run)
     if trouble:
         from belljar.cli import complain
 
@@ -306,13 +309,11 @@ def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings
     return end(ending)
 
 
-def count_tries(dialect: Dialect, job: Job, settings: batch.Settings) -> int:
+def count_tries(dialect: Dialect, job: Job, run: Run) -> int:
     """How often this job could not be started, this time included."""
-    from belljar.batch.acts import ask
-
     command = dialect.count(job)
     try:
-        return 1 + (dialect.counted(job, ask(command, settings.ask_timeout)) if command else job.started_before)
+        return 1 + (dialect.counted(job, run(command)) if command else job.started_before)
     except (BelljarError, ValueError):
         return 1 + job.started_before
 

@@ -11,6 +11,12 @@ from belljar.errors import CommandFailed, CommandMissing
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
+def bare_environment() -> dict[str, str]:
+    """For programs that are to be told nothing by whoever started us, but who and where we are."""
+    own = {name: value for name in ("HOME", "USER", "LOGNAME", "TZ") if (value := os.environ.get(name))}
+    return {**own, "LC_ALL": "C", "PATH": SEARCH_PATH}
+
+
 @dataclass(frozen=True)
 class Finished:
     """A program's end."""

@@ -68,7 +68,7 @@ class PaperDialect:
         return 0
 
     def alive(self) -> tuple[str, ...]:
-        return ("false",) if self.said is None else ("echo", self.said.decode())
+        return ("/bin/false",) if self.said is None else ("/bin/echo", self.said.decode())
 
     def living(self, printed: bytes) -> frozenset[str]:
         if printed.strip() == b"nonsense":
@@ -76,13 +76,13 @@ class PaperDialect:
         return frozenset(printed.decode().split())
 
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
-        return (("sh", "-c", 'printf %s "$2" >"$1"', "-", str(self.closed), f"{node}: {reason}"),)
+        return (("/bin/sh", "-c", 'printf %s "$2" >"$1"', "-", str(self.closed), f"{node}: {reason}"),)
 
     def open_node(self, node: str) -> tuple[tuple[str, ...], ...]:
         return (("rm", "-f", str(self.closed)),)
 
     def why_closed(self, node: str) -> tuple[str, ...]:
-        return ("sh", "-c", 'cat "$1" 2>/dev/null || true', "-", str(self.closed))
+        return ("/bin/sh", "-c", 'cat "$1" 2>/dev/null || true', "-", str(self.closed))
 
     def closed_by_us(self, printed: bytes) -> bool:
         return b"belljar:" in printed

@@ -7,7 +7,6 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from tests.unit.cli.batch_site import ALICE, BOB, Node, make_node
 
 from belljar import batch
 from belljar.cli import batch_hooks, main
-from belljar.host.commands import SEARCH_PATH
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hooks run as root")
 FAULT = {"class": "node", "cause": "node-fault", "error": "NoSpace", "reason": "no space left"}
@@ -113,29 +111,6 @@ def test_what_a_job_put_into_the_hooks_environment_is_not_obeyed(node: Node, mon
     monkeypatch.setitem(os.environ, "HOME", str(node.folder))
     assert call(node, "prolog", "7", "nobody") == 0
     assert (node.node / "65534").is_dir() and not (node.folder / "theirs").exists()
-
-
-def test_a_systems_own_variable_counts_only_where_no_user_could_have_written(tmp_path: Path, node: Node) -> None:
-    conf = node.folder / "slurm.conf"
-    conf.touch()
-    assert batch_hooks.kept("slurm", {"SLURM_CONF": str(conf), "LD_PRELOAD": "/x"}) == {"SLURM_CONF": str(conf)}
-    os.chown(conf, 65534, 65534)
-    assert batch_hooks.kept("slurm", {"SLURM_CONF": str(conf)}) == {}
-    assert batch_hooks.kept("slurm", {"SLURM_CONF": "/nonexistent/slurm.conf"}) == {}
-    os.chown(conf, 0, 0)
-    node.folder.chmod(0o777)
-    assert batch_hooks.kept("slurm", {"SLURM_CONF": str(conf)}) == {}
-    node.folder.chmod(0o755)
-    assert batch_hooks.kept("gridengine", {"SGE_CELL": "default", "SGE_ROOT": "../x"}) == {"SGE_CELL": "default"}
-
-
-def test_the_commands_of_pbs_are_found_where_pbs_is_and_only_if_that_is_the_systems(node: Node) -> None:
-    asked = {"PBS_EXEC": str(node.folder), "PATH": "/tmp"}
-    found = batch_hooks.kept("openpbs", asked)
-    assert batch_hooks.search_path("openpbs", found) == f"{SEARCH_PATH}:{node.folder}/bin"
-    assert batch_hooks.search_path("slurm", asked) == SEARCH_PATH
-    node.folder.chmod(0o777)
-    assert batch_hooks.search_path("openpbs", batch_hooks.kept("openpbs", asked)) == SEARCH_PATH
 
 
 # -- epilog: what still lives ----------------------------------------------------------------------------------------------

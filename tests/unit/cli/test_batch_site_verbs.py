@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from belljar import batch
+from belljar.batch.client import Needs
 from belljar.batch.siting import Advice, Change, Finding, OurFile, OurLines, Piece, Place
 from belljar.cli import batch_look, main
 from belljar.cli.batch_site import own_prefix
@@ -26,6 +27,7 @@ class PaperSite:
     default_folder: Path
     reread: tuple[tuple[str, ...], ...] = (("true",),)
     places: list[Place] = field(default_factory=list)
+    needs: Needs = field(default_factory=lambda: Needs(("true", "false", "test")))
 
     def pieces(self, place: Place) -> list[Piece]:
         self.places.append(place)
@@ -97,8 +99,8 @@ def test_a_dry_run_for_programs_tells_each_difference(
 ) -> None:
     assert call("install", "--dry-run", "--format", "json") == 0
     said = json.loads(capsys.readouterr().out)
-    assert [one["state"] for one in said] == ["missing"] * 5 + ["by hand"]
-    assert "+# belljar begin" in said[3]["diff"] and said[4]["commands"] == [["touch", said[4]["commands"][0][1]]]
+    assert [one["state"] for one in said] == ["missing"] * 6 + ["by hand"]
+    assert "+# belljar begin" in said[4]["diff"] and said[5]["commands"] == [["touch", said[5]["commands"][0][1]]]
 
 
 def test_install_check_and_uninstall_with_the_options_remembered(
@@ -110,7 +112,7 @@ def test_install_check_and_uninstall_with_the_options_remembered(
     assert "Queue=a,b" in (tmp_path / "etc/paper.conf").read_text()
     main(["batch", "check", "slurm", "--format", "json"])
     said = json.loads(capsys.readouterr().out)
-    assert all(one["is_good"] for one in said["findings"][:6]), said
+    assert all(one["is_good"] for one in said["findings"][2:8]), said
     assert dict(site.places[-1].options) == {"queue": "a,b", "host": "h"}
     assert site.places[-1].wrapper == tmp_path / "opt/libexec/wrap-slurm"
     assert call("install") == 0
@@ -130,13 +132,13 @@ def test_another_prefix_is_planned_and_its_launchers_taken_out(
     words = ["batch", "install", "slurm", "--prefix", str(tmp_path / "usr")]
     assert main([*words, "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert said.count("no longer wanted") == 2 and "-#!" in said and files(tmp_path) == there
+    assert said.count("no longer wanted") == 3 and "-#!" in said and files(tmp_path) == there
     assert main([*words, "--print"]) == 0
     assert "opt/libexec" not in capsys.readouterr().out
     assert main(words) == 0
-    assert capsys.readouterr().out.count("taken out") == 2
+    assert capsys.readouterr().out.count("taken out") == 3
     assert not (tmp_path / "opt/libexec").exists()
-    assert len(files(tmp_path / "usr")) == 2
+    assert len(files(tmp_path / "usr")) == 3
 
 
 def test_check_is_1_with_remedies_where_something_is_missing(

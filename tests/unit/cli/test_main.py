@@ -193,7 +193,7 @@ def test_an_interrupt_ends_us_by_sigint_without_a_traceback() -> None:
     code = """
 sys.argv = ['belljar', '--version']
 from belljar import cli
-def interrupted(arguments): raise KeyboardInterrupt
+def interrupted(*arguments): raise KeyboardInterrupt
 cli.main = interrupted
 cli.entry()
 """

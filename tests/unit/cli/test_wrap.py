@@ -17,6 +17,7 @@ from belljar.batch.terms import Command, Ending, Job, Surroundings, Verdict
 from belljar.cli import wrap
 from belljar.cli.wrap import count_tries, leave, surroundings
 from belljar.errors import BadOption
+from belljar.host import commands
 from belljar.model import Cause, Outcome, OutcomeClass
 
 FAKE = """
@@ -197,11 +198,15 @@ class Fake:
         return int(printed)
 
 
+def ran(argv: tuple[str, ...]) -> bytes:
+    return commands.run(argv, timeout=0.2).out
+
+
 @pytest.mark.parametrize(
     ("command", "tries"), [((), 5), (("echo", "1"), 2), (("echo", "x"), 5), (("false",), 5), (("no-such-command",), 5)]
 )
 def test_tries_are_counted_by_the_system_or_else_by_what_the_job_was_told(command: tuple[str, ...], tries: int) -> None:
-    assert count_tries(Fake(count=command), JOB, Settings()) == tries  # type: ignore[arg-type]
+    assert count_tries(Fake(count=command), JOB, ran) == tries  # type: ignore[arg-type]
 
 
 def test_a_requeue_says_why_on_stderr_and_counts(
@@ -210,24 +215,24 @@ def test_a_requeue_says_why_on_stderr_and_counts(
     monkeypatch.setattr(wrap, "ignore_signals", lambda verdict: None)
     lost = Outcome("", Cause.BOOT_FAILED, OutcomeClass.TRANSIENT, reason="waited 30 s", hint="see `belljar logs ID`")
     dialect = Fake(Ending(exit_code=99), count=("echo", "1"))
-    assert leave(dialect, JOB, lost, Settings(retries=3)) == 99  # type: ignore[arg-type]
+    assert leave(dialect, JOB, lost, Settings(retries=3), ran) == 99  # type: ignore[arg-type]
     assert dialect.told == [(Verdict.REQUEUE, 2)]
     assert capsys.readouterr().err.splitlines()[0] == "belljar: waited 30 s"
 
 
 def test_an_ending_whose_command_fails_leaves_the_other_way(capsys: pytest.CaptureFixture[str]) -> None:
     ending = Ending(0, commands=(("true",), ("false",)), otherwise=Ending(125))
-    held, trouble = carry_out(ending, 5.0)
+    held, trouble = carry_out(ending, ran)
     assert held.exit_code == 125 and "false: exit 1" in trouble
 
 
 def test_a_command_that_hangs_is_cut_off_at_the_deadline() -> None:
-    held, trouble = carry_out(Ending(0, commands=(("sleep", "1000"),), otherwise=Ending(1)), 0.2)
+    held, trouble = carry_out(Ending(0, commands=(("sleep", "1000"),), otherwise=Ending(1)), ran)
     assert held.exit_code == 1 and "not finished" in trouble
 
 
 def test_no_word_of_ours_for_a_job_that_ended_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    assert leave(Fake(), JOB, END, Settings(retries=3)) == 0  # type: ignore[arg-type]
+    assert leave(Fake(), JOB, END, Settings(retries=3), ran) == 0  # type: ignore[arg-type]
     assert capsys.readouterr() == ("", "")
 
 

@@ -1,0 +1,169 @@
+"""A batch system's own commands: where they are and the variables they need, found out once, when an administrator
+installs belljar, and then never again from whatever surroundings a job or a hook has.
+
+`batch install` writes them beside the launchers as SYSTEM-commands.json. Everything that runs a command of a system runs
+it by this file: a command that is not in it is not run, so no other system's of the same name ever is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from belljar.errors import BadOption, CommandMissing
+from belljar.host import commands
+from belljar.host.commands import SEARCH_PATH
+from belljar.host.files import only_root_writes, read_json
+
+LARGEST = 1 << 16
+LAST_SYSTEM_UID = 999
+OF_THE_HOST = frozenset(("env", "find", "kill", "ln", "mkdir", "rm", "touch"))  # what dialects use besides
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+VALUE = re.compile(r"[^\x00-\x1f\x7f]{1,4096}")
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What belljar runs of one system, and how that system's commands find it."""
+
+    programs: tuple[str, ...]  # the first is one that only this system has; the others lie beside it
+    variables: tuple[str, ...] = ()  # taken over from the administrator's environment
+    # Folders with the commands, from those variables; looked at before PATH.
+    bins: Callable[[Mapping[str, str]], tuple[str, ...]] = lambda variables: ()
+    # The folder of the system's settings, from those variables; and the variables a folder stands for.
+    home: Callable[[Mapping[str, str]], Path | None] = lambda variables: None
+    told_by: Callable[[Path], Mapping[str, str]] = lambda folder: {}
+
+
+@dataclass(frozen=True)
+class Client:
+    """One system's commands on one site."""
+
+    system: str
+    programs: Mapping[str, str] = field(default_factory=dict)  # name -> path
+    variables: Mapping[str, str] = field(default_factory=dict)
+    folders: str = ""  # --commands, as it was given
+    named: Mapping[str, str] = field(default_factory=dict)  # --variable, as they were given
+
+    def run(self, argv: tuple[str, ...], timeout: float, stdin: bytes = b"") -> bytes:
+        """What the command prints, run with this site's variables and none of the caller's. Raises CommandMissing,
+        CommandFailed."""
+        name, *words = argv
+        path = name if "/" in name else self.programs.get(name) or _of_the_host(name)
+        if path is None:
+            raise CommandMissing(
+                f"{name}: not among the commands of {self.system} that `belljar batch install {self.system}` found",
+                hint=f"Run that again where {name} is, with --commands DIR if it is not in PATH.",
+            )
+        return commands.run((path, *words), timeout=timeout, stdin=stdin, env=self.environment()).out
+
+    def missing(self, needs: Needs) -> list[str]:
+        """What belljar runs and this host does not have."""
+        return [name for name in needs.programs if not os.access(self.programs.get(name, ""), os.X_OK)]
+
+    def environment(self) -> dict[str, str]:
+        bins = list(dict.fromkeys(os.path.dirname(path) for path in self.programs.values()))
+        return {**commands.bare_environment(), "PATH": ":".join((*bins, SEARCH_PATH)), **self.variables}
+
+    def as_json(self) -> bytes:
+        return json.dumps(asdict(self), indent=1, sort_keys=True).encode() + b"\n"
+
+
+def path_of(launcher: Path, system: str) -> Path:
+    """Where a launcher's commands are listed."""
+    return launcher.with_name(f"{system}-commands.json")
+
+
+def read(path: Path, system: str) -> Client | None:
+    """What an installation found; None where there was none. Raises BadOption for what is no such file."""
+    try:
+        raw = read_json(path, LARGEST)
+        parts = (
+            {str(key): str(value) for key, value in raw[part].items()} for part in ("programs", "variables", "named")
+        )
+        programs, variables, named = parts
+        return Client(system, programs, variables, str(raw["folders"]), named)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise BadOption(
+            f"{path}: not a list of commands", hint=f"Remove it and run `belljar batch install {system}`."
+        ) from exc
+
+
+def find(
+    system: str, needs: Needs, folder: Path | None, environ: Mapping[str, str], *,
+    folders: str = "", named: Mapping[str, str] | None = None, known: Client | None = None,
+) -> Client:  # fmt: skip
+    """Look for the commands: in *folders* where they are given, else where the variables say, in PATH, and in the usual
+    folders. What is *known* from before holds where nothing else is said. Raises BadOption for what others than the
+    system could change."""
+    named = {**(known.named if known else {}), **(named or {})}
+    told = {**(needs.told_by(folder) if folder else {}), **named}
+    folders = folders or (known.folders if known else "")
+    variables = {**dict(_variables(needs, environ, known, told)), **told}
+    looked = folders.split(":") if folders else [*needs.bins(variables), *environ.get("PATH", "").split(":")]
+    if not folders:
+        looked += [
+            *(os.path.dirname(path) for path in (known.programs.values() if known else ())),
+            *SEARCH_PATH.split(":"),
+        ]
+    programs = dict(_programs(needs.programs, looked))
+    is_trusted = bool(folders) or os.geteuid() != 0
+    for name, path in programs.items():
+        if not (is_trusted or is_the_systems(path)):
+            raise BadOption(
+                f"{name}: {path} can be changed by others than root and the system's users, and root is to run it",
+                hint="Take that folder out of PATH. If it is right all the same, say --commands DIR.",
+            )
+    return Client(system, programs, variables, folders, named)
+
+
+def is_the_systems(name: str) -> bool:
+    """Does what is there belong to root or a system user, with nobody else to change it?"""
+    return only_root_writes(Path(os.path.realpath(name)), highest_uid=LAST_SYSTEM_UID)
+
+
+def _of_the_host(name: str) -> str | None:
+    return shutil.which(name, path=SEARCH_PATH) if name in OF_THE_HOST else None
+
+
+def _variables(
+    needs: Needs, environ: Mapping[str, str], known: Client | None, told: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Those of the administrator's environment, else those of before."""
+    for name, value in told.items():
+        if not (NAME.fullmatch(name) and VALUE.fullmatch(value)):
+            raise BadOption(f"{name}={value[:80]}: not a variable of one line", hint="Say --variable NAME=VALUE.")
+    for name in needs.variables:
+        value = environ.get(name) or (known.variables.get(name, "") if known else "")
+        if not value or name in told:
+            continue
+        if not VALUE.fullmatch(value) or (value.startswith("/") and not is_the_systems(value)):
+            raise BadOption(
+                f"{name}={value[:200]}: is not there, or can be changed by others than root and the system's users",
+                hint=f"Correct it, or say --variable {name}=VALUE if it is right all the same.",
+            )
+        yield name, value
+
+
+def _programs(names: tuple[str, ...], folders: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The first by its folder, then the others beside it: another system's may have the same names."""
+    at = next((path for folder in folders if (path := _executable(folder, names[0]))), None)
+    if at is None:
+        return
+    beside = dict.fromkeys(os.path.dirname(path) for path in (at, os.path.realpath(at)))
+    around = [*beside, *(f"{os.path.dirname(one)}/{part}" for one in beside for part in ("bin", "sbin"))]
+    for name in names:
+        if path := next((path for folder in around if (path := _executable(folder, name))), None):
+            yield name, path
+
+
+def _executable(folder: str, name: str) -> str | None:
+    path = os.path.join(folder, name)
+    return path if folder.startswith("/") and os.path.isfile(path) and os.access(path, os.X_OK) else None
