@@ -53,7 +53,7 @@ def test_the_exit_code_stays_where_nothing_can_be_told() -> None:
     code = """
 import sys
 from belljar import cli
-def main(arguments):
+def main(*arguments):
     cli.complain("a word", "a hint")
     return 3
 cli.main = main
