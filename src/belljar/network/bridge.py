@@ -19,7 +19,7 @@ from pathlib import Path
 from belljar.errors import BadSetting, BelljarError, NetworkFailed
 from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.model import MachineId
-from belljar.network import Link, Settings
+from belljar.network import AntiSpoofing, Link, Settings
 from belljar.network.claims import Claim, addresses, claim, macs
 from belljar.network.joining import guards_addresses
 from belljar.network.spoofing import has_nft, make_table, remove_table, table_of
@@ -49,6 +49,8 @@ async def join_bridge(
         name = f"bj{id}"
         if os.geteuid() == 0:
             joined.fd = make_tap(name, bridge)
+            if settings.anti_spoofing is not AntiSpoofing.OFF:
+                guard_port(name)
         else:
             joined.fd = await in_thread(lambda: ask_helper(bridge), undo=os.close)
             name = name_of(joined.fd)
@@ -117,6 +119,20 @@ def make_tap(name: str, bridge: str) -> int:
         if tap >= 0:
             os.close(tap)
         raise NetworkFailed(f"no tap can be put on the bridge {bridge}: {exc.strerror}") from exc
+
+
+def guard_port(name: str) -> None:
+    """No BPDU from this port makes it the spanning tree's way to the root; one that no rule has dropped closes the port. See
+    ip-link(8) on bridge_slave. Raises NetworkFailed."""
+    for what in ("root_block", "bpdu_guard"):
+        switch = Path(f"/sys/class/net/{name}/brport/{what}")
+        try:
+            switch.write_text("1")
+        except OSError as exc:
+            raise NetworkFailed(
+                f"{switch}: {exc.strerror}: a guest could take over the bridge's spanning tree",
+                hint='Let root write to /sys, or set `network.anti_spoofing = "off"`.',
+            ) from exc
 
 
 def _join(control: socket.socket, name: str, bridge: str) -> None:

@@ -1,4 +1,4 @@
-"""Keeps a machine on a bridge from using others' addresses: a table of nftables rules per machine, named by its id.
+"""Keeps a machine on a bridge from using others' addresses: nftables rules, two tables per machine, named by its id.
 
 The rules see what comes in from the machine's own tap, before the bridge does. https://wiki.nftables.org
 """
@@ -13,8 +13,12 @@ from belljar.host.commands import run, which
 from belljar.model import MachineId
 
 PATIENCE = 10.0
+FAMILIES = ("bridge", "netdev")
 ID, MAC = re.compile(r"[0-9a-f]{12}"), re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 TAP, ADDRESS = re.compile(r"[A-Za-z0-9._-]{1,15}"), re.compile(r"[0-9.]{7,15}")
+
+# What is for the bridge itself (spanning tree, pause, LLDP) the kernel takes off before most hooks of the family bridge.
+NO_BPDUS = "ether daddr & ff:ff:ff:ff:ff:f0 == 01:80:c2:00:00:00 drop"
 
 
 def table_of(id: MachineId) -> str:
@@ -40,10 +44,16 @@ def rules(id: MachineId, tap: str, mac: str, address: str) -> str:
             f"ether type ip ip saddr != {address} drop",
             f"ether type arp arp saddr ip != {{ {address}, 0.0.0.0 }} drop",
         ]
-    body = "\n".join(f'        iifname "{tap}" {line}' for line in lines)
+    own = "\n".join(f'        iifname "{tap}" {line}' for line in lines)
+    return _table("bridge", id, "prerouting", own) + _table(
+        "netdev", id, f'ingress device "{tap}"', f"        {NO_BPDUS}"
+    )
+
+
+def _table(family: str, id: MachineId, hook: str, body: str) -> str:
     return (
-        f"table bridge {table_of(id)} {{\n    chain from_machine {{\n"
-        f"        type filter hook prerouting priority -300; policy accept;\n{body}\n    }}\n}}\n"
+        f"table {family} {table_of(id)} {{\n    chain from_machine {{\n"
+        f"        type filter hook {hook} priority -300; policy accept;\n{body}\n    }}\n}}\n"
     )
 
 
@@ -60,10 +70,12 @@ def remove_table(id: MachineId) -> None:
     nft = which("nft")
     if not ID.fullmatch(id) or nft is None or os.geteuid() != 0:
         return
-    done = run([nft, "delete", "table", "bridge", table_of(id)], timeout=PATIENCE, check=False)
-    if done.code and b"No such file" not in done.err:
-        last = done.err.decode(errors="replace").strip().splitlines()[:1]
-        raise NetworkFailed(f"nftables table {table_of(id)} cannot be removed: {' '.join(last)}")
+    # nft makes what is missing first, so that both go in one step, whatever is there.
+    text = "".join(f"{act} table {family} {table_of(id)}\n" for family in FAMILIES for act in ("add", "delete"))
+    try:
+        run([nft, "-f", "-"], timeout=PATIENCE, stdin=text.encode())
+    except BelljarError as exc:
+        raise NetworkFailed(f"nftables tables {table_of(id)} cannot be removed: {exc.message}") from exc
 
 
 def has_nft() -> bool:

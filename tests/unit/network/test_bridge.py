@@ -30,6 +30,7 @@ async def test_rules_that_were_being_made_are_taken_away_after_that(monkeypatch:
     monkeypatch.setattr(bridge.os, "geteuid", lambda: 0)
     monkeypatch.setattr(bridge, "guards_addresses", lambda *about, **more: True)
     monkeypatch.setattr(bridge, "make_tap", lambda name, bridge: os.open("/dev/null", os.O_RDONLY))
+    monkeypatch.setattr(bridge, "guard_port", lambda name: order.append("guarded"))
     monkeypatch.setattr(bridge, "make_table", make_table)
     monkeypatch.setattr(bridge, "remove_table", lambda id: order.append("removed"))
     intended: list[tuple[str, Path]] = []
@@ -41,11 +42,11 @@ async def test_rules_that_were_being_made_are_taken_away_after_that(monkeypatch:
     assert [what for what, _ in intended] == ["nft-table"]  # in the journal before it is made
     task.cancel()
     await asyncio.sleep(0)
-    assert order == []
+    assert order == ["guarded"]
     may_end.set()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert order == ["made", "removed"]
+    assert order == ["guarded", "made", "removed"]
 
 
 async def test_a_tap_that_comes_too_late_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:

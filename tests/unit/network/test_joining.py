@@ -178,7 +178,7 @@ def test_a_pool_of_cards() -> None:
 def test_rules_name_the_machine_and_hold_no_foreign_text() -> None:
     text = rules(ID, "bjx", "52:00:00:00:00:01", "10.0.0.9")
     assert text.startswith(f"table bridge belljar_{ID} {{")
-    assert text.count('iifname "bjx"') == 10
+    assert text.count('iifname "bjx"') == 10 and text.count('device "bjx"') == 1
     assert "ip saddr" not in rules(ID, "bjx", "52:00:00:00:00:01", "")
     for words in (("x; flush ruleset", "bjx", "52:00:00:00:00:01", ""), (ID, 'a"', "52:00:00:00:00:01", "")):
         with pytest.raises(AssertionError):
