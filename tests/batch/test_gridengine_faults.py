@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator
 
 import pytest
 from tests.batch.lab.gridengine import until
@@ -28,6 +29,13 @@ def deaf(cell: Cell, when: str) -> tuple[str, str]:
     binary = cell.script(DEAF.replace("{when}", when).replace("{mark}", str(mark)), f"deaf-{when}")
     short = ",BELLJAR_QEMU_QMP_TIMEOUT=2,BELLJAR_QEMU_BOOT_TIMEOUT=4" if when == "always" else ""
     return "-v", f"BELLJAR_QEMU_BINARY={binary},BELLJAR_MACHINE_START=cold{short}"
+
+
+@pytest.fixture
+def qemu_open(cell: Cell) -> Iterator[None]:
+    """A job may name its own QEMU."""
+    with cell.site.leaving_qemu_open():
+        yield
 
 
 @pytest.mark.parametrize(
@@ -69,6 +77,7 @@ def test_who_may_use_an_image_and_who_has_a_machine_of_whom(cell: Cell) -> None:
     cell.ended(job)
 
 
+@pytest.mark.usefixtures("qemu_open")
 def test_a_machine_that_cannot_be_had_once_is_had_the_second_time(cell: Cell) -> None:
     job = cell.submit("echo ran $RESTARTED; exit 3", *IN_MACHINE, *deaf(cell, "once"))
     until(lambda: "belljar_tries=1" in cell.context(job), "the count", timeout=60)
@@ -79,6 +88,7 @@ def test_a_machine_that_cannot_be_had_once_is_had_the_second_time(cell: Cell) ->
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("qemu_open")
 def test_a_machine_that_can_never_be_had_holds_its_job_and_no_other(cell: Cell) -> None:
     poison = cell.submit("echo ran", *IN_MACHINE, *deaf(cell, "always"))
     task = cell.submit("echo ran $SGE_TASK_ID", "-t", "1-2", *IN_MACHINE, *deaf(cell, "always"))
@@ -105,6 +115,7 @@ def test_a_machine_that_can_never_be_had_holds_its_job_and_no_other(cell: Cell) 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("qemu_open")
 def test_a_site_that_forbids_the_error_state_gets_a_plain_hold(cell: Cell) -> None:
     cell.lab.change("conf", {"qmaster_params": "FORBID_APPERROR=true"})
     try:

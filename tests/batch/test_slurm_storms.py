@@ -37,15 +37,16 @@ def is_held(cluster: Cluster, job: str) -> bool:
 
 @pytest.mark.slow
 def test_one_poison_job_among_fifty_costs_its_own_bound(cluster: Cluster) -> None:
-    poison = cluster.submit("echo never", VM, f"--export=ALL,{NEVER_BOOTS}")
-    jobs = [cluster.submit(f"echo job {number}", VM) for number in range(50)]
-    ends = [cluster.end(job, timeout=600) for job in jobs]
-    assert {(end.state, end.exit) for end in ends} == {("COMPLETED", "0:0")}
-    assert [end.out for end in ends] == [b"job %d\n" % number for number in range(50)]
-    cluster.lab.until(lambda: is_held(cluster, poison), "the poison job is held", 120)
-    assert cluster.lab.job(poison)["Restarts"] == "3"
-    cluster.lab.run("scancel", poison)
-    works(cluster)
+    with cluster.site.leaving_qemu_open():
+        poison = cluster.submit("echo never", VM, f"--export=ALL,{NEVER_BOOTS}")
+        jobs = [cluster.submit(f"echo job {number}", VM) for number in range(50)]
+        ends = [cluster.end(job, timeout=600) for job in jobs]
+        assert {(end.state, end.exit) for end in ends} == {("COMPLETED", "0:0")}
+        assert [end.out for end in ends] == [b"job %d\n" % number for number in range(50)]
+        cluster.lab.until(lambda: is_held(cluster, poison), "the poison job is held", 120)
+        assert cluster.lab.job(poison)["Restarts"] == "3"
+        cluster.lab.run("scancel", poison)
+        works(cluster)
 
 
 # -- death at random -----------------------------------------------------------------------------------------------------

@@ -70,7 +70,22 @@ def rules(settings: Settings) -> list[tuple[str, str, str]]:
 
 def check_allowed(image: str, asker: Asker, settings: Settings) -> None:
     """Raises ImageNotAllowed unless some rule gives this image to this asker."""
-    allowed = []
+    allowed = _patterns(asker, settings)
+    if any(fnmatchcase(image, pattern) for pattern in allowed):
+        return
+    where = f" in queue {asker.queue}" if asker.queue else ""
+    offered = f"Allowed are: {', '.join(allowed)}." if allowed else "No image is allowed there."
+    raise ImageNotAllowed(f"image {image}: not allowed for {asker.user}{where}", hint=offered)
+
+
+def may_be_own(asker: Asker, settings: Settings) -> bool:
+    """May this asker's image be one of the asker's own? Rules are about the site's images; only `*` means whatever there is."""
+    return "*" in _patterns(asker, settings)
+
+
+def _patterns(asker: Asker, settings: Settings) -> list[str]:
+    """Of the rules that are for this asker."""
+    found = []
     for kind, name, pattern in rules(settings):
         is_theirs = (
             kind == "*"
@@ -78,13 +93,9 @@ def check_allowed(image: str, asker: Asker, settings: Settings) -> None:
             or (kind == "group" and name in asker.groups)
             or (kind == "queue" and name == asker.queue)
         )
-        if is_theirs and fnmatchcase(image, pattern):
-            return
         if is_theirs:
-            allowed.append(pattern)
-    where = f" in queue {asker.queue}" if asker.queue else ""
-    offered = f"Allowed are: {', '.join(allowed)}." if allowed else "No image is allowed there."
-    raise ImageNotAllowed(f"image {image}: not allowed for {asker.user}{where}", hint=offered)
+            found.append(pattern)
+    return found
 
 
 def check_limits(cpus: int | None, memory: int | None, disk: int | None, settings: Settings) -> None:

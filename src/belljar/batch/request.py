@@ -55,9 +55,7 @@ class Caller:
 
 def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Settings, now: float) -> Request:
     """The request for this job's machine. Raises ImageNotAllowed, OverLimit, DirectoryTooLarge, UnreadableScript."""
-    account = caller.account
-    groups = {account.group, *(name for _, name in account.groups)}
-    check_allowed(image, Asker(account.name, groups, job.queue), settings)
+    check_allowed(image, asker_of(caller.account, job), settings)
     check_limits(job.cpus, job.memory, job.disk, settings)
     machine = MachineSpec(
         image=image, cpus=job.cpus or caller.cpus, disk=None if settings.scratch else job.disk,
@@ -73,6 +71,11 @@ def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Se
         collect=settings.collect, collect_limit=settings.collect_limit,
         grace=settings.grace or job.grace, labels=(*labels, *((name, text) for name, text in facts if text)),
     )  # fmt: skip
+
+
+def asker_of(account: Account, job: Job) -> Asker:
+    """Who asks for the image."""
+    return Asker(account.name, {account.group, *(name for _, name in account.groups)}, job.queue)
 
 
 def payload(here: Surroundings, job: Job, caller: Caller, settings: Settings) -> Payload:

@@ -243,12 +243,16 @@ class dict_of(dict):  # type: ignore[type-arg]
 def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcome:
     """Run the job in its machine. Raises BelljarError for what is refused before there is one."""
     request = make_request(here, job, image, house)
+    from belljar.batch.policy import may_be_own
+    from belljar.batch.request import asker_of
     from belljar.cli.attend import attend
+    from belljar.cli.request import account_of
     from belljar.cli.run import widen_limits
 
     widen_limits()
     house.reaper.quick()
-    house.images.ensure(request.machine.image)
+    house.images.settle(image, own=may_be_own(asker_of(account_of(None), job), house.settings.batch))
+    house.images.ensure(image)
     command = job.inside if job.inside.argv else job.native
     return attend(house, request, stdin=command.stdin, alone=not job.signals_reach_all, notice=job.notice)
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnfit, ImageUnknown, NotPermitted
+from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageNotAllowed, ImageUnfit, ImageUnknown, NotPermitted
 from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync_file, sync_folder, write_whole
 from belljar.host.locks import locked, try_lock
 from belljar.image import BootFiles, Image, Settings, Users, initramfs, manifest, nobody
@@ -41,6 +41,7 @@ class Store:
         self.site = site / "images" if site and site != private else None
         self.settings = settings
         self.users = users
+        self._settled: dict[str, str] = {}  # name -> digest, whatever the stores call so
 
     # ---- finding
 
@@ -92,6 +93,28 @@ class Store:
         from belljar.image.sync import supply
 
         supply(self, reference)
+
+    def settle(self, reference: str, *, own: bool) -> None:
+        """For a batch job: this is the site's image from now on, as its store has it, though a private one be called so. With
+        *own* a private image may stand in for one that the site does not have; else only one that a source states. Raises
+        ImageUnknown, ImageNotAllowed."""
+        if self.shared:
+            return
+        with suppress(ImageUnknown):
+            self._settled[reference] = _digest(self._find_in([self.site] if self.site else [], reference)[0])
+            return
+        if own:
+            return
+        from belljar.image.sync import pull
+
+        try:
+            self._settled[reference] = pull(self, reference).digest
+        except ImageUnknown:
+            self._find(reference)
+            raise ImageNotAllowed(
+                f"image {reference}: the site has none of this name, and your own of this name is not meant by its rules",
+                hint="Ask for an image of the site, or ask your site for a rule `user:NAME *` (batch.allow).",
+            ) from None
 
     # ---- using
 
@@ -332,8 +355,12 @@ class Store:
 
     def _find(self, reference: str) -> tuple[Path, tuple[str, ...]]:
         """The folder of an image. Names go before digests, the private store before the site's."""
+        settled = self._settled.get(reference)
+        return self._find_in(self._stores(), f"sha256:{settled}" if settled else reference)
+
+    def _find_in(self, stores: Sequence[Path], reference: str) -> tuple[Path, tuple[str, ...]]:
         if NAME.fullmatch(reference):
-            for store in self._stores():
+            for store in stores:
                 with suppress(OSError):
                     folder = store / os.path.basename(os.readlink(store / "names" / reference))
                     if folder.is_dir():  # a name without its image is no reason not to ask the next store
@@ -343,7 +370,7 @@ class Store:
             raise ImageUnknown(f"no image is called {reference!r}")
         fits = {
             folder.name: folder
-            for store in self._stores()
+            for store in stores
             for folder in _image_folders(store)
             if folder.name.startswith(PREFIX + wanted)
         }
@@ -404,6 +431,10 @@ def _image_folders(store: Path) -> list[Path]:
 
 def _merge(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*one, *other)))
+
+
+def _digest(folder: Path) -> str:
+    return folder.name.removeprefix(PREFIX)
 
 
 def _lock_file(folder: Path) -> Path:

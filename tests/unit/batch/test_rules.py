@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from belljar.batch import Settings
 from belljar.batch.environment import for_guest
-from belljar.batch.policy import Asker, check_allowed, check_limits, image_for, queue_images, rules
+from belljar.batch.policy import Asker, check_allowed, check_limits, image_for, may_be_own, queue_images, rules
 from belljar.batch.sizes import ADDRESS_SPACE, SMALLEST_GUEST, guest_memory, overhead, rounded
 from belljar.batch.terms import Job, Verdict
 from belljar.batch.verdict import delay, judge, why
@@ -72,6 +72,19 @@ def test_a_rule_gives_an_image_to_whom_it_names(rule: str, is_allowed: bool) -> 
     else:
         with pytest.raises(ImageNotAllowed, match="image debian12: not allowed for bob in queue night"):
             check_allowed("debian12", BOB, settings)
+
+
+@pytest.mark.parametrize(
+    ("allow", "may"),
+    [
+        (("* *",), True), (("* debian*",), False), (("* debian12",), False), (("* **",), False), (("user:alice *", "* debian*"), False),
+        (("* debian*", "group:physics *"), True), (("queue:day *",), False), (("queue:night *",), True), ((), False),
+    ],
+)  # fmt: skip
+def test_rules_are_about_the_sites_images_and_only_a_lone_star_means_ones_own(
+    allow: tuple[str, ...], may: bool
+) -> None:
+    assert may_be_own(BOB, Settings(allow=allow)) is may
 
 
 def test_a_refusal_tells_what_would_be_allowed() -> None:

@@ -13,7 +13,15 @@ from typing import Any
 import pytest
 
 from belljar.agent import bundle
-from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnfit, ImageUnknown, NotPermitted, UnsafeFolder
+from belljar.errors import (
+    BadOption,
+    ImageCorrupt,
+    ImageInUse,
+    ImageUnfit,
+    ImageUnknown,
+    NotPermitted,
+    UnsafeFolder,
+)
 from belljar.host.locks import try_lock
 from belljar.image import Image, Settings, initramfs, intake, manifest, sweep
 from belljar.image.store import Store

@@ -95,6 +95,19 @@ def test_the_first_source_that_offers_it_has_it(site: Site, tmp_path: Path) -> N
     assert (node.resolve("base").digest, node.resolve("only").digest) == (image.digest, mine.digest)
 
 
+def test_for_a_batch_job_a_name_is_what_the_source_states_whatever_it_was_given_to_here(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Store, "shared", False)
+    image = site.put("base", b"1")
+    node = site.trusting()
+    site.put("other", b"own")
+    node.tag(sync.pull(node, "other"), "base")
+    assert node.resolve("base").digest != image.digest
+    node.settle("base", own=False)
+    assert node.resolve("base").digest == image.digest
+
+
 def test_an_update_moves_the_name_and_who_holds_the_old_image_keeps_it(site: Site) -> None:
     old = site.put("base", b"1")
     node = site.trusting()
