@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from belljar.assembly import House
 
 EVERYBODY_ENTERS = stat.S_IXOTH
+FIRST_USER = 1000  # below are system users
 LAUNCH = 10.0  # seconds for a launcher to start on a busy node
 
 
@@ -34,6 +35,7 @@ def findings(house: House, place: Place) -> Iterator[Finding]:
     yield _qemu(house)
     yield from _images(house, place)
     yield _shares(house)
+    yield from _out_of_shares(house)
     yield from _bridges(house)
     yield from _rules(house)
 
@@ -159,6 +161,34 @@ def _shares(house: House) -> Finding:
         detail = f"{_settings_file(house)}: {exports[0]} cannot be reached: machine.network is none"
         return Finding(what, False, detail, 'Set `machine.network = "user"`, or share the folder of the host.')
     return Finding(what, True, ", ".join(f"{one.source} on {one.target}" for one in shares) or "none")
+
+
+def _out_of_shares(house: House) -> Iterator[Finding]:
+    """Templates and users' images are read with the user's rights on the node: no machine may write them."""
+    from belljar.cli.shares import of_site
+
+    paths = house.settings.paths
+    with suppress(BelljarError):  # told with the shares
+        open_ones = [share.source for share in of_site(house.settings.batch.shares) if not share.readonly]
+        places = [str(paths.node)] if paths.node is not None else _homes()
+        for source in open_ones:
+            if any(f"{os.path.realpath(place)}/".startswith(f"{source.rstrip('/')}/") for place in places):
+                what = (
+                    f"paths.node = {paths.node}"
+                    if paths.node
+                    else "the folders of users' templates and images, in their homes,"
+                )
+                detail = f"{what} can be written by every machine, as a part of the share {source}"
+                yield Finding(
+                    "folders out of reach", False, detail, "Set `paths.node` to a local folder outside of all shares."
+                )
+
+
+def _homes() -> list[str]:
+    """Of those who may submit jobs."""
+    import pwd
+
+    return [one.pw_dir for one in pwd.getpwall() if one.pw_uid >= FIRST_USER and one.pw_dir.startswith("/")]
 
 
 def _bridges(house: House) -> Iterator[Finding]:

@@ -281,3 +281,29 @@ def test_a_bridge_without_rules_for_users_machines_is_found_by_check(value: str,
     house = SimpleNamespace(settings=SimpleNamespace(network=network), config_file=None)
     found = list(batch_look._bridges(house))  # type: ignore[arg-type]
     assert [(one.is_good, "br7" in one.detail) for one in found] == [(False, True)] * is_said
+
+
+@pytest.mark.parametrize(
+    ("node", "shares", "is_said"),
+    [
+        ("home/nodes", ("home:rw",), True),
+        ("home", ("home:rw",), True),
+        ("home/nodes", ("home:ro",), False),
+        ("home/nodes", ("nfs://server/home:/home:rw",), False),
+        ("local/nodes", ("home:rw",), False),
+        (None, ("home:rw",), True),
+        (None, ("local:rw",), False),
+    ],
+)
+def test_folders_that_machines_could_write_are_found_by_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, node: str | None, shares: tuple[str, ...], is_said: bool
+) -> None:
+    for name in ("home", "local"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(batch_look, "_homes", lambda: [str(tmp_path / "home/somebody")])
+    texts = tuple(one if one.startswith("nfs") else str(tmp_path / one) for one in shares)
+    settings = SimpleNamespace(
+        paths=SimpleNamespace(node=tmp_path / node if node else None), batch=batch.Settings(shares=texts)
+    )
+    found = list(batch_look._out_of_shares(SimpleNamespace(settings=settings)))  # type: ignore[arg-type]
+    assert [(one.is_good, str(tmp_path / "home") in one.detail) for one in found] == [(False, True)] * is_said
