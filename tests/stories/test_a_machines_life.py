@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 from tests.stories.conftest import ALL_STATES, House
 
-from belljar.errors import BelljarError, DomainDied, HostKeysRefused, ImageCorrupt, NoSpace, QmpTimeout, TemplateError
+from belljar.errors import (
+    BelljarError,
+    DomainDied,
+    HostKeysRefused,
+    ImageCorrupt,
+    NoSpace,
+    QmpError,
+    QmpTimeout,
+    TemplateError,
+)
 from belljar.guest.fake import Script
 from belljar.host.locks import try_lock
 from belljar.hypervisor import EventKind
@@ -116,6 +125,16 @@ def test_a_clone_that_fails_in_any_other_way_is_booted_cold_too(house: House, fa
     getattr(house.hypervisor.faults, fault).append(DomainDied("it broke"))
     outcome = house.run(house.request(id="0123456789ac"))
     assert (outcome.exit_code, outcome.start) == (0, "cold") and "it broke" in outcome.start_reason
+
+
+def test_a_clone_that_its_monitor_refuses_is_not_waited_for(house: House) -> None:
+    """Nor is its template doubted only: no other QEMU of this host will take it."""
+    house.run()
+    house.hypervisor.faults.connect.append(QmpError("QEMU refused: migration from a file is not supported"))
+    house.plan(Script(boots_in=None), Script())
+    outcome = house.run(house.request(id="0123456789ac"))
+    assert (outcome.exit_code, outcome.start) == (0, "cold") and "QEMU refused" in outcome.start_reason
+    assert house.hypervisor.templates() == []
 
 
 @pytest.mark.parametrize("fault", ["prepare_template", "save_template"])

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from belljar.errors import (
     AgentLost,
     BelljarError,
+    DomainDied,
     DomainKilled,
     GuestError,
     GuestPoweredOff,
@@ -206,16 +207,22 @@ class Keeping:
     async def _greet(self, longest: float, awaited: str) -> None:
         assert self.now.domain is not None
         async with fates.deadline(longest, awaited):
-            # The monitor's handshake runs beside the boot; the guest does not wait for it.
-            connecting = asyncio.ensure_future(self.now.domain.connect())
+            # The monitor's handshake runs beside the boot: neither waits for the other, nor for one that failed.
+            both = asyncio.ensure_future(self.now.domain.connect()), asyncio.ensure_future(self._hear())
             try:
-                if self.life.request.payload is not None:
-                    await self._living_guest().greet()
-                self.life.point("after-boot")
-                await connecting
+                done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
+                for one in done:
+                    one.result()
                 self.life.point("after-qmp")
             finally:
-                connecting.cancel()
+                for one in both:
+                    await _cancelled(one)
+
+    async def _hear(self) -> None:
+        """The guest's first words, where it has any for us."""
+        if self.life.request.payload is not None:
+            await self._living_guest().greet()
+        self.life.point("after-boot")
 
     # -- the payload -----------------------------------------------------------------------------------------------
 
@@ -366,8 +373,8 @@ class Keeping:
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task, self._fate}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done() and isinstance(task.exception(), AgentLost):
-                # A channel that breaks is how QEMU's end shows first; its own event tells why.
+            if task.done() and isinstance(task.exception(), (AgentLost, DomainDied)):
+                # A channel that breaks, or its monitor, is how QEMU's end shows first; its own event tells why.
                 await asyncio.wait({self._fate}, timeout=LAST_WORDS)
             if self._fate.done() and not (task.done() and task.exception() is None):
                 raise self._fate.result()
@@ -390,7 +397,8 @@ async def _first(work: Coroutine[Any, Any, None], other: Coroutine[Any, Any, Non
 async def _cancelled(task: asyncio.Future[Any]) -> None:
     """Cancel and wait; what it says in leaving does not count any more."""
     task.cancel()
-    await asyncio.wait({task})
+    if not task.done():
+        await asyncio.wait({task})
     if not task.cancelled():
         task.exception()
 
