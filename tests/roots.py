@@ -97,8 +97,9 @@ def _debootstrap(suite: str, packages: Sequence[str], folder: Path) -> None:
     """In namespaces of its own: when it is killed, its processes and mounts are gone with it."""
     # A mirror may stand at a date: what is out of date is still signed.
     apart = ["unshare", "--mount", "--propagation=private", "--pid", "--kill-child", "--mount-proc", "--"]
-    words = ["mmdebstrap", "--quiet", "--variant=apt", "--format=directory", f"--include={','.join(packages)}",
-             "--dpkgopt=force-unsafe-io", '--aptopt=Acquire::Check-Valid-Until "false"', '--aptopt=Acquire::Languages "none"', '--aptopt=Acquire::Retries "3"',
+    words = ["mmdebstrap", "--variant=apt", "--format=directory", f"--include={','.join(packages)}",
+             "--dpkgopt=force-unsafe-io", '--aptopt=Acquire::Languages "none"', '--aptopt=Acquire::Retries "3"',
+             '--aptopt=Acquire::Check-Valid-Until "false"',
              *(f"--dpkgopt=path-exclude={path}" for path in UNREAD), f"--customize-hook={NO_SERVICES}"]  # fmt: skip
     lines = mirrors.sources(suite, "")[: 1 if suite in WITHOUT_UPDATES else None]
     argv = ["setpriv", "--pdeathsig=KILL", "--", *apart, *words, suite, str(folder), *lines]

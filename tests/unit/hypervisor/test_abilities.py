@@ -1,6 +1,8 @@
 """What QEMU says of itself, from recordings, and how long the answer is believed."""
 
+import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -20,11 +22,34 @@ name "virtio-serial-pci-non-transitional", bus PCI
 """
 
 
+# What `query-qmp-schema` answers, as far as it matters here: on 7.2, and what 8.2 and 11.1 added to it.
+ADDRESSES = {"name": "1", "meta-type": "enum", "values": ["socket", "exec", "rdma", "fd"]}
+RAM = {
+    "name": "2",
+    "meta-type": "object",
+    "members": [{"name": "mem-path", "type": "str"}, {"name": "share", "type": "bool"}],
+}
+OBJECTS = {"name": "3", "meta-type": "enum", "members": [{"name": "rng-builtin"}, {"name": "memory-backend-file"}]}
+WITH_FILES = {**ADDRESSES, "values": [*ADDRESSES["values"], "file"]}
+WITH_ROM = {**RAM, "members": [*RAM["members"], {"name": "rom", "type": "4", "default": None}]}
+WITH_MONITORS = {**OBJECTS, "members": [*OBJECTS["members"], {"name": "monitor-qmp"}]}
+OLD, LATER, NEW = (ADDRESSES, RAM, OBJECTS), (WITH_FILES, WITH_ROM, OBJECTS), (WITH_FILES, WITH_ROM, WITH_MONITORS)
+
+
+def answers(schema: Sequence[object]) -> bytes:
+    lines = ({"QMP": {"version": {}}}, {"return": {}}, {"return": schema}, {"event": "SHUTDOWN"}, {"return": {}})
+    return b"\r\n".join(json.dumps(line).encode() for line in lines)
+
+
 def fake_qemu(
-    path: Path, version: str = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)", listing: str = LISTING
+    path: Path,
+    version: str = "QEMU emulator version 7.2.22 (Debian 1:7.2+dfsg-7)",
+    listing: str = LISTING,
+    schema: Sequence[object] = OLD,
 ) -> str:
     path.write_text(
-        f'#!/bin/sh\necho asked >> {path}.log\ncase $1 in --version) echo "{version}";; *) cat <<"X"\n{listing}X\n;; esac\n'
+        f'#!/bin/sh\necho asked >> {path}.log\ncase $1 in --version) echo "{version}";; -device) cat <<"X"\n{listing}X\n;;\n'
+        f'*) cat <<"X"\n{answers(schema).decode()}\nX\n;; esac\n'
     )
     path.chmod(0o755)
     return str(path)
@@ -54,8 +79,8 @@ def test_qemu_is_asked_once_until_its_file_changes(tmp_path: Path) -> None:
     qemu, memory = fake_qemu(tmp_path / "qemu"), tmp_path / "memory.json"
     first = abilities.ask(qemu, memory)
     assert (first.version, abilities.ask(qemu, memory)) == ((7, 2, 22), first)
-    assert (tmp_path / "qemu.log").read_text().count("asked") == 2  # version and devices, once each
-    fake_qemu(tmp_path / "qemu", "QEMU emulator version 8.2.1 (another one)")
+    assert (tmp_path / "qemu.log").read_text().count("asked") == 3  # version, devices and schema, once each
+    fake_qemu(tmp_path / "qemu", "QEMU emulator version 8.2.1 (another one)", schema=LATER)
     assert abilities.ask(qemu, memory).readonly_ram
     assert not first.readonly_ram
 
@@ -73,9 +98,24 @@ def test_a_program_that_is_no_qemu_is_refused(tmp_path: Path) -> None:
     assert "qemu.binary" in caught.value.hint
 
 
-def test_a_qemu_that_is_too_old_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(HostError, match=r"QEMU 4\.2 is too old"):
-        abilities.ask(fake_qemu(tmp_path / "qemu", "QEMU emulator version 4.2.1"), tmp_path / "memory.json")
+@pytest.mark.parametrize(
+    ("said", "features"),
+    [
+        (answers(OLD), set()),
+        (answers(LATER), {"file-migration", "readonly-ram"}),
+        (answers(NEW), {"file-migration", "readonly-ram", "monitor-objects"}),
+        (b"", set()),
+        (b"qemu: -qmp: no such option\n", set()),
+        (b'[]\n{"return": [1, "x", {"values": 3}, {"members": [{}, 5]}]}\n{"return": null}', set()),
+    ],
+)
+def test_what_a_qemu_has_is_read_from_its_schema_and_not_from_its_version(said: bytes, features: set[str]) -> None:
+    assert abilities.read_schema(said) == features
+
+
+def test_the_version_is_no_condition(tmp_path: Path) -> None:
+    found = abilities.ask(fake_qemu(tmp_path / "qemu", "QEMU emulator version 4.2.1", schema=NEW), tmp_path / "memory")
+    assert found.features == set(abilities.FEATURES)
 
 
 def test_a_qemu_without_a_device_we_need_is_refused_by_name(tmp_path: Path) -> None:

@@ -9,13 +9,16 @@ from pathlib import Path
 import pytest
 
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Nic, SharedFolder
-from belljar.hypervisor.qemu.abilities import DEVICES, Abilities
+from belljar.hypervisor.qemu.abilities import DEVICES, FEATURES, FILE_MIGRATION, READONLY_RAM, Abilities
 from belljar.hypervisor.qemu.cmdline import Plugs, Ram, command_line, hardware, machine_uuid, place_at_the_end
 from belljar.model import GIB, MIB, NetworkMode, ShareKind
 
 GOLDEN = Path(__file__).parent / "golden"
-QEMU = Abilities("/usr/bin/qemu-system-x86_64", "file:1:2:3", (7, 2, 22), "QEMU 7.2.22", frozenset(DEVICES))
-NEW_QEMU = replace(QEMU, version=(9, 2, 0))
+QEMU = Abilities(
+    "/usr/bin/qemu-system-x86_64", "file:1:2:3", (7, 2, 22), "QEMU 7.2.22", frozenset(DEVICES), frozenset()
+)
+NEW_QEMU = replace(QEMU, version=(9, 2, 0), features=frozenset({FILE_MIGRATION, READONLY_RAM}))
+NEWEST_QEMU = replace(QEMU, version=(11, 1, 0), features=frozenset(FEATURES))
 BARE_QEMU = replace(QEMU, devices=frozenset(DEVICES[:3]))
 COLD = DomainSpec(
     id="0123456789ab", cpus=2, memory=512 * MIB, image_digest="d" * 64,
@@ -54,11 +57,12 @@ CASES = {
         replace(PLUGS, shares=tuple(share.source for share in SHARES)),
     ),
     "template": (COLD, QEMU, replace(PLUGS, ram=Ram(RAM, private=False))),
-    "clone": (COLD, QEMU, replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=True)),
-    "clone-8.2": (COLD, NEW_QEMU, replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True, readonly=True), incoming=True)),
+    "clone": (COLD, QEMU, replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=23)),
+    "clone-8.2": (COLD, NEW_QEMU, replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True, readonly=True), incoming=23)),
+    "clone-11.1": (COLD, NEWEST_QEMU, replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True, readonly=True), incoming=23)),
     "clone-with-disks": (
         replace(COLD, disks=DISKS), QEMU,
-        replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=True, disks=(19, 20), below=((), ())),
+        replace(PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=23, disks=(19, 20), below=((), ())),
     ),
     "virtiofs": (
         replace(COLD, shares=FOLDERS), QEMU,
@@ -70,14 +74,14 @@ CASES = {
     "virtiofs-clone": (
         replace(COLD, shares=FOLDERS), QEMU,
         replace(
-            PLUGS, layers=(13, 14, 18), shares=("/home/me",), folders=(19, 20), ram=Ram(RAM, private=False), incoming=True
+            PLUGS, layers=(13, 14, 18), shares=("/home/me",), folders=(19, 20), ram=Ram(RAM, private=False), incoming=23
         ),
     ),
     "seed": (replace(COLD, seed=Path("/run/m/seed.iso")), QEMU, replace(PLUGS, seed=19)),
     "clone-with-a-chained-disk": (
         replace(COLD, disks=(CHAINED,), seed=Path("/templates/key/seed.iso")), QEMU,
         replace(
-            PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=True, disks=(19,), below=((20, 21),), seed=22
+            PLUGS, layers=(13, 14, 18), ram=Ram(RAM, private=True), incoming=23, disks=(19,), below=((20, 21),), seed=22
         ),
     ),
 }  # fmt: skip

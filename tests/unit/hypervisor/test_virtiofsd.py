@@ -349,7 +349,7 @@ async def commands(qemu: PlayedQemu) -> list[dict[str, object]]:
 async def test_a_clones_devices_are_plugged_in_after_the_load_and_before_it_runs(folder: Path) -> None:
     qemu = PlayedQemu(folder, [])
     try:
-        qemu.domain.go_on(7, [device_on_port(0, "share0"), device_on_port(1, "share2")])
+        qemu.domain.go_on("fd:7", [device_on_port(0, "share0"), device_on_port(1, "share2")])
         connecting = asyncio.ensure_future(qemu.domain.connect())
         first = qemu.said()
         assert [one["execute"] for one in first] == ["qmp_capabilities", "migrate-set-capabilities", "migrate-incoming"]
@@ -377,7 +377,7 @@ async def test_a_device_that_qemu_refuses_is_a_failed_start(folder: Path) -> Non
 
     qemu = PlayedQemu(folder, [])
     try:
-        qemu.domain.go_on(7, [device_on_port(0, "share0")])
+        qemu.domain.go_on("fd:7", [device_on_port(0, "share0")])
         connecting = asyncio.ensure_future(qemu.domain.connect())
         for one in qemu.said():
             qemu.says({"return": {}, "id": one["id"]})
@@ -395,7 +395,7 @@ async def test_a_qemu_that_ends_while_it_loads_is_not_waited_for(folder: Path) -
 
     qemu = PlayedQemu(folder, [])
     try:
-        qemu.domain.go_on(7, [device_on_port(0, "share0")])
+        qemu.domain.go_on("fd:7", [device_on_port(0, "share0")])
         connecting = asyncio.ensure_future(qemu.domain.connect())
         for one in qemu.said()[:1]:
             qemu.says({"return": {}, "id": one["id"]})

@@ -1,11 +1,17 @@
-"""What this QEMU is and can do. Asked once, then remembered for as long as the binary's file is the same."""
+"""What this QEMU is and can do. Asked once, then remembered for as long as the binary's file is the same.
+
+No version is a condition: what a QEMU has is read from its own lists of devices and of what its monitor understands.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from belljar.errors import CommandMissing, HostError
 from belljar.host.commands import run, which
@@ -14,7 +20,6 @@ from belljar.model import dumps
 
 NAMES = ("qemu-system-x86_64", "qemu-kvm")
 PLACES = ("/usr/libexec",)  # where EL keeps qemu-kvm
-OLDEST = (6, 0)
 QUESTION_TIMEOUT = 30.0
 DEVICES = (
     "virtio-blk-pci-non-transitional", "virtio-serial-pci-non-transitional", "virtio-rng-pci-non-transitional",
@@ -22,6 +27,10 @@ DEVICES = (
     "vhost-user-fs-pci", "pcie-root-port",
 )  # fmt: skip
 NEEDED = DEVICES[:3]
+# Of what its monitor understands: migration to and from `file:`, which later versions want for files; a RAM file that QEMU
+# need not be allowed to write (`rom`); monitors as objects, where `-mon` is deprecated.
+FILE_MIGRATION, READONLY_RAM, MONITOR_OBJECTS = FEATURES = ("file-migration", "readonly-ram", "monitor-objects")
+SCHEMA = b'{"execute": "qmp_capabilities"}{"execute": "query-qmp-schema"}{"execute": "quit"}'
 
 
 @dataclass(frozen=True)
@@ -33,11 +42,12 @@ class Abilities:
     version: tuple[int, int, int]
     name: str  # the whole version line, packaging included
     devices: frozenset[str]  # those of DEVICES that it has
+    features: frozenset[str]  # those of FEATURES
 
     @property
     def readonly_ram(self) -> bool:
-        """Can a clone map its RAM file without the right to write it? (`rom=off`, QEMU 8.2)"""
-        return self.version >= (8, 2, 0)
+        """Can a clone map its RAM file without the right to write it?"""
+        return READONLY_RAM in self.features
 
 
 def find(binary: str) -> str:
@@ -52,7 +62,8 @@ def find(binary: str) -> str:
             if candidate and os.access(candidate, os.X_OK):
                 return candidate
     raise CommandMissing(
-        "qemu-system-x86_64: no such program on this host", hint="Install QEMU: `apt install qemu-system-x86`."
+        "qemu-system-x86_64: no such program on this host",
+        hint="Install QEMU: `apt install qemu-system-x86`, `dnf install qemu-kvm`.",
     )
 
 
@@ -67,7 +78,7 @@ def ask(binary: str, memory: Path) -> Abilities:
     known = identity(binary)
     try:
         remembered = read_json(memory)
-        if remembered["identity"] == known and remembered["asked"] == list(DEVICES):
+        if remembered["identity"] == known and remembered["asked"] == [*DEVICES, *FEATURES]:
             major, minor, micro = remembered["version"]
             return Abilities(
                 binary,
@@ -75,6 +86,7 @@ def ask(binary: str, memory: Path) -> Abilities:
                 (int(major), int(minor), int(micro)),
                 str(remembered["name"]),
                 frozenset(remembered["devices"]),
+                frozenset(remembered["features"]),
             )
     except (OSError, ValueError, KeyError, TypeError, HostError):
         pass  # nothing worth remembering
@@ -86,8 +98,9 @@ def ask(binary: str, memory: Path) -> Abilities:
                 "identity": known,
                 "version": found.version,
                 "name": found.name,
-                "asked": DEVICES,
+                "asked": [*DEVICES, *FEATURES],
                 "devices": sorted(found.devices),
+                "features": sorted(found.features),
             }
         ),
     )
@@ -101,11 +114,6 @@ def _ask(binary: str, known: str) -> Abilities:
         raise HostError(
             f"{binary}: does not say which QEMU it is: {line[:80]!r}", hint="Set `qemu.binary` to a qemu-system-x86_64."
         )
-    if version < OLDEST:
-        raise HostError(
-            f"{binary}: QEMU {version[0]}.{version[1]} is too old",
-            hint=f"Install QEMU {OLDEST[0]}.{OLDEST[1]} or later.",
-        )
     listing = run([binary, "-device", "help"], timeout=QUESTION_TIMEOUT).out.decode(errors="replace")
     devices = read_devices(listing)
     missing = [name for name in NEEDED if name not in devices]
@@ -113,7 +121,9 @@ def _ask(binary: str, known: str) -> Abilities:
         raise HostError(
             f"{binary}: has no {', '.join(missing)}", hint="Install the full QEMU package of your distribution."
         )
-    return Abilities(binary, known, version, line, devices)
+    asking = [binary, "-nodefaults", "-no-user-config", "-display", "none", "-M", "none", "-qmp", "stdio"]
+    said = run(asking, timeout=QUESTION_TIMEOUT, stdin=SCHEMA, check=False).out
+    return Abilities(binary, known, version, line, devices, read_schema(said))
 
 
 def read_version(line: str) -> tuple[int, int, int] | None:
@@ -126,3 +136,28 @@ def read_devices(listing: str) -> frozenset[str]:
     """Read `-device help`: lines of the form `name "vmgenid", bus ...`."""
     there = set(re.findall(r'^name "([^"]+)"', listing, re.MULTILINE))
     return frozenset(name for name in DEVICES if name in there)
+
+
+def read_schema(said: bytes) -> frozenset[str]:
+    """Read the answers to SCHEMA. What cannot be read has none of the features, as QEMU had none of them once.
+    https://www.qemu.org/docs/master/interop/qemu-qmp-ref.html#qapidoc-qmp-schema"""
+    has: set[str] = set()
+    for names in _members(said):
+        if {"socket", "exec", "file"} <= names:  # where a migration can go to
+            has.add(FILE_MIGRATION)
+        if {"mem-path", "rom"} <= names:  # of a memory-backend-file
+            has.add(READONLY_RAM)
+        if {"rng-builtin", "monitor-qmp"} <= names:  # types of objects
+            has.add(MONITOR_OBJECTS)
+    return frozenset(has)
+
+
+def _members(said: bytes) -> Iterator[set[str]]:
+    """The names within each type of the schema: the values of an enumeration, the members of a structure."""
+    for line in said.splitlines():
+        try:
+            answer: Any = json.loads(line)["return"]
+            for entry in answer if isinstance(answer, list) else ():
+                yield {*entry.get("values", ()), *(one["name"] for one in entry.get("members", ()) if "name" in one)}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # a greeting, an event, or no QMP at all

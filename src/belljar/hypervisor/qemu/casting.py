@@ -13,8 +13,10 @@ from belljar.host.commands import run
 from belljar.host.files import no_space_as_error, read_capped, write_whole
 from belljar.host.threads import in_thread
 from belljar.hypervisor import DomainSpec, Template
+from belljar.hypervisor.qemu.abilities import FILE_MIGRATION, Abilities
+from belljar.hypervisor.qemu.cmdline import STATE_SET, state_address
 from belljar.hypervisor.qemu.domain import QemuDomain
-from belljar.hypervisor.qemu.template import CLONE, DISK, TemplateStore
+from belljar.hypervisor.qemu.template import CLONE, DISK, STATE, TemplateStore
 
 CAPABILITIES = ("events", "x-ignore-shared")  # tell us when it is done; leave the memory in its file
 QUIT_GRACE = 30.0  # seconds QEMU may take to write what it holds of the disk
@@ -35,7 +37,7 @@ def keep_seed(path: Path, seed: Path) -> None:
         write_whole(path, read_capped(seed, LARGEST_SEED))
 
 
-async def freeze(domain: QemuDomain, state: Path, *, timeout: float) -> None:
+async def freeze(domain: QemuDomain, state: Path, abilities: Abilities, *, timeout: float) -> None:
     """Stop the guest and write its device state; its memory is in a file already. The domain has ended afterwards."""
     try:
         await domain.connect()
@@ -44,7 +46,11 @@ async def freeze(domain: QemuDomain, state: Path, *, timeout: float) -> None:
         await domain.call("migrate-set-capabilities", {"capabilities": capabilities})
         fd = os.open(state, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            await domain.migrate(fd, timeout=timeout)
+            if FILE_MIGRATION in abilities.features:
+                await domain.call("add-fd", {"fdset-id": STATE_SET}, fds=[fd])
+            else:
+                await domain.call("getfd", {"fdname": STATE}, fds=[fd])
+            await domain.migrate(state_address(STATE, abilities), timeout=timeout)
         finally:
             os.close(fd)
         await domain.quit(grace=QUIT_GRACE)

@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk, Nic, SharedFolder
-from belljar.hypervisor.qemu.abilities import Abilities
+from belljar.hypervisor.qemu.abilities import FILE_MIGRATION, MONITOR_OBJECTS, Abilities
 from belljar.model import MIB, NetworkMode, ShareKind
 
 TRANSLATIONS = 64  # MiB of TCG's buffer
@@ -27,6 +27,7 @@ LAST_SLOT = 0x1E  # the one behind it is the board's own
 FUNCTIONS = 8
 FORWARD_ADDRESS, FORWARD_PORT = "127.0.0.1", 22  # never listened on
 BELOW = 100  # the file sets of what such disks stand on begin here
+STATE_SET = 99  # the file set of the device state
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
@@ -51,7 +52,7 @@ class Plugs:
     initrd: str = ""
     firmware: str = ""  # the file of the UEFI; empty: QEMU's own BIOS
     ram: Ram | None = None
-    incoming: bool = False  # waits for a device state instead of starting the guest
+    incoming: int = -1  # the device state that is waited for instead of starting the guest
     shares: tuple[str, ...] = ()  # paths of the folders by 9p, in the order of the spec
     folders: tuple[int, ...] = ()  # sockets to who serves those by virtiofs; empty: nobody does yet
     disks: tuple[int, ...] = ()  # further disks, in the order of the spec
@@ -70,7 +71,7 @@ def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs)
         *sandbox(),
         *machine(spec, cpu, plugs.ram),
         *kernel(spec, plugs),
-        *monitor(plugs.monitor),
+        *monitor(plugs.monitor, abilities),
         *console(plugs.console),
         *panic_notifier(abilities),
         *generation_id(abilities),
@@ -81,7 +82,7 @@ def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs)
         *shared_folders(spec, plugs),
         *(seed_disc(plugs) if spec.seed else []),
         *further_disks(spec.disks, plugs),
-        *(["-incoming", "defer"] if plugs.incoming else []),
+        *(device_state(plugs.incoming, abilities) if plugs.incoming >= 0 else []),
     ]
 
 
@@ -144,14 +145,29 @@ def kernel(spec: DomainSpec, plugs: Plugs) -> list[str]:
     finds nothing to boot resets at once, which ends QEMU; left alone it would wait for ever."""
     if spec.boot.kernel is None:
         return [*(["-bios", plugs.firmware] if plugs.firmware else []), "-boot", "reboot-timeout=0"]
-    if plugs.incoming:
+    if plugs.incoming >= 0:
         return []
     initrd = ["-initrd", plugs.initrd] if plugs.initrd else []
     return ["-kernel", plugs.kernel, *initrd, "-append", spec.boot.append]
 
 
-def monitor(fd: int) -> list[str]:
-    return ["-chardev", f"socket,id=monitor,fd={fd}", "-mon", "chardev=monitor,mode=control"]
+def monitor(fd: int, abilities: Abilities) -> list[str]:
+    line = ["-chardev", f"socket,id=monitor,fd={fd}"]
+    if MONITOR_OBJECTS in abilities.features:
+        return [*line, "-object", "monitor-qmp,id=qmp,chardev=monitor"]
+    return [*line, "-mon", "chardev=monitor,mode=control"]
+
+
+def device_state(fd: int, abilities: Abilities) -> list[str]:
+    """The state is loaded by command, from where `state_address` says."""
+    words = ["-add-fd", f"fd={fd},set={STATE_SET}"] if FILE_MIGRATION in abilities.features else []
+    return [*words, "-incoming", "defer"]
+
+
+def state_address(fd: int | str, abilities: Abilities) -> str:
+    """What a migration calls the file behind a descriptor. From some version on QEMU takes `fd:` for pipes and sockets
+    alone."""
+    return f"file:/dev/fdset/{STATE_SET}" if FILE_MIGRATION in abilities.features else f"fd:{fd}"
 
 
 def console(fd: int) -> list[str]:
@@ -305,7 +321,7 @@ def shared_folders(spec: DomainSpec, plugs: Plugs) -> list[str]:
         words += ["-device", f"pcie-root-port,id=port{number},chassis={number + 1},io-reserve=0"]
     for number, fd in enumerate(plugs.folders):
         words += ["-chardev", f"socket,id=folder{number},fd={fd}"]
-        if not plugs.incoming:
+        if plugs.incoming < 0:
             device = device_on_port(number, by_virtiofs[number].tag)
             words += ["-device", ",".join((str(device.pop("driver")), *(f"{key}={it}" for key, it in device.items())))]
     return words

@@ -158,15 +158,15 @@ class QemuDomain:
 
     # -- for the driver ------------------------------------------------------------------------------------------------
 
-    def go_on(self, state: int, devices: Sequence[dict[str, Any]] = ()) -> None:
-        """Load the device state behind an inherited descriptor and run the guest. The commands go out in one piece and
+    def go_on(self, state: str, devices: Sequence[dict[str, Any]] = ()) -> None:
+        """Load the device state at the address *state* and run the guest. The commands go out in one piece and
         are answered while nobody waits. `cont` is needed because the template was saved at a stop; a QEMU that comes to
         it while it still loads forgets it, so it is said again when QEMU tells that the load is over. *devices* are plugged
         in between, for there is no state of theirs to be loaded; the guest runs when it has them."""
         self._is_loading = True
         wanted = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
         self.ask("migrate-set-capabilities", {"capabilities": wanted})
-        self.ask("migrate-incoming", {"uri": f"fd:{state}"})
+        self.ask("migrate-incoming", {"uri": state})
         if devices:
             self._devices, self._is_plugged = devices, asyncio.get_running_loop().create_future()
         else:
@@ -183,12 +183,11 @@ class QemuDomain:
     async def answer(self, future: asyncio.Future[Any], command: str) -> Any:
         return await self._monitor.answer(future, command, self._timeout)
 
-    async def migrate(self, state: int, *, timeout: float) -> None:
-        """Write the device state to a descriptor; returns when it is complete."""
+    async def migrate(self, state: str, *, timeout: float) -> None:
+        """Write the device state to an address; returns when it is complete."""
         self._doing = "writing its device state"
         self._migration = asyncio.get_running_loop().create_future()
-        await self.call("getfd", {"fdname": "state"}, fds=[state])
-        await self.call("migrate", {"uri": "fd:state"})
+        await self.call("migrate", {"uri": state})
         ends: set[asyncio.Future[Any]] = {self._migration, self._over}
         await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         if self._over.done():

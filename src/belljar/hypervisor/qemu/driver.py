@@ -125,8 +125,9 @@ class QemuHypervisor:
         except ImageCorrupt as exc:
             raise TemplateError(f"the template {template.key} cannot be used any more: {exc.message}") from exc
         doing = "going on from its template"
-        domain = self._launch(spec, wires, disk, doing, memory, incoming=True, servers=servers)
-        domain.go_on(state, [cmdline.device_on_port(at, server.share.tag) for at, server in enumerate(servers)])
+        domain = self._launch(spec, wires, disk, doing, memory, incoming=state, servers=servers)
+        address = cmdline.state_address(state, self.abilities)
+        domain.go_on(address, [cmdline.device_on_port(at, server.share.tag) for at, server in enumerate(servers)])
         return domain
 
     def start_template(self, spec: DomainSpec) -> QemuDomain:
@@ -149,7 +150,7 @@ class QemuHypervisor:
         doing: str,
         ram: Ram | None = None,
         *,
-        incoming: bool = False,
+        incoming: int = -1,
         is_draft: bool = False,
         servers: Sequence[FolderServer] = (),
     ) -> QemuDomain:
@@ -162,8 +163,8 @@ class QemuHypervisor:
                 channel=wires.lend(lines.theirs["channel"].fileno()),
                 console=wires.lend(lines.theirs["console"].fileno()),
                 layers=disk,
-                kernel=wires.readable(boot.kernel) if boot.kernel and not incoming else "",
-                initrd=wires.readable(boot.initrd) if boot.initrd and not incoming else "",
+                kernel=wires.readable(boot.kernel) if boot.kernel and incoming < 0 else "",
+                initrd=wires.readable(boot.initrd) if boot.initrd and incoming < 0 else "",
                 ram=ram,
                 incoming=incoming,
                 shares=tuple(share.source for share in spec.shares if share.kind is ShareKind.NINEP),
@@ -231,7 +232,7 @@ class QemuHypervisor:
         from belljar.hypervisor.qemu.casting import freeze, publish
 
         key, facts = self._key(spec), self._facts(spec)
-        await freeze(domain, self._templates.draft(key) / STATE, timeout=self._settings.boot_timeout)
+        await freeze(domain, self._templates.draft(key) / STATE, self.abilities, timeout=self._settings.boot_timeout)
         return await publish(self._templates, key, facts, spec, ram_is_read=self.abilities.readonly_ram)
 
     def templates(self) -> list[Template]:

@@ -413,7 +413,7 @@ def with_nic(**changes: Any) -> DomainSpec:
     return replace(COLD, nic=replace(Nic(NetworkMode.USER, "52:01:02:03:04:05"), **changes))
 
 
-OLD = Abilities("/usr/bin/qemu-kvm", "x", (6, 2, 0), "QEMU emulator version 6.2.0", frozenset())
+OLD = Abilities("/usr/bin/qemu-kvm", "x", (6, 2, 0), "QEMU emulator version 6.2.0", frozenset(), frozenset())
 
 
 def test_a_network_is_carried_by_a_process_of_ours_where_qemu_can_send_frames_to_it() -> None:
