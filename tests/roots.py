@@ -175,7 +175,7 @@ class Room:
     def argv(self, *words: str, user: str = "", cwd: str = "/") -> list[str]:
         """How the host runs a command in there. It dies with who started it; daemons that it leaves go on until `close`."""
         who = [f"--reuid={user}", f"--regid={self.group(user)}", "--init-groups"] if user else []
-        return [*self._entry, f"--wd={cwd}", "--", "setpriv", "--pdeathsig=KILL", *who, "--", *words]
+        return [*self._entry, "--", "setpriv", "--pdeathsig=KILL", *who, "--", "env", "-C", cwd, "--", *words]
 
     def run(
         self, *words: str, user: str = "", cwd: str = "/", check: bool = True, timeout: float = 120.0,
