@@ -25,6 +25,7 @@ HOOKS = {
     ),
 }  # fmt: skip
 ATTRIBUTES: dict[str, dict[str, str]] = {SUBMIT: {}, "belljar_node": {"alarm": "60", "freq": "300"}}
+ANSWERS = ("qmgr", "-c", "list server")
 RESOURCES = {"vm_image": ("string_array", "hm"), "vm_disk": ("size", "m")}
 BUSY = (
     "PBS keeps a resource (15174) as long as a job has it, an ended one in the history (`qstat -x`) too. Uninstall again when"
@@ -106,6 +107,7 @@ def _resource(name: str) -> Change:
         do=(_qmgr(f"create resource {name} type={kind},flag={flags}"),),
         undo=(_qmgr(f"delete resource {name}"),),
         undo_hint=BUSY,
+        answers=ANSWERS,
     )
 
 
@@ -128,6 +130,7 @@ def _hook(source: OurFile, config: OurFile) -> list[Piece]:
         is_done=lambda out: out.startswith(b"Hook "),
         do=(_qmgr(f"create hook {name}"),),
         undo=(_qmgr(f"delete hook {name}"),),
+        answers=ANSWERS,
     )
     told = Change(
         f"hook {name}: its events",
@@ -135,6 +138,7 @@ def _hook(source: OurFile, config: OurFile) -> list[Piece]:
         is_done=is_set,
         do=tuple(_qmgr(f"set hook {name} {word}") for word in words),
         undo=(),
+        answers=ANSWERS,
     )
     return [made, told, _content(name, "x-config", config), _content(name, "x-python", source)]
 
@@ -146,6 +150,7 @@ def _content(name: str, kind: str, file: OurFile) -> Change:
         is_done=lambda out: out.strip() == file.content.strip(),
         do=(_qmgr(f"import hook {name} application/{kind} default {file.path}"),),
         undo=(),
+        answers=ANSWERS,
     )
 
 

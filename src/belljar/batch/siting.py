@@ -60,6 +60,7 @@ class Change:
     undo: tuple[tuple[str, ...], ...]
     stdin: bytes = b""
     undo_hint: str | None = None  # what to do where the system refuses to undo it
+    answers: tuple[str, ...] = ()  # succeeds where the system answers at all: then a probe that fails says "not there"
 
 
 @dataclass(frozen=True)

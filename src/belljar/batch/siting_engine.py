@@ -22,7 +22,7 @@ from belljar.batch.siting import Change, Finding, OurFile, OurLines, Piece, Plac
 from belljar.batch.siting_files import Undo, keep_copy, put, read, real
 from belljar.batch.siting_record import Choice, Edited, Record, digest
 from belljar.batch.siting_removal import Execute
-from belljar.errors import BadOption, BelljarError, CommandFailed, NotOurs
+from belljar.errors import BadOption, BelljarError, CommandFailed, CommandHung, NotOurs, SystemSilent
 
 
 class Status(str, Enum):
@@ -194,15 +194,22 @@ class Engine:
         return Step(piece, Status.ADVICE)
 
     def _look_at_change(self, piece: Change) -> Step:
-        """A probe that fails says that the thing is not there: asking for what does not exist is an error to most
-        systems. Whether the system can be reached at all is found out by doing."""
+        """No answer is not "it is not there", although to some systems asking for what does not exist is an error."""
         try:
             is_done = piece.is_done(self._place.run(piece.probe))
-        except CommandFailed as exc:
-            return Step(piece, Status.MISSING, detail=exc.message)
         except BelljarError as exc:
-            return Step(piece, Status.UNKNOWN, detail=exc.message)
+            is_answer = isinstance(exc, CommandFailed) and not isinstance(exc, CommandHung) and self._answers(piece)
+            return Step(piece, Status.MISSING if is_answer else Status.UNKNOWN, detail=exc.message)
         return Step(piece, Status.THERE if is_done else Status.MISSING)
+
+    def _answers(self, piece: Change) -> bool:
+        if not piece.answers:
+            return False
+        try:
+            self._place.run(piece.answers)
+        except BelljarError:
+            return False
+        return True
 
     # -- doing -------------------------------------------------------------------------------------------------------
 
@@ -243,10 +250,15 @@ class Engine:
 
     def _undo_changes(self, pieces: list[Change], record: Record, undo: Undo) -> Iterator[str]:
         """In reverse order. A setting that the site had before we came is not ours to take back."""
-        for piece in reversed(pieces):
-            if piece.purpose in record.changes:
-                is_gone = self._look_at_change(piece).status is Status.MISSING
-                yield from removal.undo_change(piece, record, is_gone, self._execute, undo)
+        steps = [self._look_at_change(piece) for piece in reversed(pieces) if piece.purpose in record.changes]
+        if silent := next((step for step in steps if step.status is Status.UNKNOWN), None):
+            raise SystemSilent(
+                f"{silent.piece.purpose}: {silent.detail}",
+                hint=f"Nothing is forgotten and nothing was taken out: try again when {self._system} answers.",
+            )
+        for step in steps:
+            assert isinstance(step.piece, Change)
+            yield from removal.undo_change(step.piece, record, step.status is Status.MISSING, self._execute, undo)
 
     def _settle_leftovers(self, steps: list[Step], record: Record, undo: Undo) -> None:
         """Take them out. What was changed by hand is left, and forgotten. Raises CommandFailed."""

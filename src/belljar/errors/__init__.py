@@ -21,7 +21,7 @@
     │   ├── WorkshopFailed      the machine that works on disks nobody trusts could not do so
     │   └── BuildFailed
     ├── HostError               this host cannot                       -> cause NODE_FAULT
-    │   ├── NoSpace · NoMemory · CommandMissing · CommandFailed · UnsafeFolder · LockTimeout
+    │   ├── NoSpace · NoMemory · CommandMissing · CommandFailed (CommandHung) · UnsafeFolder · LockTimeout
     │   ├── NoAccelerator · SshMissing
     │   ├── NoGuard · NetworkFailed
     │   ├── NoFolderServer · ShareLost      virtiofsd, which cannot run, or ended
@@ -74,6 +74,7 @@ from belljar.errors.guest import (
 )
 from belljar.errors.host import (
     CommandFailed,
+    CommandHung,
     CommandMissing,
     HostError,
     LibvirtLost,
@@ -153,6 +154,7 @@ __all__ = [
     "BootTimeout",
     "BuildFailed",
     "CommandFailed",
+    "CommandHung",
     "CommandMissing",
     "ContextImpossible",
     "DirectoryTooLarge",

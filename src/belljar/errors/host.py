@@ -35,6 +35,10 @@ class CommandFailed(HostError):
     """A program belljar called ended with an error."""
 
 
+class CommandHung(CommandFailed):
+    """A program belljar called was not done in time, and was killed."""
+
+
 class SshMissing(HostError):
     """The library that speaks ssh is not installed."""
 
@@ -43,9 +47,9 @@ class SshMissing(HostError):
 
 
 class SystemSilent(BelljarError):
-    """The batch system did not tell something about a job that the job cannot do without."""
+    """The batch system did not answer, and to go on without its answer would do harm."""
 
-    hint = "Its server was down or busy; the job may be tried again."
+    hint = "Try again when its server answers."
 
 
 class ServerSilent(BelljarError):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from belljar.errors import CommandFailed, CommandMissing
+from belljar.errors import CommandFailed, CommandHung, CommandMissing
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -58,7 +58,7 @@ def run(
             [*before, program, *argv[1:]], input=stdin, capture_output=True, timeout=timeout, env=env, check=False
         )
     except subprocess.TimeoutExpired as exc:
-        raise CommandFailed(f"{argv[0]}: not finished after {timeout:.0f} s, killed") from exc
+        raise CommandHung(f"{argv[0]}: not finished after {timeout:.0f} s, killed") from exc
     except FileNotFoundError as exc:
         raise CommandMissing(f"{argv[0]}: no such program on this host") from exc
     finished = Finished(tuple(argv), done.returncode, done.stdout, done.stderr)

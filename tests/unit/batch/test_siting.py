@@ -14,7 +14,7 @@ import pytest
 from belljar.batch import Settings, marks, siting_engine, siting_files, siting_record
 from belljar.batch.siting import Advice, Change, Finding, OurFile, OurLines, Piece, Place
 from belljar.batch.siting_engine import Engine, Status
-from belljar.errors import BadOption, CommandFailed, CommandMissing, NotOurs
+from belljar.errors import BadOption, CommandFailed, CommandHung, CommandMissing, NotOurs, SystemSilent
 
 CONF = b"# the site's own\nClusterName=c\nSelectType=x\n"
 
@@ -28,11 +28,17 @@ class PaperSystem:
     fails: set[tuple[str, ...]] = field(default_factory=set)
     missing: bool = False
     deaf: bool = False  # takes every change and keeps none
+    silent: bool = False  # does not answer
+    slow: bool = False  # answers too late what it is asked about one key
 
     def run(self, argv: tuple[str, ...], stdin: bytes = b"") -> bytes:
         if self.missing:
             raise CommandMissing("conf: no such program on this host")
         self.ran.append(argv)
+        if self.silent:
+            raise CommandFailed("conf: exit 1: cannot connect to server")
+        if self.slow and argv[1] == "get":
+            raise CommandHung("conf: not finished after 20 s, killed")
         if argv in self.fails:
             raise CommandFailed("conf: exit 1: no")
         match argv:
@@ -101,7 +107,7 @@ class Bench:
     def change(self, key: str = "starter", value: str = "/w") -> Change:
         return Change(
             f"set {key}", ("conf", "get", key), lambda out: out == value.encode(), (("conf", "set", key, value),),
-            (("conf", "del", key),),
+            (("conf", "del", key),), answers=("conf", "list"),
         )  # fmt: skip
 
     def files(self) -> dict[str, bytes]:
@@ -114,6 +120,27 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
+
+
+# -- a system that does not answer ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["silent", "slow", "missing"])
+def test_what_cannot_be_asked_is_not_absent(bench: Bench, how: str) -> None:
+    """The settings stand in the system until it was heard to have none: nothing is forgotten, nothing taken out."""
+    bench.site.made = [bench.lines(), bench.file(), bench.change(), bench.change("other")]
+    bench.engine().install()
+    before, values = bench.files(), dict(bench.system.values)
+    setattr(bench.system, how, True)
+    for force in (False, True):
+        with pytest.raises(SystemSilent, match=r"set other: .*conf") as caught:
+            bench.engine().uninstall(force=force)
+        assert "nothing was taken out" in caught.value.hint
+    assert bench.files() == before and bench.system.values == values
+    assert bench.states()[-2:] == ["unknown", "unknown"]
+    setattr(bench.system, how, False)
+    bench.engine().uninstall()
+    assert bench.system.values == {} and bench.files() == {"etc/paper.conf": CONF}
 
 
 # -- failing paths ------------------------------------------------------------------------------------------------------
@@ -153,6 +180,7 @@ def test_an_installation_that_fails_at_any_step_leaves_everything_as_it_was(benc
         lambda out: False,
         (("conf", "set", "bad", "1"), ("conf", "fail")),
         (("conf", "del", "bad"),),
+        answers=("conf", "list"),
     )
     bench.system.fails = {("conf", "fail")}
     bench.site.made = [*good[:after], bad, *good[after:]]
@@ -353,7 +381,15 @@ def test_changes_are_undone_in_reverse_and_before_the_files_they_need(bench: Ben
 
 def test_standard_input_of_a_change_reaches_its_command(bench: Bench) -> None:
     bench.site.made = [
-        Change("s", ("conf", "get", "k"), lambda out: out == b"text\n", (("conf", "stdin", "k"),), (), stdin=b"text\n")
+        Change(
+            "s",
+            ("conf", "get", "k"),
+            lambda out: out == b"text\n",
+            (("conf", "stdin", "k"),),
+            (),
+            stdin=b"text\n",
+            answers=("conf", "list"),
+        )
     ]
     bench.engine().install()
     assert bench.system.values == {"k": "text\n"}

@@ -13,7 +13,7 @@ from tests.unit.batch.test_siting import CONF, Bench, PaperSite
 from belljar.batch import Settings, openpbs_site, siting_files, siting_record, slurm_site
 from belljar.batch.siting import OurLines, Piece, Place
 from belljar.batch.siting_engine import Engine, Status
-from belljar.errors import BadOption, BelljarError, CommandFailed, NotOurs
+from belljar.errors import BadOption, BelljarError, CommandFailed, NotOurs, SystemSilent
 
 THEIRS = b"theirs\n"
 
@@ -196,6 +196,17 @@ def test_a_record_without_its_choices_is_one_all_the_same(bench: Bench) -> None:
     assert bench.states() == ["there"] * 4
 
 
+def test_a_setting_that_cannot_be_asked_about_is_not_forgotten_by_other_options(bench: Bench) -> None:
+    before = everything(bench)
+    bench.system.fails = {("conf", "get", "second"), ("conf", "list")}
+    with pytest.raises(SystemSilent, match="set second"):
+        bench.engine().install()
+    assert everything(bench) == before
+    bench.system.fails.clear()
+    bench.engine().install()
+    assert everything(bench) == bench.without  # type: ignore[attr-defined]
+
+
 # -- real sites --------------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +241,8 @@ class Qmgr:
         self.resources: dict[str, str] = {}
 
     def run(self, argv: tuple[str, ...], stdin: bytes = b"") -> bytes:
+        if argv[-1] == "list server":
+            return b"Server here\n"
         verb, kind, name, *rest = argv[-1].split(None, 3)
         known: dict[str, object] = {"hook": self.hooks, "resource": self.resources}[kind]  # type: ignore[assignment]
         if verb == "create":

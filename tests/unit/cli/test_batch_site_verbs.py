@@ -45,7 +45,12 @@ class PaperSite:
                 (f"Wrap={place.wrapper}", f"Queue={place.options.get('queue', '')}"),
             ),
             Change(
-                "a flag", ("test", "-e", str(flag)), lambda out: True, (("touch", str(flag)),), (("rm", str(flag)),)
+                "a flag",
+                ("test", "-e", str(flag)),
+                lambda out: True,
+                (("touch", str(flag)),),
+                (("rm", str(flag)),),
+                answers=("true",),
             ),
             Advice("restart", "Restart the paper daemon.\n    by hand"),
         ]
