@@ -29,11 +29,13 @@ class TarSource:
         self.raw = read
         self.position = 0
         self.metadata = 0
+        self.extended = 0  # of an extended header, which newer tarfiles read in parts; a header of one block ends it
         self.is_ended = False
 
     def read(self, size: int) -> bytes:
         self.metadata += size
-        if not 0 <= size <= MOST_METADATA or self.metadata > 16 * MOST_METADATA:
+        self.extended = 0 if size == BLOCK else self.extended + size
+        if size < 0 or self.extended > MOST_METADATA or self.metadata > 16 * MOST_METADATA:
             raise TransferError("unsafe", "a tar header that is too large")
         parts, left = [], size
         while left:

@@ -19,7 +19,13 @@ HELP = "Show what is written about a machine: its journal, its serial console, Q
 CHUNK = 1 << 16
 
 
+# Written here because Pythons break so long a choice at different places.
+USAGE = """%(prog)s [-h] [-f] [--console | --qemu | --virtiofsd | --journal | --collected FILE |
+                    --joboutputs [NAME]] ID"""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = USAGE
     add_machine(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument(

@@ -11,10 +11,26 @@ WIDTH = 110  # of help texts; a narrower terminal wraps them
 
 
 class Formatter(argparse.HelpFormatter):
-    """Knows its width. argparse makes one for each option that is added, and would import shutil to ask how wide."""
+    """Knows its width. argparse makes one for each option that is added, and would import shutil to ask how wide.
+
+    Help reads the same by every Python: until 3.12 argparse wrote `-o FILE, --output FILE`, and left the names of
+    subcommands out of the column's width."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32, width=WIDTH)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(action.option_strings)} {value}"
+
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if action.help is not argparse.SUPPRESS:
+            for below in self._iter_indented_subactions(action):
+                length = len(self._format_action_invocation(below)) + self._current_indent
+                self._action_max_length = max(self._action_max_length, length)
 
 
 class Parser(argparse.ArgumentParser):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from belljar.agent import tar
 from belljar.agent.tar import CHUNK, DEEPEST, TransferError, pack
-from belljar.agent.untar import unpack
+from belljar.agent.untar import TarSource, unpack
 
 MIB = 1 << 20
 
@@ -385,6 +385,15 @@ def place(tmp_path: Path) -> Iterator[Path]:
 def test_a_hostile_stream_is_refused_and_touches_nothing_outside(place: Path, name: str) -> None:
     with pytest.raises(TransferError):
         unpacked(archive(*HOSTILE[name]), place)
+
+
+def test_a_header_that_is_read_in_parts_is_bounded_as_one() -> None:
+    source = TarSource(lambda most: b"x" * most)
+    for size in (512, MIB, 512, MIB // 2, MIB // 2, 512):
+        assert len(source.read(size)) == size
+    source.read(MIB)
+    with pytest.raises(TransferError, match="too large"):
+        source.read(MIB)
 
 
 def test_a_link_in_the_place_itself_is_not_followed_by_the_stream(place: Path) -> None:
