@@ -1,4 +1,4 @@
-"""What an OpenPBS site needs: two hooks and two resources on the server, one line for each pbs_mom."""
+"""What an OpenPBS site needs: two hooks and two resources on the server. Nodes get the launchers, and hooks from PBS."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from belljar.batch import policy
 from belljar.batch.client import Needs
-from belljar.batch.pbs_home import is_part, reread, roles
-from belljar.batch.siting import Advice, Change, Finding, OurFile, OurLines, Piece, Place
+from belljar.batch.pbs_home import is_part, roles
+from belljar.batch.siting import Advice, Change, Finding, OurFile, Piece, Place
 from belljar.batch.sizes import SMALLEST_GUEST, overhead
 from belljar.errors import CommandFailed
 
@@ -43,11 +43,11 @@ class OpenPbsSite:
     )  # fmt: skip
 
     def pieces(self, place: Place) -> list[Piece]:
-        is_server, is_node = roles(place, "openpbs", OPTIONS, "PBS_HOME")
-        return [*(_server(place) if is_server else ()), *(_node(place) if is_node else ())]
+        is_server, _ = roles(place, "openpbs", OPTIONS, "PBS_HOME")
+        return _server(place) if is_server else []
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
-        return reread(place)
+        return ()
 
     def findings(self, place: Place) -> list[Finding]:
         return [
@@ -172,18 +172,6 @@ def _advice(place: Place) -> list[Piece]:
 
 
 # -- the node ------------------------------------------------------------------------------------------------------------
-
-
-def _node(place: Place) -> list[Piece]:
-    """TSTP instead of STOP: the wrapper stops its machine's processors before itself. 20 is TSTP, 18 CONT."""
-    return [
-        OurLines(
-            "suspended jobs get TSTP, which a machine can heed",
-            place.folder / "mom_priv/config",
-            ("$suspendsig 20 18",),
-            clashes=(r"\$suspendsig",),
-        )
-    ]
 
 
 def _of_node(place: Place) -> list[Finding]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from belljar.batch.siting import Place
 from belljar.errors import BadOption
 
@@ -24,9 +26,11 @@ def roles(place: Place, system: str, options: tuple[str, ...], home: str) -> tup
 
 
 def reread(place: Place) -> tuple[tuple[str, ...], ...]:
-    """pbs_mom reads its configuration again at HUP."""
+    """pbs_mom reads its configuration again at HUP. Its lock is the number, a newline, and in Torque a NUL; it stays when
+    pbs_mom has died, and the number may be another's then."""
     try:
-        pid = (place.folder / "mom_priv/mom.lock").read_text().strip()
+        pid = (place.folder / "mom_priv/mom.lock").read_bytes().rstrip(b"\0\n").decode("ascii", "replace")
+        is_mom = pid.isdecimal() and Path(f"/proc/{pid}/comm").read_bytes() == b"pbs_mom\n"
     except OSError:
         return ()
-    return (("kill", "-HUP", pid),) if pid.isdecimal() else ()
+    return (("kill", "-HUP", pid),) if is_mom else ()

@@ -96,16 +96,14 @@ class Running:
         return self.wait()
 
     def suspend(self) -> None:
-        """`qsig -s suspend`: OpenPBS sends `$suspendsig`'s first number to all; Torque TSTP to the top task, then STOP."""
-        if self.mom.system == "openpbs":
-            self.signal(self.mom.suspendsig[0])
-        else:
+        """`qsig -s suspend`: OpenPBS sends STOP to all; Torque TSTP to the top task before."""
+        if self.mom.system == "torque":
             self.signal(signal.SIGTSTP, top=True)
             until(lambda: is_stopped(self.process.pid), 5, "", must=False)
-            self.signal(signal.SIGSTOP)
+        self.signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        self.signal(self.mom.suspendsig[1])
+        self.signal(signal.SIGCONT)
 
 
 class Mom:
@@ -114,11 +112,10 @@ class Mom:
     def __init__(
         self, folder: Path, system: str, *, starter: Path | None = None, hook: Path | None = None,
         config: Path | None = None, use_argv: bool = False, with_exec: bool = False, kill_delay: float = 10.0,
-        suspendsig: tuple[int, int] = (signal.SIGTSTP, signal.SIGCONT), prologue: Path | None = None,
-        epilogue: Path | None = None, host: str = "pbshost",
+        prologue: Path | None = None, epilogue: Path | None = None, host: str = "pbshost",
     ) -> None:  # fmt: skip
         self.home, self.system, self.starter, self.hook, self.config = folder, system, starter, hook, config
-        self.use_argv, self.with_exec, self.kill_delay, self.suspendsig = use_argv, with_exec, kill_delay, suspendsig
+        self.use_argv, self.with_exec, self.kill_delay = use_argv, with_exec, kill_delay
         self.prologue, self.epilogue, self.host = prologue, epilogue, host
         self.number = 0
         self.log: list[str] = []

@@ -55,7 +55,7 @@ class Hooks:
         program = os.fsdecode(asked.argv[0]) if asked.argv else "/bin/bash"
         seen = pbs_module.as_hook_argv(argv if argv is not None else asked.argv) if asked.argv else []
         env = {"PBS_TASKNUM": "1", "PBS_NODENUM": "0", **env}
-        job = self.job(asked)
+        self.job_now = job = self.job(asked)
         return self.run(pbs_module.event_of("EXECJOB_LAUNCH", job, env=env, progname=program, argv=seen))
 
     def epilogue(self, note: object, runs: int = 1) -> Any:
@@ -156,6 +156,38 @@ def test_our_own_mistake_holds_a_job_with_an_image_and_no_other(hooks: Hooks) ->
         hooks.launch(Asked(script="x", resources=VM))
 
 
+def server_says(hooks: Hooks, text: str | None) -> None:
+    """What `qstat -f` prints; None: it fails."""
+    tool = hooks.folder / "exec/bin/qstat"
+    tool.parent.mkdir(parents=True, exist_ok=True)
+    (hooks.folder / "says").write_text(text or "")
+    tool.write_text(
+        f'#!/bin/sh\necho "$@" >>{hooks.calls}\ncat {hooks.folder}/says\nexit {0 if text is not None else 1}\n'
+    )
+    tool.chmod(0o755)
+
+
+AGAIN = Path("tests/recordings/openpbs/qstat_again.txt").read_text()
+
+
+def test_a_server_that_means_to_queue_a_job_for_ever_is_made_to_forget_it(hooks: Hooks) -> None:
+    """OpenPBS 22.05 and 23.06: seen to start a job 17 times that ended well each time."""
+    server_says(hooks, AGAIN)
+    with pytest.raises(Refused, match="not started"):
+        hooks.launch(Asked(script="x", resources=VM, runs=2))
+    assert hooks.job_now.changes == {"run_count": 1, "rerun": True}
+    assert hooks.launch(Asked(script="x", runs=2)).progname == "/bin/bash", "not ours"
+    assert hooks.launch(Asked(script="x", resources=VM)).progname.endswith("wrap-openpbs"), "its first start"
+    assert hooks.calls.read_text() == "-f 7.srv\n", "asked only where it matters"
+
+
+@pytest.mark.parametrize("says", [AGAIN.replace("= -18", "= -16"), AGAIN.replace("Exit_status = -18", ""), "", None])
+def test_any_other_job_that_starts_again_is_started(hooks: Hooks, says: str | None) -> None:
+    server_says(hooks, says)
+    event = hooks.launch(Asked(script="x", resources=VM, runs=2))
+    assert facts_of(event)["runs"] == 2 and hooks.job_now.changes == {}
+
+
 def test_only_chunks_of_this_node_count(hooks: Hooks) -> None:
     job = hooks.job(
         Asked(script="x", resources=VM), exec_host2="n1:1/0*2+n1:1/1+n2:1/0",
@@ -232,12 +264,7 @@ def test_a_note_has_the_job_run_again_later(hooks: Hooks) -> None:
 def test_a_job_that_had_begun_is_given_back_if_the_server_says_it_may(
     hooks: Hooks, answer: str | None, again: bool
 ) -> None:
-    tool = hooks.folder / "exec/bin/qstat"
-    tool.parent.mkdir(parents=True)
-    tool.write_text(
-        f'#!/bin/sh\necho "$@" >>{hooks.calls}\n' + (f"echo '    {answer}'\n" if answer is not None else "exit 1\n")
-    )
-    tool.chmod(0o755)
+    server_says(hooks, None if answer is None else f"    {answer}\n")
     for verdict in ("requeue", "hold"):
         changes = hooks.epilogue({"verdict": verdict, "begun": True}).job.changes
         assert ("rerun" in changes) is again and (again or changes == {})

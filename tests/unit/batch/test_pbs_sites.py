@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,11 +81,11 @@ def test_the_hooks_know_the_sites_settings(tmp_path: Path) -> None:
     assert values["least_memory"] == SMALLEST_GUEST + overhead(SMALLEST_GUEST * 2, settings)
 
 
-def test_a_node_gets_one_line_and_a_server_none(tmp_path: Path) -> None:
-    (piece,) = openpbs_site.SITE.pieces(place(tmp_path, "mom_priv"))
-    assert isinstance(piece, OurLines) and piece.lines == ("$suspendsig 20 18",)
+def test_no_line_of_pbs_mom_is_touched(tmp_path: Path) -> None:
+    """`$suspendsig 20 18` took native jobs: the kernel ignores TSTP for groups without a parent, as all of PBS are."""
+    assert openpbs_site.SITE.pieces(place(tmp_path, "mom_priv")) == []
     server = openpbs_site.SITE.pieces(place(tmp_path, "server_priv"))
-    assert sum(isinstance(one, OurLines) for one in server) == 1, "this host is both"
+    assert not any(isinstance(one, OurLines) for one in server)
 
 
 def test_a_site_can_do_without_the_hook_at_submit(tmp_path: Path) -> None:
@@ -113,14 +116,25 @@ def test_a_folder_that_is_neither_is_refused(site: object, tmp_path: Path) -> No
         site.pieces(place(tmp_path, "mom_priv", colour="red"))  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("site", [openpbs_site.SITE, torque_site.SITE])
-def test_pbs_mom_is_told_to_read_again(site: object, tmp_path: Path) -> None:
+@pytest.fixture
+def mom(tmp_path: Path) -> Iterator[int]:
+    """A process of that name."""
+    (tmp_path / "pbs_mom").symlink_to("/bin/sleep")
+    process = subprocess.Popen([tmp_path / "pbs_mom", "60"])
+    yield process.pid
+    process.kill()
+    process.wait()
+
+
+def test_pbs_mom_is_told_to_read_again(tmp_path: Path, mom: int) -> None:
     where = place(tmp_path, "mom_priv")
-    assert site.after(where) == ()  # type: ignore[attr-defined]
-    (tmp_path / "mom_priv/mom.lock").write_text("4711\n")
-    assert site.after(where) == (("kill", "-HUP", "4711"),)  # type: ignore[attr-defined]
-    (tmp_path / "mom_priv/mom.lock").write_text("-1\n")
-    assert site.after(where) == ()  # type: ignore[attr-defined]
+    lock = tmp_path / "mom_priv/mom.lock"
+    assert torque_site.SITE.after(where) == ()
+    lock.write_bytes(b"%d\n\0" % mom)  # as Torque 6.1.3 writes it
+    assert torque_site.SITE.after(where) == (("kill", "-HUP", str(mom)),)
+    for text in (b"%d\n\0" % os.getpid(), b"-1\n\0", b"", b"\xff"):
+        lock.write_bytes(text)
+        assert torque_site.SITE.after(where) == (), "nobody else gets a HUP"
 
 
 def test_an_epilogue_script_that_no_longer_runs_is_found(tmp_path: Path) -> None:
@@ -156,8 +170,6 @@ def test_a_site_with_its_own_prologue_calls_ours(tmp_path: Path) -> None:
 
 
 def test_the_prologue_writes_what_was_asked_beside_the_node_file(tmp_path: Path) -> None:
-    import subprocess
-
     (prologue,) = [
         piece for piece in torque_site.SITE.pieces(place(tmp_path, "mom_priv"))
         if isinstance(piece, OurFile) and piece.path.name == "prologue"

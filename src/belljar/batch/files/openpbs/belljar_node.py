@@ -35,6 +35,7 @@ SIZE = re.compile(r"([0-9]{1,15})([kmgtp]?)([bw]?)", re.IGNORECASE)
 ARGUMENTS = re.compile(rb"\0?argument_list\0((?:<jsdl-hpcpa:Argument>[^<\0]*</jsdl-hpcpa:Argument>)+)\0")
 ARGUMENT = re.compile(rb"<jsdl-hpcpa:Argument>([^<]*)</jsdl-hpcpa:Argument>")
 ESCAPES = ((b"&lt;", b"<"), (b"&gt;", b">"), (b"&quot;", b'"'), (b"&apos;", b"'"), (b"&amp;", b"&"))
+MARKED = re.compile(rb"^ *Exit_status = -18$", re.MULTILINE)  # JOB_EXEC_HOOK_RERUN
 UNHARMED = re.compile(r"[^\s\x00-\x1f\x7f](?:[^\x00-\x1f\x7f]*[^\s\x00-\x1f\x7f])?")
 
 
@@ -150,6 +151,12 @@ def launch(event, config):
     program, argv, is_harmed = command(event)
     if not image and not is_harmed:
         return
+    if image and is_marked(job):
+        job.run_count = int(job.run_count) - 1  # this start was none
+        job.rerun()
+        event.reject(
+            "belljar: not started: the server would queue it again at its end, however it ended; next time it will not"
+        )
     facts = facts_of(job, image, config)
     if not job.executable:
         facts["script"] = True
@@ -160,6 +167,13 @@ def launch(event, config):
     text = json.dumps(facts, separators=(",", ":"), sort_keys=True).replace(" ", "\\u0020")
     event.progname = config["wrapper"]
     event.argv[:] = [os.path.basename(config["wrapper"]), "--facts=" + text, "--", *words]
+
+
+def is_marked(job):
+    """Has the server kept, as this job's Exit_status, that a hook gave it back once? Servers of 22.05 and 23.06 do: they
+    would queue it again at the end of every later run, even a good one. A start that the launch hook rejects leaves
+    another mark, which they forget at the job's end; servers that are mended show none while a job runs."""
+    return int(job.run_count or 1) > 1 and MARKED.search(qstat(job)) is not None
 
 
 def command(event):
@@ -224,8 +238,12 @@ def epilogue(event, config):
 
 def may_begin_again(job):
     """Was it not submitted with `-r n`? Only the server tells: pbs_mom does not have that attribute."""
-    out = run((os.path.join(pbs.get_pbs_conf()["PBS_EXEC"], "bin/qstat"), "-f", str(job.id)), 5)
-    return re.search(rb"^ *Rerunable = True$", out, re.MULTILINE) is not None
+    return re.search(rb"^ *Rerunable = True$", qstat(job), re.MULTILINE) is not None
+
+
+def qstat(job):
+    """What the server says of the job; nothing where it does not answer."""
+    return run((os.path.join(pbs.get_pbs_conf()["PBS_EXEC"], "bin/qstat"), "-f", str(job.id)), 5)
 
 
 def comment(job, text):
