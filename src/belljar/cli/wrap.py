@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from belljar import batch
 from belljar.batch.terms import Ending, Job, Surroundings, Verdict
-from belljar.errors import OUR_FAILURE, BadOption, BadSetting, BelljarError, HostError
+from belljar.errors import OUR_FAILURE, BadOption, BadSetting, BelljarError, HostError, ImageUnknown, NoStore
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import read_capped
 from belljar.model import Cause, Outcome, OutcomeClass
@@ -251,8 +251,14 @@ def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcom
 
     widen_limits()
     house.reaper.quick()
-    house.images.settle(image, own=may_be_own(asker_of(account_of(None), job), house.settings.batch))
-    house.images.ensure(image)
+    try:
+        house.images.settle(image, own=may_be_own(asker_of(account_of(None), job), house.settings.batch))
+        house.images.ensure(image)
+        house.images.resolve(image)
+    except ImageUnknown as exc:
+        if job.image:
+            raise
+        raise NoStore(f"{exc.message}, and the site gives it to jobs that name none") from exc
     command = job.inside if job.inside.argv else job.native
     return attend(house, request, stdin=command.stdin, alone=not job.signals_reach_all, notice=job.notice)
 

@@ -21,7 +21,7 @@
     │   ├── WorkshopFailed      the machine that works on disks nobody trusts could not do so
     │   └── BuildFailed
     ├── HostError               this host cannot                       -> cause NODE_FAULT
-    │   ├── NoSpace · NoMemory · CommandMissing · CommandFailed (CommandHung) · UnsafeFolder · LockTimeout
+    │   ├── NoSpace · NoMemory · NoStore · CommandMissing · CommandFailed (CommandHung) · UnsafeFolder · LockTimeout
     │   ├── NoAccelerator · SshMissing
     │   ├── NoGuard · NetworkFailed
     │   ├── NoFolderServer · ShareLost      virtiofsd, which cannot run, or ended
@@ -85,6 +85,7 @@ from belljar.errors.host import (
     NoGuard,
     NoMemory,
     NoSpace,
+    NoStore,
     ServerSilent,
     ShareLost,
     SshMissing,
@@ -198,6 +199,7 @@ __all__ = [
     "NoNineP",
     "NoPackedFolders",
     "NoSpace",
+    "NoStore",
     "NoSuchMachine",
     "NoSuchNetwork",
     "NoVirtiofs",

@@ -25,6 +25,14 @@ class NoMemory(HostError):
     hint = "Wait for other machines to end, or ask for less with --memory."
 
 
+class NoStore(HostError):
+    """The store of images cannot be read here, or lacks an image that the site means every node to have."""
+
+    hint = (
+        "The site's administrator has to look at that folder: its mount, its owner and its mode. No image is at fault."
+    )
+
+
 class CommandMissing(HostError):
     """A program belljar needs is not installed."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import ImageCorrupt, ImageMismatch
+from belljar.errors import ImageCorrupt, ImageMismatch, NoStore
 from belljar.host.files import check_ours, read_json, write_whole
 from belljar.image import Image, qcow2
 
@@ -148,6 +148,8 @@ def _load(folder: Path) -> dict[str, Any]:
     try:
         check_ours(folder)
         value = read_json(folder / FILE, LARGEST_MANIFEST)
+    except PermissionError as exc:
+        raise NoStore(f"{exc.filename}: {exc.strerror}") from exc
     except (OSError, ValueError) as exc:
         raise ImageCorrupt(f"{folder}: no readable manifest: {exc}") from exc
     if value.get("format") != FORMAT:
@@ -202,6 +204,8 @@ def _stamp(path: Path) -> dict[str, int]:
         facts = os.stat(path, follow_symlinks=False)
     except FileNotFoundError:
         return {"size": -1}
+    except OSError as exc:
+        raise NoStore(f"{path}: {exc.strerror}") from exc
     return {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "ino": facts.st_ino}
 
 

@@ -20,7 +20,16 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageNotAllowed, ImageUnfit, ImageUnknown, NotPermitted
+from belljar.errors import (
+    BadOption,
+    ImageCorrupt,
+    ImageInUse,
+    ImageNotAllowed,
+    ImageUnfit,
+    ImageUnknown,
+    NoStore,
+    NotPermitted,
+)
 from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync_file, sync_folder, write_whole
 from belljar.host.locks import locked, try_lock
 from belljar.image import BootFiles, Image, Settings, Users, initramfs, manifest, nobody
@@ -29,6 +38,7 @@ from belljar.model import Context, Firmware, MachineId
 DEFAULT_NAME = "debian12"
 HOLD_TIMEOUT = 10.0  # seconds
 PREFIX = "sha256-"
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP)  # what readlink says of a name that is none
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
 HEX = re.compile(r"[0-9a-f]{8,64}")
 
@@ -42,6 +52,7 @@ class Store:
         self.settings = settings
         self.users = users
         self._settled: dict[str, str] = {}  # name -> digest, whatever the stores call so
+        self._builds = True
 
     # ---- finding
 
@@ -67,7 +78,7 @@ class Store:
         for store in self._stores():
             names = _names(store)
             for folder in _image_folders(store):
-                with suppress(ImageCorrupt):
+                with suppress(ImageCorrupt, NoStore):
                     image = manifest.read_unchecked(folder, tuple(names.get(folder.name, ())))
                     known = found.get(image.digest)
                     found[image.digest] = replace(known, names=_merge(known.names, image.names)) if known else image
@@ -80,6 +91,11 @@ class Store:
         except ImageUnknown:
             if self.settings.default != DEFAULT_NAME:
                 raise
+        if not self._builds:
+            raise NoStore(
+                f"image {DEFAULT_NAME}: this node has none, and none is built inside a batch job",
+                hint=f"The site has to put it there: `belljar image build {DEFAULT_NAME}` or `belljar image sync`, as root.",
+            )
         from belljar.image.build import Recipe, build
 
         return build(self, Recipe(suite="bookworm", name=DEFAULT_NAME), only_if_missing=True)
@@ -96,8 +112,9 @@ class Store:
 
     def settle(self, reference: str, *, own: bool) -> None:
         """For a batch job: this is the site's image from now on, as its store has it, though a private one be called so. With
-        *own* a private image may stand in for one that the site does not have; else only one that a source states. Raises
-        ImageUnknown, ImageNotAllowed."""
+        *own* a private image may stand in for one that the site does not have; else only one that a source states. Nothing is
+        built from now on. Raises ImageUnknown, ImageNotAllowed, NoStore."""
+        self._builds = False
         if self.shared:
             return
         with suppress(ImageUnknown):
@@ -359,12 +376,17 @@ class Store:
         return self._find_in(self._stores(), f"sha256:{settled}" if settled else reference)
 
     def _find_in(self, stores: Sequence[Path], reference: str) -> tuple[Path, tuple[str, ...]]:
+        closed: list[OSError] = []
         if NAME.fullmatch(reference):
             for store in stores:
-                with suppress(OSError):
+                try:
                     folder = store / os.path.basename(os.readlink(store / "names" / reference))
                     if folder.is_dir():  # a name without its image is no reason not to ask the next store
                         return folder, (reference,)
+                except OSError as exc:
+                    closed += [exc] if exc.errno not in ABSENT else []
+        if closed:  # it may be there for all we can see
+            raise NoStore(f"{closed[0].filename}: {closed[0].strerror}") from closed[0]
         wanted = reference.removeprefix("sha256:").removeprefix(PREFIX)
         if not HEX.fullmatch(wanted):
             raise ImageUnknown(f"no image is called {reference!r}")
@@ -427,6 +449,8 @@ def _image_folders(store: Path) -> list[Path]:
         return [store / name for name in sorted(os.listdir(store)) if name.startswith(PREFIX)]
     except FileNotFoundError:
         return []
+    except OSError as exc:
+        raise NoStore(f"{store}: {exc.strerror}") from exc
 
 
 def _merge(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:

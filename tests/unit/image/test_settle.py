@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import ImageNotAllowed, ImageUnknown
-from belljar.image import Image, Settings
+from belljar.errors import ImageNotAllowed, ImageUnknown, NoStore
+from belljar.image import Image, Settings, manifest
 from belljar.image.store import Store
+from belljar.machine.refusal import class_of_error
+from belljar.model import OutcomeClass
 
 Publish = Callable[..., Image]
 
@@ -59,3 +61,64 @@ def test_a_private_image_passes_where_ones_own_are_meant_and_else_not(
     with pytest.raises(ImageUnknown):
         user.settle("nothing", own=False)
     site.settle("nothing", own=False)  # root's store is the site's
+
+
+# -- a store that cannot be read ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Root may read everything, so the system call says it."""
+
+    def close(folder: Path) -> None:
+        def denied(path: os.PathLike[str] | str, readlink: Callable[..., str] = os.readlink) -> str:
+            if Path(path).is_relative_to(folder):
+                raise PermissionError(13, "Permission denied", str(path))
+            return readlink(path)
+
+        monkeypatch.setattr(os, "readlink", denied)
+
+    return close
+
+
+@pytest.mark.usefixtures("as_user")
+def test_a_store_that_cannot_be_read_is_this_nodes_fault_and_no_image_is_built_for_it(
+    tmp_path: Path, settings: Settings, publish: Publish, closed: Callable[[Path], None]
+) -> None:
+    site, user = Store(tmp_path / "site", None, settings), Store(tmp_path / "store", tmp_path / "site", settings)
+    publish(settings.default, b"site", to=site)
+    closed(site.folder)
+    for act in (lambda: user.settle(settings.default, own=True), lambda: user.ensure(settings.default)):
+        with pytest.raises(NoStore, match=r"site/images/names/.*: Permission denied") as caught:
+            act()
+        assert "force" not in caught.value.hint and "build" not in caught.value.hint
+        assert class_of_error(caught.value) is OutcomeClass.NODE
+    assert not user.folder.exists()
+
+
+def test_another_store_that_has_the_image_will_do(
+    site: Store, user: Store, publish: Publish, closed: Callable[[Path], None]
+) -> None:
+    own = publish("base", b"own", to=user)
+    closed(site.folder)
+    assert user.resolve("base").digest == own.digest
+
+
+def test_no_image_is_built_inside_a_batch_job(user: Store, settings: Settings) -> None:
+    user.settle(settings.default, own=True)
+    with pytest.raises(NoStore, match="none is built inside a batch job"):
+        user.ensure(settings.default)
+
+
+def test_a_manifest_that_may_not_be_read_is_no_corrupt_image(
+    user: Store, publish: Publish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish("base", b"own", to=user)
+
+    def denied(path: Path, limit: int) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(manifest, "read_json", denied)
+    with pytest.raises(NoStore, match=r"manifest.json: Permission denied"):
+        user.resolve("base")
+    assert user.images() == []
