@@ -12,17 +12,21 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from belljar.errors import BadOption, CommandMissing
+from belljar.errors import BadOption, BelljarError, CommandMissing
 from belljar.host import commands
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import only_root_writes, read_json
 
 LARGEST = 1 << 16
+ASK_TIMEOUT = 20.0
 LAST_SYSTEM_UID = 999
-OF_THE_HOST = frozenset(("env", "find", "kill", "ln", "mkdir", "rm", "touch"))  # what dialects use besides
+OF_THE_HOST = frozenset(
+    ("chmod", "env", "find", "kill", "ln", "mkdir", "rm", "rmdir", "stat", "touch")
+)  # what dialects use besides
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 VALUE = re.compile(r"[^\x00-\x1f\x7f]{1,4096}")
 
@@ -38,6 +42,8 @@ class Needs:
     # The folder of the system's settings, from those variables; and the variables a folder stands for.
     home: Callable[[Mapping[str, str]], Path | None] = lambda variables: None
     told_by: Callable[[Path], Mapping[str, str]] = lambda folder: {}
+    # Programs that lie elsewhere, each with the command that prints in which folder.
+    told_folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,11 @@ class Client:
 
     def missing(self, needs: Needs) -> list[str]:
         """What belljar runs and this host does not have."""
-        return [name for name in needs.programs if not os.access(self.programs.get(name, ""), os.X_OK)]
+        return [
+            name
+            for name in (*needs.programs, *needs.told_folders)
+            if not os.access(self.programs.get(name, ""), os.X_OK)
+        ]
 
     def environment(self) -> dict[str, str]:
         bins = list(dict.fromkeys(os.path.dirname(path) for path in self.programs.values()))
@@ -114,6 +124,7 @@ def find(
             *SEARCH_PATH.split(":"),
         ]
     programs = dict(_programs(needs.programs, looked))
+    programs.update(_told(needs, Client(system, programs, variables)))
     is_trusted = bool(folders) or os.geteuid() != 0
     for name, path in programs.items():
         if not (is_trusted or is_the_systems(path)):
@@ -162,6 +173,15 @@ def _programs(names: tuple[str, ...], folders: Iterable[str]) -> Iterator[tuple[
     for name in names:
         if path := next((path for folder in around if (path := _executable(folder, name))), None):
             yield name, path
+
+
+def _told(needs: Needs, client: Client) -> Iterator[tuple[str, str]]:
+    """Those whose folder the system itself tells; one that does not answer tells none."""
+    for name, argv in needs.told_folders.items():
+        with suppress(BelljarError):
+            folder = client.run(argv, ASK_TIMEOUT).decode(errors="replace").strip()
+            if path := _executable(folder, name):
+                yield name, path
 
 
 def _executable(folder: str, name: str) -> str | None:

@@ -8,6 +8,7 @@ https://htcondor.readthedocs.io/en/latest/users-manual/env-of-job.html
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Mapping
@@ -25,13 +26,14 @@ IMAGE, DISK = "VmImage", "VmDisk"
 # The schedd lets a job set attributes of its own that begin so (CHIRP_DELAYED_UPDATE_PREFIX); OnExitHold looks at it.
 HELD = "ChirpBelljarHold"
 SMALLEST_DISK = 8 * GIB  # from here on RequestDisk is meant for the machine's disk
-CHIRP = ("/usr/libexec/condor/condor_chirp", "condor_chirp")
 VACATE_TIME = 600  # seconds between the soft and the hard kill, unless job or machine say less (MachineMaxVacateTime)
-SCRATCH, JOB_AD, MACHINE_AD, ERROR_FILE = (
-    "_CONDOR_SCRATCH_DIR", "_CONDOR_JOB_AD", "_CONDOR_MACHINE_AD", "_CONDOR_WRAPPER_ERROR_FILE",
+SCRATCH, JOB_AD, MACHINE_AD, ERROR_FILE, CHIRP_CONFIG = (
+    "_CONDOR_SCRATCH_DIR", "_CONDOR_JOB_AD", "_CONDOR_MACHINE_AD", "_CONDOR_WRAPPER_ERROR_FILE", "_CONDOR_CHIRP_CONFIG",
 )  # fmt: skip
 # HTCondor has no words for "closed" that leave running jobs alone: condor_drain evicts them. So the node keeps the reason
-# in a link, and a startd cron job publishes it as HasVm and VmOfflineReason, which START looks at.
+# in a link, and a startd cron job publishes what START looks at. HasVM and VMOfflineReason are HTCondor's own, and names
+# have no case.
+WORKS, CLOSED_REASON, IMAGES, POOL_IMAGES = "BelljarWorks", "BelljarClosedReason", "BelljarImages", "BelljarPoolImages"
 CLOSED = "/var/lib/belljar/htcondor-closed"
 OUR_WORD = b"belljar"
 JOB_ID = re.compile(r"[0-9]+\.[0-9]+\Z")
@@ -42,8 +44,8 @@ class CondorJob(Job):
     """A job, with what is needed to answer it."""
 
     error_file: bytes = b""
-    scratch: str = ""
-    was_held: bool = False  # the mark of an earlier hold is still in its ad
+    chirp: tuple[str, ...] = ()  # variables by which condor_chirp finds the starter
+    starts: int = 0  # of its program, this one not yet counted
 
 
 class HTCondor:
@@ -62,13 +64,16 @@ class HTCondor:
         if cluster is None or proc is None:
             raise NotInAJob(f"{here.var(JOB_AD)}: holds no ClusterId and ProcId")
         slot = _slot(here)
+        chirp = tuple(f"{name}={here.var(name)}" for name in (SCRATCH, CHIRP_CONFIG) if here.var(name))
+        starts = ad.number("NumJobStarts") or 0
+        native = Command(here.argv[0], here.argv, unstarted=lambda exc: _unstarted(chirp, starts, here.argv[0], exc))
         return CondorJob(
             system=self.name, id=f"{cluster}.{proc}", aliases=_aliases(ad), name=ad.text("JobBatchName"),
-            queue=ad.text("AcctGroup"), image=image_of(ad), native=Command(here.argv[0], here.argv),
+            queue=ad.text("AcctGroup"), image=image_of(ad), native=native,
             cpus=slot.number("Cpus") or ad.number("RequestCpus"), memory=size_of(slot, "Memory", ad, "RequestMemory", MIB),
             disk=disk_of(ad), wall=_wall(ad), started_before=_started_before(ad), grace=_grace(ad), signals_reach_all=False,
-            staged=_staged(here), error_file=os.fsencode(here.var(ERROR_FILE)), scratch=here.var(SCRATCH),
-            was_held=ad.get(HELD) is not None,
+            staged=_staged(here), redirect=(ERROR_FILE.encode(),), error_file=os.fsencode(here.var(ERROR_FILE)), chirp=chirp,
+            starts=starts,
         )  # fmt: skip
 
     def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
@@ -77,17 +82,19 @@ class HTCondor:
         failed = Ending(exit_code=OUR_FAILURE)
         match verdict:
             case Verdict.MIRROR:
-                end = Ending(exit_code=outcome.exit_code, signal=outcome.signal)
-                return _chirped(job, "undefined", end, end) if job.was_held else end
+                return Ending(exit_code=outcome.exit_code, signal=outcome.signal)
             case Verdict.REQUEUE if job.error_file:
                 # The starter takes any such file for a failure of this machine and gives the job back: Idle. It would
                 # start again at once, here or elsewhere, so this process keeps it for a while.
                 text = reason.encode("ascii", "replace") + b"\n"
-                return Ending(exit_code=1, files=((job.error_file, text),), delay=delay(tries, settings))
+                folder = os.path.dirname(job.error_file)
+                return Ending(
+                    exit_code=1, files=((job.error_file, text),), opens=folder, delay=delay(tries, settings)
+                )  # fmt: skip
             case Verdict.HOLD:
-                return _chirped(job, string(reason), failed, failed)
+                return _held(job.chirp, job.starts, reason, failed)
             case _:
-                return _chirped(job, "undefined", failed, failed) if job.was_held else failed
+                return failed
 
     def count(self, job: Job) -> tuple[str, ...]:
         """None: a node may not ask or write the schedd's queue. NumShadowStarts in the ad has to do."""
@@ -97,7 +104,7 @@ class HTCondor:
         return 0
 
     def alive(self) -> tuple[str, ...]:
-        return ("condor_status", os.uname().nodename, "-af", "Name", "JobId")
+        return ("condor_status", "-constraint", of_this_host(), "-af", "Name", "JobId")
 
     def living(self, printed: bytes) -> frozenset[str]:
         """A line for each slot. No line at all is no answer: a node in service has at least one."""
@@ -127,6 +134,13 @@ class HTCondor:
         raise NotInAJob(
             "HTCondor runs nothing as root around a job", hint="Run `belljar reap --batch htcondor` from a timer."
         )
+
+
+def of_this_host() -> str:
+    """A constraint: a name given alone is looked up, and a host without a domain may not be found. Who has the same short
+    name in another domain fits too; that ends no machine too many."""
+    short = os.uname().nodename.partition(".")[0]
+    return f'regexp("^{short}([.].*)?$", Machine, "i")'
 
 
 def _aliases(ad: Ad) -> tuple[str, ...]:
@@ -190,12 +204,19 @@ def _staged(here: Surroundings) -> Staged:
     return Staged(into=() if inside else ads, folders=(scratch,) if scratch and not inside else ())
 
 
-def _chirped(job: CondorJob, value: str, end: Ending, otherwise: Ending) -> Ending:
-    """*end* after the job's ad was told; tried by the program's usual path, then by its name."""
-    for program in reversed(CHIRP):
-        command = ("env", f"{SCRATCH}={job.scratch}", program, "set_job_attr_delayed", HELD, value)
-        otherwise = Ending(end.exit_code, end.signal, (command,), otherwise=otherwise)
-    return otherwise
+def _unstarted(chirp: tuple[str, ...], starts: int, program: bytes, exc: OSError) -> Ending:
+    """The starter holds a job whose program it cannot execute. Only the job's ad can ask for that from here."""
+    text = f"Failed to execute '{os.fsdecode(program)}': (errno={exc.errno}: '{exc.strerror}')"
+    failed = Ending(exit_code=126 if exc.errno in (errno.ENOEXEC, errno.EACCES) else 127)
+    return _held(chirp, starts, text, failed)
+
+
+def _held(chirp: tuple[str, ...], starts: int, reason: str, end: Ending) -> Ending:
+    """*end* after the job's ad was told; the same where it cannot be told. What is told holds for this start alone: the
+    attribute stays in the ad of a job that is released."""
+    value = f"ifThenElse(NumJobStarts <= {starts + 1}, {string(reason)}, undefined)"
+    command = ("env", *chirp, "condor_chirp", "set_job_attr_delayed", HELD, value)
+    return Ending(end.exit_code, end.signal, (command,), otherwise=end)
 
 
 DIALECT = HTCondor()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -45,6 +45,8 @@ class Command:
     path: bytes
     argv: tuple[bytes, ...]
     stdin: bytes | None = None  # what its standard input holds (then EOF); None: it has ours
+    # Where the system itself calls execve: its answer to a program that cannot be started. None: as a shell starts it.
+    unstarted: Callable[[OSError], Ending] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ class Ending:
     signal: int | None = None
     commands: tuple[tuple[str, ...], ...] = ()
     files: tuple[tuple[bytes, bytes], ...] = ()  # (path, content) to write: HTCondor's wrapper error file
+    opens: bytes = b""  # the folder of these files: at the very end others may find and read them
     delay: float = 0.0  # the least time this process keeps the job before it leaves, where no command can say "later"
     otherwise: Ending | None = None
 

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace, house: House) -> int:
 
         image = image_for(job.image, job.queue, settings.batch)
         if not image and not (trouble and trouble.hides_the_image):
-            become(here, job)
+            return become(here, job, house, settings.batch)
         if trouble:
             raise trouble.error
         outcome = in_machine(here, job, image, house)
@@ -181,8 +181,9 @@ def _ask(argv: tuple[str, ...]) -> bytes:
 # -- without a machine ---------------------------------------------------------------------------------------------------
 
 
-def become(here: Surroundings, job: Job) -> NoReturn:
-    """Be what the system would have started. Python changed the fate of two signals; both are put back."""
+def become(here: Surroundings, job: Job, house: House, settings: batch.Settings) -> int:
+    """Be what the system would have started; returns only where the system has its own answer to what cannot be started.
+    Python changed the fate of two signals; both are put back."""
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     if job.notice is not None:
@@ -197,8 +198,16 @@ def become(here: Surroundings, job: Job) -> NoReturn:
         os.dup2(reader, 0)
         os.close(reader)
     try:
+        if command.unstarted is not None:
+            os.execve(command.path, list(command.argv), dict_of(here.env))
         execute(command.path, list(command.argv), here)
     except OSError as exc:
+        if command.unstarted is not None:
+            from belljar.batch.acts import carry_out
+            from belljar.cli.batch_client import runner
+
+            run = runner(house, job.system, settings.ask_timeout)
+            return end(carry_out(command.unstarted(exc), run)[0])
         from belljar.cli import complain
 
         complain(f"{os.fsdecode(command.path)}: {exc.strerror}", "")
@@ -306,7 +315,7 @@ def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings
     from belljar.cli.run import tell_troubles
 
     tell_troubles(outcome)
-    from belljar.batch.acts import carry_out
+    from belljar.batch.acts import carry_out, let_in
 
     ignore_signals(verdict)
     ending, trouble = carry_out(dialect.tell(job, verdict, outcome, tries, settings), run)
@@ -316,6 +325,7 @@ def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings
         complain(trouble, "")
     if ending.delay:
         wait_for_term(ending.delay)
+    let_in(ending)
     return end(ending)
 
 

@@ -89,7 +89,7 @@ def test_a_job_on_a_shared_file_system() -> None:
     assert set(read.staged.into) == {f"{SCRATCH}/.job.ad".encode(), f"{SCRATCH}/.machine.ad".encode()}
     assert read.staged.folders == (SCRATCH.encode(),)
     assert read.image == 'strcat("debian", "12")', "no literal: the rules will refuse it, nobody evaluates it"
-    assert read.was_held
+    assert read.starts == 0
 
 
 def test_the_slot_may_say_nothing() -> None:
@@ -144,7 +144,7 @@ def test_a_job_that_cannot_be_started_here_goes_back_to_idle() -> None:
     ((path, text),) = ending.files
     assert path == f"{SCRATCH}/.job_wrapper_failure".encode() and ending.exit_code == 1 and not ending.commands
     assert text == b'belljar: try 2 of 3: no "space"?left\\ on ?\n', "one line: the starter puts it into the job's log"
-    assert ending.delay == 60.0
+    assert (ending.delay, ending.opens) == (60.0, SCRATCH.encode())
 
 
 def test_without_a_file_for_errors_there_is_no_way_back_to_idle() -> None:
@@ -154,26 +154,28 @@ def test_without_a_file_for_errors_there_is_no_way_back_to_idle() -> None:
 
 def test_a_hold_is_asked_for_in_the_jobs_own_ad_and_else_the_job_fails() -> None:
     ending = tell(job(), Verdict.HOLD, tries=3)
-    ((env, where, program, act, name, value),) = ending.commands
-    assert (env, where, act, name) == (
+    ((env, where, how, program, act, name, value),) = ending.commands
+    assert (env, where, how) == (
         "env",
         f"_CONDOR_SCRATCH_DIR={SCRATCH}",
-        "set_job_attr_delayed",
-        "ChirpBelljarHold",
+        f"_CONDOR_CHIRP_CONFIG={SCRATCH}/.chirp.config",
     )
-    assert program == "/usr/libexec/condor/condor_chirp"
-    assert value == "\"belljar: try 3 of 3: no 'space'?left/ on ?\"", "one literal, whatever the reason says"
-    assert ending.exit_code == 125 and ending.otherwise is not None and ending.otherwise.otherwise is not None
-    assert ending.otherwise.commands[0][2] == "condor_chirp"
-    assert ending.otherwise.otherwise == Ending(exit_code=125)
+    assert (program, act, name) == ("condor_chirp", "set_job_attr_delayed", "ChirpBelljarHold")
+    said = "\"belljar: try 3 of 3: no 'space'?left/ on ?\""
+    assert value == f"ifThenElse(NumJobStarts <= 2, {said}, undefined)", "for this start alone, the ad's second"
+    assert ending.exit_code == 125 and ending.otherwise == Ending(exit_code=125)
 
 
-def test_a_job_that_was_held_once_is_not_held_by_its_old_mark() -> None:
-    held = job("job-shared.ad")
-    for verdict, end in ((Verdict.MIRROR, Ending(7)), (Verdict.FAIL, Ending(125))):
-        ending = tell(held, verdict, exit_code=7)
-        assert ending.commands[0][-2:] == ("ChirpBelljarHold", "undefined") and ending.exit_code == end.exit_code
-        assert ending.otherwise is not None and ending.otherwise.otherwise == end
+def test_a_program_that_cannot_be_executed_is_held_as_the_starter_would() -> None:
+    unstarted = job("job-shared.ad").native.unstarted
+    assert unstarted is not None
+    ending = unstarted(OSError(8, "Exec format error"))
+    assert ending.exit_code == 126 and "(errno=8: 'Exec format error')" in ending.commands[0][-1]
+    assert unstarted(OSError(2, "No such file or directory")).exit_code == 127
+
+
+def test_what_the_wrapper_alone_is_told_is_not_for_the_job() -> None:
+    assert job().redirect == (b"_CONDOR_WRAPPER_ERROR_FILE",)
 
 
 def test_a_failure_of_the_askers_is_our_exit_code() -> None:
