@@ -24,6 +24,7 @@ class Place:
     run: Callable[[tuple[str, ...]], bytes] = lambda argv: (
         b""
     )  # a command of the system; raises CommandFailed, CommandMissing
+    node: Path | None = None  # `paths.node`
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,15 @@ class Advice:
     text: str
 
 
-Piece = OurFile | OurLines | Change | Advice
+@dataclass(frozen=True)
+class Guard:
+    """What must not be there, and is not ours to change: it stops `install`, and `check` names it."""
+
+    purpose: str
+    look: Callable[[], str]  # what is in the way; "" where nothing is
+
+
+Piece = OurFile | OurLines | Change | Advice | Guard
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 from belljar.batch import marks
 from belljar.batch import siting_record as records
 from belljar.batch import siting_removal as removal
-from belljar.batch.siting import Change, Finding, OurFile, OurLines, Piece, Place, SiteOfSystem
+from belljar.batch.siting import Change, Finding, Guard, OurFile, OurLines, Piece, Place, SiteOfSystem
 from belljar.batch.siting_files import Undo, keep_copy, put, read, real
 from belljar.batch.siting_record import Choice, Edited, Record, digest
 from belljar.batch.siting_removal import Execute
@@ -70,7 +70,8 @@ class Engine:
         """How each piece stands, what is no longer wanted last. Changes nothing."""
         record = self._record()
         pieces = self._pieces()
-        return [*(self._look(piece, record) for piece in pieces), *self._leftovers(record, pieces)]
+        steps = (self._look(piece, record) for piece in pieces)
+        return [*(one for one in steps if not _is_quiet(one)), *self._leftovers(record, pieces)]
 
     def install(self, *, prefix: str = "", force: bool = False) -> list[Step]:
         """Put in place what is missing or different, and take out what other options had put there; all of it, or
@@ -191,6 +192,9 @@ class Engine:
             return _look_at_lines(piece)
         if isinstance(piece, Change):
             return self._look_at_change(piece)
+        if isinstance(piece, Guard):
+            seen = piece.look()
+            return Step(piece, Status.FOREIGN if seen else Status.THERE, detail=seen)
         return Step(piece, Status.ADVICE)
 
     def _look_at_change(self, piece: Change) -> Step:
@@ -274,6 +278,11 @@ class Engine:
                 del record.files[str(step.path)]
             else:
                 list(removal.remove_file(str(step.path), record, undo))
+
+
+def _is_quiet(step: Step) -> bool:
+    """A guard that found nothing is not worth a word."""
+    return isinstance(step.piece, Guard) and step.status is Status.THERE
 
 
 def _key(piece: Piece) -> tuple[str, str]:

@@ -21,7 +21,7 @@ def guest_memory(limit: int | None, address_space: int, settings: Settings, defa
     if address_space >= 0:
         size = min(size, address_space - ADDRESS_SPACE)
     if size < SMALLEST_GUEST:
-        needed = SMALLEST_GUEST + (overhead(SMALLEST_GUEST * 2, settings) if limit is not None else ADDRESS_SPACE)
+        needed = smallest_limit(settings) if limit is not None else SMALLEST_GUEST + ADDRESS_SPACE
         got = limit if limit is not None else address_space
         raise OverLimit(
             f"{got // MIB} MiB of memory: a job in a machine needs at least {needed // MIB} MiB,"
@@ -29,6 +29,11 @@ def guest_memory(limit: int | None, address_space: int, settings: Settings, defa
             hint="Ask for more memory, or run the job without a machine.",
         )
     return rounded(size) if limit is not None or address_space >= 0 else size
+
+
+def smallest_limit(settings: Settings) -> int:
+    """The least memory limit of a job with which it gets a machine."""
+    return SMALLEST_GUEST + overhead(SMALLEST_GUEST * 2, settings)
 
 
 def overhead(limit: int, settings: Settings) -> int:

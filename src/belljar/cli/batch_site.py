@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar import batch
 from belljar.batch import client
-from belljar.batch.siting import Change, OurFile, OurLines, Piece, Place, SiteOfSystem
+from belljar.batch.siting import Change, Guard, OurFile, OurLines, Piece, Place, SiteOfSystem
 from belljar.batch.siting_engine import TO_DO, Engine, Status, Step
 from belljar.cli.batch_client import own_prefix
 from belljar.errors import BadOption, HostError
@@ -118,7 +118,7 @@ def prepare(args: argparse.Namespace, house: House) -> tuple[Engine, Place, Site
     place = Place(
         settings=settings.batch, wrapper=prefix / "libexec" / f"wrap-{system}", belljar=prefix / "libexec" / f"belljar-{system}",
         store=settings.paths.site_store or settings.paths.store, folder=folder, options=options,
-        run=lambda argv: execute(argv, b""),
+        node=settings.paths.node, run=lambda argv: execute(argv, b""),
     )  # fmt: skip
     own = functools.partial(launchers, ours, config_file=house.config_file)
     return Engine(system, site, place, own, execute), place, site, ours
@@ -258,6 +258,8 @@ def print_all(steps: list[Step], after: tuple[tuple[str, ...], ...]) -> None:
             if piece.stdin:
                 print(f"-- their standard input\n{piece.stdin.decode(errors='replace')}")
             print()
+        elif isinstance(piece, Guard):
+            print(f"-- {step.detail}\n")
         else:
             print(f"-- by hand\n{piece.text}\n")
     if after:

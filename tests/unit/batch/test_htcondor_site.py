@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,10 @@ import pytest
 from belljar.batch import Settings, load_site
 from belljar.batch.htcondor_ads import Expression, value_of
 from belljar.batch.htcondor_site import SITE, plain_regex, requirement, sentence, shared_here, start
-from belljar.batch.siting import OurFile, Place
-from belljar.errors import CommandMissing
+from belljar.batch.siting import Change, Guard, OurFile, Place
+from belljar.errors import BadOption, CommandMissing
 
-NAME = 'regexp("^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", VmImage)'
+NAME = 'isString(VmImage) && regexp("^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", VmImage)'
 
 
 def place(folder: Path, settings: Settings | None = None, **answers: bytes) -> Place:
@@ -36,11 +37,12 @@ def file(folder: Path, name: str, settings: Settings | None = None) -> OurFile:
     return found[0]
 
 
-def test_one_file_of_settings_and_two_scripts(tmp_path: Path) -> None:
+def test_one_file_of_settings_and_three_scripts(tmp_path: Path) -> None:
     assert load_site("htcondor") is SITE
     pieces = [one for one in SITE.pieces(place(tmp_path)) if isinstance(one, OurFile)]
     assert [(one.path.name, one.mode) for one in pieces] == [
-        ("belljar-prepare", 0o755), ("belljar-publish", 0o755), ("90-belljar.conf", 0o644),
+        ("belljar-prepare", 0o755), ("belljar-publish", 0o755), ("belljar-pool-images", 0o755),
+        ("90-belljar.conf", 0o644),
     ]  # fmt: skip
     config = pieces[-1].content.decode()
     assert f"USER_JOB_WRAPPER = {tmp_path}/lib exec/wrap-htcondor\n" in config
@@ -50,9 +52,9 @@ def test_one_file_of_settings_and_two_scripts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("allow", "expected"),
     [
-        (("* *",), f"VmImage is undefined || {NAME}"),
-        (("user:bob *", "group:physics sl7"), f"VmImage is undefined || {NAME}"),
-        (("* debian1[12]",), f"VmImage is undefined || {NAME}"),
+        (("* *",), f"VmImage is undefined || ({NAME})"),
+        (("user:bob *", "group:physics sl7"), f"VmImage is undefined || ({NAME})"),
+        (("* debian1[12]",), f"VmImage is undefined || ({NAME})"),
         ((), f"VmImage is undefined || ({NAME} && (false))"),
         (("* debian*", "user:bob sl7.?"),
          f'VmImage is undefined || ({NAME} && ((regexp("^debian.*$", VmImage)) || '
@@ -78,14 +80,14 @@ def test_the_sentence_is_one_literal() -> None:
 @pytest.mark.parametrize(
     ("changes", "other"),
     [
-        ({}, "True"), ({"default_image": "sl7"}, "MY.HasVm =?= True"),
+        ({}, "True"), ({"default_image": "sl7"}, "MY.BelljarWorks =?= True"),
         ({"queue_images": ("night=sl7", "day=sl7")},
-         '(MY.HasVm =?= True || !stringListMember(TARGET.AcctGroup ?: "", "night,day"))'),
+         '(MY.BelljarWorks =?= True || !stringListMember(TARGET.AcctGroup ?: "", "night,day"))'),
     ],
 )  # fmt: skip
 def test_a_node_whose_machines_fail_takes_other_jobs_only(changes: dict[str, object], other: str) -> None:
     text = start(replace(Settings(), **changes))  # type: ignore[arg-type]
-    assert text.startswith(f"ifThenElse(TARGET.VmImage =?= undefined, {other}, (MY.HasVm =?= True &&")
+    assert text.startswith(f"ifThenElse(TARGET.VmImage =?= undefined, {other}, (MY.BelljarWorks =?= True &&")
     assert isinstance(value_of(text, old=True), Expression)
 
 
@@ -99,13 +101,13 @@ def test_the_node_publishes_its_images_and_why_it_is_closed(tmp_path: Path) -> N
     text = file(tmp_path, "belljar-publish").content.replace(b"/var/lib/belljar/htcondor-closed", os.fsencode(closed))
     script.write_bytes(text)
     assert published(script) == [
-        "HasVm = True",
-        "VmOfflineReason = undefined",
-        'VmImages = "debian12,sl7"',
+        "BelljarWorks = True",
+        "BelljarClosedReason = undefined",
+        'BelljarImages = "debian12,sl7"',
         "- update:true",
     ]
     closed.symlink_to('belljar: "no" space\\ left\n$(id)')
-    assert published(script)[:2] == ["HasVm = False", 'VmOfflineReason = "belljar: ?no? space? left?$(id)"']
+    assert published(script)[:2] == ["BelljarWorks = False", 'BelljarClosedReason = "belljar: ?no? space? left?$(id)"']
 
 
 def published(script: Path) -> list[str]:
@@ -127,17 +129,99 @@ def test_a_hook_that_breaks_holds_nobody(tmp_path: Path, belljar: str, said: byt
     assert (done.returncode, done.stdout) == (0, said)
 
 
-def test_what_is_wrong_is_found(tmp_path: Path) -> None:
+def final(folder: Path) -> dict[str, bytes]:
+    """What condor_config_val says where nothing but our file is there."""
+    text = file(folder, "90-belljar.conf").content.decode()
+    pairs = dict(re.findall(r"^([A-Za-z_]+) = (.*)$", text, re.MULTILINE))
+    values = {name: re.sub(r"\$\([A-Z_]+\)", "", value).encode() for name, value in pairs.items()}
     version = b"$CondorVersion: 23.0.6 2024-03-14 BuildID: 717437 $\n"
-    wrapper = os.fsencode(tmp_path / "lib exec/wrap-htcondor") + b"\n"
-    answers = {"condor_version": version, "USER_JOB_WRAPPER": wrapper, "EXECUTE": b"/home/condor/execute\n"}
-    assert all(one.is_good for one in SITE.findings(place(tmp_path, **answers)))
-    old = {**answers, "condor_version": b"$CondorVersion: 8.4.2 2016 $", "USER_JOB_WRAPPER": b"/other"}
-    assert [one.is_good for one in SITE.findings(place(tmp_path, **old))] == [False, False, True, True]
-    keyword = {**answers, "STARTER_JOB_HOOK_KEYWORD": b"SITE\n"}
-    assert not SITE.findings(place(tmp_path, **keyword))[2].is_good
-    assert not any(one.is_good for one in SITE.findings(place(tmp_path))[:2])
-    assert "copied in and out" in SITE.findings(place(tmp_path, **{**answers, "EXECUTE": b"/scratch"}))[3].detail
+    return {**values, "condor_version": version, "EXECUTE": b"/home/condor/execute\n", "DAEMON_LIST": b"MASTER STARTD SCHEDD",
+            "MOUNT_UNDER_SCRATCH": b'"/tmp,/var/tmp"', "BelljarPoolImages": b"debian12\n"}  # fmt: skip
+
+
+def wrong(folder: Path, **changes: bytes) -> list[str]:
+    """What `check` finds wrong."""
+    where = replace(place(Path("/opt"), **{**final(Path("/opt")), **changes}), node=Path("/var/lib/node"))
+    return [one.what for one in SITE.findings(where) if not one.is_good]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("condor_version", b"$CondorVersion: 8.4.2 2016 $"), ("USER_JOB_WRAPPER", b"/other"),
+        ("STARTER_JOB_HOOK_KEYWORD", b"SITE"), ("STARTER_DEFAULT_JOB_HOOK_KEYWORD", b"SITE"),
+        ("BELLJAR_HOOK_PREPARE_JOB", b"/other"), ("STARTD_CRON_JOBLIST", b"kflops"), ("START", b"True"),
+        ("ENABLE_CHIRP", b"false"), ("ENABLE_CHIRP_DELAYED", b"False"), ("SUBMIT_REQUIREMENT_BelljarKnown", b"True"),
+        ("JOB_TRANSFORM_NAMES", b"Other"), ("SCHEDD_CRON_JOBLIST", b""), ("CHIRP_DELAYED_UPDATE_PREFIX", b"Own"),
+    ],
+)  # fmt: skip
+def test_what_another_file_said_later_is_found(tmp_path: Path, name: str, value: bytes) -> None:
+    assert wrong(tmp_path) == []
+    expected = {"condor_version": "HTCondor answers"}.get(name, name)
+    assert wrong(tmp_path, **{name: value}) == [expected]
+
+
+def test_a_list_of_names_that_lost_ours_is_found(tmp_path: Path) -> None:
+    assert set(wrong(tmp_path, SUBMIT_REQUIREMENT_NAMES=b"Other")) == {"SUBMIT_REQUIREMENT_NAMES"}
+
+
+def test_a_host_is_asked_only_about_the_daemons_it_has(tmp_path: Path) -> None:
+    assert wrong(tmp_path, DAEMON_LIST=b"MASTER STARTD", JOB_TRANSFORM_NAMES=b"", SUBMIT_REQUIREMENT_NAMES=b"") == []
+    assert wrong(tmp_path, DAEMON_LIST=b"MASTER, SCHEDD", START=b"True", USER_JOB_WRAPPER=b"") == []
+
+
+def test_a_schedd_that_does_not_know_the_pool_is_to_be_restarted(tmp_path: Path) -> None:
+    assert wrong(tmp_path, BelljarPoolImages=b"undefined\n") == ["the schedd knows the images of the pool"]
+
+
+def test_what_jobs_cannot_see_is_found(tmp_path: Path) -> None:
+    assert wrong(tmp_path, MOUNT_UNDER_SCRATCH=b"/var/lib") == ["paths.node is outside of jobs' own folders"]
+
+
+# -- what is the site's own ----------------------------------------------------------------------------------------------
+
+
+def guarded(
+    folder: Path, node: Path | None = Path("/var/lib/node"), options: dict[str, str] | None = None, **said: bytes
+) -> dict[str, str]:
+    where = replace(place(folder, **said), node=node, options=options or {})
+    seen = {one.purpose: one.look() for one in SITE.pieces(where) if isinstance(one, Guard)}
+    return {name: text for name, text in seen.items() if text}
+
+
+def test_a_wrapper_or_hook_of_the_sites_is_not_overridden(tmp_path: Path) -> None:
+    own = b"USER_JOB_WRAPPER = /site/wrap\n # at: /etc/condor/config.d/50-site.conf, line 3\n"
+    assert guarded(tmp_path) == {}
+    text = guarded(tmp_path, USER_JOB_WRAPPER=own)["USER_JOB_WRAPPER"]
+    assert "/site/wrap (/etc/condor/config.d/50-site.conf, line 3)" in text and "--set wrapper=site" in text
+    keyword = b"STARTER_JOB_HOOK_KEYWORD = SITE\n # at: /etc/condor/condor_config.local, line 1\n"
+    assert "--set hook=site" in guarded(tmp_path, STARTER_JOB_HOOK_KEYWORD=keyword)["STARTER_JOB_HOOK_KEYWORD"]
+    ours = own.replace(b"/etc/condor/config.d/50-site.conf", os.fsencode(tmp_path / "config.d/90-belljar.conf"))
+    assert guarded(tmp_path, USER_JOB_WRAPPER=ours) == {}, "an older file of ours, with another prefix"
+
+
+def test_a_site_may_call_ours_from_its_own(tmp_path: Path) -> None:
+    own = b"USER_JOB_WRAPPER = /site/wrap\n # at: /etc/condor/config.d/50-site.conf, line 3\n"
+    chosen = {"wrapper": "site", "hook": "site"}
+    assert guarded(tmp_path, options=chosen, USER_JOB_WRAPPER=own) == {}
+    (config,) = [
+        one
+        for one in SITE.pieces(replace(place(tmp_path), options=chosen))
+        if getattr(one, "path", None) and one.path.name == "90-belljar.conf"  # type: ignore[union-attr]
+    ]
+    assert (
+        isinstance(config, OurFile) and b"USER_JOB_WRAPPER" not in config.content and b"KEYWORD" not in config.content
+    )
+    with pytest.raises(BadOption, match="wrapper=site"):
+        SITE.pieces(replace(place(tmp_path), options={"wrapper": "none"}))
+
+
+def test_without_a_folder_for_machines_nothing_is_installed(tmp_path: Path) -> None:
+    assert "[paths]" in guarded(tmp_path, node=None)["paths.node"]
+    folder = next(
+        one for one in SITE.pieces(replace(place(tmp_path), node=tmp_path / "node")) if isinstance(one, Change)
+    )
+    assert folder.is_done(b"1777 0\n") and not folder.is_done(b"711 0\n")
 
 
 @pytest.mark.parametrize(
