@@ -38,3 +38,26 @@ def test_versions_agree(wheel: zipfile.ZipFile) -> None:
 
     assert f"-{belljar.__version__}-" in str(wheel.filename)
     assert f"## {belljar.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("there", "chosen"),
+    [
+        ({"python3": (3, 11)}, "python3"),
+        ({"python3": (3, 14), "python3.12": (3, 12)}, "python3"),
+        ({"python3": (3, 6), "python3.11": (3, 11), "python3.12": (3, 12)}, "python3.12"),
+        ({"python3": (3, 9), "python3.9": (3, 9), "python3.13": (3, 13)}, "python3.13"),
+        ({"python3": (3, 10)}, ""),
+        ({}, ""),
+    ],
+)
+def test_a_python_that_is_new_enough_is_found_by_its_name(
+    tmp_path: Path, there: dict[str, tuple[int, int]], chosen: str
+) -> None:
+    """EL 8, EL 9 and Ubuntu 22.04 have theirs beside an older python3. The Pythons here are stand-ins that know their version."""
+    for name, version in there.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\nexit {int(version < (3, 11))}\n")
+        (tmp_path / name).chmod(0o755)
+    done = subprocess.run([ROOT / "scripts/python", tmp_path], capture_output=True, text=True, timeout=60)
+    assert done.stdout == (f"{tmp_path}/{chosen}\n" if chosen else "")
+    assert (done.returncode, "Python 3.11 or newer" in done.stderr) == ((0, False) if chosen else (1, True))

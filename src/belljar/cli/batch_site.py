@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -28,7 +29,7 @@ LAUNCHER = """\
 # Made by `belljar batch install {system}`: {purpose}.
 import sys
 
-sys.path.append({lib!r})
+sys.path += {libraries!r}
 sys.argv[1:1] = {words!r}
 from belljar.cli import entry
 
@@ -176,10 +177,19 @@ def _launcher(system: str, purpose: str, path: Path, words: list[str]) -> OurFil
     python = sys.executable
     if len(python) > LONGEST_SHEBANG or any(char.isspace() for char in python):
         raise HostError(f"{python}: a path that a `#!` line cannot hold", hint="Install belljar with another Python.")
-    lib = os.fspath(Path(__file__).resolve().parents[2])
     listed = os.fspath(client.path_of(path, system))
-    text = LAUNCHER.format(python=python, system=system, purpose=purpose, lib=lib, words=words, commands=listed)
+    text = LAUNCHER.format(
+        python=python, system=system, purpose=purpose, libraries=_libraries(), words=words, commands=listed
+    )
     return OurFile(purpose, path, text.encode(), 0o755)
+
+
+def _libraries() -> list[str]:
+    """Where this belljar is, and what it needs: in one folder where it was installed, in two where it runs in a checkout."""
+    found = [Path(__file__).resolve().parents[2]]
+    if (needed := importlib.util.find_spec("h11")) is not None and needed.origin is not None:
+        found.append(Path(needed.origin).resolve().parents[1])
+    return [os.fspath(one) for one in dict.fromkeys(found)]
 
 
 # -- words ---------------------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ def needed() -> None:
     except ImportError as exc:
         raise HostError(
             "signatures take the Python library `cryptography`, which is not installed",
-            hint="Install belljar with its extra `sign`: pip install 'belljar[sign]'.",
+            hint="Install belljar anew with what it needs: `make install`, or `pip install cryptography` beside it.",
         ) from exc
 
 

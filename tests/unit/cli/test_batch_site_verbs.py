@@ -209,6 +209,18 @@ def test_the_launchers_run_this_belljar_whatever_their_environment_says(
     assert "not this one" not in done.stderr
 
 
+def test_a_launcher_of_a_checkout_has_what_belljar_needs(
+    site: PaperSite, call: Callable[..., int], tmp_path: Path
+) -> None:
+    assert main(["batch", "install", "slurm", "--prefix", str(tmp_path / "opt")]) == 0
+    before, _, _ = (tmp_path / "opt/libexec/belljar-slurm").read_text().partition("sys.argv")
+    needs = "import cryptography, h11, httpx, pycdlib, rich; print('all there')"
+    done = subprocess.run(
+        [sys.executable, "-IS", "-c", f"{before}\n{needs}"], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "all there\n", done.stderr
+
+
 def test_the_prefix_is_where_belljar_is_installed() -> None:
     assert own_prefix().is_absolute()
     assert own_prefix() != Path("/usr")

@@ -54,13 +54,7 @@ def bounded(work: Callable[[], T], timeout: float) -> T:
 
 def library() -> Any:
     """libvirt's own Python binding, quiet, its events served by a thread from the first use on."""
-    try:
-        import libvirt  # type: ignore[import-untyped,import-not-found,unused-ignore]
-    except ImportError as exc:
-        raise CommandMissing(
-            "libvirt-python is not installed beside belljar",
-            hint="Install belljar's extra `libvirt`, or Debian's python3-libvirt.",
-        ) from exc
+    libvirt = _binding()
     with _events:
         if not _serving:
             libvirt.registerErrorHandler(lambda context, error: None, None)  # it would write to stderr
@@ -68,6 +62,25 @@ def library() -> Any:
             _serving.append(threading.Thread(target=_serve, args=(libvirt,), daemon=True, name="libvirt events"))
             _serving[0].start()
     return libvirt
+
+
+def _binding() -> Any:
+    """Beside belljar, or among the modules of the distribution's packages, where an installed belljar does not look for
+    anything else. Raises CommandMissing."""
+    import importlib
+    import site
+    import sys
+
+    with suppress(ImportError):
+        return importlib.import_module("libvirt")
+    sys.path += [one for one in site.getsitepackages() if one not in sys.path and not one.startswith("/usr/local/")]
+    try:
+        return importlib.import_module("libvirt")
+    except ImportError as exc:
+        raise CommandMissing(
+            f"libvirt's Python binding is neither beside belljar nor a module of {sys.executable}",
+            hint="Install python3-libvirt (`apt`, `dnf`) for the system's Python, or belljar's extra `libvirt` beside it.",
+        ) from exc
 
 
 def _serve(libvirt: Any) -> None:
