@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,10 +19,11 @@ from belljar.model import Account, MachineSpec, Payload, Request
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from belljar.guest import Guest
     from belljar.guest.conversation import Conversation
-    from belljar.hypervisor import Hypervisor, Template
+    from belljar.hypervisor import DomainSpec, Hypervisor, Template
     from belljar.image.overlay import DiskOverlays
     from belljar.image.store import Store
     from belljar.machine.layers import Layers
@@ -125,7 +127,7 @@ class House:
         planner = Planner(
             hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, mould=self.mould,
             settings=machine, qemu_owner=qemu.user, layers=self.layers,
-            networks=networks, ssh=self.ssh,
+            networks=networks, ssh=self.ssh, showing=self._showing,
         )  # fmt: skip
         return Supervisor(
             Parts(
@@ -174,12 +176,43 @@ class House:
             if item.facts.get("image_digest") == digest
         ]
 
+    def _showing(self, what: str, spec: DomainSpec) -> AbstractContextManager[None]:
+        """A word about what a job waits for, where a person watches, or asked for it by -v: else its stderr is the payload's
+        alone."""
+        if not (self.verbose or _is_watched()):
+            return nullcontext()
+        from belljar.image.progress import begin_and_end, clock
+
+        return (begin_and_end if self.verbose else clock)(what, self._usual(spec), sys.stderr)
+
+    def _usual(self, spec: DomainSpec) -> str:
+        """How long a template took here the last time: of this image, else of another."""
+        from belljar.hypervisor import Accelerator
+        from belljar.journal import Ledger
+
+        last: dict[bool, float] = {}
+        for row in Ledger(self.folders.logs).rows():
+            phases = row.get("phases")
+            if took := phases.get("template") if isinstance(phases, dict) else None:
+                last[row.get("image_digest") == spec.image_digest] = float(took)
+        if last:
+            return f" (the last one{'' if True in last else ', of another image,'} took {last.get(True, last.get(False)):.0f} s)"
+        return " (without KVM this takes minutes, once)" if spec.accelerator is Accelerator.TCG else ""
+
     def _point(self, name: str) -> None:
         """A named point of a machine's life: told with `-v`. Tests set `testing.abort_at` to die there as by an accident."""
         if self.verbose:
             print(f"belljar: {time.monotonic() - self._begin:8.3f} s  {name}", file=sys.stderr)
         if name == self.settings.testing.abort_at:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _is_watched() -> bool:
+    """Is stderr a terminal, and one that can go back in a line?"""
+    try:
+        return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+    except (AttributeError, ValueError):  # closed
+        return False
 
 
 async def _relay(guest: Guest, connection: socket.socket) -> None:

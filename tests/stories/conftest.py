@@ -22,7 +22,7 @@ from belljar.machine import Folders, Settings
 from belljar.machine.mould import Mould
 from belljar.machine.orders import Order, Orders
 from belljar.machine.parts import Parts
-from belljar.machine.plan import Planner
+from belljar.machine.plan import Planner, Showing, in_silence
 from belljar.machine.recover import Reaper
 from belljar.machine.registry import Machines
 from belljar.machine.supervisor import Supervisor
@@ -71,6 +71,7 @@ class House:
         self.at: dict[str, Callable[[], None]] = {}  # what happens at a point of the machine's life
         self.settings = Settings()
         self.networks: Networks | None = None
+        self.showing: Showing = in_silence
         self.reaper = Reaper(self.folders, self.hypervisor)
         self.machines = Machines(self.folders, self.reaper)
         self.orders: Orders
@@ -107,7 +108,7 @@ class House:
         planner = Planner(
             hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, mould=mould, settings=self.settings,
             qemu_owner="auto", layers=_no_layers,
-            networks=self.networks,
+            networks=self.networks, showing=self.showing,
         )  # fmt: skip
         return Supervisor(
             Parts(

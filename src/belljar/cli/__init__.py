@@ -216,7 +216,7 @@ def overview() -> str:
             *lines,
             "",
             "  --config FILE    settings that stand before those of the site and the user",
-            "  -v, --verbose    with an error, tell where it was raised",
+            "  -v, --verbose    tell what a job waits for, and with an error where it was raised",
             "  --version        print the version",
             "",
             "`belljar VERB --help` explains a verb. `belljar run -- true` is a good beginning.",

@@ -172,7 +172,7 @@ def to_raw(
             raise ImageCorrupt("the file is packed more than twice", hint="Unpack it first.")
         check_form(program[0], formats)
         progress.step(f"Unpacking ({program[0]})")
-        blob = _unpacked(program, blob, folder / f"unpacked-{layer}", largest)
+        blob = _unpacked(program, blob, folder / f"unpacked-{layer}", largest, progress)
     check_disc(head) if is_disc else refuse_foreign(head)
     raw = folder / "disk.raw"
     check_form("iso" if is_disc else "qcow2" if head.startswith(qcow2.MAGIC) else "raw", formats)
@@ -297,8 +297,8 @@ def _checked_signer(blob: Path, order: Order, progress: Progress) -> str:
     return embedded.verify(blob, trust.signer_of(order.signer), trust.moment(time.time()))
 
 
-def _unpacked(program: tuple[str, ...], blob: Path, out: Path, largest: int) -> Path:
-    run(program, [], Limits(PATIENCE, largest), stdin=blob, stdout=out)
+def _unpacked(program: tuple[str, ...], blob: Path, out: Path, largest: int, progress: Progress) -> Path:
+    run(program, [], Limits(PATIENCE, largest), stdin=blob, stdout=out, progress=progress)
     blob.unlink()
     return out
 

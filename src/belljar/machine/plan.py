@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -64,6 +65,14 @@ class Plan:
         return self.way.awaited
 
 
+# Told what a job waits for that takes long, and which machine; shows it to whoever watches while inside.
+Showing = Callable[[str, DomainSpec], AbstractContextManager[None]]
+
+
+def in_silence(what: str, spec: DomainSpec) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 class Planner:
     """Turns a request into a Plan and puts the disk in its place."""
 
@@ -79,8 +88,9 @@ class Planner:
         layers: Callable[[], Layers],
         networks: Networks | None = None,
         ssh: Callable[[], SshHouse] | None = None,
+        showing: Showing = in_silence,
     ) -> None:
-        self._ssh = ssh
+        self._ssh, self._showing = ssh, showing
         self._hypervisor, self._images, self._overlays = hypervisor, images, overlays
         self._mould, self._settings, self._qemu_owner = mould, settings, qemu_owner
         self._layers = layers
@@ -133,8 +143,10 @@ class Planner:
             account, make_guest = payload.account if payload else None, None
             if way is not None and way.ssh is not None:
                 make_guest = way.ssh.first_guest(life)
+            what = f"Making a template of {life.request.machine.image}, once"
             try:
-                return await self._mould.make(spec, image, life.record, account, awaited, make_guest)
+                with self._showing(what, spec):
+                    return await self._mould.make(spec, image, life.record, account, awaited, make_guest)
             except GuestRefused as error:
                 if way is not None and way.ssh is not None:
                     way.ssh.remember(error)

@@ -21,6 +21,7 @@ from belljar.errors import BadOption, DownloadStalled, ImageCorrupt, ImageMismat
 from belljar.host import commands
 from belljar.image import Image, qcow2, sandbox, sources
 from belljar.image.manifest import sha256_of
+from belljar.image.progress import Silent
 from belljar.image.sources import Order
 from belljar.image.store import Store
 from belljar.model import MIB
@@ -307,3 +308,29 @@ def test_a_form_the_site_does_not_take_in_is_refused(
     with pytest.raises(ImageUnfit, match=f"{form}, which this site does not take in"):
         bring(store, path)
     assert nothing_left(store)
+
+
+class Told(Silent):
+    """Keeps the amounts, and lets the program go on after each."""
+
+    def __init__(self) -> None:
+        self.amounts: list[tuple[int, int | None]] = []
+
+    def amount(self, done: int, total: int | None) -> None:
+        self.amounts.append((done, total))
+
+
+def test_how_much_of_a_packed_file_was_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its offset, whatever the program is."""
+    monkeypatch.setattr(sandbox, "LOOK", 0.001)
+    packed, told = tmp_path / "packed", Told()
+    packed.write_bytes(lzma.compress(os.urandom(24 << 20), preset=0))
+    sandbox.run(["xz", "-dc"], [], sandbox.Limits(60, 1 << 30), stdin=packed, stdout=tmp_path / "out", progress=told)
+    done, totals = [done for done, _ in told.amounts], {total for _, total in told.amounts}
+    assert totals == {packed.stat().st_size} and done == sorted(done) and 0 < done[-1] <= packed.stat().st_size
+    assert len(set(done)) > 2
+
+
+def test_a_program_that_takes_too_long_ends_though_somebody_watches(tmp_path: Path) -> None:
+    with pytest.raises(ImageCorrupt, match="not finished after 0 s"):
+        sandbox.run(["sleep", "100"], [], sandbox.Limits(0, 1 << 20), progress=Told())

@@ -104,23 +104,24 @@ class Daemon:
         used = resident(who.pid) if who is not None and limit else 0
         return f"it uses {used // MIB} MiB of memory, more than the limit of {limit // MIB} MiB" if used > limit else ""
 
-    def restart(self) -> str:
-        """Have a daemon that answers and is not too large; what was done, in words. Never raises."""
-        if not self._settings.restart_command:
-            return "no `libvirt.restart_command` is set"
+    def restart(self, was: Identity | None = None) -> str:
+        """Have a daemon that answers and is not too large, whether it is who it *was* or not; what was done, in words. Never
+        raises."""
         longest = 2 * (self._settings.restart_timeout + self._settings.timeout)
         try:
-            return bounded(self._restart_alone, longest)
+            return bounded(lambda: self._restart_alone(was), longest)
         except Overdue:
             return f"it was not restarted within {longest:g} s"
         except (BelljarError, OSError) as error:
             return f"it could not be restarted: {error}"
 
-    def _restart_alone(self) -> str:
+    def _restart_alone(self, was: Identity | None) -> str:
+        if not self._settings.restart_command:
+            return self._who_is_well(was) or "no `libvirt.restart_command` is set"
         lock = private_folder(self._store / "libvirt") / "restart.lock"
         with locked(lock, timeout=self._settings.restart_timeout, what="restart libvirt's daemon") as held:
-            if self._is_well():
-                return "another one answers by now"
+            if words := self._who_is_well(was):
+                return words
             run_under(held, self._settings.restart_command, self._settings.restart_timeout)
             self._meet()
         return "it was restarted"
@@ -133,11 +134,20 @@ class Daemon:
             time.sleep(pause)
         self.connect().abandon()
 
-    def _is_well(self) -> bool:
+    def _who_is_well(self, was: Identity | None) -> str:
+        """Who answers and is not too large, in words; "" where nobody does."""
         try:
             link = self.connect()
         except BelljarError:
-            return False
+            return ""
         who = identity(link)
         link.abandon()
-        return not self.too_large(who)
+        if self.too_large(who):
+            return ""
+        if who is None or was is None:
+            return "one answers by now"
+        return (
+            f"the same one (pid {who.pid}) answers others"
+            if who == was
+            else f"another one (pid {who.pid}) answers by now"
+        )

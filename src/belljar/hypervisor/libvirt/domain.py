@@ -248,7 +248,7 @@ class LibvirtDomain:
     async def _close_out(self, why: str) -> None:
         """The daemon first: whoever sees the domain end is told why at once."""
         self._it.link.abandon(why)
-        done = await in_thread(self._it.daemon.restart)
+        done = await in_thread(lambda: self._it.daemon.restart(self._it.who))
         if self._over.is_set():
             return
         self.kill()

@@ -109,7 +109,8 @@ class LibvirtHypervisor:
         names = (CHANNEL, "console", *(["card"] if is_carried else []))
         lines = Lines(self._base / spec.id, spec.owner, names, (self._log_of(spec.id), spec.folder / "qemu.log"))
         write = lambda: domain_xml(spec, self._ends(spec, lines))  # noqa: E731
-        return Attempt(spec, self.daemon, self._libvirt, lines, write, lambda: self._pid_of(spec.id))
+        emulator = abilities.find(self._settings.binary)
+        return Attempt(spec, self.daemon, self._libvirt, lines, write, lambda: self._pid_of(spec.id), emulator)
 
     def _ends(self, spec: DomainSpec, lines: Lines) -> Ends:
         boot = spec.boot
@@ -185,7 +186,8 @@ class LibvirtHypervisor:
         link = self.daemon.connect()
         try:
             version = link.call("its version", lambda it: it.getLibVersion())
-            link.call("what it can do", lambda it: it.getCapabilities(), self._libvirt.start_timeout)
+            emulator = None if self._is_xen else abilities.find(self._settings.binary)
+            link.call("what QEMU can do", lambda it: it.getDomainCapabilities(emulator), self._libvirt.start_timeout)
             who = identity(link)
         finally:
             link.abandon()

@@ -21,6 +21,10 @@ from belljar.errors import CommandMissing, LibvirtLost, LibvirtRefused
 T = TypeVar("T")
 SOCKETS = re.compile(r"(libvirt|virt[a-z]+d)-sock(-ro|-admin)?$")
 KEEPALIVES = 3  # unanswered ones before the connection is given up
+TOO_SLOW = (
+    "Raise `libvirt.start_timeout` where the host is slow. After QEMU or libvirt was changed, have the daemon ask QEMU before any"
+    " job does: `belljar doctor --only libvirt`."
+)
 
 _opening = threading.Lock()
 _events = threading.Lock()
@@ -137,16 +141,17 @@ class Link:
         return self._end.pid if self._end else 0
 
     def call(self, what: str, work: Callable[[Any], T], timeout: float | None = None) -> T:
-        """What *work* makes of the connection. Raises LibvirtLost when the daemon is gone or not in time, LibvirtRefused
-        when it answers that it will not."""
+        """What *work* makes of the connection; a *timeout* of its own is that of a start. Raises LibvirtLost when the daemon
+        is gone or not in time, LibvirtRefused when it answers that it will not."""
         libvirt, limit = library(), self._timeout if timeout is None else timeout
         if self.lost:
             raise LibvirtLost(f"libvirt's daemon cannot be asked for {what}: {self.lost}")
         try:
             return bounded(lambda: work(self.connection), limit)
         except Overdue:
-            self.abandon(f"it did not answer within {limit:g} s when asked for {what}")
-            raise LibvirtLost(f"libvirt's daemon hangs: {self.lost}") from None
+            setting, hint = ("timeout", None) if timeout is None else ("start_timeout", TOO_SLOW)
+            self.abandon(f"did not answer within {limit:g} s (`libvirt.{setting}`) when asked for {what}")
+            raise LibvirtLost(f"libvirt's daemon {self.lost}", hint=hint) from None
         except libvirt.libvirtError as exc:
             said = words_of(exc)
             if self.lost or is_loss(libvirt, exc):
@@ -206,7 +211,7 @@ def open_link(uri: str, timeout: float) -> Link:
             connection = bounded(lambda: libvirt.open(uri), timeout)
         except Overdue:
             _drop_new(before)
-            raise LibvirtLost(f"libvirt's daemon hangs: {uri} was not opened within {timeout:g} s") from None
+            raise LibvirtLost(f"libvirt's daemon did not open {uri} within {timeout:g} s (`libvirt.timeout`)") from None
         except libvirt.libvirtError as exc:
             _drop_new(before)
             said = words_of(exc)

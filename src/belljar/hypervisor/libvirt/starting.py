@@ -83,12 +83,13 @@ class Attempt:
 
     def __init__(
         self, spec: DomainSpec, daemon: Daemon, settings: LibvirtSettings, lines: Lines, write: Callable[[], str],
-        find: Callable[[], int],
+        find: Callable[[], int], emulator: str,
     ) -> None:  # fmt: skip
         self._spec, self._daemon, self._settings, self._lines = spec, daemon, settings, lines
-        self._write, self._find = write, find
+        self._write, self._find, self._emulator = write, find, emulator
         self._making = threading.Lock()  # held while something of the machine is made on this host
         self._link: Link | None = None
+        self._who: Identity | None = None
         self._started: Started | None = None
         self._is_given_up = False
 
@@ -125,7 +126,7 @@ class Attempt:
                     self._link.abandon("the start failed")
                 self._lines.close(keep_log=not self._is_given_up)
             if isinstance(exc, LibvirtLost) and not self._is_given_up:
-                raise LibvirtLost(f"{exc.message}; {self._daemon.restart()}") from exc
+                raise LibvirtLost(f"{exc.message}; {self._daemon.restart(self._who)}", hint=exc.hint) from exc
             raise
 
     def _start(self, document: str) -> Started:
@@ -134,9 +135,13 @@ class Attempt:
         with self._making:
             self._link = link
             self._go_on()
-        who = identity(link)
+        who = self._who = identity(link)
         if too_large := self._daemon.too_large(who):
             raise LibvirtLost(f"libvirt's daemon is not asked for a domain: {too_large}")
+        # A daemon that does not know this QEMU runs it a few times first, which may take longer than the start itself.
+        with suppress(LibvirtRefused):
+            ask = lambda it: it.getDomainCapabilities(self._emulator)  # noqa: E731
+            link.call(f"what QEMU can do ({self._emulator})", ask, self._settings.start_timeout)
         flags = libvirt.VIR_DOMAIN_START_AUTODESTROY | libvirt.VIR_DOMAIN_START_PAUSED
         handle = self._create(link, lambda it: it.createXML(document, flags))
         if not is_machine(handle, self._spec.id):

@@ -36,7 +36,7 @@ class Daemon:
     def too_large(self, who: Any) -> str:
         return self.large
 
-    def restart(self) -> str:
+    def restart(self, was: Any = None) -> str:
         self.restarts += 1
         self.may_restart.wait(30)
         return "it was restarted"

@@ -133,7 +133,8 @@ def test_a_daemon_above_its_limit_is_a_fault_and_one_below_is_none(tmp_path: Pat
     assert watched(tmp_path, memory_limit=MIB).too_large(None) == ""
 
 
-def test_without_a_command_nothing_is_restarted(tmp_path: Path) -> None:
+def test_without_a_command_nothing_is_restarted(tmp_path: Path, answering: Callable[..., list[FakeLink]]) -> None:
+    answering(LibvirtLost("gone"))
     assert "no `libvirt.restart_command`" in watched(tmp_path).restart()
 
 
@@ -155,7 +156,12 @@ def test_one_that_does_not_listen_at_once_is_waited_for(
 
 def test_whoever_comes_second_restarts_nothing(tmp_path: Path, answering: Callable[..., list[FakeLink]]) -> None:
     answering(1)
-    assert "another one answers" in watched(tmp_path, "/bin/touch", str(tmp_path / "touched")).restart()
+    one = watched(tmp_path, "/bin/touch", str(tmp_path / "touched"))
+    assert one.restart(Identity(2, 1)) == "another one (pid 1) answers by now"
+    assert (
+        one.restart(Identity(1, 1)) == "the same one (pid 1) answers others" and one.restart() == "one answers by now"
+    )
+    assert watched(tmp_path).restart(Identity(1, 1)) == "the same one (pid 1) answers others"
     assert not (tmp_path / "touched").exists()
 
 

@@ -53,7 +53,7 @@ class Daemon:
     def too_large(self, who: Any) -> str:
         return ""
 
-    def restart(self) -> str:
+    def restart(self, was: Any = None) -> str:
         raise AssertionError("nobody wants that daemon restarted")
 
 
@@ -65,7 +65,7 @@ class Bench:
         self.lines = Lines(self.folder, (os.geteuid(), os.getegid()))
         spec: Any = None  # nothing is asked of libvirt
         daemon: Any = self.daemon
-        self.attempt = Attempt(spec, daemon, LibvirtSettings(), self.lines, self._write, lambda: 0)
+        self.attempt = Attempt(spec, daemon, LibvirtSettings(), self.lines, self._write, lambda: 0, "qemu")
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _write(self) -> str:
