@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import stat
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -188,6 +189,29 @@ def test_without_the_device_of_kvm(user: User) -> None:
 
 
 # -- what belongs to somebody else -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["an ordinary user's", "root's"])
+def victim(request: pytest.FixtureRequest, users: list[User], belljar: Belljar) -> Belljar:
+    return belljar if request.param == "root's" else users[0]
+
+
+def test_a_strangers_process_with_a_machines_name_stops_nobody(victim: Belljar, users: list[User]) -> None:
+    died = victim.run("--", "true", env={"BELLJAR_TESTING_ABORT_AT": "payload-started"})
+    assert died.returncode == -signal.SIGKILL
+    (id,) = victim.machines()
+    argv = ["qemu-system-x86_64", "-c", "print('up', flush=True); input()", "-name", f"guest=belljar-{id}"]
+    with subprocess.Popen(
+        argv, executable="/usr/bin/python3", stdin=subprocess.PIPE, stdout=subprocess.PIPE, **users[1].who()
+    ) as stranger:
+        assert stranger.stdout is not None and stranger.stdout.readline() == b"up\n"
+        done = victim.run("--", "echo", "ran")
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"ran\n", b"")
+        assert victim.machines() == []
+        reaped = victim("reap")
+        assert (reaped.returncode, reaped.stdout, reaped.stderr) == (0, b"", b"")
+        assert victim("reap", "-n").stdout == b"" and stranger.poll() is None
+        stranger.communicate(b"")
 
 
 def test_another_users_machines_are_closed(users: list[User]) -> None:

@@ -15,12 +15,15 @@ from pathlib import Path
 import pytest
 from tests.stories.conftest import House
 
-from belljar.host.locks import is_locked
+from belljar.errors import DomainDied
+from belljar.host.locks import is_locked, locked
+from belljar.hypervisor import Traces
+from belljar.journal import read
 from belljar.machine import recover
 from belljar.machine.ending import end
 from belljar.machine.fates import retire
-from belljar.machine.life import Life, claim
-from belljar.machine.recover import Undone, prune
+from belljar.machine.life import Life, claim, gate
+from belljar.machine.recover import Undone, prune, traces_of
 
 
 def orphan(house: House, id: str = "0123456789ab") -> Life:
@@ -125,6 +128,90 @@ def test_the_end_of_a_machine_waits_for_a_lock_that_outlives_its_holder(house: H
     (view,) = house.machines.list()
     assert end(view, house.hypervisor, house.reaper)
     assert child.wait(10) == 0 and house.saved_outcome()["cause"] == "node-fault"
+
+
+def test_one_machines_trouble_is_told_and_keeps_no_other_from_being_finished(house: House) -> None:
+    ids = [f"{number:012x}" for number in range(3)]
+    for id in ids:
+        orphan(house, id)
+    house.hypervisor.faults.discard = [DomainDied("QEMU of machine (pid 7) does not go away")]
+    undone = house.reaper.quick()
+    ((stuck, error),) = [(one.machine, one.error) for one in undone if one.error]
+    assert error == "QEMU of machine (pid 7) does not go away"
+    assert {one.machine for one in undone if one.what == "machine"} == set(ids) - {stuck}
+    assert os.listdir(house.folders.machines) == [stuck] and house.folders.overlay(stuck).exists()
+    assert house.run(house.request(id="f" * 12)).exit_code == 0
+    assert stuck in {one.machine for one in house.reaper.full()}
+    assert house.leftovers() == []
+
+
+def test_a_file_that_cannot_be_removed_is_told_and_the_rest_goes(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    house.run()
+    strays = [house.folders.overlay("e" * 12), house.folders.overlay("f" * 12)]
+    for path in strays:
+        path.touch()
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path == strays[0]:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    told = {one.path: (one.what, one.error) for one in house.reaper.full()}
+    assert told == {
+        str(strays[0]): ("not finished", "Read-only file system"),
+        str(strays[1]): ("stray file", ""),
+    }
+
+
+def test_a_reaper_that_takes_its_time_keeps_nobody_from_beginning_a_machine(house: House) -> None:
+    """A process in the kernel's hands takes seconds to end, a tree on a slow disk longer."""
+    orphan(house)
+    began, may_end = threading.Event(), threading.Event()
+
+    def discard(id: str, traces: Traces, *, patience: float) -> None:
+        began.set()
+        assert may_end.wait(30)
+
+    house.hypervisor.discard = discard  # type: ignore[method-assign, assignment]
+    (house.folders.scratch / f"{'e' * 12}.qcow2").touch()
+    reaping = threading.Thread(target=house.reaper.full)
+    reaping.start()
+    try:
+        assert began.wait(30)
+        with locked(gate(house.folders), timeout=0.0, what="begin a machine", shared=True):
+            pass
+        claim(house.request(id="a" * 12), house.folders, lambda point: None).release()
+    finally:
+        may_end.set()
+        reaping.join(30)
+
+
+def test_a_start_does_not_wait_for_a_machine_that_somebody_else_finishes(house: House) -> None:
+    life = orphan(house)
+    with locked(life.folder / "lock", timeout=1, what="finish it"):
+        assert house.reaper.quick(patience=0.01) == []
+
+
+def test_what_stands_still_in_the_middle_of_making_a_machine_is_no_dead_one_and_stops_nobody(house: House) -> None:
+    """A claim that a batch system suspended holds the gate."""
+    orphan(house)
+    (house.folders.machines / ("a" * 12)).mkdir(mode=0o700)
+    with locked(gate(house.folders), timeout=1, what="begin a machine", shared=True):
+        assert {one.machine for one in house.reaper.quick(patience=0.01)} == {"0123456789ab"}
+    assert {one.machine for one in house.reaper.quick()} == {"a" * 12}
+
+
+def test_of_a_journal_only_this_boots_processes_are_believed(house: House) -> None:
+    life = claim(house.request(), house.folders, lambda point: None)
+    life.record.write("template-wait", lock="x", owner=65534)
+    life.record.write("spawned", pid=4711, started=99, argv=["qemu"])
+    life.record.write("spawned", pid=1, started="noise", argv=["qemu"])
+    events = read(life.folder)
+    life.release()
+    assert traces_of(events) == Traces(frozenset({65534}), frozenset({(4711, 99)}))
+    assert traces_of([{**events[0], "boot": "another"}, *events[1:]]) == Traces() == traces_of([])
 
 
 def test_a_living_machine_is_left_alone(house: House) -> None:

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,7 +38,7 @@ class Owned:
 
 
 def run(args: argparse.Namespace, house: House) -> int:
-    """Exit 1 when a system or a user's folder could not be asked: nothing was done about those."""
+    """Exit 1 when a system or a user's folder could not be asked, or something of a machine could not be cleared away."""
     from belljar.cli import complain
     from belljar.cli.render import show
 
@@ -141,27 +140,37 @@ def live_machines(house: House, *, dry: bool) -> tuple[list[Owned], list[str]]:
     the way. And what could not be looked at."""
     from belljar.cli.users import users_of
 
-    found, trouble = _owned(json.loads(_look(house, dry=dry)), None), []
+    seen = json.loads(_look(house, dry=dry))
+    found, trouble = _owned(seen[0], None), _stuck(seen[1])
     for user in users_of(house):
         try:
             look = partial(_look, house.of_user(user.uid, user.home), dry=dry)
-            found += _owned(json.loads(as_user(user, look, timeout=USER_TIMEOUT, what="look for machines")), user)
-        except (BelljarError, ValueError, RecursionError) as exc:
+            seen = json.loads(as_user(user, look, timeout=USER_TIMEOUT, what="look for machines"))
+            found += _owned(seen[0], user)
+            trouble += [f"{user.name}: {line}" for line in _stuck(seen[1])]
+        except (BelljarError, ValueError, RecursionError, LookupError, TypeError) as exc:
             trouble.append(f"{user.name}'s machines cannot be seen: {exc}")
     return found, trouble
 
 
 def _look(house: House, *, dry: bool) -> bytes:
-    """JSON of [machine, [names]]; runs as the machines' owner."""
+    """JSON of [machine, [names]] for each, and of what could not be finished; runs as the machines' owner."""
     from belljar.machine.registry import jobs_of
 
     if not house.folders.run.is_dir():
-        return b"[]"
+        return b"[[], []]"
+    stuck = []
     if not dry:
-        with suppress(BelljarError):
-            house.machines.reap()
+        try:
+            stuck = [f"{one.machine} {one.what}: {one.error}" for one in house.machines.reap() if one.error]
+        except BelljarError as exc:
+            stuck = [exc.message]
     views = [view for view in house.machines.list() if view.alive]
-    return json.dumps([[view.id, sorted(jobs_of(view))[:8]] for view in views if jobs_of(view)]).encode()
+    return json.dumps([[[view.id, sorted(jobs_of(view))[:8]] for view in views if jobs_of(view)], stuck]).encode()
+
+
+def _stuck(raw: Any) -> list[str]:
+    return [line[:300] for line in raw if isinstance(line, str)][:20] if isinstance(raw, list) else []
 
 
 def _owned(raw: Any, user: User | None) -> list[Owned]:

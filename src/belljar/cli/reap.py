@@ -15,7 +15,8 @@ HELP = (
     "Finish what dead belljar processes left behind: kill their QEMU, remove their files, write their outcome. "
     "Machines that live are not touched. Every start of belljar does this too, for what it finds cheaply. With --batch, "
     "machines whose job is gone are ended too: jobs that the batch system did not know in two answers, `batch.gone_after` "
-    "apart. A system that cannot be asked knows all its jobs. Root does it for every user of the node (`paths.node`)."
+    "apart. A system that cannot be asked knows all its jobs. Root does it for every user of the node (`paths.node`). Exit 1 when something could not be "
+    "finished; it keeps nothing else from being."
 )
 
 
@@ -41,6 +42,6 @@ def run(args: argparse.Namespace, house: House) -> int:
 
     undone = house.machines.leftovers() if args.dry_run else house.machines.reap()
     if undone or args.format == "json":
-        rows = [(one.machine, one.what, one.path) for one in undone]
-        show(list(undone), ("MACHINE", "WHAT", "WHERE"), rows, as_=args.format)
-    return 0
+        rows = [(one.machine, one.what, one.path, one.error) for one in undone]
+        show(list(undone), ("MACHINE", "WHAT", "WHERE", "ERROR"), rows, as_=args.format)
+    return 1 if any(one.error for one in undone) else 0

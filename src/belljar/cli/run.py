@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.model import Outcome
 
+START_PATIENCE = 2.0  # seconds a start spends on the dead, at most
 HELP = (
     "Run a command, or a script that is copied in, in its own fresh virtual machine. Exits with the payload's own code; "
     "death by a signal is death by the same signal; 125: belljar itself failed, 126: not executable, 127: not found."
@@ -139,7 +140,7 @@ def run(args: argparse.Namespace, house: House) -> int:
     wanted = request.build(args, house.settings)
     report = Report(args.report)
     widen_limits()
-    house.reaper.quick()
+    finish_the_dead(house)
     house.images.ensure(wanted.machine.image)
     if args.user_data is not None:
         from belljar.cli.userdata import with_user_data
@@ -153,6 +154,15 @@ def run(args: argparse.Namespace, house: House) -> int:
     if wanted.payload is None and outcome.cause is Cause.FINISHED:
         complain(f"{outcome.id}: {outcome.reason}", "")  # it has no other way to say how it went
     return leave(outcome)
+
+
+def finish_the_dead(house: House) -> None:
+    """What dead supervisors left is cleared away at every start; what cannot be is no reason not to start."""
+    stuck = {one.machine for one in house.reaper.quick(START_PATIENCE) if one.error}
+    if stuck:
+        from belljar.cli import complain
+
+        complain(f"what is left of {', '.join(sorted(stuck)[:3])} cannot be cleared away; see `belljar reap`", "")
 
 
 def widen_limits() -> None:

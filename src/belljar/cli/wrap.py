@@ -256,10 +256,10 @@ def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcom
     from belljar.batch.request import asker_of
     from belljar.cli.attend import attend
     from belljar.cli.request import account_of
-    from belljar.cli.run import widen_limits
+    from belljar.cli.run import START_PATIENCE, widen_limits
 
     widen_limits()
-    house.reaper.quick()
+    house.reaper.quick(START_PATIENCE)  # what cannot be finished is the site's affair, not this job's
     try:
         house.images.settle(image, own=may_be_own(asker_of(account_of(None), job), house.settings.batch))
         house.images.ensure(image)

@@ -74,9 +74,10 @@ class UnsafeFolder(HostError):
 
 
 class LockTimeout(HostError):
-    """Another belljar process held a lock for longer than the deadline."""
+    """Another belljar process held a lock for longer than the deadline: nobody's fault but that process's."""
 
-    hint = "See which process holds it in the message; try again later."
+    hint = "See what the process that holds it is doing (it may be stopped); try again later."
+    retry = Retry.LATER
 
 
 class NoAccelerator(HostError):

@@ -5,9 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import signal
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -90,51 +88,65 @@ def wait_for_anybody(path: Path, *, timeout: float, what: str) -> Lock:
 
 
 def _wait(path: Path, timeout: float, what: str, open: Callable[[], int], shared: bool = False) -> Lock:
-    """Block in flock in a helper process-free way: an interval timer interrupts the wait at the deadline."""
+    """The lock, once its holder gives it up. The kernel's wait has no deadline, so a thread waits: one that gets the lock
+    when nobody wants it any more gives it back at once."""
     import threading
 
-    deadline = time.monotonic() + timeout
-    if threading.current_thread() is not threading.main_thread():
-        return _wait_in_thread(path, deadline, what, open, shared)
+    turn, done, is_over = threading.Lock(), threading.Event(), False
+    got: list[Lock] = []
+    failed: list[BaseException] = []
 
-    class _Expired(Exception):
-        pass
+    def wait() -> None:
+        try:
+            lock = _block(path, open, shared)
+        except BaseException as exc:
+            failed.append(exc)
+        else:
+            with turn:
+                lock.release() if is_over else got.append(lock)
+        done.set()
 
-    def expire(*_: object) -> None:
-        raise _Expired
-
-    before = signal.signal(signal.SIGALRM, expire)
     try:
-        while True:
-            descriptor = open()
-            try:
-                signal.setitimer(signal.ITIMER_REAL, max(deadline - time.monotonic(), 0.001))
-                fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-                signal.setitimer(signal.ITIMER_REAL, 0)
-                if _still_there(path, descriptor):
-                    return Lock(path, descriptor)
-                os.close(descriptor)
-            except BaseException:
-                os.close(descriptor)
-                raise
-    except _Expired:
-        raise LockTimeout(f"{path}: held by another process for {timeout:.0f} s while waiting to {what}") from None
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        threading.Thread(target=wait, daemon=True).start()
+        done.wait(timeout)
+        with turn:
+            is_over = True
+    except BaseException:  # a signal's handler, say
+        with turn:
+            is_over = True
+            for lock in got:
+                lock.release()
+        raise
+    if got:
+        return got[0]
+    if failed:
+        raise failed[0]
+    raise LockTimeout(f"{path}: held by {_holder(path)} for {timeout:.0f} s while waiting to {what}")
 
 
-def _wait_in_thread(path: Path, deadline: float, what: str, open: Callable[[], int], shared: bool) -> Lock:
-    """In a thread no signal can break the wait; the thread itself is what the caller's deadline abandons."""
+def _block(path: Path, open: Callable[[], int], shared: bool) -> Lock:
     while True:
         descriptor = open()
-        fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        if time.monotonic() > deadline:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+            if _still_there(path, descriptor):
+                return Lock(path, descriptor)
+        except BaseException:
             os.close(descriptor)
-            raise LockTimeout(f"{path}: held by another process for too long while waiting to {what}")
-        if _still_there(path, descriptor):
-            return Lock(path, descriptor)
+            raise
         os.close(descriptor)  # its holder took the file away
+
+
+def _holder(path: Path) -> str:
+    """Who has the lock, as far as the kernel tells: proc(5), /proc/locks."""
+    with suppress(OSError):
+        facts = os.stat(path)
+        file = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x}:{facts.st_ino}"
+        for line in Path("/proc/locks").read_text().splitlines():
+            words = line.split()
+            if words[1:2] == ["FLOCK"] and words[5:6] == [file] and words[4] not in ("0", str(os.getpid())):
+                return f"process {words[4]}"
+    return "another process"
 
 
 def _open(path: Path, shared: bool) -> int:

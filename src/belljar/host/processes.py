@@ -6,8 +6,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -27,6 +26,16 @@ def start_time(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return int(text[text.rindex(b")") + 2 :].split()[19])
+
+
+def owner(pid: int) -> int | None:
+    """Who started this process: its real uid, which a program that runs with another's rights does not change. None when
+    there is no such process. Who owns its files in /proc is another question."""
+    try:
+        text = (PROC / str(pid) / "status").read_bytes()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith(b"Uid:")), None)
 
 
 def is_stopped(pid: int) -> bool:
@@ -69,21 +78,31 @@ def all_pids() -> Iterator[int]:
             yield int(entry)
 
 
-def kill_and_wait(pids: Iterable[int], *, timeout: float = 5.0) -> list[int]:
-    """SIGKILL them all, then wait for their ends together. Returns those that outlived *timeout* (state D, mostly).
+def kill_and_wait(
+    pids: Iterable[int], *, timeout: float = 5.0, still: Callable[[int], bool] = lambda pid: True
+) -> list[int]:
+    """SIGKILL them all, then wait for their ends together. Returns those that outlived *timeout* (state D, mostly), and
+    those we may not kill. *still*: is it the one that was meant? Asked when the number cannot become another's any more.
 
     Works on processes that are not our children. Ours are left for their owner to reap: a zombie counts as ended.
     """
-    poller, pending = select.poll(), {}
+    poller, pending, refused = select.poll(), {}, []
     for pid in pids:
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             continue
-        poller.register(descriptor, select.POLLIN)
-        pending[descriptor] = pid
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        try:
+            if still(pid):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+                poller.register(descriptor, select.POLLIN)
+                pending[descriptor] = pid
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            refused.append(pid)
+        if descriptor not in pending:
+            os.close(descriptor)
     deadline = time.monotonic() + timeout
     survivors = dict(pending)
     while survivors and (left := deadline - time.monotonic()) > 0:
@@ -92,7 +111,7 @@ def kill_and_wait(pids: Iterable[int], *, timeout: float = 5.0) -> list[int]:
             survivors.pop(descriptor, None)
     for descriptor in pending:
         os.close(descriptor)
-    return list(survivors.values())
+    return [*refused, *survivors.values()]
 
 
 def die_by(number: int) -> None:

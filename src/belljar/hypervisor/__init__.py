@@ -6,6 +6,7 @@ can be unmade by its id alone: `discard(id)`, again and again, after a crash, kn
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from belljar.errors import BadSetting, BelljarError
+from belljar.host import processes
 from belljar.model import Firmware, MachineId, NetworkMode, ShareKind
 
 if TYPE_CHECKING:
@@ -253,6 +255,26 @@ class Template:
     facts: Mapping[str, Any]  # what the key was made of
 
 
+@dataclass(frozen=True)
+class Traces:
+    """What a machine's journal tells of its processes. Anybody may write a machine's name on a command line: whose a
+    process is decides."""
+
+    owners: frozenset[int] = frozenset()  # uids they run as, beside the caller's own
+    processes: frozenset[tuple[int, int]] = frozenset()  # pid and start time of those that were started
+
+    def name(self, pid: int) -> bool:
+        """Was this very process started for the machine?"""
+        return (pid, processes.start_time(pid)) in self.processes and os.geteuid() in (0, processes.owner(pid))
+
+    def fit(self, pid: int) -> bool:
+        """Can this process be what it says, the machine's?"""
+        return processes.owner(pid) in {os.geteuid(), *(self.owners if os.geteuid() == 0 else ())}
+
+
+NO_TRACES = Traces()
+
+
 class Hypervisor(Protocol):
     """Starts domains, cold or as clones of a template, and keeps the templates."""
 
@@ -306,13 +328,15 @@ class Hypervisor(Protocol):
         """Remove templates past their age, and drafts nobody holds the lock of. Returns the keys."""
 
     def alive(self) -> list[tuple[MachineId, int]]:
-        """(machine, pid) of every domain process of ours on this host, found by its mark, whoever started it."""
+        """(machine, pid) of every process of this host that says it is a domain's: whose it is, is another question."""
 
     def is_kept(self, id: MachineId, pid: int) -> bool:
         """Does the supervisor that started this process live? Of one that is gone already: any answer."""
 
-    def discard(self, id: MachineId) -> None:
-        """Leave no process of this machine. Finding none is success."""
+    def discard(self, id: MachineId, traces: Traces = NO_TRACES, *, patience: float = 5.0) -> None:
+        """Leave no process of this machine: none that *traces* name, and of those that say they are the machine's none
+        that is the caller's or of an owner they tell. Finding none is success. Raises DomainDied for one that does not go
+        away within *patience* seconds."""
 
 
 def guest_uuid(id: MachineId) -> str:

@@ -23,7 +23,7 @@ from belljar.errors import BelljarError, DomainDied, TemplateError
 from belljar.host.files import private_folder, remove_tree
 from belljar.host.locks import try_lock
 from belljar.host.traffic import Call, Refusal
-from belljar.hypervisor import Accelerator, Boot, DomainEvent, DomainSpec, EventKind, Template
+from belljar.hypervisor import NO_TRACES, Accelerator, Boot, DomainEvent, DomainSpec, EventKind, Template, Traces
 from belljar.hypervisor.history import History
 from belljar.model import MachineId, to_json
 
@@ -42,6 +42,7 @@ class Faults:
     quit: list[BelljarError] = field(default_factory=list)
     prepare_template: list[BelljarError] = field(default_factory=list)
     save_template: list[BelljarError] = field(default_factory=list)
+    discard: list[BelljarError] = field(default_factory=list)
 
     def strike(self, call: str) -> None:
         waiting: list[BelljarError] = getattr(self, call)
@@ -246,7 +247,8 @@ class FakeHypervisor:
     def is_kept(self, id: MachineId, pid: int) -> bool:
         return False
 
-    def discard(self, id: MachineId) -> None:
+    def discard(self, id: MachineId, traces: Traces = NO_TRACES, *, patience: float = 5.0) -> None:
+        self.faults.strike("discard")
         domain = self.running.get(id)
         if domain is not None:
             domain.end(KILLED)

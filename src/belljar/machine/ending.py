@@ -13,7 +13,7 @@ from belljar.host.processes import kill_and_wait
 from belljar.hypervisor import Hypervisor
 from belljar.journal import read
 from belljar.machine import LOCK, MachineView, control
-from belljar.machine.recover import Reaper
+from belljar.machine.recover import Reaper, traces_of
 
 ASK_PATIENCE = 3.0  # seconds for a supervisor that was asked
 FORCE_PATIENCE = 3.0  # seconds for the kernel, after SIGKILL
@@ -28,7 +28,7 @@ def end(view: MachineView, hypervisor: Hypervisor, reaper: Reaper) -> bool:
     if is_locked(lock):
         pid = supervisor(view.folder)
         with suppress(BelljarError):
-            hypervisor.discard(view.id)
+            hypervisor.discard(view.id, traces_of(read(view.folder)))
         if pid is not None and is_locked(lock):
             kill_and_wait([pid], timeout=FORCE_PATIENCE)
         with suppress(BelljarError, OSError):

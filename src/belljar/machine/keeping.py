@@ -26,6 +26,7 @@ from belljar.errors import (
 from belljar.guest import ExitStatus, Guest, Process, Streams
 from belljar.host.processes import start_time
 from belljar.image import Image
+from belljar.journal import read
 from belljar.machine import DOUBTS, Settings, fates
 from belljar.machine.console import Console
 from belljar.machine.control import ControlServer
@@ -36,6 +37,7 @@ from belljar.machine.obeying import Obeying, Present
 from belljar.machine.orders import Ended, Orders
 from belljar.machine.parts import Parts
 from belljar.machine.plan import Plan
+from belljar.machine.recover import traces_of
 from belljar.machine.sharing import find_servers, has_nfs, mount_all
 from belljar.model import Cause, FileServer, NetworkMode, Payload, Request, Start, State, Transfer
 from belljar.network import Networks
@@ -168,7 +170,8 @@ class Keeping:
             accelerator=plan.spec.accelerator.value, context=context.value, context_reason=why,
         )  # fmt: skip
         with life.phase("start"):
-            life.enter(State.STARTING, start=life.outcome.start, reason=plan.reason, context=context.value)
+            owner = plan.spec.owner[0]  # whose processes the machine's are
+            life.enter(State.STARTING, start=life.outcome.start, reason=plan.reason, context=context.value, owner=owner)
             await self._start_domain(plan)
         with life.phase("boot"):
             life.enter(State.BOOTING)
@@ -328,7 +331,7 @@ class Keeping:
             elif life.state in (State.STARTING, State.BOOTING):
                 life.leave_towards(State.STOPPING)
                 with life.trying(NOT_ENDED):
-                    self.parts.hypervisor.discard(life.request.id)
+                    self.parts.hypervisor.discard(life.request.id, traces_of(read(life.folder)))
             if life.joined is not None:
                 with life.trying("its network was not left"):
                     life.joined.close()

@@ -38,7 +38,7 @@ class Mould:
         """Raises BootFailed and BootTimeout, when the guest does not come up; TemplateError, LockTimeout, NoSpace: the
         caller then boots cold. *awaited*: what the boot waits for, in words. *make_guest*: for guests without an agent."""
         path = self._hypervisor.template_lock(spec)
-        record.tell("template-wait", lock=str(path))
+        record.tell("template-wait", lock=str(path), owner=spec.owner[0])
         lock = await lock_of(path, timeout=self._timeout, what="make this template")
         try:
             found = self._hypervisor.find_template(spec)

@@ -6,6 +6,7 @@ be root.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import time
@@ -19,27 +20,30 @@ from belljar import network
 from belljar.errors import BelljarError, LockTimeout
 from belljar.host.files import check_ours, read_json, remove_tree
 from belljar.host.locks import is_locked, locked
-from belljar.host.processes import boot_id
-from belljar.hypervisor import Hypervisor
+from belljar.host.processes import boot_id, owner
+from belljar.hypervisor import Hypervisor, Traces
 from belljar.journal import Event, Ledger, read
 from belljar.machine import KEPT_DISK, LOCK, OUTCOME, REQUEST, Folders
 from belljar.machine.fates import RETIRED, keep_outcome, retire
-from belljar.machine.life import GATE_TIMEOUT, gate
+from belljar.machine.life import gate
 from belljar.machine.states import CLASSES
 from belljar.model import Cause, MachineId, Outcome, OutcomeClass, State, to_json
 
 OF_A_MACHINE = re.compile(r"[0-9a-f]{12}\.(qcow2|scratch|foreign|empty|packed[0-9])")  # a file of `scratch`
-LOCK_PATIENCE = 10.0  # seconds for another reaper to be done
+LOCK_PATIENCE = 10.0  # seconds for other reapers to be done
+KILL_PATIENCE, LEAST_PATIENCE = 5.0, 0.1  # seconds for the end of a process that was killed
 LAST_PATIENCE = 1.0  # seconds for the lock of a dead supervisor to be free
+NOT_FINISHED = "not finished"
 
 
 @dataclass(frozen=True)
 class Undone:
-    """One thing the reaper did."""
+    """One thing the reaper did, or could not do, and why: then it is left for the next one, and keeps nobody from the rest."""
 
     machine: MachineId
     what: str
     path: str = ""
+    error: str = ""
 
 
 class Reaper:
@@ -48,42 +52,46 @@ class Reaper:
     def __init__(self, folders: Folders, hypervisor: Hypervisor) -> None:
         self._folders, self._hypervisor = folders, hypervisor
 
-    def quick(self) -> list[Undone]:
-        """The dead among the folders of machines. A few system calls per live machine: done at every start."""
-        return [done for id in _dead(self._folders) for done in self._finish(id)]
+    def quick(self, patience: float = LOCK_PATIENCE) -> list[Undone]:
+        """The dead among the folders of machines. A few system calls per live machine: done at every start, which does not
+        wait for others for longer than *patience* seconds in all."""
+        deadline = time.monotonic() + patience
+        return [done for id in _dead(self._folders, deadline) for done in self._finish(id, deadline)]
 
     def full(self) -> list[Undone]:
         """`quick`, then what no folder tells about: domains without a machine, stray overlays and identities."""
         undone = self.quick()
-        undone += [done for id in _bereaved(self._folders) for done in self._finish(id, LAST_PATIENCE)]
-        if not self._folders.run.exists():
-            return undone
-        with locked(gate(self._folders), timeout=GATE_TIMEOUT, what="look for leftovers"):
-            undone += self._stray_domains()
-            undone += self._stray_files()
-        undone += [Undone("", "template expired", key) for key in self._hypervisor.expire_templates(time.time())]
-        return undone
+        for id in _bereaved(self._folders):
+            undone += self._finish(id, time.monotonic() + LAST_PATIENCE)
+        undone += self._stray_domains()
+        undone += self._stray_files()
+        return undone + list(_told("", self._expired_templates()))
+
+    def _expired_templates(self) -> Iterator[Undone]:
+        yield from (Undone("", "template expired", key) for key in self._hypervisor.expire_templates(time.time()))
 
     def leftovers(self) -> list[Undone]:
         """What `full` would find, without touching it."""
         found = [
             Undone(id, "machine without a supervisor", str(self._folders.machine(id))) for id in _dead(self._folders)
         ]
-        live = set(_names(self._folders.machines))
-        found += [Undone(id, "domain without a machine", f"pid {pid}") for id, pid in self._mine() if id not in live]
+        found += [Undone(id, "domain without a machine", f"pid {pid}") for id, pid in self._orphans()]
         return found + [Undone("", "stray file", str(path)) for path in self._strays()]
 
-    def _finish(self, id: MachineId, patience: float = LOCK_PATIENCE) -> Iterator[Undone]:
+    def _finish(self, id: MachineId, deadline: float) -> Iterator[Undone]:
+        return _told(id, self._undo(id, deadline))
+
+    def _undo(self, id: MachineId, deadline: float) -> Iterator[Undone]:
         """Undo one machine. Nothing to do when its lock stays taken: its supervisor lives after all. Whoever only looks
         at the lock has it for a moment, and another reaper until it is done: both are waited for."""
         folder = self._folders.machine(id)
         with ExitStack() as held:
             try:
-                held.enter_context(locked(folder / LOCK, timeout=patience, what="finish a dead machine"))
+                held.enter_context(locked(folder / LOCK, timeout=_left(deadline), what="finish a dead machine"))
             except (FileNotFoundError, NotADirectoryError, LockTimeout):
                 return
             events = read(folder)
-            self._hypervisor.discard(id)
+            self._hypervisor.discard(id, traces_of(events), patience=min(KILL_PATIENCE, _left(deadline)))
             yield Undone(id, "domain")
             for event in reversed(events):
                 yield from self._unmake(id, event)
@@ -99,9 +107,11 @@ class Reaper:
         if what == "template":
             self._hypervisor.expire_templates(time.time())  # removes drafts that nobody works on
         elif what in network.MADE:
-            with suppress(BelljarError):  # what cannot be undone now must not keep the rest from being
+            try:
                 network.discard(self._folders.run, id, str(what), path)
                 yield Undone(id, str(what), str(path))
+            except BelljarError as exc:  # what cannot be undone now must not keep the rest from being
+                yield Undone(id, NOT_FINISHED, str(path), exc.message)
         elif self._is_place_of(id, path) and path.exists():
             path.unlink(missing_ok=True)
             yield Undone(id, str(what), str(path))
@@ -123,37 +133,67 @@ class Reaper:
         if row is None:
             ledger.append(outcome, time.time())
 
-    def _mine(self) -> list[tuple[MachineId, int]]:
-        """Domains this user may end: root ends its own only as well, for others have folders of their own."""
-        uid = os.geteuid()
-        found = []
+    def _orphans(self) -> list[tuple[MachineId, int]]:
+        """Domains without a machine, of this user: root's too, for others have folders of their own. Whoever is seen first
+        and has no folder afterwards is nobody's: a machine has its folder from before its domain until after it."""
+        uid, found = os.geteuid(), []
         for id, pid in self._hypervisor.alive():
             with suppress(FileNotFoundError, ProcessLookupError):
-                if not self._hypervisor.is_kept(id, pid) and (uid == 0 or os.stat(f"/proc/{pid}").st_uid == uid):
+                if owner(pid) == uid and not self._hypervisor.is_kept(id, pid):
                     found.append((id, pid))
-        return found
+        live = set(_names(self._folders.machines))
+        return [(id, pid) for id, pid in found if id not in live]
 
     def _stray_domains(self) -> Iterator[Undone]:
-        live = set(_names(self._folders.machines))
-        for id, pid in self._mine():
-            if id not in live:
-                self._hypervisor.discard(id)
-                yield Undone(id, "domain without a machine", f"pid {pid}")
+        for id, pid in self._orphans():
+            yield from _told(id, self._end(id, pid))
+
+    def _end(self, id: MachineId, pid: int) -> Iterator[Undone]:
+        self._hypervisor.discard(id)
+        yield Undone(id, "domain without a machine", f"pid {pid}")
 
     def _stray_files(self) -> Iterator[Undone]:
         for path in self._strays():
-            remove_tree(path) if path.is_dir() else path.unlink(missing_ok=True)
-            yield Undone(path.stem, "stray file", str(path))
+            yield from _told(path.stem, _removed(path))
 
-    def _strays(self) -> Iterator[Path]:
-        """Overlays whose machine is gone (after a reboot that emptied `run`), identities when nothing lives."""
+    def _strays(self) -> list[Path]:
+        """Overlays whose machine is gone (after a reboot that emptied `run`), identities when nothing lives. The files are
+        looked at before the machines, so those of a machine that is made meanwhile are not among them."""
+        retired = [self._folders.run / name for name in _names(self._folders.run) if name.startswith(RETIRED)]
+        disks = [name for name in _names(self._folders.scratch) if OF_A_MACHINE.fullmatch(name)]
+        identities = [self._folders.identities / name for name in _names(self._folders.identities)]
         live = set(_names(self._folders.machines))
-        yield from (self._folders.run / name for name in _names(self._folders.run) if name.startswith(RETIRED))
-        for name in _names(self._folders.scratch):
-            if OF_A_MACHINE.fullmatch(name) and name.partition(".")[0] not in live:
-                yield self._folders.scratch / name
-        if not live:
-            yield from (self._folders.identities / name for name in _names(self._folders.identities))
+        disks = [name for name in disks if name.partition(".")[0] not in live]
+        return [*retired, *(self._folders.scratch / name for name in disks), *([] if live else identities)]
+
+
+def _removed(path: Path) -> Iterator[Undone]:
+    remove_tree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    yield Undone(path.stem, "stray file", str(path))
+
+
+def _told(id: MachineId, work: Iterator[Undone]) -> Iterator[Undone]:
+    """What was done, and why not all of it where something was in the way: one machine's trouble is nobody else's."""
+    try:
+        yield from work
+    except BelljarError as exc:
+        yield Undone(id, NOT_FINISHED, error=exc.message)
+    except OSError as exc:
+        yield Undone(id, NOT_FINISHED, exc.filename or "", exc.strerror or str(exc))
+
+
+def traces_of(events: list[Event]) -> Traces:
+    """The processes a machine's journal tells of, since the host was started."""
+    if not any(event["event"] == "claim" and event.get("boot") == boot_id() for event in events[:1]):
+        return Traces()
+    owners = {uid for event in events if isinstance(uid := event.get("owner"), int)}
+    pairs = [(event.get("pid"), event.get("started")) for event in events if event["event"] == "spawned"]
+    named = {(pid, began) for pid, began in pairs if isinstance(pid, int) and isinstance(began, int) and pid > 1}
+    return Traces(frozenset(owners), frozenset(named))
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), LEAST_PATIENCE)
 
 
 def prune(folders: Folders, *, days: int, count: int, now: float) -> int:
@@ -174,18 +214,21 @@ def prune(folders: Folders, *, days: int, count: int, now: float) -> int:
     return removed
 
 
-def _dead(folders: Folders) -> list[MachineId]:
+def _dead(folders: Folders, deadline: float = math.inf) -> list[MachineId]:
     """Machines whose lock nobody holds."""
     with suppress(FileNotFoundError):
         check_ours(folders.machines)  # a journal that somebody else wrote is not to be followed
     found = []
     for id in _names(folders.machines):
         lock = folders.machine(id) / LOCK
-        if not lock.exists():
-            with locked(gate(folders), timeout=GATE_TIMEOUT, what="look at a machine in the making"):
-                pass  # whoever was making it has made it, or is dead
-        if not is_locked(lock):
-            found.append(id)
+        # One that is still being made is no dead one, nor is what is no folder.
+        with suppress(LockTimeout, NotADirectoryError):
+            if not lock.exists():
+                patience = min(LOCK_PATIENCE, _left(deadline))
+                with locked(gate(folders), timeout=patience, what="look at a machine in the making"):
+                    pass  # whoever was making it has made it, or is dead
+            if not is_locked(lock):
+                found.append(id)
     return found
 
 

@@ -25,6 +25,9 @@ class PaperReaper:
         self.found: list[Undone] = []
         self.reaped = 0
 
+    def quick(self, patience: float) -> list[Undone]:
+        return self.found
+
     def full(self) -> list[Undone]:
         self.reaped += 1
         return self.found

@@ -14,6 +14,7 @@ import pytest
 from belljar.cli import wait
 from belljar.cli.events import Stream
 from belljar.cli.logs import for_terminal, story
+from belljar.cli.run import finish_the_dead
 from belljar.errors import AmbiguousMachine, BelljarError, NoSuchMachine
 from belljar.host.locks import try_lock
 from belljar.machine.recover import Undone
@@ -253,7 +254,31 @@ def test_reap_reports_what_was_undone_and_is_silent_when_there_was_nothing(
     call("reap")
     assert "aaaaaaaaaaaa  domain  pid 7" in capsys.readouterr().out
     call("reap", "--format", "json")
-    assert json.loads(capsys.readouterr().out) == [{"machine": "aaaaaaaaaaaa", "what": "domain", "path": "pid 7"}]
+    assert json.loads(capsys.readouterr().out) == [
+        {"machine": "aaaaaaaaaaaa", "what": "domain", "path": "pid 7", "error": ""}
+    ]
+
+
+def test_what_could_not_be_cleared_away_is_in_the_table_and_in_the_exit_code(
+    call: Call, house: Any, capsys: Said
+) -> None:
+    house.reaper.found = [Undone("aaaaaaaaaaaa", "not finished", error="QEMU does not go away"), Undone("b", "machine")]
+    assert call("reap") == 1
+    said = capsys.readouterr().out
+    assert "aaaaaaaaaaaa  not finished  QEMU does not go away" in said and "b             machine" in said
+    assert call("reap", "--format", "json") == 1
+    assert [one["error"] for one in json.loads(capsys.readouterr().out)] == ["QEMU does not go away", ""]
+
+
+def test_a_start_tells_what_could_not_be_cleared_away_in_one_line(house: Any, capsys: Said) -> None:
+    house.reaper.found = [Undone(id, "not finished", error="no") for id in ("aaaaaaaaaaaa", "bbbbbbbbbbbb")]
+    finish_the_dead(house)
+    assert capsys.readouterr().err == (
+        "belljar: what is left of aaaaaaaaaaaa, bbbbbbbbbbbb cannot be cleared away; see `belljar reap`\n"
+    )
+    house.reaper.found = [Undone("aaaaaaaaaaaa", "machine")]
+    finish_the_dead(house)
+    assert capsys.readouterr().err == ""
 
 
 def test_reap_can_only_look(call: Call, house: Any, capsys: Said) -> None:

@@ -13,6 +13,8 @@ import pytest
 
 from belljar.errors import LockTimeout
 from belljar.host.locks import is_locked, locked, try_lock
+from belljar.machine.states import class_of_error
+from belljar.model import OutcomeClass
 
 HOLD = "import sys; from pathlib import Path; from belljar.host.locks import try_lock; l = try_lock(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
 
@@ -74,6 +76,42 @@ def test_a_waiter_goes_on_as_soon_as_the_holder_ends(tmp_path: Path) -> None:
     with locked(path, timeout=30, what="go on"):
         assert is_locked(path)
     assert not is_locked(path)
+
+
+def test_a_signal_of_the_callers_own_is_his_while_he_waits(tmp_path: Path) -> None:
+    """A supervisor forwards ALRM; nobody may take it from him for the time of a wait."""
+    path, heard = tmp_path / "lock", list[int]()
+    held = try_lock(path)
+    assert held is not None
+
+    def hear(number: int, _: object) -> None:
+        heard.append(number)
+        held.release()
+
+    before = signal.signal(signal.SIGALRM, hear)
+    try:
+        main = threading.main_thread().ident
+        assert main is not None
+        threading.Timer(0.02, signal.pthread_kill, (main, signal.SIGALRM)).start()
+        with locked(path, timeout=30, what="go on"):
+            assert heard == [signal.SIGALRM]
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_who_gives_up_says_who_has_it_and_does_not_get_it_later(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+    try:
+        with pytest.raises(LockTimeout, match=f"held by process {holder.pid} for") as caught:
+            with locked(path, timeout=0.02, what="go on"):
+                pytest.fail("entered with the lock held elsewhere")
+        assert class_of_error(caught.value) is OutcomeClass.TRANSIENT  # no fault of this node's
+    finally:
+        holder.communicate()
+    with locked(path, timeout=30, what="go on"):
+        pass  # after the abandoned waiter, who gave it back
 
 
 def test_a_waiter_in_a_thread_gets_it_too(tmp_path: Path) -> None:

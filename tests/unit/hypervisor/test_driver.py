@@ -1,13 +1,18 @@
 """What the driver decides without starting anything: the mark, the command that confines, what events mean."""
 
 import os
+import signal
 import stat
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from belljar.errors import CommandMissing, HostError, ImageCorrupt, NoAccelerator
-from belljar.hypervisor import Accelerator, Boot, EventKind, Settings, load
+from belljar.host.processes import start_time
+from belljar.hypervisor import Accelerator, Boot, EventKind, Settings, Traces, load
 from belljar.hypervisor.qemu import driver, process, proof
 from belljar.hypervisor.qemu.cmdline import machine_uuid
 from belljar.hypervisor.qemu.domain import translate
@@ -34,6 +39,68 @@ from belljar.hypervisor.qemu.wiring import wiring
 )  # fmt: skip
 def test_a_process_is_known_by_its_mark_and_by_nothing_else(argv: list[bytes], machine: str | None) -> None:
     assert marked(argv) == machine
+
+
+@contextmanager
+def claiming(id: str, user: int | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that says it is this machine's QEMU."""
+    argv = ["qemu-system-x86_64", "-c", "print('up', flush=True); input()", "-name", f"guest=belljar-{id}"]
+    process = subprocess.Popen(
+        argv, executable="/usr/bin/python3", stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=user, cwd="/"
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"up\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+STRANGER = 61_234
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_a_strangers_process_is_no_machines_whatever_its_command_line_says(tmp_path: Path) -> None:
+    id, hypervisor = os.urandom(6).hex(), load(Settings(), tmp_path)
+    with claiming(id, STRANGER) as strangers, claiming(id) as ours:
+        assert {pid for found, pid in hypervisor.alive() if found == id} == {strangers.pid, ours.pid}
+        hypervisor.discard(id)
+        assert ours.wait(10) == -signal.SIGKILL and strangers.poll() is None
+        hypervisor.discard(id, Traces(frozenset({STRANGER + 1}), frozenset({(strangers.pid, 1)})))
+        assert strangers.poll() is None
+        hypervisor.discard(id, Traces(frozenset({STRANGER})))  # as who this machine's QEMU runs
+        assert strangers.wait(10) == -signal.SIGKILL
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_an_ordinary_user_is_not_stopped_by_a_process_of_such_a_name(tmp_path: Path) -> None:
+    id = os.urandom(6).hex()
+    with claiming(id) as strangers:
+        child = os.fork()
+        if child == 0:
+            os.setresuid(STRANGER, STRANGER, STRANGER)
+            try:
+                traces = Traces(frozenset({0}), frozenset({(strangers.pid, start_time(strangers.pid) or 0)}))
+                load(Settings(), tmp_path).discard(id, traces)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0 and strangers.poll() is None
+
+
+def test_the_process_that_was_started_is_found_though_it_says_nothing(tmp_path: Path) -> None:
+    """A guest that broke out of its QEMU can write what it likes on that command line."""
+    hypervisor = load(Settings(), tmp_path)
+    silent, other = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
+    try:
+        began = start_time(silent.pid), start_time(other.pid)
+        assert began[0] is not None and began[1] is not None
+        hypervisor.discard("0123456789ab", Traces(processes=frozenset({(silent.pid, began[0]), (other.pid, 7)})))
+        assert silent.wait(10) == -signal.SIGKILL and other.poll() is None
+    finally:
+        for process in (silent, other):
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.parametrize(

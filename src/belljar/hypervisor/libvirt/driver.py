@@ -16,9 +16,9 @@ from typing import Any
 
 from belljar.errors import BadSetting, DomainDied, DriverLacks, ImageCorrupt, LibvirtRefused, TemplateError
 from belljar.host.files import remove_tree
-from belljar.host.processes import all_pids, command_line, kill_and_wait
+from belljar.host.processes import all_pids, command_line, kill_and_wait, owner
 from belljar.host.threads import in_thread
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, LibvirtSettings, Settings, Template
+from belljar.hypervisor import NO_TRACES, Accelerator, Boot, DomainSpec, LibvirtSettings, Settings, Template, Traces
 from belljar.hypervisor.libvirt.carrier import Carrier, needs_carrier
 from belljar.hypervisor.libvirt.daemon import Daemon, identity, resident
 from belljar.hypervisor.libvirt.domain import LibvirtDomain
@@ -100,7 +100,7 @@ class LibvirtHypervisor:
         if started.card is not None:
             binary, card = self._direct.abilities.binary, started.card
             carry = lambda on_end: Carrier(spec, binary, card, on_end)  # noqa: E731
-        return LibvirtDomain(started, lambda: self.discard(spec.id), carry)
+        return LibvirtDomain(started, lambda: self.discard(spec.id, Traces(frozenset({spec.owner[0]}))), carry)
 
     def _attempt(self, spec: DomainSpec) -> Attempt:
         self.check(spec)
@@ -110,7 +110,7 @@ class LibvirtHypervisor:
         lines = Lines(self._base / spec.id, spec.owner, names, (self._log_of(spec.id), spec.folder / "qemu.log"))
         write = lambda: domain_xml(spec, self._ends(spec, lines))  # noqa: E731
         emulator = abilities.find(self._settings.binary)
-        return Attempt(spec, self.daemon, self._libvirt, lines, write, lambda: self._pid_of(spec.id), emulator)
+        return Attempt(spec, self.daemon, self._libvirt, lines, write, lambda: self._pid_of(spec), emulator)
 
     def _ends(self, spec: DomainSpec, lines: Lines) -> Ends:
         boot = spec.boot
@@ -210,21 +210,20 @@ class LibvirtHypervisor:
         """By the lock beside the sockets it was started with: `libvirt.folder` may be another one by now."""
         return has_keeper(folder_of(command_line(pid), id) or self._base, id)
 
-    def discard(self, id: MachineId) -> None:
-        """By signals, which no daemon can delay; by libvirt, where the process is another user's."""
-        pids = [pid for found, pid in self.alive() if found == id]
-        try:
-            survivors = kill_and_wait(pids)
-        except PermissionError:
+    def discard(self, id: MachineId, traces: Traces = NO_TRACES, *, patience: float = 5.0) -> None:
+        """By signals, which no daemon can delay; by libvirt, which knows its own, where the process is another user's."""
+        claiming = [pid for found, pid in self.alive() if found == id]
+        ours = [pid for pid in claiming if traces.name(pid) or traces.fit(pid)]
+        survivors = kill_and_wait(ours, timeout=patience, still=lambda pid: marked(command_line(pid)) == id)
+        if len(ours) < len(claiming):
             self._destroy(id)
-            survivors = [pid for found, pid in self.alive() if found == id]
         with suppress(OSError):
             remove_tree(self._base / id)
         with suppress(OSError):
             self._log_of(id).unlink()
         if survivors:
             raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
-        self._direct.discard(id)  # what carried its network
+        self._direct.discard(id, traces, patience=patience)  # what carried its network
 
     def _destroy(self, id: MachineId) -> None:
         link = self.daemon.connect()
@@ -239,8 +238,8 @@ class LibvirtHypervisor:
     def _log_of(self, id: MachineId) -> Path:
         return self._logs / f"{NAME}{id}.log"
 
-    def _pid_of(self, id: MachineId) -> int:
-        return next((pid for found, pid in self.alive() if found == id), 0)
+    def _pid_of(self, spec: DomainSpec) -> int:
+        return next((pid for id, pid in self.alive() if id == spec.id and owner(pid) == spec.owner[0]), 0)
 
 
 def default_folder(uid: int) -> Path:

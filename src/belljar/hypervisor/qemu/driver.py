@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from belljar.errors import DomainDied, HostError, ImageCorrupt, NoAccelerator, TemplateError
 from belljar.host.files import private_folder
 from belljar.host.processes import all_pids, command_line, has_no_parent, kill_and_wait
-from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Settings, Template
+from belljar.hypervisor import NO_TRACES, Accelerator, Boot, DomainSpec, ExtraDisk, Settings, Template, Traces
 from belljar.hypervisor.qemu import abilities, cmdline, process
 from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.hypervisor.qemu.cmdline import MARK, Plugs, Ram, machine_uuid
@@ -339,21 +339,16 @@ class QemuHypervisor:
     # -- by the mark -------------------------------------------------------------------------------------------------
 
     def alive(self) -> list[tuple[MachineId, int]]:
-        from belljar.hypervisor.qemu.virtiofsd import served
-
-        found = []
-        for pid in all_pids():
-            argv = command_line(pid)
-            if id := marked(argv) or served(argv):
-                found.append((id, pid))
-        return found
+        return [(id, pid) for pid in all_pids() if (id := claimed(pid))]
 
     def is_kept(self, id: MachineId, pid: int) -> bool:
         """One that libvirt started has another parent: the driver for libvirt knows its supervisor, this one does not."""
         return not has_no_parent(pid) or any(OF_LIBVIRT in word for word in command_line(pid))
 
-    def discard(self, id: MachineId) -> None:
-        survivors = kill_and_wait(pid for found, pid in self.alive() if found == id)
+    def discard(self, id: MachineId, traces: Traces = NO_TRACES, *, patience: float = 5.0) -> None:
+        suspects = {pid for found, pid in self.alive() if found == id} | {pid for pid, _ in traces.processes}
+        is_its = lambda pid: traces.name(pid) or (traces.fit(pid) and claimed(pid) == id)  # noqa: E731
+        survivors = kill_and_wait(suspects, timeout=patience, still=is_its)
         if survivors:
             raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
 
@@ -361,6 +356,14 @@ class QemuHypervisor:
 def _below(wires: Wiring, disk: ExtraDisk) -> tuple[int, ...]:
     """The layers a chained disk stands on."""
     return tuple(wires.open(path, os.O_RDONLY) for path in layers(disk.path)[1:]) if disk.chained else ()
+
+
+def claimed(pid: int) -> MachineId | None:
+    """The machine this process says it belongs to, as its QEMU or as what serves it a folder."""
+    from belljar.hypervisor.qemu.virtiofsd import served
+
+    argv = command_line(pid)
+    return marked(argv) or served(argv)
 
 
 def marked(argv: list[bytes]) -> MachineId | None:
