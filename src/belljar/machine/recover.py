@@ -95,10 +95,9 @@ class Reaper:
             yield Undone(id, "domain")
             for event in reversed(events):
                 yield from self._unmake(id, event)
-            with suppress(OSError, BelljarError):  # a disk that is full, say: its next reaper finds it again
-                self._conclude(folder, id, events)
-                retire(folder, self._folders.ended(id))
-                yield Undone(id, "machine", str(folder))
+            self._conclude(folder, id, events)
+            retire(folder, self._folders.ended(id))
+            yield Undone(id, "machine", str(folder))
 
     def _unmake(self, id: MachineId, event: Event) -> Iterator[Undone]:
         if event["event"] != "make" or not isinstance(event.get("path"), str):
