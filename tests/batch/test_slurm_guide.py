@@ -1,5 +1,5 @@
-"""What the guide of Slurm says and no other test does: a site's own job_submit.lua, options of `install`, a bundle's job
-that is suspended or runs out of time, the words a user tries first."""
+"""What the pages on Slurm say and no other test does: a site's own job_submit.lua, options of `install`, the words a user
+tries first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from tests.batch.slurm_fixtures import IMAGE, VM, Cluster
-from tests.batch.test_slurm_control import cpu_of, qemus
 from tests.live.conftest import STORE
 
 LONG = "x" * 99  # a name that 127 bytes cannot hold
@@ -221,60 +220,25 @@ def test_a_long_name_needs_the_longer_line(cluster: Cluster) -> None:
         )
 
 
-# -- a job in a bundle ---------------------------------------------------------------------------------------------------
+def test_without_lua_the_line_is_written_by_hand(cluster: Cluster) -> None:
+    with installed(cluster, "submit=hand"):
+        assert "JobSubmitPlugins" not in cluster.lab.conf.read_text()
+        script = f"#!{cluster.site.top}/libexec/wrap-slurm --image={IMAGE}\n#!/bin/bash\n#SBATCH -J byhand\n"
+        ended = cluster.run(f"{script}hostname; echo $BASH_VERSION $SLURM_JOB_NAME; exit 3")
+        host, version, name = ended.out.split()
+        assert (host.startswith(b"belljar-"), version[:1] > b"4", name, ended.exit) == (True, True, b"byhand", "3:0")
+        ended = cluster.run(script.replace(IMAGE, "nope"))
+        assert ended.exit == "125:0" and b"no image is called 'nope'" in ended.err
+        assert check(cluster) == []
 
 
-def bundle(cluster: Cluster) -> str:
-    return f"--container={cluster.lab.etc}/bundles/{IMAGE}"
-
-
-def test_a_job_in_a_bundle_is_suspended_and_resumed(cluster: Cluster) -> None:
-    text = "echo started; i=0; while [ $i -lt 400 ]; do i=$((i+1)); echo $i >counter; : $(seq 2000); done; exit 3"
-    with installed(cluster, "redirect=oci"):
-        job = cluster.submit(text, bundle(cluster))
-        cluster.started(job)
-        cluster.lab.run("scontrol", "suspend", job)
-        cluster.lab.until(lambda: qemus(cluster) and all(stopped(pid) for pid in qemus(cluster)), "QEMU is stopped", 10)
-        before, count = cpu_of(qemus(cluster)), cluster.read("counter")
-        time.sleep(1.5)  # nothing is to happen in it
-        assert cpu_of(qemus(cluster)) == before and cluster.read("counter") == count
-        cluster.lab.run("scontrol", "resume", job)
-        ended = cluster.end(job)
-    assert (ended.exit, cluster.read("counter")) == ("3:0", b"400\n")
-
-
-def stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("text", ["trap 'echo limit; exit 4' TERM", "trap '' TERM", ":"])
-def test_a_job_in_a_bundle_runs_out_of_time(cluster: Cluster, text: str) -> None:
-    loop = "echo started; i=0; while [ $i -lt 900 ]; do i=$((i+1)); sleep 0.2; done"
-    with installed(cluster, "redirect=oci"):
-        jobs = [cluster.submit(f"{text}\n{loop}", "--time=1", *options) for options in ((), (bundle(cluster),))]
-        native, guest = (cluster.end(job, timeout=200) for job in jobs)
-        assert (guest.state, guest.out) == (native.state, native.out)
-        assert guest.state == "TIMEOUT"
-        if text != "trap '' TERM":  # Slurm's KILL ends the native one (0:9), belljar ends the other before (0:15)
-            assert guest.exit == native.exit
-        cluster.clean()
-        assert not list(cluster.lab.folder.glob("spool/*/oci-job*"))
-
-
-@pytest.mark.slow
-def test_a_job_in_a_bundle_is_held_and_released(cluster: Cluster) -> None:
-    with installed(cluster, "redirect=oci"):
-        with rules(cluster, "retries = 2\nretry_delay = 1\nnode_faults = 0", qemu='binary = "/no/such/qemu"'):
-            job = cluster.submit("echo at last", bundle(cluster))
-            cluster.lab.until(lambda: "held" in cluster.lab.job(job)["Reason"], "it is held", 120)
-            assert "belljar=2 try 2 of 2: /no/such/qemu" in cluster.lab.job(job)["Comment"]
-            cluster.as_user("scontrol", "release", job)  # nothing is mended: it is held again
-            cluster.lab.until(lambda: cluster.lab.job(job)["Restarts"] == "3", "its third start", 60)
-            cluster.lab.until(lambda: "held" in cluster.lab.job(job)["Reason"], "it is held again", 60)
-        cluster.as_user("scontrol", "update", f"JobId={job}", f"Comment=vm={IMAGE}")
-        cluster.as_user("scontrol", "release", job)
-        assert cluster.end(job).out == b"at last\n"
+def test_nothing_that_asks_for_an_image_runs_outside(cluster: Cluster) -> None:
+    with installed(cluster):
+        for words in (("srun", "hostname"), ("salloc", "hostname")):
+            done = cluster.site.run(words[0], VM, *words[1:], user="bjalice", check=False, env=cluster.lab.env)
+            assert done.returncode != 0 and done.stdout == b""
+            assert f"image {IMAGE}: only a script of sbatch runs in a machine".encode() in done.stderr
+        assert "already; ask for more, or leave --tmp out" in sentence(cluster, VM, "--tmp=100")
 
 
 @pytest.mark.slow

@@ -103,22 +103,11 @@ def node_test(cluster: Cluster, name: str) -> dict[str, object]:
     return dict(json.loads(said.stdout))
 
 
-def test_another_redirect_takes_out_what_the_first_put_there_and_back(cluster: Cluster) -> None:
-    def files() -> dict[str, bytes]:
-        return {name: text for name, text in settings_of(cluster).items() if name != ".belljar-slurm.json"}
-
-    before = files()
-    planned = cluster.belljar("batch", "install", "slurm", *words(cluster), "--set", "redirect=oci", "--dry-run")
-    assert b"no longer wanted" in planned and files() == before
-    said = cluster.belljar("batch", "install", "slurm", *words(cluster), "--set", "redirect=oci")
-    assert said.count(b"taken out") == 2, said.decode()
-    assert "oci.conf" in files() and not {"belljar.lua", "job_submit.lua"} & set(files())
-    assert b"JobSubmitPlugins" not in files()["slurm.conf"]
-    assert cluster.run("echo native", VM).out == b"native\n", "nothing reads the comment now"
-    said = cluster.belljar("batch", "install", "slurm", *words(cluster), "--set", "redirect=lua")
-    assert b"container steps are started by belljar" in said
-    assert files() == before
-    assert cluster.run("uname -n", VM).out != cluster.run("uname -n").out
+def test_a_job_without_a_limit_has_none(cluster: Cluster) -> None:
+    job = cluster.submit("cat $JOBFEATURES/wall_limit_secs; echo end", VM)
+    assert cluster.end(job).out == b"end\n"
+    shown = cluster.belljar("show", f"bjalice/slurm:{job}").decode()
+    assert "e+07" not in shown and "31536000" not in shown, shown
 
 
 def test_uninstall_leaves_slurm_as_it_was(cluster: Cluster) -> None:

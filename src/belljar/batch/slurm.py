@@ -7,26 +7,25 @@ A job comes here by one `#!` line that job_submit.lua (slurm_site.py) puts befor
 The kernel then runs the wrapper with all that follows its path as one argument, the spooled script's path and the
 user's own arguments: as the user, in the job's folder, with the job's files as standard input and output.
 
-A job with `--container` comes by oci.conf, `wrap-slurm --oci=FOLDER`; see slurm_oci.py.
+On a site without Lua users write that line themselves.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from belljar.batch import Settings, verdict
 from belljar.batch.terms import Command, Ending, Job, Surroundings, Verdict
-from belljar.errors import OUR_FAILURE, BelljarError, CommandFailed, NotInAJob, SystemSilent
+from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import MIB, Outcome
 
 OURS = "belljar:"  # begins the reason of a node we closed
 KILL_WAIT = 30.0  # slurm.conf KillWait, between TERM and KILL; `batch check` compares it with a site's
 LIMITS = b"/proc/self/limits"
+NO_LIMIT = 365 * 86400  # seconds from start to "end" of a job that has none (24.11)
 SHORTEST_DELAY = 5  # seconds; a credential made in the second the old one was revoked in is refused by slurmd
 LONGEST_COMMENT = 400
-OUR_LINE = re.compile(rb"#!\S*/wrap-slurm --")
 NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 # States in which a job may have processes on a node. https://slurm.schedmd.com/squeue.html#SECTION_JOB-STATE-CODES
@@ -49,30 +48,6 @@ class Slurm:
     # -- what a job is told ------------------------------------------------------------------------------------------
 
     def read(self, here: Surroundings) -> Job:
-        return self._contained(here) if "oci" in here.options else self._redirected(here)
-
-    def _contained(self, here: Surroundings) -> Job:
-        """A job with a container, as if job_submit.lua had sent it."""
-        from belljar.batch import slurm_oci
-
-        found, known = slurm_oci.bundle(here), None
-        trouble: BelljarError | None = None
-        try:
-            known = slurm_oci.facts(
-                found.job, here.ask(("env", f"SLURM_CONF={here.var('SLURM_CONF')}", *slurm_oci.question(found.job)))
-            )
-            slurm_oci.check(found, known)
-        except CommandFailed as exc:  # of squeue: whether slurmctld answers is not this node's doing
-            trouble = SystemSilent(f"squeue: {exc.message.removeprefix('env: ')}")
-        except BelljarError as exc:
-            trouble = exc
-        inner = slurm_oci.as_redirected(here, found, known)
-        text = _opening(inner, found.script)
-        job = self._redirected(inner)
-        # The first line is the user's own, but for a script that was fetched from Slurm and once had ours.
-        return replace(job, script_skips_line=bool(OUR_LINE.match(text)), env=inner.env, cwd=inner.cwd, trouble=trouble)
-
-    def _redirected(self, here: Surroundings) -> Job:
         raw = here.var("SLURM_JOB_ID")
         if not raw.isdecimal() or not here.argv:
             raise NotInAJob("SLURM_JOB_ID and a script are not there: this is no batch job of Slurm")
@@ -241,7 +216,7 @@ def _memory(here: Surroundings, cpus: int) -> int | None:
 
 def _wall(here: Surroundings) -> float | None:
     start, end = _number(here.var("SLURM_JOB_START_TIME")), _number(here.var("SLURM_JOB_END_TIME"))
-    if start and end and end > start:
+    if start and end and start < end < start + NO_LIMIT:
         return float(end - start)
     minutes = _number(here.options.get("time", ""))
     return minutes * 60.0 if minutes else None

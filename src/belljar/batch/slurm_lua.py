@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from importlib import resources
 
-from belljar.batch import Settings, policy, sizes, slurm_oci_site
+from belljar.batch import Settings, policy, sizes
 from belljar.batch.siting import Place
 from belljar.errors import BadOption
 from belljar.model import MIB
@@ -25,12 +25,12 @@ def plugin(place: Place) -> bytes:
         "partitions": _table(policy.queue_images(settings).items()),
         "features": _table(features.items()),
         "allow": _rules(settings),
+        "disk_is_scratch": "true" if settings.scratch else "false",
         "most_cpus": str(settings.max_cpus),
         "most_memory": str(settings.max_memory // MIB),
         "most_disk": str(settings.max_disk // MIB),
         "longest_line": str(_longest_line(place)),
         "least_memory": str(_least(settings)),
-        "bundles": quoted(f"{slurm_oci_site.bundles(place)}/" if slurm_oci_site.redirect(place) == "both" else ""),
     }
     if settings.default_image:
         policy.check_name(settings.default_image)

@@ -8,17 +8,17 @@ from __future__ import annotations
 import hashlib
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from belljar.batch import Settings, marks, slurm_lua, slurm_oci_site
+from belljar.batch import Settings, marks, slurm_lua
 from belljar.batch.client import Needs
 from belljar.batch.siting import Advice, Finding, OurFile, OurLines, Piece, Place
 from belljar.batch.slurm import KILL_WAIT
 from belljar.batch.slurm_lua import quoted
-from belljar.errors import OUR_FAILURE, BelljarError
+from belljar.errors import OUR_FAILURE, BadOption, BelljarError
 
-PLUGIN, SUBMIT = "belljar.lua", "job_submit.lua"
+PLUGIN, SUBMIT, LUA = "belljar.lua", "job_submit.lua", "job_submit_lua.so"
 OLDEST = (22, 5)
 HOOK_DEADLINE = 60  # seconds; slurmd waits for Prolog and Epilog as long as they like
 HOOKS = ("Prolog", "Epilog")
@@ -27,7 +27,7 @@ HOOK = """#!/bin/sh
 # {name} of Slurm, as root on the node. Its exit code is always 0: with any other one slurmd drains the node.
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
-{first}timeout -k 5 {deadline} {belljar} batch {verb} slurm </dev/null || :
+timeout -k 5 {deadline} {belljar} batch {verb} slurm </dev/null || :
 exit 0
 """
 
@@ -45,6 +45,10 @@ end
 
 return slurm.SUCCESS
 """
+
+NO_LUA = """It cannot ask belljar at submission: --comment=vm=IMAGE and partitions with images mean nothing here. Users write
+    #!{wrapper} --image=IMAGE
+before the first line of a script; the node looks at it by the site's rules. Say --set submit=hand when that is as it is to be."""
 
 MERGE = """Your {path} stays as it is. Let it ask belljar's: near its top
     local belljar = dofile({plugin})
@@ -64,16 +68,15 @@ class SlurmSite:
     )  # fmt: skip
 
     def pieces(self, place: Place) -> list[Piece]:
-        """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image. `redirect`: `lua`, the line
-        before a job's script; `oci`, `sbatch --container`; or both."""
+        """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image. `line`, what a node's kernel
+        reads of a first line. `submit`: `lua`, or `hand` where users write the line before their scripts themselves."""
         conf, found, lines = _conf(place), list[Piece](), list[str]()
-        redirect = slurm_oci_site.redirect(place)
-        if redirect != "oci":
-            found += self._at_submission(place, conf)
-            if not conf.get("jobsubmitplugins", ""):
-                lines.append("JobSubmitPlugins=lua")
-        if redirect != "lua":
-            found += slurm_oci_site.pieces(place)
+        if _asks_at_submission(place):
+            if _has_lua(place):
+                found += self._at_submission(place, conf)
+                lines += [] if "jobsubmitplugins" in conf else ["JobSubmitPlugins=lua"]
+            else:
+                found.append(Advice("this Slurm has no Lua", NO_LUA.format(wrapper=place.wrapper)))
         for hook in HOOKS:
             found_hook, line = self._hook(place, hook, conf)
             found += found_hook
@@ -85,12 +88,12 @@ class SlurmSite:
             )
         return found
 
-    def _at_submission(self, place: Place, conf: dict[str, str]) -> Iterator[Piece]:
+    def _at_submission(self, place: Place, conf: Mapping[str, list[str]]) -> Iterator[Piece]:
         plugin, text = place.folder / PLUGIN, slurm_lua.plugin(place)
         theirs = place.folder / SUBMIT if _is_theirs(place.folder / SUBMIT) else None
         yield OurFile("rules of the site, for slurmctld at submission", plugin, text, caller=theirs)
         yield from self._submit(place, plugin, text)
-        plugins = conf.get("jobsubmitplugins", "")
+        plugins = ",".join(conf.get("jobsubmitplugins", []))
         if plugins and "lua" not in re.split(r"[,\s]+", plugins):
             advice = f"In slurm.conf, add lua to what is there: JobSubmitPlugins={plugins},lua"
             yield Advice("the Lua plugin of slurmctld", advice)
@@ -107,48 +110,44 @@ class SlurmSite:
         shim = SHIM.format(mark=slurm_lua.MARK, plugin=quoted(str(plugin)), digest=digest)
         yield OurFile("job_submit plugin of slurmctld", path, shim.encode())
 
-    def _hook(self, place: Place, hook: str, conf: dict[str, str]) -> tuple[list[Piece], list[str]]:
+    def _hook(self, place: Place, hook: str, conf: Mapping[str, list[str]]) -> tuple[list[Piece], list[str]]:
         """The script, where it goes, and the line that names it: a site's own hook stays."""
-        verb, first = hook.lower(), ""
-        if hook == "Prolog" and slurm_oci_site.redirect(place) != "lua":
-            first = slurm_oci_site.before_the_job(conf.get("slurmdspooldir", ""))
-        content = HOOK.format(
-            name=hook, verb=verb, deadline=HOOK_DEADLINE, belljar=shlex.quote(str(place.belljar)), first=first
-        ).encode()
-        theirs = conf.get(verb, "")
-        purpose = f"{hook} of each job on a node"
-        if theirs.endswith("/*"):
-            return [OurFile(purpose, Path(theirs[:-1]) / f"50-belljar-{verb}", content, 0o755)], []
+        verb, belljar = hook.lower(), shlex.quote(str(place.belljar))
+        content = HOOK.format(name=hook, verb=verb, deadline=HOOK_DEADLINE, belljar=belljar).encode()
+        theirs, purpose = [one for one in conf.get(verb, []) if one], f"{hook} of each job on a node"
+        if folder := next((one[:-1] for one in theirs if one.endswith("/*")), ""):
+            return [OurFile(purpose, Path(folder) / f"50-belljar-{verb}", content, 0o755)], []
         path = place.folder / f"belljar-{verb}"
         if not theirs:
             return [OurFile(purpose, path, content, 0o755)], [f"{hook}={path}"]
-        pieces: list[Piece] = [OurFile(purpose, path, content, 0o755, caller=Path(theirs))]
-        if _names(Path(theirs), path):
+        callers = [Path(one) for one in theirs if _names(Path(one), path)]
+        caller = place.folder / "slurm.conf" if str(path) in theirs else next(iter(callers), None)
+        pieces: list[Piece] = [OurFile(purpose, path, content, 0o755, caller=caller or Path(theirs[0]))]
+        if caller:
             return pieces, []
-        return [*pieces, Advice(purpose, f"slurm.conf has {hook}={theirs} already: let that script call {path}.")], []
+        return [
+            *pieces,
+            Advice(purpose, f"slurm.conf has {hook}={theirs[0]} already: let that script call {path}."),
+        ], []
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         """slurmctld looks at the time of job_submit.lua alone: a site's own one that loads ours is made newer with it."""
         submit, reconfigure = place.folder / SUBMIT, ("scontrol", "reconfigure")
-        is_merged = slurm_oci_site.redirect(place) != "oci" and _is_theirs(submit)
-        if is_merged and _names(submit, place.folder / PLUGIN):
+        if _asks_at_submission(place) and _is_theirs(submit) and _names(submit, place.folder / PLUGIN):
             return (("touch", "--", str(submit)), reconfigure)
         return (reconfigure,)
 
     def findings(self, place: Place) -> list[Finding]:
         try:
             version = place.run(("scontrol", "--version")).decode(errors="replace").strip()
-            shown = place.run(("scontrol", "show", "config")).decode(errors="replace")
+            shown = _shown(place)
         except BelljarError as exc:
             return [Finding("slurmctld answers", False, exc.message, "Start it, or run this where `scontrol` works.")]
-        config = {
-            match[1].lower(): match[2].replace("(null)", "")
-            for match in re.finditer(r"^(\w+)\s*=[ \t]*(.*?)[ \t]*$", shown, re.MULTILINE)
-        }
+        config = {key: values[-1] for key, values in shown.items()}
         return [
             _version(version),
-            *(one for one in (_plugins(place, config), _images(place)) if slurm_oci_site.redirect(place) != "oci"),
-            *(_hooked(place, hook, config) for hook in HOOKS),
+            *((*_lua(place), _plugins(place, config), _images(place)) if _asks_at_submission(place) else ()),
+            *(_hooked(place, hook, shown.get(hook.lower(), [])) for hook in HOOKS),
             _requeue_codes(config),
             _requeues(config),
             _kill_wait(place.settings, config),
@@ -190,9 +189,9 @@ def _names(script: Path, ours: Path) -> bool:
         return False
 
 
-def _conf(place: Place) -> dict[str, str]:
-    """The site's own settings of slurm.conf and of the files it includes, keys in lower case."""
-    found: dict[str, str] = {}
+def _conf(place: Place) -> dict[str, list[str]]:
+    """The site's own settings of slurm.conf and of the files it includes, keys in lower case, each with all its values."""
+    found: dict[str, list[str]] = {}
     waiting, seen = [place.folder / "slurm.conf"], set()
     while waiting:
         path = waiting.pop(0)
@@ -208,8 +207,41 @@ def _conf(place: Place) -> dict[str, str]:
             if include := re.match(r"include\s+(\S+)$", line, re.IGNORECASE):
                 waiting.append(place.folder / include[1])
             elif setting := re.match(r"(\w+)\s*=\s*(.*)$", line):
-                found.setdefault(setting[1].lower(), setting[2].strip())
+                found.setdefault(setting[1].lower(), []).append(setting[2].strip())
     return found
+
+
+def _asks_at_submission(place: Place) -> bool:
+    """Raises BadOption."""
+    how = place.options.get("submit", "lua")
+    if how not in ("lua", "hand"):
+        raise BadOption(f"--set submit={how}: lua or hand", hint="hand: users write the first line of their scripts.")
+    return how == "lua"
+
+
+def _shown(place: Place) -> dict[str, list[str]]:
+    """The configuration slurmctld goes by, keys in lower case. Slurm 24.11 numbers what may stand there several times."""
+    text = place.run(("scontrol", "show", "config")).decode(errors="replace")
+    found: dict[str, list[str]] = {}
+    for match in re.finditer(r"^(\w+)(?:\[[0-9]+\])?\s*=[ \t]*(.*?)[ \t]*$", text, re.MULTILINE):
+        found.setdefault(match[1].lower(), []).append(match[2].replace("(null)", ""))
+    return found
+
+
+def _has_lua(place: Place) -> bool:
+    """Whether this Slurm was built with Lua: without the plugin a slurmctld that is to use it does not start. Where that
+    cannot be seen from here, it was."""
+    try:
+        folders = [Path(one) for one in _shown(place).get("plugindir", [""])[-1].split(":") if one]
+    except BelljarError:
+        return True
+    return any((one / LUA).exists() for one in folders) or not any(one.is_dir() for one in folders)
+
+
+def _lua(place: Place) -> Iterator[Finding]:
+    if not _has_lua(place):
+        remedy = "Install Slurm's Lua plugin, or say `belljar batch install slurm --set submit=hand`."
+        yield Finding("Slurm has its Lua plugin", False, f"there is no {LUA}: this Slurm was built without Lua", remedy)
 
 
 def _version(printed: str) -> Finding:
@@ -229,19 +261,18 @@ def _plugins(place: Place, config: dict[str, str]) -> Finding:
     return Finding(what, True, f"JobSubmitPlugins={plugins}")
 
 
-def _hooked(place: Place, hook: str, config: dict[str, str]) -> Finding:
-    current, what = config.get(hook.lower(), ""), f"{hook} calls belljar"
-    if current.endswith("/*"):
-        is_ours = (Path(current[:-1]) / f"50-belljar-{hook.lower()}").exists()
-    elif current == str(place.folder / f"belljar-{hook.lower()}"):
-        is_ours = True
-    else:
-        try:
-            is_ours = "belljar" in Path(current).read_text(errors="replace")
-        except OSError:
-            is_ours = False
-    remedy = f"`scontrol reconfigure`, or let {current} call {place.folder / f'belljar-{hook.lower()}'}."
-    return Finding(what, is_ours, f"{hook}={current}", "" if is_ours else remedy)
+def _hooked(place: Place, hook: str, current: Sequence[str]) -> Finding:
+    ours, named = place.folder / f"belljar-{hook.lower()}", " ".join(current)
+    is_called = any(
+        (Path(one[:-1]) / f"50-{ours.name}").exists()
+        if one.endswith("/*")
+        else one == str(ours) or _names(Path(one), ours)
+        for one in current
+    )
+    remedy = (
+        f"`scontrol reconfigure`, or let {named} call {ours}." if named else f"`scontrol reconfigure`; {hook}={ours}."
+    )
+    return Finding(f"{hook} calls belljar", is_called, f"{hook}={named}", "" if is_called else remedy)
 
 
 def _requeue_codes(config: dict[str, str]) -> Finding:

@@ -8,7 +8,6 @@ from enum import Enum
 from typing import Protocol
 
 from belljar.batch import Settings
-from belljar.errors import BelljarError
 from belljar.model import Outcome, Transfer
 
 
@@ -25,9 +24,6 @@ class Surroundings:
     options: Mapping[str, str]  # words of the redirect itself: `--image=x --time=60` of Slurm's first line
     stdin: Callable[[], bytes]  # all of standard input, at most 64 KiB; for systems that tell the script's path there
     read: Callable[[bytes], bytes]  # a small file (at most 16 MiB); raises OSError
-    ask: Callable[[tuple[str, ...]], bytes] = lambda argv: (
-        b""
-    )  # what a command of the system prints; raises BelljarError
 
     def var(self, name: str) -> str:
         """A variable's value as text, "" where it is not set. The first one counts, as for getenv."""
@@ -84,9 +80,6 @@ class Job:
     lingers: bool = False  # after TERM the system waits for all of the job's processes, not for its first alone
     staged: Staged = Staged()
     redirect: tuple[bytes, ...] = ()  # variables that are there for the redirect's sake: the job gets none of them
-    env: tuple[tuple[bytes, bytes], ...] | None = None  # the job's variables, where they are not this process's own
-    cwd: bytes | None = None  # the same of its working directory
-    trouble: BelljarError | None = None  # why there is no machine for it, found out while reading
 
 
 class Verdict(Enum):

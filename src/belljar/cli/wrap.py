@@ -50,17 +50,11 @@ def run(args: argparse.Namespace, house: House) -> int:
     here = surroundings(args.rest)
     clear_environment(here)
     job = dialect.read(here)
-    if job.env is not None or job.cwd is not None:
-        from belljar.cli.settling import settled
-
-        here = settled(here, job)
     here = replace(here, env=tuple(pair for pair in here.env if pair[0] not in job.redirect))
     house.in_job = True
     settings, trouble = understood(house)
     image = job.image
     try:
-        if job.trouble is not None:
-            raise job.trouble
         from belljar.batch.policy import image_for
 
         image = image_for(job.image, job.queue, settings.batch)
@@ -127,7 +121,7 @@ def surroundings(words: list[str]) -> Surroundings:
             options[name[2:]] = value
     return Surroundings(
         argv=tuple(os.fsencode(word) for word in rest), env=environment(), cwd=_cwd(), uid=os.geteuid(), gid=os.getegid(),
-        groups=tuple(os.getgroups()), options=options, stdin=_stdin, read=_read, ask=_ask,
+        groups=tuple(os.getgroups()), options=options, stdin=_stdin, read=_read,
     )  # fmt: skip
 
 
@@ -169,13 +163,6 @@ def _read(path: bytes) -> bytes:
     from pathlib import Path
 
     return read_capped(Path(os.fsdecode(path)), LARGEST_FILE)
-
-
-def _ask(argv: tuple[str, ...]) -> bytes:
-    """Before the settings are known, so with the time they leave where nothing is set."""
-    from belljar.host import commands
-
-    return commands.run(argv, timeout=batch.Settings().ask_timeout).out
 
 
 # -- without a machine ---------------------------------------------------------------------------------------------------

@@ -273,15 +273,15 @@ def short_path() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_slurm_can_go_from_one_redirect_to_the_other_and_back(short_path: Path) -> None:
+def test_slurm_can_go_from_one_way_to_the_other_and_back(short_path: Path) -> None:
     etc, opt = short_path / "etc", short_path / "opt"
     etc.mkdir()
     (etc / "slurm.conf").write_bytes(CONF)
 
-    def engine(redirect: str) -> Engine:
+    def engine(submit: str) -> Engine:
         place = Place(
             Settings(default_image="el9"), opt / "libexec/wrap-slurm", opt / "libexec/belljar-slurm", short_path / "store", etc,
-            {"redirect": redirect}, run=nothing,
+            {"submit": submit}, run=nothing,
         )  # fmt: skip
         return Engine("slurm", slurm_site.SITE, place, lambda place: [], lambda argv, stdin: b"")
 
@@ -289,16 +289,16 @@ def test_slurm_can_go_from_one_redirect_to_the_other_and_back(short_path: Path) 
         return {str(one.relative_to(short_path)) for one in short_path.rglob("*") if one.is_file()}
 
     seen = {}
-    for redirect in ("lua", "oci", "both"):
-        engine(redirect).install()
-        seen[redirect] = there(), (etc / "slurm.conf").read_bytes()
-        engine(redirect).uninstall()
+    for submit in ("lua", "hand"):
+        engine(submit).install()
+        seen[submit] = there(), (etc / "slurm.conf").read_bytes()
+        engine(submit).uninstall()
         assert there() == {"etc/slurm.conf"} and (etc / "slurm.conf").read_bytes() == CONF
-    for redirect in ("lua", "both", "oci", "lua", "oci", "both", "lua"):
-        engine(redirect).install()
-        assert (there(), (etc / "slurm.conf").read_bytes()) == seen[redirect]
-        assert {step.status for step in engine(redirect).plan()} == {Status.THERE}
-    engine("oci").uninstall()
+    for submit in ("lua", "hand", "lua"):
+        engine(submit).install()
+        assert (there(), (etc / "slurm.conf").read_bytes()) == seen[submit]
+        assert {step.status for step in engine(submit).plan()} == {Status.THERE}
+    engine("hand").uninstall()
     assert there() == {"etc/slurm.conf"} and (etc / "slurm.conf").read_bytes() == CONF
 
 

@@ -147,6 +147,13 @@ def test_the_end_slurm_tells_counts_more_than_the_limit_at_submission() -> None:
     assert Slurm().read(surroundings(env)).wall == 600.0
 
 
+@pytest.mark.parametrize(("options", "wall"), [({}, None), ({"time": "525600"}, 31536000.0)])
+def test_an_end_in_a_year_is_no_limit(options: dict[str, str], wall: float | None) -> None:
+    """24.11 tells a job without one that it ends 365 days from its start."""
+    env = {**RECORDED, "SLURM_JOB_START_TIME": "1000", "SLURM_JOB_END_TIME": str(1000 + 365 * 86400)}
+    assert Slurm().read(surroundings(env, {"image": "x", **options})).wall == wall
+
+
 def test_no_limit_of_time_and_a_disk() -> None:
     job = Slurm().read(surroundings(options={"array": "no", "image": "x", "disk": "5120"}))
     assert (job.wall, job.disk) == (None, 5120 * MIB)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import json
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -95,8 +96,15 @@ def test_a_job_that_asks_for_nothing_is_untouched(tmp_path: Path) -> None:
     assert Submission(tmp_path).submit("project=5, about vmware=yes xvm=1") == (0, SCRIPT, "")
 
 
-def test_a_job_without_a_script_is_untouched(tmp_path: Path) -> None:
-    assert Submission(tmp_path).submit("vm=debian12", script=None) == (0, "", "")
+def test_what_has_no_script_and_asks_for_no_image_is_untouched(tmp_path: Path) -> None:
+    assert Submission(tmp_path, Settings(default_image="debian12")).submit("about", script=None) == (0, "", "")
+
+
+@pytest.mark.parametrize("asked", [{"comment": "vm=debian12"}, {"features": "vm_debian12"}])
+def test_what_has_no_script_never_runs_outside_without_a_word(tmp_path: Path, asked: dict[str, str]) -> None:
+    """srun and salloc."""
+    result, _, said = Submission(tmp_path).submit(script=None, **asked)
+    assert result == -1 and "image debian12: only a script of sbatch runs in a machine" in said
 
 
 @pytest.mark.parametrize("comment", ["vm=debian12", "x vm=debian12 y", "a=b,vm=debian12;c", "\tvm=debian12\nfoo"])
@@ -108,6 +116,19 @@ def test_the_image_in_the_comment(tmp_path: Path, comment: str) -> None:
 def test_time_disk_and_array(tmp_path: Path) -> None:
     _, script, _ = Submission(tmp_path).submit("vm=debian12", time_limit=90, pn_min_tmp_disk=5120, array_inx="1-3")
     assert line(script).split()[1:] == ["--array=yes", "--image=debian12", "--time=90", "--disk=5120"]
+
+
+@pytest.mark.parametrize(("tmp", "scratch", "is_good"), [(6000, 0, False), (8192, 0, True), (6000, 1, True)])
+def test_a_disk_smaller_than_the_images_is_refused_at_submission(
+    tmp_path: Path, tmp: int, scratch: int, is_good: bool
+) -> None:
+    site = Submission(tmp_path, Settings(scratch=scratch))
+    (site.names / "debian12").unlink()
+    (site.names / "debian12").mkdir()
+    (site.names / "debian12/manifest.json").write_text(json.dumps({"virtual_size": 8 << 30}, indent=1))
+    result, _, said = site.submit("vm=debian12", pn_min_tmp_disk=tmp)
+    assert result == (0 if is_good else -1)
+    assert is_good or "--tmp=6000 (MiB): the disk of image debian12 has 8192 MiB already" in said
 
 
 @pytest.mark.parametrize(
@@ -328,44 +349,9 @@ def test_the_least_memory_fits_what_the_node_asks_for(tmp_path: Path) -> None:
 
 # -- containers ----------------------------------------------------------------------------------------------------------
 
-OWN = "/etc/slurm/bundles"
-
 
 def test_a_container_of_the_sites_own_is_untouched(tmp_path: Path) -> None:
     site = Submission(tmp_path, Settings(default_image="debian12"))
     assert site.submit(container="/images/theirs") == (0, SCRIPT, "")
     result, script, said = site.submit("vm=debian12", container="/images/theirs")
     assert (result, script) == (-1, SCRIPT) and "in a container or in a machine, not in both" in said
-
-
-@pytest.mark.parametrize("comment", ["", "vm=debian12", "about something"])
-@pytest.mark.parametrize("end", ["", "/"])
-def test_a_bundle_gets_no_line(tmp_path: Path, comment: str, end: str) -> None:
-    site = Submission(tmp_path, Settings(default_image="alma9"), redirect="both")
-    assert site.submit(comment, container=f"{OWN}/debian12{end}") == (0, SCRIPT, "")
-    assert site.submit()[1] != SCRIPT
-
-
-@pytest.mark.parametrize(
-    ("container", "more", "said"),
-    [
-        ("/images/theirs", {}, "not one of the bundles in /etc/slurm/bundles/"),
-        (f"{OWN}/../debian12", {}, "not one of the bundles in"),
-        (f"{OWN}/deb%n $(id)", {}, "not one of the bundles in"),
-        (f"{OWN}/", {}, "not one of the bundles in"),
-        (f"{OWN}/none", {}, "no image is called none here"),
-        (f"{OWN}/secret", {}, "image secret: not allowed for alice"),
-        (f"{OWN}/debian12", {"comment": "vm=alma9"}, "do not name the same image"),
-        (f"{OWN}/debian12", {"min_nodes": 2}, "2 nodes: a job in a machine has one"),
-        (f"{OWN}/debian12", {"min_mem_per_node": 10}, "10 MiB of memory"),
-    ],
-)
-def test_a_bundle_that_is_refused(tmp_path: Path, container: str, more: dict[str, object], said: str) -> None:
-    site = Submission(tmp_path, Settings(allow=("* debian*", "* alma*", "* none")), redirect="both")
-    result, script, words = site.submit(container=container, **more)  # type: ignore[arg-type]
-    assert (result, script) == (-1, SCRIPT) and said in words
-
-
-def test_an_older_line_of_ours_goes_all_the_same(tmp_path: Path) -> None:
-    script = "#!/opt/belljar/libexec/wrap-slurm --array=no --image=alma9\n" + SCRIPT
-    assert Submission(tmp_path, redirect="both").submit(container=f"{OWN}/debian12", script=script)[:2] == (0, SCRIPT)

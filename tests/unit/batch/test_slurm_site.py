@@ -12,7 +12,7 @@ import pytest
 from belljar.batch import Settings
 from belljar.batch.siting import Advice, OurFile, OurLines, Place
 from belljar.batch.slurm_site import SITE
-from belljar.errors import CommandFailed
+from belljar.errors import BadOption, CommandFailed
 
 # `scontrol show config`, 22.05.8, in part
 CONFIG = """Configuration data as of 2026-11-20T12:07:05
@@ -128,7 +128,7 @@ def test_a_plugin_that_asks_ours_is_read_again_with_it(tmp_path: Path) -> None:
     plugin.write_text(MERGED.format(folder=tmp_path))
     assert advice(here) == ""
     assert SITE.after(here) == (("touch", "--", str(plugin)), ("scontrol", "reconfigure"))
-    assert SITE.after(replace(here, options={"redirect": "oci"})) == (("scontrol", "reconfigure"),)
+    assert SITE.after(replace(here, options={"submit": "hand"})) == (("scontrol", "reconfigure"),)
 
 
 def test_what_a_site_calls_from_its_own_files_is_known(tmp_path: Path) -> None:
@@ -180,6 +180,48 @@ def test_all_is_well(tmp_path: Path) -> None:
 def test_settings_of_slurm_that_hurt(tmp_path: Path, change: tuple[str, str], said: str) -> None:
     here = installed(place(tmp_path, CONFIG.replace(*change)))
     assert any(said in one for one in bad(here)), bad(here)
+
+
+# `scontrol show config`, 24.11.5, in part, with two lines Prolog= in slurm.conf
+NUMBERED = """Epilog[0]               = {folder}/belljar-epilog
+Prolog[0]               = /site/prolog.sh
+Prolog[1]               = {folder}/belljar-prolog
+"""
+
+
+def test_numbered_hooks_are_looked_at_all(tmp_path: Path) -> None:
+    config = "\n".join(one for one in CONFIG.splitlines() if not one.startswith(("Prolog", "Epilog"))) + f"\n{NUMBERED}"
+    assert not any("calls belljar" in one for one in bad(installed(place(tmp_path, config))))
+    assert any("Prolog calls belljar: Prolog=/site/prolog.sh" in one for one in bad(
+        place(tmp_path, config.replace("Prolog[1]               = {folder}/belljar-prolog\n", ""))))  # fmt: skip
+
+
+def test_a_site_with_several_hooks_is_asked_to_call_ours_from_one(tmp_path: Path) -> None:
+    conf = tmp_path / "slurm.conf"
+    (tmp_path / "two.sh").write_text(f"{tmp_path}/belljar-prolog\n")
+    conf.write_text(f"Prolog=/site/one.sh\nProlog={tmp_path}/two.sh\nEpilog=/site/one.sh\nEpilog=/site/d/*\n")
+    here = place(tmp_path)
+    assert files(here)["belljar-prolog"].caller == tmp_path / "two.sh"
+    assert files(here)["50-belljar-epilog"].path == Path("/site/d/50-belljar-epilog") and advice(here) == ""
+    conf.write_text(f"Prolog=/site/one.sh\nProlog={tmp_path}/belljar-prolog\nEpilog=/site/d/*\n")
+    assert files(here)["belljar-prolog"].caller == conf and advice(here) == ""
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_a_slurm_without_lua_gets_a_word_and_no_plugin(tmp_path: Path, has: bool) -> None:
+    """A slurmctld that is to use a plugin it does not have does not start again."""
+    (tmp_path / "lib").mkdir()
+    if has:
+        (tmp_path / "lib/job_submit_lua.so").touch()
+    here = place(tmp_path, CONFIG + "PluginDir = {folder}/lib\n")
+    assert ("JobSubmitPlugins=lua" in lines(here)) is has and ("belljar.lua" in files(here)) is has
+    assert ("#!/opt/belljar/libexec/wrap-slurm --image=IMAGE" in advice(here)) is not has
+    assert any("built without Lua" in one for one in bad(here)) is not has
+    by_hand = replace(here, options={"submit": "hand"})
+    assert advice(by_hand) == "" and "belljar.lua" not in files(by_hand)
+    assert not any("Lua" in one or "submission" in one for one in bad(by_hand))
+    with pytest.raises(BadOption, match="lua or hand"):
+        SITE.pieces(replace(here, options={"submit": "x"}))
 
 
 @pytest.mark.parametrize(("version", "good"), [("slurm 23.11.4", True), ("slurm-wlm 21.08.8", False), ("?", False)])

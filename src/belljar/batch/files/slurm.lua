@@ -5,6 +5,7 @@ local NO_VALUE = 4294967294 -- Slurm's NO_VAL; INFINITE is one more
 local NAME = "^[%w][%w._-]*$"
 local LONGEST_NAME = 100
 local SHOWN = 60
+local LARGEST_MANIFEST = 1048576
 local KEPT = 60 -- seconds the groups of a user are remembered
 
 local function known(number)
@@ -142,6 +143,27 @@ local function is_known(image)
    return refuse("no image is called %s here", image)
 end
 
+-- The size of an image's disk in MiB; nil where its manifest cannot be read from here.
+local function size_of(image)
+   local file = io.open(site.names .. "/" .. image .. "/manifest.json", "r")
+   local text = file and file:read(LARGEST_MANIFEST)
+   if file then
+      file:close()
+   end
+   local bytes = text and text:match('"virtual_size": *(%d+)')
+   return bytes and math.ceil(tonumber(bytes) / 1048576)
+end
+
+-- The disk of a machine is at least as large as its image's.
+local function has_room(image, job)
+   local least = not site.disk_is_scratch and known(job.pn_min_tmp_disk) and size_of(image)
+   if least and job.pn_min_tmp_disk < least then
+      return refuse("--tmp=%d (MiB): the disk of image %s has %d MiB already; ask for more, or leave --tmp out",
+         job.pn_min_tmp_disk, image, least)
+   end
+   return true
+end
+
 local function is_within(what, asked_for, most)
    if most > 0 and known(asked_for) and asked_for > most then
       return refuse("%d %s: a job in a machine may have at most %d here", asked_for, what, most)
@@ -205,43 +227,16 @@ local function without_ours(script)
    return script
 end
 
--- The image of a bundle of ours; "" without a container, nil for a container of somebody else's.
-local function bundled(container)
-   if container == nil or container == "" then
-      return ""
-   end
-   local at = #site.bundles
-   if at > 0 and container:sub(1, at) == site.bundles then
-      local image = container:sub(at + 1):gsub("/+$", "")
-      return is_name(image) and image or nil
-   end
-   return nil
-end
-
--- A job with --container. What it wants in the container's place gets no line of ours: oci.conf leads to the machine.
-local function submit_contained(job, names, image)
-   local contained = bundled(job.container)
-   if contained == nil and site.bundles == "" then
-      if image == "" then
-         return slurm.SUCCESS -- the site's own containers
-      end
-      refuse("a job is in a container or in a machine, not in both")
-      return slurm.ERROR
-   elseif contained == nil then
-      refuse("--container: not one of the bundles in %s", site.bundles)
-      return slurm.ERROR
-   elseif image ~= "" and image ~= contained then
-      refuse("the container and the comment or constraint do not name the same image")
-      return slurm.ERROR
-   end
-   local good = is_allowed(contained, job, names[1]) and is_known(contained) and has_right_size(job)
-   return good and slurm.SUCCESS or slurm.ERROR
-end
-
 -- slurm.SUCCESS, with our line before the script of a job that is to have a machine; slurm.ERROR after a word to the user.
 function M.submit(job, parts, uid)
    if job.script == nil or job.script == "" then
-      return slurm.SUCCESS
+      local image = asked(job.comment, job.features)
+      if image == "" then
+         return slurm.SUCCESS
+      elseif image ~= nil then
+         refuse("image %s: only a script of sbatch runs in a machine, and here is none", image)
+      end
+      return slurm.ERROR
    end
    local script = without_ours(job.script)
    if script ~= job.script then
@@ -252,10 +247,14 @@ function M.submit(job, parts, uid)
    if image == nil then
       return slurm.ERROR
    end
-   if job.container ~= nil and job.container ~= "" then
-      return submit_contained(job, names, image)
-   end
    local own = image ~= ""
+   if job.container ~= nil and job.container ~= "" then
+      if not own then
+         return slurm.SUCCESS -- the site's own containers
+      end
+      refuse("a job is in a container or in a machine, not in both")
+      return slurm.ERROR
+   end
    if not own then
       local common = common_image(names)
       if common == "" then
@@ -263,7 +262,7 @@ function M.submit(job, parts, uid)
       end
       image = common or ""
    end
-   if image ~= "" and not (is_allowed(image, job, names[1]) and is_known(image)) then
+   if image ~= "" and not (is_allowed(image, job, names[1]) and is_known(image) and has_room(image, job)) then
       return slurm.ERROR
    end
    if not has_right_size(job) then
