@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     import httpx
 
 MOST_REDIRECTS = 5
-MOST_FAILURES = 3  # in a row without a new byte
+MOST_FAILURES = 3  # in a row without a byte more than there ever was
+MOST_RESTARTS = 5  # what comes after one may be more, and as useless
 CONNECT_TIMEOUT = 30.0
 SLOWEST = 1024  # bytes per second, over `image.stall_timeout`; a server that drips would keep us for ever
 
@@ -38,6 +39,7 @@ class Part:
     validator: str = ""  # strong ETag, or Last-Modified
     total: int | None = None
     mode: int = PRIVATE_FILE
+    restarts: int = 0  # how often bytes were thrown away
 
     @classmethod
     def found(cls, path: Path, url: str, mode: int = PRIVATE_FILE) -> Part:
@@ -59,6 +61,7 @@ class Part:
         return self.total is not None and self.size == self.total
 
     def restart(self) -> None:
+        self.restarts += self.path.exists() and self.size > 0
         with no_space_as_error(self.path):
             self.path.write_bytes(b"")
             self.path.chmod(self.mode)
@@ -87,18 +90,24 @@ def download(
     DownloadStalled (both keep what came; also for less than `SLOWEST`), ImageTooLarge."""
     part = Part.found(folder / f"{key(url)}.part", url, mode)
     with _client(settings) as client:
-        failures = 0
+        failures, most = 0, part.size
         while True:
-            before = part.size
             try:
                 _continue(client, url, part, settings, progress, is_pinned)
                 break
             except DownloadStalled:
                 raise
             except _Broken as exc:
-                failures = failures + 1 if part.size <= before else 0
+                failures = failures + 1 if part.size <= most else 0
+                most = max(most, part.size)
                 if failures >= MOST_FAILURES:
                     raise DownloadFailed(f"{shown(url)}: {exc}") from exc
+                if part.restarts >= MOST_RESTARTS:
+                    raise DownloadFailed(
+                        f"{shown(url)}: it cannot be continued, or changes while it is downloaded:"
+                        f" begun anew {part.restarts} times; at last {exc}",
+                        hint="Try again when the file stands still on its server, or download it by other means.",
+                    ) from exc
     part.path.with_suffix(".json").unlink(missing_ok=True)
     return part.path
 

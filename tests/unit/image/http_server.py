@@ -27,6 +27,8 @@ class Served:
     wrong_range: bool = False
     endless: bool = False
     drip: float = 0.0  # one byte each so many seconds
+    changes: bool = False  # another version at each request
+    looks_at_if_range: bool = True
 
 
 class Server:
@@ -96,7 +98,9 @@ def _handler(server: Server) -> type[BaseHTTPRequestHandler]:
         def _start(self, served: Served) -> int:
             """Where the answer begins; 0 when the range is not honoured."""
             wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-            same = self.headers.get("If-Range") in (served.etag, served.last_modified)
+            if served.changes:
+                served.etag = f'"v{len(server.requests)}"'
+            same = self.headers.get("If-Range") in (served.etag, served.last_modified) or not served.looks_at_if_range
             return int(wanted[1]) if wanted and served.ranges and same else 0
 
         def _send(self, served: Served, start: int) -> None:

@@ -129,6 +129,26 @@ def test_a_connection_that_breaks_again_and_again_is_given_up(server: Server, fo
     assert "resumed" in caught.value.hint and len(server.requests) < 10
 
 
+@pytest.mark.parametrize("tells", [True, False])
+def test_a_file_that_changes_again_and_again_is_given_up(
+    server: Server, folder: Path, settings: Settings, tells: bool
+) -> None:
+    """Each answer brings bytes, and each next one makes them useless: that is no progress."""
+    cuts = [1000 + 10 * number for number in range(200)]
+    url = server.put("/disk", DATA, cut_after=cuts, changes=True, looks_at_if_range=tells)
+    with pytest.raises(DownloadFailed, match="changes while it is downloaded: begun anew 5 times") as caught:
+        get(url, folder, settings)
+    assert len(server.requests) < 20 and "stands still" in caught.value.hint
+
+
+def test_a_server_without_ranges_that_breaks_off_again_and_again_is_given_up(
+    server: Server, folder: Path, settings: Settings
+) -> None:
+    with pytest.raises(DownloadFailed, match="received 1000 bytes, expected 300000"):
+        get(server.put("/disk", DATA, ranges=False, cut_after=[1000] * 200), folder, settings)
+    assert len(server.requests) < 10
+
+
 def test_more_than_allowed_is_refused_by_its_announcement(server: Server, folder: Path, settings: Settings) -> None:
     with pytest.raises(ImageTooLarge):
         get(server.put("/disk", DATA, says_length=1 << 60), folder, settings)
