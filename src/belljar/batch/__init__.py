@@ -37,7 +37,7 @@ class Settings:
     allow: tuple[str, ...] = field(
         default=("* *",),
         metadata={
-            "help": "who may use which image, `WHO PATTERN` each; WHO is *, user:NAME, group:NAME or queue:NAME; PATTERN as file names' (debian*), of images of the site; `*` alone means users' own images too"
+            "help": "who may use which image, `WHO PATTERN` each; WHO is *, user:NAME, group:NAME or queue:NAME; PATTERN (debian*) is of the site's images, a lone * of users' own too"
         },
     )
     max_cpus: int = field(default=0, metadata={"help": "most virtual cpus of a job's machine; 0: no limit"})

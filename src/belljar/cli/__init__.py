@@ -79,6 +79,12 @@ def _cover_closed_descriptors() -> tuple[int, ...]:
     return tuple(closed)
 
 
+def _forget_nameless_variable() -> None:
+    """An entry `=x` has no name. Python reads it and can neither take it away nor hand it on, with an error each time."""
+    os.environ._data.pop(b"", None)  # type: ignore[attr-defined]
+
+
+_forget_nameless_variable()
 CLOSED = _cover_closed_descriptors()
 """The standard descriptors that were closed when the program began."""
 
@@ -112,6 +118,9 @@ def main(arguments: Sequence[str], commands: str | None = None) -> int:
     except BelljarError as exc:
         problem: Exception = exc
         message, hint, code = exc.message, exc.hint, exc.exit_code
+    except MemoryError as exc:
+        problem = exc
+        message, hint, code = *_out_of_memory(), OUR_FAILURE
     except OSError as exc:
         if isinstance(exc, BrokenPipeError) and _reader_is_gone():
             raise
@@ -131,7 +140,7 @@ def main(arguments: Sequence[str], commands: str | None = None) -> int:
 
 
 def _carry_out(line: CommandLine, commands: str | None) -> int:
-    from belljar.errors import BadOption
+    from belljar.errors import BelljarError
 
     if line.wants == "version":
         from belljar import __version__
@@ -152,9 +161,32 @@ def _carry_out(line: CommandLine, commands: str | None) -> int:
         house = House(config_file, verbose=verbose, commands=commands)
     try:
         return module.run(args, house)
-    except BadOption as exc:
-        exc.hint = exc.hint.replace("belljar VERB", args.prog)
+    except BelljarError as exc:
+        exc.hint = _filled(exc.hint, args)
         raise
+
+
+def _filled(hint: str, args: Namespace) -> str:
+    """The hint with the verb and the machine that are meant."""
+    from belljar.errors import about
+
+    hint = hint.replace("belljar VERB", args.prog)
+    filled = about(hint, getattr(args, "machine", None) or "ID")
+    return f"{filled} `belljar ps -a` lists each ID." if filled != about(filled, "") else filled
+
+
+def _out_of_memory() -> tuple[str, str]:
+    """What to say where this very process cannot get more memory."""
+    import resource
+
+    for limit, option in ((resource.RLIMIT_AS, "-v"), (resource.RLIMIT_DATA, "-d")):
+        most, _ = resource.getrlimit(limit)
+        if most != resource.RLIM_INFINITY:
+            return (
+                f"no more memory: this process may have {most >> 10} KiB (ulimit {option})",
+                f"Raise that limit: a machine wants its own memory and half a GiB (`ulimit {option} unlimited`).",
+            )
+    return "no more memory on this host", "Wait for other programs to end; `belljar doctor` shows what this host has."
 
 
 def split(arguments: Sequence[str]) -> CommandLine:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from belljar.cli import CLOSED
 from belljar.cli.networks import network_of
-from belljar.cli.shares import share
+from belljar.cli.shares import shares
 from belljar.errors import BadOption, InputMissing, UnreadableScript
 from belljar.model import (
     SCRATCH_PLACE,
@@ -43,15 +43,15 @@ def build(args: argparse.Namespace, settings: Settings) -> Request:
     if args.name and not NAME.fullmatch(args.name):
         raise BadOption(f"--name {args.name!r}: letters, digits and ._:@+- only, at most 200, a letter or digit first")
     account = account_of(args.user)
-    network, network_name = network_of(args.network) if args.network else (defaults.network, "")
+    network, network_name = (defaults.network, "") if args.network is None else network_of(args.network)
     machine = MachineSpec(
-        image=args.image or settings.image.default,
-        cpus=_at_least("--cpus", args.cpus, defaults.cpus, 1),
-        memory=_at_least("--memory", args.memory, defaults.memory, 1),
-        disk=None if args.disk is None else _at_least("--disk", args.disk, 0, 1),
+        image=settings.image.default if args.image is None else image_name(args.image),
+        cpus=at_least("--cpus", args.cpus, defaults.cpus, 1),
+        memory=at_least("--memory", args.memory, defaults.memory, 1),
+        disk=None if args.disk is None else at_least("--disk", args.disk, 0, 1),
         network=network,
         network_name=network_name,
-        shares=tuple(share(text) for text in args.share),
+        shares=shares(args.share),
         start=Start(args.start) if args.start else defaults.start,
         context=Context(args.context) if args.context else defaults.context,
         scratch=args.scratch,
@@ -64,6 +64,13 @@ def build(args: argparse.Namespace, settings: Settings) -> Request:
         timeout=_positive("--timeout", args.timeout), grace=defaults.grace if args.grace is None else args.grace, keep=args.keep,
         collect=tuple(_collected(path) for path in args.collect), collect_limit=settings.batch.collect_limit,
     )  # fmt: skip
+
+
+def image_name(text: str) -> str:
+    """What `--image` names. Raises BadOption for nothing at all; whether there is such an image is seen later."""
+    if not text.strip():
+        raise BadOption(f"--image {text!r}: the name is missing", hint="`belljar image list` shows the names.")
+    return text
 
 
 def _payload(args: argparse.Namespace, account: Account) -> Payload | None:
@@ -97,7 +104,7 @@ def payload(args: argparse.Namespace, account: Account) -> Payload:
     return Payload(
         argv=argv, script=script, account=account, cwd=working_directory(args.cwd, account), env=environment(args, account),
         umask=_umask(), rlimits=rlimits(), terminal=args.tty, stdin=stdin, stdout=stdout, stderr=stderr,
-        inputs=tuple(_input(text) for text in args.inputs), outputs=tuple(_output(text) for text in args.outputs),
+        inputs=tuple(_input(text) for text in args.inputs), outputs=_outputs(args.outputs),
     )  # fmt: skip
 
 
@@ -285,12 +292,32 @@ def _input(text: str) -> Transfer:
         raise InputMissing(f"--in {outside}: does not exist")
     if not os.access(outside, os.R_OK) and not os.path.islink(outside):
         raise InputMissing(f"--in {outside}: cannot be read")
-    return Transfer(os.path.abspath(outside), inside or os.path.basename(os.path.abspath(outside)))
+    name = os.path.basename(os.path.abspath(outside))
+    if inside.endswith("/") and not os.path.isdir(outside):
+        inside += name  # into that folder, as cp has it
+    return Transfer(os.path.abspath(outside), inside or name)
+
+
+def _outputs(texts: list[str]) -> tuple[Transfer, ...]:
+    """Of all `--out`. Raises BadOption where two would come to lie at one place."""
+    found: dict[str, str] = {}
+    outputs = tuple(_output(text) for text in texts)
+    for text, one in zip(texts, outputs, strict=True):
+        place = os.path.realpath(one.outside)
+        if other := found.get(place):
+            raise BadOption(
+                f"--out {text}: {one.outside} is where --out {other} goes", hint="Give one of them another DST."
+            )
+        found[place] = text
+    return outputs
 
 
 def _output(text: str) -> Transfer:
     inside, outside = _pair("--out", text)
-    target = outside or os.path.basename(inside.rstrip("/"))
+    name = os.path.basename(inside.rstrip("/"))
+    if outside.endswith("/") and not os.path.isdir(outside):
+        raise BadOption(f"--out {text}: the folder {outside} does not exist here", hint=f"mkdir {outside}")
+    target = outside or name
     folder = os.path.dirname(os.path.abspath(target)) or "/"
     if not os.path.isdir(folder):
         raise BadOption(f"--out {text}: the folder {folder} does not exist here")
@@ -323,11 +350,11 @@ def _refuse_twice(option: str, targets: list[str]) -> None:
             raise BadOption(f"{option}: two folders at {target}")
 
 
-def _at_least(option: str, value: int | None, default: int, least: int) -> int:
+def at_least(option: str, value: int | None, default: int, least: int) -> int:
     if value is not None and value < least:
         from belljar.errors import ImpossibleSize
 
-        raise ImpossibleSize(f"{option} {value}: at least {least}")
+        raise ImpossibleSize(f"{option} {value}: must be more than nothing", hint=f"Give {option} a larger value.")
     return default if value is None else value
 
 

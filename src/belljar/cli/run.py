@@ -194,7 +194,7 @@ def tell(outcome: Outcome, complain: object) -> None:
         return  # whoever cancelled it knows
     complain(
         f"{outcome.id}: {outcome.reason}",
-        outcome.hint.replace("ID`", f"{outcome.id}`") if not outcome.payload_ran or outcome.error else "",
+        outcome.hint if not outcome.payload_ran or outcome.error else "",
     )
 
 

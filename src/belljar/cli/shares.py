@@ -12,6 +12,23 @@ from belljar.model import Share, ShareKind
 GUESTS_OWN = ("/", "/proc", "/sys", "/dev", "/run")
 SCHEME = "nfs://"
 BY_VIRTIOFS = "virtiofs:"
+MOST_FOLDERS = 20  # each is a device in a slot of its own; the bus has 32, some for what every machine has
+
+
+def shares(texts: Iterable[str]) -> tuple[Share, ...]:
+    """Of all `--share`. Raises BadOption."""
+    found = tuple(share(text) for text in texts)
+    check_number("--share", len([one for one in found if one.kind is not ShareKind.NFS]))
+    return found
+
+
+def check_number(option: str, count: int) -> None:
+    """Raises BadOption for more folders than a machine takes."""
+    if count > MOST_FOLDERS:
+        raise BadOption(
+            f"{option}: {count} folders, and a machine takes at most {MOST_FOLDERS}",
+            hint="Share a folder above several of them.",
+        )
 
 
 def share(text: str) -> Share:
@@ -24,14 +41,16 @@ def share(text: str) -> Share:
 def of_site(texts: Iterable[str]) -> tuple[Share, ...]:
     """Of `batch.shares`: a folder that this host does not have is left out, a server's export never. Raises BadSetting."""
     try:
-        shares = tuple(share(text) for text in texts)
+        found = shares(texts)
     except BadOption as exc:
-        raise BadSetting(exc.message.replace("--share ", "batch.shares: ", 1)) from None
-    targets = [one.target for one in shares]
+        raise BadSetting(
+            exc.message.replace("--share: ", "--share ", 1).replace("--share ", "batch.shares: ", 1)
+        ) from None
+    targets = [one.target for one in found]
     for one in targets:
         if targets.count(one) > 1:
             raise BadSetting(f"batch.shares: two folders at {one}")
-    return tuple(one for one in shares if one.kind is ShareKind.NFS or os.path.isdir(one.source))
+    return tuple(one for one in found if one.kind is ShareKind.NFS or os.path.isdir(one.source))
 
 
 def folder(text: str) -> Share:

@@ -126,18 +126,20 @@ def expire(args: argparse.Namespace, house: House) -> int:
 
 def build(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.render import as_json, size
-    from belljar.cli.request import account_of
+    from belljar.cli.request import account_of, at_least, image_name
+    from belljar.cli.shares import check_number
     from belljar.model import MachineSpec, Share, ShareKind
 
     defaults = house.settings.machine
     shares = [Share("/", f"/share{number}") for number in range(args.shares)]
     shares += [Share("/", f"/folder{number}", kind=ShareKind.VIRTIOFS) for number in range(args.virtiofs)]
+    check_number("--shares and --virtiofs", len(shares))
     if args.nfs:  # no server is asked: it only says what kind of machine
         shares.append(Share("nfs://any:2049/", "/export", kind=ShareKind.NFS))
     spec = MachineSpec(
-        image=args.image or house.settings.image.default,
-        cpus=args.cpus or defaults.cpus,
-        memory=args.memory or defaults.memory,
+        image=house.settings.image.default if args.image is None else image_name(args.image),
+        cpus=at_least("--cpus", args.cpus, defaults.cpus, 1),
+        memory=at_least("--memory", args.memory, defaults.memory, 1),
         disk=args.disk,
         network=NetworkMode(args.network) if args.network else defaults.network,
         shares=tuple(shares),

@@ -208,12 +208,26 @@ def execute(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
     for folder in folders:
         candidate = os.path.join(folder, path)
         try:
-            os.execve(candidate, argv, dict_of(here.env))
+            _execve(candidate, argv, here)
         except OSError as exc:
             if exc.errno == errno.ENOEXEC:
-                os.execve(b"/bin/sh", [b"/bin/sh", candidate, *argv[1:]], dict_of(here.env))
+                _execve(b"/bin/sh", [b"/bin/sh", candidate, *argv[1:]], here)
             trouble = exc if trouble is None or exc.errno != errno.ENOENT else trouble
     raise trouble if trouble is not None else FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def _execve(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
+    """Python refuses an entry `=x`, which has no name and which a job may have all the same."""
+    if all(name for name, _ in here.env):
+        os.execve(path, argv, dict_of(here.env))
+    import ctypes
+
+    def words(texts: list[bytes]) -> object:
+        return (ctypes.c_char_p * (len(texts) + 1))(*texts, None)
+
+    env = [name + b"=" + value for name, value in here.env]
+    ctypes.CDLL(None, use_errno=True).execve(path, words(argv), words(env))
+    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 class dict_of(dict):  # type: ignore[type-arg]
@@ -332,7 +346,7 @@ def tell(outcome: Outcome, verdict: Verdict) -> None:
     if verdict is Verdict.MIRROR and (outcome.cause in (Cause.FINISHED, Cause.CANCELLED)) and not outcome.error:
         return
     ended = f"{outcome.id}: " if outcome.id else ""
-    hint = outcome.hint.replace("ID`", f"{outcome.id}`") if outcome.klass is not OutcomeClass.CANCELLED else ""
+    hint = outcome.hint if outcome.klass is not OutcomeClass.CANCELLED else ""
     complain(f"{ended}{outcome.reason}", hint)
 
 

@@ -10,7 +10,7 @@ DURATIONS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?", re.ASCII)
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d|)", re.ASCII)
-_CLOCK = re.compile(r"(?:(\d+):)?(\d+):([0-5]\d)", re.ASCII)
+_CLOCK = re.compile(r"(?:(\d+):(?=[0-5]?\d:))?(\d+):([0-5]\d)", re.ASCII)
 
 
 def size(text: str) -> int:

@@ -49,7 +49,7 @@ Every class carries a hint; an instance may sharpen it.
 
 from __future__ import annotations
 
-from belljar.errors.base import OUR_FAILURE, BelljarError, Retry
+from belljar.errors.base import OUR_FAILURE, BelljarError, Retry, about
 from belljar.errors.guest import (
     AgentLost,
     AgentTooOld,
@@ -227,4 +227,5 @@ __all__ = [
     "UnsafeFolder",
     "UsageError",
     "WorkshopFailed",
+    "about",
 ]

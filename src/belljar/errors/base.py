@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 from belljar.model import Cause
 
 OUR_FAILURE = 125
+
+
+def about(hint: str, machine: str) -> str:
+    """A hint with its ID filled in, as in `belljar logs ID`."""
+    return re.sub("(`belljar [a-z]+ )ID\\b", lambda found: f"{found[1]}{machine}", hint)
 
 
 class Retry(Enum):

@@ -121,7 +121,8 @@ def check(recipe: Recipe) -> None:
             raise BadOption(f"{package!r} cannot be the name of a Debian package")
     if not SMALLEST_DISK <= recipe.disk_size <= LARGEST_DISK:
         raise ImpossibleSize(
-            f"a disk of {recipe.disk_size // MIB} MiB: from {SMALLEST_DISK // GIB} GiB to {LARGEST_DISK // GIB} GiB"
+            f"a disk of {recipe.disk_size // MIB} MiB: from {SMALLEST_DISK // GIB} GiB to {LARGEST_DISK // GIB} GiB",
+            hint="Ask for another size with --disk.",
         )
 
 

@@ -150,8 +150,12 @@ def take(
     """Make the image of the raw disk *raw*, which lies in the draft *folder*, and publish it. Uses up *raw*."""
     progress.step("Writing the disk")
     size = _whole_sectors(raw, store.settings.max_size)
+    if _is_blank(raw):
+        raise ImageUnfit(f"{origin.source}: a disk of zeros only", hint="Give the disk of a system that was installed.")
     _convert(raw, folder / manifest.DISK)
     boot = Boot(facts={"boots_by": "disc"}) if origin.is_disc else _look(folder, raw, size, origin, progress, surveyor)
+    if boot.kernel and (least := kernel.least_memory(boot.kernel, boot.initrd)):
+        boot = replace(boot, facts={**boot.facts, "least_memory": least})
     if judge is not None:
         judge({**boot.facts, **origin.facts}, bool(boot.kernel))
     raw.unlink()
@@ -338,6 +342,20 @@ def _whole_sectors(raw: Path, largest: int) -> int:
         raise ImageTooLarge(f"a disk of {size} bytes, the limit is {largest}")
     os.truncate(raw, size)
     return size
+
+
+def _is_blank(raw: Path) -> bool:
+    """Is there no byte but zeros? Of what stands in the file itself; the first that is another ends the look."""
+    with open(raw, "rb") as file:
+        at = 0
+        while True:
+            try:
+                file.seek(at := os.lseek(file.fileno(), at, os.SEEK_DATA))
+            except OSError:
+                return True  # nothing but a hole follows
+            if file.read(manifest.CHUNK).strip(b"\0"):
+                return False
+            at += manifest.CHUNK
 
 
 def _convert(raw: Path, disk: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import BelljarError, HostError, LockTimeout
+from belljar.errors import BelljarError, HostError, LockTimeout, about
 from belljar.guest import ExitStatus
 from belljar.host.files import no_space_as_error, private_folder, write_whole
 from belljar.host.locks import Lock, locked, try_lock
@@ -121,7 +121,7 @@ class Life:
             cause, reason = Cause.GUEST_OOM, "the guest ran out of memory and its kernel killed the payload"
         self.note(
             cause=cause, klass=CLASSES[cause], reason=reason, exit_code=status.exit_code, signal=status.signal,
-            core_dumped=status.core_dumped, guest=status.usage, error=status.error, hint=HINTS.get(status.error, ""),
+            core_dumped=status.core_dumped, guest=status.usage, error=status.error, hint=about(HINTS.get(status.error, ""), self.request.id),
         )  # fmt: skip
 
     def expect(self, cause: Cause, reason: str) -> None:
@@ -138,7 +138,7 @@ class Life:
             cause=error.cause,
             klass=class_of_error(error),
             reason=error.message,
-            hint=error.hint,
+            hint=about(error.hint, self.request.id),
             error=type(error).__name__,
         )
 

@@ -102,6 +102,7 @@ class Planner:
         check_scratch(request)
         check_shares(request)
         image = self._images.resolve(request.machine.image)
+        check_memory(request, image)
         self._overlays.size(image, None if image.is_disc else request.machine.disk)
         return image
 
@@ -286,6 +287,17 @@ def check_size(request: Request) -> None:
         raise ImpossibleSize(f"{machine.memory // MIB} MiB of memory: this host has {total // MIB} MiB")
     if machine.memory > available:
         raise NoMemory(f"{machine.memory // MIB} MiB of memory: only {available // MIB} MiB are free now")
+
+
+def check_memory(request: Request, image: Image) -> None:
+    """Refuse what the image is known not to start with. Of an older image, or one that boots by firmware, it is not known."""
+    least = image.facts.get("least_memory", 0)
+    if isinstance(least, int) and request.machine.memory < least:
+        raise ImpossibleSize(
+            f"{request.machine.memory // MIB} MiB of memory: the image {request.machine.image} does not start with less than"
+            f" {least // MIB} MiB",
+            hint="Ask for more with --memory; a batch job, for more memory.",
+        )
 
 
 def check_scratch(request: Request) -> None:

@@ -7,7 +7,7 @@ import time
 from contextlib import closing, suppress
 from dataclasses import replace
 
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, about
 from belljar.host.files import private_folder, write_whole
 from belljar.journal import Ledger, Record
 from belljar.machine import OUTCOME, REQUEST, Folders
@@ -17,9 +17,9 @@ from belljar.model import Outcome, dumps, to_json
 
 def outcome_of(error: BelljarError) -> Outcome:
     """What came of a request that *error* ended before there was a machine. It has an id as every outcome has."""
-    now = time.time()
+    now, id = time.time(), os.urandom(6).hex()
     return Outcome(
-        id=os.urandom(6).hex(), cause=error.cause, klass=class_of_error(error), reason=error.message, hint=error.hint,
+        id=id, cause=error.cause, klass=class_of_error(error), reason=error.message, hint=about(error.hint, id),
         error=type(error).__name__, started=now, ended=now,
     )  # fmt: skip
 

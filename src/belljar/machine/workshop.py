@@ -135,9 +135,7 @@ class Workshop:
         if outcome.exit_code and outcome.exit_code < 125 and not outcome.error:
             raise WorkshopFailed(complaint.last() or f"the work in machine {request.id} ended with {outcome.exit_code}")
         kind = OutputMissing if outcome.error == OutputMissing.__name__ else WorkshopFailed
-        raise kind(
-            f"machine {request.id}: {outcome.reason}", hint=outcome.hint.replace("ID`", f"{request.id}`") or None
-        )
+        raise kind(f"machine {request.id}: {outcome.reason}", hint=outcome.hint or None)
 
     def _request(self, task: Task) -> Request:
         words = json.dumps({"disk": FOREIGN, **task.words})

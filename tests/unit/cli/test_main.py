@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from belljar import cli
 from belljar.cli import VERBS, main, split
-from belljar.errors import BadOption, NoSuchMachine
+from belljar.errors import BadOption, DomainDied, NoSuchMachine, about
 
 PYTHON = [sys.executable, "-I"]
 
@@ -104,6 +105,35 @@ def test_an_error_of_ours_is_one_line_and_a_hint(verb: Callable[..., None], caps
     assert output.err.startswith("belljar: x: no machine of this id or name\nhint: `belljar ps -a`")
 
 
+def test_a_hint_names_the_machine_that_is_meant(verb: Callable[..., None], capsys: pytest.CaptureFixture[str]) -> None:
+    verb(fails_with(DomainDied("it ended")))
+    main(["version"])
+    assert capsys.readouterr().err.endswith(
+        "hint: `belljar logs ID --qemu` shows what QEMU said. `belljar ps -a` lists each ID.\n"
+    )
+    assert (
+        about("`belljar logs ID --qemu`, `belljar stop ID`; ID", "abc")
+        == "`belljar logs abc --qemu`, `belljar stop abc`; ID"
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"), [("-v", "this process may have 1024 KiB (ulimit -v)"), ("", "no more memory on this host")]
+)
+def test_too_little_memory_for_ourselves_is_no_defect(
+    verb: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    limit: str,
+    says: str,
+) -> None:
+    verb(fails_with(MemoryError()))
+    monkeypatch.setattr("resource.getrlimit", lambda which: (1 << 20 if limit else resource.RLIM_INFINITY, 0))
+    assert main(["version"]) == 125
+    said = capsys.readouterr().err
+    assert says in said and "defect" not in said and "hint: " in said
+
+
 def test_words_of_a_guest_cannot_steer_the_terminal(
     verb: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -160,6 +190,16 @@ assert open('/etc/passwd').fileno() > 2
 print('good')
 """
     assert in_process(code).stdout == b"good\n"
+
+
+def test_a_variable_without_a_name_is_left_alone() -> None:
+    """The hooks of a batch system clear what a job may have set."""
+    look = "import os; from belljar import cli; print(dict(os.environb)); os.environ.clear(); print(dict(os.environ))"
+    path = f"import sys; sys.path[:] = {sys.path!r}; "
+    done = subprocess.run(
+        ["env", "-i", "=x", "A=1", *PYTHON, "-c", path + look], capture_output=True, text=True, timeout=30
+    )
+    assert done.stdout.splitlines()[0].startswith("{b'A': b'1'") and done.stdout.splitlines()[1] == "{}", done.stderr
 
 
 def test_closed_output_fails_nothing() -> None:

@@ -175,6 +175,20 @@ def test_a_number_without_an_entry_is_a_user_all_the_same(build: Build) -> None:
         ((), BadOption, "nothing to run"),
         (("--",), BadOption, "nothing to run"),
         (("--cpus", "0", "--", "true"), ImpossibleSize, "--cpus 0"),
+        (("--memory", "0", "--", "true"), ImpossibleSize, "--memory 0: must be more than nothing"),
+        (("--disk", "0", "--", "true"), ImpossibleSize, "--disk 0: must be more than nothing"),
+        (("--image", "", "--", "true"), BadOption, "--image '': the name is missing"),
+        (("--image", " ", "--", "true"), BadOption, "--image ' ': the name is missing"),
+        (("--network", "", "--", "true"), NoSuchNetwork, "--network ''"),
+        (("--timeout", "1:70:00", "--", "true"), BadOption, "--timeout: '1:70:00' is not a duration"),
+        (("--out", "/a:x", "--out", "/b:./x", "--", "true"), BadOption, "--out /b:./x: "),
+        (("--out", "/a/x", "--out", "/b/x", "--", "true"), BadOption, "is where --out /a/x goes"),
+        (("--out", "/a:no-such-folder/", "--", "true"), BadOption, "the folder no-such-folder/ does not exist here"),
+        (
+            (*(word for n in range(21) for word in ("--share", f"/usr:/s{n}")), "--", "true"),
+            BadOption,
+            "21 folders, and a machine takes at most 20",
+        ),
         (("--cpus", "x", "--", "true"), BadOption, "--cpus"),
         (("--memory", "-1", "--", "true"), BadOption, "--memory"),
         (("--memory", "lots", "--", "true"), BadOption, "--memory"),
@@ -210,6 +224,25 @@ def test_what_means_nothing_is_refused_with_the_word_at_fault(
     with pytest.raises(kind) as caught:
         build(*words)
     assert says in caught.value.message and caught.value.hint and caught.value.exit_code == 125
+
+
+def test_what_is_too_little_is_not_told_to_ask_for_less(build: Build) -> None:
+    for words in (("--memory", "0"), ("--cpus", "0"), ("--disk", "0")):
+        with pytest.raises(ImpossibleSize) as caught:
+            build(*words, "--", "true")
+        assert caught.value.hint == f"Give {words[0]} a larger value."
+
+
+def test_a_file_goes_into_a_folder_that_is_named_with_a_slash(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f").touch()
+    (tmp_path / "d").mkdir()
+    payload = build("--in", "f:/new/dir/", "--in", "d:/data/", "--out", "/etc/passwd:d/", "--", "true").payload
+    assert payload is not None
+    assert [one.inside for one in payload.inputs] == ["/new/dir/f", "/data/"]
+    assert [one.outside for one in payload.outputs] == [f"{tmp_path}/d"]
 
 
 def test_the_name_of_a_guests_program_without_dashes_gets_the_right_hint(build: Build) -> None:

@@ -54,7 +54,10 @@ def test_a_duration_is_read_with_its_unit_or_as_a_clock(text: str, seconds: floa
     assert duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "s", "-5s", "5 weeks", "1:99", "1h30m", "nan", "inf", "1e9"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "s", "-5s", "5 weeks", "1:99", "1h30m", "1:70:00", "1:60:00", "0:100:00", "1:2:3:4", "nan", "inf", "1e9"],
+)
 def test_what_is_no_duration_is_refused_with_the_forms_that_are(text: str) -> None:
     with pytest.raises(ValueError, match="90s"):
         duration(text)

@@ -53,6 +53,13 @@ def test_what_qemu_was_heard_to_say_is_one_of_our_errors(said: str, kind: type[B
     assert "\n" not in error.message
 
 
+def test_too_little_address_space_is_told_where_there_is_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = f"{Q}unable to map backing store for guest RAM: Cannot allocate memory\n"
+    assert "ulimit" not in explain(said, 256, "starting").hint
+    monkeypatch.setattr("resource.getrlimit", lambda which: (1 << 29, 1 << 29))
+    assert "`ulimit -v`" in explain(said, 256, "starting").hint
+
+
 def test_the_unknown_is_quoted_as_it_is() -> None:
     error = explain(f"warning: harmless\n{Q}something new\n", 256, "starting")
     assert type(error) is DomainDied

@@ -50,6 +50,7 @@ def test_a_disk_without_partitions_is_its_file_system(store: Store, tmp_path: Pa
         "cloud_init": False,
         "sshd": "",
         "firmware": [],
+        "least_memory": 8 * MIB,
     }
     assert image.facts == expected
     assert image.virtual_size == 4 * MIB and store.verify(image) == []

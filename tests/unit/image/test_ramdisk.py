@@ -17,6 +17,7 @@ from belljar.agent import bundle
 from belljar.errors import ImageCorrupt
 from belljar.host import commands
 from belljar.image import Image, cpio, initramfs, kernel, modules
+from belljar.model import MIB
 
 PVH_KERNEL = elf((1, b"text"), (4, struct.pack("<III4sI", 4, 4, 1, b"GNU\0", 0) + pvh_note()))
 MODULE = elf((1, b"module"))
@@ -86,6 +87,32 @@ def test_a_kernel_without_the_pvh_note_is_booted_as_it_is() -> None:
     assert kernel.directly_bootable(bzimage(elf((1, b"text")))) is None
     assert kernel.directly_bootable(bzimage(b"no elf")) is None
     assert kernel.directly_bootable(bzimage(PVH_KERNEL, pack=lambda data: b"?" + data)) is None
+
+
+def kernel_at(place: int, size: int) -> bytes:
+    """A kernel of one segment that is loaded to *place* and takes *size*."""
+    header = bytearray(64)
+    header[:5] = b"\x7fELF\x02"
+    struct.pack_into("<Q", header, 32, 64)
+    struct.pack_into("<HH", header, 54, 56, 1)
+    return bytes(header) + struct.pack("<IIQQQQQQ", 1, 5, 0, 0, place, 0, size, 1)
+
+
+def test_the_least_memory_follows_from_kernel_and_ramdisk() -> None:
+    """The first is Debian 12's, which came up with 96 MiB and not with 88."""
+    debian = kernel_at(0x3079000, 26140 << 10)
+    assert kernel.least_memory(debian, b"070701" + bytes(7604 << 10)) == 96 * MIB
+    assert kernel.least_memory(debian, b"\xfd7zXZ" + bytes(7604 << 10)) == 112 * MIB, "packed: it is larger inside"
+    packed = bytearray(bzimage(b"x"))
+    struct.pack_into("<QI", packed, 0x258, 16 * MIB, 40 * MIB)
+    assert kernel.least_memory(bytes(packed), b"") == 64 * MIB
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"no kernel", kernel_at(1 << 40, 1), kernel_at(0, 0), kernel_at(0, 1 << 63)[:70]]
+)
+def test_of_what_is_no_kernel_no_least_memory_is_known(data: bytes) -> None:
+    assert kernel.least_memory(data, b"") == 0
 
 
 @pytest.mark.parametrize("harm", [0, 10, 512, 2600, -20])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import ImpossibleSize, NoMemory, NotPermitted, ShareMissing
+from belljar.image import Image
 from belljar.machine import plan
 from belljar.model import GIB, MIB, Account, MachineSpec, Payload, Request, Share
 
@@ -43,6 +44,18 @@ def test_a_size_that_cannot_be_had_is_refused_with_what_could(
 ) -> None:
     with pytest.raises(kind, match=says):
         plan.check_size(request(replace(SPEC, **changes)))
+
+
+def test_an_image_that_knows_its_least_memory_is_given_no_less() -> None:
+    image = Image("d" * 64, ("debian12",), Path("disk"), 64 * MIB, None, None, "", "b" * 64, "build", 0.0)
+    known = replace(image, facts={"least_memory": 96 * MIB})
+    plan.check_memory(request(replace(SPEC, memory=96 * MIB)), known)
+    plan.check_memory(request(replace(SPEC, memory=64 * MIB)), image)  # an older manifest does not know
+    with pytest.raises(
+        ImpossibleSize, match="64 MiB of memory: the image debian12 does not start with less than 96 MiB"
+    ) as caught:
+        plan.check_memory(request(replace(SPEC, memory=64 * MIB, image="debian12")), known)
+    assert "more" in caught.value.hint
 
 
 @pytest.mark.usefixtures("small_host")

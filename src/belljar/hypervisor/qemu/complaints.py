@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 
 from belljar.errors import (
@@ -24,11 +25,13 @@ from belljar.errors import (
     TemplateError,
 )
 
+MORE_ADDRESSES = "Raise the limit on address space (`ulimit -v`): QEMU wants the guest's memory and half a GiB."
+
 COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
-    (r"jit buffer", NoMemory, "Raise the limit on address space (`ulimit -v`)."),
+    (r"jit buffer", NoMemory, MORE_ADDRESSES),
     (r"[Cc]annot allocate memory|failed to allocate memory|out of memory|allocate .* bytes of guest RAM", NoMemory, None),
-    (r"could not allocate dynamic translator buffer|Unable to allocate", NoMemory, "Raise the limit on address space (`ulimit -v`)."),
-    (r"error while loading shared libraries.*(failed to map|cannot allocate)", NoMemory, "Raise the limit on address space (`ulimit -v`)."),
+    (r"could not allocate dynamic translator buffer|Unable to allocate", NoMemory, MORE_ADDRESSES),
+    (r"error while loading shared libraries.*(failed to map|cannot allocate)", NoMemory, MORE_ADDRESSES),
     (r"error while loading shared libraries", HostError, "Reinstall QEMU: one of its libraries is missing."),
     (r"ram size .*(too|exceeds|limit)|maximum memory|phys-bits too low|at most .* RAM|memory size .* too large|not enough .* address space", ImpossibleSize, None),
     (r"Invalid SMP CPUs|maximum number of CPUs|max CPUs supported", ImpossibleSize, None),
@@ -54,6 +57,8 @@ def explain(said: str, status: int | None, doing: str) -> BelljarError:
     line = last_line(said)
     for pattern, kind, hint in COMPLAINTS:
         if re.search(pattern, line):
+            if kind is NoMemory and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+                hint = MORE_ADDRESSES
             return kind(f"QEMU ended while {doing}: {line}", hint=hint)
     return DomainDied(f"QEMU ended while {doing}: {line or ended(status)}")
 
