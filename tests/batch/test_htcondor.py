@@ -1,153 +1,284 @@
-"""Jobs as HTCondor's starter starts them, in real machines: what comes back is what came back without them.
+"""Jobs under a real HTCondor in real machines: what comes back is what came back without them.
 
-The starter is a stand-in (lab/starter.py): belljar was not yet run under a real HTCondor.
+The daemons are those of Debian's package: 23.9 of trixie, and 25.14 of sid in the slow run, each with that suite's own
+Python and QEMU, in a root of that suite (lab/condor.py). Control groups are off there. What a job does natively is
+looked at before belljar is installed.
 """
 
 from __future__ import annotations
 
-import signal
+import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
-from tests.batch.lab.site import Site
-from tests.batch.lab.starter import Starter
+from tests.batch.lab.condor import NAME, Condor, Ended
+from tests.live.conftest import ROOT
 
-IMAGE = {"VmImage": "debian12"}
-BROKEN = {"qemu": 'binary = "/nowhere/qemu-system-x86_64"'}
+pytestmark = pytest.mark.timeout(1800)
+PAGE = ROOT / "docs/batch/htcondor.md"
+IMAGE = {"plus_VmImage": '"debian12"'}
 LOOK = b"""#!/bin/sh
 pwd; id -un; umask; echo "$@"; cat in; grep -c ClusterId "$_CONDOR_JOB_AD"
 echo made >out; mkdir deep; echo 1 >deep/er; rm in
 echo to stderr >&2
 exit 42
 """
+LOOKED = {"transfer_input_files": "in", "transfer_output_files": "out, deep"}
+WORDS = "\"'two words' $HOME ''''\""
+BARE = b"#!/bin/sh\ntr '\\0' '\\n' </proc/self/environ | sort; tr '\\0' ' ' </proc/$$/cmdline; kill -SEGV $$\n"
+NOT_EXECUTABLE = (b"#!/nowhere/sh\n", b"echo without a first line\n")
+TRAP = b"#!/bin/sh\ntrap 'echo ended >>/home/bjalice/%s; exit 5' TERM\necho begun >/home/bjalice/%s\nwhile :; do sleep 0.1; done\n"
 
 
-@pytest.fixture(scope="module")
-def starter() -> Iterator[Starter]:
-    site = Site("htcondor")
+@dataclass
+class Pool:
+    """A node with belljar, and what jobs did there before."""
+
+    condor: Condor
+    looked: Ended
+    bare: Ended
+    unstarted: list[Ended]
+
+
+@pytest.fixture(scope="module", params=["trixie", pytest.param("sid", marks=pytest.mark.slow)])
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    condor = Condor(request.param)
     try:
-        made = Starter(site)
-        made.install()
-        yield made
+        condor.up()
+        (condor.outside("/home/bjalice/in")).write_bytes(b"input\n")
+        jobs = [condor.job(LOOK, WORDS, **LOOKED), condor.job(BARE, "a")]
+        jobs += [condor.job(script) for script in NOT_EXECUTABLE]
+        looked, bare, *unstarted = (condor.wait(job) for job in jobs)
+        condor.run("condor_rm", "-all")
+        for section in ("1. Settings", "2. Install"):
+            as_the_page_says(condor, section)
+        condor.until(lambda: b"debian12" in images_of(condor), "the schedd knows the pool's images", 90)
+        yield Pool(condor, looked, bare, unstarted)
+        as_the_page_says(condor, "Undo")
+        assert not condor.outside("/etc/condor/config.d/90-belljar.conf").exists()
     finally:
-        site.close()
+        condor.close()
+
+
+def as_the_page_says(condor: Condor, section: str, user: str = "") -> list[str]:
+    """What the commands of a section of the guide print, in their order; each block as one script, as it is there."""
+    (text,) = re.findall(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```sh\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert blocks
+    return [condor.text("sh", "-ec", block, user=user) for block in blocks]
+
+
+def images_of(condor: Condor) -> bytes:
+    return condor.run("condor_status", "-schedd", "-af", "BelljarPoolImages", check=False).stdout
 
 
 @pytest.fixture(autouse=True)
-def settings(starter: Starter) -> Iterator[None]:
-    starter.site.configure()
+def settings(pool: Pool) -> Iterator[None]:
+    pool.condor.configure()
     yield
-    assert starter.site.leftovers() == []
+    pool.condor.until(lambda: not pool.condor.leftovers(), "nothing is left of machines", 20)
 
 
-def test_a_job_in_a_machine_ends_as_it_does_without(starter: Starter) -> None:
-    words = (LOOK, "two words", "$HOME", "'")
-    native = starter.run(*words, inputs={"in": b"input\n"}, native=True)
-    ended = starter.run(*words, inputs={"in": b"input\n"}, ad=IMAGE)
-    assert ended.err == b"to stderr\n" == native.err
-    assert (
-        (ended.status, ended.code, ended.signal)
-        == ("Completed", 42, None)
-        == (native.status, native.code, native.signal)
+def alike(out: bytes) -> list[bytes]:
+    """Each run has a directory of its own, and processes of its own."""
+    said = re.sub(rb"(dir_|_ANCESTOR_|PID=)[0-9]+[=:0-9]*", rb"\1", out)
+    return re.sub(rb"job[0-9]+", b"job", said).splitlines()
+
+
+# -- the guide -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_leads_from_a_fresh_node_to_a_job(pool: Pool) -> None:
+    assert len(PAGE.read_text().split()) <= 700
+    (said,) = as_the_page_says(pool.condor, "3. A job", "bjalice")
+    (expected,) = re.findall(r"^(hello from .*)$", PAGE.read_text(), re.MULTILINE)
+    assert re.sub("belljar-[0-9a-f]{12} as bjalice", "belljar-0123456789ab as alice", said.splitlines()[-1]) == expected
+    checked, tested = as_the_page_says(pool.condor, "4. Check")
+    assert [line for line in checked.splitlines() if not line.startswith("ok ")] == [] != checked.splitlines()
+    assert " s" in tested
+    assert as_the_page_says(pool.condor, "Several nodes") == [f"{NAME} true debian12\n"]
+
+
+# -- the same as without -------------------------------------------------------------------------------------------------
+
+
+def test_a_job_in_a_machine_ends_as_it_does_without(pool: Pool) -> None:
+    files = [pool.condor.outside(f"/home/bjalice/{name}") for name in ("out", "deep/er")]
+    natively = [file.read_bytes() for file in files]
+    for file in files:
+        file.unlink()
+    ended = pool.condor.execute(LOOK, WORDS, **LOOKED, **IMAGE)
+    assert (ended.status, ended.code, ended.err) == ("Completed", 42, b"to stderr\n"), ended
+    assert (ended.status, ended.code, ended.err) == (pool.looked.status, pool.looked.code, pool.looked.err)
+    assert alike(ended.out) == alike(pool.looked.out)
+    assert [file.read_bytes() for file in files] == natively == [b"made\n", b"1\n"]
+
+
+def test_a_job_without_an_image_is_untouched(pool: Pool) -> None:
+    jobs = [pool.condor.job(BARE, "a"), *(pool.condor.job(script) for script in NOT_EXECUTABLE)]
+    bare, *unstarted = (pool.condor.wait(job) for job in jobs)
+    assert (bare.status, bare.code, bare.signal) == ("Completed", None, 11)
+    assert (bare.status, bare.code, bare.signal) == (pool.bare.status, pool.bare.code, pool.bare.signal)
+    assert alike(bare.out) == alike(pool.bare.out) and bare.err == pool.bare.err
+    assert [one.status for one in unstarted] == ["Held", "Held"] == [one.status for one in pool.unstarted]
+    for ours, theirs in zip(unstarted, pool.unstarted, strict=True):
+        reason = re.search(r"\(errno=\d+: '[^']+'\)", theirs.hold)
+        assert reason is not None and reason[0] in ours.hold, (ours.hold, theirs.hold)
+    # What a hold left in the ad is for that start alone.
+    program = pool.condor.programs[jobs[1]]
+    pool.condor.write(f"/home/bjalice/{program}", "#!/bin/sh\necho mended\n", 0o755)
+    pool.condor.run("condor_release", jobs[1], user="bjalice")
+    pool.condor.happened(jobs[1], "JobTerminatedEvent")
+    assert pool.condor.output(jobs[1])[0] == b"mended\n"
+    pool.condor.run("condor_rm", jobs[2], user="bjalice")
+
+
+def test_death_by_a_signal_is_death_by_that_signal(pool: Pool) -> None:
+    jobs = {number: pool.condor.job(b"#!/bin/sh\nkill -%d $$\n" % number, **IMAGE) for number in (9, 11, 15)}
+    for number, job in jobs.items():
+        ended = pool.condor.wait(job)
+        assert (ended.status, ended.code, ended.signal, ended.err) == ("Completed", None, number, b"")
+
+
+def test_a_job_that_is_removed_is_told_and_its_machine_is_gone(pool: Pool) -> None:
+    job = pool.condor.job(TRAP % (b"told", b"told"), **IMAGE)
+    told = pool.condor.outside("/home/bjalice/told")
+    pool.condor.until(told.exists, "the job runs")
+    # While it runs the reaper knows its job, on a host without a domain too.
+    said = pool.condor.belljar("reap", "--batch", "htcondor", "--format=json").stdout
+    assert b"unknown" not in said and len(pool.condor.leftovers()) > 1
+    pool.condor.run("condor_rm", job, user="bjalice")
+    pool.condor.until(lambda: not pool.condor.leftovers(), "its machine is gone", 60)
+    assert told.read_text() == "begun\nended\n"
+
+
+# -- when there is no machine --------------------------------------------------------------------------------------------
+
+
+def test_a_job_whose_machine_cannot_be_had_comes_back_and_is_held_at_last(pool: Pool) -> None:
+    pool.condor.configure("retries = 2\nretry_delay = 0.2", qemu='binary = "/nowhere/qemu"')
+    job = pool.condor.job(b"#!/bin/sh\necho ran\n", **IMAGE)
+    held = pool.condor.wait(job)
+    assert (held.status, held.out) == ("Held", b"") and held.hold.startswith("belljar: try 2 of 2: /nowhere/qemu")
+    (error,) = [one["ErrorMsg"] for one in held.events if one["MyType"] == "RemoteErrorEvent"]
+    assert "belljar: try 1 of 2: /nowhere/qemu" in error, "the first time it went back to Idle, with the reason"
+    pool.condor.configure()
+    pool.condor.run("condor_release", job, user="bjalice")
+    pool.condor.happened(job, "JobTerminatedEvent")
+    assert pool.condor.output(job)[0] == b"ran\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"plus_VmImage": "5"}, "must be the name of an image in quotation marks"),
+        ({"plus_VmImage": '"../../etc/passwd"'}, "must be the name of an image in quotation marks"),
+        ({"plus_VmImage": '"$(x)debian12;"'}, "must be the name of an image in quotation marks"),
+        ({"plus_VmImage": '"nope"'}, "no node of this pool has this image. There are: debian12"),
+        ({**IMAGE, "request_memory": "128"}, "needs request_memory = 352 or more"),
+        ({**IMAGE, "request_memory": ""}, "needs request_memory = 352 or more"),
+    ],
+)
+def test_what_cannot_run_is_refused_at_submit(pool: Pool, asked: dict[str, str], why: str) -> None:
+    done = pool.condor.submit(b"#!/bin/sh\n", check=False, **asked)
+    assert done.returncode != 0 and f"belljar: {'+VmImage' if 'image' in why else 'a job'}" in done.stderr.decode()
+    assert why in done.stderr.decode()
+
+
+def test_what_only_the_node_knows_to_be_forbidden_is_held_with_a_sentence(pool: Pool) -> None:
+    pool.condor.configure('allow = ["group:nobodys *"]')
+    held = pool.condor.execute(b"#!/bin/sh\n", **IMAGE)
+    assert held.status == "Held" and "belljar: image debian12: not allowed for bjalice" in held.hold
+    pool.condor.run("condor_rm", "-all")
+
+
+@pytest.mark.slow
+def test_a_node_that_is_closed_takes_other_jobs_only(pool: Pool) -> None:
+    pool.condor.belljar("batch", "node", "htcondor", "close", "the disk is full")
+    publish(pool.condor)
+    try:
+        waiting = pool.condor.job(b"#!/bin/sh\necho ran\n", **IMAGE)
+        assert pool.condor.execute(b"#!/bin/sh\necho native\n").out == b"native\n"
+        assert [one["MyType"] for one in pool.condor.events(waiting)] == ["SubmitEvent"]
+        assert "belljar: the disk is full" in pool.condor.text("condor_status", "-af", "BelljarClosedReason")
+    finally:
+        pool.condor.belljar("batch", "node", "htcondor", "open")
+        publish(pool.condor)
+    assert pool.condor.wait(waiting).out == b"ran\n"
+
+
+def publish(condor: Condor) -> None:
+    """The next look at the node, without waiting a minute for it."""
+    closed = condor.run("test", "-L", "/var/lib/belljar/htcondor-closed", check=False).returncode == 0
+    condor.run("condor_reconfig", "-daemon", "startd")
+    wanted = b"false" if closed else b"true"
+    condor.until(
+        lambda: wanted in condor.run("condor_status", "-af", "BelljarWorks").stdout.lower(), "the slots say so", 90
     )
-    assert without_names(ended.out) == without_names(native.out)
-    assert ended.files["out"] == b"made\n" and ended.files["deep/er"] == b"1\n"
-    assert set(ended.files) - {"in"} == set(native.files), "nothing of belljar is left in the sandbox"
 
 
-def without_names(out: bytes) -> list[bytes]:
-    """Each run has a directory of its own."""
-    first, *rest = out.splitlines()
-    assert first.rpartition(b"/")[2].startswith(b"dir_")
-    return rest
+# -- the site ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_job_without_an_image_is_untouched(starter: Starter) -> None:
-    look = b"#!/bin/sh\ntr '\\0' '\\n' </proc/self/environ | sort; tr '\\0' ' ' </proc/$$/cmdline; set -- /proc/$$/fd/*; echo $#; kill -SEGV $$\n"
-    native, ended = starter.run(look, "a b", native=True), starter.run(look, "a b")
-    assert (
-        (ended.status, ended.code, ended.signal)
-        == ("Completed", None, 11)
-        == (native.status, native.code, native.signal)
+def check(pool: Pool) -> list[str]:
+    """What is wrong."""
+    said = pool.condor.belljar("batch", "check", "htcondor", check=False).stdout.decode()
+    return re.findall(r"^BAD  ([^:\n]+)", said, re.MULTILINE)
+
+
+def test_check_judges_what_all_files_say_together(pool: Pool) -> None:
+    assert check(pool) == []
+    later = "/etc/condor/config.d/99-site.conf"
+    pool.condor.write(
+        later, "START = True\nENABLE_CHIRP_DELAYED = False\nJOB_TRANSFORM_NAMES = Own\nUSER_JOB_WRAPPER = /own\n"
     )
-    said = [line for line in names_alike(ended.out) if not line.startswith(b"_CONDOR_WRAPPER_ERROR_FILE")]
-    assert said == names_alike(native.out) and ended.err == native.err
+    try:
+        assert set(check(pool)) == {"START", "ENABLE_CHIRP_DELAYED", "JOB_TRANSFORM_NAMES", "USER_JOB_WRAPPER"}
+    finally:
+        pool.condor.outside(later).unlink()
+    pool.condor.run("chmod", "0711", "/var/lib/belljar-node")
+    assert check(pool) == ["the folder of machines /var/lib/belljar-node, mode 1777"]
+    pool.condor.belljar("batch", "install", "htcondor")
+    pool.condor.write("/etc/belljar/belljar.toml", "[batch]\n")
+    assert "paths.node" in check(pool)
+    refused = pool.condor.belljar("batch", "install", "htcondor", check=False)
+    assert refused.returncode != 0 and b"paths.node: in the way: not set" in refused.stderr
+    pool.condor.configure()
+    assert check(pool) == []
 
 
-def names_alike(out: bytes) -> list[bytes]:
-    import re
+@pytest.mark.slow
+def test_a_sites_own_wrapper_stands_or_calls_ours(pool: Pool) -> None:
+    condor = pool.condor
+    condor.belljar("batch", "uninstall", "htcondor")
+    own, wrapper = "/etc/condor/config.d/60-site.conf", "/usr/local/bin/site-wrap"
+    condor.write(own, f"USER_JOB_WRAPPER = {wrapper}\n")
+    condor.write(wrapper, '#!/bin/sh\nSITE=seen; export SITE\nexec /opt/belljar/libexec/wrap-htcondor "$@"\n', 0o755)
+    try:
+        refused = condor.belljar("batch", "install", "htcondor", check=False)
+        assert refused.returncode != 0 and f"{wrapper} ({own}, line 1)" in refused.stderr.decode()
+        assert not condor.outside("/etc/condor/config.d/90-belljar.conf").exists()
+        condor.belljar("batch", "install", "htcondor", "--set", "wrapper=site")
+        assert check(pool) == []
+        assert condor.execute(b"#!/bin/sh\necho $SITE; hostname\n").out == b"seen\nbjnode\n"
+        out = condor.execute(b"#!/bin/sh\necho $SITE; hostname\n", **IMAGE).out
+        assert out.startswith(b"seen\nbelljar-")
+    finally:
+        condor.outside(own).unlink()
+        condor.belljar("batch", "install", "htcondor", "--set", "wrapper=belljar")
+    assert check(pool) == []
 
-    return re.sub(rb"dir_[0-9_]+", b"dir", out).splitlines()
 
-
-@pytest.mark.parametrize("number", [9, 11, 15])
-def test_death_by_a_signal_is_death_by_that_signal(starter: Starter, number: int) -> None:
-    ended = starter.run(b"#!/bin/sh\nkill -%d $$\n" % number, ad=IMAGE)
-    assert (ended.status, ended.code, ended.signal, ended.err) == ("Completed", None, number, b"")
-
-
-def test_output_is_there_while_the_job_runs_and_term_ends_it_with_grace(starter: Starter) -> None:
-    running = starter.start(
-        b"#!/bin/sh\ntrap 'echo ended; exit 5' TERM\necho begun\nwhile :; do sleep 0.1; done\n", ad=IMAGE
+@pytest.mark.slow
+def test_a_directory_on_a_share_is_not_copied(pool: Pool) -> None:
+    pool.condor.configure()
+    text = pool.condor.outside("/etc/belljar/belljar.toml").read_text()
+    shared = text.replace(':rw"]', ':rw", "/var/lib/condor/execute:rw"]')
+    pool.condor.write("/etc/belljar/belljar.toml", shared)
+    ended = pool.condor.execute(
+        b"#!/bin/sh\ngrep -c '^[^ ]* /var/lib/condor/execute ' /proc/mounts; rm in; ls\n",
+        transfer_input_files="in",
+        **IMAGE,
     )
-    running.has_said(b"begun")
-    running.soft_kill()
-    ended = running.wait()
-    assert (ended.code, ended.out) == (5, b"begun\nended\n")
-
-
-def test_another_kill_signal_reaches_the_job_alone(starter: Starter) -> None:
-    script = (
-        b"#!/bin/sh\n(trap 'echo no' USR1; echo child; sleep 600; :) &\ntrap 'echo yes; kill $!; exit 6' USR1\nwait\n"
-    )
-    running = starter.start(script, ad=IMAGE)
-    running.has_said(b"child")
-    running.soft_kill(signal.SIGUSR1)
-    ended = running.wait()
-    assert (ended.code, ended.out) == (6, b"child\nyes\n")
-
-
-def test_after_a_hard_kill_nothing_is_left(starter: Starter) -> None:
-    running = starter.start(b"#!/bin/sh\necho begun\nsleep 600\n", ad=IMAGE)
-    running.has_said(b"begun")
-    running.hard_kill()
-    assert running.wait().signal == 9
-    starter.site.command("reap", user="bjalice")
-
-
-def test_a_machine_that_cannot_be_had_sends_the_job_back_to_idle_and_at_last_fails_it(starter: Starter) -> None:
-    starter.site.configure("retry_delay = 0.2", **BROKEN)
-    for starts in (1, 2):
-        ended = starter.run(b"#!/bin/sh\necho ran\n", ad=IMAGE, shadow_starts=starts)
-        assert (ended.status, ended.out) == ("Idle", b"") and ended.reason.startswith(f"belljar: try {starts} of 3: ")
-    ended = starter.run(b"#!/bin/sh\necho ran\n", ad=IMAGE, shadow_starts=3)
-    assert (ended.status, ended.code) == ("Completed", 125), "there is no condor_chirp here that could hold it"
-    assert b"condor_chirp" in ended.err or b"qemu" in ended.err.lower()
-
-
-@pytest.mark.parametrize("image", ["no-such-image", "$(touch /tmp/owned)", "../../etc/passwd", 'a"; b', "x" * 200])
-def test_a_wrong_image_is_the_askers_affair(starter: Starter, image: str) -> None:
-    ended = starter.run(b"#!/bin/sh\necho ran\n", ad={"VmImage": image})
-    assert (ended.status, ended.code, ended.out) == ("Completed", 125, b"")
-    assert ended.err.startswith(b"belljar: ") and b"Traceback" not in ended.err
-
-
-def test_the_hook_holds_what_may_not_start(starter: Starter) -> None:
-    starter.site.configure('allow = ["* debian*"]')
-    assert starter.prepare({"ClusterId": 1, **IMAGE}) == (0, "")
-    assert starter.prepare({"ClusterId": 1}) == (0, "")
-    code, why = starter.prepare({"ClusterId": 1, "VmImage": "sl7"})
-    assert 1 <= code <= 299 and why.startswith("belljar: image sl7: not allowed for bjalice")
-
-
-def test_a_directory_on_a_share_is_not_copied(starter: Starter) -> None:
-    share_execute(starter)
-    ended = starter.run(LOOK, inputs={"in": b"input\n"}, ad=IMAGE)
-    assert (ended.code, ended.err) == (42, b"to stderr\n") and "in" not in ended.files, "what it removed is removed"
-
-
-def share_execute(starter: Starter) -> None:
-    """The site's homes are shared anyway; the execute directory is one more."""
-    starter.site.configure()
-    text = starter.site.config.read_text().replace(':rw"]', f':rw", "{starter.execute}:rw"]', 1)
-    starter.site.config.write_text(text)
+    assert ended.code == 0 and ended.out.startswith(b"1\n") and b"\nin\n" not in ended.out

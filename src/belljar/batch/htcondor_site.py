@@ -195,7 +195,7 @@ def _node_folder(place: Place) -> Iterator[Change]:
         node = str(place.node)
         yield Change(
             f"the folder of machines {node}, mode 1777", ("stat", "-c", "%a %u", "--", node), lambda said: said.split() == [b"1777", b"0"],
-            (("mkdir", "-p", "--", node), ("chmod", "1777", "--", node)), (("rmdir", "--ignore-fail-on-non-empty", "--", node),),
+            (("mkdir", "-p", "--", node), ("chmod", "1777", "--", node)), (("rmdir", "--ignore-fail-on-non-empty", "--", node),), answers=("stat", "/"),
         )  # fmt: skip
 
 

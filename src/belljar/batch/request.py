@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from belljar.batch import Settings
 from belljar.batch.environment import Pairs, for_guest
@@ -51,6 +52,7 @@ class Caller:
     memory: int
     terminal: bool = False  # standard input and output are one: an interactive job
     context: Context = Context.AUTO
+    own: tuple[str, ...] = ()  # belljar's folders, never a part of the job's
 
 
 def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Settings, now: float) -> Request:
@@ -150,14 +152,14 @@ def stage_cwd(here: Surroundings, caller: Caller, settings: Settings) -> tuple[T
     places = tuple(os.fsencode(share.target) for share in caller.shares)
     if _is_below(here.cwd, places) or path in NEVER_STAGED or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         return ()
-    open_files = tuple(_stdio_below(path))
-    size, entries = measure(path, settings.stage_limit, lambda relative: relative in open_files)
+    left_out = (*_stdio_below(path), *_own_below(path, caller.own))
+    size, entries = measure(path, settings.stage_limit, lambda relative: relative in left_out)
     if size > settings.stage_limit or entries > MOST_ENTRIES:
         raise DirectoryTooLarge(
             f"working directory {path}: on no shared folder, and to be copied into the machine it is too large"
             f" (more than {settings.stage_limit // MIB} MiB or {MOST_ENTRIES} files)"
         )
-    return (Transfer(path, os.fsdecode(here.cwd), open_files),)
+    return (Transfer(path, os.fsdecode(here.cwd), left_out),)
 
 
 def measure(folder: str, limit: int, is_left_out: Callable[[str], bool]) -> tuple[int, int]:
@@ -171,7 +173,8 @@ def measure(folder: str, limit: int, is_left_out: Callable[[str], bool]) -> tupl
                 name = os.path.join(relative, entry.name)
                 entries += 1
                 if entry.is_dir(follow_symlinks=False):
-                    waiting.append(name)
+                    if not is_left_out(name):
+                        waiting.append(name)
                 elif entry.is_file(follow_symlinks=False) and not is_left_out(name):
                     size += entry.stat(follow_symlinks=False).st_blocks * 512
     return size, entries
@@ -187,6 +190,19 @@ def _stdio_below(folder: str) -> Iterator[str]:
             continue
         if path.startswith(folder.rstrip("/") + "/"):
             yield os.path.relpath(path, folder)
+
+
+def _own_below(folder: str, own: Iterable[str]) -> Iterator[str]:
+    """Those of belljar's folders that lie in *folder*, or will, relative to it. HTCondor mounts parts of a job's directory
+    over /tmp and /var/tmp: what lies there lies in the directory too."""
+    for path in own:
+        if path.startswith(folder.rstrip("/") + "/"):
+            yield os.path.relpath(path, folder)
+            continue
+        there = next((one for one in (path, *map(str, PurePath(path).parents)) if os.path.exists(one)), "/")
+        twin = os.path.join(folder, there.lstrip("/"))
+        if there != "/" and os.path.isdir(twin) and os.path.samefile(twin, there):
+            yield path.lstrip("/")
 
 
 def _is_below(path: bytes, folders: Iterable[bytes]) -> bool:

@@ -110,13 +110,15 @@ def _node_folder(node: Path | None) -> Iterator[Finding]:
     try:
         facts = os.lstat(node)
     except OSError as exc:
-        yield Finding(what, False, f"{node}: {exc.strerror}", f"mkdir -m 0711 {node}")
+        yield Finding(what, False, f"{node}: {exc.strerror}", f"mkdir -m 0711 {node} (1777 for HTCondor)")
         return
     is_open = bool(facts.st_mode & 0o022)
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != 0:
         yield Finding(what, False, f"{node}: must be a folder that belongs to root", f"chown root {node}")
     elif is_open and not facts.st_mode & stat.S_ISVTX:
-        yield Finding(what, False, f"{node}: everybody may put folders of others away", f"chmod 0711 {node}")
+        yield Finding(
+            what, False, f"{node}: everybody may put folders of others away", f"chmod 0711 {node} (1777 for HTCondor)"
+        )
     else:
         yield Finding(what, True, str(node))
 

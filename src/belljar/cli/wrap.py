@@ -283,6 +283,7 @@ def make_request(here: Surroundings, job: Job, image: str, house: House) -> Requ
         stdio=(words.kind(0), words.kind(1), words.kind(2)), shares=site_shares(settings.batch),
         network=settings.machine.network, start=settings.machine.start, cpus=settings.machine.cpus,
         context=settings.machine.context, memory=settings.machine.memory, terminal=os.isatty(0) and os.isatty(1),
+        own=tuple(map(str, (settings.paths.run, settings.paths.scratch, settings.paths.store, settings.paths.logs))),
     )  # fmt: skip
     return build(here, job, image, caller, settings.batch, time.time())
 

@@ -155,6 +155,21 @@ def test_a_limit_on_virtual_memory_makes_the_guest_smaller() -> None:
 # -- the working directory -----------------------------------------------------------------------------------------------
 
 
+def test_belljars_own_folders_never_go_into_the_machine(tmp_path: Path) -> None:
+    caller = replace(CALLER, own=(f"{tmp_path}/var/run", "/elsewhere/run"))
+    (copy,) = made(cwd=tmp_path, caller=caller).payload.inputs  # type: ignore[union-attr]
+    assert copy.skip == ("var/run",)
+    # As HTCondor has it: a folder of the sandbox is mounted over one of the host's, and known by both names.
+    outer = tmp_path / "var/tmp"
+    sandbox = tmp_path / "sandbox"
+    (sandbox / str(outer).lstrip("/")).parent.mkdir(parents=True)
+    outer.mkdir(parents=True)
+    (sandbox / str(outer).lstrip("/")).symlink_to(outer)
+    caller = replace(CALLER, own=(f"{outer}/belljar-1/run",))
+    (copy,) = made(cwd=sandbox, caller=caller).payload.inputs  # type: ignore[union-attr]
+    assert copy.skip == (f"{outer}/belljar-1/run".lstrip("/"),)
+
+
 def test_a_directory_on_no_share_is_copied_in_and_its_changes_out(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("x")
     payload = made(cwd=tmp_path).payload
