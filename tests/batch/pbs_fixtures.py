@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ class Pbs:
         self.site, self.mom = site, mom
 
     def start(self, asked: Asked, user: str = "bjalice", ident: str = "") -> Running:
+        if self.mom.system == "torque":
+            asked = by_variables(asked)
         return self.mom.start(user, asked, home=self.site.home(user), ident=ident)
 
     def run(self, asked: Asked, user: str = "bjalice", ident: str = "") -> tuple[int, str, str]:
@@ -29,6 +32,13 @@ class Pbs:
 
     def leftovers(self) -> list[str]:
         return self.site.leftovers()
+
+
+def by_variables(asked: Asked) -> Asked:
+    """The same as a user of Torque asks for it."""
+    wanted = {name: value for name, value in asked.resources.items() if name.startswith("vm_")}
+    rest = {name: value for name, value in asked.resources.items() if name not in wanted}
+    return replace(asked, resources=rest, env={**{name.upper(): value for name, value in wanted.items()}, **asked.env})
 
 
 def _installed(site: Site, system: str, home: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.batch.lab.sbatchd import Refused, Sbatchd
 from tests.batch.lab.site import Site
 
+pytestmark = pytest.mark.slow  # our own imitation: `make test-all`
 IMAGE = "image=debian12"
 BROKEN = {"qemu": 'binary = "/nowhere/qemu-system-x86_64"'}
 COMMANDS = [

@@ -9,6 +9,8 @@ import pytest
 from tests.batch.lab.mom import Asked, is_stopped, until
 from tests.batch.pbs_fixtures import LOOK, VM, Pbs
 
+pytestmark = pytest.mark.slow  # our own imitation: `make test-all`
+
 
 def test_a_job_without_an_image_cannot_tell_that_the_hooks_are_there(openpbs: Pbs) -> None:
     with_hooks = openpbs.run(Asked(script=LOOK, env={"A": "one\ntwo", "B": "c,d"}))

@@ -14,6 +14,7 @@ from tests.batch.lab.load import stretched
 from tests.batch.lab.mom import Asked, until
 from tests.batch.pbs_fixtures import LOOK, VM, Pbs
 
+pytestmark = pytest.mark.slow  # our own imitation: `make test-all`
 BUILDS = ("line", "exec", "argv")
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from belljar.batch.terms import Dialect
 
 SYSTEMS = ("slurm", "gridengine", "openpbs", "torque", "htcondor", "lsf")
+EXPERIMENTAL = ("lsf",)  # never met the real system
+NAMED = ", ".join(f"{name} (experimental)" if name in EXPERIMENTAL else name for name in SYSTEMS)  # for --help
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -77,7 +78,7 @@ class Lsf:
         note = ("bpost", "-i", NOTE, "-d", why(outcome, tries, verdict, settings), job.id)
         match verdict:
             case Verdict.MIRROR:
-                return Ending(exit_code=outcome.exit_code, signal=outcome.signal)
+                return mirror(outcome)
             case Verdict.REQUEUE:
                 by_code = Ending(AGAIN, commands=(note,), delay=delay(tries, settings), otherwise=failed)
                 return Ending(
@@ -135,6 +136,14 @@ class Lsf:
         if not env.get("LSB_JOBID", "").isdecimal() or not USER.match(user):
             raise NotInAJob("$LSB_JOBID and $LSFUSER are not set: LSF did not start this hook")
         return id_of(lambda name: env.get(name, "")), user
+
+
+def mirror(outcome: Outcome) -> Ending:
+    """As LSF's shell would have told it: 128 + S for death by signal S. This process is in the shell's place, and LSF takes
+    a shell that dies by a signal for one that did its work (seen with OpenLava 3.3: "Done successfully")."""
+    if outcome.exit_code is not None and outcome.signal is None:
+        return Ending(exit_code=outcome.exit_code)
+    return Ending(exit_code=128 + (outcome.signal or signal.SIGTERM))
 
 
 def id_of(var: Callable[[str], str]) -> str:

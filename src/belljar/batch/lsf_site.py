@@ -64,6 +64,7 @@ class LsfSite:
             OurFile(
                 f"{name} of jobs with machines", libexec / f"lsf-{verb}",
                 HOOK.format(name=name, verb=verb, belljar=belljar, deadline=HOOK_DEADLINE).encode(), 0o755,
+                caller=place.folder / "lsb.queues",
             )
             for name, verb in (("PRE_EXEC", "prolog"), ("POST_EXEC", "epilog"))
         ]  # fmt: skip
@@ -106,7 +107,7 @@ class LsfSite:
         )
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
-        return (("badmin", "reconfig"),)
+        return (("badmin", "reconfig", "-f"),)  # without it any warning is a question
 
     def findings(self, place: Place) -> list[Finding]:
         try:

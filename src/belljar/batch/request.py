@@ -62,7 +62,9 @@ def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Se
     machine = MachineSpec(
         image=image, cpus=job.cpus or caller.cpus, disk=None if settings.scratch else job.disk,
         scratch=(job.disk or settings.scratch) if settings.scratch else None,
-        memory=guest_memory(job.memory, _address_space(caller), settings, caller.memory),
+        memory=guest_memory(
+            job.memory, _most(caller, "AS"), settings, caller.memory, data=_most(caller, "DATA")
+        ),
         network=caller.network, shares=caller.shares, start=caller.start, context=caller.context,
     )  # fmt: skip
     labels = (("alias", one) for one in job.aliases)
@@ -103,9 +105,9 @@ def environment(here: Surroundings, job: Job, inside: Iterable[str], settings: S
     return (*((name, value) for name, value in env if name != b"TMPDIR"), (b"TMPDIR", SCRATCH_PLACE.encode()))
 
 
-def _address_space(caller: Caller) -> int:
-    """The hard limit on virtual memory, -1 for none: QEMU has to live with it."""
-    return next((hard for name, _, hard in caller.rlimits if name == "AS"), -1)
+def _most(caller: Caller, limit: str) -> int:
+    """The hard limit of this name, -1 for none: QEMU has to live with it."""
+    return next((hard for name, _, hard in caller.rlimits if name == limit), -1)
 
 
 def files(here: Surroundings, job: Job, inside: Iterable[str]) -> Iterator[PlainFile]:

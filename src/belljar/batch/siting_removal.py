@@ -86,11 +86,14 @@ def refuse_changed(record: Record) -> None:
 
 def refuse_called(pieces: list[Piece], record: Record) -> None:
     """What a site's own script starts with would be missing from it: some daemons do not start then, some drain nodes."""
+    ours = [piece for piece in pieces if isinstance(piece, OurFile) and str(piece.path) in record.files]
     found = []
-    for piece in pieces:
-        if isinstance(piece, OurFile) and piece.caller and str(piece.path) in record.files:
-            with suppress(OSError):
-                if os.fsencode(piece.path.name) in (read(piece.caller) or b""):
-                    found.append(f"{piece.caller}: calls {piece.path}")
+    for caller in dict.fromkeys(piece.caller for piece in ours if piece.caller):
+        with suppress(OSError):
+            text = read(caller) or b""
+            for piece in ours:  # the launchers by their paths, whoever asked for them
+                word = piece.path.name if piece.caller == caller else str(piece.path)
+                if os.fsencode(word) in text:
+                    found.append(f"{caller}: calls {piece.path}")
     if found:
         raise NotOurs("\n".join(found), hint="Take that out of your file first.")

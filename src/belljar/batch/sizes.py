@@ -12,23 +12,25 @@ SMALLEST_STEP = 2 * MIB
 # Address space that QEMU takes beside the guest's memory: libraries, stacks of threads, the translator's buffer and
 # buffers of devices: 341 MiB were measured for 512 MiB and for 1 GiB of guest memory with TCG.
 ADDRESS_SPACE = 448 * MIB
+# The same of what a limit on a process's data counts (`ulimit -d`; Torque's `-l mem=`), with QEMU's few workers for disks.
+DATA_SPACE = 288 * MIB
 
 
-def guest_memory(limit: int | None, address_space: int, settings: Settings, default: int) -> int:
-    """Bytes of memory for the guest of a job that may use *limit* bytes (None: the system sets no limit) and
-    *address_space* bytes of virtual memory (-1: any). Raises OverLimit when nothing useful is left."""
-    size = default if limit is None else limit - overhead(limit, settings)
-    if address_space >= 0:
-        size = min(size, address_space - ADDRESS_SPACE)
-    if size < SMALLEST_GUEST:
-        needed = smallest_limit(settings) if limit is not None else SMALLEST_GUEST + ADDRESS_SPACE
-        got = limit if limit is not None else address_space
+def guest_memory(limit: int | None, address_space: int, settings: Settings, default: int, *, data: int = -1) -> int:
+    """Bytes of memory for the guest of a job that may use *limit* bytes (None: the system sets no limit), *address_space*
+    bytes of virtual memory (-1: any) and *data* bytes of what it writes to (-1: any). Raises OverLimit when nothing
+    useful is left."""
+    bounds = [] if limit is None else [(limit - overhead(limit, settings), limit, smallest_limit(settings))]
+    for most, part in ((address_space, ADDRESS_SPACE), (data, DATA_SPACE)):
+        bounds += [(most - part, most, SMALLEST_GUEST + part)] if most >= 0 else []
+    size, got, needed = min(bounds, default=(default, 0, 0))
+    if bounds and size < SMALLEST_GUEST:
         raise OverLimit(
             f"{got // MIB} MiB of memory: a job in a machine needs at least {needed // MIB} MiB,"
             " for the guest and for what makes it",
             hint="Ask for more memory, or run the job without a machine.",
         )
-    return rounded(size) if limit is not None or address_space >= 0 else size
+    return rounded(min(size, default) if limit is None else size) if bounds else size
 
 
 def smallest_limit(settings: Settings) -> int:

@@ -10,7 +10,8 @@ pbs_mom starts every job and every task of its task manager through `$job_starte
 The name by which pbs_mom would have called the shell is lost on the way (start_exec.c, mom_jobstarter_execute_job), so
 it is made again: a login shell's, unless `$source_login_batch` or `$source_login_interactive` says no.
 
-What a job asks for with -l does not reach it. The prologue (torque_site.py) writes it beside the job's node file.
+A job asks for its image by a variable: `qsub -v VM_IMAGE=NAME`. What it asks for with -l does not reach it; the prologue
+(torque_site.py) writes beside the job's node file what pbs_mom was told of that, which no resource of a site's own is.
 """
 
 from __future__ import annotations
@@ -80,13 +81,13 @@ class Torque(Node):
             aliases=aliases,
             name=here.var("PBS_JOBNAME"),
             queue=queue or here.var("PBS_QUEUE"),
-            image=asked.get("vm_image") or here.var("VM_IMAGE"),
+            image=here.var("VM_IMAGE"),
             native=command,
             inside=command,
             script=script,
             cpus=cpus,
             memory=_memory(asked, nodes, cpus or 1),
-            disk=size(asked.get("vm_disk") or asked.get("file", "")),
+            disk=size(here.var("VM_DISK") or asked.get("file", "")),
             wall=seconds(here.var("PBS_WALLTIME")) or seconds(asked.get("walltime", "")) or None,
             lingers=True,
             grace=max(KILL_DELAY - 2, LEAST_GRACE),

@@ -1,4 +1,4 @@
-"""What a Torque site needs: `$job_starter` and a prologue on each node, two resources and one exit code on the server."""
+"""What a Torque site needs: `$job_starter` and a prologue on each node, one exit code on the server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from belljar.batch.torque import AGAIN_STATUS, RECORD
 from belljar.errors import BadOption, BelljarError, NotOurs
 
 OPTIONS = ("queue", "hooks")
-RESOURCES = ("vm_image", "vm_disk")
 REQUEUE = "automatic_requeue_exit_code"
 
 # Both say nothing: their output would be the job's. The prologue's arguments: 5 is what the job asked for, 6 its queue.
@@ -60,13 +59,21 @@ class TorqueSite:
             return []
         delay = _attribute(place, "kill_delay")
         seconds = int(delay) if delay.isdecimal() else 2
+        own = _attribute(place, "extra_resc")
         return [
+            Finding(
+                "no resource of the site's own for images",
+                "vm_image" not in own,
+                f"extra_resc = {own}: pbs_mom never hears of it" if "vm_image" in own else "",
+                "A job that asks by `-l vm_image=` runs on the node itself. Without that resource qsub refuses it; by"
+                " `qsub -v VM_IMAGE=NAME` it gets its machine.",
+            ),
             Finding(
                 "kill_delay leaves a job time to end",
                 seconds >= 5,
                 f"{seconds} s between TERM and KILL",
                 "qmgr -c 'set server kill_delay = 15', and `batch.grace = 13` in belljar's settings.",
-            )
+            ),
         ]
 
 
@@ -85,18 +92,6 @@ def _server(place: Place) -> list[Piece]:
             hint=f"Unset it (`qmgr -c 'unset server {REQUEUE}'`), or run without requeue: leave the server alone and"
             " install on the nodes only.",
         )
-    resources = (
-        Change(
-            f"resource {name}",
-            probe=("qmgr", "-c", "print server"),
-            is_done=lambda out, name=name: bool(  # type: ignore[misc]
-                re.search(rf"^set server extra_resc \+?= (?:.*,)?{name}(?:,.*)?$", out.decode("utf-8", "replace"), re.M)
-            ),
-            do=(("qmgr", "-c", f"set server extra_resc += {name}"),),
-            undo=(("qmgr", "-c", f"set server extra_resc -= {name}"),),
-        )
-        for name in RESOURCES
-    )
     requeue = Change(
         "a job whose machine could not be had is queued again",
         probe=("qmgr", "-c", "print server"),
@@ -104,17 +99,16 @@ def _server(place: Place) -> list[Piece]:
         do=(("qmgr", "-c", f"set server {REQUEUE} = {AGAIN_STATUS}"),),
         undo=(("qmgr", "-c", f"unset server {REQUEUE}"),),
     )
-    return [*resources, requeue]
+    return [requeue]
 
 
 def _attribute(place: Place, name: str) -> str:
-    """A server attribute; "" where it is not set or the server cannot be asked."""
+    """A server attribute, a list's parts with commas; "" where it is not set or the server cannot be asked."""
     try:
         out = place.run(("qmgr", "-c", "print server")).decode("utf-8", "replace")
     except BelljarError:
         return ""
-    match = re.search(rf"^set server {name} = (.*)$", out, re.MULTILINE)
-    return match[1].strip() if match else ""
+    return ",".join(value.strip() for value in re.findall(rf"^set server {name} \+?= (.*)$", out, re.MULTILINE))
 
 
 # -- the node ------------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         ("epilog", "after each job, as root: end its machines that still live, count the node's faults"),
     ):
         hook = acts.add_parser(act, help=help)
-        hook.add_argument("system", metavar="SYSTEM", help=", ".join(batch.SYSTEMS))
+        hook.add_argument("system", metavar="SYSTEM", help=batch.NAMED)
         hook.add_argument("rest", nargs=argparse.REMAINDER, metavar="ARG", help="as the batch system gives them")
     ask = acts.add_parser(
         "ask", help="what a job's node asks the system: which jobs it knows; `check` calls it as a user"
@@ -109,7 +109,7 @@ def _node_acts(acts: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def _system(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("system", metavar="SYSTEM", choices=batch.SYSTEMS, help=", ".join(batch.SYSTEMS))
+    parser.add_argument("system", metavar="SYSTEM", choices=batch.SYSTEMS, help=batch.NAMED)
 
 
 def _named(parser: argparse.ArgumentParser) -> None:

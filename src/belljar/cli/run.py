@@ -21,6 +21,7 @@ HELP = (
     "Run a command, or a script that is copied in, in its own fresh virtual machine. Exits with the payload's own code; "
     "death by a signal is death by the same signal; 125: belljar itself failed, 126: not executable, 127: not found."
 )
+SMALL_STACK = 2 << 20  # bytes, for threads of QEMU where a limit counts them
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -170,6 +171,10 @@ def widen_limits() -> None:
     for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_DATA, resource.RLIMIT_AS):
         _, hard = resource.getrlimit(limit)
         resource.setrlimit(limit, (hard, hard))
+    if resource.getrlimit(resource.RLIMIT_DATA)[1] != resource.RLIM_INFINITY:  # which counts the stack of each thread
+        soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+        if soft == resource.RLIM_INFINITY or soft > SMALL_STACK:
+            resource.setrlimit(resource.RLIMIT_STACK, (SMALL_STACK, hard))
 
 
 def leave(outcome: Outcome) -> int:

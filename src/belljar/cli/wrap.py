@@ -41,7 +41,7 @@ KEPT = ("HOME", "USER", "LOGNAME", "LANG", "TERM", "TZ")  # of the job's variabl
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "belljar wrap SYSTEM [--WORD=VALUE ...] [--] ARG..."
-    parser.add_argument("system", metavar="SYSTEM", help=", ".join(batch.SYSTEMS))
+    parser.add_argument("system", metavar="SYSTEM", help=batch.NAMED)
     parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="ARG", help="as the batch system gives them")
 
 

@@ -172,9 +172,21 @@ def tell(asked: LsfJob, verdict: Verdict, tries: int = 1, **changes: Any) -> End
     return DIALECT.tell(asked, verdict, replace(made, **changes), tries, SETTINGS)
 
 
-@pytest.mark.parametrize(("code", "number"), [(0, None), (99, None), (231, None), (None, 9), (None, 15)])
-def test_the_jobs_own_end_is_mirrored(code: int | None, number: int | None) -> None:
-    assert tell(job(), Verdict.MIRROR, exit_code=code, signal=number) == Ending(code, number)
+@pytest.mark.parametrize(
+    ("code", "number", "expected"),
+    [
+        (0, None, 0),
+        (99, None, 99),
+        (231, None, 231),
+        (None, 9, 137),
+        (None, 15, 143),
+        (143, 15, 143),
+        (None, None, 143),
+    ],
+)
+def test_the_jobs_own_end_is_told_as_lsfs_shell_tells_it(code: int | None, number: int | None, expected: int) -> None:
+    """A wrapper that dies by a signal is "Done successfully" to LSF."""
+    assert tell(job(), Verdict.MIRROR, exit_code=code, signal=number) == Ending(expected)
 
 
 def test_a_job_is_given_back_with_the_reason_in_its_messages() -> None:

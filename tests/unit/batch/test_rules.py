@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from belljar.batch import Settings
 from belljar.batch.environment import for_guest
 from belljar.batch.policy import Asker, check_allowed, check_limits, image_for, may_be_own, queue_images, rules
-from belljar.batch.sizes import ADDRESS_SPACE, SMALLEST_GUEST, guest_memory, overhead, rounded
+from belljar.batch.sizes import ADDRESS_SPACE, DATA_SPACE, SMALLEST_GUEST, guest_memory, overhead, rounded
 from belljar.batch.terms import Job, Verdict
 from belljar.batch.verdict import delay, judge, why
 from belljar.errors import BadSetting, ImageNotAllowed, OverLimit
@@ -145,6 +145,13 @@ def test_without_limits_the_guest_gets_the_sites_default() -> None:
 def test_a_limit_on_virtual_memory_binds_qemu_too() -> None:
     assert guest_memory(None, 2 * GIB, Settings(), 4 * GIB) == rounded(2 * GIB - ADDRESS_SPACE)
     assert guest_memory(GIB, 64 * GIB, Settings(), 4 * GIB) == rounded(GIB - 224 * MIB)
+
+
+def test_a_limit_on_data_counts_qemus_own_too() -> None:
+    assert guest_memory(GIB, -1, Settings(), 4 * GIB, data=GIB) == rounded(GIB - DATA_SPACE)
+    assert guest_memory(8 * GIB, -1, Settings(), 4 * GIB, data=16 * GIB) == rounded(8 * GIB - 8 * GIB * 5 // 100)
+    with pytest.raises(OverLimit, match="350 MiB of memory: a job in a machine needs at least 416 MiB"):
+        guest_memory(400 * MIB, -1, Settings(), GIB, data=350 * MIB)
 
 
 # -- environment ---------------------------------------------------------------------------------------------------------

@@ -40,9 +40,18 @@ def read(
 
 def test_a_recorded_job() -> None:
     job = Torque().read(recorded("torque", "script"))
-    assert job.native == Command(b"/bin/bash", (b"-bash",), b"/var/spool/torque/mom_priv/jobs/12.torque.SC\n")
-    assert (job.id, job.aliases, job.name, job.queue) == ("12.torque", ("12",), "STDIN", "batch")
-    assert (job.image, job.cpus, job.memory, job.wall) == ("debian12", 2, GIB, 600.0)
+    assert job.native == Command(b"/bin/bash", (b"-bash",), b"/var/spool/torque/mom_priv/jobs/4.torque.SC\n")
+    assert (job.id, job.aliases, job.name, job.queue) == ("4.torque", ("4",), "STDIN", "batch")
+    assert (job.image, job.cpus, job.memory, job.wall, job.disk) == ("debian12", 2, GIB, 600.0, 20 * GIB)
+
+
+def test_a_recorded_task_of_an_array() -> None:
+    job = Torque().read(recorded("torque", "array"))
+    assert job.native.stdin == b'/var/spool/torque/mom_priv/jobs/5-1.torque.SC "a b" c\n'
+    assert (job.id, job.aliases, job.script) == (
+        "5[1].torque", ("5[1]",), b"/var/spool/torque/mom_priv/jobs/5-1.torque.SC",
+    )  # fmt: skip
+    assert (job.image, job.memory, job.wall) == ("debian12", 512 << 20, None)
 
 
 def test_the_default_build_names_the_script_on_standard_input() -> None:
@@ -116,8 +125,10 @@ def test_without_a_command_it_is_no_job() -> None:
 
 
 def test_the_prologue_tells_what_was_asked_for() -> None:
-    record = b"mem=2gb,neednodes=1:ppn=2,nodes=1:ppn=2,vm_disk=20gb,vm_image=el9,walltime=01:00:00\nnight\n"
-    job = read(b"/bin/bash", SCRIPT, env=[(b"PBS_NUM_PPN", b"2"), (b"VM_IMAGE", b"other")], record=record)
+    record = b"mem=2gb,neednodes=1:ppn=2,nodes=1:ppn=2,walltime=01:00:00\nnight\n"
+    job = read(
+        b"/bin/bash", SCRIPT, env=[(b"PBS_NUM_PPN", b"2"), (b"VM_IMAGE", b"el9"), (b"VM_DISK", b"20gb")], record=record
+    )
     assert (job.image, job.queue, job.cpus, job.memory, job.disk, job.wall) == (
         "el9",
         "night",

@@ -60,6 +60,7 @@ class Plugs:
     seed: int = -1  # the disc the guest's own init reads
     network: int = -1  # a tap, or a socket that carries frames
     is_draft: bool = False  # boots a template: nothing of the host is to be reached
+    workers: int = 0  # most threads for input and output, each with a stack; 0: QEMU's own number
 
 
 def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs) -> list[str]:
@@ -71,6 +72,7 @@ def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs)
         *sandbox(),
         *machine(spec, cpu, plugs.ram),
         *kernel(spec, plugs),
+        *few_workers(plugs.workers),
         *monitor(plugs.monitor, abilities),
         *console(plugs.console),
         *panic_notifier(abilities),
@@ -132,6 +134,11 @@ def machine(spec: DomainSpec, cpu: str, ram: Ram | None) -> list[str]:
     if ram.readonly:
         backend |= {"readonly": True, "rom": "off"}
     return [*words, "-object", compact(backend), "-M", f"{MACHINE},memory-backend=ram"]
+
+
+def few_workers(most: int) -> list[str]:
+    """By itself QEMU takes up to 64 threads for disk requests, with 8 MiB of stack each."""
+    return ["-object", f"main-loop,id=main-loop,thread-pool-max={most}"] if most else []
 
 
 def accelerator(kind: Accelerator) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ NOBODY = (65534, 65534)
 TEMPLATES, MEMORY = "templates", "qemu"
 # What an emulated processor offers: see docs/decisions/0003-clones.md for what others cost.
 EMULATED_CPU, NATIVE_CPU = "max", "host"
+FEW_WORKERS = 8  # where a limit counts their stacks (batch/sizes.py, DATA_SPACE)
 FORWARD = "forward.sock"  # in a machine's folder: where its guest's forwarded port is reached
 OF_LIBVIRT = b",debug-threads=on"  # how libvirt ends a domain's name
 RUNNERS = ("setpriv",)  # what a QEMU of ours is for the millisecond before it is QEMU
@@ -174,6 +176,7 @@ class QemuHypervisor:
                 seed=wires.open(spec.seed, os.O_RDONLY) if spec.seed else -1,
                 network=wires.lend(spec.nic.fd) if spec.nic and spec.nic.fd >= 0 else -1,
                 is_draft=is_draft,
+                workers=0 if resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY else FEW_WORKERS,
             )
             argv = self._confined(spec, cmdline.command_line(spec, ours, self._cpu(spec.accelerator), plugs))
             log = spec.folder / "qemu.log"
