@@ -132,7 +132,7 @@ def import_as_appliance(belljar: Belljar, disk: Path) -> None:
     done = belljar("image", "import", str(disk), "--name", "appliance")
     disk.unlink()
     assert done.returncode == 0, done.stderr.decode()
-    assert b"boots by firmware and needs the agent" in done.stderr
+    assert b"image appliance: it boots by firmware" in done.stderr
     assert belljar.json("image", "show", "appliance")["facts"]["boots_by"] == "firmware"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +83,23 @@ def test_a_payload_that_ended_well_with_its_files_lost_did_not_end_well(house: H
     outcome = house.run(house.request(machine=machine(port)))
     assert (outcome.klass, outcome.error, outcome.exit_code) == (OutcomeClass.TRANSIENT, "ShareNotFlushed", 0)
     assert "no space" in outcome.reason and house.leftovers() == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "mounts", "error"),
+    [
+        (ShareKind.NINEP, ["virtiofs"], "NoNineP"), (ShareKind.VIRTIOFS, ["9p"], "NoVirtiofs"),
+        (ShareKind.NINEP, ["9p"], ""), (ShareKind.NINEP, None, ""),
+    ],
+)  # fmt: skip
+def test_what_the_images_kernel_cannot_mount_is_refused_before_any_boot(
+    house: House, tmp_path: Path, kind: ShareKind, mounts: list[str] | None, error: str
+) -> None:
+    image = house.images.known["debian12"]
+    facts = image.facts if mounts is None else {**image.facts, "mounts": mounts}
+    house.images.known["debian12"] = replace(image, facts=facts)
+    outcome = house.run(house.request(machine={"shares": (Share(str(tmp_path), "/data", True, kind),)}))
+    assert outcome.error == error, outcome.reason
+    assert (house.guests == []) is bool(error)
+    if error:
+        assert outcome.klass is OutcomeClass.USER and str(tmp_path) in outcome.reason and "debian12" in outcome.reason

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.cli import image_disk, image_site
 from belljar.cli.parser import add_format, as_size
+from belljar.model import Context
 
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.image import Image
     from belljar.image.intake import Judge
-    from belljar.model import Context
 
 HELP = "Build, import, list, show, verify, name and remove images."
 HEADS = ("NAME", "DIGEST", "STATE", "OS", "BOOT", "DISK", "STORED", "CREATED", "SOURCE")
@@ -122,8 +122,6 @@ def _import(parser: argparse.ArgumentParser) -> None:
 
 
 def _context(parser: argparse.ArgumentParser, default: str | None) -> None:
-    from belljar.model import Context
-
     parser.add_argument(
         "--context", choices=[one.value for one in Context], default=default,
         help="how its guests are contextualized, where a job does not say (auto: the first way that it can)",
@@ -149,7 +147,6 @@ def build(args: argparse.Namespace, house: House) -> int:
 
 def import_(args: argparse.Namespace, house: House) -> int:
     from belljar.image.sources import Order, bring
-    from belljar.model import Context
 
     context = Context(args.context)
     order = Order(
@@ -165,23 +162,46 @@ def import_(args: argparse.Namespace, house: House) -> int:
         args.kind == "iso",
     )
     image = bring(house.images, order, lambda *told: _survey(house, *told), _judge(context, args.name))
-    if image.kernel is None and not image.is_disc:
-        print(
-            "belljar: no kernel belljar can start was found in the disk: it boots by firmware and needs the agent installed"
-            " (`belljar image agent --help`)",
-            file=sys.stderr,
-        )
-    elif not image.is_disc and not image.facts.get("python"):
-        print("belljar: no /usr/bin/python3 was found in the disk; belljar's agent needs one", file=sys.stderr)
+    if words := told_of(image, args.firmware):
+        print(f"belljar: {words}", file=sys.stderr)
     print(image.digest)
     return 0
+
+
+AGENT_BY = {
+    Context.RAMDISK: "belljar brings the agent along, but no python3 was found in it, which the agent needs",
+    Context.CLOUD_INIT: "its cloud-init starts the agent",
+    Context.INJECT: "before its first job a machine puts the agent into a layer above it",
+    Context.SSH: "jobs come by its ssh server, without the agent",
+    Context.NONE: "nothing in it is known to start the agent: install that (`belljar image agent --help`)",
+}
+
+
+def told_of(image: Image, asked: str) -> str:
+    """What its importer should know of how an image starts, and how its guests get the agent; "" where all is as usual."""
+    from belljar.context.choice import choose
+    from belljar.machine.contexts import means_of
+
+    means = means_of(image)
+    chosen = choose(Context.AUTO, means, image.called).context
+    if image.is_disc or (image.kernel is not None and chosen is not Context.NONE and means.python):
+        return ""
+    if image.kernel is not None:
+        start = "a kernel starts it directly"
+    elif asked in ("bios", "uefi"):
+        start = f"it boots by {asked}, as asked"
+    elif means.is_known:
+        start = "it boots by firmware, for no kernel that belljar can start was found in it"
+    else:
+        start = "it boots by firmware, and its file systems could not be looked into: belljar knows nothing of what is in it"
+    agent = "it starts the agent itself" if chosen is Context.NONE and means.agent else AGENT_BY[chosen]
+    return f"image {image.called}: {start}; {agent}"
 
 
 def _judge(context: Context, name: str) -> Judge | None:
     """Refuses an image that cannot be contextualized as its importer wants."""
     from belljar.context.choice import choose
     from belljar.machine.contexts import means_by
-    from belljar.model import Context
 
     if context is Context.AUTO:
         return None
@@ -268,7 +288,7 @@ def set_(args: argparse.Namespace, house: House) -> int:
     from belljar.errors import BadOption
     from belljar.image.amend import amend
     from belljar.machine.contexts import means_of
-    from belljar.model import Context, Firmware
+    from belljar.model import Firmware
 
     if args.context is None and args.firmware is None and args.ssh_user is None:
         raise BadOption("nothing to change", hint="Give --context, --firmware or --ssh-user.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,10 @@ from belljar.errors import BadOption
 if TYPE_CHECKING:
     from belljar.assembly import House
 
+NOTHING_YET = (
+    "nothing here has come from these sources yet, so there is nothing to bring up to date. `belljar image sync --dry-run` shows"
+    " what they offer, `belljar image sync NAME` brings one image, `belljar image sync --all` every one."
+)
 SHORT = 12  # digits of a digest that are shown
 
 
@@ -102,7 +107,13 @@ def sync(args: argparse.Namespace, house: House) -> int:
             Master(house.images, source).forget()
     rows = act(house.images, args.names, sources, everything=args.all, dry_run=args.dry_run)
     heads = ("NAME", "DIGEST", "STATE", "SOURCE", "WHY")
-    show(rows, heads, [(one.name, one.digest[:SHORT], one.what, one.source, one.why) for one in rows], as_=args.format)
+    table = [
+        (one.name, one.digest[:SHORT], one.what, one.source, f"{one.error}: {one.why}" if one.error else one.why)
+        for one in rows
+    ]
+    show(rows, heads, table, as_=args.format)
+    if not rows and not (args.names or args.all or args.dry_run):
+        print(f"belljar: {NOTHING_YET}", file=sys.stderr)
     return 1 if any(one.what == FAILED for one in rows) else 0
 
 

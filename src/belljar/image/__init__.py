@@ -141,6 +141,7 @@ FACTS = {
     "agent_in_initrd": "the ramdisk is belljar's own and brings the agent along; without, the image has to start one itself",
     "release": "the kernel's version",
     "kernel_form": "elf or bzimage",
+    "mounts": "kinds of shared folders its kernel can mount: 9p, virtiofs",
     "python": "version of its python3, as in 3.11, or 3 where only that is known; empty: it has none",
     "agent": "the image starts belljar's agent itself",
     "init": "the path of the image's own init; empty: it has none",

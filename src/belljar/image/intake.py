@@ -226,12 +226,22 @@ def _newest(systems: Sequence[Root]) -> Boot:
     """The newest kernel that has its modules in one of these file systems."""
     roots = [system for system in systems if _modules_folder(system)]
     for root in roots:
-        os_name, facts = describe(root)
+        os_name, facts = _described(root)
         for version, place, file in _kernels(root, systems):
             with suppress(ImageCorrupt):
                 return _direct(root, version, place.read(file), os_name, facts)
         return Boot(os=os_name, facts={**facts, "boots_by": "firmware"})
     return Boot(facts={"boots_by": "firmware"})
+
+
+def _described(root: Root) -> tuple[str, dict[str, Any]]:
+    """The system's name and facts, and what its kernels can mount: which of them a firmware starts is for the disk to say."""
+    os_name, facts = describe(root)
+    folder = _modules_folder(root)
+    with suppress(ImageCorrupt):
+        versions = filter(VERSION.fullmatch, root.names(folder))
+        facts["mounts"] = modules.mounts(root.read, [f"{folder}/{version}" for version in versions])
+    return os_name, facts
 
 
 def _given(disk: Path, origin: Origin) -> Boot:
@@ -242,10 +252,11 @@ def _given(disk: Path, origin: Origin) -> Boot:
     found = find_boot(disk)
     if origin.initrd:
         facts = {**found.facts, "boots_by": "kernel", "agent_in_initrd": False, "release": kernel.release(data)}
+        facts.pop("mounts", None)  # it is none of the disk's kernels
         return Boot(data, origin.initrd.read_bytes(), "", found.os, facts)
     for root in ext_file_systems(disk):
         if (version := kernel.release(data)) in root.names(_modules_folder(root)):
-            os_name, facts = describe(root)
+            os_name, facts = _described(root)
             return _direct(root, version, data, os_name, facts)
     raise ImageCorrupt(
         f"the disk has no modules for the kernel {origin.kernel} ({kernel.release(data) or 'of unknown version'})",

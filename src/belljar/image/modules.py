@@ -25,6 +25,8 @@ BY_DEVICE = {
 }
 LARGEST_MODULE = 64 << 20
 MOST_MODULES, LARGEST_MODULES = 500, 256 << 20  # of one guest: a ramdisk has some twenty, of a few MiB
+# What mounting a shared folder takes, by the kind of share.
+MOUNTING = {"9p": ("9p", "9pnet_virtio"), "virtiofs": ("virtiofs",)}
 SIGNATURE_MARK = b"~Module signature appended~\n"
 
 
@@ -86,6 +88,17 @@ def select(read: Reader, folder: str, filesystem: str, *, keep_signatures: bool 
         {f"{module_name(path)}.ko": data for path, data in files.items()},
         {group: [f"{module_name(path)}.ko" for path in paths] for group, paths in groups.items() if paths},
     )
+
+
+def mounts(read: Reader, folders: Iterable[str]) -> list[str]:
+    """Kinds of shared folders that one of these kernels can mount, as a module or built in; each is known by the *folder* of
+    its modules. Raises ImageCorrupt where one does not tell."""
+    found = set()
+    for folder in folders:
+        listed = b"\n".join(read(f"{folder}/{name}") for name in ("modules.dep", "modules.builtin"))
+        names = {module_name(line.partition(":")[0]) for line in listed.decode("utf-8", "replace").splitlines()}
+        found |= {kind for kind, needed in MOUNTING.items() if names.issuperset(needed)}
+    return sorted(found)
 
 
 def module_name(path: str) -> str:

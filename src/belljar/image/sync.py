@@ -43,6 +43,7 @@ class Synced:
     source: str
     what: str  # PRESENT, NEW, UPDATED, REPAIRED, KEPT, OFFERED, FAILED
     why: str = ""
+    error: str = ""  # of FAILED: the class of what went wrong, as docs/image-life.md has them
 
 
 def supply(store: Store, reference: str) -> None:
@@ -102,7 +103,7 @@ def sync(
             try:
                 made = master.current(progress, youngest=0)
             except BelljarError as exc:
-                found.append(Synced("", "", master.place.shown, FAILED, exc.message))
+                found.append(Synced("", "", master.place.shown, FAILED, exc.message, type(exc).__name__))
                 continue
             ours = master.seen().ours
             offered = list(made.entries) if everything or (dry_run and not names) else [*(names or ours)]
@@ -115,7 +116,7 @@ def sync(
                 found += [_withdrawn(name, digest, master) for name, digest in ours.items() if name not in made.entries]
     all_answered = all(row.name for row in found)
     missing = [name for name in names if name not in taken] if all_answered else []
-    return found + [Synced(name, "", "", FAILED, "no source offers it") for name in missing]
+    return found + [Synced(name, "", "", FAILED, "no source offers it", ImageUnknown.__name__) for name in missing]
 
 
 def _withdrawn(name: str, digest: str, master: Master) -> Synced:
@@ -150,7 +151,7 @@ def _synced(store: Store, master: Master, entry: Entry, asked: bool, dry_run: bo
         assert found is not None
         bring(store, master, found, progress)
     except BelljarError as exc:
-        return replace(row, what=FAILED, why=exc.message)
+        return replace(row, what=FAILED, why=exc.message, error=type(exc).__name__)
     return row
 
 

@@ -17,7 +17,9 @@ from belljar.errors import (
     GuestRefused,
     ImpossibleSize,
     NoMemory,
+    NoNineP,
     NotPermitted,
+    NoVirtiofs,
     ShareMissing,
     TemplateError,
 )
@@ -28,7 +30,7 @@ from belljar.machine import SEED, VIRTIOFS_SOCKET, Settings
 from belljar.machine.life import Life
 from belljar.machine.mould import Mould
 from belljar.machine.sharing import has_nfs, has_virtiofs, host_folders, no_way_to_the_server, warm_for
-from belljar.model import GIB, MIB, Context, NetworkMode, Request, Start
+from belljar.model import GIB, MIB, Context, NetworkMode, Request, ShareKind, Start
 from belljar.network import Link, Networks
 from belljar.network import plan as plan_link
 
@@ -103,6 +105,7 @@ class Planner:
         check_shares(request)
         image = self._images.resolve(request.machine.image)
         check_memory(request, image)
+        check_mounts(request, image)
         self._overlays.size(image, None if image.is_disc else request.machine.disk)
         return image
 
@@ -322,6 +325,17 @@ def check_shares(request: Request) -> None:
             raise ShareMissing(
                 f"--share {share.source}: uid {os.geteuid()} may not {'write to' if is_writer else 'read'} it"
             )
+
+
+def check_mounts(request: Request, image: Image) -> None:
+    """Refuse before its boot what the image's kernel cannot mount, where its import found that out. Raises NoNineP, NoVirtiofs."""
+    known = image.facts.get("mounts")
+    if not isinstance(known, list):
+        return
+    for _, share in host_folders(request.machine):
+        if share.kind.value not in known:
+            kind = NoVirtiofs if share.kind is ShareKind.VIRTIOFS else NoNineP
+            raise kind(f"--share {share.source}: the kernel of the image {image.called} has no {share.kind.value}")
 
 
 def host_memory() -> tuple[int, int]:

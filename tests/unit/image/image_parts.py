@@ -54,6 +54,7 @@ def system(
     (folder / "lib").symlink_to("usr/lib")
     (folder / "boot" / f"vmlinuz-{release}").write_bytes(bzimage(elf((1, b"text"), (4, pvh_note())), release))
     (modules / "modules.dep").write_text(dep)
+    (modules / "modules.builtin").write_text("kernel/fs/9p/9p.ko\n")
     for name in ("virtio_blk", "ext4"):
         (modules / "kernel" / f"{name}.ko").write_bytes(elf((1, name.encode())))
     (usr / "bin/busybox").write_bytes(elf((1, b"busybox")))

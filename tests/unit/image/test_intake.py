@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import os
 import select
 import struct
@@ -49,6 +50,7 @@ def test_a_disk_without_partitions_is_its_file_system(store: Store, tmp_path: Pa
         "init_system": "",
         "cloud_init": False,
         "sshd": "",
+        "mounts": [],
         "firmware": [],
         "least_memory": 8 * MIB,
     }
@@ -90,6 +92,19 @@ def test_the_newest_kernel_with_modules_is_taken(store: Store, tmp_path: Path) -
                 timeout=10,
             )
     assert take(store, ext4(tmp_path / "disk", root)).facts["release"] == "6.1.0-10-amd64"
+
+
+def test_what_its_kernel_can_mount_is_known_from_its_modules(store: Store, tmp_path: Path) -> None:
+    """As a module or built in. What is not told is not known."""
+    dep = "kernel/virtio_blk.ko:\nkernel/ext4.ko:\nkernel/net/9p/9pnet_virtio.ko.xz: kernel/net/9p/9pnet.ko.xz\n"
+    root = system(tmp_path / "root", dep=dep)
+    for name in ("9pnet_virtio", "9pnet"):
+        (root / "usr/lib/modules/6.1.0-9-amd64/kernel/net/9p").mkdir(parents=True, exist_ok=True)
+        file = root / f"usr/lib/modules/6.1.0-9-amd64/kernel/net/9p/{name}.ko.xz"
+        file.write_bytes(lzma.compress(elf((1, name.encode()))))
+    assert take(store, ext4(tmp_path / "disk", root)).facts["mounts"] == ["9p"]
+    (root / "usr/lib/modules/6.1.0-9-amd64/modules.builtin").unlink()
+    assert "mounts" not in take(store, ext4(tmp_path / "third", root)).facts
 
 
 def test_a_broken_kernel_falls_back_to_the_one_before(store: Store, tmp_path: Path) -> None:

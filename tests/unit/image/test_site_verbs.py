@@ -62,7 +62,27 @@ def test_a_sync_that_fails_says_so_and_exits_1(typed: Typed, site: Site, capsys:
     site.put("base", b"1", by="stranger")
     node = site.trusting()
     assert typed(node, "sync", "base") == 1
-    assert "not signed by" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "SignatureRefused: " in told and "not signed by" in told
+    assert typed(node, "sync", "base", "--format", "json") == 1
+    assert [row["error"] for row in json.loads(capsys.readouterr().out)] == ["SignatureRefused"]
+    assert typed(node, "sync", "--from", site.folder / "no such", "--format", "json") == 1
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["error"] == "DownloadFailed" and row["what"] == "failed"
+
+
+def test_a_sync_without_names_on_a_new_node_says_what_to_do(
+    typed: Typed, site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site.put("base", b"1")
+    node = site.trusting()
+    assert typed(node, "sync") == 0
+    assert "`belljar image sync NAME`" in (told := capsys.readouterr().err) and "--dry-run" in told and "--all" in told
+    assert typed(node, "sync", "--format", "json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert typed(node, "sync", "--all") == 0
+    assert "sync NAME" not in capsys.readouterr().err
+    assert typed(node, "sync") == 0 and "sync NAME" not in capsys.readouterr().err
 
 
 def test_a_master_store_made_anew_is_taken_when_one_forgets(typed: Typed, site: Site) -> None:

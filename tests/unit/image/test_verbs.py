@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -71,6 +73,35 @@ def test_an_image_that_cannot_do_what_it_is_imported_for_is_not_stored(
     unknown = str(ext4(tmp_path / "unknown"))  # what was not found may be there all the same
     assert typed("import", unknown, "--name", "other", "--context", "ssh") == 0
     capsys.readouterr()
+
+
+SYSTEMD = {"python": "3.11", "init": "/sbin/init", "init_system": "systemd", "cloud_init": False, "sshd": ""}
+
+
+@pytest.mark.parametrize(
+    ("firmware", "facts", "told", "untold"),
+    [
+        ("uefi", SYSTEMD, "boots by uefi, as asked; before its first job a machine puts the agent", "no kernel"),
+        ("bios", {**SYSTEMD, "cloud_init": True}, "boots by bios, as asked; its cloud-init starts the agent", "install"),
+        ("auto", {**SYSTEMD, "init_system": "other", "sshd": "/usr/sbin/sshd"}, "no kernel that.*its ssh server", "install"),
+        ("auto", {**SYSTEMD, "agent": True}, "it starts the agent itself", "install"),
+        ("auto", {**SYSTEMD, "init_system": "other"}, "no kernel that belljar can start.*install that", "as asked"),
+        ("auto", {}, "could not be looked into.*install that", "no kernel"),
+        ("uefi", {}, "boots by uefi, as asked; nothing in it is known to start the agent: install", "no kernel"),
+    ],
+)  # fmt: skip
+def test_an_import_tells_how_its_image_starts_and_gets_the_agent(
+    publish: Publish, firmware: str, facts: dict[str, object], told: str, untold: str
+) -> None:
+    words = verb.told_of(replace(publish("mine", direct=False), facts=facts), firmware)
+    assert re.search(told, words) and untold not in words and words.startswith("image mine: "), words
+
+
+def test_of_a_usual_image_nothing_is_told_and_a_missing_python_is(publish: Publish) -> None:
+    image = publish("mine")
+    assert verb.told_of(replace(image, facts={**image.facts, "python": "3.11"}), "auto") == ""
+    assert "no python3 was found" in verb.told_of(replace(image, facts={**image.facts, "python": ""}), "auto")
+    assert verb.told_of(replace(image, kernel=None, facts={"boots_by": "disc"}), "auto") == ""
 
 
 @pytest.mark.parametrize("name", ["folder.tar", "no such/file.tar.gz"])

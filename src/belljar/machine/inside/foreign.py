@@ -154,7 +154,11 @@ def seen() -> str:
         if not os.path.isdir(folder):
             continue
         names[folder] = sorted(os.listdir(folder))
-        files += [f"{folder}/{name}" for name in ("modules.dep", "vmlinuz", "config") if name in names[folder]]
+        files += [
+            f"{folder}/{name}"
+            for name in ("modules.dep", "modules.builtin", "vmlinuz", "config")
+            if name in names[folder]
+        ]
         for part in DRIVERS:
             for place, below, entries in os.walk(f"{folder}/kernel/{part}"):
                 if part in FLAT:
