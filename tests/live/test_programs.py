@@ -75,6 +75,7 @@ def test_doctor_finds_this_host_fit(belljar: Belljar) -> None:
     assert failed == {}
     assert findings["accelerator"]["text"].startswith(("kvm: ", "tcg: "))
     assert findings["images"]["grade"] == "ok"
+    assert findings["clone"]["grade"] == "ok" and "ready in" in findings["clone"]["text"]
 
 
 @pytest.mark.parametrize("verb", ["show", "logs", "wait", "exec", "stop", "kill", "console"])

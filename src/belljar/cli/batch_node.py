@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.batch.acts import Run
     from belljar.batch.terms import Dialect
+    from belljar.model import Outcome, Start
 
 TEST_TIMEOUT = 300.0  # seconds for the self-check's machine: it may have to boot a template first
 TESTERS = ("belljar", "nobody")
@@ -158,8 +159,8 @@ def tester() -> User:
     return user_of("65534")
 
 
-def self_check(house: House, image: str) -> None:
-    """Raises CommandFailed unless a machine of this image runs `true`."""
+def self_check(house: House, image: str, start: Start | None = None) -> Outcome:
+    """A machine of this image that ran `true`, started as the settings say unless told how. Raises CommandFailed."""
     from belljar.cli.attend import attend
     from belljar.cli.request import account_of
     from belljar.cli.run import widen_limits
@@ -168,7 +169,8 @@ def self_check(house: House, image: str) -> None:
     null = StdinKind.NULL
     payload = Payload((b"true",), account_of(None), cwd=b"/", stdin=null, stdout=null, stderr=null)
     machine = house.settings.machine
-    spec = MachineSpec(image, 1, machine.memory, network=machine.network, start=machine.start, context=machine.context)
+    begin = start or machine.start
+    spec = MachineSpec(image, 1, machine.memory, network=machine.network, start=begin, context=machine.context)
     request = Request(
         os.urandom(6).hex(), spec, payload, name="self-check", requester="node test", created=time.time(),
         timeout=TEST_TIMEOUT, grace=1.0,
@@ -178,3 +180,4 @@ def self_check(house: House, image: str) -> None:
     outcome = attend(house, request)
     if outcome.exit_code != 0 or outcome.error:
         raise CommandFailed(outcome.reason or f"the machine ended with {outcome.exit_code}", hint=outcome.hint)
+    return outcome

@@ -1,6 +1,7 @@
 """The checks of `belljar doctor`, as data: name, what it means, a function that looks and finds.
 
-A check changes nothing and takes little time; only `accelerator` may boot a tiny guest, once per kernel.
+A check changes nothing and takes little time; only `accelerator` may boot a tiny guest, once per kernel, and `clone` runs a
+machine, whose template stays for the jobs.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from belljar.model import GIB, MIB
 
 if TYPE_CHECKING:
     from belljar.assembly import House
+    from belljar.model import Outcome
 
-OLDEST_QEMU = (7, 2)
 DEVICES = (
     "virtio-blk-pci", "virtio-serial-pci", "virtserialport", "virtio-rng-pci", "virtio-net-pci", "virtio-9p-pci", "vmgenid",
 )  # fmt: skip
@@ -89,14 +90,18 @@ def qemu(house: House) -> Finding:
     """Version, and the devices, accelerators and network that machines are made of."""
     import re
 
+    from belljar.hypervisor.qemu.abilities import TRIED
+
     binary = _qemu(house)
     said = commands.run([binary, "--version"], timeout=20).out.decode(errors="replace")
     found = re.search(r"version (\d+)\.(\d+)(\.\d+)?", said)
     if found is None:
         return Finding(Grade.FAIL, f"{binary} does not tell its version", "Set `qemu.binary` to a QEMU for x86_64.")
-    version = int(found[1]), int(found[2])
-    if version < OLDEST_QEMU:
-        return Finding(Grade.FAIL, f"{binary} is version {found[0][8:]}", "belljar needs QEMU 7.2 or newer.")
+    tried = (
+        ""
+        if (int(found[1]), int(found[2])) in TRIED
+        else (f" (belljar was tried with {', '.join(f'{major}.{minor}' for major, minor in TRIED)})")
+    )
     devices = commands.run([binary, "-device", "help"], timeout=20)
     lacking = [name for name in DEVICES if f'name "{name}"'.encode() not in devices.out + devices.err]
     if b"user" not in commands.run([binary, "-M", "none", "-netdev", "help"], timeout=20).out:
@@ -107,7 +112,7 @@ def qemu(house: House) -> Finding:
             f"{binary} {found[0][8:]} lacks {', '.join(lacking)}",
             "What needs these will be refused; install a full QEMU.",
         )
-    return Finding(Grade.OK, f"{binary}, {found[0]}, with all devices")
+    return Finding(Grade.OK, f"{binary}, {found[0]}, with all devices{tried}")
 
 
 def accelerator(house: House) -> Finding:
@@ -133,6 +138,34 @@ def accelerator(house: House) -> Finding:
         f"tcg: {why}",
         "Machines run in software: 5 to 20 times slower, otherwise the same." + _kvm_remedy(),
     )
+
+
+def clone(house: House) -> Finding:
+    """Jobs are cloned from a booted guest. That a guest boots proves nothing of that."""
+    from belljar.cli.batch_node import self_check
+    from belljar.model import Start
+
+    machine, image = house.settings.machine, house.settings.image.default
+    if machine.start is Start.COLD or machine.hypervisor != "qemu":
+        why = "`machine.start` is cold" if machine.start is Start.COLD else "by libvirt every machine boots"
+        return Finding(Grade.OK, f"not used: {why}")
+    try:
+        house.images.resolve(image)
+    except BelljarError:
+        return Finding(Grade.WARN, "not tried: there is no image yet", "Run `belljar run -- true` once.")
+    try:
+        took = _start_time(self_check(house, image, Start.CLONE))
+    except BelljarError as exc:
+        cold = _start_time(
+            self_check(house, image, Start.COLD)
+        )  # fails, and so does the check, where nothing can be had
+        text = f"no clone can be had: {exc.message}; every job boots its guest, which took {cold:.1f} s"
+        return Finding(Grade.WARN, text, exc.hint or "`belljar logs ID --qemu` shows what QEMU said.")
+    return Finding(Grade.OK, f"a clone of {image} was ready in {took:.1f} s")
+
+
+def _start_time(outcome: Outcome) -> float:
+    return sum(outcome.phases.get(name, 0.0) for name in ("start", "boot", "identify"))
 
 
 def uefi(house: House) -> Finding:
@@ -325,6 +358,7 @@ CHECKS = (
     Check("programs", "the programs belljar calls are installed", programs),
     Check("qemu", "QEMU is new enough and has the devices machines are made of", qemu),
     Check("accelerator", "what runs the guests: the processor itself (kvm) or software (tcg)", accelerator),
+    Check("clone", "a job's machine is cloned from a booted guest in a moment", clone),
     Check("uefi", "the firmware for disks that boot by UEFI is there", uefi),
     Check("folders", "belljar's folders are safe from others", folders),
     Check("space", "there is room for images, disks and logs", space),

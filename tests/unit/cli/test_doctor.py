@@ -10,10 +10,10 @@ import pytest
 
 from belljar.cli import checks, doctor
 from belljar.cli.checks import CHECKS, Check, Finding, Grade
-from belljar.errors import BadOption, ImageUnknown
+from belljar.errors import BadOption, CommandFailed, ImageUnknown
 from belljar.host.commands import Finished
 from belljar.machine.recover import Undone
-from belljar.model import GIB
+from belljar.model import GIB, Cause, Outcome, OutcomeClass, Start
 
 
 def test_a_check_that_breaks_is_a_failed_check_and_the_others_go_on(
@@ -72,14 +72,19 @@ def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("version", "devices", "grade", "text"),
     [
-        ("QEMU emulator version 5.2.0", "", Grade.FAIL, "version 5.2.0"),
         ("something else", "", Grade.FAIL, "does not tell its version"),
         ("QEMU emulator version 8.0.1", 'name "vmgenid"', Grade.WARN, "lacks virtio-blk-pci"),
         (
             "QEMU emulator version 8.0.1",
             "".join(f'name "{name}"' for name in checks.DEVICES),
             Grade.OK,
-            "version 8.0.1",
+            "version 8.0.1, with all devices (belljar was tried with 7.2, 10.0, 11.1)",
+        ),
+        (
+            "QEMU emulator version 11.1.3 (Debian 1:11.1.3+ds-1)",
+            "".join(f'name "{name}"' for name in checks.DEVICES),
+            Grade.OK,
+            "version 11.1.3, with all devices",
         ),
     ],
 )
@@ -94,6 +99,37 @@ def test_qemu_is_judged_by_version_and_devices(
     monkeypatch.setattr("belljar.host.commands.run", run)
     finding = checks.qemu(house)
     assert finding.grade is grade and text in finding.text
+
+
+@pytest.mark.parametrize(
+    ("clones", "boots", "grade", "text"),
+    [
+        (True, True, Grade.OK, "a clone of debian12 was ready in 1.5 s"),
+        (False, True, Grade.WARN, "no clone can be had: QEMU refused: use file: instead; every job boots its guest, which took 1.5 s"),
+        (False, False, None, "QEMU refused"),
+    ],
+)  # fmt: skip
+def test_that_jobs_can_be_cloned_is_proved_and_not_believed(
+    monkeypatch: pytest.MonkeyPatch, house: Any, clones: bool, boots: bool, grade: Grade | None, text: str
+) -> None:
+    def self_check(_: object, image: str, start: Start) -> Outcome:
+        if not (clones if start is Start.CLONE else boots):
+            raise CommandFailed("QEMU refused: use file: instead")
+        return Outcome(
+            "aaaaaaaaaaaa",
+            Cause.FINISHED,
+            OutcomeClass.PAYLOAD,
+            phases={"prepare": 9.0, "start": 0.5, "boot": 0.75, "identify": 0.25},
+        )
+
+    monkeypatch.setattr("belljar.cli.batch_node.self_check", self_check)
+    paper = SimpleNamespace(images=SimpleNamespace(resolve=lambda name: None), settings=house.settings)
+    if grade is None:
+        with pytest.raises(CommandFailed, match=text):
+            checks.clone(paper)  # type: ignore[arg-type]
+    else:
+        finding = checks.clone(paper)  # type: ignore[arg-type]
+        assert (finding.grade, finding.text) == (grade, text)
 
 
 def test_a_folder_open_to_others_fails(house: Any) -> None:

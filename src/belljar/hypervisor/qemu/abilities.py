@@ -20,6 +20,7 @@ from belljar.model import dumps
 
 NAMES = ("qemu-system-x86_64", "qemu-kvm")
 PLACES = ("/usr/libexec",)  # where EL keeps qemu-kvm
+TRIED = ((7, 2), (10, 0), (11, 1))  # what the tests clone with; others may do as well
 QUESTION_TIMEOUT = 30.0
 DEVICES = (
     "virtio-blk-pci-non-transitional", "virtio-serial-pci-non-transitional", "virtio-rng-pci-non-transitional",

@@ -1,0 +1,88 @@
+"""Clones by every QEMU that the mirror has: that of Debian 12, of Debian 13, and the newest. What the next one breaks is
+seen here first."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.live.conftest import ROOT, STORE
+from tests.roots import Done, Room, root
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+PACKAGES = ("qemu-system-x86", "qemu-utils", "python3", "e2fsprogs", "passwd")
+SUITES = {"bookworm": (), "trixie": ("virtiofsd",), "sid": ("virtiofsd",)}  # and what is a package of its own there
+FOLDERS = {f"BELLJAR_PATHS_{name.upper()}": f"/belljar/{name}" for name in ("run", "scratch", "logs", "store")}
+
+
+class Place:
+    """A room of a suite with this belljar, the tests' images, and templates of its own."""
+
+    def __init__(self, suite: str, room: Room) -> None:
+        self.suite, self.room = suite, room
+        room.run("mkdir", "-m", "0755", "-p", "/belljar/store", "/data")
+        room.run("useradd", "--create-home", "bob")
+
+    def belljar(self, *words: str, user: str = "", **env: str) -> Done:
+        mine = FOLDERS if not user else {"BELLJAR_PATHS_SITE_STORE": "/belljar/store", "HOME": f"/home/{user}"}
+        env = {"PYTHONPATH": "/source", "PYTHONDONTWRITEBYTECODE": "1", **mine, **env}
+        return self.room.run("python3", "-m", "belljar", *words, user=user, check=False, timeout=300, **env)
+
+    def run(self, *words: str, user: str = "", **env: str) -> tuple[str, dict[str, Any]]:
+        """A clone that is insisted on: what it wrote, and its outcome. QEMU itself has nothing to complain of."""
+        report = f"/tmp/report{user}"
+        done = self.belljar("run", "--start", "clone", "--keep", "--report", report, *words, user=user, **env)
+        assert done.returncode == 0, done.stderr.decode()
+        outcome = json.loads(self.room.path(report).read_text())
+        complaints = self.belljar("logs", "--qemu", outcome["id"], user=user)
+        assert (complaints.returncode, complaints.stdout) == (0, b"")
+        return done.stdout.decode(), outcome
+
+
+@pytest.fixture(scope="module", params=SUITES)
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    made = root(request.param, [*PACKAGES, *SUITES[request.param]])
+    # The images alone: templates belong to one QEMU.
+    with Room(
+        made, net=True, host="node", binds={ROOT / "src": "/source", STORE / "images": "/belljar/store/images"}
+    ) as room:
+        yield Place(request.param, room)
+
+
+def test_a_job_is_a_clone_and_its_template_is_whole(place: Place) -> None:
+    out, outcome = place.run("--", "uname", "-s")
+    assert (out, outcome["start"], outcome["cause"]) == ("Linux\n", "clone", "finished")
+    out, _ = place.run("--", "echo", "again")
+    assert out == "again\n"
+    templates = place.belljar("template", "verify")
+    assert templates.returncode == 0, templates.stdout
+    assert place.belljar("template", "list").stdout.count(b"debian12") == 1  # the second one was of the same
+
+
+def test_an_ordinary_user_has_clones(place: Place) -> None:
+    out, outcome = place.run("--", "id", "-un", user="bob")
+    assert (out, outcome["start"]) == ("bob\n", "clone")
+
+
+def test_a_clone_shares_a_folder_by_9p(place: Place) -> None:
+    place.run("--share", "/data:/data:rw", "--", "sh", "-c", "echo 9p > /data/9p")
+    assert place.room.path("/data/9p").read_text() == "9p\n"
+
+
+def test_a_clone_shares_a_folder_by_virtiofs(place: Place) -> None:
+    place.run("--share", "virtiofs:/data:/data:rw", "--", "sh", "-c", "echo virtiofs > /data/virtiofs")
+    assert place.room.path("/data/virtiofs").read_text() == "virtiofs\n"
+
+
+def test_a_clone_has_a_scratch_disk_and_a_network(place: Place) -> None:
+    out, _ = place.run(
+        "--scratch", "64M", "--network", "user", "--", "sh", "-c", "findmnt -no FSTYPE /scratch; ls /sys/class/net"
+    )
+    assert out.split()[0] == "ext4" and len(out.split()) == 3
+
+
+def test_doctor_proves_a_clone(place: Place) -> None:
+    done = place.belljar("doctor", "--only", "clone", "--only", "qemu")
+    assert done.returncode == 0 and b"was ready in" in done.stdout and b"tried with" not in done.stdout, done.stdout
