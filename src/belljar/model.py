@@ -252,6 +252,7 @@ class Outcome:
     context: str = ""  # how the guest was given its agent
     context_reason: str = ""  # why in this way, where that was a question
     accelerator: str = ""
+    accelerator_reason: str = ""  # why it was that one
     phases: dict[str, float] = field(default_factory=dict)  # seconds per phase
     guest: Usage = field(default_factory=Usage)
     host: Usage = field(default_factory=Usage)

@@ -36,6 +36,7 @@ def test_a_job_is_cloned_from_a_template_that_its_first_run_makes(house: House) 
     outcome = house.run()
     assert (outcome.cause, outcome.klass, outcome.exit_code) == (Cause.FINISHED, OutcomeClass.PAYLOAD, 0)
     assert (outcome.start, outcome.accelerator) == ("clone", "tcg")
+    assert outcome.accelerator_reason == "the fake has no KVM"
     assert house.states() == ALL_STATES
     assert [domain.spec.id for domain in house.hypervisor.domains] == ["0123456789ab"] * 2
     assert "settle" in house.guests[0].done and "settle" not in house.guests[1].done

@@ -33,6 +33,7 @@ def findings(house: House, place: Place) -> Iterator[Finding]:
         yield from _is_the_sites(Path(os.path.realpath(house.config_file)))
     yield from _node_folder(house.settings.paths.node)
     yield _qemu(house)
+    yield _kvm(house)
     yield from _images(house, place)
     yield _shares(house)
     yield from _out_of_shares(house)
@@ -131,6 +132,17 @@ def _qemu(house: House) -> Finding:
     except BelljarError as exc:
         return Finding("QEMU", False, exc.message, exc.hint)
     return Finding("QEMU", seen.grade is not Grade.FAIL, seen.text, seen.remedy)
+
+
+def _kvm(house: House) -> Finding:
+    """Nobody else notices that jobs run in software: the payload's own words say nothing of it."""
+    from belljar.cli.kvm import of_users
+    from belljar.hypervisor import Accelerator
+
+    if house.settings.qemu.accelerator is Accelerator.TCG:
+        return Finding("/dev/kvm", True, "not used: qemu.accelerator is tcg")
+    right = of_users()
+    return Finding("/dev/kvm", not right.is_lost, right.text, right.remedy)
 
 
 def _images(house: House, place: Place) -> Iterator[Finding]:

@@ -48,16 +48,18 @@ def run(args: argparse.Namespace, house: House) -> int:
 
 def status(args: argparse.Namespace, dialect: Dialect, name: str, memory: node.Memory, ask: Run) -> int:
     """What the system says and what is remembered."""
+    from belljar.cli.kvm import of_users
     from belljar.cli.render import as_json, plain
 
-    now = memory.read()
+    now, right = memory.read(), of_users()
     try:
         by_us: bool | None = is_closed_by_us(dialect, name, ask)
         trouble = ""
     except BelljarError as exc:
         by_us, trouble = None, exc.message
     if args.format == "json":
-        print(as_json({"node": name, "closed_by_belljar": by_us, "trouble": trouble, **_facts(now)}))
+        facts = {**_facts(now), "kvm_is_lost": right.is_lost, "kvm": right.text}
+        print(as_json({"node": name, "closed_by_belljar": by_us, "trouble": trouble, **facts}))
         return 1 if trouble else 0
     print(
         plain(
@@ -67,6 +69,7 @@ def status(args: argparse.Namespace, dialect: Dialect, name: str, memory: node.M
     print(f"faults in a row: {now.faults}; passed self-checks in a row: {now.passes}")
     if now.reason:
         print(plain(f"last reason: {now.reason}"))
+    print(plain(f"kvm{' IS LOST' if right.is_lost else ''}: {right.text}"))
     return 1 if trouble else 0
 
 
@@ -136,7 +139,8 @@ def as_a_job(house: House, image: str) -> None:
     """The self-check as an ordinary user in a folder of the node's, where jobs are; without such folders as it is called.
     Raises CommandFailed when no machine could be had."""
     if os.geteuid() != 0 or house.settings.paths.node is None:
-        return self_check(house, image)
+        self_check(house, image)
+        return
     from belljar.cli.batch_hooks import make_folder
 
     user = tester()

@@ -7,7 +7,7 @@ machine, whose template stays for the jobs.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -26,17 +26,17 @@ DEVICES = (
     "virtio-blk-pci", "virtio-serial-pci", "virtserialport", "virtio-rng-pci", "virtio-net-pci", "virtio-9p-pci", "vmgenid",
 )  # fmt: skip
 QEMU_OVERHEAD = 128 * MIB  # of a QEMU process beside the guest's memory
-PROGRAMS = (  # program, Debian package, what for, is nothing possible without it
-    ("qemu-system-x86_64", "qemu-system-x86", "runs the machines", True),
-    ("qemu-img", "qemu-utils", "makes and checks disks", True),
-    ("setpriv", "util-linux", "starts QEMU as another user, when belljar runs as root", False),
-    ("mmdebstrap", "mmdebstrap", "builds Debian images", False),
-    ("mkfs.ext4", "e2fsprogs", "builds images", False),
-    ("mke2fs", "e2fsprogs", "makes scratch disks (`--scratch`)", False),
-    ("mksquashfs", "squashfs-tools", "packs large folders of `--in`, which are copied slowly without it", False),
-    ("virtiofsd", "virtiofsd", "shares folders by virtiofs (`--share virtiofs:...`)", False),
-    ("busybox", "busybox-static", "makes the small initramfs of images", False),
-)
+PROGRAMS = (  # program, Debian's package, EL's ("": it has none), what for, is nothing possible without it
+    ("qemu-system-x86_64", "qemu-system-x86", "qemu-kvm", "runs the machines", True),
+    ("qemu-img", "qemu-utils", "qemu-img", "makes and checks disks", True),
+    ("setpriv", "util-linux", "util-linux", "starts QEMU as another user, when belljar runs as root", False),
+    ("mmdebstrap", "mmdebstrap", "", "builds Debian images", False),
+    ("mkfs.ext4", "e2fsprogs", "e2fsprogs", "builds images", False),
+    ("mke2fs", "e2fsprogs", "e2fsprogs", "makes scratch disks (`--scratch`)", False),
+    ("mksquashfs", "squashfs-tools", "squashfs-tools", "packs large folders of `--in`, which are copied slowly without it", False),
+    ("virtiofsd", "virtiofsd", "virtiofsd", "shares folders by virtiofs (`--share virtiofs:...`)", False),
+    ("busybox", "busybox-static", "busybox", "makes the small initramfs of images", False),
+)  # fmt: skip
 
 
 class Grade(str, Enum):
@@ -74,16 +74,14 @@ def settings(house: House) -> Finding:
 
 
 def programs(house: House) -> Finding:
-    missing = [(name, package, use, vital) for name, package, use, vital in PROGRAMS if not _program(house, name)]
+    missing = [entry for entry in PROGRAMS if not _program(house, entry[0])]
     if not missing:
         return Finding(Grade.OK, "all there")
-    text = "\n".join(f"{name} is missing ({use})" for name, _, use, _ in missing)
+    text = "\n".join(f"{name} is missing ({use})" for name, _, _, use, _ in missing)
     grade = Grade.FAIL if any(vital for *_, vital in missing) else Grade.WARN
-    return Finding(
-        grade,
-        text,
-        f"apt-get install --no-install-recommends {' '.join(sorted({package for _, package, _, _ in missing}))}",
-    )
+    if commands.which("apt-get") or not commands.which("dnf"):
+        return Finding(grade, text, f"apt-get install --no-install-recommends {_words(one[1] for one in missing)}")
+    return Finding(grade, text, f"dnf install {_words(one[2] for one in missing)} (some are in EPEL)")
 
 
 def qemu(house: House) -> Finding:
@@ -117,6 +115,7 @@ def qemu(house: House) -> Finding:
 
 def accelerator(house: House) -> Finding:
     """What really runs a guest. That /dev/kvm opens proves nothing."""
+    from belljar.cli.kvm import of_users
     from belljar.hypervisor import Accelerator, Boot
 
     try:
@@ -131,13 +130,13 @@ def accelerator(house: House) -> Finding:
         )
     boot = house.images.boot_files(image)
     chosen, why = house.hypervisor.accelerator(Boot(boot.kernel, boot.initrd, boot.append, boot.digest))
+    right = of_users()
     if chosen is Accelerator.KVM:
+        if right.is_lost:  # as root: jobs are other users'
+            return Finding(Grade.WARN, f"kvm: {why}\nof users' jobs: {right.text}", right.remedy)
         return Finding(Grade.OK, f"kvm: {why}")
-    return Finding(
-        Grade.WARN,
-        f"tcg: {why}",
-        "Machines run in software: 5 to 20 times slower, otherwise the same." + _kvm_remedy(),
-    )
+    slow = "Machines run in software: 5 to 20 times slower, otherwise the same."
+    return Finding(Grade.WARN, f"tcg: {why}", f"{slow} {right.remedy}".strip())
 
 
 def clone(house: House) -> Finding:
@@ -375,13 +374,13 @@ CHECKS = (
 
 
 def _qemu(house: House) -> str:
-    named = house.settings.qemu.binary
-    for candidate in (named,) if named else ("qemu-system-x86_64", "/usr/libexec/qemu-kvm"):
-        if os.access(candidate, os.X_OK) or commands.which(candidate):
-            return candidate
-    raise BelljarError(
-        f"{named or 'qemu-system-x86_64'}: not found", hint="apt-get install --no-install-recommends qemu-system-x86"
-    )
+    from belljar.hypervisor.qemu.abilities import find
+
+    return find(house.settings.qemu.binary)
+
+
+def _words(names: Iterable[str]) -> str:
+    return " ".join(sorted(set(names) - {""}))
 
 
 def _program(house: House, name: str) -> bool:
@@ -398,14 +397,6 @@ def _program(house: House, name: str) -> bool:
         except BelljarError:
             return False
     return commands.which(name) is not None
-
-
-def _kvm_remedy() -> str:
-    if not os.path.exists("/dev/kvm"):
-        return " /dev/kvm is missing: load kvm_intel or kvm_amd, or allow nested virtualization."
-    if not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        return " /dev/kvm cannot be opened: add this user to the group kvm."
-    return ""
 
 
 def _paths(house: House) -> Iterator[tuple[str, Path]]:

@@ -202,6 +202,7 @@ def _outcome(outcome: dict[str, Any]) -> list[tuple[str, Any]]:
         ("hint", outcome.get("hint")),
         ("started as", " ".join(filter(None, (outcome.get("start"), outcome.get("accelerator"))))),
         ("why so", outcome.get("start_reason")),
+        (f"why {outcome.get('accelerator')}", outcome.get("accelerator_reason")),
         ("context", " ".join(filter(None, (outcome.get("context"), _in_brackets(outcome.get("context_reason")))))),
         ("guest used", _usage(guest)),
         ("host used", _usage(host)),

@@ -167,7 +167,7 @@ class Keeping:
         context, why = plan.context
         life.note(
             start=(Start.CLONE if plan.template else Start.COLD).value, start_reason=plan.reason,
-            accelerator=plan.spec.accelerator.value, context=context.value, context_reason=why,
+            context=context.value, context_reason=why,
         )  # fmt: skip
         with life.phase("start"):
             owner = plan.spec.owner[0]  # whose processes the machine's are

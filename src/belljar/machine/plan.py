@@ -196,7 +196,8 @@ class Planner:
         initrd = files.initrd if way is None else way.ramdisk(life.folder)
         boot = Boot(files.kernel, initrd, files.append, digest, files.firmware, image.is_disc)
         shared = replace(boot, initrd=files.initrd)  # a ramdisk of the machine's own is not there yet
-        accelerator, _ = await in_thread(lambda: self._hypervisor.accelerator(shared))
+        accelerator, why = await in_thread(lambda: self._hypervisor.accelerator(shared))
+        life.note(accelerator=accelerator.value, accelerator_reason=why)
         link = life.joined.link if life.joined else self._plan_link(request.machine.network, request.id)
         nic = nic_of(link)
         if way is not None and way.ssh is not None:

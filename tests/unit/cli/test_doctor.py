@@ -67,6 +67,11 @@ def test_missing_programs_are_named_with_their_packages(monkeypatch: pytest.Monk
     assert "qemu-img is missing" in finding.text and finding.remedy.endswith("mmdebstrap qemu-utils")
     monkeypatch.setattr("belljar.host.commands.which", lambda name: None if name == "mmdebstrap" else "/x")
     assert checks.programs(house).grade is Grade.WARN
+    monkeypatch.setattr(
+        "belljar.host.commands.which",
+        lambda name: None if name in ("apt-get", "qemu-img", "mmdebstrap", "mke2fs") else "/x",
+    )
+    assert checks.programs(house).remedy == "dnf install e2fsprogs qemu-img (some are in EPEL)"
 
 
 @pytest.mark.parametrize(

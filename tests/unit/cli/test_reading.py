@@ -62,11 +62,20 @@ def test_show_tells_what_was_asked_and_how_it_ended(call: Call, house: Any, caps
     outcome = {
         "cause": "finished", "class": "payload", "exit_code": 0, "phases": {"boot": 0.12345},
         "guest": {"user": 1.0, "system": 0.5, "peak_memory": 1 << 20}, "start": "clone", "accelerator": "tcg",
+        "accelerator_reason": "/dev/kvm may not be used by uid 7",
     }  # fmt: skip
     house.machine("aaaaaaaaaaaa", name="mine", ended=True, outcome=outcome)
     assert call("show", "mine") == 0
     shown = capsys.readouterr().out
-    for fact in ("echo 'a b'", "512 MiB", "clone tcg", "boot           0.123", "1.00 s user", "exit code      0"):
+    for fact in (
+        "echo 'a b'",
+        "512 MiB",
+        "clone tcg",
+        "why tcg        /dev/kvm may not be used by uid 7",
+        "boot           0.123",
+        "1.00 s user",
+        "exit code      0",
+    ):
         assert fact in shown
     call("show", "aaa", "--format", "json")
     assert json.loads(capsys.readouterr().out)["outcome"]["phases"] == {"boot": 0.12345}

@@ -138,4 +138,14 @@ def test_a_missing_qemu_is_named_with_the_package_to_install(tmp_path: Path, mon
     with pytest.raises(CommandMissing) as caught:
         abilities.find("")
     assert "apt install" in caught.value.hint
+    assert "dnf install qemu-kvm" in caught.value.hint
     assert abilities.find(fake_qemu(tmp_path / "mine")) == os.fspath(tmp_path / "mine")
+
+
+def test_the_qemu_of_el_is_found_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/usr/libexec/qemu-kvm is in no PATH. A folder stands in for /usr/libexec."""
+    monkeypatch.setattr(abilities, "which", lambda name: None)
+    monkeypatch.setattr(abilities, "PLACES", (str(tmp_path),))
+    qemu = fake_qemu(tmp_path / "qemu-kvm", "QEMU emulator version 6.2.0 (qemu-kvm-6.2.0-53.module+el8)")
+    assert abilities.find("") == qemu
+    assert abilities.ask(qemu, tmp_path / "memory").version == (6, 2, 0)
