@@ -1,8 +1,10 @@
 """Machine and job features: what a payload may know of its machine and its limits, as small files in the guest.
 
 The keys are those of HSF-TN-2016-02 (Machine/Job Features). $MACHINEFEATURES and $JOBFEATURES name a folder each, in which
-every key is one file: the value alone, without a newline at its end. As that note has it for virtual machines, "machine"
-is the host and "job" is the guest. What is not known has no file. Times are whole seconds, rounded to the safe side.
+every key is one file: the value alone, without a newline at its end. That note reads "machine" as the host of a virtual
+machine, and asks for the processors that may be given to jobs on it. A pilot in a guest can give away the guest's and no
+others, and starts as many jobs as it reads there: so that number, as Vac has it, is the guest's own. What is not known has no
+file. Times are whole seconds, rounded to the safe side.
 """
 
 from __future__ import annotations
@@ -18,20 +20,17 @@ LONGEST_ID = 200
 Pairs = tuple[tuple[bytes, bytes], ...]
 
 
-def features(
-    request: Request, now: float, host_cpus: int, hs06_per_cpu: float = 0.0
-) -> tuple[tuple[PlainFile, ...], Pairs]:
+def features(request: Request, now: float, hs06_per_cpu: float = 0.0) -> tuple[tuple[PlainFile, ...], Pairs]:
     """The files, root's own and readable by all, and the variables that name their folders."""
-    machine, job = values(request, now, host_cpus, hs06_per_cpu)
+    machine, job = values(request, now, hs06_per_cpu)
     return (*_files(MACHINE, machine), *_files(JOB, job)), VARIABLES
 
 
-def values(
-    request: Request, now: float, host_cpus: int, hs06_per_cpu: float = 0.0
-) -> tuple[dict[str, str], dict[str, str]]:
+def values(request: Request, now: float, hs06_per_cpu: float = 0.0) -> tuple[dict[str, str], dict[str, str]]:
     """Machine features and job features by their keys. *now* is the moment from which the payload's time counts; 0 for
     *hs06_per_cpu* tells nothing about speed."""
-    machine, cpus = {"total_cpu": str(host_cpus)}, request.machine.cpus
+    cpus = request.machine.cpus
+    machine = {"total_cpu": str(cpus)}
     job = {
         "allocated_cpu": str(cpus),
         "grace_secs_job": str(max(int(request.grace), 0)),
@@ -43,7 +42,7 @@ def values(
     if room is not None:
         job["scratch_limit_bytes"] = str(room)
     if hs06_per_cpu > 0:
-        machine["hs06"], job["hs06_job"] = hs06(hs06_per_cpu * host_cpus), hs06(hs06_per_cpu * cpus)
+        machine["hs06"] = job["hs06_job"] = hs06(hs06_per_cpu * cpus)
     wall = time_left(request, now)
     if wall is not None:
         end = str(int(now) + wall)
@@ -53,11 +52,11 @@ def values(
 
 
 def with_features(
-    request: Request, payload: Payload, now: float, host_cpus: int, hs06_per_cpu: float, outputs_url: str = ""
+    request: Request, payload: Payload, now: float, hs06_per_cpu: float, outputs_url: str = ""
 ) -> Payload:
     """The payload with these files and variables. A variable of its own by one of these names is replaced. *outputs_url*:
     where it may PUT files that are kept."""
-    files, variables = features(request, now, host_cpus, hs06_per_cpu)
+    files, variables = features(request, now, hs06_per_cpu)
     if outputs_url:
         variables += ((b"JOBOUTPUTS", outputs_url.encode()),)
     ours = dict(variables)

@@ -233,9 +233,7 @@ class Keeping:
         """Everything that happens inside: folders, account, files in, the payload itself, files out."""
         life, guest = self.life, self._living_guest()
         life.begun = time.time()
-        payload = with_features(
-            life.request, payload, life.begun, os.cpu_count() or 1, self.parts.hs06_per_cpu, outputs_url(life)
-        )
+        payload = with_features(life.request, payload, life.begun, self.parts.hs06_per_cpu, outputs_url(life))
         with life.phase("setup"):
             await self._furnish(guest, payload)
         with life.phase("run"):

@@ -15,8 +15,8 @@ PAYLOAD = Payload((b"true",), Account("alice", 1000, 1000, "alice"), env=((b"A",
 REQUEST = Request("0123456789ab", MachineSpec("debian12", 4, 8000 * MIB), PAYLOAD, timeout=DAY, created=NOW)
 
 
-def told(request: Request = REQUEST, hs06: float = 0.0, host_cpus: int = 4) -> dict[str, str]:
-    files, _ = features(request, NOW, host_cpus, hs06)
+def told(request: Request = REQUEST, hs06: float = 0.0) -> dict[str, str]:
+    files, _ = features(request, NOW, hs06)
     return {file.path.decode().removeprefix("/etc/"): (file.data or b"").decode() for file in files}
 
 
@@ -30,10 +30,10 @@ def test_four_processors_of_2000_mib_for_a_day() -> None:
     }  # fmt: skip
 
 
-def test_the_machine_is_the_host_and_the_job_is_the_guest() -> None:
-    values = told(host_cpus=64, hs06=10)
-    assert (values["machinefeatures/total_cpu"], values["jobfeatures/allocated_cpu"]) == ("64", "4")
-    assert (values["machinefeatures/hs06"], values["jobfeatures/hs06_job"]) == ("640.0", "40.0")
+def test_a_machine_has_the_processors_its_guest_has_whatever_its_host_has() -> None:
+    values = told(replace(REQUEST, machine=replace(REQUEST.machine, cpus=1)), hs06=10)
+    assert (values["machinefeatures/total_cpu"], values["jobfeatures/allocated_cpu"]) == ("1", "1")
+    assert (values["machinefeatures/hs06"], values["jobfeatures/hs06_job"]) == ("10.0", "10.0")
 
 
 def test_what_is_not_known_has_no_file() -> None:
@@ -72,7 +72,7 @@ def test_the_id_is_the_batch_systems_own_and_plain(requester: str, expected: str
 
 def test_the_files_are_roots_and_no_variable_of_the_caller_hides_them() -> None:
     own = PlainFile(b"/etc/mine", b"x")
-    payload = with_features(REQUEST, replace(PAYLOAD, files=(own,)), NOW, 4, 0.0)
+    payload = with_features(REQUEST, replace(PAYLOAD, files=(own,)), NOW, 0.0)
     assert payload.files[0] is own
     assert {(file.mode, file.is_users) for file in payload.files[1:]} == {(0o644, False)}
     assert payload.env == ((b"A", b"1"), *VARIABLES)
