@@ -304,6 +304,7 @@ def impostor(tmp_path: Path) -> Callable[..., tuple[QemuHypervisor, DomainSpec]]
         program = tmp_path / "qemu-impostor"
         program.write_text(f"""#!/bin/bash
 case "$1" in --version) echo "QEMU emulator version 7.2.22 (impostor)"; exit;; esac
+case "$*" in *"-qmp stdio") exit;; esac
 case "$1 $2" in "-device help") {listing.replace(chr(10), "; ")}; exit;; esac
 for word; do case $word in socket,id=monitor,fd=*) monitor=${{word##*=}};; esac; done
 {body}

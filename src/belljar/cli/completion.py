@@ -64,7 +64,12 @@ def _print_words(kind: str, house: House) -> None:
 
     try:
         if kind == "machines":
-            words = [word for one in house.machines.list(ended=False) for word in (one.id, one.name) if word]
+            words = [
+                word
+                for one in sorted(house.machines.list(ended=False), key=lambda it: it.id)
+                for word in (one.id, one.name)
+                if word
+            ]
         else:
             words = [name for image in house.images.images() for name in image.names]
     except (BelljarError, OSError):
