@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from belljar.guest import Guest
     from belljar.guest.conversation import Conversation
-    from belljar.hypervisor import DomainSpec, Hypervisor, Template
+    from belljar.hypervisor import Hypervisor, Template
     from belljar.image.overlay import DiskOverlays
     from belljar.image.store import Store
     from belljar.machine.layers import Layers
@@ -150,7 +150,7 @@ class House:
         """Images with the agent put in."""
         from belljar.machine.layers import Layers
 
-        return Layers(lambda: self.images.work_folder("layers"), self.overlays, self.workshop)
+        return Layers(lambda: self.images.work_folder("layers"), self.overlays, self.workshop, self._showing)
 
     def workshop(self) -> Workshop:
         """A machine of the default image that works on a disk nobody trusts."""
@@ -176,28 +176,28 @@ class House:
             if item.facts.get("image_digest") == digest
         ]
 
-    def _showing(self, what: str, spec: DomainSpec) -> AbstractContextManager[None]:
+    def _showing(self, what: str, digest: str) -> AbstractContextManager[None]:
         """A word about what a job waits for, where a person watches, or asked for it by -v: else its stderr is the payload's
         alone."""
         if not (self.verbose or _is_watched()):
             return nullcontext()
         from belljar.image.progress import begin_and_end, clock
 
-        return (begin_and_end if self.verbose else clock)(what, self._usual(spec), sys.stderr)
+        usual = self._usual(digest) if digest else ""
+        return (begin_and_end if self.verbose else clock)(what, usual, sys.stderr)
 
-    def _usual(self, spec: DomainSpec) -> str:
+    def _usual(self, digest: str) -> str:
         """How long a template took here the last time: of this image, else of another."""
-        from belljar.hypervisor import Accelerator
         from belljar.journal import Ledger
 
         last: dict[bool, float] = {}
         for row in Ledger(self.folders.logs).rows():
             phases = row.get("phases")
             if took := phases.get("template") if isinstance(phases, dict) else None:
-                last[row.get("image_digest") == spec.image_digest] = float(took)
-        if last:
-            return f" (the last one{'' if True in last else ', of another image,'} took {last.get(True, last.get(False)):.0f} s)"
-        return " (without KVM this takes minutes, once)" if spec.accelerator is Accelerator.TCG else ""
+                last[row.get("image_digest") == digest] = float(took)
+        if not last:
+            return " (without KVM this takes minutes)"
+        return f" (the last one{'' if True in last else ', of another image,'} took {last.get(True, last.get(False)):.0f} s)"
 
     def _point(self, name: str) -> None:
         """A named point of a machine's life: told with `-v`. Tests set `testing.abort_at` to die there as by an accident."""

@@ -22,10 +22,11 @@ from belljar.machine import Folders, Settings
 from belljar.machine.mould import Mould
 from belljar.machine.orders import Order, Orders
 from belljar.machine.parts import Parts
-from belljar.machine.plan import Planner, Showing, in_silence
+from belljar.machine.plan import Planner
 from belljar.machine.recover import Reaper
 from belljar.machine.registry import Machines
 from belljar.machine.supervisor import Supervisor
+from belljar.machine.waiting import Showing, in_silence
 from belljar.model import MIB, Account, MachineSpec, Outcome, Payload, Request, State
 from belljar.network import Networks
 

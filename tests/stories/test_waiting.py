@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
 from contextlib import AbstractContextManager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from tests.stories.conftest import House
 
 from belljar import assembly
 from belljar.guest.fake import Script
-from belljar.hypervisor import Accelerator
-from belljar.image.progress import begin_and_end, clock
+from belljar.image.progress import begin_and_end, clock, shown
 from belljar.journal import Ledger
 from belljar.machine import Folders
 from belljar.model import Cause
@@ -32,7 +30,7 @@ def slow(house: House, seconds: float = 40.0) -> None:
 
 def test_at_a_terminal_a_clock_runs_and_leaves_no_trace(house: House) -> None:
     terminal = Terminal()
-    house.showing = lambda what, spec: clock(what, " (the last one took 38 s)", terminal)
+    house.showing = lambda what, digest: clock(what, " (the last one took 38 s)", terminal)
     slow(house)
     assert house.run().cause is Cause.FINISHED
     drawn = terminal.getvalue().split("\r\x1b[K")
@@ -43,9 +41,32 @@ def test_at_a_terminal_a_clock_runs_and_leaves_no_trace(house: House) -> None:
     assert len(terminal.getvalue().split("\r\x1b[K")) == before
 
 
+def test_what_is_shown_within_something_longer_is_not_shown(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that works for an import, or puts the agent into an image, may need a template first."""
+    outer, inner = Terminal(), Terminal()
+
+    async def work() -> None:
+        with clock("Putting the agent in", "", outer), clock("Making a template", "", inner):
+            await asyncio.sleep(5)
+        with clock("Making another", "", inner):
+            await asyncio.sleep(5)
+
+    house.leap(work())
+    assert "Putting the agent in: 3 s" in outer.getvalue()
+    assert "Making another: 3 s" in inner.getvalue() and "a template" not in inner.getvalue()
+    monkeypatch.setattr("sys.stderr", screen := Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    with shown() as steps:
+        steps.step("Looking into its file system, in a machine")
+        house.showing = lambda what, digest: clock(what, "", screen)
+        slow(house)
+        house.run()
+    assert "Looking into" in screen.getvalue() and "Making a template" not in screen.getvalue()
+
+
 def test_a_log_gets_a_line_at_the_beginning_and_one_at_the_end(house: House) -> None:
     log = io.StringIO()
-    house.showing = lambda what, spec: begin_and_end(what, "", log)
+    house.showing = lambda what, digest: begin_and_end(what, "", log)
     slow(house)
     house.run()
     first, last = log.getvalue().splitlines()
@@ -67,20 +88,18 @@ def test_only_who_watches_or_asked_for_it_is_told(
     monkeypatch.setenv("TERM", term)
     house = assembly.House(verbose=verbose)
     house.folders = Folders(tmp_path, tmp_path, tmp_path, tmp_path)
-    spec: Any = SimpleNamespace(image_digest="d", accelerator=Accelerator.TCG)
-    shown: AbstractContextManager[None] = house._showing("x", spec)
+    shown: AbstractContextManager[None] = house._showing("x", "d")
     assert getattr(getattr(shown, "func", None), "__name__", "") == kind
 
 
 def test_what_is_usual_is_what_was_measured_here(tmp_path: Path) -> None:
     house = assembly.House()
     house.folders = Folders(tmp_path, tmp_path, tmp_path, tmp_path)
-    tcg, kvm = (SimpleNamespace(image_digest="mine", accelerator=one) for one in (Accelerator.TCG, Accelerator.KVM))
-    assert "minutes" in house._usual(tcg) and house._usual(kvm) == ""  # type: ignore[arg-type]
+    assert "minutes" in house._usual("mine")
     ledger = Ledger(tmp_path)
     ledger.append({"image_digest": "other", "phases": {"template": 70.2}}, 1.0)
     ledger.append({"image_digest": "mine", "phases": {"run": 1.0}}, 2.0)
-    assert house._usual(tcg) == " (the last one, of another image, took 70 s)"  # type: ignore[arg-type]
+    assert house._usual("mine") == " (the last one, of another image, took 70 s)"
     ledger.append({"image_digest": "mine", "phases": {"template": 18.4}}, 3.0)
     ledger.append({"image_digest": "other", "phases": None}, 4.0)
-    assert house._usual(tcg) == " (the last one took 18 s)"  # type: ignore[arg-type]
+    assert house._usual("mine") == " (the last one took 18 s)"

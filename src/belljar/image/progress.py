@@ -91,14 +91,31 @@ class Clock:
             self._draw("")
 
 
+_shown: list[bool] = []  # one element while something moves at the terminal
+
+
+@contextmanager
+def _line_of_its_own() -> Iterator[bool]:
+    """Is there nothing else that moves at the terminal? It is ours inside."""
+    is_free = not _shown
+    _shown.extend([True] * is_free)
+    try:
+        yield is_free
+    finally:
+        del _shown[: int(is_free)]
+
+
 @contextmanager
 def clock(what: str, usual: str, out: IO[str]) -> Iterator[None]:
-    """Show a person at the terminal *out* what is waited for inside, for how long by now, and how long it *usual*ly takes."""
-    shown = Clock(what, usual, out)
-    try:
-        yield
-    finally:
-        shown.end()
+    """Show a person at the terminal *out* what is waited for inside, for how long by now, and how long it *usual*ly takes.
+    Nothing, where something else that lasts longer is shown already."""
+    with _line_of_its_own() as is_free:
+        shown = Clock(what, usual, out) if is_free else None
+        try:
+            yield
+        finally:
+            if shown is not None:
+                shown.end()
 
 
 @contextmanager
@@ -157,5 +174,5 @@ def shown() -> Iterator[Progress]:
         Bytes(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as bars:
+    with _line_of_its_own(), Progress(*columns, console=console, transient=True) as bars:
         yield Screen(bars)

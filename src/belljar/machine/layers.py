@@ -20,7 +20,7 @@ from belljar.errors import BelljarError
 from belljar.host.files import no_space_as_error, read_json, sync_file, write_whole
 from belljar.host.threads import in_thread
 from belljar.image import AGENT_PATH, UNIT_PATH, Image, Overlays, agent_source, agent_unit, layer_name
-from belljar.machine.waiting import lock_of
+from belljar.machine.waiting import Showing, in_silence, lock_of
 from belljar.machine.workshop import Workshop
 from belljar.model import dumps
 
@@ -30,8 +30,14 @@ PATIENCE = 900.0  # seconds: another process boots a machine and works in it
 class Layers:
     """Layers of one user."""
 
-    def __init__(self, folder: Callable[[], Path], overlays: Overlays, workshop: Callable[[], Workshop]) -> None:
-        self._folder, self._overlays, self._workshop = folder, overlays, workshop
+    def __init__(
+        self,
+        folder: Callable[[], Path],
+        overlays: Overlays,
+        workshop: Callable[[], Workshop],
+        showing: Showing = in_silence,
+    ) -> None:
+        self._folder, self._overlays, self._workshop, self._showing = folder, overlays, workshop, showing
 
     async def get(self, image: Image) -> tuple[Image, str]:
         """The image as the layer has it, and the layer's digest; made now where it is missing, by one process at a time.
@@ -39,11 +45,14 @@ class Layers:
         path = self._folder() / f"{layer_name(image)}.qcow2"
         if digest := _known(path):
             return replace(image, disk=path), digest
-        lock = await lock_of(path.with_suffix(".lock"), timeout=PATIENCE, what=f"put the agent into {path.stem:.12}")
-        try:
-            digest = _known(path) or await self._make(path, image)
-        finally:
-            lock.release()
+        with self._showing(f"Putting the agent into {image.called}, once, in a machine", ""):
+            lock = await lock_of(
+                path.with_suffix(".lock"), timeout=PATIENCE, what=f"put the agent into {path.stem:.12}"
+            )
+            try:
+                digest = _known(path) or await self._make(path, image)
+            finally:
+                lock.release()
         return replace(image, disk=path), digest
 
     async def _make(self, path: Path, image: Image) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +29,7 @@ from belljar.machine import SEED, VIRTIOFS_SOCKET, Settings
 from belljar.machine.life import Life
 from belljar.machine.mould import Mould
 from belljar.machine.sharing import has_nfs, has_virtiofs, host_folders, no_way_to_the_server, warm_for
+from belljar.machine.waiting import Showing, in_silence
 from belljar.model import GIB, MIB, Context, NetworkMode, Request, ShareKind, Start
 from belljar.network import Link, Networks
 from belljar.network import plan as plan_link
@@ -65,14 +65,6 @@ class Plan:
         if self.template is not None or self.way is None:
             return f"the {'clone' if self.template else 'guest'}'s agent to answer"
         return self.way.awaited
-
-
-# Told what a job waits for that takes long, and which machine; shows it to whoever watches while inside.
-Showing = Callable[[str, DomainSpec], AbstractContextManager[None]]
-
-
-def in_silence(what: str, spec: DomainSpec) -> AbstractContextManager[None]:
-    return nullcontext()
 
 
 class Planner:
@@ -149,7 +141,7 @@ class Planner:
                 make_guest = way.ssh.first_guest(life)
             what = f"Making a template of {life.request.machine.image}, once"
             try:
-                with self._showing(what, spec):
+                with self._showing(what, spec.image_digest):
                     return await self._mould.make(spec, image, life.record, account, awaited, make_guest)
             except GuestRefused as error:
                 if way is not None and way.ssh is not None:

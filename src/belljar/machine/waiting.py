@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from belljar.errors import LockTimeout
 from belljar.host.locks import Lock, locked
 from belljar.host.threads import in_thread
+
+# Told what a job waits for that takes long, and of which image (its digest; "": none was measured); shows it while inside.
+Showing = Callable[[str, str], AbstractContextManager[None]]
+
+
+def in_silence(what: str, digest: str) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 async def lock_of(path: Path, *, timeout: float, what: str) -> Lock:
