@@ -19,11 +19,10 @@ from pathlib import Path
 from belljar.errors import BadOption, BelljarError, CommandMissing
 from belljar.host import commands
 from belljar.host.commands import SEARCH_PATH
-from belljar.host.files import only_root_writes, read_json
+from belljar.host.files import LAST_SYSTEM_UID, only_root_writes, read_json
 
 LARGEST = 1 << 16
 ASK_TIMEOUT = 20.0
-LAST_SYSTEM_UID = 999
 OF_THE_HOST = frozenset(
     ("chmod", "env", "find", "kill", "ln", "mkdir", "rm", "rmdir", "stat", "touch")
 )  # what dialects use besides

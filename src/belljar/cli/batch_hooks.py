@@ -84,11 +84,11 @@ def make_folder(house: House, user: User) -> None:
     write to it, a link or a stranger's folder is left alone and said."""
     from belljar.config.paths import of_user
     from belljar.errors import UnsafeFolder
-    from belljar.host.files import private_folder
+    from belljar.host.files import is_missing, private_folder
 
     node = house.settings.paths.node
     assert node is not None
-    if not node.is_dir():
+    if is_missing(node):
         private_folder(node, mode=0o711)
     path = of_user(node, user.uid)
     with suppress(FileExistsError):

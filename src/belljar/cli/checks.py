@@ -184,7 +184,7 @@ def folders(house: House) -> Finding:
     wrong = []
     for name, path in _paths(house):
         try:
-            if path.exists():
+            if not files.is_missing(path):
                 files.check_ours(path)
             elif not os.access(_nearest(path), os.W_OK):
                 wrong.append(f"{name} {path} cannot be made: {_nearest(path)} cannot be written to")

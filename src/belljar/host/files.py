@@ -8,12 +8,16 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from belljar.errors import HostError, NoSpace, UnsafeFolder
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+MOST_LINKS = 40  # as the kernel
+LAST_SYSTEM_UID, OVERFLOW_UID = 999, 65534
+ON_THE_WAY = "Set `paths.*` to folders below one that is yours or root's, or correct its owner and mode."
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = PRIVATE_FILE, durable: bool = False) -> None:
@@ -114,16 +118,17 @@ def read_json(path: Path, limit: int = 1 << 20) -> dict[str, Any]:
 
 
 def private_folder(path: Path, *, mode: int = PRIVATE_FOLDER) -> Path:
-    """Make *path* a folder of ours that nobody else can write to, parents too; refuse one that is not.
-
-    A folder in a place where everybody may write (/tmp) could have been put there by somebody else.
-    """
+    """Make *path* a folder of ours that nobody else can write to, parents too; refuse one that is not. The way to it is
+    judged before anything is made: nobody else's link or folder is followed."""
+    made = ""
     with no_space_as_error(path):
         try:
-            _make(path, mode)
-            os.chmod(path, mode)  # mkdir obeys the umask
-        except FileExistsError:
-            pass
+            for missing in _way_to(path):
+                with suppress(FileExistsError):  # another process of ours was quicker
+                    os.mkdir(missing, 0o755)
+                    made = missing
+            if made:
+                os.chmod(path, mode)  # mkdir obeys the umask
         except NotADirectoryError as exc:
             raise UnsafeFolder(f"{path}: a part of this path is not a folder") from exc
         except PermissionError as exc:
@@ -134,36 +139,73 @@ def private_folder(path: Path, *, mode: int = PRIVATE_FOLDER) -> Path:
     return path
 
 
-def _make(path: Path, mode: int) -> None:
-    """mkdir with parents; these too are nobody else's to write to, however wide the umask."""
-    try:
-        os.mkdir(path, mode)
-    except FileNotFoundError:
-        with suppress(FileExistsError):
-            _make(path.parent, 0o755)
-        os.mkdir(path, mode)
-
-
 def check_ours(path: Path) -> None:
     """Raise UnsafeFolder unless *path* belongs to us (or root) and nobody else may write to it, or put another in its
-    place: a stranger's folder on the way to it, in a place where everybody may write, could."""
-    child = path
-    for parent in path.parents:
-        facts = os.stat(parent)
-        if (
-            facts.st_mode & stat.S_ISVTX
-            and facts.st_mode & stat.S_IWOTH
-            and os.lstat(child).st_uid not in (os.geteuid(), 0)
-        ):
-            raise UnsafeFolder(f"{child}: belongs to uid {os.lstat(child).st_uid}, not to uid {os.geteuid()}")
-        child = parent
+    place. Raises FileNotFoundError."""
+    if missing := _way_to(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), missing[0])
     facts = os.lstat(path)
-    if stat.S_ISLNK(facts.st_mode):
-        raise UnsafeFolder(f"{path}: a symbolic link where belljar keeps its own files")
     if facts.st_uid not in (os.geteuid(), 0):
         raise UnsafeFolder(f"{path}: belongs to uid {facts.st_uid}, not to uid {os.geteuid()}")
     if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
         raise UnsafeFolder(f"{path}: others may write to it (mode {stat.S_IMODE(facts.st_mode):04o})")
+
+
+def is_missing(path: Path) -> bool:
+    """Could it be made? Raises UnsafeFolder where a stranger could lead us elsewhere."""
+    return bool(_way_to(path))
+
+
+def _way_to(path: Path) -> list[str]:
+    """Go there from the top, so that what was judged cannot be another's any more when the next is looked at. Returns the
+    folders that are not there yet. Raises UnsafeFolder where a stranger could lead us elsewhere."""
+    here, rest, links = "/", [part for part in reversed(path.absolute().parts) if part != "/"], 0
+    above = os.lstat(here)
+    while rest:
+        name = rest.pop()
+        child = os.path.dirname(here) if name == ".." else os.path.join(here, name)
+        is_public = bool(above.st_mode & stat.S_IWOTH) and stat.S_ISDIR(above.st_mode)
+        if is_public and not above.st_mode & stat.S_ISVTX:
+            mode = f"{stat.S_IMODE(above.st_mode):04o}"
+            raise UnsafeFolder(f"{here}: everybody may write to it (mode {mode}) and replace {child}", hint=ON_THE_WAY)
+        try:
+            facts = os.lstat(child)
+        except FileNotFoundError:
+            return list(accumulate([child, *reversed(rest)], os.path.join))
+        if name != "..":
+            _judge(child, facts, path, is_public=is_public)
+        if stat.S_ISLNK(facts.st_mode):
+            links += 1
+            if not rest or links > MOST_LINKS:  # the last one is our own, and no link
+                raise UnsafeFolder(f"{child}: a symbolic link where belljar keeps its own files")
+            target = os.readlink(child)
+            rest += [part for part in reversed(target.split("/")) if part not in ("", ".")]
+            here, above = ("/", os.lstat("/")) if target.startswith("/") else (here, above)
+        else:
+            here, above = child, facts
+    return []
+
+
+def _judge(child: str, facts: os.stat_result, path: Path, *, is_public: bool) -> None:
+    """One step of the way to *path*. In a place where everybody may write a name is whoever's was first; elsewhere the
+    site's own accounts may own folders, too."""
+    if facts.st_uid in (os.geteuid(), 0) or (not is_public and _is_the_sites(facts.st_uid)):
+        return
+    what = "a symbolic link that " if stat.S_ISLNK(facts.st_mode) else ""
+    raise UnsafeFolder(
+        f"{child}: {what}belongs to uid {facts.st_uid}, not to uid {os.geteuid()}",
+        hint=ON_THE_WAY if child != str(path) else None,
+    )
+
+
+def _is_the_sites(uid: int) -> bool:
+    """A system account, or nobody of this user namespace: of a container's host, or of a file server."""
+    return uid <= LAST_SYSTEM_UID or (uid == OVERFLOW_UID and (os.geteuid() != 0 or not _rules_the_host()))
+
+
+def _rules_the_host() -> bool:
+    """Are this namespace's users all those there are? user_namespaces(7)"""
+    return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
 
 
 def only_root_writes(path: Path, *, highest_uid: int = 0) -> bool:
