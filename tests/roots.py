@@ -82,9 +82,9 @@ Done = subprocess.CompletedProcess[bytes]
 def root(suite: str, packages: Sequence[str] = ()) -> Path:
     """The folder of a root of *suite* with *packages*, made where it is missing: minutes. Two who ask at once make one."""
     words = [suite, *sorted({*packages, *ALWAYS}), str(RECIPE)]
-    roots = _folder(STATE / "roots")
+    roots = folder_for_all(STATE / "roots")
     made = roots / f"{suite}-{hashlib.sha256(' '.join(words).encode()).hexdigest()[:16]}"
-    with _alone(roots / f"{made.name}.lock"):
+    with alone(roots / f"{made.name}.lock"):
         if not made.is_dir():
             draft = made.with_suffix(".draft")
             shutil.rmtree(draft, ignore_errors=True)
@@ -115,7 +115,7 @@ def _last(text: bytes) -> str:
     return "\n".join(text.decode(errors="replace").splitlines()[-30:])
 
 
-def _folder(path: Path) -> Path:
+def folder_for_all(path: Path) -> Path:
     """Made; everybody may go through, for daemons of other users."""
     path.mkdir(parents=True, exist_ok=True)
     for one in (path.parent, path):
@@ -124,7 +124,7 @@ def _folder(path: Path) -> Path:
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
+def alone(lock: Path) -> Iterator[None]:
     """The file stays: an unlinked lock is two."""
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -153,7 +153,7 @@ class Room:
         pairs = [str(word) for pair in (binds or {}).items() for word in pair]
         apart = ["--mount", "--propagation=private", "--pid", "--fork", "--kill-child", "--ipc"]
         apart += ["--net"] * net + ["--uts"] * bool(host)
-        place = _folder(STATE / "rooms")
+        place = folder_for_all(STATE / "rooms")
         words = [str(root), str(upper or ""), str(place), host, "own" if net else "", *pairs]
         self._holder = subprocess.Popen(
             ["unshare", *apart, "--", "bash", "-c", SETUP, "room", *words],

@@ -180,3 +180,9 @@ def test_the_self_check_runs_as_an_ordinary_user_in_a_folder_of_the_node(node: N
     done = node.site.command("batch", "node", "slurm", "test", "--node", "n2")
     assert b"passed: a machine ran" in done.stdout
     assert node.site.leftovers() == []
+
+
+def test_users_of_a_node_have_what_belljar_needs(node: Node) -> None:
+    before, _, _ = node.site.belljar.read_text().partition("from belljar")
+    words = f"{before}import cryptography, h11, httpx, pycdlib, rich"
+    assert node.site.run("/usr/bin/python3", "-ISc", words, user="bjalice").returncode == 0

@@ -14,13 +14,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.batch.lab.libraries import libraries
 from tests.live.conftest import ROOT, STORE
 
 PLACE = Path("/var/tmp")
 USERS = ("bjalice", "bjbob")
 LAUNCHER = """#!/usr/bin/python3 -IS
 import sys
-sys.path.append("{lib}")
+sys.path += ["{lib}", "{libraries}"]
 from belljar.cli import entry
 entry()
 """
@@ -45,7 +46,7 @@ class Site:
     def _install(self) -> None:
         shutil.copytree(ROOT / "src/belljar", self.lib / "belljar", ignore=shutil.ignore_patterns("__pycache__"))
         subprocess.run(["/usr/bin/python3", "-m", "compileall", "-q", str(self.lib)], check=True)
-        self.belljar.write_text(LAUNCHER.format(lib=self.lib))
+        self.belljar.write_text(LAUNCHER.format(lib=self.lib, libraries=libraries()))
         subprocess.run(["chmod", "-R", "u=rwX,go=rX", str(self.lib)], check=True)
         self.belljar.chmod(0o755)
 
