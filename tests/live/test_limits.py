@@ -7,6 +7,9 @@ from pathlib import Path
 from tests.live.conftest import Belljar
 from tests.live.test_faults import report
 
+from belljar.batch import Settings
+from belljar.batch.sizes import guest_memory
+
 
 def test_a_limit_on_processor_time_ends_the_payload_as_it_would_outside(belljar: Belljar, tmp_path: Path) -> None:
     belljar.run("--", "true")  # the template is not to be made within the limit
@@ -30,4 +33,16 @@ def test_a_small_limit_on_address_space_is_enough(belljar: Belljar) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 
     done = belljar.run("--", "echo", "up", preexec_fn=limited)
+    assert (done.returncode, done.stdout) == (0, b"up\n"), done.stderr
+
+
+def test_many_writers_fit_into_a_limit_on_data(belljar: Belljar) -> None:
+    """As Torque's `-l mem=700mb` sets it, soft and hard. QEMU's own number of workers for disks did not fit."""
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_DATA, (700 << 20, 700 << 20))
+
+    script = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do dd if=/dev/zero of=/var/tmp/$i bs=1M count=40 conv=fsync & done; wait; echo up"
+    memory = guest_memory(700 << 20, -1, Settings(), 0, data=700 << 20) >> 20
+    done = belljar.run("--memory", f"{memory}M", "--", "sh", "-c", script, preexec_fn=limited)
     assert (done.returncode, done.stdout) == (0, b"up\n"), done.stderr

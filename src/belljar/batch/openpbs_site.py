@@ -69,7 +69,9 @@ def _server(place: Place) -> list[Piece]:
     texts = {name: (FILES / f"{name}.py").read_bytes() for name in hooks}
     sources = [OurFile(f"hook {name}", folder / f"{name}.py", text, folders=1) for name, text in texts.items()]
     changes = [piece for source in sources for piece in _hook(source, config)]
-    return [*(_resource(name) for name in RESOURCES), config, *sources, *changes, *_advice(place)]
+    # The resources last, for what comes last is taken out first: PBS refuses that as long as a job has one, and with the
+    # hooks gone such a job would run on the node itself.
+    return [config, *sources, *changes, *(_resource(name) for name in reversed(RESOURCES)), *_advice(place)]
 
 
 def _hooks(place: Place) -> list[str]:

@@ -65,6 +65,12 @@ def test_a_hook_gets_its_settings_before_its_script(tmp_path: Path) -> None:
     assert script.is_done((openpbs_site.FILES / "belljar_node.py").read_bytes()) and not script.is_done(b"import pbs\n")
 
 
+def test_what_a_job_may_still_ask_by_is_the_first_to_go(tmp_path: Path) -> None:
+    """PBS refuses to delete a resource that a job has; with the hooks gone before, such a job ran natively."""
+    made = list(changes(openpbs_site.SITE, place(tmp_path, "server_priv")))
+    assert made[-2:] == ["resource vm_disk", "resource vm_image"]
+
+
 def test_resources_need_their_flags(tmp_path: Path) -> None:
     resource = changes(openpbs_site.SITE, place(tmp_path, "server_priv"))["resource vm_image"]
     assert resource.is_done(b"Resource vm_image\n    type = string_array\n    flag = hm\n")
