@@ -94,13 +94,11 @@ def test_a_machine_by_libvirt_has_none(tmp_path: Path, spec: DomainSpec) -> None
 @pytest.mark.parametrize(
     ("line", "version"),
     [
-        (OF_QEMU, Version(True, (7, 2, 22))),
-        ("virtiofsd version 5.2.0", Version(True, (5, 2, 0))),
-        ("virtiofsd 1.13.2", Version(False, (1, 13, 2))),
-        ("virtiofsd 1.10.0", Version(False, (1, 10, 0))),
-        ("setgroups() failed with error=1:Operation not permitted", Version(True, (5, 0, 0))),
-        ("virtiofsd 1.0.0", None),
-        ("virtiofsd version 4.2.0", None),
+        (OF_QEMU, Version(True)),
+        ("virtiofsd version 5.2.0", Version(True)),
+        ("virtiofsd 1.13.2", Version(False)),
+        ("virtiofsd 1.10.0", Version(False)),
+        ("setgroups() failed with error=1:Operation not permitted", Version(True)),
         ("bash, version 5.2", None),
         ("", None),
     ],
@@ -115,15 +113,15 @@ def test_one_that_is_neither_is_refused() -> None:
 
 
 def test_each_of_the_two_gets_its_own_words() -> None:
-    ours = virtiofsd.command_line(Version(True, (7, 2, 22)), 9, "/mnt", is_root=False)
+    ours = virtiofsd.command_line(Version(True), 9, "/mnt", is_root=False)
     assert ours[0] == "--fd=9" and "source=/mnt" in ours and "sandbox=namespace" in ours and "timeout=0" in ours
-    other = virtiofsd.command_line(Version(False, (1, 13, 2)), 9, "/mnt", is_root=False)
+    other = virtiofsd.command_line(Version(False), 9, "/mnt", is_root=False)
     assert other[:3] == ["--fd=9", "--shared-dir=/mnt", "--sandbox=none"]
-    assert "--sandbox=namespace" in virtiofsd.command_line(Version(False, (1, 13, 2)), 9, "/mnt", is_root=True)
+    assert "--sandbox=namespace" in virtiofsd.command_line(Version(False), 9, "/mnt", is_root=True)
 
 
 def test_the_one_without_a_sandbox_of_its_own_begins_with_few_rights() -> None:
-    of_qemu, other = Version(True, (7, 2, 22)), Version(False, (1, 13, 2))
+    of_qemu, other = Version(True), Version(False)
     asked = [virtiofsd.capabilities(version, is_root=root) for version in (of_qemu, other) for root in (True, False)]
     assert asked == ["all", "all", "all", "0x880000db"]
 

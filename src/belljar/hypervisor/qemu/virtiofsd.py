@@ -34,7 +34,6 @@ LOG, SOCKET = "virtiofsd.log", "virtiofs.sock"  # files of a machine's folder
 MARK = "virtiofsd:belljar-"
 READY_TIMEOUT = 30.0  # seconds until it runs; a busy host needs one
 QUESTION_TIMEOUT = 30.0
-OLDEST_OF_QEMU, OLDEST = (5, 0, 0), (1, 5, 0)
 GIVES_GROUPS_UP = "setgroups() failed"
 FILE_CAPABILITIES = 0x880000DB  # chown, dac_override, fowner, fsetid, setgid, setuid, mknod, setfcap
 LAST_RESORT = 10.0  # seconds SIGKILL may take
@@ -69,10 +68,9 @@ def find(setting: str) -> str:
 
 @dataclass(frozen=True)
 class Version:
-    """Which of the two programs of this name it is, and what it calls itself."""
+    """Which of the two programs of this name it is."""
 
     is_of_qemu: bool  # the one in C, which came with QEMU until 7.2; else the one in Rust
-    number: tuple[int, int, int]
 
 
 def command_line(version: Version, fd: int, place: str, *, is_root: bool) -> list[str]:
@@ -95,12 +93,9 @@ def read_version(line: str) -> Version | None:
     """`virtiofsd version 7.2.22 (Debian ...)`, or `virtiofsd 1.13.2`. The former fails for a user with further groups, even
     when it is only asked this."""
     if GIVES_GROUPS_UP in line:
-        return Version(True, OLDEST_OF_QEMU)
-    found = re.match(r"virtiofsd( version)? (\d+)\.(\d+)\.(\d+)", line)
-    if found is None:
-        return None
-    version = Version(found[1] is not None, (int(found[2]), int(found[3]), int(found[4])))
-    return version if version.number >= (OLDEST_OF_QEMU if version.is_of_qemu else OLDEST) else None
+        return Version(True)
+    found = re.match(r"virtiofsd( version)? \d+\.\d+\.\d+", line)
+    return Version(found[1] is not None) if found else None
 
 
 def served(argv: Sequence[bytes]) -> MachineId | None:
@@ -240,7 +235,7 @@ def version_of(program: str) -> Version:
     if version is None:
         raise NoFolderServer(
             f"{program}: not a {NAME} that belljar knows: {line[:80]!r}",
-            hint="It knows those of QEMU 5.0 to 7.2, and those from 1.5 on; share the folder without `virtiofs:`.",
+            hint="It was tried with that of QEMU 7.2, and with 1.13 and 1.14; share the folder without `virtiofs:`.",
         )
     return version
 
