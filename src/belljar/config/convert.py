@@ -112,11 +112,15 @@ def _check_range(value: object, facts: Mapping[str, Any]) -> None:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         lowest, highest = facts.get("minimum", 0), facts.get("maximum")
         if value < lowest:
-            raise ValueError(f"must be at least {lowest}, not {value:g}")
+            raise ValueError(f"must be at least {_number_text(lowest, facts)}, not {_number_text(value, facts)}")
         if highest is not None and value > highest:
-            raise ValueError(f"must be at most {highest}, not {value:g}")
+            raise ValueError(f"must be at most {_number_text(highest, facts)}, not {_number_text(value, facts)}")
     if (choices := facts.get("choices")) and value not in choices:
         raise ValueError(f"wants one of {', '.join(map(str, choices))}; not {_show(value)}")
+
+
+def _number_text(value: float, facts: Mapping[str, Any]) -> str:
+    return units.size_text(int(value)) if facts.get("unit") == "bytes" and value > 0 else f"{value:g}"
 
 
 def _show(raw: object) -> str:

@@ -359,6 +359,13 @@ def mistakes(driver: str) -> Iterator[tuple[str, BadSetting]]:
         yield "hypervisor", exc
 
 
+def wrong_values(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
+    """(key of `[qemu]`, what is wrong) of each value that names something this host does not have."""
+    from belljar.hypervisor.qemu.values import wrong_values
+
+    return wrong_values(settings)
+
+
 def find_virtiofsd(settings: Settings) -> str:
     """The program that serves folders by virtiofs. Raises CommandMissing."""
     from belljar.hypervisor.qemu.virtiofsd import find

@@ -13,6 +13,8 @@ from typing import Any
 
 from belljar.model import MIB, Context, MachineId, NetworkMode, Start
 
+SMALLEST_MEMORY = 64 * MIB  # of any machine
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -24,8 +26,11 @@ class Settings:
             "help": "who runs the machines: qemu, or libvirt:URI such as libvirt:qemu:///system (docs/libvirt.md)"
         },
     )
-    cpus: int = field(default=1, metadata={"help": "virtual cpus of a machine that asks for none"})
-    memory: int = field(default=512 * MIB, metadata={"help": "memory of a machine that asks for none", "unit": "bytes"})
+    cpus: int = field(default=1, metadata={"help": "virtual cpus of a machine that asks for none", "minimum": 1})
+    memory: int = field(
+        default=512 * MIB,
+        metadata={"help": "memory of a machine that asks for none", "unit": "bytes", "minimum": SMALLEST_MEMORY},
+    )
     network: NetworkMode = field(
         default=NetworkMode.NONE, metadata={"help": "network of a machine that asks for none: none or user"}
     )

@@ -25,7 +25,7 @@ from belljar.errors import (
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Boot, DomainSpec, Hypervisor, Nic, SharedFolder, Template
 from belljar.image import Image, ImageStore, Overlays
-from belljar.machine import SEED, VIRTIOFS_SOCKET, Settings
+from belljar.machine import SEED, SMALLEST_MEMORY, VIRTIOFS_SOCKET, Settings
 from belljar.machine.life import Life
 from belljar.machine.mould import Mould
 from belljar.machine.sharing import has_nfs, has_virtiofs, host_folders, no_way_to_the_server, warm_for
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from belljar.machine.layers import Layers
     from belljar.machine.ssh_way import SshHouse
 
-SMALLEST_MEMORY = 64 * MIB
 LARGE_PAGE = 2 * MIB
 SMALLEST_SCRATCH, LARGEST_SCRATCH = MIB, 4096 * GIB
 

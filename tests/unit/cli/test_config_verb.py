@@ -129,6 +129,18 @@ WRONG = [
     ("image", "sources", "['ftp://example.org/images']", "folders, file, http and https"),
     ("image", "sources", "['/shared/images']", "without lines in `image.trust`"),
     ("image", "formats", "['vmdk']", "no form of a disk"),
+    ("machine", "cpus", "0", "must be at least 1, not 0"),
+    ("machine", "memory", "'32M'", "must be at least 64M, not 32M"),
+    ("qemu", "binary", "'/no/such/qemu'", "/no/such/qemu: no such program"),
+    ("qemu", "binary", "'/bin/ls'", "is no QEMU: it calls itself 'ls"),
+    ("qemu", "user", "'nobody-of-this-name'", "no such user on this host"),
+    ("qemu", "uefi", "'/no/such/file'", "no readable file"),
+    ("qemu", "virtiofsd", "'/no/such/file'", "no such program"),
+    ("image", "default", "'no image'", "not a name of an image"),
+    ("image", "default", "'debian99'", "no image is called 'debian99'"),
+    ("batch", "default_image", "'../x'", "not a name of an image"),
+    ("batch", "queue_images", "['night']", "not of the form QUEUE=IMAGE"),
+    ("batch", "allow", "['everybody']", "not of the form"),
 ]
 
 
@@ -142,6 +154,23 @@ def test_check_finds_what_would_be_refused_only_when_it_is_used(
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{file}:2, {section}.{key}: ") and named in line and line.endswith(")"), line
     assert line.count(f"{section}.{key}") == 1, line
+
+
+@pytest.mark.parametrize("model", ["Pentium-nosuch", "no,+such"])
+def test_check_knows_the_processors_of_this_hosts_qemu(call: Any, file: Path, capsys: Any, model: str) -> None:
+    file.write_text(f"[qemu]\ncpu = '{model}'\n")
+    assert call("config", "check") == 1
+    assert f"qemu.cpu: {model.partition(',')[0]!r}: no processor that /" in capsys.readouterr().out
+    file.write_text("[qemu]\ncpu = 'max,-avx512f'\n")
+    assert call("config", "check") == 0
+
+
+def test_an_image_for_jobs_is_missed_only_where_there_are_images(
+    call: Any, file: Path, tmp_path: Path, capsys: Any
+) -> None:
+    """A submit host has none."""
+    file.write_text(f"[paths]\nstore = '{tmp_path}'\n[batch]\ndefault_image = 'debian99'\n")
+    assert call("config", "check") == 0, capsys.readouterr().out
 
 
 def test_check_takes_what_the_pages_show_as_examples(call: Any, file: Path, capsys: Any) -> None:
