@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -200,3 +201,21 @@ def test_a_missing_file_and_a_link_are_not_lent(tmp_path: Path) -> None:
         with pytest.raises(HostError, match="cannot be opened"):
             wires.open(tmp_path / "link", os.O_RDONLY)
         assert wires.fds == []
+
+
+def test_kvm_is_tried_by_the_account_that_qemu_will_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site may have given the device to a role account alone. This host's user database stands in for that site's."""
+    accounts = {"qemu": (107, 36), "belljar": (990, 990)}
+
+    def getpwnam(name: str) -> SimpleNamespace:
+        uid, gid = accounts[name]
+        return SimpleNamespace(pw_uid=uid, pw_gid=gid)
+
+    monkeypatch.setattr("pwd.getpwnam", getpwnam)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert driver.QemuHypervisor(Settings(user="qemu"), tmp_path)._prover() == (107, 36)
+    assert driver.QemuHypervisor(Settings(), tmp_path)._prover() == (990, 990)
+    del accounts["belljar"]
+    assert driver.QemuHypervisor(Settings(), tmp_path)._prover() == driver.NOBODY
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    assert driver.QemuHypervisor(Settings(user="qemu"), tmp_path)._prover()[0] == 1234

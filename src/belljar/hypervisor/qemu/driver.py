@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from belljar.hypervisor.qemu.proof import Proof
     from belljar.hypervisor.qemu.virtiofsd import FolderServer
 
-NOBODY = (65534, 65534)
+NOBODY, ROLE = (65534, 65534), "belljar"  # the account that `make install` makes
 TEMPLATES, MEMORY = "templates", "qemu"
 # What an emulated processor offers: see docs/decisions/0003-clones.md for what others cost.
 EMULATED_CPU, NATIVE_CPU = "max", "host"
@@ -320,9 +320,8 @@ class QemuHypervisor:
     def _try_kvm(self, boot: Boot) -> Proof:
         from belljar.hypervisor.qemu import proof
 
-        # As a user without rights where there is a choice: what works for root alone is of no use.
-        nobody = NOBODY if os.geteuid() == 0 else (os.geteuid(), os.getegid())
-        with wiring(nobody) as wires:
+        prover = self._prover()
+        with wiring(prover) as wires:
             tiny = cmdline.tiny_guest(
                 self.abilities, self._cpu(Accelerator.KVM), f"{boot.append} {proof.WORD}",
                 kernel=wires.readable(boot.kernel) if boot.kernel else "",
@@ -331,9 +330,22 @@ class QemuHypervisor:
             )  # fmt: skip
             groups = process.kvm_groups()
             return proof.prove(
-                lambda console: process.confined([*tiny, *cmdline.console(console)], nobody, groups=groups),
+                lambda console: process.confined([*tiny, *cmdline.console(console)], prover, groups=groups),
                 wires.fds, timeout=self._settings.proof_timeout,
             )  # fmt: skip
+
+    def _prover(self) -> tuple[int, int]:
+        """Who tries KVM. Where there is a choice, who QEMU will be: what works for root alone is of no use, and a site may
+        have given the device to that account alone."""
+        if os.geteuid() != 0:
+            return os.geteuid(), os.getegid()
+        import pwd
+
+        for name in (self._settings.user, ROLE):
+            with suppress(KeyError):
+                entry = pwd.getpwnam(name)
+                return entry.pw_uid, entry.pw_gid
+        return NOBODY
 
     def _memory(self, name: str) -> Path:
         """Where an answer that took time is remembered."""
