@@ -177,6 +177,12 @@ AGENT_BY = {
 }
 
 
+NOT_LOOKED_INTO = (
+    "its file systems were not looked into: say how its guests get the agent (`belljar image set --context`), or install it"
+    " (`belljar image agent --help`)"
+)
+
+
 def told_of(image: Image, asked: str) -> str:
     """What its importer should know of how an image starts, and how its guests get the agent; "" where all is as usual."""
     from belljar.context.choice import choose
@@ -193,8 +199,12 @@ def told_of(image: Image, asked: str) -> str:
     elif means.is_known:
         start = "it boots by firmware, for no kernel that belljar can start was found in it"
     else:
-        start = "it boots by firmware, and its file systems could not be looked into: belljar knows nothing of what is in it"
-    agent = "it starts the agent itself" if chosen is Context.NONE and means.agent else AGENT_BY[chosen]
+        start = "it boots by firmware"
+    agent = AGENT_BY[chosen]
+    if chosen is Context.NONE and means.agent:
+        agent = "it starts the agent itself"
+    elif chosen is Context.NONE and not means.is_known:
+        agent = NOT_LOOKED_INTO
     return f"image {image.called}: {start}; {agent}"
 
 

@@ -86,8 +86,8 @@ SYSTEMD = {"python": "3.11", "init": "/sbin/init", "init_system": "systemd", "cl
         ("auto", {**SYSTEMD, "init_system": "other", "sshd": "/usr/sbin/sshd"}, "no kernel that.*its ssh server", "install"),
         ("auto", {**SYSTEMD, "agent": True}, "it starts the agent itself", "install"),
         ("auto", {**SYSTEMD, "init_system": "other"}, "no kernel that belljar can start.*install that", "as asked"),
-        ("auto", {}, "could not be looked into.*install that", "no kernel"),
-        ("uefi", {}, "boots by uefi, as asked; nothing in it is known to start the agent: install", "no kernel"),
+        ("auto", {}, "boots by firmware; its file systems were not looked into: say how", "no kernel"),
+        ("uefi", {}, "boots by uefi, as asked; its file systems were not looked into", "known to start"),
     ],
 )  # fmt: skip
 def test_an_import_tells_how_its_image_starts_and_gets_the_agent(
