@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.batch.pbs_recordings import made, recorded
+from tests.unit.batch.pbs_recordings import FOLDER, made, recorded
 
 from belljar.batch import Settings
 from belljar.batch.terms import Command, Ending, Job, Verdict
@@ -17,6 +17,7 @@ NOTHING = Outcome(
     id="0123456789ab", cause=Cause.BOOT_FAILED, klass=OutcomeClass.TRANSIENT, reason="no answer in 60 s", ended=1000.0
 )
 SCRIPT = b"/var/spool/torque/mom_priv/jobs/7.srv.SC"
+QSTAT = (FOLDER / "torque/qstat.txt").read_bytes()  # `qstat -f`, as 6.1.3 prints it
 NODES = b"/var/spool/torque/aux/7.srv"
 ENV = [
     (b"PBS_JOBID", b"7.srv"), (b"PBS_ENVIRONMENT", b"PBS_BATCH"), (b"PBS_NODENUM", b"0"), (b"PBS_TASKNUM", b"1"),
@@ -194,7 +195,8 @@ def test_hold_is_the_owners_hold_and_the_same_death() -> None:
 def test_the_server_counts_starts() -> None:
     job = read(b"/bin/bash", SCRIPT)
     assert Torque().count(job) == ("qstat", "-f", "7.srv")
-    assert Torque().counted(job, b"Job Id: 7.srv\n    job_state = R\n    start_count = 3\n") == 2
+    assert Torque().counted(job, QSTAT) == 0
+    assert Torque().counted(job, QSTAT.replace(b"start_count = 1", b"start_count = 3")) == 2
     assert Torque().counted(job, b"Job Id: 7.srv\n    Job_Name = start_count = 9x\n") == 0
 
 
