@@ -14,10 +14,13 @@ from types import SimpleNamespace
 import pytest
 
 from belljar import batch
+from belljar.assembly import House
 from belljar.batch.client import Needs
 from belljar.batch.siting import Advice, Change, Finding, OurFile, OurLines, Piece, Place
 from belljar.cli import batch_look, main
+from belljar.cli.batch import go_by_the_site
 from belljar.cli.batch_site import own_prefix
+from belljar.config import BadSettings
 from belljar.network import AntiSpoofing
 from belljar.network import Settings as Network
 
@@ -324,3 +327,22 @@ def test_folders_that_machines_could_write_are_found_by_check(
     )
     found = list(batch_look._out_of_shares(SimpleNamespace(settings=settings)))  # type: ignore[arg-type]
     assert [(one.is_good, str(tmp_path / "home") in one.detail) for one in found] == [(False, True)] * is_said
+
+
+@pytest.mark.parametrize(("variable", "passes"), [("BELLJAR_BATCH_GRACE", True), ("BELLJAR_MACHINE_CPUS", False)])
+def test_a_hook_goes_by_the_site_whatever_its_user_has_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, passes: bool
+) -> None:
+    """The first is the user's alone; the second stands beside a mistake of the site's."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/belljar.toml").write_text("[batch]\ngrace = 7\n" if passes else "[batch]\ngrace = 'x'\n")
+    monkeypatch.setattr("belljar.config.ETC", tmp_path / "etc")
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setenv(variable, "nonsense")
+    house = House()
+    go_by_the_site(house)
+    if passes:
+        assert house.settings.batch.grace == 7.0
+    else:
+        with pytest.raises(BadSettings):
+            house.settings  # noqa: B018
