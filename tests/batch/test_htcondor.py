@@ -26,7 +26,11 @@ exit 42
 """
 LOOKED = {"transfer_input_files": "in", "transfer_output_files": "out, deep"}
 WORDS = "\"'two words' $HOME ''''\""
-BARE = b"#!/bin/sh\ntr '\\0' '\\n' </proc/self/environ | sort; tr '\\0' ' ' </proc/$$/cmdline; kill -SEGV $$\n"
+BARE = b"""#!/bin/sh
+tr '\\0' '\\n' </proc/self/environ | sort; tr '\\0' ' ' </proc/$$/cmdline; echo
+ulimit -a; umask; grep ^Sig /proc/$$/status; set -- /proc/$$/fd/*; echo $#
+kill -SEGV $$
+"""
 NOT_EXECUTABLE = (b"#!/nowhere/sh\n", b"echo without a first line\n")
 TRAP = b"#!/bin/sh\ntrap 'echo ended >>/home/bjalice/%s; exit 5' TERM\necho begun >/home/bjalice/%s\nwhile :; do sleep 0.1; done\n"
 
@@ -268,6 +272,52 @@ def test_a_sites_own_wrapper_stands_or_calls_ours(pool: Pool) -> None:
         condor.outside(own).unlink()
         condor.belljar("batch", "install", "htcondor", "--set", "wrapper=belljar")
     assert check(pool) == []
+
+
+@pytest.mark.slow
+def test_a_sites_own_hook_stands_or_calls_ours(pool: Pool) -> None:
+    condor = pool.condor
+    condor.belljar("batch", "uninstall", "htcondor")
+    own, hook = "/etc/condor/config.d/60-site.conf", "/usr/local/bin/site-hook"
+    condor.write(own, f"STARTER_DEFAULT_JOB_HOOK_KEYWORD = SITE\nSITE_HOOK_PREPARE_JOB = {hook}\n")
+    condor.write(hook, "#!/bin/sh\ntouch /home/bjalice/hooked\nexec /opt/belljar/libexec/belljar-prepare\n", 0o755)
+    try:
+        refused = condor.belljar("batch", "install", "htcondor", check=False)
+        assert refused.returncode != 0 and f"SITE ({own}, line 1)" in refused.stderr.decode()
+        condor.belljar("batch", "install", "htcondor", "--set", "hook=site")
+        assert check(pool) == []
+        assert condor.execute(b"#!/bin/sh\nhostname\n", **IMAGE).out.startswith(b"belljar-")
+        assert condor.outside("/home/bjalice/hooked").exists()
+        condor.configure('allow = ["group:nobodys *"]')
+        assert "not allowed for bjalice" in condor.execute(b"#!/bin/sh\n", **IMAGE).hold
+        condor.run("condor_rm", "-all")
+    finally:
+        condor.outside(own).unlink()
+        condor.configure()
+        condor.belljar("batch", "install", "htcondor", "--set", "hook=belljar")
+    assert check(pool) == []
+
+
+@pytest.mark.slow
+def test_a_job_that_is_vacated_starts_anew_and_one_that_is_suspended_goes_on(pool: Pool) -> None:
+    condor = pool.condor
+    count = (
+        b"#!/bin/sh\necho start >>/home/bjalice/%s\ni=0; while [ $i -lt 60 ]; do i=$((i+1)); echo $i; sleep 0.1; done\n"
+    )
+    vacated, suspended = (condor.job(count % name, **IMAGE) for name in (b"vacated", b"suspended"))
+    for name in ("vacated", "suspended"):
+        condor.until(condor.outside(f"/home/bjalice/{name}").exists, f"{name} runs")
+    condor.run("condor_suspend", suspended)
+    condor.happened(suspended, "JobSuspendedEvent")
+    condor.run("condor_vacate_job", "-fast", vacated)
+    condor.happened(vacated, "JobEvictedEvent")
+    condor.run("condor_continue", suspended)
+    numbers = b"".join(b"%d\n" % number for number in range(1, 61))
+    for job, starts in ((suspended, 1), (vacated, 2)):
+        ended = condor.wait(job)
+        assert (ended.status, ended.code, ended.out) == ("Completed", 0, numbers)
+        name = "vacated" if job == vacated else "suspended"
+        assert condor.outside(f"/home/bjalice/{name}").read_text() == "start\n" * starts
 
 
 @pytest.mark.slow

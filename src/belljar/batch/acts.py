@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 
 from belljar.batch.terms import Ending
@@ -30,11 +31,11 @@ def carry_out(ending: Ending, run: Run) -> tuple[Ending, str]:
 
 def let_in(ending: Ending) -> None:
     """HTCondor's starter looks for the file as another user, in a folder that is the job's alone: let it through, and read.
-    The group's bits are for a site where that user is in the job's group."""
+    The group's bits are for a site where that user is in the job's group. Raises OSError."""
     if ending.opens:
         for path, _ in ending.files:
             os.chmod(path, 0o644)
-        os.chmod(ending.opens, 0o711)
+        os.chmod(ending.opens, stat.S_IMODE(os.stat(ending.opens).st_mode) | 0o011)
 
 
 def _write(path: bytes, content: bytes) -> None:

@@ -72,7 +72,7 @@ class HTCondor:
             queue=ad.text("AcctGroup"), image=image_of(ad), native=native,
             cpus=slot.number("Cpus") or ad.number("RequestCpus"), memory=size_of(slot, "Memory", ad, "RequestMemory", MIB),
             disk=disk_of(ad), wall=_wall(ad), started_before=_started_before(ad), grace=_grace(ad), signals_reach_all=False,
-            staged=_staged(here), redirect=(ERROR_FILE.encode(),), error_file=os.fsencode(here.var(ERROR_FILE)), chirp=chirp,
+            inherits_ignored=True, staged=_staged(here), redirect=(ERROR_FILE.encode(),), error_file=os.fsencode(here.var(ERROR_FILE)), chirp=chirp,
             starts=starts,
         )  # fmt: skip
 

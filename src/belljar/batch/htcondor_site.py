@@ -140,11 +140,11 @@ class HTCondorSite:
         return (("condor_reconfig",),)
 
     def findings(self, place: Place) -> list[Finding]:
-        daemons = ask(place, "", "DAEMON_LIST").split() or ["STARTD", "SCHEDD"]
+        daemons = ask(place, "", "DAEMON_LIST") or "STARTD SCHEDD"
         found = [_version(place)]
-        if "STARTD" in daemons:
+        if lists("STARTD")(daemons):
             found += [*_of_node(place), _sandbox(place), *_seen_by_jobs(place)]
-        if "SCHEDD" in daemons:
+        if lists("SCHEDD")(daemons):
             found += _of_access_point(place)
         return found
 
@@ -351,12 +351,13 @@ def requirement_lines(settings: Settings) -> str:
 
 
 def wants_machine(settings: Settings) -> str:
-    """Does a job get a machine? As an expression of its ad."""
+    """Does a job get a machine? As an expression of its ad. Other universes, DAGMan's among them, are never started so."""
+    vanilla = "JobUniverse == 5"
     if settings.default_image:
-        return "true"
+        return vanilla
     queues = ",".join(queue_images(settings))
     other = f' || stringListMember(AcctGroup ?: "", {string(queues)})' if queues else ""
-    return f"{IMAGE} isnt undefined{other}"
+    return f"{vanilla} && ({IMAGE} isnt undefined{other})"
 
 
 def requirement(settings: Settings) -> str:

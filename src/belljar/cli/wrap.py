@@ -171,8 +171,9 @@ def _read(path: bytes) -> bytes:
 def become(here: Surroundings, job: Job, house: House, settings: batch.Settings) -> int:
     """Be what the system would have started; returns only where the system has its own answer to what cannot be started.
     Python changed the fate of two signals; both are put back."""
+    ignored = ignored_by_parent() if job.inherits_ignored else 0
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, signal.SIG_IGN if ignored >> (number - 1) & 1 else signal.SIG_DFL)
     if job.notice is not None:
         from belljar.cli.notice import stand_by
 
@@ -199,6 +200,15 @@ def become(here: Surroundings, job: Job, house: House, settings: batch.Settings)
 
         complain(f"{os.fsdecode(command.path)}: {exc.strerror}", "")
         os._exit(126 if exc.errno in (8, 13) else 127)
+
+
+def ignored_by_parent() -> int:
+    """The signals that whoever started us ignores, as a mask: what Python found at its start it does not tell."""
+    try:
+        with open(f"/proc/{os.getppid()}/status", "rb") as file:
+            return next((int(line.split()[1], 16) for line in file if line.startswith(b"SigIgn:")), 0)
+    except OSError:
+        return 0
 
 
 def execute(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
@@ -327,7 +337,12 @@ def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings
         complain(trouble, "")
     if ending.delay:
         wait_for_term(ending.delay)
-    let_in(ending)
+    try:
+        let_in(ending)
+    except OSError as exc:
+        from belljar.cli import complain
+
+        complain(f"{exc.filename}: {exc.strerror}: the system cannot see that the job is to start again", "")
     return end(ending)
 
 

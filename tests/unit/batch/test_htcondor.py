@@ -82,6 +82,14 @@ def test_a_job_with_file_transfer() -> None:
     assert not read.signals_reach_all, "the starter signals the process alone"
 
 
+@pytest.mark.parametrize("version", ["23.9", "25.14"])
+def test_what_real_servers_write(version: str) -> None:
+    read = DIALECT.read(surroundings(recorded(f"job-{version}.ad")))
+    assert (read.id, read.image, read.name, read.queue) == ("1.0", "debian12", "night run", "group_theory")
+    assert (read.cpus, read.memory, read.disk, read.wall, read.grace) == (2, 2 * GIB, None, 7200.0, 118.0)
+    assert (read.started_before, read.starts) == (0, 0)
+
+
 def test_a_job_on_a_shared_file_system() -> None:
     read = DIALECT.read(surroundings(recorded("job-shared.ad"), cwd=b"/home/bjalice/work"))
     assert (read.id, read.cpus, read.memory, read.disk, read.wall) == ("12.0", 1, None, None, None)

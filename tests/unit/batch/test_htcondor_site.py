@@ -12,7 +12,7 @@ import pytest
 
 from belljar.batch import Settings, load_site
 from belljar.batch.htcondor_ads import Expression, value_of
-from belljar.batch.htcondor_site import SITE, plain_regex, requirement, sentence, shared_here, start
+from belljar.batch.htcondor_site import SITE, plain_regex, requirement, requirements, sentence, shared_here, start
 from belljar.batch.siting import Change, Guard, OurFile, Place
 from belljar.errors import BadOption, CommandMissing
 
@@ -66,6 +66,21 @@ def test_one_file_of_settings_and_three_scripts(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_an_access_point_refuses_what_it_can_know(allow: tuple[str, ...], expected: str) -> None:
     assert requirement(Settings(allow=allow)) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "asked"),
+    [
+        ({}, "VmImage isnt undefined"),
+        ({"default_image": "sl7"}, ""),
+        ({"queue_images": ("night=sl7",)}, 'stringListMember(AcctGroup ?: "", "night")'),
+    ],
+)
+def test_only_vanilla_jobs_that_get_a_machine_need_its_memory(changes: dict[str, object], asked: str) -> None:
+    """DAGMan's own job is of the scheduler universe, and small."""
+    text, sentence_ = requirements(replace(Settings(), **changes))["BelljarMemory"]  # type: ignore[arg-type]
+    assert text.startswith("!(JobUniverse == 5") and asked in text and text.endswith("(RequestMemory ?: 0) >= 352")
+    assert "request_memory = 352" in sentence_
 
 
 def test_a_pattern_of_names_means_the_same_there() -> None:
@@ -167,6 +182,7 @@ def test_a_list_of_names_that_lost_ours_is_found(tmp_path: Path) -> None:
 
 def test_a_host_is_asked_only_about_the_daemons_it_has(tmp_path: Path) -> None:
     assert wrong(tmp_path, DAEMON_LIST=b"MASTER STARTD", JOB_TRANSFORM_NAMES=b"", SUBMIT_REQUIREMENT_NAMES=b"") == []
+    assert wrong(tmp_path, DAEMON_LIST=b"MASTER, STARTD, SCHEDD", START=b"True") == ["START"]
     assert wrong(tmp_path, DAEMON_LIST=b"MASTER, SCHEDD", START=b"True", USER_JOB_WRAPPER=b"") == []
 
 

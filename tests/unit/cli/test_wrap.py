@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -238,6 +239,27 @@ def test_an_ending_whose_command_fails_leaves_the_other_way(capsys: pytest.Captu
     assert held.exit_code == 125 and "false: exit 1" in trouble
 
 
+def test_others_find_what_an_ending_wrote_once_this_process_leaves_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, seen = tmp_path / "scratch", list[int]()
+    folder.mkdir(mode=0o700)
+    file = folder / ".job_wrapper_failure"
+    ending = Ending(1, files=((bytes(file), b"no space\n"),), opens=bytes(folder), delay=9.0)
+    monkeypatch.setattr(wrap, "ignore_signals", lambda verdict: None)
+    monkeypatch.setattr(wrap, "wait_for_term", lambda seconds: seen.append(mode(folder)))
+    lost = Outcome("", Cause.BOOT_FAILED, OutcomeClass.TRANSIENT)
+    assert leave(Fake(ending), JOB, lost, Settings(), ran) == 1  # type: ignore[arg-type]
+    assert (seen, mode(folder), mode(file)) == ([0o700], 0o711, 0o644)
+    monkeypatch.setattr(wrap, "wait_for_term", lambda seconds: shutil.rmtree(folder))
+    assert leave(Fake(ending), JOB, lost, Settings(), ran) == 1  # type: ignore[arg-type]
+    assert "cannot see that the job is to start again" in capsys.readouterr().err
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
 def test_a_command_that_hangs_is_cut_off_at_the_deadline() -> None:
     held, trouble = carry_out(Ending(0, commands=(("sleep", "1000"),), otherwise=Ending(1)), ran)
     assert held.exit_code == 1 and "not finished" in trouble
@@ -253,3 +275,10 @@ def test_surroundings_are_the_processes_own() -> None:
     assert (here.uid, here.cwd) == (os.geteuid(), os.getcwdb()) and here.var("PATH")
     assert resource.getrlimit(resource.RLIMIT_CORE) is not None
     assert Command(b"x", ()).stdin is None
+
+
+def test_what_the_starter_ignores_is_read_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getppid", os.getpid)  # Python ignores SIGPIPE
+    assert wrap.ignored_by_parent() >> (signal.SIGPIPE - 1) & 1
+    monkeypatch.setattr(os, "getppid", lambda: 0)
+    assert wrap.ignored_by_parent() == 0
