@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.live.conftest import Belljar, marked_processes
 
-from belljar.journal import read
+from belljar.journal import Ledger, read
 
 POINTS = [
     "after-claim", "after-overlay", "after-spawn", "after-boot", "after-qmp", "after-agent", "payload-sent",
@@ -43,6 +43,8 @@ def test_belljar_killed_at_any_point_leaves_nothing_after_one_reap(belljar: Bell
     assert belljar.leftovers() == []
     rows = belljar.json("ps", "-a")
     assert len(rows) == 1 and rows[0]["state"] == "done"
+    (row,) = Ledger(belljar.logs).rows()
+    assert row["cause"] == ("finished" if point == "outcome-written" else "node-fault")
     next_job_works(belljar)
 
 

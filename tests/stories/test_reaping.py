@@ -19,7 +19,7 @@ from belljar.errors import DomainDied
 from belljar.host.locks import is_locked, locked
 from belljar.hypervisor import Traces
 from belljar.journal import read
-from belljar.machine import recover
+from belljar.machine import fates, recover
 from belljar.machine.ending import end
 from belljar.machine.fates import retire
 from belljar.machine.life import Life, claim, gate
@@ -317,9 +317,9 @@ def test_machines_are_found_by_id_prefix_and_name(house: House) -> None:
         house.machines.find("aaa")
 
 
-def test_a_record_that_lies_on_another_disk_is_copied_and_the_folder_goes(
-    house: House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def on_another_disk(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The records of ended machines lie there."""
     rename = os.rename
 
     def across(source: object, target: object) -> None:
@@ -328,10 +328,37 @@ def test_a_record_that_lies_on_another_disk_is_copied_and_the_folder_goes(
         rename(source, target)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "rename", across)
+
+
+@pytest.mark.usefixtures("on_another_disk")
+def test_a_record_that_lies_on_another_disk_is_copied_and_the_folder_goes(house: House) -> None:
     assert house.run(house.request()).exit_code == 0
     assert house.leftovers() == [] and house.saved_outcome()["exit_code"] == 0
     assert sorted(os.listdir(house.folders.run)) == ["gate", "identities", "machines"]
     assert "lock" not in os.listdir(house.folders.ended("0123456789ab"))
+
+
+@pytest.mark.usefixtures("on_another_disk")
+def test_a_disk_that_is_kept_is_moved_to_another_disk(house: House) -> None:
+    outcome = house.run(house.request(keep=True))
+    assert (outcome.exit_code, outcome.troubles) == (0, ()) and house.leftovers() == []
+    assert (house.folders.ended("0123456789ab") / "overlay.qcow2").exists()
+
+
+@pytest.mark.usefixtures("on_another_disk")
+def test_what_nobody_would_have_kept_never_reaches_another_disk(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even for a moment: the host's power may fail in it."""
+    life = orphan(house)
+    for name in ("seed.iso", "ramdisk"):
+        (life.folder / name).write_text("a secret")
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(fates, "remove_tree", fail)
+    house.reaper.quick()
+    assert {"journal.jsonl", "outcome.json"} <= set(os.listdir(house.folders.ended("0123456789ab")))
+    assert not {"seed.iso", "ramdisk"} & set(os.listdir(house.folders.ended("0123456789ab")))
 
 
 def test_a_folder_that_was_on_its_way_out_is_removed(house: House) -> None:

@@ -3,6 +3,7 @@
 import os
 import signal
 import stat
+import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,15 +11,18 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.unit.hypervisor.test_template import make
 
-from belljar.errors import CommandMissing, HostError, ImageCorrupt, NoAccelerator
+from belljar.errors import CommandMissing, HostError, ImageCorrupt, NoAccelerator, TemplateError
 from belljar.host.processes import start_time
-from belljar.hypervisor import Accelerator, Boot, EventKind, Settings, Traces, load
+from belljar.hypervisor import Accelerator, Boot, DomainSpec, EventKind, Settings, Traces, load
 from belljar.hypervisor.qemu import driver, process, proof
 from belljar.hypervisor.qemu.cmdline import machine_uuid
 from belljar.hypervisor.qemu.domain import translate
 from belljar.hypervisor.qemu.driver import marked
-from belljar.hypervisor.qemu.wiring import wiring
+from belljar.hypervisor.qemu.template import DISK
+from belljar.hypervisor.qemu.wiring import Wiring, wiring
+from belljar.model import MIB
 
 
 @pytest.mark.parametrize(
@@ -219,3 +223,33 @@ def test_kvm_is_tried_by_the_account_that_qemu_will_be(tmp_path: Path, monkeypat
     assert driver.QemuHypervisor(Settings(), tmp_path)._prover() == driver.NOBODY
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
     assert driver.QemuHypervisor(Settings(user="qemu"), tmp_path)._prover()[0] == 1234
+
+
+# -- templates -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_clone_is_not_mixed_of_a_template_and_its_successor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another job makes the template anew while this one opens its files."""
+    hypervisor = driver.QemuHypervisor(Settings(), tmp_path)
+    template = make(hypervisor._templates)
+    base = os.fsencode(template.folder / DISK)
+    (template.folder / DISK).chmod(0o600)
+    (template.folder / DISK).write_bytes(b"QFI\xfb" + bytes(60))
+    overlay = tmp_path / "overlay"
+    overlay.write_bytes(b"QFI\xfb" + struct.pack(">IQI", 3, 20, len(base)) + base)
+    spec = DomainSpec(
+        "0123456789ab", 1, 8 * MIB, "d" * 64, Boot(), overlay, MIB, Accelerator.TCG, tmp_path, owner=(os.geteuid(), os.getegid())
+    )  # fmt: skip
+    started = []
+    monkeypatch.setattr(hypervisor, "_launch", lambda *_, **__: started.append("mixed"))
+    opened = hypervisor._disk
+
+    def then_made_anew(wires: Wiring, disk: Path) -> tuple[int, ...]:
+        found = opened(wires, disk)
+        make(hypervisor._templates, created=2000.0)
+        return found
+
+    monkeypatch.setattr(hypervisor, "_disk", then_made_anew)
+    with pytest.raises(TemplateError, match="cannot be used any more"):
+        hypervisor.start_clone(spec, template)
+    assert started == []

@@ -136,3 +136,14 @@ def test_the_ledger_keeps_one_line_per_machine_and_survives_a_torn_one(tmp_path:
     ledger.append({"id": "b"}, 86400.0 * 40)
     assert [row["id"] for row in ledger.rows()] == ["a", "b"]
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_row_is_found_from_the_month_its_machine_began_in(tmp_path: Path) -> None:
+    ledger, day = Ledger(tmp_path), 86400.0
+    november, january = 1_795_000_000.0, 1_800_000_000.0 + 2 * day
+    assert ledger.row("0123456789ab", since=november) is None
+    ledger.append({"id": "ffffffffffff", "reason": "not of 0123456789ab"}, november)
+    ledger.append({"id": "0123456789ab", "exit_code": 3}, january)
+    assert ledger.row("0123456789ab", since=november) == {"id": "0123456789ab", "exit_code": 3}
+    assert ledger.row("0123456789ab", since=january + 40 * day) is None
+    assert ledger.row("ffffffffffff", since=0.0) is not None

@@ -129,3 +129,11 @@ def test_the_kernel_says_who_is_at_the_other_end() -> None:
     one, other = socket.socketpair()
     with one, other:
         assert control._peer(one) == os.geteuid()
+
+
+async def test_a_server_that_could_not_be_opened_can_be_closed(tmp_path: Path) -> None:
+    server = ControlServer(tmp_path / "gone", echo)
+    await server.close()
+    with pytest.raises(FileNotFoundError):
+        server.open()
+    await server.close()

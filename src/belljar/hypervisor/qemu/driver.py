@@ -90,12 +90,13 @@ class QemuHypervisor:
         from belljar.hypervisor.qemu.virtiofsd import end, find, serve
 
         with wiring(spec.owner) as wires:
-            fd = wires.adopt(await own_memory(spec.memory, template.folder / RAM if template else None))
+            here = self._standing(wires, template) if template else None
+            fd = wires.adopt(await own_memory(spec.memory, here / RAM if here else None))
             memory = Ram(f"/proc/self/fd/{fd}", private=False)
             servers = await serve(spec, find(self._settings.virtiofsd))
             try:
-                if template is not None:
-                    return self._start_clone(spec, template, wires, memory, servers)
+                if template is not None and here is not None:
+                    return self._start_clone(spec, template, here, wires, memory, servers)
                 return self._start(spec, wires, memory, servers)
             except BaseException:
                 await end(servers)
@@ -106,12 +107,20 @@ class QemuHypervisor:
 
     def start_clone(self, spec: DomainSpec, template: Template) -> QemuDomain:
         with wiring(spec.owner) as wires:
-            return self._start_clone(spec, template, wires)
+            return self._start_clone(spec, template, self._standing(wires, template), wires)
+
+    def _standing(self, wires: Wiring, template: Template) -> Path:
+        """The template's folder, of which all files are of one boot: another may be made in its place meanwhile."""
+        try:
+            return wires.folder(template.folder)
+        except ImageCorrupt as exc:
+            raise gone(template, exc.message) from exc
 
     def _start_clone(
         self,
         spec: DomainSpec,
         template: Template,
+        here: Path,
         wires: Wiring,
         memory: Ram | None = None,
         servers: Sequence[FolderServer] = (),
@@ -119,13 +128,15 @@ class QemuHypervisor:
         """*memory*: the clone's own copy; else it maps the template's privately."""
         try:
             disk = self._disk(wires, spec.disk)
-            state = wires.open(template.folder / STATE, os.O_RDONLY)
+            state = wires.open(here / STATE, os.O_RDONLY)
             if memory is None:
-                ram = wires.open(template.folder / RAM, os.O_RDONLY)  # QEMU reopens it, as its own user
+                ram = wires.open(here / RAM, os.O_RDONLY)  # QEMU reopens it, as its own user
                 memory = Ram(f"/proc/self/fd/{ram}", private=True, readonly=self.abilities.readonly_ram)
-            spec = replace(spec, seed=template.folder / SEED) if spec.seed else spec
+            spec = replace(spec, seed=here / SEED) if spec.seed else spec
         except ImageCorrupt as exc:
-            raise TemplateError(f"the template {template.key} cannot be used any more: {exc.message}") from exc
+            raise gone(template, exc.message) from exc
+        if not is_same(disk[1:2], here / DISK):
+            raise gone(template, "another was made in its place meanwhile")
         doing = "going on from its template"
         domain = self._launch(spec, wires, disk, doing, memory, incoming=state, servers=servers)
         address = cmdline.state_address(state, self.abilities)
@@ -379,6 +390,17 @@ def claimed(pid: int) -> MachineId | None:
 
     argv = command_line(pid)
     return marked(argv) or served(argv)
+
+
+def gone(template: Template, why: str) -> TemplateError:
+    return TemplateError(f"the template {template.key} cannot be used any more: {why}")
+
+
+def is_same(opened: Sequence[int], path: Path) -> bool:
+    """Was this file opened, and is it there still?"""
+    with suppress(FileNotFoundError):
+        return any(os.path.samestat(os.fstat(fd), os.stat(path)) for fd in opened)
+    return False
 
 
 def marked(argv: list[bytes]) -> MachineId | None:
