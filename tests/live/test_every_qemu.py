@@ -1,5 +1,5 @@
-"""Clones by every QEMU that the mirror has: that of Debian 12, of Debian 13, and the newest. What the next one breaks is
-seen here first."""
+"""Clones by every QEMU that the mirror has: that of Debian 12, of Debian 13, and the newest; and the Pythons there. What the
+next ones break is seen here first."""
 
 from __future__ import annotations
 
@@ -46,7 +46,15 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     made = root(request.param, [*PACKAGES, *SUITES[request.param]])
     # The images alone: templates belong to one QEMU.
     with Room(
-        made, net=True, host="node", binds={ROOT / "src": "/source", STORE / "images": "/belljar/store/images"}
+        made,
+        net=True,
+        host="node",
+        binds={
+            ROOT / "src": "/source",
+            ROOT / "docs": "/docs",
+            ROOT / "scripts": "/scripts",
+            STORE / "images": "/belljar/store/images",
+        },
     ) as room:
         yield Place(request.param, room)
 
@@ -86,3 +94,10 @@ def test_a_clone_has_a_scratch_disk_and_a_network(place: Place) -> None:
 def test_doctor_proves_a_clone(place: Place) -> None:
     done = place.belljar("doctor", "--only", "clone", "--only", "qemu")
     assert done.returncode == 0 and b"was ready in" in done.stdout and b"tried with" not in done.stdout, done.stdout
+
+
+def test_help_texts_are_the_same_by_every_python(place: Place) -> None:
+    done = place.room.run(
+        "python3", "/scripts/reference", "--check", check=False, PYTHONPATH="/source", PYTHONDONTWRITEBYTECODE="1"
+    )
+    assert (done.returncode, done.stdout) == (0, b"current\n")
