@@ -19,6 +19,7 @@ from belljar.batch.slurm_lua import quoted
 from belljar.errors import OUR_FAILURE, BadOption, BelljarError
 
 PLUGIN, SUBMIT, LUA = "belljar.lua", "job_submit.lua", "job_submit_lua.so"
+FETCHED = Path("/run/slurm/conf/slurm.conf")
 OLDEST = (22, 5)
 HOOK_DEADLINE = 60  # seconds; slurmd waits for Prolog and Epilog as long as they like
 HOOKS = ("Prolog", "Epilog")
@@ -71,6 +72,8 @@ class SlurmSite:
         """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image. `line`, what a node's kernel
         reads of a first line. `submit`: `lua`, or `hand` where users write the line before their scripts themselves."""
         conf, found, lines = _conf(place), list[Piece](), list[str]()
+        if _is_configless(place):
+            return [piece for hook in HOOKS for piece in self._hook(place, hook, conf)[0]]
         if _asks_at_submission(place):
             if _has_lua(place):
                 found += self._at_submission(place, conf)
@@ -144,9 +147,10 @@ class SlurmSite:
         except BelljarError as exc:
             return [Finding("slurmctld answers", False, exc.message, "Start it, or run this where `scontrol` works.")]
         config = {key: values[-1] for key, values in shown.items()}
+        at_submission = _asks_at_submission(place) and not _is_configless(place)
         return [
             _version(version),
-            *((*_lua(place), _plugins(place, config), _images(place)) if _asks_at_submission(place) else ()),
+            *((*_lua(place), _plugins(place, config), _images(place)) if at_submission else ()),
             *(_hooked(place, hook, shown.get(hook.lower(), [])) for hook in HOOKS),
             _requeue_codes(config),
             _requeues(config),
@@ -192,7 +196,7 @@ def _names(script: Path, ours: Path) -> bool:
 def _conf(place: Place) -> dict[str, list[str]]:
     """The site's own settings of slurm.conf and of the files it includes, keys in lower case, each with all its values."""
     found: dict[str, list[str]] = {}
-    waiting, seen = [place.folder / "slurm.conf"], set()
+    waiting, seen = [FETCHED if _is_configless(place) else place.folder / "slurm.conf"], set()
     while waiting:
         path = waiting.pop(0)
         if path in seen:
@@ -209,6 +213,11 @@ def _conf(place: Place) -> dict[str, list[str]]:
             elif setting := re.match(r"(\w+)\s*=\s*(.*)$", line):
                 found.setdefault(setting[1].lower(), []).append(setting[2].strip())
     return found
+
+
+def _is_configless(place: Place) -> bool:
+    """A node that fetched its slurm.conf from slurmctld has none to be changed. https://slurm.schedmd.com/configless_slurm.html"""
+    return FETCHED.exists() and not (place.folder / "slurm.conf").exists()
 
 
 def _asks_at_submission(place: Place) -> bool:

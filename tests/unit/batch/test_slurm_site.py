@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.batch import Settings
+from belljar.batch import Settings, slurm_site
 from belljar.batch.siting import Advice, OurFile, OurLines, Place
 from belljar.batch.slurm_site import SITE
 from belljar.errors import BadOption, CommandFailed
@@ -222,6 +222,19 @@ def test_a_slurm_without_lua_gets_a_word_and_no_plugin(tmp_path: Path, has: bool
     assert not any("Lua" in one or "submission" in one for one in bad(by_hand))
     with pytest.raises(BadOption, match="lua or hand"):
         SITE.pieces(replace(here, options={"submit": "x"}))
+
+
+def test_a_node_that_fetches_its_settings_gets_the_hooks_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slurm.conf made there would stand before the one that slurmctld gives."""
+    fetched = tmp_path / "run/slurm.conf"
+    fetched.parent.mkdir()
+    fetched.write_text(f"Prolog={tmp_path}/belljar-prolog\nEpilog=/site/epilog.d/*\nJobSubmitPlugins=lua\n")
+    monkeypatch.setattr(slurm_site, "FETCHED", fetched)
+    here = place(tmp_path)
+    assert set(files(here)) == {"belljar-prolog", "50-belljar-epilog"} and lines(here) == () and advice(here) == ""
+    assert bad(installed(here)) == []
+    (tmp_path / "slurm.conf").touch()
+    assert "belljar.lua" in files(here)
 
 
 @pytest.mark.parametrize(("version", "good"), [("slurm 23.11.4", True), ("slurm-wlm 21.08.8", False), ("?", False)])
