@@ -122,9 +122,10 @@ def _job(machine: MachineView) -> list[tuple[str, Any]]:
     labels = machine.request.get("labels")
     pairs = [one for one in labels if isinstance(one, list) and len(one) == 2] if isinstance(labels, list) else []
     wall = machine.request.get("wall_limit")
+    limit = f"{wall:.0f} s" if isinstance(wall, (int, float)) else "none" if pairs else ""
     return [
         *((str(name)[:60], str(text)[:400]) for name, text in pairs[:40]),
-        ("wall limit", f"{wall:g} s" if isinstance(wall, (int, float)) else ""),
+        ("wall limit", limit),
     ]
 
 
