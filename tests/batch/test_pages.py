@@ -11,7 +11,7 @@ from tests.batch.lab.page import fits, steps
 from tests.live.conftest import ROOT, STORE
 from tests.roots import Room
 
-PAGES = {"slurm": "docs/batch/slurm.md"}
+PAGES = {"gridengine": "docs/batch/gridengine.md", "slurm": "docs/batch/slurm.md"}
 MOST_WORDS = 700
 
 

@@ -9,55 +9,90 @@ import os
 import pwd
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.batch.lab.gridengine import ENV as OF_THE_CELL
+from tests.batch.lab.gridengine import GridEngine
 from tests.batch.lab.page import follow
+from tests.batch.lab.site import Site
 from tests.batch.lab.slurm import PATH, Slurm
 
 CHECKOUT, USER = Path(__file__).resolve().parents[3], "alice"
 LONGEST = 300.0  # seconds for one step
 
 
+@dataclass(frozen=True)
+class Node:
+    """How one gets there, and what a login shell has set."""
+
+    entry: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+
+
 @contextmanager
-def slurm() -> Iterator[Mapping[str, str]]:
-    """One node and its slurmctld, with settings in the usual place."""
+def slurm() -> Iterator[Node]:
+    """slurmctld and one slurmd, with their settings in the usual place."""
     lab = Slurm(Path("/srv/slurm"), node="CPUs=2 RealMemory=4000", KillWait="30")
     Path("/etc/hosts").write_text(f"127.0.0.1 localhost {os.uname().nodename}\n")
     lab.etc.mkdir(parents=True)
     subprocess.run(["mount", "--bind", lab.etc, "/etc/slurm"], check=True)
     try:
         lab.up()
-        yield {}
+        yield Node()
     finally:
         lab.down()
 
 
-SYSTEMS = {"slurm": slurm}
+@contextmanager
+def gridengine() -> Iterator[Node]:
+    """A cell of one host, with a network and a name of its own."""
+    lab = GridEngine(Site("fresh"))
+    try:
+        yield Node(("nsenter", "-t", str(lab.pid), "-n", "-u", "-m", "--"), OF_THE_CELL)
+    finally:
+        lab.close()
 
 
-def run(commands: str, as_user: bool, env: Mapping[str, str]) -> str:
+SYSTEMS = {"gridengine": gridengine, "slurm": slurm}
+
+
+def run(commands: str, as_user: bool, node: Node) -> str:
     """Both streams of some lines of shell. Raises AssertionError where one of them fails."""
-    whole = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": "/root", **env}
-    words: dict[str, object] = {"cwd": CHECKOUT}
+    env = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": "/root", **node.env}
+    entry = pwd.getpwnam(USER)
+    words = ["env", "-C", str(CHECKOUT), "sh", "-euc", commands]
     if as_user:
-        entry = pwd.getpwnam(USER)
-        whole.update(HOME=entry.pw_dir, USER=USER, LOGNAME=USER)
-        words = {"cwd": entry.pw_dir, "user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+        env.update(HOME=entry.pw_dir, USER=USER, LOGNAME=USER)
+        words = [
+            "setpriv",
+            f"--reuid={USER}",
+            f"--regid={USER}",
+            "--init-groups",
+            "env",
+            "-C",
+            entry.pw_dir,
+            *words[3:],
+        ]
+    if "make install" not in commands:  # that fetches packages, by the host's network
+        words = [*node.entry, *words]
     done = subprocess.run(
-        ["sh", "-euc", commands], env=whole, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, timeout=LONGEST, check=False, **words,
-    )  # type: ignore[call-overload]  # fmt: skip
+        words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        timeout=LONGEST, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, f"$ {commands}{done.stdout}exit {done.returncode}"
     return str(done.stdout)
 
 
 def main(system: str, page: str) -> None:
     os.umask(0o022)
+    # The one that `make install` makes: where a password file is mounted nobody can be added to it.
+    subprocess.run(["useradd", "--system", "--user-group", "belljar"], check=False, stderr=subprocess.DEVNULL)
     subprocess.run(["useradd", "--create-home", "--shell", "/bin/bash", USER], check=True)
-    with SYSTEMS[system]() as env:
-        print("\n".join(follow(Path(page), lambda commands, as_user: run(commands, as_user, env))))
+    with SYSTEMS[system]() as node:
+        print("\n".join(follow(Path(page), lambda commands, as_user: run(commands, as_user, node))))
 
 
 if __name__ == "__main__":

@@ -298,6 +298,12 @@ class GridEngine:
             "the queue to open",
         )
 
+    @property
+    def pid(self) -> int:
+        """Of the process that holds its namespaces."""
+        assert self._holder is not None
+        return self._holder.pid
+
     def processes(self) -> list[int]:
         """Everything that runs in the lab's network."""
         assert self._holder is not None
