@@ -17,7 +17,16 @@ import pytest
 from tests.unit.image.http_server import Server, serving
 from tests.unit.image.image_parts import ext4
 
-from belljar.errors import BadOption, DownloadStalled, ImageCorrupt, ImageMismatch, ImageTooLarge, InputMissing, NoSpace
+from belljar.errors import (
+    BadOption,
+    DownloadStalled,
+    ImageCorrupt,
+    ImageMismatch,
+    ImageTooLarge,
+    ImageUnfit,
+    InputMissing,
+    NoSpace,
+)
 from belljar.host import commands
 from belljar.image import Image, qcow2, sandbox, sources
 from belljar.image.manifest import sha256_of
@@ -62,6 +71,18 @@ def test_a_raw_disk_becomes_an_image_and_stays_where_it_was(store: Store, raw: P
     image = bring(store, raw)
     assert image.source == raw.as_uri() and image.names == ("mine",)
     assert qcow2.virtual_size(image.disk) == raw.stat().st_size and sha256_of(raw) == before
+
+
+@pytest.mark.parametrize("written", ["", "write -P 0 0 1M"])
+def test_a_disk_of_zeros_is_refused(store: Store, tmp_path: Path, written: str) -> None:
+    """Nothing was ever written, or zeros were."""
+    empty = tmp_path / "empty.qcow2"
+    commands.run(["qemu-img", "create", "-q", "-f", "qcow2", str(empty), "4M"], timeout=30)
+    if written:
+        commands.run(["qemu-io", "-f", "qcow2", "-c", written, str(empty)], timeout=30)
+    with pytest.raises(ImageUnfit, match=r"empty.qcow2: a disk of zeros only"):
+        bring(store, empty)
+    assert store.images() == []
 
 
 @pytest.mark.parametrize(
