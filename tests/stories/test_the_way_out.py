@@ -333,3 +333,14 @@ def test_who_was_killed_after_the_payloads_end_is_told_so(house: House) -> None:
     house.reaper.quick()
     assert house.saved_outcome()["cause"] == "node-fault"
     assert house.saved_outcome()["reason"].endswith("; the payload had ended with exit code 3")
+
+
+def test_a_dead_machine_is_put_on_record_though_its_disk_cannot_be_removed(house: House) -> None:
+    life = claim(house.request(), house.folders, lambda point: None)
+    life.record.intend("overlay", house.folders.overlay(ID))
+    life.release()
+    mend = in_the_way(house.folders.overlay(ID))
+    undone = house.reaper.quick()
+    assert [row["cause"] for row in rows(house)] == ["node-fault"] and not house.folders.machine(ID).exists()
+    assert [one.path for one in undone if one.error] == [str(house.folders.overlay(ID))]
+    mend()

@@ -94,7 +94,7 @@ class Reaper:
             self._hypervisor.discard(id, traces_of(events), patience=min(KILL_PATIENCE, _left(deadline)))
             yield Undone(id, "domain")
             for event in reversed(events):
-                yield from self._unmake(id, event)
+                yield from _told(id, self._unmake(id, event))  # what cannot be undone now keeps nothing else from being
             self._conclude(folder, id, events)
             retire(folder, self._folders.ended(id))
             yield Undone(id, "machine", str(folder))
@@ -109,7 +109,7 @@ class Reaper:
             try:
                 network.discard(self._folders.run, id, str(what), path)
                 yield Undone(id, str(what), str(path))
-            except BelljarError as exc:  # what cannot be undone now must not keep the rest from being
+            except BelljarError as exc:
                 yield Undone(id, NOT_FINISHED, str(path), exc.message)
         elif self._is_place_of(id, path) and path.exists():
             path.unlink(missing_ok=True)
