@@ -241,6 +241,12 @@ def test_check_judges_what_all_files_say_together(pool: Pool) -> None:
         assert set(check(pool)) == {"START", "ENABLE_CHIRP_DELAYED", "JOB_TRANSFORM_NAMES", "USER_JOB_WRAPPER"}
     finally:
         pool.condor.outside(later).unlink()
+    earlier = "/etc/condor/config.d/10-site.conf"
+    pool.condor.write(earlier, "USER_JOB_WRAPPER = /own\n")
+    try:
+        assert check(pool) == ["USER_JOB_WRAPPER"], "ours hides it"
+    finally:
+        pool.condor.outside(earlier).unlink()
     pool.condor.run("chmod", "0711", "/var/lib/belljar-node")
     assert check(pool) == ["the folder of machines /var/lib/belljar-node, mode 1777"]
     pool.condor.belljar("batch", "install", "htcondor")

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from belljar.batch import Settings
@@ -173,20 +174,42 @@ def _guards(place: Place) -> Iterator[Guard]:
 
 
 def _clash(place: Place, name: str, ours: str, option: str) -> str:
-    """A setting of the site's at the same place; "" where there is none, or it is in our own file."""
-    try:
-        lines = place.run(("condor_config_val", "-verbose", name)).decode(errors="replace").splitlines()
-    except BelljarError:
-        return ""  # not set; whether HTCondor answers at all is a finding
-    value = lines[0].partition("=")[2].strip() if lines else ""
-    where = next((line.partition("at:")[2].strip() for line in lines if line.strip().startswith("# at:")), "")
-    if value in ("", ours) or where.startswith(str(place.folder / CONFIG)):
+    """A setting of the site's at the same place, also one that our own file hides; "" where there is none."""
+    value, where = _final(place, name)
+    if where.startswith(str(place.folder / CONFIG)) or value in ("", ours):
+        value, where = _hidden(place, name, ours)
+    if not value:
         return ""
     called = place.wrapper if option == "wrapper" else place.wrapper.parent / PREPARE
     return (
         f"{value} ({where}): belljar's would take its place; let it call {called}"
         f" and install with `--set {option}=site`, or take it out"
     )
+
+
+def _final(place: Place, name: str) -> tuple[str, str]:
+    """(the value, the file and line that say it last); empty where it is not set."""
+    try:
+        lines = place.run(("condor_config_val", "-verbose", name)).decode(errors="replace").splitlines()
+    except BelljarError:
+        return "", ""  # whether HTCondor answers at all is a finding
+    value = lines[0].partition("=")[2].strip() if lines else ""
+    return value, next((line.partition("at:")[2].strip() for line in lines if line.strip().startswith("# at:")), "")
+
+
+def _hidden(place: Place, name: str, ours: str) -> tuple[str, str]:
+    """The same of what a file says that is read before ours."""
+    try:
+        named = place.run(("condor_config_val", "-config")).decode(errors="replace").split()
+    except BelljarError:
+        return "", ""
+    for file in (Path(one) for one in named if one.startswith("/") and one != str(place.folder / CONFIG)):
+        with suppress(OSError):
+            for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
+                words = re.fullmatch(rf"\s*(?:STARTER\.)?{name}\s*=\s*(\S.*?)\s*", line, re.IGNORECASE)
+                if words and words[1] != ours:
+                    return words[1], f"{file}, line {number}"
+    return "", ""
 
 
 def _node_folder(place: Place) -> Iterator[Change]:
