@@ -272,6 +272,7 @@ def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcom
     widen_limits()
     house.reaper.quick(START_PATIENCE)  # what cannot be finished is the site's affair, not this job's
     try:
+        house.images.settle(house.settings.image.default, own=True)  # the workshop's
         house.images.settle(image, own=may_be_own(asker_of(account_of(None), job), house.settings.batch))
         house.images.ensure(image)
         house.images.resolve(image)
