@@ -253,3 +253,9 @@ def test_a_disc_is_part_of_the_hardware_and_further_disks_are_not() -> None:
     assert hardware(seeded, QEMU, "max") != hardware(COLD, QEMU, "max")
     assert hardware(seeded, QEMU, "max") == hardware(replace(seeded, seed=Path("/templates/key/seed.iso")), QEMU, "max")
     assert hardware(replace(seeded, disks=(CHAINED,)), QEMU, "max") == hardware(seeded, QEMU, "max")
+
+
+def test_few_workers_where_their_stacks_count() -> None:
+    words = command_line(COLD, QEMU, "max", replace(PLUGS, workers=8))
+    assert ("-object", "main-loop,id=main-loop,thread-pool-max=8") in pairwise(words)
+    assert not any("main-loop" in word for word in command_line(COLD, QEMU, "max", PLUGS))
