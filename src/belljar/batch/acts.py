@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from contextlib import suppress
 
 from belljar.batch.terms import Ending
 from belljar.errors import BelljarError
@@ -27,6 +28,13 @@ def carry_out(ending: Ending, run: Run) -> tuple[Ending, str]:
             if ending.otherwise is None:
                 return ending, trouble
             ending = ending.otherwise
+
+
+def take_back(ending: Ending) -> None:
+    """Remove what it wrote."""
+    for path, _ in ending.files:
+        with suppress(OSError):
+            os.unlink(path)
 
 
 def let_in(ending: Ending) -> None:

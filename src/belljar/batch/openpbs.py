@@ -89,14 +89,19 @@ class OpenPbs(Node):
         fail = Ending(exit_code=OUR_FAILURE)
         if verdict_ is Verdict.FAIL or not self._note:
             return fail
+        delay = verdict.delay(tries, settings) if verdict_ is Verdict.REQUEUE else 0.0
+        # PBS loses a subjob that is to wait for a time, so this process keeps it for as long (the hook knows it, too).
+        is_subjob = "[" in job.id
         text = {
             "verdict": verdict_.value,
             "why": plain(verdict.why(outcome, tries, verdict_, settings)),
-            "delay": int(verdict.delay(tries, settings)) if verdict_ is Verdict.REQUEUE else 0,
+            "delay": 0 if is_subjob else int(delay),
             "begun": has_begun(outcome),
         }
         note = json.dumps(text, separators=(",", ":")).encode()
-        return Ending(exit_code=OUR_FAILURE, files=((self._note, note),), otherwise=fail)
+        return Ending(
+            OUR_FAILURE, files=((self._note, note),), delay=delay if is_subjob else 0.0, otherwise=fail
+        )  # fmt: skip
 
 
 DIALECT = OpenPbs()

@@ -328,7 +328,7 @@ def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings
     from belljar.cli.run import tell_troubles
 
     tell_troubles(outcome)
-    from belljar.batch.acts import carry_out, let_in
+    from belljar.batch.acts import carry_out, let_in, take_back
 
     ignore_signals(verdict)
     ending, trouble = carry_out(dialect.tell(job, verdict, outcome, tries, settings), run)
@@ -336,8 +336,8 @@ def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings
         from belljar.cli import complain
 
         complain(trouble, "")
-    if ending.delay:
-        wait_for_term(ending.delay)
+    if ending.delay and wait_for_term(ending.delay) and not ending.opens:
+        take_back(ending)  # a job that is deleted meanwhile is not given back
     try:
         let_in(ending)
     except OSError as exc:
@@ -374,13 +374,13 @@ def ignore_signals(verdict: Verdict) -> None:
             signal.signal(number, signal.SIG_IGN)
 
 
-def wait_for_term(seconds: float) -> None:
-    """Keep the job for this long, where its system starts it again at once; TERM ends the wait."""
+def wait_for_term(seconds: float) -> bool:
+    """Keep the job for this long, where its system starts it again at once. TERM ends the wait: did it?"""
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     for number in numbers:
         signal.signal(number, signal.SIG_DFL)
-    signal.sigtimedwait(numbers, seconds)
+    return signal.sigtimedwait(numbers, seconds) is not None
 
 
 def end(ending: Ending) -> int:

@@ -151,6 +151,16 @@ def test_again_is_said_by_a_note_with_the_time_and_the_reason() -> None:
     assert ending.exit_code == 125 and ending.otherwise == Ending(exit_code=125) and not ending.commands
 
 
+def test_a_subjob_is_kept_for_as_long_as_another_job_would_wait() -> None:
+    """With a time to wait for, OpenPBS 23.06 lost the subjob and ended its array without it."""
+    dialect = OpenPbs()
+    env = [(name, b"7[3].srv" if name == b"PBS_JOBID" else value) for name, value in ENV]
+    job = dialect.read(made((b"/bin/true", b"true"), env, options={"facts": json.dumps({"note": "/n/note"})}))
+    ending = dialect.tell(job, Verdict.REQUEUE, NOTHING, 2, Settings(retry_delay=30.0))
+    assert ending.delay == 60.0 and json.loads(ending.files[0][1])["delay"] == 0
+    assert dialect.tell(job, Verdict.HOLD, NOTHING, 3, Settings()).delay == 0.0
+
+
 def test_hold_is_said_by_a_note_too() -> None:
     ((_, note),) = told(Verdict.HOLD, tries=3).files
     assert json.loads(note)["verdict"] == "hold"

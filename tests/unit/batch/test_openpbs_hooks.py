@@ -272,6 +272,14 @@ def test_a_job_that_had_begun_is_given_back_if_the_server_says_it_may(
     assert hooks.calls.read_text() == "-f 7.srv\n" * 2, "asked only where it matters"
 
 
+def test_a_subjob_gets_no_time_to_wait_for(hooks: Hooks) -> None:
+    job = hooks.job(Asked(), id="7[3].srv")
+    folder = hooks.folder / "notes/7[3].srv"
+    folder.mkdir(parents=True)
+    (folder / "note").write_text('{"verdict":"requeue","delay":60}')
+    assert hooks.run(pbs_module.event_of("EXECJOB_EPILOGUE", job)).job.changes == {"rerun": True}
+
+
 def test_a_note_has_the_job_held(hooks: Hooks) -> None:
     assert hooks.epilogue({"verdict": "hold", "why": "x"}).job.changes == {"Hold_Types": "u", "rerun": True}
 

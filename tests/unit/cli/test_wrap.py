@@ -256,6 +256,19 @@ def test_others_find_what_an_ending_wrote_once_this_process_leaves_and_not_befor
     assert "cannot see that the job is to start again" in capsys.readouterr().err
 
 
+def test_a_job_that_is_deleted_while_it_is_kept_is_not_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "note"
+    ending = Ending(125, files=((bytes(note), b"{}"),), delay=9.0)
+    lost = Outcome("", Cause.BOOT_FAILED, OutcomeClass.TRANSIENT)
+    monkeypatch.setattr(wrap, "ignore_signals", lambda verdict: None)
+    for was_ended in (True, False):
+        monkeypatch.setattr(wrap, "wait_for_term", lambda seconds, it=was_ended: it)
+        assert leave(Fake(ending), JOB, lost, Settings(), ran) == 125  # type: ignore[arg-type]
+        assert note.exists() is not was_ended
+
+
 def mode(path: Path) -> int:
     return path.stat().st_mode & 0o7777
 

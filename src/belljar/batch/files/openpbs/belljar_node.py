@@ -230,7 +230,7 @@ def epilogue(event, config):
     why = "".join(c if " " <= c <= "~" and c not in "\"'\\" else "?" for c in str(note.get("why", "")))[:LONGEST_WHY]
     if note.get("verdict") == "hold" or is_last:
         job.Hold_Types = pbs.hold_types("u")
-    else:
+    elif "[" not in str(job.id):  # a subjob that waits for a time is lost, and its array ends without it (23.06)
         job.Execution_Time = time.time() + min(max(whole(note.get("delay")) or 0, 1), LONGEST_DELAY)
     comment(job, why if why.startswith("belljar:") else "belljar: " + why)
     job.rerun()
