@@ -18,8 +18,9 @@ from belljar.model import Account, MachineSpec, Payload, Request
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
     from contextlib import AbstractContextManager
+    from typing import Any
 
     from belljar.guest import Guest
     from belljar.guest.conversation import Conversation
@@ -161,12 +162,10 @@ class House:
 
     def build_template(self, spec: MachineSpec, account: Account) -> Template:
         """The template that machines of this kind are cloned from for this user, made now where there is none."""
-        import asyncio
-
         payload = Payload(argv=(), account=account)
         self.images.ensure(spec.image)
         request = Request(os.urandom(6).hex(), spec, payload, requester="template build", created=time.time())
-        return asyncio.run(self.supervisor().cast(request))
+        return _heeding(self.supervisor().cast(request))
 
     def _templates_of(self, digest: str) -> list[str]:
         """The templates that stand on an image, in words."""
@@ -213,6 +212,34 @@ def _is_watched() -> bool:
         return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
     except (AttributeError, ValueError):  # closed
         return False
+
+
+def _heeding(work: Coroutine[Any, Any, Template]) -> Template:
+    """Run it to its end. TERM, INT and HUP cancel it; when it has cleared away what it made, this process ends by them."""
+    import asyncio
+
+    heard: list[int] = []
+
+    async def heed() -> Template:
+        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+
+        def hear(number: int) -> None:
+            if not heard:
+                task.cancel()
+            heard.append(number)
+
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                loop.add_signal_handler(number, hear, number)
+        return await task
+
+    try:
+        return asyncio.run(heed())
+    except asyncio.CancelledError:
+        from belljar.host.processes import die_by
+
+        die_by(heard[0])
+        raise
 
 
 async def _relay(guest: Guest, connection: socket.socket) -> None:

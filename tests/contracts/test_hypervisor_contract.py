@@ -64,7 +64,7 @@ class Lab:
             await end(domain)
 
     async def template(self, spec: DomainSpec) -> Template:
-        self.hypervisor.prepare_template(spec, self.base)
+        await self.hypervisor.prepare_template(spec, self.base)
         domain = self.hypervisor.start_template(spec)
         await self.ready(domain)
         try:
@@ -245,7 +245,7 @@ async def test_a_template_is_made_once_and_cloned_until_it_is_removed(caster: La
 
 async def test_a_draft_that_nobody_finishes_expires(caster: Lab) -> None:
     spec = caster.fresh(new_id())
-    caster.hypervisor.prepare_template(spec, caster.base)
+    await caster.hypervisor.prepare_template(spec, caster.base)
     assert caster.hypervisor.template_draft(spec).exists()
     caster.hypervisor.expire_templates(time.time())
     assert not caster.hypervisor.template_draft(spec).exists()
@@ -255,7 +255,7 @@ async def test_a_draft_that_nobody_finishes_expires(caster: Lab) -> None:
 
 async def test_a_guest_that_dies_while_it_is_saved_makes_no_template(caster: Lab) -> None:
     spec = caster.fresh(new_id())
-    caster.hypervisor.prepare_template(spec, caster.base)
+    await caster.hypervisor.prepare_template(spec, caster.base)
     domain = caster.hypervisor.start_template(spec)
     domain.kill()
     with pytest.raises((TemplateError, DomainDied)):
@@ -278,7 +278,7 @@ async def test_a_driver_without_templates_says_so(libvirt_daemon: Any, tmp_path:
     spec = lab.fresh(new_id())
     assert "always booted cold" in str(lab.hypervisor.find_template(spec))
     with pytest.raises(TemplateError, match="always booted cold"):
-        lab.hypervisor.prepare_template(spec, lab.base)
+        await lab.hypervisor.prepare_template(spec, lab.base)
 
 
 async def test_a_launch_is_a_start_that_can_be_waited_for(lab: Lab) -> None:

@@ -201,7 +201,7 @@ async def test_root_may_keep_templates_for_a_user_without_rights(guests: Tiny) -
 async def test_a_template_whose_qemu_is_killed_while_it_boots_is_none(guests: Tiny) -> None:
     spec = guests.spec(new_id(), image_digest="killed")
     spec.folder.mkdir()
-    guests.hypervisor.prepare_template(spec, guests.base)
+    await guests.hypervisor.prepare_template(spec, guests.base)
     domain = guests.hypervisor.start_template(spec)
     guests.hypervisor.discard(spec.id)
     with pytest.raises((TemplateError, DomainDied)):

@@ -77,7 +77,7 @@ class Tiny:
     async def template(self, spec: DomainSpec) -> Template:
         """The template for this kind of domain, made now."""
         spec.folder.mkdir(mode=0o700, exist_ok=True)
-        self.hypervisor.prepare_template(spec, self.base)
+        await self.hypervisor.prepare_template(spec, self.base)
         domain = self.hypervisor.start_template(spec)
         guest = Talk(domain)
         assert await guest.line() == "ready"

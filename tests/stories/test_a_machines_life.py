@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -143,6 +144,38 @@ def test_a_template_that_cannot_be_made_costs_the_user_nothing_but_time(house: H
     getattr(house.hypervisor.faults, fault).append(NoSpace("no room for it"))
     outcome = house.run()
     assert (outcome.exit_code, outcome.start) == (0, "cold") and "no room for it" in outcome.start_reason
+
+
+@pytest.mark.parametrize("fault", ["prepare_template", "save_template"])
+def test_nothing_is_left_of_a_template_that_could_not_be_made(house: House, fault: str) -> None:
+    getattr(house.hypervisor.faults, fault).append(TemplateError("it would not freeze"))
+    house.run()
+    assert list(house.hypervisor.folder.glob("*.draft")) == []
+
+
+def test_a_template_that_is_cancelled_in_the_making_leaves_no_draft(house: House) -> None:
+    house.plan(Script(boots_in=None))
+    drafts = []
+
+    async def cast() -> None:
+        task = asyncio.ensure_future(house.supervisor().cast(house.request()))
+        await asyncio.sleep(5)
+        drafts.extend(house.hypervisor.folder.glob("*.draft"))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    house.leap(cast())
+    assert len(drafts) == 1 and list(house.hypervisor.folder.glob("*.draft")) == []
+    assert house.leftovers() == [] and house.saved_outcome()["cause"] == "cancelled"
+
+
+def test_a_clone_wants_as_much_room_as_any_other_machine(house: House) -> None:
+    house.run()
+    house.overlays.failure = NoSpace("/scratch: 3 MiB free, a machine needs 1024 MiB to start")
+    outcome = house.run(house.request(id="0123456789ac"))
+    assert (outcome.error, outcome.exit_code) == ("NoSpace", None) and "3 MiB free" in outcome.reason
+    assert house.leftovers() == []
 
 
 def test_somebody_who_makes_the_template_for_ever_is_not_waited_for_for_ever(house: House) -> None:

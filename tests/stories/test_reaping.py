@@ -23,7 +23,7 @@ from belljar.machine import fates, recover
 from belljar.machine.ending import end
 from belljar.machine.fates import retire
 from belljar.machine.life import Life, claim, gate
-from belljar.machine.recover import Undone, prune, traces_of
+from belljar.machine.recover import DRAFT, Undone, prune, traces_of
 
 
 def orphan(house: House, id: str = "0123456789ab") -> Life:
@@ -285,6 +285,17 @@ def test_a_draft_of_a_template_is_dropped_when_nobody_works_on_it(house: House) 
         journal.write(json.dumps({"event": "make", "what": "template", "path": str(draft)}) + "\n")
     house.reaper.quick()
     assert not draft.exists()
+
+
+def test_a_template_that_was_never_finished_is_seen_before_it_is_removed(house: House) -> None:
+    house.run()
+    draft, busy = (house.hypervisor.folder / name for name in ("0badc0de.draft", "1badc0de.draft"))
+    draft.mkdir()
+    busy.mkdir()
+    with locked(busy.with_suffix(".lock"), timeout=1, what="make it"):
+        assert [(one.what, one.path) for one in house.reaper.leftovers()] == [(DRAFT, str(draft))]
+        assert [(one.what, one.path) for one in house.reaper.full()] == [(DRAFT, str(draft))]
+        assert house.reaper.leftovers() == [] and busy.exists() and not draft.exists()
 
 
 def test_records_are_dropped_by_age_and_by_number_but_not_those_kept_on_purpose(house: House) -> None:

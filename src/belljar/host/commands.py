@@ -5,8 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from belljar.errors import CommandFailed, CommandHung, CommandMissing
+from belljar.errors import CommandFailed, CommandMissing
+
+if TYPE_CHECKING:
+    import subprocess
 
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -49,20 +53,59 @@ def run(
     the message quotes the last line the program wrote to stderr. *bound*: it dies with us, whatever we die of."""
     import subprocess
 
+    child = _spawn(argv, env, bound)
+    try:
+        out, err = child.communicate(stdin, timeout)
+    except subprocess.TimeoutExpired as exc:
+        raise CommandFailed(f"{argv[0]}: not finished after {timeout:.0f} s, killed") from exc
+    finally:
+        child.kill()
+        child.__exit__(None, None, None)
+    return _checked(Finished(tuple(argv), child.returncode, out, err), check)
+
+
+async def run_beside(argv: Sequence[str], *, timeout: float) -> Finished:
+    """`run`, beside the event loop. Cancelled, the program is killed, and not waited for: the kernel may hold it."""
+    import subprocess
+
+    from belljar.host.threads import in_thread
+
+    child = _spawn(argv, None, bound=False)
+
+    def finish() -> Finished:
+        with child:
+            try:
+                out, err = child.communicate(b"", timeout)
+            except subprocess.TimeoutExpired as exc:
+                raise CommandFailed(f"{argv[0]}: not finished after {timeout:.0f} s, killed") from exc
+            finally:
+                child.kill()
+        return Finished(tuple(argv), child.returncode, out, err)
+
+    try:
+        return _checked(await in_thread(finish), check=True)
+    finally:
+        child.kill()
+
+
+def _spawn(argv: Sequence[str], env: Mapping[str, str] | None, bound: bool) -> subprocess.Popen[bytes]:
+    import subprocess
+
     program = argv[0] if "/" in argv[0] else which(argv[0])
     if program is None:
         raise CommandMissing(f"{argv[0]}: no such program on this host")
     before = [setpriv, "--pdeathsig=KILL"] if bound and (setpriv := which("setpriv")) else []
     try:
-        done = subprocess.run(
-            [*before, program, *argv[1:]], input=stdin, capture_output=True, timeout=timeout, env=env, check=False
-        )
-    except subprocess.TimeoutExpired as exc:
-        raise CommandHung(f"{argv[0]}: not finished after {timeout:.0f} s, killed") from exc
+        return subprocess.Popen(
+            [*before, program, *argv[1:]],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env,
+        )  # fmt: skip
     except FileNotFoundError as exc:
         raise CommandMissing(f"{argv[0]}: no such program on this host") from exc
-    finished = Finished(tuple(argv), done.returncode, done.stdout, done.stderr)
-    if check and done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise CommandFailed(f"{argv[0]}: exit {done.returncode}: {lines[-1] if lines else 'no message'}")
+
+
+def _checked(finished: Finished, check: bool) -> Finished:
+    if check and finished.code:
+        lines = finished.err.decode(errors="replace").strip().splitlines()
+        raise CommandFailed(f"{finished.argv[0]}: exit {finished.code}: {lines[-1] if lines else 'no message'}")
     return finished

@@ -17,7 +17,7 @@ from belljar.errors import HostError, NoSpace, UnsafeFolder
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 MOST_LINKS = 40  # as the kernel
 LAST_SYSTEM_UID, OVERFLOW_UID = 999, 65534
-ON_THE_WAY = "Set `paths.*` to folders below one that is yours or root's, or correct its owner and mode."
+ON_THE_WAY = "Remove it or correct its owner and mode, or set `paths.*` to folders below one that is yours or root's."
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = PRIVATE_FILE, durable: bool = False) -> None:

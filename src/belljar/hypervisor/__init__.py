@@ -310,8 +310,14 @@ class Hypervisor(Protocol):
         """Start cold in a way that `save_template` can follow. `spec.disk` is ignored: the template brings its own,
         an overlay on *spec.image_disk* made by `prepare_template`."""
 
-    def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
+    async def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
         """Make the folder of a template in the making (journal it before: `template_draft`)."""
+
+    def abandon_template(self, spec: DomainSpec) -> None:
+        """Remove what `prepare_template` and a start after it have made, for who holds the template's lock."""
+
+    def abandoned_templates(self) -> list[Path]:
+        """Folders of templates in the making whose maker is dead."""
 
     def template_draft(self, spec: DomainSpec) -> Path:
         """Where the template for this spec is being made; removed by `discard` if it was never finished."""

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from belljar.errors import BelljarError, DomainDied, TemplateError
 from belljar.host.files import private_folder, remove_tree
-from belljar.host.locks import try_lock
+from belljar.host.locks import is_locked, try_lock
 from belljar.host.traffic import Call, Refusal
 from belljar.hypervisor import NO_TRACES, Accelerator, Boot, DomainEvent, DomainSpec, EventKind, Template, Traces
 from belljar.hypervisor.history import History
@@ -201,10 +201,16 @@ class FakeHypervisor:
     def template_draft(self, spec: DomainSpec) -> Path:
         return self.folder / f"{self._key(spec)}.draft"
 
-    def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
+    async def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
         self.faults.strike("prepare_template")
         remove_tree(self.template_draft(spec))
         self.template_draft(spec).mkdir()
+
+    def abandon_template(self, spec: DomainSpec) -> None:
+        remove_tree(self.template_draft(spec))
+
+    def abandoned_templates(self) -> list[Path]:
+        return [path for path in self.folder.glob("*.draft") if not is_locked(path.with_suffix(".lock"))]
 
     async def save_template(self, spec: DomainSpec, domain: FakeDomain) -> Template:
         try:

@@ -230,6 +230,9 @@ class Overlays(Protocol):
         """Make a qcow2 overlay (0600) at *path* of *size* bytes or the image's; returns its virtual size.
         Raises ImpossibleSize when smaller than the image, NoSpace when the host has no room for it."""
 
+    def check_room(self, folder: Path) -> None:
+        """Raise NoSpace when the host has no room there for one more machine's disk."""
+
     def discard(self, path: Path) -> None: ...
 
 

@@ -94,12 +94,15 @@ class FakeOverlays:
     stuck: OSError | None = None
 
     def create(self, path: Path, image: Image, size: int | None) -> int:
-        if self.failure:
-            failure, self.failure = self.failure, None
-            raise failure
+        self.check_room(path.parent)
         size = self.size(image, size)
         path.write_text(image.digest)
         return size
+
+    def check_room(self, folder: Path) -> None:
+        if self.failure:
+            failure, self.failure = self.failure, None
+            raise failure
 
     def size(self, image: Image, wanted: int | None) -> int:
         if wanted is not None and wanted < image.virtual_size:

@@ -38,10 +38,7 @@ class DiskOverlays:
         """Make a qcow2 overlay (0600) at *path* of *size* bytes or the image's; returns its virtual size.
         Raises ImpossibleSize when smaller than the image, NoSpace when the host has no room for it."""
         size = self.size(image, size)
-        if (free := free_bytes(path.parent)) < self.settings.reserve:
-            raise NoSpace(
-                f"{path.parent}: {free // MIB} MiB free, a machine needs {self.settings.reserve // MIB} MiB to start"
-            )
+        self.check_room(path.parent)
         with no_space_as_error(path):
             try:
                 write_overlay(path, image.disk, size)
@@ -50,6 +47,13 @@ class DiskOverlays:
                     self.discard(path)
                 raise
         return size
+
+    def check_room(self, folder: Path) -> None:
+        """Raise NoSpace where less than `image.reserve` is free."""
+        if (free := free_bytes(folder)) < self.settings.reserve:
+            raise NoSpace(
+                f"{folder}: {free // MIB} MiB free, a machine needs {self.settings.reserve // MIB} MiB to start"
+            )
 
     def discard(self, path: Path) -> None:
         """Remove it. Missing is success."""

@@ -45,8 +45,13 @@ class Mould:
             if isinstance(found, Template):
                 return found
             record.intend("template", self._hypervisor.template_draft(spec))
-            self._hypervisor.prepare_template(spec, image.disk)
-            return await self._cast(spec, account, awaited, make_guest)
+            try:
+                await self._hypervisor.prepare_template(spec, image.disk)
+                return await self._cast(spec, account, awaited, make_guest)
+            except BaseException:
+                with suppress(OSError):  # it is in the journal
+                    self._hypervisor.abandon_template(spec)
+                raise
         finally:
             lock.release()
 

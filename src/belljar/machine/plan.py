@@ -119,6 +119,7 @@ class Planner:
             if wanted is Start.CLONE:
                 raise TemplateError(f"no clone can be started: {template}")
             return await self._with_disk(life, image, Plan(spec, link, None, template, way))
+        self._overlays.check_room(spec.disk.parent)
         self._intend(life, spec)
         self._hypervisor.clone_disk(template, spec)
         return Plan(spec, link, template, way=way)

@@ -33,7 +33,7 @@ OF_A_MACHINE = re.compile(r"[0-9a-f]{12}\.(qcow2|scratch|foreign|empty|packed[0-
 LOCK_PATIENCE = 10.0  # seconds for other reapers to be done
 KILL_PATIENCE, LEAST_PATIENCE = 5.0, 0.1  # seconds for the end of a process that was killed
 LAST_PATIENCE = 1.0  # seconds for the lock of a dead supervisor to be free
-NOT_FINISHED = "not finished"
+NOT_FINISHED, DRAFT = "not finished", "template that was never finished"
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,9 @@ class Reaper:
         return undone + list(_told("", self._expired_templates()))
 
     def _expired_templates(self) -> Iterator[Undone]:
+        drafts = self._hypervisor.abandoned_templates()
         yield from (Undone("", "template expired", key) for key in self._hypervisor.expire_templates(time.time()))
+        yield from (Undone("", DRAFT, str(path)) for path in drafts if not path.exists())
 
     def leftovers(self) -> list[Undone]:
         """What `full` would find, without touching it."""
@@ -76,6 +78,7 @@ class Reaper:
             Undone(id, "machine without a supervisor", str(self._folders.machine(id))) for id in _dead(self._folders)
         ]
         found += [Undone(id, "domain without a machine", f"pid {pid}") for id, pid in self._orphans()]
+        found += [Undone("", DRAFT, str(path)) for path in self._hypervisor.abandoned_templates()]
         return found + [Undone("", "stray file", str(path)) for path in self._strays()]
 
     def _finish(self, id: MachineId, deadline: float) -> Iterator[Undone]:

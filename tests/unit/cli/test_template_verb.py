@@ -54,7 +54,7 @@ def make(hypervisor: FakeHypervisor, **changes: Any) -> Template:
     spec = replace(SPEC, **changes)
 
     async def cast() -> Template:
-        hypervisor.prepare_template(spec, Path("base"))
+        await hypervisor.prepare_template(spec, Path("base"))
         domain = hypervisor.start_template(spec)
         try:
             return await hypervisor.save_template(spec, domain)

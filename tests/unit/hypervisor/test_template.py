@@ -25,13 +25,18 @@ def store(tmp_path: Path) -> TemplateStore:
 
 def make(store: TemplateStore, *, created: float = 1000.0, facts: dict[str, object] = FACTS) -> Template:
     key = key_of(facts)
+    filled(store, key)
+    return store.publish(key, facts, created, ram_is_read=False)
+
+
+def filled(store: TemplateStore, key: str = KEY) -> Path:
     draft = store.begin(key, 8 * MIB, ME)
     with open(draft / RAM, "r+b") as file:
         file.seek(3 * MIB)
         file.write(b"guest memory")
     for name in (STATE, DISK, CLONE):
         (draft / name).write_bytes(name.encode() * 100)
-    return store.publish(key, facts, created, ram_is_read=False)
+    return draft
 
 
 def test_a_template_is_found_by_its_facts_alone(store: TemplateStore) -> None:
@@ -223,3 +228,15 @@ def test_a_disc_is_watched_like_the_other_files_and_most_templates_have_none(sto
     assert store.damage(template)[-1] == "seed.iso has other content than when it was made"
     (template.folder / SEED).unlink()
     assert "seed.iso is missing" in str(store.find(KEY))
+
+
+def test_a_template_that_nobody_waits_for_any_more_gets_no_name(store: TemplateStore) -> None:
+    draft = filled(store)
+    with pytest.raises(TemplateError, match="nobody waits"):
+        store.publish(KEY, FACTS, 1000.0, ram_is_read=False, given_up=lambda: True)
+    assert not store.path(KEY).exists() and store.abandoned() == [draft]
+    lock = try_lock(store.lock(KEY))
+    assert lock is not None and store.abandoned() == []
+    store.abandon(KEY)
+    lock.release()
+    assert not draft.exists()

@@ -156,8 +156,14 @@ class LibvirtHypervisor:
     def template_draft(self, spec: DomainSpec) -> Path:
         return self._direct.template_draft(spec)
 
-    def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
+    async def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
         raise TemplateError(COLD)
+
+    def abandon_template(self, spec: DomainSpec) -> None:
+        self._direct.abandon_template(spec)
+
+    def abandoned_templates(self) -> list[Path]:
+        return self._direct.abandoned_templates()
 
     def start_template(self, spec: DomainSpec) -> LibvirtDomain:
         raise TemplateError(COLD)

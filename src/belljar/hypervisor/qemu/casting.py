@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from belljar.errors import BelljarError, HypervisorError, TemplateError
-from belljar.host.commands import run
+from belljar.host.commands import run_beside
 from belljar.host.files import no_space_as_error, read_capped, write_whole
-from belljar.host.threads import in_thread
+from belljar.host.threads import wholly_in_thread
 from belljar.hypervisor import DomainSpec, Template
 from belljar.hypervisor.qemu.abilities import FILE_MIGRATION, Abilities
 from belljar.hypervisor.qemu.cmdline import STATE_SET, state_address
@@ -24,11 +26,23 @@ OVERLAY_TIMEOUT = 60.0
 LARGEST_SEED = 1 << 30
 
 
-def make_overlay(path: Path, base: Path, size: int) -> None:
-    """An empty qcow2 disk of *size* bytes on top of *base*."""
-    argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", str(base.resolve()), str(path), str(size)]
-    run(argv, timeout=OVERLAY_TIMEOUT)
-    path.chmod(0o600)
+async def make_overlay(path: Path, base: Path, size: int) -> None:
+    """An empty qcow2 disk of *size* bytes on top of *base*, which is no link."""
+    argv = [
+        "qemu-img",
+        "create",
+        "-q",
+        "-f",
+        "qcow2",
+        "-F",
+        "qcow2",
+        "-b",
+        str(base),
+        str(path),
+        str(size),
+    ]
+    await run_beside(argv, timeout=OVERLAY_TIMEOUT)
+    os.chmod(path, 0o600)
 
 
 def keep_seed(path: Path, seed: Path) -> None:
@@ -68,26 +82,14 @@ async def publish(
 ) -> Template:
     """Digest, sync, and give the template its name."""
 
-    def finish() -> Template:
-        draft = store.draft(key)
-        # Its backing file has the name the folder will have; nothing is opened here.
-        argv = [
-            "qemu-img",
-            "create",
-            "-q",
-            "-u",
-            "-f",
-            "qcow2",
-            "-F",
-            "qcow2",
-            "-b",
-            str(store.path(key).resolve() / DISK),
-        ]
-        run([*argv, str(draft / CLONE), str(spec.disk_size)], timeout=OVERLAY_TIMEOUT)
-        return store.publish(key, facts, time.time(), ram_is_read=ram_is_read)
-
+    draft, given_up = store.draft(key), threading.Event()
+    # Its backing file has the name the folder will have; nothing is opened here.
+    base = str(store.path(key).resolve() / DISK)
+    argv = ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "qcow2", "-b", base]
+    publishing = partial(store.publish, key, facts, time.time(), ram_is_read=ram_is_read, given_up=given_up.is_set)
     try:
-        return await in_thread(finish)
+        await run_beside([*argv, str(draft / CLONE), str(spec.disk_size)], timeout=OVERLAY_TIMEOUT)
+        return await wholly_in_thread(publishing, give_up=given_up.set)
     except TemplateError:
         raise
     except (BelljarError, OSError) as exc:

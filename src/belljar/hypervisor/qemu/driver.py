@@ -234,13 +234,22 @@ class QemuHypervisor:
     def template_draft(self, spec: DomainSpec) -> Path:
         return self._templates.draft(self._key(spec))
 
-    def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
+    async def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
+        from belljar.host.threads import in_thread, wholly_in_thread
         from belljar.hypervisor.qemu.casting import keep_seed, make_overlay
 
-        draft = self._templates.begin(self._key(spec), spec.memory, spec.owner)
-        make_overlay(draft / DISK, image_disk, spec.disk_size)
-        if spec.seed:
-            keep_seed(draft / SEED, spec.seed)
+        key, seed = self._key(spec), spec.seed
+        draft = await wholly_in_thread(lambda: self._templates.begin(key, spec.memory, spec.owner))
+        base = await in_thread(image_disk.resolve)
+        await make_overlay(draft / DISK, base, spec.disk_size)
+        if seed:
+            await wholly_in_thread(lambda: keep_seed(draft / SEED, seed))
+
+    def abandon_template(self, spec: DomainSpec) -> None:
+        self._templates.abandon(self._key(spec))
+
+    def abandoned_templates(self) -> list[Path]:
+        return self._templates.abandoned()
 
     async def save_template(self, spec: DomainSpec, domain: Any) -> Template:
         from belljar.hypervisor.qemu.casting import freeze, publish

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -36,7 +36,7 @@ from belljar.host.files import (
     write_all,
     write_whole,
 )
-from belljar.host.locks import try_lock
+from belljar.host.locks import is_locked, try_lock
 from belljar.hypervisor import Template
 from belljar.model import MIB, dumps
 
@@ -49,6 +49,7 @@ LARGEST_OVERLAY = 64 * MIB  # an empty overlay on the largest disk
 ROOM = 256 * MIB  # what a boot writes to its disk, and the device state
 DAY = 86400.0
 BLOCK = 1 << 20
+GIVEN_UP = "nobody waits for the template any more"
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
@@ -148,8 +149,17 @@ class TemplateStore:
                 os.close(fd)
         return draft
 
-    def publish(self, key: str, facts: Mapping[str, Any], created: float, *, ram_is_read: bool) -> Template:
-        """The finished draft becomes the template. What QEMU need not write is taken away from its user."""
+    def publish(
+        self,
+        key: str,
+        facts: Mapping[str, Any],
+        created: float,
+        *,
+        ram_is_read: bool,
+        given_up: Callable[[], bool] = bool,
+    ) -> Template:
+        """The finished draft becomes the template. What QEMU need not write is taken away from its user. Raises
+        TemplateError once it is *given_up*."""
         draft = self.draft(key)
         with no_space_as_error(draft):
             files = {}
@@ -160,12 +170,14 @@ class TemplateStore:
                         give(fd, (os.geteuid(), os.getegid()))
                         os.fchmod(fd, 0o444)  # its folder is closed to others
                     os.fsync(fd)
-                    files[name] = {"sha256": digest(draft / name), "identity": identity(os.fstat(fd))}
+                    files[name] = {"sha256": digest(draft / name, given_up), "identity": identity(os.fstat(fd))}
                 finally:
                     os.close(fd)
             write_whole(
                 draft / MANIFEST, dumps({"key": key, "created": created, "facts": facts, "files": files}), durable=True
             )
+            if given_up():
+                raise TemplateError(GIVEN_UP)
             remove_tree(self.path(key))  # one that could not be used any more
             draft.rename(self.path(key))
             sync_folder(self.folder)
@@ -180,6 +192,15 @@ class TemplateStore:
         gone = self.path(key).exists()
         remove_tree(self.path(key))
         return gone
+
+    def abandon(self, key: str) -> None:
+        """Remove the draft, for who has its lock."""
+        remove_tree(self.draft(key))
+
+    def abandoned(self) -> list[Path]:
+        """Drafts that nobody works on."""
+        keys = [name.removesuffix(DRAFT) for name in self._names() if name.endswith(DRAFT)]
+        return [self.draft(key) for key in keys if is_key(key) and not is_locked(self.folder / f"{key}{LOCK}")]
 
     def expire(self, now: float) -> list[str]:
         """Remove templates past their age or without a readable manifest, and drafts that nobody works on any more."""
@@ -238,13 +259,15 @@ def give(fd: int, owner: tuple[int, int]) -> None:
         os.fchown(fd, *owner)
 
 
-def digest(path: Path) -> str:
+def digest(path: Path, given_up: Callable[[], bool] = bool) -> str:
     """sha256 over the blocks that are not zero and their places: equal for equal content, however sparse the file is."""
     total, zero = sha256(), bytes(BLOCK)
     with open(path, "rb", buffering=0) as file:
         size, at = os.fstat(file.fileno()).st_size, 0
         total.update(size.to_bytes(8, "big"))
         while at < size:
+            if given_up():
+                raise TemplateError(GIVEN_UP)
             try:
                 data_at = os.lseek(file.fileno(), at, os.SEEK_DATA)
             except OSError:
