@@ -10,7 +10,15 @@ import pytest
 
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import DEVICES, FEATURES, FILE_MIGRATION, READONLY_RAM, Abilities
-from belljar.hypervisor.qemu.cmdline import Plugs, Ram, command_line, hardware, machine_uuid, place_at_the_end
+from belljar.hypervisor.qemu.cmdline import (
+    Plugs,
+    Ram,
+    command_line,
+    hardware,
+    machine_uuid,
+    place_at_the_end,
+    state_address,
+)
 from belljar.model import GIB, MIB, NetworkMode, ShareKind
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -259,3 +267,9 @@ def test_few_workers_where_their_stacks_count() -> None:
     words = command_line(COLD, QEMU, "max", replace(PLUGS, workers=8))
     assert ("-object", "main-loop,id=main-loop,thread-pool-max=8") in pairwise(words)
     assert not any("main-loop" in word for word in command_line(COLD, QEMU, "max", PLUGS))
+
+
+def test_a_device_state_has_the_address_that_this_qemu_takes_for_files() -> None:
+    assert state_address(23, QEMU) == "fd:23"
+    assert state_address("state", QEMU) == "fd:state"
+    assert state_address(23, NEW_QEMU) == state_address("state", NEW_QEMU) == "file:/dev/fdset/99"
