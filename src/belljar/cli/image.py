@@ -244,6 +244,8 @@ def show(args: argparse.Namespace, house: House) -> int:
     sizes = {name: size(facts[name]) for name in ("virtual_size", "stored")}
     shown = {**facts, **sizes, "created": moment(image.created)}
     more = shown.pop("facts")
+    if least := more.get("least_memory"):
+        more = {**more, "least_memory": size(least)}
     rows = [(name, _words(value)) for name, value in {**shown, **more}.items() if value not in ("", None, [], ())]
     put(facts, ("WHAT", "VALUE"), rows, as_=args.format)
     return 0
