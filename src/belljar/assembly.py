@@ -178,7 +178,7 @@ class House:
     def _showing(self, what: str, digest: str) -> AbstractContextManager[None]:
         """A word about what a job waits for, where a person watches, or asked for it by -v: else its stderr is the payload's
         alone."""
-        if not (self.verbose or _is_watched()):
+        if not sys.stderr or not (self.verbose or _is_watched()):
             return nullcontext()
         from belljar.image.progress import begin_and_end, clock
 
@@ -200,7 +200,7 @@ class House:
 
     def _point(self, name: str) -> None:
         """A named point of a machine's life: told with `-v`. Tests set `testing.abort_at` to die there as by an accident."""
-        if self.verbose:
+        if self.verbose and sys.stderr:  # closed, it is None, for which print takes stdout
             print(f"belljar: {time.monotonic() - self._begin:8.3f} s  {name}", file=sys.stderr)
         if name == self.settings.testing.abort_at:
             os.kill(os.getpid(), signal.SIGKILL)

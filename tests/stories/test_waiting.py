@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.stories.conftest import House
 
-from belljar import assembly
+from belljar import assembly, config
 from belljar.guest.fake import Script
 from belljar.image.progress import begin_and_end, clock, shown
 from belljar.journal import Ledger
@@ -72,6 +72,22 @@ def test_a_log_gets_a_line_at_the_beginning_and_one_at_the_end(house: House) -> 
     first, last = log.getvalue().splitlines()
     assert first == "belljar: Making a template of debian12, once"
     assert re.fullmatch(rf"{first}: 4\d s", last)
+
+
+def test_a_closed_stderr_does_not_turn_words_to_stdout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr", None)
+    house = assembly.House(verbose=True)
+    house.folders = Folders(tmp_path, tmp_path, tmp_path, tmp_path)
+    house._load = lambda: config.load(environ={}, etc=tmp_path)
+
+    async def work() -> None:
+        with house._showing("Making a template", "d"):
+            house._point("after-claim")
+
+    asyncio.run(work())
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,9 @@ def _lost(image: Image, why: str) -> ImageCorrupt:
 def _by_hand(image: Image) -> str:
     """How its name gets another image, made anew."""
     name = image.names[0] if image.names else "NAME"
-    if image.source.startswith(BUILT):
+    if "published" in image.facts:
+        words = f"belljar image sync {name}"
+    elif image.source.startswith(BUILT):
         words = f"belljar image build debian --suite {image.source.removeprefix(BUILT)} --name {name}"
     else:
         words = f"belljar image import {image.source} --name {name}"

@@ -220,6 +220,19 @@ def test_a_repair_brings_it_from_where_it_came(site: Site, capsys: pytest.Captur
     assert "as it was stored" in capsys.readouterr().out
 
 
+def test_a_repair_of_what_is_not_offered_any_more_says_so(site: Site) -> None:
+    site.put("base", b"1")
+    node = site.trusting()
+    node.ensure("base")
+    damaged(node, node.resolve("base"))
+    site.put("base", b"2")
+    with pytest.raises(ImageCorrupt, match=r"no source.*offers its digest") as caught:
+        typing(node)("repair", "base")
+    assert "`belljar image sync base` gives the name to a new image" in caught.value.hint and node.find("base").wrong
+    (row,) = sync.sync(node, (), node.settings.sources)
+    assert row.what == sync.UPDATED and node.verify(node.resolve("base")) == []
+
+
 def test_a_repair_imports_a_disk_again_as_it_was_imported(store: Store, tmp_path: Path) -> None:
     disk = ext4(tmp_path / "disk", system(tmp_path / "root"))
     from belljar.model import Context
