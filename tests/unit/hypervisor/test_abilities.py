@@ -33,7 +33,9 @@ OBJECTS = {"name": "3", "meta-type": "enum", "members": [{"name": "rng-builtin"}
 WITH_FILES = {**ADDRESSES, "values": [*ADDRESSES["values"], "file"]}
 WITH_ROM = {**RAM, "members": [*RAM["members"], {"name": "rom", "type": "4", "default": None}]}
 WITH_MONITORS = {**OBJECTS, "members": [*OBJECTS["members"], {"name": "monitor-qmp"}]}
-OLD, LATER, NEW = (ADDRESSES, RAM, OBJECTS), (WITH_FILES, WITH_ROM, OBJECTS), (WITH_FILES, WITH_ROM, WITH_MONITORS)
+LOOP = {"name": "5", "meta-type": "object", "members": [{"name": "thread-pool-max", "default": None}]}  # from 7.1 on
+OLD, LATER = (ADDRESSES, RAM, OBJECTS), (WITH_FILES, WITH_ROM, OBJECTS, LOOP)
+NEW = (WITH_FILES, WITH_ROM, WITH_MONITORS, LOOP)
 
 
 def answers(schema: Sequence[object]) -> bytes:
@@ -102,8 +104,8 @@ def test_a_program_that_is_no_qemu_is_refused(tmp_path: Path) -> None:
     ("said", "features"),
     [
         (answers(OLD), set()),
-        (answers(LATER), {"file-migration", "readonly-ram"}),
-        (answers(NEW), {"file-migration", "readonly-ram", "monitor-objects"}),
+        (answers(LATER), {"file-migration", "readonly-ram", "few-threads"}),
+        (answers(NEW), set(abilities.FEATURES)),
         (b"", set()),
         (b"qemu: -qmp: no such option\n", set()),
         (b'[]\n{"return": [1, "x", {"values": 3}, {"members": [{}, 5]}]}\n{"return": null}', set()),

@@ -29,8 +29,10 @@ DEVICES = (
 )  # fmt: skip
 NEEDED = DEVICES[:3]
 # Of what its monitor understands: migration to and from `file:`, which later versions want for files; a RAM file that QEMU
-# need not be allowed to write (`rom`); monitors as objects, where `-mon` is deprecated.
-FILE_MIGRATION, READONLY_RAM, MONITOR_OBJECTS = FEATURES = ("file-migration", "readonly-ram", "monitor-objects")
+# need not be allowed to write (`rom`); monitors as objects, where `-mon` is deprecated; a bound on its threads.
+FILE_MIGRATION, READONLY_RAM, MONITOR_OBJECTS, FEW_THREADS = FEATURES = (
+    "file-migration", "readonly-ram", "monitor-objects", "few-threads",
+)  # fmt: skip
 SCHEMA = b'{"execute": "qmp_capabilities"}{"execute": "query-qmp-schema"}{"execute": "quit"}'
 
 
@@ -150,6 +152,8 @@ def read_schema(said: bytes) -> frozenset[str]:
             has.add(READONLY_RAM)
         if {"rng-builtin", "monitor-qmp"} <= names:  # types of objects
             has.add(MONITOR_OBJECTS)
+        if "thread-pool-max" in names:  # of the main loop
+            has.add(FEW_THREADS)
     return frozenset(has)
 
 

@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk, Nic, SharedFolder
-from belljar.hypervisor.qemu.abilities import FILE_MIGRATION, MONITOR_OBJECTS, Abilities
+from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, MONITOR_OBJECTS, Abilities
 from belljar.model import MIB, NetworkMode, ShareKind
 
 TRANSLATIONS = 64  # MiB of TCG's buffer
@@ -72,7 +72,7 @@ def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs)
         *sandbox(),
         *machine(spec, cpu, plugs.ram),
         *kernel(spec, plugs),
-        *few_workers(plugs.workers),
+        *few_workers(plugs.workers, abilities),
         *monitor(plugs.monitor, abilities),
         *console(plugs.console),
         *panic_notifier(abilities),
@@ -136,9 +136,13 @@ def machine(spec: DomainSpec, cpu: str, ram: Ram | None) -> list[str]:
     return [*words, "-object", compact(backend), "-M", f"{MACHINE},memory-backend=ram"]
 
 
-def few_workers(most: int) -> list[str]:
+def few_workers(most: int, abilities: Abilities) -> list[str]:
     """By itself QEMU takes up to 64 threads for disk requests, with 8 MiB of stack each."""
-    return ["-object", f"main-loop,id=main-loop,thread-pool-max={most}"] if most else []
+    return (
+        ["-object", f"main-loop,id=main-loop,thread-pool-max={most}"]
+        if most and FEW_THREADS in abilities.features
+        else []
+    )
 
 
 def accelerator(kind: Accelerator) -> str:
