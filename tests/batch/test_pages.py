@@ -20,6 +20,7 @@ def test_a_page_is_short(system: str) -> None:
     assert len((ROOT / PAGES[system]).read_text().split()) <= MOST_WORDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("system", PAGES)
 @pytest.mark.skipif(os.geteuid() != 0, reason="a room wants root")
 def test_a_newcomer_who_follows_the_page_gets_what_it_says(system: str) -> None:
