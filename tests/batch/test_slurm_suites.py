@@ -4,7 +4,7 @@ Python and QEMU."""
 from __future__ import annotations
 
 import os
-import re
+import sysconfig
 
 import pytest
 from tests.live.conftest import ROOT, STORE
@@ -13,13 +13,17 @@ from tests.roots import Room, root
 PACKAGES = ("e2fsprogs", "iproute2", "munge", "nftables", "passwd", "python3-pytest", "python3-pytest-timeout", "qemu-system-x86",
             "qemu-utils", "slurm-client", "slurmctld", "slurmd")  # fmt: skip
 FILES = (
-    "test_slurm_jobs.py",
-    "test_slurm_control.py",
     "test_slurm_site.py",
     "test_slurm_guide.py",
+    "test_slurm_jobs.py",
     "test_slurm_native.py",
+    "test_slurm_control.py",
 )
 LONGEST = 3000.0
+# A resolver gives no address where a network has none but its loopback's.
+NETWORK = """ip link add v0 type veth peer name v1
+ip addr add 10.78.0.1/24 dev v0; ip link set v0 up; ip link set v1 up
+echo '127.0.0.1 localhost slurm' >/etc/hosts"""
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,13 +34,15 @@ pytestmark = [
 
 @pytest.mark.parametrize(("suite", "release"), [("trixie", b"24.11"), ("sid", b"26.05")])
 def test_the_slurm_of_another_debian(suite: str, release: bytes) -> None:
+    ours = {"BELLJAR_TEST_STORE": str(STORE), "BELLJAR_TEST_STATE": "/var/tmp/belljar-state",
+            "PYTHONPATH": f"{ROOT}/src:{sysconfig.get_path('purelib')}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
+    words = ("python3", "-m", "pytest", "-p", "pytest_timeout", "-p", "no:cacheprovider", "-m", "not slow")
     with Room(root(suite, PACKAGES), net=True, host="slurm", binds={ROOT: str(ROOT), STORE: str(STORE)}) as room:
-        room.path("/etc/hosts").write_text("127.0.0.1 localhost slurm\n")
+        room.run("sh", "-ec", NETWORK)
         assert release in room.run("slurmd", "-V").stdout
-        done = room.run(
-            "python3", "-m", "pytest", "-p", "no:cacheprovider", "-m", "not slow", *(f"tests/batch/{one}" for one in FILES),
-            cwd=str(ROOT), check=False, timeout=LONGEST, BELLJAR_TEST_STORE=str(STORE), PYTHONDONTWRITEBYTECODE="1",
-        )  # fmt: skip
+        files = [f"tests/batch/{one}" for one in FILES]
+        done = room.run(*words, *files, cwd=str(ROOT), check=False, timeout=LONGEST, **ours)
     said = done.stdout.decode(errors="replace")
     assert done.returncode == 0, said[-20000:] + done.stderr.decode(errors="replace")[-2000:]
-    assert re.search(r"\d+ passed|\[100%\]", said) and "skipped" not in said, said[-2000:]
+    assert " skipped" not in said, said[-2000:]

@@ -52,6 +52,7 @@ DEFAULTS = {
     "DefMemPerCPU": "600",
     "SchedulerParameters": "batch_sched_delay=0,sched_interval=2,bf_interval=2,requeue_delay=0,nohold_on_prolog_fail",
     "JobRequeue": "1",
+    "SlurmdParameters": "config_overrides",  # a node has what its line says
 }
 
 
