@@ -90,6 +90,8 @@ def wait_for_anybody(path: Path, *, timeout: float, what: str) -> Lock:
 def _wait(path: Path, timeout: float, what: str, open: Callable[[], int], shared: bool = False) -> Lock:
     """The lock, once its holder gives it up. The kernel's wait has no deadline, so a thread waits: one that gets the lock
     when nobody wants it any more gives it back at once."""
+    if timeout <= 0:
+        raise LockTimeout(f"{path}: held by {_holder(path)}, and nobody waits to {what}")
     import threading
 
     turn, done, is_over = threading.Lock(), threading.Event(), False

@@ -180,6 +180,7 @@ class BootFiles:
 AGENT_PATH = "/usr/lib/belljar/agent.py"
 UNIT_PATH = "/etc/systemd/system/belljar-agent.service"
 
+HOLD_TIMEOUT = 10.0  # seconds: whoever else has an image for himself looks or removes, and both are soon over
 Users = Callable[[str], list[str]]  # digest -> who still needs the image, in words ("template 3f2a...")
 
 
@@ -207,7 +208,7 @@ class ImageStore(Protocol):
         (`belljar.init=`); INJECT too, after agent and unit were written into the root file system (`belljar.inject`).
         With a kernel and ramdisk the importer gave, or by firmware, the context changes nothing."""
 
-    def hold(self, image: Image, id: MachineId) -> AbstractContextManager[None]:
+    def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> AbstractContextManager[None]:
         """Keep the image from being removed while inside. The hold is gone when the holder dies."""
 
     def images(self) -> list[Image]: ...

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from belljar.errors import BelljarError, ImageInUse, ImageUnknown, ImpossibleSize
-from belljar.image import BootFiles, Image
+from belljar.image import HOLD_TIMEOUT, BootFiles, Image
 from belljar.model import GIB, Context, MachineId
 
 
@@ -53,7 +53,7 @@ class FakeStore:
         return BootFiles(image.kernel, image.initrd, image.append, image.boot_digest)
 
     @contextmanager
-    def hold(self, image: Image, id: MachineId) -> Iterator[None]:
+    def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> Iterator[None]:
         if all(image.digest != one.digest for one in self.known.values()):
             raise ImageUnknown(f"image {image.names[0]} was removed before machine {id} could use it")
         self.held.append((image.digest, id))

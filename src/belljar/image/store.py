@@ -32,11 +32,10 @@ from belljar.errors import (
 )
 from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync_file, sync_folder, write_whole
 from belljar.host.locks import locked, try_lock
-from belljar.image import BootFiles, Image, Settings, Users, initramfs, manifest, nobody
+from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Users, initramfs, manifest, nobody
 from belljar.model import Context, Firmware, MachineId
 
 DEFAULT_NAME = "debian12"
-HOLD_TIMEOUT = 10.0  # seconds
 PREFIX = "sha256-"
 ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP)  # what readlink says of a name that is none
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
@@ -158,13 +157,13 @@ class Store:
         )
 
     @contextmanager
-    def hold(self, image: Image, id: MachineId) -> Iterator[None]:
+    def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> Iterator[None]:
         """Keep the image from being removed while inside. The hold is gone when the holder dies."""
         with ExitStack() as stack:
             path = _lock_file(image.disk.parent)
             try:
                 # Whoever else has it alone looks or removes; both are over soon.
-                stack.enter_context(locked(path, timeout=HOLD_TIMEOUT, what=f"use image {image.called}", shared=True))
+                stack.enter_context(locked(path, timeout=patience, what=f"use image {image.called}", shared=True))
                 with suppress(PermissionError, FileNotFoundError):
                     os.utime(path)  # when it was used last, for `evict`; the site's images are not ours to mark
             except FileNotFoundError as exc:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from belljar.errors import CommandFailed, CommandMissing, NoPackedFolders, NoSpace
 from belljar.guest import Guest
-from belljar.host.commands import run, which
+from belljar.host.commands import run_beside, which
 from belljar.host.files import free_bytes, no_space_as_error
 from belljar.host.threads import in_thread
 from belljar.hypervisor import ExtraDisk
@@ -35,7 +35,7 @@ async def make(life: Life, settings: Settings) -> dict[str, Transfer]:
     Raises NoSpace, CommandMissing, InputMissing, and CommandFailed for a scratch disk."""
     if life.request.machine.scratch is not None:
         path = life.attach(SCRATCH, SCRATCH)
-        make_scratch(path, life.request.machine.scratch)
+        await make_scratch(path, life.request.machine.scratch)
         life.disks += (ExtraDisk(SCRATCH, path, "raw", readonly=False),)
     payload = life.request.payload
     packed: dict[str, Transfer] = {}
@@ -58,7 +58,7 @@ async def make(life: Life, settings: Settings) -> dict[str, Transfer]:
     return packed
 
 
-def make_scratch(path: Path, size: int) -> None:
+async def make_scratch(path: Path, size: int) -> None:
     """An empty file system in a file that takes no room until it is written to. Raises NoSpace, CommandMissing."""
     if (free := free_bytes(path.parent)) < size:
         raise NoSpace(f"{path.parent}: {free // MIB} MiB free, the scratch disk is to have {size // MIB} MiB")
@@ -70,7 +70,7 @@ def make_scratch(path: Path, size: int) -> None:
             os.ftruncate(fd, size)
         finally:
             os.close(fd)
-    run(["mke2fs", *FORMAT, *LAZY, str(path)], timeout=FORMAT_TIMEOUT)
+    await run_beside(["mke2fs", *FORMAT, *LAZY, str(path)], timeout=FORMAT_TIMEOUT)
 
 
 def folders_to_pack(payload: Payload, settings: Settings) -> Iterator[Transfer]:

@@ -23,6 +23,7 @@ from belljar.host.commands import run, which
 from belljar.host.files import free_bytes, no_space_as_error, private_folder, read_json, write_whole
 from belljar.host.locks import Lock, is_locked, try_lock
 from belljar.host.processes import boot_id
+from belljar.host.threads import in_thread
 from belljar.hypervisor import ExtraDisk
 from belljar.machine import Folders
 from belljar.machine.life import Life
@@ -57,10 +58,11 @@ class Cache:
         return "in use" if is_locked(self.lock) else trouble(self) or "ready"
 
 
-def attach(life: Life, size: int) -> None:
+async def attach(life: Life, size: int) -> None:
     """Give the machine a cache: one that was left in order where there is one, else one made now. It is the machine's until
     its end. Raises ImpossibleSize, NoSpace, CommandMissing, CommandFailed, HostError."""
-    cache, lock, reason = take(life.folders, size)
+    # Whoever does not wait for it any more has no lock on it: it is made anew by the next one where it was half made.
+    cache, lock, reason = await in_thread(lambda: take(life.folders, size), undo=lambda taken: taken[1].release())
     life.held.append(lock)
     cache.mark.unlink(missing_ok=True)
     life.left_in_order.append(cache.mark)
@@ -187,5 +189,5 @@ def make(cache: Cache, size: int) -> None:
             os.ftruncate(descriptor, size)
         finally:
             os.close(descriptor)
-    run(["mke2fs", *FORMAT, *LAZY, str(cache.path)], timeout=FORMAT_TIMEOUT)
+    run(["mke2fs", *FORMAT, *LAZY, str(cache.path)], timeout=FORMAT_TIMEOUT, bound=True)
     write_whole(cache.mark, dumps({"boot": boot_id()}))

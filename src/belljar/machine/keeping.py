@@ -39,6 +39,7 @@ from belljar.machine.parts import Parts
 from belljar.machine.plan import Plan
 from belljar.machine.recover import traces_of
 from belljar.machine.sharing import find_servers, has_nfs, mount_all
+from belljar.machine.waiting import holding
 from belljar.model import Cause, FileServer, NetworkMode, Payload, Request, Start, State, Transfer
 from belljar.network import Networks
 
@@ -84,12 +85,12 @@ class Keeping:
             if life.request.machine.cache is not None:
                 from belljar.machine.caches import attach
 
-                attach(life, life.request.machine.cache)
+                await attach(life, life.request.machine.cache)
             if wants_attachments(life.request, self.parts.settings):
                 await self._attach()
             if life.request.machine.network is not NetworkMode.NONE and self.parts.networks is not None:
                 await self._join(self.parts.networks)
-        with self.parts.images.hold(image, life.request.id):
+        async with holding(self.parts.images, image, life.request.id):
             if life.request.payload is None:
                 return await self._leave_alone(image)
             await self._start(image)

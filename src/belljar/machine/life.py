@@ -172,14 +172,15 @@ class Life:
         self.note(troubles=tuple(self.troubles))
 
 
-def claim(request: Request, folders: Folders, point: Callable[[str], None]) -> Life:
-    """Make the machine's folder, locked from its first moment that a reaper can see."""
+def claim(request: Request, folders: Folders, point: Callable[[str], None], *, patience: float = GATE_TIMEOUT) -> Life:
+    """Make the machine's folder, locked from its first moment that a reaper can see. *patience*: seconds for a reaper
+    that is at the gate. Raises LockTimeout."""
     for folder in (folders.machines, folders.identities, folders.scratch, folders.logs):
         private_folder(folder, mode=0o711 if folder is folders.scratch else 0o700)
     folder = folders.machine(request.id)
     # The lock gets its name when it is held already, and a reaper that meets a folder without one waits at the gate,
     # which those who claim share and a reaper takes alone: nobody ever sees a free lock of a living machine.
-    with locked(gate(folders), timeout=GATE_TIMEOUT, what="begin a machine", shared=True), no_space_as_error(folder):
+    with locked(gate(folders), timeout=patience, what="begin a machine", shared=True), no_space_as_error(folder):
         os.mkdir(folder, 0o700)
         lock = try_lock(folder / UNNAMED_LOCK)
         if lock is None:

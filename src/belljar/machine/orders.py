@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Coroutine
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from belljar.model import Cause
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -82,3 +86,29 @@ class Ended(Exception):
     def __init__(self, cause: Cause, number: int | None, reason: str) -> None:
         super().__init__(reason)
         self.cause, self.number, self.reason = cause, number, reason
+
+
+async def unless_cancelled(work: Coroutine[Any, Any, T], orders: Orders) -> T:
+    """The work's result. An order after which no payload is to be started ends it, and raises Ended; the others stay given."""
+    task, kept = asyncio.ensure_future(work), list[Order]()
+    try:
+        while True:
+            coming = asyncio.ensure_future(orders.next())
+            try:
+                await asyncio.wait({task, coming}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                coming.cancel()
+            if coming.done() and not coming.cancelled():
+                match coming.result():
+                    case Signal(number=number) if number in CANCELLING and not task.done():
+                        raise Ended(Cause.CANCELLED, number, "cancelled before the machine was begun")
+                    case Stop() | Kill() if not task.done():
+                        raise Ended(Cause.CANCELLED, signal.SIGKILL, "killed on request")
+                    case order:
+                        kept.append(order)
+            if task.done():
+                return await task
+    finally:
+        task.cancel()
+        for order in kept:
+            orders.give(order)

@@ -13,15 +13,18 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-from belljar.errors import BelljarError, HostError
+from belljar.errors import BelljarError, HostError, LockTimeout
 from belljar.guest import Streams
+from belljar.host.threads import in_thread
 from belljar.hypervisor import Template
 from belljar.machine import fates
 from belljar.machine.keeping import Keeping
-from belljar.machine.life import Life, claim
-from belljar.machine.orders import Ended, Orders
+from belljar.machine.life import GATE_TIMEOUT, Life, claim, gate
+from belljar.machine.orders import Ended, Orders, unless_cancelled
 from belljar.machine.parts import Parts
 from belljar.machine.recover import prune
+from belljar.machine.states import CLASSES
+from belljar.machine.waiting import holding, lock_of
 from belljar.model import Cause, Outcome, Request, State
 
 
@@ -37,7 +40,13 @@ class Supervisor:
         """Make the machine, run the payload, leave nothing behind. What goes wrong is in the outcome; only a machine
         that could not even be claimed (no folder, no space) raises. *equip* may add disks to the machine's life."""
         parts = self._parts
-        life = claim(request, parts.folders, parts.point)
+        try:
+            life = claim(request, parts.folders, parts.point, patience=0.0)
+        except LockTimeout:
+            try:
+                life = await unless_cancelled(self._claim(request), orders)
+            except Ended as ended:
+                return _never_begun(request, ended)
         keeping = Keeping(life, orders, parts)
         try:
             if equip is not None:
@@ -51,18 +60,30 @@ class Supervisor:
                 raise
         finally:
             await _to_its_end(keeping.leave())
-        with suppress(OSError):  # old records may wait
-            prune(parts.folders, days=parts.settings.keep_days, count=parts.settings.keep_count, now=time.time())
+        days, count = parts.settings.keep_days, parts.settings.keep_count
+        with suppress(OSError, Ended):  # old records may wait
+            await unless_cancelled(
+                in_thread(lambda: prune(parts.folders, days=days, count=count, now=time.time())), orders
+            )
         return life.outcome
+
+    async def _claim(self, request: Request) -> Life:
+        """A claim that waits for a reaper at the gate."""
+        folders = self._parts.folders
+        at_gate = await lock_of(gate(folders), timeout=GATE_TIMEOUT, what="begin a machine", shared=True)
+        try:
+            return claim(request, folders, self._parts.point, patience=0.0)
+        finally:
+            at_gate.release()
 
     async def cast(self, request: Request) -> Template:
         """The template a request would be cloned from, made now where there is none. Raises why it cannot be had."""
         parts = self._parts
-        life = claim(request, parts.folders, parts.point)
+        life = await self._claim(request)
         try:
             life.enter(State.PREPARING)
             image = parts.planner.image(request)
-            with parts.images.hold(image, request.id):
+            async with holding(parts.images, image, request.id):
                 template = await parts.planner.template(life, image)
             life.expect(Cause.FINISHED, f"template {template.key[:12]} is there")
             return template
@@ -72,6 +93,15 @@ class Supervisor:
         finally:
             life.leave_towards(State.CLEANING)
             fates.put_away(life, parts.overlays, (0.0, 0.0, 0))
+
+
+def _never_begun(request: Request, ended: Ended) -> Outcome:
+    """The outcome of a machine that was cancelled before it had a folder."""
+    now = time.time()
+    return Outcome(
+        id=request.id, cause=ended.cause, klass=CLASSES[ended.cause], reason=ended.reason, signal=ended.number,
+        name=request.name, image=request.machine.image, started=now, ended=now,
+    )  # fmt: skip
 
 
 def _explain(life: Life, error: BaseException) -> None:

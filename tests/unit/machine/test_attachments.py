@@ -51,12 +51,16 @@ def pack(item: Transfer, target: Path, account: Account = ALICE) -> None:
     asyncio.run(pack_folder(item, target, account, 1))
 
 
+def scratch(path: Path, size: int) -> None:
+    asyncio.run(make_scratch(path, size))
+
+
 # -- scratch -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_scratch_disk_is_a_private_file_system_that_takes_no_room(tmp_path: Path) -> None:
     path = tmp_path / "id.scratch"
-    make_scratch(path, 8 * GIB if attachments.free_bytes(tmp_path) > 8 * GIB else 64 * MIB)
+    scratch(path, 8 * GIB if attachments.free_bytes(tmp_path) > 8 * GIB else 64 * MIB)
     facts = path.stat()
     assert stat.S_IMODE(facts.st_mode) == 0o600 and facts.st_blocks * 512 < 4 * MIB
     with path.open("rb") as file:
@@ -68,14 +72,14 @@ def test_more_scratch_than_the_host_has_is_refused_before_anything_is_made(
 ) -> None:
     monkeypatch.setattr(attachments, "free_bytes", lambda folder: 10 * MIB)
     with pytest.raises(NoSpace, match="10 MiB free"):
-        make_scratch(tmp_path / "id.scratch", 11 * MIB)
+        scratch(tmp_path / "id.scratch", 11 * MIB)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_host_without_mke2fs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attachments, "which", lambda name: None)
     with pytest.raises(CommandMissing, match="mke2fs"):
-        make_scratch(tmp_path / "id.scratch", MIB)
+        scratch(tmp_path / "id.scratch", MIB)
     assert list(tmp_path.iterdir()) == []
 
 

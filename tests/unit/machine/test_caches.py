@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -11,7 +12,7 @@ import pytest
 
 from belljar.errors import CommandMissing, ImpossibleSize
 from belljar.machine import Folders, caches
-from belljar.machine.caches import Cache, attach, left_in_order, prepare, remove, take, trouble
+from belljar.machine.caches import Cache, left_in_order, prepare, remove, take, trouble
 from belljar.machine.life import Life, claim
 from belljar.model import MIB, MachineSpec, Request
 
@@ -25,6 +26,10 @@ def folders(tmp_path: Path) -> Folders:
 
 def machine(folders: Folders, id: str) -> Life:
     return claim(Request(id, MachineSpec("cernvm", 1, 64 * MIB, cache=SIZE), None), folders, lambda point: None)
+
+
+def attach(life: Life, size: int) -> None:
+    asyncio.run(caches.attach(life, size))
 
 
 def write_into(cache: Path) -> None:

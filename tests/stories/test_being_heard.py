@@ -1,0 +1,125 @@
+"""TERM is heard at once, whatever takes its time: programs that hang, locks that somebody has, disks that do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.stories.conftest import House
+
+from belljar.errors import LockTimeout
+from belljar.guest import Streams
+from belljar.guest.fake import Script
+from belljar.host.locks import locked, try_lock
+from belljar.hypervisor.qemu.casting import make_overlay
+from belljar.image import Image
+from belljar.machine import supervisor
+from belljar.machine.life import gate
+from belljar.machine.orders import Orders, Signal
+from belljar.model import MIB, Cause, Outcome
+
+LONGEST = 20.0  # real seconds
+TERM = (1.0, Signal(signal.SIGTERM))
+
+
+@pytest.fixture
+def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Put a program in the place of another that does not end before the test does."""
+    fifo, programs = tmp_path / "fifo", tmp_path / "programs"
+    os.mkfifo(fifo)
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+
+    def put(name: str) -> None:
+        (programs / name).write_text(f"#!/bin/sh\nread x < {fifo}\n")
+        (programs / name).chmod(0o755)
+
+    yield put
+    os.close(os.open(fifo, os.O_RDWR | os.O_NONBLOCK))
+
+
+def cancelled(outcome: Outcome) -> bool:
+    return (outcome.cause, outcome.signal, outcome.exit_code) == (Cause.CANCELLED, signal.SIGTERM, None)
+
+
+def test_while_a_scratch_disk_is_formatted(house: House, hanging: Callable[[str], None]) -> None:
+    hanging("mke2fs")
+    assert cancelled(house.run(house.request(machine={"scratch": 32 * MIB}), TERM))
+    assert house.leftovers() == []
+
+
+def test_while_a_cache_is_formatted(house: House, hanging: Callable[[str], None]) -> None:
+    hanging("mke2fs")
+    request = house.request(machine={"cache": 32 * MIB})
+    assert cancelled(house.run(request, TERM))
+    assert [one for one in house.leftovers() if not one.endswith("caches")] == []
+
+
+async def test_while_a_templates_disk_is_made(hanging: Callable[[str], None], tmp_path: Path) -> None:
+    hanging("qemu-img")
+    making = asyncio.ensure_future(make_overlay(tmp_path / "disk", tmp_path / "base", MIB))
+    await asyncio.sleep(0)
+    making.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(making, LONGEST)
+
+
+def test_while_a_reaper_is_at_the_gate(house: House) -> None:
+    house.run()
+    with locked(gate(house.folders), timeout=1, what="look"):
+        outcome = house.run(house.request(id="0123456789ac"), TERM)
+    assert cancelled(outcome) and outcome.reason == "cancelled before the machine was begun"
+    assert house.leftovers() == [] and not house.folders.ended("0123456789ac").exists()
+
+
+def test_a_machine_begins_when_the_reaper_has_left_the_gate(house: House) -> None:
+    house.plan(Script(boots_in=0.0))
+    house.run()
+    held = try_lock(gate(house.folders))
+    assert held is not None
+
+    async def keep() -> Outcome:
+        keeping = asyncio.ensure_future(
+            house.supervisor().keep(house.request(id="0123456789ac"), Streams(None, None, None), Orders())
+        )
+        asyncio.get_running_loop().call_later(0.01, held.release)
+        return await asyncio.wait_for(keeping, LONGEST)
+
+    assert asyncio.run(keep()).exit_code == 0  # in real time: the lock is another process's, as it were
+
+
+def test_while_somebody_has_the_image_for_himself(house: House) -> None:
+    may_end, undone = threading.Event(), threading.Event()
+
+    @contextmanager
+    def hold(image: Image, id: str, *, patience: float = 10.0) -> Iterator[None]:
+        if not patience:
+            raise LockTimeout("held")
+        assert may_end.wait(LONGEST)
+        yield
+        undone.set()
+
+    house.images.hold = hold  # type: ignore[method-assign]
+    try:
+        assert cancelled(house.run(house.request(), TERM))
+    finally:
+        may_end.set()
+    assert undone.wait(LONGEST)  # what the thread got then, nobody has
+    assert house.leftovers() == []
+
+
+def test_while_old_records_are_dropped(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outcome stays what it is: the job is done."""
+    may_end = threading.Event()
+    monkeypatch.setattr(supervisor, "prune", lambda *a, **k: may_end.wait(LONGEST))
+    try:
+        outcome = house.run(house.request(), (1000.0, Signal(signal.SIGTERM)))
+    finally:
+        may_end.set()
+    assert outcome.exit_code == 0 and house.saved_outcome()["exit_code"] == 0
