@@ -221,6 +221,19 @@ def test_broken_settings_are_said_and_no_job_runs_in_a_circle(cell: Cell) -> Non
     assert cell.lab.queue_state() == ""
 
 
+def test_an_image_that_no_verifier_saw_is_never_a_job_on_the_host(cell: Cell) -> None:
+    """The queue has no `vm_image` to offer, so such a job waits; one that runs was seen by the verifier."""
+    cell.lab.change("conf", {"jsv_url": "none"})
+    try:
+        asked = cell.submit("hostname", *IN_MACHINE)
+        other = cell.submit("hostname", *WITH_BELLJAR)
+        assert cell.ended(other).out == b"bjge\n"
+        assert cell.lab.state(asked) == "qw" and cell.lab.queue_state() == ""
+    finally:
+        cell.install()
+    cell.lab.run("qdel", asked)
+
+
 def test_install_twice_is_as_once_and_uninstall_takes_all_out(cell: Cell) -> None:
     words = ("--queue", "all.q", "--folder", "/var/lib/gridengine/default/common", "--prefix", str(cell.site.top))
     assert b"All is in place" in cell.belljar("batch", "install", "gridengine", *words).stdout
