@@ -164,3 +164,37 @@ def test_a_report_that_cannot_be_written_changes_nothing_of_the_payloads_end(bel
 def test_a_file_of_the_kernel_gets_into_the_machine_whole(belljar: Belljar) -> None:
     done = belljar.run("--in", "/proc/version:/tmp/version", "--", "cat", "/tmp/version")
     assert (done.returncode, done.stdout) == (0, Path("/proc/version").read_bytes())
+
+
+# A payload that is root takes the agent's line, and answers in its place whatever is asked next.
+IMPOSTOR = r"""
+import ctypes, os, struct, time
+def agents_line():
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                if "vport" in os.readlink(f"/proc/{pid}/fd/{fd}"):
+                    return ctypes.CDLL(None).syscall(438, os.pidfd_open(int(pid)), int(fd), 0)  # pidfd_getfd
+            except OSError:
+                pass
+line = agents_line()
+print("up" if line is not None and line >= 0 else "no line", flush=True)
+while True:
+    os.write(line, b"".join(struct.pack("!BBII", 3, 0, number, 5) + b"1\0002\0003" for number in range(1, 100)))
+    time.sleep(0.01)
+"""
+
+
+def test_an_agent_replaced_by_the_payload_is_the_guests_fault_when_the_job_is_resumed(
+    belljar: Belljar, tmp_path: Path
+) -> None:
+    keeper = belljar.popen("run", "--report", str(tmp_path / "r"), "--", "python3", "-c", IMPOSTOR)
+    assert keeper.stdout is not None and keeper.stdout.readline() == b"up\n"
+    keeper.send_signal(signal.SIGTSTP)
+    os.waitid(os.P_PID, keeper.pid, os.WSTOPPED)
+    keeper.send_signal(signal.SIGCONT)
+    _, err = keeper.communicate(timeout=60)
+    told = report(tmp_path / "r")
+    assert keeper.returncode == 125 and b"not the agent's protocol" in err and b"defect" not in err, err
+    assert (told["error"], told["cause"], told["class"]) == ("ProtocolViolation", "guest-lost", "transient")
+    next_job_works(belljar)
