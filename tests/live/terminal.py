@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+CLOCK = re.compile(rb"(?:\r\x1b\[Kbelljar: [^\r\n\x1b]*)+\r\x1b\[K")  # while a template is made
 LONGEST = 60.0  # seconds a person would wait for words on the screen
 
 
@@ -59,7 +60,7 @@ class Terminal:
         return seen
 
     def rest(self) -> bytes:
-        """Everything until the process ends, which it must."""
+        """Everything until the process ends, which it must; without what belljar drew and took away before the payload began."""
         assert self.process is not None
         deadline = time.monotonic() + LONGEST
         watch = os.pidfd_open(self.process.pid)
@@ -73,7 +74,7 @@ class Terminal:
         finally:
             os.close(watch)
         self.process.wait()
-        seen, self.screen = self.screen, b""
+        seen, self.screen = CLOCK.sub(b"", self.screen), b""
         return seen
 
     def _more(self, longest: float) -> bool:

@@ -139,7 +139,7 @@ def is_a_node_fault(done: Any, err: bytes, report: Path) -> None:
 # Every point of a machine's life, and what becomes of a job whose daemon is lost there. By far the most take long.
 STARTING = ("after-claim", "after-attachments", "after-network", "after-overlay")
 RUNNING = ("after-spawn", "after-qmp", "after-agent", "after-boot", "payload-sent", "payload-started")
-ENDING = ("payload-ended", "status-written", "before-stop", "after-stop", "before-release")
+ENDING = ("payload-ended", "status-written", "before-stop", "after-stop", "before-release", "outcome-written")
 QUICK_ONES = {("after-overlay", KILL), ("payload-started", KILL)}
 
 
