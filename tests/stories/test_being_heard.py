@@ -19,7 +19,7 @@ from belljar.guest.fake import Script
 from belljar.host.locks import locked, try_lock
 from belljar.hypervisor.qemu.casting import make_overlay
 from belljar.image import Image
-from belljar.machine import supervisor
+from belljar.machine import fates, supervisor
 from belljar.machine.life import gate
 from belljar.machine.orders import Orders, Signal
 from belljar.model import MIB, Cause, Outcome
@@ -112,6 +112,19 @@ def test_while_somebody_has_the_image_for_himself(house: House) -> None:
         may_end.set()
     assert undone.wait(LONGEST)  # what the thread got then, nobody has
     assert house.leftovers() == []
+
+
+def test_while_its_record_is_moved_to_a_disk_that_does_not_answer(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told in time; the record is the reaper's."""
+    may_end = threading.Event()
+    monkeypatch.setattr(fates, "retire", lambda *a: may_end.wait(LONGEST))
+    try:
+        outcome = house.run(house.request(), (1000.0, Signal(signal.SIGTERM)))
+    finally:
+        may_end.set()
+    assert outcome.exit_code == 0 and (house.folders.machine("0123456789ab") / "outcome.json").exists()
 
 
 def test_while_old_records_are_dropped(house: House, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ from belljar.errors import (
 )
 from belljar.guest import ExitStatus, Guest, Process, Streams
 from belljar.host.processes import start_time
+from belljar.host.threads import in_thread
 from belljar.image import Image
 from belljar.journal import read
 from belljar.machine import DOUBTS, Settings, fates
@@ -34,7 +35,7 @@ from belljar.machine.features import with_features
 from belljar.machine.identity import prove
 from belljar.machine.life import Life
 from belljar.machine.obeying import Obeying, Present
-from belljar.machine.orders import Ended, Orders
+from belljar.machine.orders import Ended, Orders, unless_cancelled
 from belljar.machine.parts import Parts
 from belljar.machine.plan import Plan
 from belljar.machine.recover import traces_of
@@ -46,6 +47,7 @@ from belljar.network import Networks
 T = TypeVar("T")
 LAST_WORDS = 2.0  # seconds between the channel's end and the event that explains it
 NOT_ENDED = "its hypervisor's process may live"
+CLEANING_PATIENCE = 5.0  # seconds the rest of the way out may take once belljar is told to end
 QUIT_TO_KEEP = 10.0  # seconds QEMU gets to write its disk out when the folder is kept
 
 
@@ -55,6 +57,7 @@ class Keeping:
     def __init__(self, life: Life, orders: Orders, parts: Parts) -> None:
         self.life, self.parts = life, parts
         self.now = Present()
+        self._orders = orders
         self._obeying = Obeying(life, orders, self.now, parts.relay)
         self._control = ControlServer(life.folder, self._obeying.answer)
         self._fate: asyncio.Task[BelljarError] | None = None  # why the domain ended by itself
@@ -330,14 +333,22 @@ class Keeping:
             elif life.state in (State.STARTING, State.BOOTING):
                 life.leave_towards(State.STOPPING)
                 with life.trying(NOT_ENDED):
-                    self.parts.hypervisor.discard(life.request.id, traces_of(read(life.folder)))
+                    traces = traces_of(read(life.folder))
+                    await in_thread(lambda: self.parts.hypervisor.discard(life.request.id, traces))
             if life.joined is not None:
                 with life.trying("its network was not left"):
                     life.joined.close()
             with life.trying("its control socket was not closed"):
                 await self._control.close()
         life.leave_towards(State.CLEANING)
-        fates.put_away(life, self.parts.overlays, self._usage)
+        # Records may lie on a file server that does not answer: whoever is told to end then leaves the rest to a reaper.
+        work = asyncio.ensure_future(in_thread(lambda: fates.put_away(life, self.parts.overlays, self._usage)))
+        try:
+            await unless_cancelled(asyncio.wait({work}), self._orders)
+        except Ended:
+            await asyncio.wait({work}, timeout=CLEANING_PATIENCE)
+        if work.done():
+            work.result()
 
     async def _drop_domain(self) -> None:
         """End the domain, and all that listened to it."""
