@@ -113,7 +113,7 @@ def test_a_full_scratch_is_said_before_anything_starts(belljar: Belljar, tmp_pat
     belljar.scratch.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m,mode=711", "tmpfs", str(belljar.scratch)], check=True)
     try:
-        refused(belljar, "--start", "cold", "--report", str(tmp_path / "r"), *RUN, says="MiB free")
+        refused(belljar, "--report", str(tmp_path / "r"), *RUN, says="MiB free")
         told = report(tmp_path / "r")
         assert (told["error"], told["cause"], told["class"]) == ("NoSpace", "node-fault", "node")
         assert belljar.leftovers() == []

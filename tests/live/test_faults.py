@@ -136,8 +136,9 @@ def test_a_full_host_disk_is_told_as_that(belljar: Belljar, tmp_path: Path) -> N
     belljar.scratch.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m,mode=711", "tmpfs", str(belljar.scratch)], check=True)
     try:
+        fill = "head -c 200M /dev/urandom > /var/tmp/x; sync; sleep 100"
         done = belljar.run(
-            "--report", str(tmp_path / "r"), "--", "sh", "-c", "head -c 200M /dev/urandom > /var/tmp/x; sync; sleep 100"
+            "--report", str(tmp_path / "r"), "--", "sh", "-c", fill, env={"BELLJAR_IMAGE_RESERVE": "16M"}
         )
         outcome = report(tmp_path / "r")
         assert done.returncode == 125 and b"no space" in done.stderr.lower(), outcome

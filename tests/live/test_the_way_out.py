@@ -73,7 +73,7 @@ def rows(belljar: Belljar) -> list[tuple[object, object, object]]:
 def test_scratch_that_turned_read_only_after_the_payloads_end_changes_nothing_of_it(
     belljar: Belljar, tmp_path: Path, code: int
 ) -> None:
-    with ext4(belljar.scratch, 256 << 20) as trigger:
+    with ext4(belljar.scratch, 512 << 20) as trigger:  # more than `image.reserve`
         belljar.scratch.chmod(0o711)
         done = run_until_broken(
             belljar,
@@ -99,7 +99,7 @@ def test_scratch_that_turned_read_only_after_the_payloads_end_changes_nothing_of
 
 def test_a_node_whose_only_disk_turned_read_only_delivers_what_ended_well(belljar: Belljar, tmp_path: Path) -> None:
     node = tmp_path / "node"
-    with ext4(node, 256 << 20) as trigger:
+    with ext4(node, 512 << 20) as trigger:
         node.chmod(0o755)
         for name in ("run", "scratch", "logs"):
             belljar.env[f"BELLJAR_PATHS_{name.upper()}"] = str(node / name)
