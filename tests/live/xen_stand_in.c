@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <libxl.h>
+#include <libxl_utils.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
