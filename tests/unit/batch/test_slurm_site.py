@@ -228,7 +228,7 @@ def test_a_node_that_fetches_its_settings_gets_the_hooks_alone(tmp_path: Path, m
     """A slurm.conf made there would stand before the one that slurmctld gives."""
     fetched = tmp_path / "run/slurm.conf"
     fetched.parent.mkdir()
-    fetched.write_text(f"Prolog={tmp_path}/belljar-prolog\nEpilog=/site/epilog.d/*\nJobSubmitPlugins=lua\n")
+    fetched.write_text(f"Prolog={tmp_path}/belljar-prolog\nEpilog={tmp_path}/epilog.d/*\nJobSubmitPlugins=lua\n")
     monkeypatch.setattr(slurm_site, "FETCHED", fetched)
     here = place(tmp_path)
     assert set(files(here)) == {"belljar-prolog", "50-belljar-epilog"} and lines(here) == () and advice(here) == ""
