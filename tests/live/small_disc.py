@@ -70,7 +70,8 @@ def make_disc(path: Path, kernel: Path, ramdisk: Path) -> None:
     )
     disc = pycdlib.PyCdlib()
     disc.new(interchange_level=3, vol_ident="SMALL", rock_ridge="1.09")
-    files = {"GRUB": loader.read_bytes(), "vmlinuz": kernel.read_bytes(), "initrd": packed}
+    # GRUB 2.12 (Debian 13) leaves out the end of a kernel with which its file ends; then the guest resets at once.
+    files = {"GRUB": loader.read_bytes(), "vmlinuz": kernel.read_bytes() + bytes(1 << 20), "initrd": packed}
     for name, data in files.items():
         disc.add_fp(io.BytesIO(data), len(data), f"/{name.upper()}.;1", rr_name=name)
     disc.add_eltorito("/GRUB.;1", boot_load_size=4, boot_info_table=True)
