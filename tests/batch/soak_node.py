@@ -25,12 +25,12 @@ from typing import Any
 import pytest
 
 from belljar.assembly import House
-from belljar.batch import load, node
+from belljar.batch import client, load, node
 from belljar.batch.terms import Ending, Surroundings
 from belljar.cli import batch_hooks, batch_node, wrap
+from belljar.cli.batch_client import runner
 from belljar.errors import ImageCorrupt
 from belljar.guest.fake import FakeGuest, Script
-from belljar.host.commands import SEARCH_PATH
 from belljar.host.privileges import user_of
 from belljar.hypervisor.fake import FakeHypervisor
 from belljar.image.fake import FakeOverlays, FakeStore
@@ -92,7 +92,7 @@ class FakeHouse(House):
     """All parts as a job's process has them, but image, machine and guest."""
 
     def __init__(self, config: Path, case: Case) -> None:
-        super().__init__(str(config))
+        super().__init__(str(config), commands=str(config.parent / "libexec/wrap-slurm"))
         self.case, self._is_spawned = case, False
         corrupt = {case.image: ImageCorrupt(f"{case.image}: not what was stored")} if case.is_corrupt else {}
         self.images: Any = FakeStore(failures=dict(corrupt))
@@ -129,21 +129,22 @@ class Node:
 
     def __init__(self, top: Path, patch: pytest.MonkeyPatch, kept: int) -> None:
         self.top, self.config = top, top / "belljar.toml"
-        for folder in ("home", "slurm", "bin", "spool"):
+        for folder in ("home", "slurm", "bin", "spool", "libexec"):
             (top / folder).mkdir()
         self.config.write_text(SETTINGS.format(top=top, kept=kept))
         (top / "slurm/nodes").touch()
         for name, text in STAND_INS.items():
             (top / "bin" / name).write_text(text.format(top=top))
             (top / "bin" / name).chmod(0o755)
+        programs = {name: str(top / "bin" / name) for name in STAND_INS}
+        client.path_of(top / "libexec/wrap-slurm", "slurm").write_bytes(client.Client("slurm", programs).as_json())
         self.user = user_of(str(os.geteuid()))
         self._out = os.open(top / "slurm-out", os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         self._endings: list[Ending] = []
         self._here: Surroundings
-        # The borders of a process: what it was given, where commands are found, its death.
+        # The borders of a process: what it was given, its death.
         patch.setattr(wrap, "surroundings", lambda words: self._here)
-        patch.setattr("belljar.cli.wrap.SEARCH_PATH", f"{top}/bin:{SEARCH_PATH}")
         patch.setattr(wrap, "end", self._end)
 
     def _end(self, ending: Ending) -> int:
@@ -205,14 +206,13 @@ class Node:
         self._here = Surroundings(
             (os.fsencode(script),), tuple((name.encode(), value.encode()) for name, value in env.items()), home.encode(),
             os.geteuid(), os.getegid(), tuple(os.getgroups()), {"array": "no", "image": case.image, "time": "5"},
-            wrap._stdin, wrap._read, wrap._ask,
+            wrap._stdin, wrap._read,
         )  # fmt: skip
         return folder
 
     def _epilog(self, number: int, house: House) -> str:
         """What `belljar batch epilog` does, without the child that becomes the user. Returns the class on record."""
         job = f"slurm:{number}"
-        os.environ["PATH"] = f"{self.top}/bin:{SEARCH_PATH}"
         report = node.report_of(json.loads(batch_hooks.finish(house, self.user, job)), job)
         assert report is not None, f"no record of job {number}"
         batch_hooks.account(load("slurm"), NODE, report, house)
@@ -246,8 +246,8 @@ class Node:
         """As the administrator does, or the self-check."""
         memory = node.Memory(self.top / "store/batch", "slurm", NODE)
         with own_process(self._null, self._out):
-            os.environ["PATH"] = f"{self.top}/bin:{SEARCH_PATH}"
-            batch_node.reopen(load("slurm"), NODE, memory, 20.0)
+            house = FakeHouse(self.config, Case("reopen"))
+            batch_node.reopen(load("slurm"), NODE, memory, runner(house, "slurm", 20.0))
 
     def files(self) -> dict[str, int]:
         """Files and folders, by what they are for."""

@@ -45,6 +45,9 @@ class FakeStore:
         if reference == self.default:
             self.ensure_default()
 
+    def settle(self, reference: str, *, own: bool) -> None:
+        """There is one store only."""
+
     def ensure_default(self) -> Image:
         self.known.setdefault(self.default, fake_image(self.default))
         return self.resolve(self.default)
