@@ -52,7 +52,7 @@ mount -t tmpfs -o mode=1777 tmp tmp
 mount -t tmpfs -o mode=0755 run run
 mkdir -m 1777 run/lock
 mount -t tmpfs -o mode=0755 dev dev
-for one in null zero full random urandom tty kvm fuse vhost-net vhost-vsock; do [ ! -e /dev/$one ] || cp -a /dev/$one dev/; done
+for one in null zero full random urandom tty kvm fuse vhost-net vhost-vsock $(cd /dev && echo loop*); do [ ! -e /dev/$one ] || cp -a /dev/$one dev/; done
 mkdir dev/net dev/pts; mkdir -m 1777 dev/shm dev/mqueue
 mknod -m 0666 dev/net/tun c 10 200
 mount -t devpts -o newinstance,mode=0620,ptmxmode=0666,gid=5 devpts dev/pts

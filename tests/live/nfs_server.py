@@ -18,7 +18,7 @@ PATIENCE = 60  # seconds for the server to come up or to go
 SETTINGS = """
 NFS_CORE_PARAM {{
     Protocols = 4; NFS_Port = {port}; MNT_Port = 0; NLM_Port = 0; Rquota_Port = 0;
-    Enable_NLM = false; Enable_RQUOTA = false; Enable_UDP = false; Bind_addr = 127.0.0.1;
+    Enable_NLM = false; Enable_RQUOTA = false; Enable_UDP = false; Bind_addr = 127.0.0.1; {without_rights}
 }}
 NFSV4 {{
     Graceless = true; Only_Numeric_Owners = true; RecoveryBackend = fs; RecoveryRoot = "{folder}/recovery";
@@ -35,6 +35,13 @@ EXPORT {{
 """
 
 
+def without_rights() -> str:
+    """A later ganesha (6.5) wants CAP_SYS_RESOURCE, or this word, which the earlier ones (4.3) do not know."""
+    libraries = Path("/usr/lib/ganesha").glob("libganesha_nfsd.so*")
+    knows = any(b"allow_set_io_flusher_fail" in library.read_bytes() for library in libraries)
+    return "Allow_Set_IO_Flusher_Fail = true;" if knows else ""
+
+
 class NfsServer:
     """`data` is exported as /data with root as root, `squashed` as /squashed with root as nobody."""
 
@@ -46,7 +53,8 @@ class NfsServer:
                 one.mkdir(parents=True)
                 one.chmod(0o755)
         exports = [("/data", self.data, "No_Root_Squash"), ("/squashed", self.squashed, "Root_Squash")]
-        text = SETTINGS.format(port=self.port, folder=folder, versions=versions)
+        rights = without_rights()
+        text = SETTINGS.format(port=self.port, folder=folder, versions=versions, without_rights=rights)
         for number, (name, path, squash) in enumerate(exports, 1):
             text += EXPORT.format(number=number, path=path, name=name, squash=squash)
         (folder / "ganesha.conf").write_text(text)
