@@ -38,7 +38,7 @@ EXPORT {{
 def without_rights() -> str:
     """A later ganesha (6.5) wants CAP_SYS_RESOURCE, or this word, which the earlier ones (4.3) do not know."""
     libraries = Path("/usr/lib/ganesha").glob("libganesha_nfsd.so*")
-    knows = any(b"allow_set_io_flusher_fail" in library.read_bytes() for library in libraries)
+    knows = any(b"allow_set_io_flusher_fail" in library.read_bytes().lower() for library in libraries)
     return "Allow_Set_IO_Flusher_Fail = true;" if knows else ""
 
 
