@@ -109,9 +109,9 @@ def test_check_of_good_settings_names_the_files(call: Any, file: Path, capsys: A
 
 
 WRONG = [
-    ("machine", "hypervisor", "'libvirt:qemu+ssh://host/system'", "is no driver"),
-    ("machine", "hypervisor", "'kvm'", "is no driver"),
-    ("machine", "hypervisor", "'libvirt:xen:///system'", "has not been run on a Xen host"),
+    ("machine", "hypervisor", "'libvirt:qemu+ssh://host/system'", "no such driver"),
+    ("machine", "hypervisor", "'kvm'", "no such driver"),
+    ("machine", "hypervisor", "'libvirt:xen:///system'", "guests under Xen are not supported"),
     ("network", "allow", "['10.0.0.0/8', '10.0.0.0/33']", "no prefix from 0 to 32"),
     ("network", "deny", "['10.0.0.1:99999']", "no port from 1 to 65535"),
     ("network", "bridges", "['br0', 'a bridge']", "cannot be the name of a bridge"),

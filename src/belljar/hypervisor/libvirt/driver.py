@@ -25,15 +25,14 @@ from belljar.hypervisor.libvirt.domain import LibvirtDomain
 from belljar.hypervisor.libvirt.lines import Lines, has_keeper
 from belljar.hypervisor.libvirt.log import default_log_folder, sweep
 from belljar.hypervisor.libvirt.starting import Attempt, Started, is_machine
-from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml, kind_of
+from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml
 from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu.disk import layers
 from belljar.hypervisor.qemu.driver import EMULATED_CPU, NATIVE_CPU, QemuHypervisor, has_uuid_of, uses_uefi
 from belljar.hypervisor.qemu.firmware import find_uefi
 from belljar.model import MIB, MachineId, ShareKind
 
-DRIVER = re.compile(r"libvirt:((qemu|xen)(\+unix)?:///(system|session)(\?[!-~]*)?)")
-NO_XEN = "belljar writes the descriptions of Xen's guests, and has not been run on a Xen host"
+DRIVER = re.compile(r"libvirt:(qemu(\+unix)?:///(system|session)(\?[!-~]*)?)")
 CHANNEL = "channel"
 COLD = "machines by libvirt are always booted cold"
 OF_LIBVIRT = b",debug-threads="  # how libvirt goes on after a domain's name
@@ -45,18 +44,18 @@ class Meant:
 
     uri: str
     is_session: bool
-    is_xen: bool
 
 
 def read_driver(text: str) -> Meant:
     """Raises BadSetting."""
     found = DRIVER.fullmatch(text)
     if found is None:
+        why = "libvirt's guests under Xen are not supported" if text.startswith("libvirt:xen") else "no such driver"
         raise BadSetting(
-            f"machine.hypervisor = {text!r} is no driver",
+            f"machine.hypervisor = {text!r}: {why}",
             hint="It is `qemu`, `libvirt:qemu:///system` or `libvirt:qemu:///session`: a libvirt of this host.",
         )
-    return Meant(found[1], found[4] == "session", found[2] == "xen")
+    return Meant(found[1], found[3] == "session")
 
 
 class LibvirtHypervisor:
@@ -64,7 +63,7 @@ class LibvirtHypervisor:
 
     def __init__(self, driver: str, settings: Settings, libvirt: LibvirtSettings, store: Path) -> None:
         meant = read_driver(driver)
-        self.uri, self._is_xen = meant.uri, meant.is_xen
+        self.uri = meant.uri
         self._is_callers = meant.is_session and os.geteuid() != 0  # root's session is the system's daemon
         self._settings, self._libvirt = settings, libvirt
         self._direct = QemuHypervisor(settings, store)
@@ -75,7 +74,7 @@ class LibvirtHypervisor:
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def check(self, spec: DomainSpec) -> None:
-        check(spec, is_xen=self._is_xen)
+        check(spec)
         if spec.nic is not None:
             needs_carrier(spec.nic, self._direct.abilities)
 
@@ -115,7 +114,7 @@ class LibvirtHypervisor:
     def _ends(self, spec: DomainSpec, lines: Lines) -> Ends:
         boot = spec.boot
         return Ends(
-            kind=kind_of(spec.accelerator),
+            accelerator=spec.accelerator,
             channel=lines.path(CHANNEL),
             console=lines.path("console"),
             layers=tuple(lines.reached(path) for path in layers(spec.disk)),
@@ -192,7 +191,7 @@ class LibvirtHypervisor:
         link = self.daemon.connect()
         try:
             version = link.call("its version", lambda it: it.getLibVersion())
-            emulator = None if self._is_xen else abilities.find(self._settings.binary)
+            emulator = abilities.find(self._settings.binary)
             link.call("what QEMU can do", lambda it: it.getDomainCapabilities(emulator), self._libvirt.start_timeout)
             who = identity(link)
         finally:
@@ -276,10 +275,8 @@ def folder_of(argv: list[bytes], id: MachineId) -> Path | None:
     return None
 
 
-def check(spec: DomainSpec, *, is_xen: bool) -> None:
+def check(spec: DomainSpec) -> None:
     """Refuse what libvirt cannot give, by name. Raises DriverLacks."""
-    if is_xen:
-        raise DriverLacks(f"a machine on Xen: {NO_XEN}")
     if any(share.kind is ShareKind.VIRTIOFS for share in spec.shares):
         raise DriverLacks(
             "a folder shared by virtiofs: not with machines by libvirt",

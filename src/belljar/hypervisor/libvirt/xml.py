@@ -1,6 +1,5 @@
 """A domain as libvirt reads it: a pure function of its spec and of the host's ends it is plugged into.
 
-KVM, TCG and the three kinds of Xen guests from one parts list; what differs between them stands in `Kind`.
 https://libvirt.org/formatdomain.html
 """
 
@@ -8,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from itertools import count
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, register_namespace, tostring
@@ -30,25 +28,11 @@ register_namespace("belljar", NAMESPACE)
 register_namespace("qemu", PASSED_ON)
 
 
-class Kind(str, Enum):
-    """What runs the guest."""
-
-    KVM = "kvm"
-    TCG = "qemu"
-    XEN_PV = "xen-pv"
-    XEN_PVH = "xen-pvh"
-    XEN_HVM = "xen-hvm"
-
-    @property
-    def is_xen(self) -> bool:
-        return self.value.startswith("xen")
-
-
 @dataclass(frozen=True)
 class Ends:
     """The host's side of a domain. Every file by a path that the hypervisor's process can open."""
 
-    kind: Kind
+    accelerator: Accelerator
     channel: Path  # sockets on which we listen: QEMU connects when it starts, so nothing it says is missed
     console: Path
     layers: tuple[Path, ...]  # the disk, overlay first
@@ -65,7 +49,7 @@ class Ends:
 
 def domain_xml(spec: DomainSpec, ends: Ends) -> str:
     """The document for a transient domain. Raises DriverLacks for what cannot be written in it."""
-    domain = Element("domain", type="xen" if ends.kind.is_xen else ends.kind.value)
+    domain = Element("domain", type="kvm" if ends.accelerator is Accelerator.KVM else "qemu")
     identity(domain, spec)
     SubElement(domain, "memory", unit="KiB").text = str(spec.memory // KIB)
     SubElement(domain, "vcpu", placement="static").text = str(spec.cpus)
@@ -93,53 +77,28 @@ def identity(domain: Element, spec: DomainSpec) -> None:
 def operating_system(domain: Element, spec: DomainSpec, ends: Ends) -> None:
     system = SubElement(domain, "os")
     kind = SubElement(system, "type")
-    match ends.kind:
-        case Kind.XEN_PV:
-            kind.text = "linux"
-            kind.set("machine", "xenpv")
-        case Kind.XEN_PVH:
-            kind.text = "xenpvh"
-            kind.set("machine", "xenpvh")
-        case Kind.XEN_HVM:
-            kind.text = "hvm"
-            kind.set("machine", "xenfv")
-        case _:
-            kind.text = "hvm"
-            kind.set("machine", "q35")
+    kind.text = "hvm"
+    kind.set("machine", "q35")
     kind.set("arch", "x86_64")
     if ends.firmware:
         SubElement(system, "loader", readonly="yes", type="rom").text = ends.firmware
     if ends.kernel is None:
-        if ends.kind in (Kind.XEN_PV, Kind.XEN_PVH):
-            raise DriverLacks(
-                f"a guest of kind {ends.kind.value} needs a kernel of its image beside it: it has no firmware"
-            )
-        if not ends.kind.is_xen:  # firmware that finds nothing to boot resets at once, and the machine ends
-            SubElement(system, "bios", rebootTimeout="0")
+        # firmware that finds nothing to boot resets at once, and the machine ends
+        SubElement(system, "bios", rebootTimeout="0")
         return
     SubElement(system, "kernel").text = str(ends.kernel)
     if ends.initrd is not None:
         SubElement(system, "initrd").text = str(ends.initrd)
-    SubElement(system, "cmdline").text = command_line(spec, ends.kind)
-
-
-def command_line(spec: DomainSpec, kind: Kind) -> str:
-    """Xen's guests have their console on another device."""
-    words = spec.boot.append
-    return words.replace("console=ttyS0", "console=hvc0") if kind in (Kind.XEN_PV, Kind.XEN_PVH) else words
+    SubElement(system, "cmdline").text = spec.boot.append
 
 
 def board(domain: Element, spec: DomainSpec, ends: Ends) -> None:
-    """Processors and what comes with the board. Xen offers the host's processor, and knows none of the rest."""
+    """Processors and what comes with the board."""
     features = SubElement(domain, "features")
-    if ends.kind is not Kind.XEN_PV:
-        SubElement(features, "acpi")
-        SubElement(features, "apic")
-    if ends.kind.is_xen:
-        SubElement(domain, "clock", offset="utc")
-        return
+    SubElement(features, "acpi")
+    SubElement(features, "apic")
     SubElement(features, "vmport", state="off")
-    if ends.kind is Kind.TCG:
+    if ends.accelerator is Accelerator.TCG:
         SubElement(SubElement(features, "tcg"), "tb-cache", unit="MiB").text = str(TRANSLATIONS)
     processor(domain, spec, ends.cpu)
     clock = SubElement(domain, "clock", offset="utc")
@@ -168,34 +127,33 @@ def devices(domain: Element, spec: DomainSpec, ends: Ends) -> list[str]:
     """The parts list. Returns what libvirt has no words for, in those of QEMU."""
     every = SubElement(domain, "devices")
     slots = count(FIRST_SLOT)
-    if ends.emulator and not ends.kind.is_xen:
+    if ends.emulator:
         SubElement(every, "emulator").text = ends.emulator
-    names = disk_names(ends.kind)
+    names = disk_names()
     bootable = ends.kernel is None
     if spec.boot.is_disc:
         disc(every, ends)
     else:
         own = disk(every, ends, next(names), "qcow2", ends.layers, bootable=bootable)
-        place(own, ends.kind, slots)
+        place(own, slots)
     for extra, below in zip(spec.disks, ends.below, strict=True):
         made = further_disk(every, ends, next(names), extra, below)
-        place(made, ends.kind, slots)
+        place(made, slots)
     if ends.seed is not None:
         made = disk(every, ends, next(names), "raw", (ends.seed,), readonly=True, serial="seed")
-        place(made, ends.kind, slots)
-    controllers(every, ends.kind, slots)
+        place(made, slots)
+    controllers(every, slots)
     for share in spec.shares:
-        shared_folder(every, share.tag, share.source, ends.kind, slots, readonly=share.readonly)
+        shared_folder(every, share.tag, share.source, slots, readonly=share.readonly)
     words = network_card(every, spec, ends, slots)
     lines(every, ends)
-    extras(every, ends.kind, slots)
+    extras(every, slots)
     return words
 
 
-def disk_names(kind: Kind) -> Iterator[str]:
-    prefix = "xvd" if kind.is_xen else "vd"
+def disk_names() -> Iterator[str]:
     letters = "abcdefghijklmnopqrstuvwxyz"
-    return (f"{prefix}{first}{second}" for first in ("", *letters) for second in letters)
+    return (f"vd{first}{second}" for first in ("", *letters) for second in letters)
 
 
 def disk(
@@ -213,17 +171,14 @@ def disk(
     with it: no flush reaches the platter. A full host disk stops the guest."""
     made = SubElement(every, "disk", type="file", device="disk")
     driver = SubElement(made, "driver", name="qemu", type=format)
-    if not ends.kind.is_xen:
-        driver.set("cache", "writeback" if readonly else "unsafe")
-        driver.set("error_policy", "enospace")
-        driver.set("rerror_policy", "report")
+    driver.set("cache", "writeback" if readonly else "unsafe")
+    driver.set("error_policy", "enospace")
+    driver.set("rerror_policy", "report")
     SubElement(made, "source", file=str(layers[0]))
     chain(made, layers[1:])
-    bus = "xen" if ends.kind.is_xen else "virtio"
-    SubElement(made, "target", dev=name, bus=bus)
-    if not ends.kind.is_xen:
-        made.set("model", MODERN)
-    if serial and not ends.kind.is_xen:
+    SubElement(made, "target", dev=name, bus="virtio")
+    made.set("model", MODERN)
+    if serial:
         SubElement(made, "serial").text = serial
     if readonly:
         SubElement(made, "readonly")
@@ -238,7 +193,7 @@ def disc(every: Element, ends: Ends) -> None:
     SubElement(made, "driver", name="qemu", type="qcow2")
     SubElement(made, "source", file=str(ends.layers[0]))
     chain(made, ends.layers[1:])
-    SubElement(made, "target", dev="hdc" if ends.kind.is_xen else "sda", bus="ide" if ends.kind.is_xen else "sata")
+    SubElement(made, "target", dev="sda", bus="sata")
     SubElement(made, "readonly")
     SubElement(made, "boot", order="1")
 
@@ -253,16 +208,12 @@ def chain(parent: Element, layers: tuple[Path, ...]) -> None:
 
 
 def further_disk(every: Element, ends: Ends, name: str, extra: ExtraDisk, below: tuple[Path, ...]) -> Element:
-    if ends.kind.is_xen:
-        raise DriverLacks(f"the disk {extra.name!r}: a Xen guest cannot know it by its serial")
     layers = (extra.path, *below)
     return disk(every, ends, name, extra.format, layers, readonly=extra.readonly, serial=extra.name)
 
 
-def place(device: Element, kind: Kind, slots: Iterator[int]) -> None:
+def place(device: Element, slots: Iterator[int]) -> None:
     """On the root bus: a port for each device would cost a second of boot time under emulation."""
-    if kind.is_xen:
-        return
     slot = free(slots)
     SubElement(device, "address", type="pci", domain="0x0000", bus="0x00", slot=f"{slot:#04x}", function="0x0")
 
@@ -273,25 +224,21 @@ def free(slots: Iterator[int]) -> int:
     return slot
 
 
-def controllers(every: Element, kind: Kind, slots: Iterator[int]) -> None:
-    if kind.is_xen:
-        return
+def controllers(every: Element, slots: Iterator[int]) -> None:
     SubElement(every, "controller", type="usb", index="0", model="none")
     serial = SubElement(every, "controller", type="virtio-serial", index="0", model=MODERN, ports="2")
-    place(serial, kind, slots)
+    place(serial, slots)
 
 
-def shared_folder(every: Element, tag: str, source: str, kind: Kind, slots: Iterator[int], *, readonly: bool) -> None:
+def shared_folder(every: Element, tag: str, source: str, slots: Iterator[int], *, readonly: bool) -> None:
     """A 9p export. `squash`: files the guest makes are the process's user's."""
-    if kind.is_xen:
-        raise DriverLacks("a shared folder (--share): Xen guests have no 9p here")
     export = SubElement(every, "filesystem", type="mount", accessmode="squash", multidevs="remap", model=MODERN)
     SubElement(export, "driver", type="path")
     SubElement(export, "source", dir=source)
     SubElement(export, "target", dir=tag)
     if readonly:
         SubElement(export, "readonly")
-    place(export, kind, slots)
+    place(export, slots)
 
 
 def network_card(every: Element, spec: DomainSpec, ends: Ends, slots: Iterator[int]) -> list[str]:
@@ -299,8 +246,6 @@ def network_card(every: Element, spec: DomainSpec, ends: Ends, slots: Iterator[i
     what is returned is QEMU's."""
     if spec.nic is None:
         return []
-    if ends.kind.is_xen:
-        raise DriverLacks(f"the network {spec.nic.mode.value}: Xen's guests get none here")
     if ends.card is not None:
         wire = {"server": False, "addr": {"type": "unix", "path": str(ends.card)}}
         device = f"{MODERN_PCI},netdev=net,mac={spec.nic.mac},romfile=,bus=pcie.0,addr={free(slots):#x}"
@@ -309,7 +254,7 @@ def network_card(every: Element, spec: DomainSpec, ends: Ends, slots: Iterator[i
     SubElement(card, "mac", address=spec.nic.mac)
     SubElement(card, "model", type=MODERN)
     SubElement(card, "rom", enabled="no")
-    place(card, ends.kind, slots)
+    place(card, slots)
     return []
 
 
@@ -322,14 +267,7 @@ def passed_on(domain: Element, words: list[str]) -> None:
 
 
 def lines(every: Element, ends: Ends) -> None:
-    """Console and agent's channel, as sockets. In a Xen guest the channel is a console with a name."""
-    if ends.kind.is_xen:
-        console = SubElement(every, "console", type="pty")
-        SubElement(console, "target", type="xen" if ends.kind is not Kind.XEN_HVM else "serial", port="0")
-        channel = SubElement(every, "channel", type="unix")
-        SubElement(channel, "source", mode="bind", path=str(ends.channel))
-        SubElement(channel, "target", type="xen", name=PORT_NAME)
-        return
+    """Console and agent's channel, as sockets."""
     serial = SubElement(every, "serial", type="unix")
     SubElement(serial, "source", mode="connect", path=str(ends.console))
     SubElement(SubElement(serial, "target", type="isa-serial", port="0"), "model", name="isa-serial")
@@ -339,17 +277,13 @@ def lines(every: Element, ends: Ends) -> None:
     SubElement(channel, "address", type="virtio-serial", controller="0", bus="0", port="1")
 
 
-def extras(every: Element, kind: Kind, slots: Iterator[int]) -> None:
+def extras(every: Element, slots: Iterator[int]) -> None:
     """Entropy, the notice of a kernel that crashes, and nothing that libvirt would add by itself."""
-    if kind.is_xen:
-        if kind is Kind.XEN_HVM:
-            SubElement(SubElement(every, "video"), "model", type="none")
-        return
     SubElement(SubElement(every, "video"), "model", type="none")
     SubElement(every, "memballoon", model="none")
     entropy = SubElement(every, "rng", model=MODERN)
     SubElement(entropy, "backend", model="builtin")
-    place(entropy, kind, slots)
+    place(entropy, slots)
     SubElement(every, "panic", model="isa")
 
 
@@ -357,10 +291,6 @@ def label(domain: Element, owner: tuple[int, int]) -> None:
     """The process's user. Nothing is given to it: what belljar made for it belongs to it already."""
     made = SubElement(domain, "seclabel", type="static", model="dac", relabel="no")
     SubElement(made, "label").text = f"+{owner[0]}:+{owner[1]}"
-
-
-def kind_of(accelerator: Accelerator) -> Kind:
-    return Kind.KVM if accelerator is Accelerator.KVM else Kind.TCG
 
 
 def check(text: str) -> None:

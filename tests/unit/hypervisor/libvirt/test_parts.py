@@ -445,14 +445,14 @@ def test_a_qemu_that_cannot_send_frames_to_a_socket_is_refused_by_name(
     assert not (tmp_path / "l").exists()
 
 
-def test_xen_is_refused_until_it_was_seen_on_a_xen_host(tmp_path: Path) -> None:
-    with pytest.raises(DriverLacks, match="Xen"):
-        driver.check(COLD, is_xen=True)
+def test_xen_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match="guests under Xen are not supported"):
+        load(Settings(), tmp_path, "libvirt:xen:///system")
 
 
 def test_an_open_user_network_and_further_disks_are_taken() -> None:
     disk = ExtraDisk("scratch", Path("/x"), "raw", readonly=False)
-    driver.check(replace(with_nic(), disks=(disk,)), is_xen=False)
+    driver.check(replace(with_nic(), disks=(disk,)))
 
 
 async def test_clones_are_refused_in_words(tmp_path: Path) -> None:

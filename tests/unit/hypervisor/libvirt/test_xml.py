@@ -10,7 +10,7 @@ import pytest
 
 from belljar.errors import DriverLacks
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, ExtraDisk, Nic, SharedFolder
-from belljar.hypervisor.libvirt.xml import Ends, Kind, domain_xml
+from belljar.hypervisor.libvirt.xml import Ends, domain_xml
 from belljar.model import GIB, MIB, Firmware, NetworkMode
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -21,7 +21,7 @@ COLD = DomainSpec(
     disk=Path("/scratch/0123456789ab.qcow2"), disk_size=8 * GIB, accelerator=Accelerator.TCG, folder=Path("/run/m"),
 )  # fmt: skip
 ENDS = Ends(
-    Kind.TCG, Path("/run/l/channel"), Path("/run/l/console"), (Path("/scratch/0123456789ab.qcow2"), Path("/images/disk")),
+    Accelerator.TCG, Path("/run/l/channel"), Path("/run/l/console"), (Path("/scratch/0123456789ab.qcow2"), Path("/images/disk")),
     kernel=Path("/images/kernel"), initrd=Path("/images/initrd"), emulator="/usr/bin/qemu-system-x86_64",
 )  # fmt: skip
 FROM_DISK = replace(ENDS, kernel=None, initrd=None)
@@ -34,8 +34,8 @@ SHARES = (
 
 CASES = {
     "tcg": (COLD, ENDS),
-    "kvm": (COLD, replace(ENDS, kind=Kind.KVM, cpu="host", label=(1000, 100))),
-    "model": (COLD, replace(ENDS, kind=Kind.KVM, cpu="Skylake-Server")),
+    "kvm": (COLD, replace(ENDS, accelerator=Accelerator.KVM, cpu="host", label=(1000, 100))),
+    "model": (COLD, replace(ENDS, accelerator=Accelerator.KVM, cpu="Skylake-Server")),
     "bios": (replace(COLD, boot=Boot()), FROM_DISK),
     "uefi": (replace(COLD, boot=Boot(firmware=Firmware.UEFI)), replace(FROM_DISK, firmware="/usr/share/ovmf/OVMF.fd")),
     "disc": (replace(COLD, boot=Boot(is_disc=True)), FROM_DISK),
@@ -50,10 +50,6 @@ CASES = {
         replace(COLD, nic=Nic(NetworkMode.BRIDGE, "52:01:02:03:04:05", has_line=True)),
         replace(ENDS, card=Path("/run/l/c,a\"rd")),
     ),
-    "xen-pv": (COLD, replace(ENDS, kind=Kind.XEN_PV)),
-    "xen-pvh": (COLD, replace(ENDS, kind=Kind.XEN_PVH, seed=Path("/run/m/seed.iso"))),
-    "xen-hvm": (COLD, replace(ENDS, kind=Kind.XEN_HVM)),
-    "xen-hvm-bios": (replace(COLD, boot=Boot()), replace(FROM_DISK, kind=Kind.XEN_HVM)),
 }  # fmt: skip
 
 
@@ -82,10 +78,6 @@ def test_each_golden_file_is_true_to_the_schema_of_libvirt() -> None:
 @pytest.mark.parametrize(
     ("spec", "ends", "named"),
     [
-        (replace(COLD, boot=Boot()), replace(FROM_DISK, kind=Kind.XEN_PV), "xen-pv needs a kernel"),
-        (replace(COLD, shares=SHARES), replace(ENDS, kind=Kind.XEN_HVM), "--share"),
-        (replace(COLD, disks=(PACKED,)), replace(ENDS, kind=Kind.XEN_PV, below=((),)), "packed0"),
-        (replace(COLD, nic=Nic(NetworkMode.USER, "52:01:02:03:04:05")), replace(ENDS, kind=Kind.XEN_PVH), "user"),
         (replace(COLD, disks=(PACKED,) * 40), replace(ENDS, below=((),) * 40), "so many disks"),
         (COLD, replace(ENDS, cpu="max,-avx"), "max,-avx"),
         (replace(COLD, shares=(SharedFolder("a", "/x\udc80", readonly=True),)), ENDS, "UTF-8"),
