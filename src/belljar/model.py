@@ -221,6 +221,12 @@ class Request:
     collect_limit: int = 64 * MIB  # bytes of that archive; more is cut off
     user_data: bytes | None = None  # for the guest's own init, or for what it runs; at most a MiB
 
+    @classmethod
+    def from_json(cls, value: Any) -> Request:
+        """The inverse of `to_json`; what has a default may be left out. Raises ValueError with key and value."""
+        made: Request = _from_json(cls, value, "")
+        return made
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -260,12 +266,20 @@ class Outcome:
     ended: float = 0.0
     troubles: tuple[str, ...] = ()  # steps of the machine's way out that failed, and why
 
+    @classmethod
+    def from_json(cls, value: Any) -> Outcome:
+        """The inverse of `to_json`. Raises ValueError with key and value."""
+        made: Outcome = _from_json(cls, value, "")
+        return made
+
     @property
     def payload_ran(self) -> bool:
         """True when an exit code or a signal of the payload itself is known."""
         return self.exit_code is not None or self.signal is not None
 
 
+ID_DIGITS = "0123456789abcdef"
+NAMED = {str: "text", int: "a whole number", bool: "true or false"}
 RESERVED = {"klass": "class"}  # Python keeps the word to itself, JSON does not
 
 
@@ -287,3 +301,79 @@ def to_json(value: Any) -> Any:
 def dumps(value: Any) -> bytes:
     """One line of JSON, ASCII only, without the newline."""
     return json.dumps(to_json(value), separators=(",", ":")).encode("ascii")
+
+
+LEAST = {"cpus": 1, "memory": 1, "disk": 1, "scratch": 1, "cache": 1, "grace": 0, "timeout": 0, "wall_limit": 0}
+
+
+def _from_json(kind: Any, value: Any, key: str) -> Any:
+    """The value of this type. *key*: where it stands, such as machine.cpus. Raises ValueError."""
+    import types
+    from typing import Union, get_args, get_origin
+
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        return None if value is None else _from_json(next(one for one in inner if one is not type(None)), value, key)
+    if origin is tuple:
+        is_open = inner[-1] is Ellipsis
+        if not isinstance(value, (list, tuple)) or not (is_open or len(value) == len(inner)):
+            raise _bad(key, value, "not a list" if is_open else f"not a list of {len(inner)}")
+        kinds = [inner[0]] * len(value) if is_open else inner
+        return tuple(
+            _from_json(one, item, f"{key}[{n}]") for n, (one, item) in enumerate(zip(kinds, value, strict=True))
+        )
+    if origin is dict:
+        _must(isinstance(value, dict), key, value, "not an object")
+        return {name: _from_json(inner[1], item, f"{key}.{name}") for name, item in value.items()}
+    if hasattr(kind, "__dataclass_fields__"):
+        return _record_from_json(kind, value, key)
+    return _plain_from_json(kind, value, key)
+
+
+def _record_from_json(kind: Any, value: Any, key: str) -> Any:
+    from dataclasses import MISSING, fields
+    from typing import get_type_hints
+
+    _must(isinstance(value, dict), key, value, "not an object")
+    hints, found, left = get_type_hints(kind), {}, dict(value)
+    for one in fields(kind):
+        name = RESERVED.get(one.name, one.name)
+        place = f"{key}.{name}" if key else name
+        if name in left:
+            found[one.name] = _from_json(hints[one.name], left.pop(name), place)
+        elif one.default is MISSING and one.default_factory is MISSING:
+            raise ValueError(f"{place}: is missing")
+        least = LEAST.get(one.name)
+        if least is not None and (number := found.get(one.name)) is not None:
+            _must(number >= least, place, value[name], f"less than {least}")
+    for name in left:
+        raise _bad(f"{key}.{name}" if key else str(name), left[name], "no such key")
+    if kind is Request:
+        _must(len(found["id"]) == 12 and set(found["id"]) <= set(ID_DIGITS), "id", found["id"], "not an id")
+    return kind(**found)
+
+
+def _plain_from_json(kind: Any, value: Any, key: str) -> Any:
+    if issubclass(kind, Enum):
+        known = [one.value for one in kind]
+        _must(value in known, key, value, f"none of {', '.join(known)}")
+        return kind(value)
+    if kind is bytes:
+        _must(isinstance(value, str) and max(value, default="") <= "\xff", key, value, "not bytes as latin-1 text")
+        return value.encode("latin-1")
+    if kind is float:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+        _must(is_number, key, value, "not a number")
+        return float(value)
+    _must(type(value) is kind, key, value, f"not {NAMED[kind]}")
+    return value
+
+
+def _must(is_so: bool, key: str, value: Any, problem: str) -> None:
+    if not is_so:
+        raise _bad(key, value, problem)
+
+
+def _bad(key: str, value: Any, problem: str) -> ValueError:
+    text = repr(value)
+    return ValueError(f"{key or 'the request'}: {text if len(text) <= 80 else text[:77] + '...'}: {problem}")
