@@ -1,4 +1,4 @@
-"""A user network by slirp and by passt, guarded and open: connections begun, datagrams answered, MB/s of a stream each way.
+"""A user network, guarded and open: connections begun, datagrams answered, MB/s of a stream each way.
 
 Root alone: guests and server are in two network namespaces of the benchmark's own. A guest does one after the other; the
 host's load is in all figures, so compare them within one run.
@@ -16,10 +16,7 @@ from contextlib import contextmanager
 
 from common import parser, progress, publish, table
 
-CASES = {
-    "slirp, guarded": ("slirp", "guarded"), "passt, guarded": ("passt", "guarded"),
-    "slirp, open": ("slirp", "open"), "passt, open": ("passt", "open"),
-}  # fmt: skip
+CASES = ("guarded", "open")
 ADDRESS, PORT = "203.0.113.1", 8080  # RFC 5737
 # A byte says what a connection is for: c closes, u takes until the end and says so, d gives as much as it is asked for.
 SERVER = """
@@ -96,8 +93,8 @@ def main() -> None:
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CASES}
     with namespaces() as (host, _):
         for number in range(args.runs):
-            for name, (backend, egress) in CASES.items():
-                env = {**os.environ, "BELLJAR_NETWORK_USER_BACKEND": backend, "BELLJAR_NETWORK_EGRESS": egress}
+            for name in CASES:
+                env = {**os.environ, "BELLJAR_NETWORK_EGRESS": name}
                 run = [args.belljar, "run", "--image", args.image, "--network", "user", "--", "python3", "-c", GUEST]
                 argv = ["ip", "netns", "exec", host, *run, ADDRESS, str(args.count), str(args.mib)]
                 done = subprocess.run(argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=True)
@@ -108,7 +105,7 @@ def main() -> None:
         name: {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
         for name, rounds in found.items()
     }
-    base = medians["slirp, guarded"]
+    base = medians["guarded"]
     ratios = {name: {key: value / base[key] for key, value in one.items()} for name, one in medians.items()}
     kinds = ("connections", "datagrams", "up", "down")
     head = (
@@ -117,13 +114,13 @@ def main() -> None:
         "datagrams/s",
         "MB/s up",
         "MB/s down",
-        *(f"{kind}, of slirp guarded" for kind in kinds),
+        *(f"{kind}, of guarded" for kind in kinds),
     )
     table(
         head,
         [(name, *(medians[name][kind] for kind in kinds), *(ratios[name][kind] for kind in kinds)) for name in CASES],
     )
-    publish(args, {"benchmark": "networks", "per_second": medians, "of_slirp_guarded": ratios, "rounds": found})
+    publish(args, {"benchmark": "networks", "per_second": medians, "of_guarded": ratios, "rounds": found})
 
 
 @contextmanager

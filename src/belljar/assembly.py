@@ -128,7 +128,7 @@ class House:
         planner = Planner(
             hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, mould=self.mould,
             settings=machine, qemu_owner=qemu.user, layers=self.layers,
-            networks=networks, ssh=self.ssh, showing=self._showing,
+            ssh=self.ssh, showing=self._showing,
         )  # fmt: skip
         return Supervisor(
             Parts(

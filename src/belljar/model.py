@@ -66,7 +66,7 @@ class Start(str, Enum):
 
 class NetworkMode(str, Enum):
     NONE = "none"
-    USER = "user"  # out through the host, by QEMU's own user network or passt; nobody reaches in
+    USER = "user"  # out through the host, by QEMU's own user network; nobody reaches in
     BRIDGE = "bridge"  # a card on a bridge of the host: `network_name`
     ISOLATED = "isolated"  # a private segment for the machines of one group: `network_name`
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.live.conftest import LONGEST, Belljar
-from tests.live.net_lab import Lab, ip, lab
+from tests.live.net_lab import Lab, lab
 
 __all__ = ["lab"]
 
@@ -38,18 +38,8 @@ def udp(address, port, patience=20):
             one.send(b"?")
             answer = one.recv(100).decode()
         return answer
-def knock(address, port):
-    with socket.create_connection((address, port), timeout=3):
-        return "open"
-def ping(address, _):
-    with socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as one:
-        one.settimeout(5)
-        one.sendto(bytes.fromhex("0800f7ff00000000"), (address, 0))
-        while one.recv(100)[20] != 0:
-            pass
-        return "pong"
 found = {}
-ways = {"tcp": tcp, "udp": udp, "briefly": lambda *place: udp(*place, 3), "knock": knock, "ping": ping}
+ways = {"tcp": tcp, "udp": udp, "briefly": lambda *place: udp(*place, 3)}
 for place in sys.argv[1:]:
     kind, address, port = place.split(":")
     try:
@@ -322,137 +312,3 @@ def test_a_user_is_put_on_a_bridge_by_the_helper_of_qemu(lab: Lab) -> None:
     assert said[0] == "True"
     assert "access denied" in said[1] and "allow br1" in said[1]
     assert links(lab) == []
-
-
-@pytest.mark.slow
-def test_passt_carries_a_user_network_where_the_site_leaves_it_open(host: InLab) -> None:
-    lab = host.lab
-    lab.resolver("10.77.0.1")
-    lab.serve(lab.world, "tcp", "203.0.113.1", 8080, "public")
-    lab.serve(lab.world, "udp", "10.77.0.1", 53, "resolver")
-    lab.serve(lab.host, "tcp", "127.0.0.1", 9090, "loopback")
-    settings = {"BELLJAR_NETWORK_USER_BACKEND": "passt", "BELLJAR_NETWORK_EGRESS": "open"}
-    found = host.tries("tcp:203.0.113.1:8080", "udp:10.0.2.3:53", "tcp:10.0.2.2:9090", **settings)
-    assert found.pop("tcp:10.0.2.2:9090") != "loopback"
-    assert found == {"tcp:203.0.113.1:8080": "public", "udp:10.0.2.3:53": "resolver?"}
-    assert passts(lab) == []
-
-
-PASST = {"BELLJAR_NETWORK_USER_BACKEND": "passt"}
-# What a guest sends and receives in one stream, and asks of the metadata service.
-LARGE = """
-import socket, urllib.request
-with socket.create_connection(("203.0.113.1", 8080), timeout=60) as one:
-    assert one.recv(6) == b"public"
-    sent = received = 0
-    piece = bytes(range(256)) * 1024
-    for _ in range(32):
-        one.sendall(piece)
-        back = b""
-        while len(back) < len(piece):
-            back += one.recv(1 << 18)
-        assert back == piece
-print(urllib.request.urlopen("http://169.254.169.254/latest/user-data", timeout=60).read().decode())
-"""
-
-
-def passts(lab: Lab) -> list[int]:
-    """Those in the lab's host."""
-    found = []
-    for pid in ip("netns", "pids", lab.host).split():
-        with contextlib.suppress(OSError):  # it ends in this moment
-            if Path(f"/proc/{pid}/comm").read_text().startswith("passt"):
-                found.append(int(pid))
-    return found
-
-
-def test_passt_is_guarded_as_qemu_is(host: InLab) -> None:
-    lab = host.lab
-    lab.resolver("10.77.0.1")
-    lab.serve(lab.world, "tcp", "203.0.113.1", 8080, "public")
-    lab.serve(lab.world, "udp", "203.0.113.1", 5000, "public")
-    lab.serve(lab.world, "udp", "10.77.0.1", 53, "resolver")
-    lab.serve(lab.world, "tcp", "10.77.0.1", 8080, "inside")
-    lab.serve(lab.world, "udp", "10.77.0.1", 5000, "inside")
-    lab.serve(lab.host, "tcp", "0.0.0.0", 9090, "loopback")
-    blocked = ["10.77.0.1:8080", "10.0.2.3:9090", "10.0.2.2:9090", "203.0.113.2:9090", "169.254.169.254:80"]
-    found = host.tries(
-        "tcp:203.0.113.1:8080", "udp:203.0.113.1:5000", "udp:10.0.2.3:53", "briefly:10.77.0.1:5000",
-        *(f"knock:{place}" for place in blocked), **PASST,
-    )  # fmt: skip
-    assert found.pop("tcp:203.0.113.1:8080") == "public" and found.pop("udp:203.0.113.1:5000") == "public?"
-    assert found.pop("udp:10.0.2.3:53") == "resolver?"
-    assert set(found.values()) <= {"timed out", "Connection refused"}, found  # the passt of Debian 12 says nothing
-    (machine,) = [path.name for path in host.belljar.logs.iterdir() if len(path.name) == 12]
-    shown = host.belljar("show", machine).stdout.decode()
-    for place in ("10.77.0.1:8080/tcp (private)", "10.77.0.1:5000/udp (private)", "203.0.113.2:9090/tcp (this host)"):
-        assert f"refused        {place}" in shown, shown
-    assert passts(lab) == [] and host.belljar.leftovers() == []
-
-
-def test_passt_carries_much_and_the_metadata_service_answers_behind_it(host: InLab, tmp_path: Path) -> None:
-    lab = host.lab
-    lab.serve(lab.world, "tcp", "203.0.113.1", 8080, "public")
-    data = tmp_path / "data"
-    data.write_text("the user's data")
-    done = host("run", "--network", "user", "--user-data", str(data), "--", "python3", "-c", LARGE, **PASST)
-    assert (done.returncode, done.stdout) == (0, b"the user's data\n"), done.stderr.decode()
-    assert passts(lab) == [] and host.belljar.leftovers() == []
-
-
-def test_passt_goes_with_its_supervisor(host: InLab) -> None:
-    with host.guest("user", "echo up; exec sleep 600", **PASST) as one:
-        assert one.stdout and one.stdout.readline() == b"up\n"
-        assert len(passts(host.lab)) == 1
-        os.kill(one.pid, signal.SIGKILL)
-        one.wait(30)
-    until(lambda: passts(host.lab) == [], "passt is gone with its supervisor")
-    assert host("reap").returncode == 0
-    assert host.belljar.leftovers() == []
-
-
-# Stands for a QEMU: sends two datagrams as frames, prints the answer to the first and what became of the second.
-FRAMES = """
-import asyncio, os, socket
-from belljar.host.egress import Egress
-from belljar.model import NetworkMode
-from belljar.network import USER_ADDRESSES, Link
-from belljar.network.passt import join_passt
-def frame(address, port):
-    body = (4000).to_bytes(2, "big") + port.to_bytes(2, "big") + b"\\0\\x09\\0\\0?"
-    head = b"\\x45\\0\\0\\x1d\\0\\0\\0\\0\\x40\\x11\\0\\0" + socket.inet_aton("10.0.2.15") + socket.inet_aton(address)
-    total = sum(int.from_bytes(head[at:at + 2], "big") for at in range(0, 20, 2))
-    total = (total & 0xffff) + (total >> 16)
-    head = head[:10] + (~total & 0xffff).to_bytes(2, "big") + head[12:]
-    data = b"\\xff" * 6 + bytes.fromhex("520000000001") + b"\\x08\\0" + head + body
-    return len(data).to_bytes(4, "big") + data
-async def main():
-    joined = join_passt(Link(NetworkMode.USER, "52:00:00:00:00:01", *USER_ADDRESSES, has_line=True), Egress())
-    with socket.socket(fileno=os.dup(joined.link.fd)) as line:
-        line.settimeout(20)
-        line.sendall(frame("203.0.113.1", 5000))
-        heard = b""
-        while b"public" not in heard:
-            heard += line.recv(1 << 16)
-        line.sendall(frame("10.77.0.1", 5000))
-        async for item in joined.traffic.items():
-            print("public", item.address, item.port, item.reason)
-            joined.close()
-asyncio.run(main())
-"""
-
-
-def test_the_guard_of_an_ordinary_users_passt_sees_what_it_sends(lab: Lab) -> None:
-    lab.serve(lab.world, "udp", "203.0.113.1", 5000, "public")
-    lab.serve(lab.world, "udp", "10.77.0.1", 5000, "inside")
-    user = ["setpriv", "--reuid=61234", "--regid=61234", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all"]
-    assert lab.run(lab.host, *user, sys.executable, "-c", FRAMES) == "public 10.77.0.1 5000 private\n"
-    assert passts(lab) == []
-
-
-@pytest.mark.slow
-def test_a_host_that_lets_its_users_ping_lets_guests_behind_passt(host: InLab) -> None:
-    lab = host.lab
-    lab.run(lab.host, "sysctl", "-qw", "net.ipv4.ping_group_range=0 2147483647")
-    found = host.tries("ping:203.0.113.1:0", "ping:10.77.0.1:0", **PASST)
-    assert found == {"ping:203.0.113.1:0": "pong", "ping:10.77.0.1:0": "timed out"}

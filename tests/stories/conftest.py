@@ -109,7 +109,7 @@ class House:
         planner = Planner(
             hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, mould=mould, settings=self.settings,
             qemu_owner="auto", layers=_no_layers,
-            networks=self.networks, showing=self.showing,
+            showing=self.showing,
         )  # fmt: skip
         return Supervisor(
             Parts(

@@ -18,6 +18,9 @@ from belljar.host.files import read_capped
 LARGEST_FILE = 1 << 20
 HINTS = {section: get_type_hints(kind) for section, kind in SECTIONS.items()}
 ALWAYS_LOCKED = ("batch.*", "site.*")
+GONE = {  # settings of earlier versions: what to do instead
+    "network.user_backend": "take it away: user networks are QEMU's own",
+}
 
 
 @dataclass(frozen=True)
@@ -187,7 +190,7 @@ def _read_table(
         if key in known:
             yield Given(place, section, key, raw, is_text=False)
         else:
-            mistakes.append(Mistake(place, f"{section}.{key}", "no such setting", _meant(key, known)))
+            mistakes.append(_unknown(place, section, key, known))
 
 
 def _read_variables(variables: Mapping[str, str], mistakes: list[Mistake]) -> Iterable[Given]:
@@ -200,7 +203,13 @@ def _read_variables(variables: Mapping[str, str], mistakes: list[Mistake]) -> It
         if key in known:
             yield Given(f"environment {name}", section, key, variables[name], is_text=True)
         else:
-            mistakes.append(Mistake(f"environment {name}", f"{section}.{key}", "no such setting", _meant(key, known)))
+            mistakes.append(_unknown(f"environment {name}", section, key, known))
+
+
+def _unknown(origin: str, section: str, key: str, known: Iterable[str]) -> Mistake:
+    if hint := GONE.get(f"{section}.{key}"):
+        return Mistake(origin, f"{section}.{key}", "no longer a setting", hint)
+    return Mistake(origin, f"{section}.{key}", "no such setting", _meant(key, known))
 
 
 def _meant(word: str, known: Iterable[str]) -> str:

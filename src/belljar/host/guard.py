@@ -4,7 +4,7 @@ A thread installs a filter on itself and starts the child, so that the child has
 stays, for the child's death signal is tied to it. A second thread answers what the filter reports. It never says "go on": it
 reads the address once, judges what it read, and makes the call itself on the child's socket, so nothing that the child changes
 meanwhile counts. Should the guard fail, every such call fails. What is the child's own (its filter, further calls) is said
-by whoever starts it: QEMU's in the hypervisor room, passt's in the network room. docs/decisions/0012-the-guard.md.
+by whoever starts it: QEMU's in the hypervisor room. docs/decisions/0012-the-guard.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from belljar.host import seccomp
 from belljar.host.egress import Egress, Transport, Verdict, decide
@@ -153,16 +153,13 @@ class Guard(ABC):
         return check_family(self._read(notice, pointer, INET_SIZE))
 
     def _read(self, notice: Notice, pointer: int, size: int) -> bytes:
-        return self._read_pieces(notice, ((pointer, size),))
-
-    def _read_pieces(self, notice: Notice, pieces: Sequence[tuple[int, int]]) -> bytes:
-        """The child's memory at several places, one after the other. Raises OSError when it is not all there."""
+        """The child's memory. Raises OSError when it is not all there."""
         try:
-            data = self._libc.read_memory(self._pid, pieces)
+            data = self._libc.read_memory(self._pid, pointer, size)
         except PermissionError:
             self._tell_blindness()
             raise
-        if len(data) != sum(size for _, size in pieces):
+        if len(data) != size:
             raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
         if not seccomp.is_valid(self._listener, notice):
             raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))

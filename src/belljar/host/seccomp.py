@@ -29,7 +29,6 @@ PR_SET_NO_NEW_PRIVS = 38
 NOTICE_SIZE = 80
 RECV, SEND, ID_VALID, ADDFD = 0xC0502100, 0xC0182101, 0x40082102, 0x40182103
 SETFD = 1
-PIECES = 1024  # IOV_MAX
 ANY = 0xFFFFFFFF  # the mask of a whole argument
 
 Step = tuple[int, int, int, int]  # code, steps to jump if true, if false, constant
@@ -71,10 +70,6 @@ class Program:
             left = 3 * (len(conditions) - place - 1)
             block += [_low(argument), (AND, 0, 0, mask), (EQUAL, 0, left + 1, value)]
         self._only(call, [*block, (RETURN, 0, 0, action)])
-
-    def if_at_least(self, call: int, argument: int, value: int, action: int) -> None:
-        """This call when the low half of an argument, without a sign, is *value* or more."""
-        self._only(call, [_low(argument), (AT_LEAST, 0, 1, value), (RETURN, 0, 0, action)])
 
     def unless_null(self, call: int, argument: int, action: int) -> None:
         """This call unless an argument, all 64 bits of it, is a null pointer."""
@@ -144,31 +139,17 @@ class Libc:
             )
         )
 
-    def read_memory(self, pid: int, pieces: Sequence[tuple[int, int]]) -> bytes:
-        """What is at these places, each (address, size), one after the other; fewer bytes where the rest is not there.
-        EFAULT when nothing is. At most PIECES of them."""
-        size = sum(length for _, length in pieces)
-        if size <= 0 or not all(0 < address < 1 << 63 and length >= 0 for address, length in pieces):
+    def read_memory(self, pid: int, address: int, size: int) -> bytes:
+        """What is there; fewer bytes where the rest is not. EFAULT when nothing is."""
+        if size <= 0 or not 0 < address < 1 << 63:
             raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
         data = ctypes.create_string_buffer(size)
         here = ctypes.create_string_buffer(struct.pack("QQ", ctypes.addressof(data), size))
-        there = ctypes.create_string_buffer(b"".join(struct.pack("QQ", *piece) for piece in pieces))
-        one, count, zero = ctypes.c_ulong(1), ctypes.c_ulong(len(pieces)), ctypes.c_ulong(0)
-        self._libc.process_vm_readv.restype = ctypes.c_ssize_t
-        found = self._checked(self._libc.process_vm_readv(ctypes.c_int(pid), here, one, there, count, zero))
-        return data.raw[:found]
-
-    def write_memory(self, pid: int, address: int, data: bytes) -> None:
-        """All of it, where the process itself may write, or EFAULT."""
-        if not 0 < address < 1 << 63:
-            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
-        text = ctypes.create_string_buffer(data, len(data))
-        here = ctypes.create_string_buffer(struct.pack("QQ", ctypes.addressof(text), len(data)))
-        there = ctypes.create_string_buffer(struct.pack("QQ", address, len(data)))
+        there = ctypes.create_string_buffer(struct.pack("QQ", address, size))
         one, zero = ctypes.c_ulong(1), ctypes.c_ulong(0)
-        self._libc.process_vm_writev.restype = ctypes.c_ssize_t
-        if self._checked(self._libc.process_vm_writev(ctypes.c_int(pid), here, one, there, one, zero)) != len(data):
-            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+        self._libc.process_vm_readv.restype = ctypes.c_ssize_t
+        found = self._checked(self._libc.process_vm_readv(ctypes.c_int(pid), here, one, there, one, zero))
+        return data.raw[:found]
 
     def connect(self, fd: int, address: bytes) -> None:
         self._checked(self._libc.connect(ctypes.c_int(fd), address, ctypes.c_uint(len(address))))

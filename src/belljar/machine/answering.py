@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 
 from belljar.context import Features, Metadata, MetadataMode, metadata_service
-from belljar.errors import ContextImpossible
 from belljar.host.traffic import Call
 from belljar.hypervisor import guest_uuid
 from belljar.machine import JOBOUTPUTS
@@ -67,14 +66,3 @@ def is_wanted(request: Request, mode: MetadataMode) -> bool:
     if request.machine.network is not NetworkMode.USER or mode is MetadataMode.OFF:
         return False
     return mode is MetadataMode.ALWAYS or request.user_data is not None or request.payload is None
-
-
-def check_joined(life: Life) -> None:
-    """Nothing is answered where nobody looks at what the machine sends. Raises ContextImpossible when that matters."""
-    if life.answers and (life.joined is None or life.joined.link.egress is None):
-        life.answers, life.answer = (), None
-        if life.request.user_data is not None:
-            raise ContextImpossible(
-                'user data cannot be served: with network.egress = "open" nobody looks at what passt sends',
-                hint='Set `network.user_backend = "slirp"`, or `network.egress = "guarded"`.',
-            )

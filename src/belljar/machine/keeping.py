@@ -203,9 +203,9 @@ class Keeping:
         self.now.console = Console(life.folder, self.now.domain.console)
         self._tasks.append(loop.create_task(self.now.console.run()))
         if plan.spec.nic is not None and plan.spec.nic.egress is not None:
-            from belljar.machine.networking import heard, listen
+            from belljar.machine.networking import listen
 
-            self._tasks += [loop.create_task(listen(one, life)) for one in heard(domain, life)]
+            self._tasks += [loop.create_task(listen(domain.traffic(), life))]
         if plan.way is not None and plan.way.ssh is not None:
             self.now.guest = plan.way.ssh.guest_of(life, of_template=plan.template is not None)(domain)
         else:

@@ -8,11 +8,9 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 
 from belljar.host.traffic import Call, Refusal
-from belljar.hypervisor import Domain
-from belljar.machine.answering import check_joined
 from belljar.machine.life import Life
 from belljar.model import FileServer, NetworkMode
-from belljar.network import Joined, Networks
+from belljar.network import Joined, Networks, plan
 
 LOOPBACK = "127.0.0.1"  # of the host; a guest calls it by the address of its gateway
 
@@ -20,7 +18,7 @@ LOOPBACK = "127.0.0.1"  # of the host; a guest calls it by the address of its ga
 async def join(networks: Networks, life: Life, servers: Iterable[FileServer]) -> Joined:
     """The network that was asked for. The servers of the machine's own shares may be reached whatever is blocked."""
     machine, payload = life.request.machine, life.request.payload
-    gateway = networks.plan(machine.network, life.request.id).gateway
+    gateway = plan(machine.network, life.request.id).gateway
     joined = await networks.join(
         machine.network, machine.network_name, life.request.id,
         uid=os.geteuid() if payload is None else payload.account.uid, intend=life.record.intend,
@@ -28,17 +26,10 @@ async def join(networks: Networks, life: Life, servers: Iterable[FileServer]) ->
         answers=life.answers,
     )  # fmt: skip
     life.joined = joined
-    check_joined(life)
     link = joined.link
     if machine.network is not NetworkMode.USER:
         life.record.write("network", mode=link.mode, name=machine.network_name, mac=link.mac, address=link.address)
     return joined
-
-
-def heard(domain: Domain, life: Life) -> list[AsyncIterator[Call | Refusal]]:
-    """What is to be listened to: QEMU's own guard, and that of what carries its network."""
-    carrier = life.joined.traffic if life.joined is not None else None
-    return [domain.traffic(), *([carrier.items()] if carrier is not None else [])]
 
 
 async def listen(traffic: AsyncIterator[Call | Refusal], life: Life) -> None:

@@ -31,7 +31,7 @@ from belljar.machine.mould import Mould
 from belljar.machine.sharing import has_nfs, has_virtiofs, host_folders, no_way_to_the_server, warm_for
 from belljar.machine.waiting import Showing, in_silence
 from belljar.model import GIB, MIB, Context, NetworkMode, Request, ShareKind, Start
-from belljar.network import Link, Networks
+from belljar.network import Link
 from belljar.network import plan as plan_link
 
 if TYPE_CHECKING:
@@ -79,7 +79,6 @@ class Planner:
         settings: Settings,
         qemu_owner: str,
         layers: Callable[[], Layers],
-        networks: Networks | None = None,
         ssh: Callable[[], SshHouse] | None = None,
         showing: Showing = in_silence,
     ) -> None:
@@ -87,7 +86,6 @@ class Planner:
         self._hypervisor, self._images, self._overlays = hypervisor, images, overlays
         self._mould, self._settings, self._qemu_owner = mould, settings, qemu_owner
         self._layers = layers
-        self._plan_link = plan_link if networks is None else networks.plan
 
     def image(self, request: Request) -> Image:
         """The request's image, and the refusals that need nothing else. Raises UsageError or ImageError."""
@@ -190,7 +188,7 @@ class Planner:
         shared = replace(boot, initrd=files.initrd)  # a ramdisk of the machine's own is not there yet
         accelerator, why = await in_thread(lambda: self._hypervisor.accelerator(shared))
         life.note(accelerator=accelerator.value, accelerator_reason=why)
-        link = life.joined.link if life.joined else self._plan_link(request.machine.network, request.id)
+        link = life.joined.link if life.joined else plan_link(request.machine.network, request.id)
         nic = nic_of(link)
         if way is not None and way.ssh is not None:
             link, nic = way.ssh.card(link)

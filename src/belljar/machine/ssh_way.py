@@ -106,7 +106,7 @@ class SshWay:
         if link.mode is NetworkMode.NONE:
             link = replace(own, egress=Egress(deny=(EVERYWHERE,)))
             return link, Nic(link.mode, link.mac, link.egress, forward=PORT, second=OWN_SSH_PORT, is_shut=True)
-        if link.mode is not NetworkMode.USER or link.has_line:
+        if link.mode is not NetworkMode.USER:
             raise ContextImpossible(
                 f"--context ssh reaches its guest through QEMU's own user network, not by --network {link.mode.value}"
             )

@@ -18,7 +18,6 @@ from belljar.model import FileServer, MachineId, NetworkMode
 if TYPE_CHECKING:
     from belljar.errors import BadSetting
     from belljar.host.egress import Egress, Place
-    from belljar.host.traffic import Traffic
 
 MADE = ("port", "nft-table")  # what may be in the journal, to be given to `discard`
 FOLDER = "networks"  # below the folder of live machines: one folder per isolated group
@@ -27,12 +26,6 @@ FOLDER = "networks"  # below the folder of live machines: one folder per isolate
 class EgressMode(str, Enum):
     GUARDED = "guarded"
     OPEN = "open"
-
-
-class UserBackend(str, Enum):
-    AUTO = "auto"
-    SLIRP = "slirp"
-    PASST = "passt"
 
 
 class AntiSpoofing(str, Enum):
@@ -57,10 +50,6 @@ class Settings:
     )
     deny: tuple[str, ...] = field(
         default=(), metadata={"help": "what a guarded machine may never reach, in the same form; stronger than allow"}
-    )
-    user_backend: UserBackend = field(
-        default=UserBackend.AUTO,
-        metadata={"help": "what carries a user network: slirp (in QEMU; auto), or passt, a program of its own"},
     )
     bridges: tuple[str, ...] = field(
         default=(),
@@ -115,10 +104,6 @@ class Joined(Protocol):
 
     link: Link
 
-    @property
-    def traffic(self) -> Traffic | None:
-        """What a guard of its own has to tell, where it has one."""
-
     def close(self) -> None: ...
 
 
@@ -127,12 +112,6 @@ class Networks:
 
     def __init__(self, settings: Settings, run: Path) -> None:
         self._settings, self._folder = settings, run / FOLDER
-
-    def plan(self, mode: NetworkMode, id: MachineId) -> Link:
-        """The link as far as it is known before it is joined: enough for a template."""
-        if mode is NetworkMode.USER and self._settings.user_backend is UserBackend.PASST:
-            return Link(mode, mac_address(id), *USER_ADDRESSES, has_line=True)
-        return plan(mode, id)
 
     async def join(
         self,
@@ -150,7 +129,7 @@ class Networks:
         from belljar.network import joining
 
         return await joining.join(
-            self._settings, self._folder, self.plan(mode, id), name, id,
+            self._settings, self._folder, plan(mode, id), name, id,
             uid=uid, intend=intend, grants=tuple(grants), answers=tuple(answers),
         )  # fmt: skip
 
@@ -184,7 +163,7 @@ USER_ADDRESSES = (
 
 
 def plan(mode: NetworkMode, id: MachineId) -> Link:
-    """The link of a machine of which nothing is made on the host, or has been yet."""
+    """The link as far as it is known before it is joined: enough for a template."""
     if mode is NetworkMode.NONE:
         return Link(mode)
     return (

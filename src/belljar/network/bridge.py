@@ -68,8 +68,6 @@ async def join_bridge(
 class OnBridge:
     """A machine on a bridge: tap, rules, and the addresses it was given."""
 
-    traffic = None
-
     def __init__(self, link: Link, id: MachineId, has_rules: bool) -> None:
         self.link, self.fd = link, -1
         self._id, self._has_rules = id, has_rules

@@ -117,8 +117,6 @@ class Outlet:
 class Port:
     """One machine's port. Frames pass while the event loop runs it was made in."""
 
-    traffic = None
-
     def __init__(self, link: Link, folder: Path, number: int, prefix: bytes) -> None:
         self._path, self._number, self._prefix = folder / str(number), number, prefix
         self._mac = prefix + bytes([number])

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 from belljar.errors import BadSetting, NoSuchNetwork, ShareMissing
 from belljar.host import egress as rules
@@ -28,7 +27,6 @@ class Nothing:
     """A link for which nothing was made."""
 
     link: Link
-    traffic: ClassVar[None] = None
 
     def close(self) -> None:
         pass
@@ -69,10 +67,6 @@ def _join_user(settings: Settings, link: Link, grants: tuple[Place, ...], answer
     if is_guarded:
         resolvers = resolvers_of(RESOLVERS.read_text(errors="replace") if RESOLVERS.exists() else "")
         egress = plan_egress(settings, resolvers, grants, answers)
-    if link.has_line:
-        from belljar.network.passt import join_passt
-
-        return join_passt(link, egress)
     if answers and not is_guarded:
         egress = Egress(allow=(EVERYTHING,), answers=answers)
     return Nothing(replace(link, egress=egress))

@@ -226,6 +226,17 @@ def test_an_address_that_changes_while_it_is_judged_does_not_count(server: socke
             forbidden.accept()
 
 
+def test_a_guard_that_fails_lets_nothing_out(monkeypatch: pytest.MonkeyPatch, server: socket.socket) -> None:
+    def fails(*_: object) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    monkeypatch.setattr("belljar.hypervisor.qemu.guard.QemuGuard._judge", fails)
+    under = Under(allowing("0.0.0.0/0"))
+    assert "ENOSYS" in str(under.run("connect", "127.0.0.1", port_of(server)))
+    (told,) = under.told
+    assert isinstance(told, Refusal) and "a mistake of ours" in told.reason
+
+
 @pytest.mark.parametrize("abi", ["x32", "i386"])
 def test_system_calls_by_foreign_numbers_are_the_end(abi: str) -> None:
     under = Under(allowing("0.0.0.0/0"))

@@ -13,13 +13,11 @@ from belljar.model import NetworkMode
 MAC = "52:00:00:00:00:01"
 USER = Nic(NetworkMode.USER, MAC)
 BRIDGE, ISOLATED = (Nic(mode, MAC, has_line=True, fd=9) for mode in (NetworkMode.BRIDGE, NetworkMode.ISOLATED))
-PASST = Nic(NetworkMode.USER, MAC, has_line=True, fd=9)
 
 
 @pytest.mark.parametrize(
     ("nic", "backend"),
-    [(USER, "user,id=net,ipv6=off"), (BRIDGE, "tap,id=net,vhost=off,fd=9"), (ISOLATED, "socket,id=net,fd=9"),
-     (PASST, "socket,id=net,fd=9")],
+    [(USER, "user,id=net,ipv6=off"), (BRIDGE, "tap,id=net,vhost=off,fd=9"), (ISOLATED, "socket,id=net,fd=9")],
 )  # fmt: skip
 def test_a_machine_has_what_carries_its_frames(nic: Nic, backend: str) -> None:
     assert cmdline.network_card(nic, replace(PLUGS, network=nic.fd))[1] == backend
@@ -35,7 +33,7 @@ def test_what_is_a_machines_own_is_no_part_of_its_templates_hardware() -> None:
         return cmdline.hardware(replace(COLD, nic=nic), QEMU, "max")
 
     assert hardware(USER) == hardware(replace(USER, egress=Egress(resolvers=("192.0.2.1",)), mac="x"))
-    assert hardware(BRIDGE) == hardware(replace(BRIDGE, fd=12)) == hardware(ISOLATED) == hardware(PASST)
+    assert hardware(BRIDGE) == hardware(replace(BRIDGE, fd=12)) == hardware(ISOLATED)
     assert hardware(USER) != hardware(BRIDGE)
 
 

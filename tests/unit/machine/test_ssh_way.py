@@ -102,7 +102,7 @@ def test_a_machine_with_a_user_network_keeps_its_egress(tmp_path: Path) -> None:
     assert not nic.is_shut and nic.forward == 22 and nic.egress is not None and nic.egress.allow
 
 
-@pytest.mark.parametrize("link", [Link(NetworkMode.BRIDGE, "52:00"), Link(NetworkMode.USER, "52:00", has_line=True)])
+@pytest.mark.parametrize("link", [Link(NetworkMode.BRIDGE, "52:00"), Link(NetworkMode.ISOLATED, "52:00")])
 def test_other_networks_are_refused(tmp_path: Path, link: Link) -> None:
     with pytest.raises(ContextImpossible, match="user network"):
         way_of(tmp_path, image()).card(link)

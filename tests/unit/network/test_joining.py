@@ -16,9 +16,9 @@ from belljar.network import (
     Joined,
     Networks,
     Settings,
-    UserBackend,
     discard,
     mac_address,
+    plan,
 )
 from belljar.network.claims import addresses, claim, macs
 from belljar.network.isolated import LARGEST, Port
@@ -44,26 +44,6 @@ async def test_a_user_network_is_guarded_unless_the_site_says_open(tmp_path: Pat
     opened = await join(Networks(Settings(egress=EgressMode.OPEN), tmp_path), NetworkMode.USER)
     assert opened.link.egress is None
     assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("egress", EgressMode)
-async def test_passt_has_the_guard_and_qemu_beside_it_goes_nowhere(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, egress: EgressMode
-) -> None:
-    monkeypatch.setattr("belljar.network.passt.which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr("belljar.network.passt.command_line", lambda *_: ["/usr/bin/sleep", "600"])
-    networks = Networks(Settings(user_backend=UserBackend.PASST, egress=egress), tmp_path)
-    joined = await join(networks, NetworkMode.USER, answers=[("169.254.169.254", 80)])
-    try:
-        if egress is EgressMode.OPEN:
-            assert joined.link.egress is None and joined.traffic is None
-        else:
-            assert joined.link.egress is not None and joined.traffic is not None
-            assert decide(joined.link.egress, "203.0.113.1", 80, Transport.TCP)[0] is Verdict.REFUSED
-    finally:
-        joined.close()
-    if joined.traffic is not None:
-        assert [item async for item in joined.traffic.items()] == []
 
 
 @pytest.mark.parametrize("place", [("10.0.0.5", 80), ("127.0.0.1", 22), ("203.0.113.7", 2050)])
@@ -111,7 +91,7 @@ def test_only_bridges_the_site_named() -> None:
 
 
 def test_a_template_of_a_bridge_needs_no_bridge(tmp_path: Path) -> None:
-    link = Networks(Settings(), tmp_path).plan(NetworkMode.BRIDGE, ID)
+    link = plan(NetworkMode.BRIDGE, ID)
     assert link.has_line and link.fd == -1 and link.mac == mac_address(ID)
 
 

@@ -1,7 +1,7 @@
 """Carries the frames of a card that libvirt's QEMU has: a second QEMU, without a guest, that is our own child.
 
 libvirt's QEMU sends the frames to a socket of ours. At its other end this process has the network: a user network under
-the guard that the direct driver has, the tap of a bridge, or the line of a group or of passt. It dies with its supervisor
+the guard that the direct driver has, the tap of a bridge, or the line of a group. It dies with its supervisor
 and with its machine.
 """
 
