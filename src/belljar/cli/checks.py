@@ -196,11 +196,6 @@ def folders(house: House) -> Finding:
             "\n".join(wrong),
             "Correct owner and mode (0700, yours), or set `paths.*` to folders of your own.",
         )
-    if (pool := house.settings.image.pool) is not None:
-        from belljar.image.pool import complaint
-
-        if why := complaint(pool):
-            return Finding(Grade.WARN, f"image.pool is not used: {why}", f"As root: mkdir -m 1777 {pool}")
     return Finding(Grade.OK, ", ".join(f"{name} {path}" for name, path in _paths(house)))
 
 

@@ -19,6 +19,8 @@ LARGEST_FILE = 1 << 20
 HINTS = {section: get_type_hints(kind) for section, kind in SECTIONS.items()}
 ALWAYS_LOCKED = ("batch.*", "site.*")
 GONE = {  # settings of earlier versions: what to do instead
+    "image.pool": "take it away: root brings images to the site's store, by `belljar image sync`",
+    "image.pool_days": "take it away, as image.pool",
     "network.user_backend": "take it away: user networks are QEMU's own",
 }
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
-import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -62,32 +60,14 @@ def is_locked(path: Path) -> bool:
 @contextmanager
 def locked(path: Path, *, timeout: float, what: str, shared: bool = False) -> Iterator[Lock]:
     """Hold the lock inside. Waits for the holder's end, in the kernel, until *timeout* seconds passed: LockTimeout."""
-    lock = try_lock(path, shared=shared) or _wait(path, timeout, what, lambda: _open(path, shared), shared)
+    lock = try_lock(path, shared=shared) or _wait(path, timeout, what, shared)
     try:
         yield lock
     finally:
         lock.release()
 
 
-def lock_of_anybody(path: Path) -> Lock | None:
-    """The lock on a file that whoever came first has made, in a folder where all users may; None when somebody holds it.
-    Any user can hold it for ever, and its maker can take the file away: it saves work, and protects nothing. Raises OSError
-    when the name is something else's."""
-    descriptor = _open_anybodys(path)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return Lock(path, descriptor)
-
-
-def wait_for_anybody(path: Path, *, timeout: float, what: str) -> Lock:
-    """`lock_of_anybody`, once it is free. Raises LockTimeout after *timeout* seconds, OSError."""
-    return _wait(path, timeout, what, lambda: _open_anybodys(path))
-
-
-def _wait(path: Path, timeout: float, what: str, open: Callable[[], int], shared: bool = False) -> Lock:
+def _wait(path: Path, timeout: float, what: str, shared: bool) -> Lock:
     """The lock, once its holder gives it up. The kernel's wait has no deadline, so a thread waits: one that gets the lock
     when nobody wants it any more gives it back at once."""
     if timeout <= 0:
@@ -100,7 +80,7 @@ def _wait(path: Path, timeout: float, what: str, open: Callable[[], int], shared
 
     def wait() -> None:
         try:
-            lock = _block(path, open, shared)
+            lock = _block(path, shared)
         except BaseException as exc:
             failed.append(exc)
         else:
@@ -126,9 +106,9 @@ def _wait(path: Path, timeout: float, what: str, open: Callable[[], int], shared
     raise LockTimeout(f"{path}: held by {_holder(path)} for {timeout:.0f} s while waiting to {what}")
 
 
-def _block(path: Path, open: Callable[[], int], shared: bool) -> Lock:
+def _block(path: Path, shared: bool) -> Lock:
     while True:
-        descriptor = open()
+        descriptor = _open(path, shared)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             if _still_there(path, descriptor):
@@ -158,25 +138,6 @@ def _open(path: Path, shared: bool) -> int:
         except FileNotFoundError:
             pass
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
-def _open_anybodys(path: Path) -> int:
-    """For a lock, reading is enough. A pipe in the file's place is not waited for."""
-    for _ in range(2):
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-            break
-        except FileNotFoundError:
-            with suppress(FileExistsError):
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-                os.fchmod(descriptor, 0o644)  # whatever the umask
-                break
-    else:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return descriptor
 
 
 def _still_there(path: Path, descriptor: int) -> bool:

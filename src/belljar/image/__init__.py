@@ -77,13 +77,6 @@ class Settings:
             "unit": "seconds",
         },
     )
-    pool: Path | None = field(
-        default=None,
-        metadata={
-            "help": "a folder of root's with mode 1777, where users of a host leave each other what they download; empty: none"
-        },
-    )
-    pool_days: float = field(default=7.0, metadata={"help": "days after which files in the pool are removed"})
     formats: tuple[str, ...] = field(
         default=("qcow2", "raw", "iso", "xz", "gzip", "zstd"),
         metadata={"help": "what an import may be: forms of disks, and programs they are packed by"},

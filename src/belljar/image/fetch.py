@@ -38,17 +38,16 @@ class Part:
     path: Path
     validator: str = ""  # strong ETag, or Last-Modified
     total: int | None = None
-    mode: int = PRIVATE_FILE
     restarts: int = 0  # how often bytes were thrown away
 
     @classmethod
-    def found(cls, path: Path, url: str, mode: int = PRIVATE_FILE) -> Part:
+    def found(cls, path: Path, url: str) -> Part:
         """What an earlier process left, or nothing."""
         with suppress(OSError, ValueError):
             note = read_json(path.with_suffix(".json"))
             if note.get("url") == url and isinstance(note.get("validator"), str) and path.is_file():
-                return cls(path, note["validator"], note["total"] if isinstance(note.get("total"), int) else None, mode)
-        part = cls(path, mode=mode)
+                return cls(path, note["validator"], note["total"] if isinstance(note.get("total"), int) else None)
+        part = cls(path)
         part.restart()
         return part
 
@@ -64,11 +63,11 @@ class Part:
         self.restarts += self.path.exists() and self.size > 0
         with no_space_as_error(self.path):
             self.path.write_bytes(b"")
-            self.path.chmod(self.mode)
+            self.path.chmod(PRIVATE_FILE)
 
     def note(self, url: str) -> None:
         note = {"url": url, "validator": self.validator, "total": self.total}
-        write_whole(self.path.with_suffix(".json"), json.dumps(note).encode(), mode=self.mode)
+        write_whole(self.path.with_suffix(".json"), json.dumps(note).encode(), mode=PRIVATE_FILE)
 
     def forget(self) -> None:
         for path in (self.path, self.path.with_suffix(".json")):
@@ -82,13 +81,11 @@ def key(source: str) -> str:
     return sha256(source.encode()).hexdigest()[:32]
 
 
-def download(
-    url: str, folder: Path, settings: Settings, progress: Progress, *, is_pinned: bool, mode: int = PRIVATE_FILE
-) -> Path:
+def download(url: str, folder: Path, settings: Settings, progress: Progress, *, is_pinned: bool) -> Path:
     """Get the file whole. Goes on after a broken connection, and after the death of another process, as long as bytes keep
     coming. *is_pinned*: its digest is known, so that a redirect from https to http is no danger. Raises DownloadFailed,
     DownloadStalled (both keep what came; also for less than `SLOWEST`), ImageTooLarge."""
-    part = Part.found(folder / f"{key(url)}.part", url, mode)
+    part = Part.found(folder / f"{key(url)}.part", url)
     with _client(settings) as client:
         failures, most = 0, part.size
         while True:

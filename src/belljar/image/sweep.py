@@ -33,10 +33,6 @@ def sweep(store: Store, *, dry_run: bool, now: float | None = None) -> Iterator[
     yield from _layers(store, dry_run)
     yield from _half_written(store, dry_run, moment)
     yield from _downloads(store, dry_run, moment)
-    if store.settings.pool is not None:
-        from belljar.image import pool
-
-        yield from pool.sweep(store.settings, now=moment, dry_run=dry_run)
 
 
 def _drafts(store: Store, dry_run: bool) -> Iterator[Path]:

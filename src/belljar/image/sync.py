@@ -1,8 +1,7 @@
 """Bring images from the site's sources into a store: one that a job misses, or all that have changed.
 
-A job whose image is here never asks anybody. One download per node: the others wait for it, those of other users where the
-site has a `pool`. A name moves to its
-new image in one step; machines that run keep the one they hold.
+A job whose image is here never asks anybody. One download per store: the others wait for it. A name moves to its new image
+in one step; machines that run keep the one they hold.
 """
 
 from __future__ import annotations
@@ -15,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.errors import BelljarError, ImageCorrupt, ImageMismatch, ImageTooLarge, ImageUnfit, ImageUnknown, NoSpace
-from belljar.host.files import PRIVATE_FILE, free_bytes
+from belljar.host.files import free_bytes
 from belljar.image import Image, fetch, index, intake, manifest, qcow2
 from belljar.image.index import Entry, Part, Statement
 from belljar.image.master import Master
-from belljar.image.pool import READABLE, Pool, open_pool
 from belljar.image.progress import Progress, shown
 from belljar.image.sandbox import Limits, run
 
@@ -290,7 +288,7 @@ def _facts(entry: Entry, signer: str) -> dict[str, Any]:
 
 
 def _blob(store: Store, master: Master, part: Part, downloads: list[Path], progress: Progress) -> Path:
-    """The packed file: where it lies, or downloaded, here or by another user of this node."""
+    """The packed file: where it lies, or downloaded."""
     if (folder := master.place.folder) is not None:
         path = folder / index.BLOBS / part.blob
         try:
@@ -301,51 +299,14 @@ def _blob(store: Store, master: Master, part: Part, downloads: list[Path], progr
             raise ImageMismatch(f"{path}: {size} bytes, ordered were {part.blob_size}", hint="Publish the image again.")
         return path
     url = master.place.of(index.BLOBS, part.blob)
-    pool = open_pool(store.settings, progress) if url == fetch.shown(url) else None  # none with a password
-    if pool is None:
-        downloads.append(_downloaded(store, url, part, store.work_folder("downloads"), progress))
-        return downloads[-1]
-    with pool.turn(part.blob, part.blob_size, progress):
-        return _pooled(store, pool, url, part, downloads, progress)
-
-
-def _pooled(store: Store, pool: Pool, url: str, part: Part, downloads: list[Path], progress: Progress) -> Path:
-    """A copy of what another user of this node has downloaded; else the download, for all of them."""
-    private = store.work_folder("downloads")
-    if pool.take(part.blob, part.blob_size, private / f"{part.blob}.copy", progress):
-        downloads.append(private / f"{part.blob}.copy")
-        return downloads[-1]
-    try:
-        if (kept := _for_all(store, pool, url, part, progress)) is not None:
-            return kept
-    except NoSpace:
-        progress.step("There is no space left in the pool")
-    downloads.append(_downloaded(store, url, part, private, progress))
+    downloads.append(_downloaded(store, url, part, progress))
     return downloads[-1]
 
 
-def _for_all(store: Store, pool: Pool, url: str, part: Part, progress: Progress) -> Path | None:
-    """Downloaded into our folder of the pool; None where we have none there. Raises NoSpace."""
-    if (own := pool.prepare()) is None:
-        return None
-    if (kept := own / part.blob).is_file() and manifest.sha256_of(kept) == part.blob:
-        return kept
-    is_begun = pool.go_on(fetch.key(url), url, part.blob_size)
-    try:
-        return pool.keep(_downloaded(store, url, part, own, progress, mode=READABLE), part.blob)
-    except ImageMismatch:
-        if not is_begun:
-            raise
-        progress.step("What another user had of it was wrong: once more from the beginning")
-        return pool.keep(_downloaded(store, url, part, own, progress, mode=READABLE), part.blob)
-
-
-def _downloaded(
-    store: Store, url: str, part: Part, folder: Path, progress: Progress, *, mode: int = PRIVATE_FILE
-) -> Path:
+def _downloaded(store: Store, url: str, part: Part, progress: Progress) -> Path:
     """Downloaded and compared with its digest. Raises ImageMismatch, and what `fetch.download` raises."""
     settings = replace(store.settings, max_size=part.blob_size)
-    path = fetch.download(url, folder, settings, progress, is_pinned=True, mode=mode)
+    path = fetch.download(url, store.work_folder("downloads"), settings, progress, is_pinned=True)
     if (found := manifest.sha256_of(path)) != part.blob:
         path.unlink(missing_ok=True)  # going on from it would give the same again
         raise ImageMismatch(
