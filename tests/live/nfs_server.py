@@ -6,6 +6,7 @@ Needs root (the server opens files by their handles) and the Debian packages nfs
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -58,7 +59,7 @@ class NfsServer:
         for number, (name, path, squash) in enumerate(exports, 1):
             text += EXPORT.format(number=number, path=path, name=name, squash=squash)
         (folder / "ganesha.conf").write_text(text)
-        self.size = size  # of /data, in memory and seen by the server alone; "": it is a folder of the host
+        self.size = size  # of /data, a disk of its own that the server alone sees; "": it is a folder of the host
         self.process: subprocess.Popen[bytes] | None = None
 
     def share(self, target: str = "/data", mode: str = "rw", name: str = "/data") -> str:
@@ -68,14 +69,32 @@ class NfsServer:
         log = self.folder / "ganesha.log"
         words = ("ganesha.nfsd", "-F", "-f", self.folder / "ganesha.conf", "-L", log, "-p", self.folder / "pid")
         if self.size:
-            mount = f'mount -t tmpfs -o size={self.size} tmpfs "$0" && exec "$@"'
-            words = ("unshare", "-m", "sh", "-c", mount, self.data, *words)
+            # No tmpfs: a later ganesha (6.5) exports none.
+            disk = self.folder / "disk"
+            make = ("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal", "-m", "0", disk, self.size)
+            subprocess.run(make, check=True, timeout=PATIENCE)
+            words = (
+                "unshare",
+                "-m",
+                "sh",
+                "-c",
+                'mount -o loop "$0" "$1" && shift && exec "$@"',
+                disk,
+                self.data,
+                *words,
+            )
         self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         deadline = time.monotonic() + PATIENCE
         while not (log.exists() and "NFS SERVER INITIALIZED" in log.read_text() and self.answers()):
             assert self.process.poll() is None, log.read_text() if log.exists() else "the server ended"
             assert time.monotonic() < deadline, log.read_text() if log.exists() else "the server is silent"
             time.sleep(0.05)
+        lacking = [
+            line
+            for line in log.read_text().splitlines()
+            if re.search("Lookup failed on path|Could not create export", line)
+        ]
+        assert not lacking, lacking  # such a server runs and shows nothing: an overlay, say, has no file handles
 
     def answers(self) -> bool:
         try:

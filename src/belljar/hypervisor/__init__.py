@@ -250,7 +250,7 @@ class Template:
 
     key: str
     folder: Path
-    size: int  # bytes on disk
+    size: int = field(compare=False)  # bytes on disk by now
     created: float
     facts: Mapping[str, Any]  # what the key was made of
 

@@ -52,6 +52,15 @@ def test_a_template_takes_only_the_space_that_was_written(store: TemplateStore) 
     assert make(store).size < 4 * MIB
 
 
+def test_a_template_that_takes_more_by_now_is_the_same(store: TemplateStore) -> None:
+    """In memory (tmpfs) a hole that a clone reads becomes a page."""
+    made = make(store)
+    with open(made.folder / RAM, "r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, MIB)
+    now = store.read(KEY)
+    assert now.size >= made.size + MIB and now == made
+
+
 @pytest.mark.parametrize("name", [RAM, STATE, DISK, CLONE])
 def test_a_file_that_was_written_to_is_noticed_at_once(store: TemplateStore, name: str) -> None:
     template = make(store)
