@@ -39,6 +39,7 @@ VERBS = {
     "completion": "print a completion script for bash, zsh or fish",
     "version": "show the version of belljar and of what it stands on",
 }
+HIDDEN = frozenset({"keep"})  # verbs for programs: not in the overview
 OUR_FAILURE = 125
 
 
@@ -214,7 +215,7 @@ def split(arguments: Sequence[str]) -> CommandLine:
     verb, *rest = words
     if verb == "help":
         return CommandLine(rest[0], ["--help"]) if rest else CommandLine("", [], wants="help")
-    if verb not in VERBS:
+    if verb not in VERBS and verb not in HIDDEN:
         raise BadOption(f"{verb}: no such verb", hint=_meant(verb))
     return CommandLine(verb, rest, config_file, verbose)
 

@@ -12,6 +12,7 @@ import os
 import selectors
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from belljar.cli.notice import LATE, Notice
 from belljar.guest import Streams
 from belljar.guest.stdio import FdSink, FdSource
-from belljar.machine.orders import Order, Orders, Pause, Resize, Resume, Signal
+from belljar.machine.orders import Order, Orders, Pause, Resize, Resume, Signal, Stop
 from belljar.model import Outcome, Payload, Request, StdinKind
 
 assert quick_asyncio
@@ -27,6 +28,7 @@ assert quick_asyncio
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.cli.terminal import RawTerminal
+    from belljar.machine.life import Life
 
 FORWARDED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "XCPU", "ALRM")
 UNLIKELY = 2.0  # seconds beyond what was asked for: then the process was stopped
@@ -82,6 +84,33 @@ def attend(
         return loop.run_until_complete(_attend(house, request, loop, stdin, alone, notice))
     finally:
         loop.close()
+
+
+def attend_alone(
+    house: House, request: Request, streams: Streams, claimed: Callable[[Life], None], *, tie: int | None = None
+) -> Outcome:
+    """Keep the machine to its end in a process that is nothing but its keeper. *claimed* is called when it is. *tie*: the
+    machine is stopped when this descriptor's other end is closed."""
+    loop = StoppableLoop()
+
+    async def keep() -> Outcome:
+        orders = Orders()
+        listen(loop, orders, None, alone=False)
+        if tie is not None:
+            loop.add_reader(tie, _let_go, loop, tie, orders)
+        return await house.supervisor().keep(request, streams, orders, claimed)
+
+    try:
+        return loop.run_until_complete(keep())
+    finally:
+        loop.close()
+
+
+def _let_go(loop: StoppableLoop, tie: int, orders: Orders) -> None:
+    """Whoever asked is gone, or let go; what it may write there means nothing."""
+    if not os.read(tie, 1 << 12):
+        loop.remove_reader(tie)
+        orders.give(Stop())
 
 
 async def _attend(

@@ -20,14 +20,24 @@ CHUNK = 1 << 16
 
 
 # Written here because Pythons break so long a choice at different places.
-USAGE = """%(prog)s [-h] [-f] [--console | --qemu | --virtiofsd | --journal | --collected FILE |
-                    --joboutputs [NAME]] ID"""
+USAGE = """%(prog)s [-h] [-f] [--stdout | --stderr | --console | --qemu | --virtiofsd | --journal |
+                    --collected FILE | --joboutputs [NAME]] ID"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = USAGE
     add_machine(parser)
     which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--stdout",
+        dest="which",
+        action="store_const",
+        const="stdout",
+        help="what the payload of a detached machine wrote",
+    )
+    which.add_argument(
+        "--stderr", dest="which", action="store_const", const="stderr", help="the same, of its standard error"
+    )
     which.add_argument(
         "--console", dest="which", action="store_const", const="console", help="the guest's serial console"
     )
@@ -64,7 +74,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.users import reach
-    from belljar.machine import CONSOLE_LOG, QEMU_LOG, VIRTIOFSD_LOG
+    from belljar.machine import CONSOLE_LOG, QEMU_LOG, STDERR_LOG, STDOUT_LOG, VIRTIOFSD_LOG
 
     house, machine = reach(house, args.machine)
     folder = machine.folder
@@ -72,7 +82,15 @@ def run(args: argparse.Namespace, house: House) -> int:
         return _deliver(folder, args.collected)
     if args.joboutputs is not None:
         return _joboutputs(folder, args.joboutputs)
-    files = {"console": folder / CONSOLE_LOG, "qemu": folder / QEMU_LOG, "virtiofsd": folder / VIRTIOFSD_LOG}
+    files = {
+        "console": folder / CONSOLE_LOG, "qemu": folder / QEMU_LOG, "virtiofsd": folder / VIRTIOFSD_LOG,
+        "stdout": folder / STDOUT_LOG, "stderr": folder / STDERR_LOG,
+    }  # fmt: skip
+    if args.which in ("stdout", "stderr"):
+        from belljar.machine.output import kept
+
+        _write(kept(files[args.which], follow=args.follow and machine.alive))
+        return 0
     if args.follow and machine.alive:
         return _follow(folder, files.get(args.which))
     if args.which is None:

@@ -14,7 +14,7 @@ from belljar.model import Cause, Context, Start
 
 if TYPE_CHECKING:
     from belljar.assembly import House
-    from belljar.model import Outcome
+    from belljar.model import Outcome, Request
 
 START_PATIENCE = 2.0  # seconds a start spends on the dead, at most
 HELP = (
@@ -95,6 +95,11 @@ def _machine(parser: argparse.ArgumentParser) -> None:
         choices=[context.value for context in Context],
         help="how the guest is given the agent (default: as the image is best served)",
     )
+    machine.add_argument(
+        "-d", "--detach", action="store_true",
+        help="print the machine's ID once it is claimed, and let it live on its own; its payload reads nothing, or the file that"
+        " standard input is, and `belljar logs --stdout` shows what it writes",
+    )  # fmt: skip
     machine.add_argument("--name", default="", help="a name for the machine, for `belljar ps` and ID arguments")
 
 
@@ -139,6 +144,8 @@ def run(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.attend import attend
 
     wanted = request.build(args, house.settings)
+    if args.detach:
+        return detach(wanted, args, house)
     report = Report(args.report)
     widen_limits()
     finish_the_dead(house)
@@ -155,6 +162,25 @@ def run(args: argparse.Namespace, house: House) -> int:
     if wanted.payload is None and outcome.cause is Cause.FINISHED:
         complain(f"{outcome.id}: {outcome.reason}", "")  # it has no other way to say how it went
     return leave(outcome)
+
+
+def detach(wanted: Request, args: argparse.Namespace, house: House) -> int:
+    """Have the machine kept by a process of its own, and say which it is."""
+    import stat
+
+    from belljar.errors import BadOption
+    from belljar.machine.outside import detached
+
+    for option, is_given in (("--tty", args.tty), ("--report", args.report is not None)):
+        if is_given:
+            raise BadOption(f"{option} with --detach: nobody is there for it", hint="`belljar wait ID` tells the end.")
+    if args.user_data is not None:
+        from belljar.cli.userdata import with_user_data
+
+        wanted = with_user_data(wanted, args, house)
+    stdin = 0 if wanted.payload is not None and stat.S_ISREG(os.fstat(0).st_mode) else None
+    print(detached.start(wanted, config_file=house.config_file, stdin=stdin).id)
+    return 0
 
 
 def finish_the_dead(house: House) -> None:

@@ -20,6 +20,12 @@ class BadOption(UsageError):
     hint = "`belljar VERB --help` tells the forms an option takes."
 
 
+class BadRequest(UsageError):
+    """A request in JSON that cannot be meant: its message names key and value."""
+
+    hint = "Correct that key; docs/detached.md shows a request."
+
+
 class BadSetting(UsageError):
     """A settings file holds something belljar cannot use."""
 

@@ -38,21 +38,28 @@ class Watch:
 
 def changes(path: Path) -> Iterator[bytes]:
     """The whole lines of a growing file, as they come; ends when the file is moved or removed. Missing file: nothing."""
+    rest = b""
+    for data in growth(path):
+        lines, newline, rest = (rest + data).rpartition(b"\n")
+        if newline:
+            yield lines + newline
+    if rest:
+        yield rest
+
+
+def growth(path: Path) -> Iterator[bytes]:
+    """The bytes of a growing file, as they come; ends when the file is moved or removed. Missing file: nothing."""
     watch = Watch()
     try:
         if not watch.add(path, IN_MODIFY | IN_MOVE_SELF | IN_DELETE_SELF | IN_ATTRIB):
             return
         watch.add(path.parent, IN_MOVE_SELF | IN_DELETE_SELF)  # the file is told nothing when its folder is renamed
         with open(path, "rb", buffering=0) as file:
-            rest = b""
             while True:
                 is_last = not _is_same(path, file.fileno())  # asked before reading: what was written before counts
                 while data := file.read(CHUNK):
-                    lines, newline, rest = (rest + data).rpartition(b"\n")
-                    if newline:
-                        yield lines + newline
+                    yield data
                 if is_last:
-                    yield from (rest,) if rest else ()
                     return
                 watch.wait()
     except FileNotFoundError:

@@ -61,6 +61,14 @@ class Settings:
             "unit": "bytes",
         },
     )
+    output_limit: int = field(
+        default=64 * MIB,
+        metadata={
+            "help": "the latest part of a detached machine's stdout, and of its stderr, that is kept: at most this much of each",
+            "unit": "bytes",
+            "minimum": 4096,
+        },
+    )
     keep_days: int = field(
         default=7, metadata={"help": "records and logs of ended machines are kept this long", "unit": "days"}
     )
@@ -109,6 +117,8 @@ SEED = "seed.iso"
 KEPT_DISK = "overlay.qcow2"  # after `run --keep`
 JOBOUTPUTS = "joboutputs"  # a folder: what the guest put there
 DOUBTS = "doubts"  # in the folder of a template: a byte for each silent clone since the last one that came up
+STDOUT_LOG, STDERR_LOG = "stdout.log", "stderr.log"  # of a detached machine's payload
+KEEPER_LOG = "keeper.log"  # what its keeper itself says
 REQUEST, OUTCOME, LOCK, CONTROL, CONSOLE_LOG, QEMU_LOG, COLLECTED = (
     "request.json", "outcome.json", "lock", "control.sock", "console.log", "qemu.log", "collect.tar",
 )  # fmt: skip

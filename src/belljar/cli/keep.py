@@ -1,0 +1,185 @@
+"""`belljar keep`: take a request on standard input, and become the keeper of its machine. For programs, not for people."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import stat
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+
+from belljar.errors import OUR_FAILURE, BadOption, BadRequest, BelljarError, HostError
+from belljar.machine.outside.detached import LONGEST_ANSWER, answer_of
+from belljar.model import Request, StdinKind
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.guest import Streams
+    from belljar.machine.life import Life
+
+HELP = (
+    "Read a request as one line of JSON from standard input, keep its machine in a process of its own, and print one line of "
+    'JSON once it is claimed: {"id": ...}, or {"error": class, "message": ..., "hint": ...}.'
+)
+LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+LARGEST_REQUEST = 64 << 20  # bytes: a script of 8 MiB as latin-1 text in JSON, and all the rest
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--stdin",
+        type=int,
+        metavar="FD",
+        help="the open descriptor that the payload reads (default: nothing, /dev/null)",
+    )
+    parser.add_argument(
+        "--tied",
+        action="store_true",
+        help="end the machine when standard input is closed, and so with the process that holds its other end",
+    )
+
+
+def run(args: argparse.Namespace, house: House) -> int:
+    """The part of whoever is asked: it ends with the answer, and the keeper is nobody's child."""
+    try:
+        request = asked(args, house)
+    except BelljarError as exc:
+        print(json.dumps(answer_of(exc)), flush=True)
+        return OUR_FAILURE
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        os.setsid()
+        _keep(request, args.stdin, args.tied, writer, house)
+    os.close(writer)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))  # whoever asked gave up waiting
+    with open(reader, "rb") as file:
+        answer = file.read(LONGEST_ANSWER) or json.dumps(answer_of(_died(child))).encode() + b"\n"
+    sys.stdout.buffer.write(answer)
+    return 0 if b'"id"' in answer[:6] else OUR_FAILURE
+
+
+def asked(args: argparse.Namespace, house: House) -> Request:
+    """The request on standard input, as a machine on its own can have it."""
+    if args.tied and not stat.S_ISFIFO(os.fstat(0).st_mode) and not stat.S_ISSOCK(os.fstat(0).st_mode):
+        raise BadOption("--tied: standard input is no pipe and no socket", hint="Give it a pipe, and keep it open.")
+    if args.stdin is not None:
+        try:
+            os.set_inheritable(args.stdin, False)
+        except OSError as exc:
+            raise BadOption(f"--stdin {args.stdin}: {exc.strerror}", hint="Give an open descriptor.") from exc
+    try:
+        request = Request.from_json(json.loads(_line()))
+    except ValueError as exc:
+        raise BadRequest(f"standard input: {exc}") from exc
+    if any(folder.exists() for folder in (house.folders.machine(request.id), house.folders.ended(request.id))):
+        raise BadRequest(f"id: {request.id!r}: there is, or was, a machine of this id", hint="Draw another one.")
+    payload = request.payload
+    if payload is None:
+        return request
+    if payload.terminal:
+        raise BadRequest("payload.terminal: True: a machine on its own has no terminal")
+    stderr = StdinKind.STDOUT if payload.stderr is StdinKind.STDOUT else StdinKind.STREAM
+    stdin = StdinKind.NULL if args.stdin is None else StdinKind.STREAM
+    return replace(request, payload=replace(payload, stdin=stdin, stdout=StdinKind.STREAM, stderr=stderr))
+
+
+def _line() -> bytes:
+    parts, size = [], 0
+    while data := os.read(0, 1 << 20):
+        parts.append(data)
+        size += len(data)
+        if size > LARGEST_REQUEST:
+            raise BadRequest(f"standard input: a request of more than {LARGEST_REQUEST >> 20} MiB")
+        if b"\n" in data:
+            break
+    return b"".join(parts)
+
+
+def _died(child: int) -> BelljarError:
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    how = f"was ended by signal {-status}" if status < 0 else f"ended with exit code {status}"
+    return HostError(f"the keeper {how} before it had claimed its machine", hint="Look at what it wrote to stderr.")
+
+
+# -- the keeper ------------------------------------------------------------------------------------------------------
+
+
+def _keep(request: Request, stdin: int | None, tied: bool, writer: int, house: House) -> NoReturn:
+    """The keeper's whole life."""
+    answer: dict[str, str] = answer_of(HostError("the machine was cancelled before it was begun"))
+    try:
+        from belljar.cli.attend import attend_alone
+        from belljar.cli.run import finish_the_dead, widen_limits
+
+        widen_limits()
+        finish_the_dead(house)
+        house.images.ensure(request.machine.image)
+        house.images.resolve(request.machine.image)  # who asks hears at once of one that is not there
+
+        def claimed(life: Life) -> None:
+            nonlocal writer
+            with suppress(OSError):
+                _leave_the_asker(life, tied)
+            _tell(writer, {"id": request.id})
+            writer = -1
+
+        attend_alone(house, request, _streams(request, stdin, house), claimed, tie=0 if tied else None)
+    except BelljarError as exc:
+        answer = answer_of(exc)
+    except OSError as exc:
+        answer = answer_of(HostError(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc)))
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    if writer >= 0:
+        _tell(writer, answer)
+    os._exit(0)
+
+
+def _tell(writer: int, answer: dict[str, str]) -> None:
+    """To who asked, if it still is there."""
+    with suppress(OSError):
+        os.write(writer, json.dumps(answer).encode()[: LONGEST_ANSWER - 1] + b"\n")
+    os.close(writer)
+
+
+def _leave_the_asker(life: Life, tied: bool) -> None:
+    """From here on what the keeper says is in the machine's folder, and nothing holds the asker's pipes or folder."""
+    from belljar.machine import KEEPER_LOG, STDERR_LOG, STDOUT_LOG
+
+    os.chdir("/")
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    if life.request.payload is not None:  # who follows them finds them from now on
+        for name in (STDOUT_LOG, STDERR_LOG):
+            os.close(os.open(life.folder / name, LOG_FLAGS, 0o600))
+    log = os.open(life.folder / KEEPER_LOG, LOG_FLAGS, 0o600)
+    if not tied:
+        os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.dup2(log, 2)
+    os.close(null)
+    os.close(log)
+
+
+def _streams(request: Request, stdin: int | None, house: House) -> Streams:
+    from belljar.guest import Streams
+    from belljar.guest.stdio import FdSource
+    from belljar.machine import STDERR_LOG, STDOUT_LOG
+    from belljar.machine.output import FileSink
+
+    if request.payload is None:
+        return Streams(None, None, None)
+    folder, limit = house.folders.machine(request.id), house.settings.machine.output_limit
+    carried = request.payload.stderr is StdinKind.STREAM
+    return Streams(
+        None if stdin is None else FdSource(stdin),
+        FileSink(folder / STDOUT_LOG, limit),
+        FileSink(folder / STDERR_LOG, limit) if carried else None,
+    )

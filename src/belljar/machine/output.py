@@ -1,0 +1,88 @@
+"""Files that hold the latest bytes of a stream which may never end, and what a detached payload writes, kept in two of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+BEFORE = ".1"  # the name of what was written before, behind the file's own
+NEXT = ".new"
+
+
+class RollingFile:
+    """A log and its predecessor hold together the last *half* to twice *half* bytes. There is a file of this name at all
+    times, so that whoever follows it can tell its change from its end."""
+
+    def __init__(self, path: Path, half: int) -> None:
+        self._path, self._half = path, half
+        self._file = self._open(path)
+        self._written = os.lseek(self._file, 0, os.SEEK_END)
+
+    def write(self, data: bytes) -> None:
+        """All of it. Raises OSError where the disk is full, and nothing when only a new file cannot be begun."""
+        view = memoryview(data)
+        while view:
+            done = os.write(self._file, view)
+            self._written += done
+            view = view[done:]
+        if self._written > self._half:
+            with suppress(OSError):  # the old one then goes on
+                self._roll()
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _roll(self) -> None:
+        coming, before = (self._path.with_name(self._path.name + end) for end in (NEXT, BEFORE))
+        with suppress(FileNotFoundError):
+            os.unlink(before)
+        file = self._open(coming)
+        try:
+            os.link(self._path, before)
+            os.rename(coming, self._path)
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(self._file)
+        self._file, self._written = file, 0
+
+    @staticmethod
+    def _open(path: Path) -> int:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+class FileSink:
+    """Takes a payload's stream into such a file, which is opened with the first byte."""
+
+    def __init__(self, path: Path, limit: int) -> None:
+        self._path, self._half = path, max(limit // 2, 1)
+        self._file: RollingFile | None = None
+
+    async def write(self, data: bytes) -> None:
+        """Raises OSError where the bytes cannot be kept: the payload hears of it at its next write."""
+        if self._file is None:
+            self._file = RollingFile(self._path, self._half)
+        self._file.write(data)
+
+    async def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def kept(path: Path, *, follow: bool = False) -> Iterator[bytes]:
+    """What is kept of a stream, oldest first; with *follow* what comes, too, until its folder is gone or put away."""
+    with suppress(FileNotFoundError), open(path.with_name(path.name + BEFORE), "rb") as file:
+        yield from iter(lambda: file.read(1 << 16), b"")
+    if follow:
+        from belljar.host.watch import growth
+
+        while path.exists():
+            yield from growth(path)
+        return
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        yield from iter(lambda: file.read(1 << 16), b"")

@@ -1,0 +1,120 @@
+"""Ask for a machine that lives on its own: the whole request goes to a new process, which answers once it is claimed.
+
+The process is `belljar keep`. It gets the request as one line of JSON on its standard input, so that nothing of it is ever in a
+file or a command line, forks its keeper off, and tells what came of that as one line of JSON on its standard output:
+{"id": ...}, or {"error": class, "message": ..., "hint": ...}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+import belljar
+from belljar import errors
+from belljar.errors import BelljarError, HostError
+from belljar.model import MachineId, Request, dumps
+
+PATIENCE = 600.0  # seconds until a machine is claimed: an image that is missing is fetched before
+LONGEST_ANSWER = 1 << 16
+ENTRY = "import sys; sys.path.append(sys.argv.pop(1)); from belljar.cli import entry; entry()"
+
+
+class Started:
+    """A machine that was claimed. `tie` is what a tied machine lives by: it is ended when this is closed, and so when this
+    process ends in any way."""
+
+    def __init__(self, id: MachineId, tie: IO[bytes] | None) -> None:
+        self.id, self.tie = id, tie
+
+    def release(self) -> None:
+        """Let go of the tie."""
+        if self.tie is not None:
+            self.tie.close()
+            self.tie = None
+
+
+def start(
+    request: Request,
+    *,
+    config_file: Path | None = None,
+    stdin: int | None = None,
+    tied: bool = False,
+    patience: float = PATIENCE,
+) -> Started:
+    """Have the request carried out by a process of its own, and return when its machine is claimed. *stdin*: a descriptor
+    of the file that the payload reads. Raises what kept it from being claimed, HostError after *patience* seconds."""
+    words = ["--config", str(config_file)] if config_file is not None else []
+    words += ["keep"] + (["--tied"] if tied else [])
+    copies = [] if stdin is None else [os.dup(stdin)]  # its own 0 carries the request
+    words += ["--stdin", str(copies[0])] if copies else []
+    try:
+        keeper = subprocess.Popen([*command(), *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=copies)
+    finally:
+        for copy in copies:
+            os.close(copy)
+    assert keeper.stdin is not None and keeper.stdout is not None
+    with keeper.stdout:
+        try:
+            with suppress(BrokenPipeError):  # then its answer says why
+                keeper.stdin.write(dumps(request) + b"\n")
+                keeper.stdin.flush()
+            answer = _answer(keeper, patience)
+        except BaseException:
+            keeper.stdin.close()
+            keeper.terminate()
+            keeper.wait()
+            raise
+    keeper.wait()
+    if tied and "id" in answer:
+        return Started(str(answer["id"]), keeper.stdin)
+    with suppress(BrokenPipeError):
+        keeper.stdin.close()
+    if "id" not in answer:
+        raise error_of(answer)
+    return Started(str(answer["id"]), None)
+
+
+def command() -> list[str]:
+    """How this very belljar is run again, by this Python, and by nothing that the caller's folder or variables say."""
+    flags = ["-I", *(["-S"] if sys.flags.no_site else [])]
+    return [sys.executable, *flags, "-c", ENTRY, str(Path(belljar.__file__).parent.parent)]
+
+
+def _answer(keeper: subprocess.Popen[bytes], patience: float) -> dict[str, Any]:
+    import select
+    import time
+
+    assert keeper.stdout is not None
+    deadline, line = time.monotonic() + patience, b""
+    poller = select.poll()
+    poller.register(keeper.stdout, select.POLLIN)
+    while not line.endswith(b"\n") and len(line) < LONGEST_ANSWER:
+        left = deadline - time.monotonic()
+        if left <= 0 or not poller.poll(left * 1000):
+            raise HostError(f"waited {patience:g} s for a keeper to claim its machine", hint="Look at `belljar ps`.")
+        data = os.read(keeper.stdout.fileno(), LONGEST_ANSWER)
+        if not data:
+            break
+        line += data
+    with suppress(ValueError):
+        answer = json.loads(line)
+        if isinstance(answer, dict):
+            return answer
+    raise HostError(f"the keeper did not say what became of its machine (it said {line[:80]!r})")
+
+
+def answer_of(error: BelljarError) -> dict[str, str]:
+    return {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+
+
+def error_of(answer: dict[str, Any]) -> BelljarError:
+    """The error that was told, as the class it was."""
+    kind = getattr(errors, str(answer.get("error")), None)
+    kind = kind if isinstance(kind, type) and issubclass(kind, BelljarError) else HostError
+    return kind(str(answer.get("message") or "no reason was given"), hint=str(answer.get("hint") or "") or None)
