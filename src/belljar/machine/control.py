@@ -6,7 +6,6 @@ Only the machine's owner and root are heard. The socket lies in the machine's fo
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import socket
@@ -22,10 +21,6 @@ from belljar.machine import CONTROL
 LONGEST_LINE = 1 << 16
 ASK_TIMEOUT = 10.0
 BACKLOG = 16
-SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-SHORTAGE = (
-    1.0  # seconds until another try: nothing tells when there are descriptors again. asyncio's servers do the same
-)
 
 Answer = dict[str, Any]
 Handler = Callable[[Answer, socket.socket], Awaitable[Answer | None]]
@@ -38,44 +33,34 @@ class ControlServer:
     def __init__(self, folder: Path, handler: Handler) -> None:
         self._folder = folder
         self._handler = handler
-        self._listener: socket.socket | None = None
+        self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def open(self) -> None:
-        kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-        self._listener = listener = socket.socket(socket.AF_UNIX, kind)
-        with short_path(self._folder) as folder:
-            listener.bind(f"{folder}/{CONTROL}")
-        os.chmod(self._folder / CONTROL, 0o600)
-        listener.listen(BACKLOG)
-        self._keep(asyncio.get_running_loop().create_task(self._accept(listener)))
+    async def open(self) -> None:
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            with short_path(self._folder) as folder:
+                listener.bind(f"{folder}/{CONTROL}")
+            os.chmod(self._folder / CONTROL, 0o600)
+            loop = asyncio.get_running_loop()
+            loop.set_exception_handler(_quietly)
+            self._server = await loop.create_unix_server(lambda: _Caller(self._take), sock=listener, backlog=BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
 
     async def close(self) -> None:
         """Also where it could not be opened."""
-        if self._listener is not None:
-            self._listener.close()
+        if self._server is not None:
+            self._server.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _keep(self, task: asyncio.Task[None]) -> None:
+    def _take(self, connection: socket.socket) -> None:
+        task = asyncio.get_running_loop().create_task(self._serve(connection))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _accept(self, listener: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                connection, _ = await loop.sock_accept(listener)
-            except ConnectionAbortedError:
-                continue
-            except OSError as exc:
-                if exc.errno not in SHORTAGES:
-                    raise
-                await asyncio.sleep(SHORTAGE)
-                continue
-            connection.setblocking(False)
-            self._keep(loop.create_task(self._serve(connection)))
 
     async def _serve(self, connection: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -104,6 +89,25 @@ class ControlServer:
             if not data or len(line) > LONGEST_LINE:
                 break
         return line
+
+
+def _quietly(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """asyncio tries again when descriptors or memory are short, and says so on stderr, which is the payload's."""
+    if not (isinstance(context.get("exception"), OSError) and "socket.accept()" in context["message"]):
+        loop.default_exception_handler(context)
+
+
+class _Caller(asyncio.Protocol):
+    """A connection as a plain socket: who relays bytes reads and writes by himself."""
+
+    def __init__(self, take: Callable[[socket.socket], None]) -> None:
+        self._take = take
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        connection = transport.get_extra_info("socket").dup()
+        transport.abort()  # before it has read a byte
+        self._take(connection)
 
 
 def connect(folder: Path) -> socket.socket:

@@ -70,7 +70,7 @@ class Keeping:
 
     async def live(self, streams: Streams) -> None:
         """From the claim to the payload's end; raises what ended it otherwise."""
-        self._control.open()
+        await self._control.open()
         await _first(self._work(streams), self._obeying.run())
 
     async def _work(self, streams: Streams) -> None:
