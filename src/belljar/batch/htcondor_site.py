@@ -16,11 +16,10 @@ from pathlib import Path
 
 from belljar.batch import Settings
 from belljar.batch.client import Needs
-from belljar.batch.htcondor import CLOSED, CLOSED_REASON, HELD, IMAGE, IMAGES, POOL_IMAGES, WORKS, of_this_host
+from belljar.batch.htcondor import CLOSED, CLOSED_REASON, DISK, HELD, IMAGE, IMAGES, POOL_IMAGES, WORKS, of_this_host
 from belljar.batch.htcondor_ads import string
-from belljar.batch.policy import queue_images, rules
+from belljar.batch.policy import LETTERS, letters_of, queue_images, rules, site_of
 from belljar.batch.siting import Change, Finding, Guard, OurFile, Piece, Place
-from belljar.batch.sizes import smallest_limit
 from belljar.errors import BadOption, BelljarError
 from belljar.model import MIB
 
@@ -29,7 +28,6 @@ KEYWORD = "BELLJAR"  # of our hook, and of our cron jobs
 HOOK_DEADLINE = 60  # seconds
 PERIOD = 60  # seconds between two looks at the node, and at the pool
 OLDEST = (9, 0)
-PLAIN = re.compile(r"[A-Za-z0-9._*?-]+")
 OPTIONS = ("wrapper", "hook")  # `--set wrapper=site`: the site's own calls ours
 STARTD, STARTER, SCHEDD = "STARTD", "STARTER", "SCHEDD"
 
@@ -350,19 +348,27 @@ def shared_here(share: str) -> str:
 
 def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
     """What is refused at submit, by name: (expression, the sentence as an expression)."""
-    least = smallest_limit(settings) // MIB
     unknown = f'"belljar: +{IMAGE}: no node of this pool has this image. There are: "'
-    return {
+    site = site_of(settings)
+    least, no_machine = site["least_memory"] // MIB, f"!({wants_machine(settings)})"
+    found = {
         "BelljarImage": (requirement(settings), sentence(settings)),
         "BelljarKnown": (
             f"!isString({IMAGE}) || !isString({POOL_IMAGES}) || stringListMember({IMAGE}, {POOL_IMAGES})",
             f"strcat({unknown}, {POOL_IMAGES})",
         ),
         "BelljarMemory": (
-            f"!({wants_machine(settings)}) || (RequestMemory ?: 0) >= {least}",
+            f"{no_machine} || (RequestMemory ?: 0) >= {least}",
             string(f"belljar: a job in a machine needs request_memory = {least} or more (MiB)"),
         ),
     }
+    for name, attribute, what, unit in (
+        ("cpus", "RequestCpus", "cpus", 1), ("memory", "RequestMemory", "MiB of memory", MIB), ("disk", DISK, "MiB of disk", MIB),
+    ):  # fmt: skip
+        if most := site[f"max_{name}"]:
+            text = string(f"belljar: a job in a machine may have at most {most // unit} {what} here")
+            found[f"BelljarMost{name.title()}"] = (f"{no_machine} || ({attribute} ?: 0) * {unit} <= {most}", text)
+    return found
 
 
 def requirement_lines(settings: Settings) -> str:
@@ -384,15 +390,13 @@ def wants_machine(settings: Settings) -> str:
 
 
 def requirement(settings: Settings) -> str:
-    """What an access point can know of the rules: who asks, for which accounting group. Unix groups and sets in brackets
-    are the node's affair: where a rule has one, every well-formed name passes here."""
-    name = f'isString({IMAGE}) && regexp("^[A-Za-z0-9][A-Za-z0-9._-]{{0,99}}$", {IMAGE})'
+    """What an access point can know of the rules: who asks, for which accounting group. Unix groups are the node's affair:
+    here a rule for a group is one for everybody."""
+    name = f'isString({IMAGE}) && regexp("^[A-Za-z0-9]", {IMAGE}) && !regexp("[^A-Za-z0-9._-]", {IMAGE}) && size({IMAGE}) <= 100'
     clauses = []
     for kind, who, pattern in rules(settings):
-        if kind == "group" or (kind, pattern) == ("*", "*") or not PLAIN.fullmatch(pattern):
-            return f"{IMAGE} is undefined || ({name})"
-        matches = f"regexp({string('^' + plain_regex(pattern) + '$')}, {IMAGE})"
-        owner = {"user": f"Owner == {string(who)} && ", "queue": f"AcctGroup =?= {string(who)} && "}.get(kind, "")
+        matches = f"regexp({string(f'^{regex_of(pattern)}$')}, {IMAGE})"
+        owner = {"user": f"Owner =?= {string(who)} && ", "queue": f"AcctGroup =?= {string(who)} && "}.get(kind, "")
         clauses.append(f"({owner}{matches})")
     return f"{IMAGE} is undefined || ({name} && ({' || '.join(clauses) or 'false'}))"
 
@@ -409,9 +413,13 @@ def start(settings: Settings) -> str:
     return f"ifThenElse(TARGET.{IMAGE} =?= undefined, {other}, {asked})"
 
 
-def plain_regex(pattern: str) -> str:
-    """A pattern of file names as a regular expression without backslashes: an ad's string would take them away."""
-    return "".join({"*": ".*", "?": ".", ".": "[.]"}.get(char, char) for char in pattern)
+def regex_of(pattern: str) -> str:
+    """A pattern of image names as a regular expression without backslashes: an ad's string would take them away."""
+    words = {"*": ".*", LETTERS: "."}
+    pieces = letters_of(pattern)
+    if pieces is None:
+        return ""  # no name fits
+    return "".join(words.get(one) or (one if one.isalnum() and len(one) == 1 else f"[{one}]") for one in pieces)
 
 
 def sentence(settings: Settings) -> str:

@@ -6,11 +6,10 @@ import json
 import re
 from pathlib import Path
 
-from belljar.batch import policy
+from belljar.batch import judge, policy
 from belljar.batch.client import Needs
 from belljar.batch.pbs_home import is_part, roles
 from belljar.batch.siting import Advice, Change, Finding, OurFile, Piece, Place
-from belljar.batch.sizes import SMALLEST_GUEST, overhead
 from belljar.errors import CommandFailed
 
 FILES = Path(__file__).parent / "files/openpbs"
@@ -66,8 +65,7 @@ def _server(place: Place) -> list[Piece]:
     folder = place.wrapper.parent / "openpbs"
     hooks = _hooks(place)
     config = OurFile("settings of the hooks", folder / "belljar.json", config_of(place), folders=1)
-    texts = {name: (FILES / f"{name}.py").read_bytes() for name in hooks}
-    sources = [OurFile(f"hook {name}", folder / f"{name}.py", text, folders=1) for name, text in texts.items()]
+    sources = [OurFile(f"hook {name}", folder / f"{name}.py", text_of(name), folders=1) for name in hooks]
     changes = [piece for source in sources for piece in _hook(source, config)]
     # The resources last, for what comes last is taken out first: PBS refuses that as long as a job has one, and with the
     # hooks gone such a job would run on the node itself.
@@ -78,23 +76,22 @@ def _hooks(place: Place) -> list[str]:
     return [name for name in HOOKS if name != SUBMIT or place.options.get("submit", "yes") != "no"]
 
 
+def text_of(name: str) -> bytes:
+    """A hook is one file to PBS. That of the server judges as nodes do, by the same text."""
+    text = (FILES / f"{name}.py").read_bytes()
+    return Path(judge.__file__).read_bytes() + b"\n\n" + text if name == SUBMIT else text
+
+
 def config_of(place: Place) -> bytes:
     """What both hooks read. Raises BadSetting for settings that mean nothing."""
     settings = place.settings
-    policy.rules(settings)
     values = {
         "wrapper": str(place.wrapper),
         "belljar": str(place.belljar),
         "notes": place.options.get("notes", NOTES),
         "reap": place.options.get("reap", "yes") != "no",
         "store": str(place.store),
-        "default_image": settings.default_image,
-        "queue_images": policy.queue_images(settings),
-        "allow": list(settings.allow),
-        "max_cpus": settings.max_cpus,
-        "max_memory": settings.max_memory,
-        "max_disk": settings.max_disk,
-        "least_memory": SMALLEST_GUEST + overhead(SMALLEST_GUEST * 2, settings),
+        **policy.site_of(settings),
         "retries": settings.retries,
     }
     return json.dumps(values, indent=1, sort_keys=True).encode() + b"\n"

@@ -1,18 +1,24 @@
-"""Which image a job gets, and whether the site lets it: pure rules over the settings, the same at submit and on the node."""
+"""Who may use which image, and how much, by the site's settings: `judge` decides, here its words become errors.
+
+`site_of` is the same as data, for what is installed where jobs are submitted: Slurm's Lua, OpenPBS's hook, HTCondor's
+expressions. The node judges again by the very same rules.
+"""
 
 from __future__ import annotations
 
-import re
+import string
 from collections.abc import Collection
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
-from belljar.batch import Settings
+from belljar.batch import Settings, judge
+from belljar.batch.judge import IMAGE_NAME
+from belljar.batch.sizes import smallest_limit
 from belljar.errors import BadSetting, ImageNotAllowed, OverLimit
-from belljar.model import MIB
 
-IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 WHO = ("user", "group", "queue")
+LETTERS = f"{string.ascii_letters}{string.digits}._-"  # of an image's name
 
 
 @dataclass(frozen=True)
@@ -25,21 +31,17 @@ class Asker:
 
 
 def image_for(asked: str, queue: str, settings: Settings) -> str:
-    """The image a job gets: its own, the queue's, the site's, or "" for none: it runs without a machine.
-    Raises ImageNotAllowed for what can be no image's name."""
+    """The image a job gets, "" for none. Raises ImageNotAllowed for what can be no image's name."""
     if asked:
         check_name(asked)
         return asked
-    return queue_images(settings).get(queue, settings.default_image)
+    return judge.chosen("", queue, queue_images(settings), settings.default_image)
 
 
 def check_name(image: str) -> None:
     """Raises ImageNotAllowed unless this can be an image's name."""
-    if not IMAGE_NAME.fullmatch(image):
-        raise ImageNotAllowed(
-            f"image {image[:60]!r}: not a name of an image",
-            hint="A name is letters, digits, dots, dashes and underscores, at most 100 of them.",
-        )
+    if wrong := judge.misnamed(image):
+        raise ImageNotAllowed(wrong, hint=judge.NAME_HINT)
 
 
 def queue_images(settings: Settings) -> dict[str, str]:
@@ -47,7 +49,7 @@ def queue_images(settings: Settings) -> dict[str, str]:
     found = {}
     for word in settings.queue_images:
         queue, equals, image = word.partition("=")
-        if not (queue and equals and IMAGE_NAME.fullmatch(image)):
+        if not (queue and equals and IMAGE_NAME.match(image)):
             raise BadSetting(f"batch.queue_images: {word!r} is not of the form QUEUE=IMAGE")
         found[queue] = image
     return found
@@ -70,43 +72,54 @@ def rules(settings: Settings) -> list[tuple[str, str, str]]:
 
 def check_allowed(image: str, asker: Asker, settings: Settings) -> None:
     """Raises ImageNotAllowed unless some rule gives this image to this asker."""
-    allowed = _patterns(asker, settings)
-    if any(fnmatchcase(image, pattern) for pattern in allowed):
-        return
-    where = f" in queue {asker.queue}" if asker.queue else ""
-    offered = f"Allowed are: {', '.join(allowed)}." if allowed else "No image is allowed there."
-    raise ImageNotAllowed(f"image {image}: not allowed for {asker.user}{where}", hint=offered)
+    wrong, hint = judge.forbidden(image, _offered(asker, settings), asker.user, asker.queue)
+    if wrong:
+        raise ImageNotAllowed(wrong, hint=hint)
 
 
 def may_be_own(asker: Asker, settings: Settings) -> bool:
     """May this asker's image be one of the asker's own? Rules are about the site's images; only `*` means whatever there is."""
-    return "*" in _patterns(asker, settings)
-
-
-def _patterns(asker: Asker, settings: Settings) -> list[str]:
-    """Of the rules that are for this asker."""
-    found = []
-    for kind, name, pattern in rules(settings):
-        is_theirs = (
-            kind == "*"
-            or (kind == "user" and name == asker.user)
-            or (kind == "group" and name in asker.groups)
-            or (kind == "queue" and name == asker.queue)
-        )
-        if is_theirs:
-            found.append(pattern)
-    return found
+    return "*" in _offered(asker, settings)
 
 
 def check_limits(cpus: int | None, memory: int | None, disk: int | None, settings: Settings) -> None:
-    """Raises OverLimit for more than the site gives."""
-    for what, asked, most, unit in (
-        ("cpus", cpus, settings.max_cpus, 1),
-        ("MiB of memory", memory, settings.max_memory, MIB),
-        ("MiB of disk", disk, settings.max_disk, MIB),
-    ):
-        if asked is not None and most and asked > most:
-            raise OverLimit(
-                f"{-(-asked // unit)} {what}: a job in a machine may have at most {most // unit} here",
-                hint="Ask for less, or ask your site.",
-            )
+    """Raises OverLimit for more than the site gives, and for less memory than a machine needs."""
+    wrong = next(judge.excess({"cpus": cpus, "memory": memory, "disk": disk}, _limits(settings)), "")
+    if wrong:
+        raise OverLimit(wrong, hint="Ask for another size, or ask your site.")
+
+
+def site_of(settings: Settings) -> dict[str, Any]:
+    """All of it as plain data, by the names that `judge` has for it. Raises BadSetting."""
+    if settings.default_image:
+        check_name(settings.default_image)
+    return {
+        "default_image": settings.default_image, "queue_images": queue_images(settings),
+        "allow": [list(rule) for rule in rules(settings)], **_limits(settings),
+    }  # fmt: skip
+
+
+def letters_of(pattern: str) -> list[str] | None:
+    """A pattern piece by piece: "*", or the letters that may stand in this place, in the order of LETTERS. For languages
+    that write patterns otherwise. None where no image's name fits it."""
+    found, at = [], 0
+    while at < len(pattern):
+        start, at = at, at + 1
+        if pattern[start] == "[":
+            end = pattern.find("]", at + 1 + pattern.startswith("!", at))
+            at = end + 1 if end > 0 else at
+        word = pattern[start:at]
+        letters = "*" if word == "*" else "".join(one for one in LETTERS if fnmatchcase(one, word))
+        if not letters:
+            return None
+        found.append(letters)
+    return found
+
+
+def _offered(asker: Asker, settings: Settings) -> list[str]:
+    return judge.offered(rules(settings), asker.user, asker.groups, asker.queue)
+
+
+def _limits(settings: Settings) -> dict[str, int]:
+    most = {"max_cpus": settings.max_cpus, "max_memory": settings.max_memory, "max_disk": settings.max_disk}
+    return {**most, "least_memory": smallest_limit(settings)}

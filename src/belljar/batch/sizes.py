@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from belljar.batch import Settings
-from belljar.errors import OverLimit
+from belljar.errors import BadSetting, OverLimit
 from belljar.model import MIB
 
 SMALLEST_GUEST = 128 * MIB
@@ -24,7 +24,7 @@ def guest_memory(limit: int | None, address_space: int, settings: Settings, defa
     for most, part in ((address_space, ADDRESS_SPACE), (data, DATA_SPACE)):
         bounds += [(most - part, most, SMALLEST_GUEST + part)] if most >= 0 else []
     size, got, needed = min(bounds, default=(default, 0, 0))
-    if bounds and size < SMALLEST_GUEST:
+    if bounds and (size < SMALLEST_GUEST or got < needed):
         raise OverLimit(
             f"{got // MIB} MiB of memory: a job in a machine needs at least {needed // MIB} MiB,"
             " for the guest and for what makes it",
@@ -34,8 +34,12 @@ def guest_memory(limit: int | None, address_space: int, settings: Settings, defa
 
 
 def smallest_limit(settings: Settings) -> int:
-    """The least memory limit of a job with which it gets a machine."""
-    return SMALLEST_GUEST + overhead(SMALLEST_GUEST * 2, settings)
+    """The least memory limit of a job with which it gets a machine: whole MiB. Raises BadSetting."""
+    if settings.overhead_percent >= 100:
+        raise BadSetting(f"batch.overhead_percent = {settings.overhead_percent:g}: nothing is left for the guest")
+    share = SMALLEST_GUEST * 100 / (100 - settings.overhead_percent)
+    limit = -(-max(SMALLEST_GUEST + settings.overhead, int(share)) // MIB) * MIB
+    return limit if limit - overhead(limit, settings) >= SMALLEST_GUEST else limit + MIB
 
 
 def overhead(limit: int, settings: Settings) -> int:

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterable
 from importlib import resources
 
-from belljar.batch import Settings, policy, sizes
+from belljar.batch import policy
 from belljar.batch.siting import Place
 from belljar.errors import BadOption
-from belljar.model import MIB
 
 MARK = "-- Made by `belljar batch install slurm`"
 
@@ -18,33 +17,21 @@ def plugin(place: Place) -> bytes:
     """The plugin's text. Raises BadSetting, BadOption for what cannot be said in it."""
     settings = place.settings
     features = _features(place)
+    site = policy.site_of(settings)
     table = {
         "wrapper": quoted(_wrapper(place)),
         "names": quoted(str(place.store / "images/names")),
-        "default": quoted(settings.default_image),
-        "partitions": _table(policy.queue_images(settings).items()),
         "features": _table(features.items()),
-        "allow": _rules(settings),
         "disk_is_scratch": "true" if settings.scratch else "false",
-        "most_cpus": str(settings.max_cpus),
-        "most_memory": str(settings.max_memory // MIB),
-        "most_disk": str(settings.max_disk // MIB),
         "longest_line": str(_longest_line(place)),
-        "least_memory": str(_least(settings)),
+        "default_image": quoted(site["default_image"]),
+        "queue_images": _table(site["queue_images"].items()),
+        "allow": _rules(site["allow"]),
+        **{name: str(size) for name, size in site.items() if isinstance(size, int)},
     }
-    if settings.default_image:
-        policy.check_name(settings.default_image)
     lines = "".join(f"   {key} = {value},\n" for key, value in table.items())
     code = resources.files("belljar.batch").joinpath("files/slurm.lua").read_text()
     return f"{MARK} from the settings [batch]. Changes here are lost.\nlocal site = {{\n{lines}}}\n\n{code}".encode()
-
-
-def _least(settings: Settings) -> int:
-    """MiB of a job's limit below which no guest fits."""
-    least = sizes.SMALLEST_GUEST + settings.overhead
-    while least - sizes.overhead(least, settings) < sizes.SMALLEST_GUEST:
-        least += MIB
-    return -(-least // MIB)
 
 
 def _wrapper(place: Place) -> str:
@@ -69,7 +56,7 @@ def _features(place: Place) -> dict[str, str]:
     found = {}
     for word in place.options.get("feature", "").split():
         feature, equals, image = word.partition("=")
-        if not (equals and re.fullmatch(r"[\w.-]+", feature) and policy.IMAGE_NAME.fullmatch(image)):
+        if not (equals and re.fullmatch(r"[\w.-]+", feature) and policy.judge.IMAGE_NAME.match(image)):
             raise BadOption(
                 f"feature {word!r}: not of the form FEATURE=IMAGE", hint="Say --set 'feature=el9=alma9 el8=alma8'."
             )
@@ -77,34 +64,23 @@ def _features(place: Place) -> dict[str, str]:
     return found
 
 
-def _rules(settings: Settings) -> str:
+def _rules(rules: Iterable[tuple[str, str, str]]) -> str:
     rows = (
         f"{{ kind = {quoted(kind)}, name = {quoted(name)},"
         f" pattern = {quoted(pattern_of(glob))}, shown = {quoted(glob)} }}"
-        for kind, name, glob in policy.rules(settings)
+        for kind, name, glob in rules
     )
     return "{ " + ", ".join(rows) + " }"
 
 
 def pattern_of(glob: str) -> str:
-    """A pattern of file names as one of Lua: anchored, and with the same meaning of *, ?, [abc] and [!abc]."""
-    found, at = "^", 0
-    while at < len(glob):
-        one = glob[at]
-        at += 1
-        end = glob.find("]", at + 1 + glob.startswith("!", at)) if one == "[" else -1
-        if one == "*":
-            found += ".*"
-        elif one == "?":
-            found += "."
-        elif end > 0:
-            inner = glob[at:end]
-            negated, inner = inner.startswith("!"), inner.removeprefix("!")
-            found += "[" + "^" * negated + re.sub(r"([^\w-])", r"%\1", inner) + "]"
-            at = end + 1
-        else:
-            found += one if one.isalnum() else f"%{one}"
-    return found + "$"
+    """A pattern of image names as one of Lua, anchored. What no name fits becomes a pattern that only "" fits."""
+    words = {"*": ".*", policy.LETTERS: "."}
+    return "^" + "".join(words.get(one) or _set(one) for one in policy.letters_of(glob) or ()) + "$"
+
+
+def _set(letters: str) -> str:
+    return letters if letters.isalnum() and len(letters) == 1 else "[" + re.sub(r"([.-])", r"%\1", letters) + "]"
 
 
 def _table(pairs: Iterable[tuple[str, str]]) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from belljar.batch import Settings, openpbs_site, torque_site
 from belljar.batch.siting import Advice, Change, OurFile, OurLines, Place
-from belljar.batch.sizes import SMALLEST_GUEST, overhead
+from belljar.batch.sizes import smallest_limit
 from belljar.errors import BadOption, CommandFailed, NotOurs
 
 
@@ -82,9 +82,9 @@ def test_the_hooks_know_the_sites_settings(tmp_path: Path) -> None:
     values = json.loads(
         openpbs_site.config_of(place(tmp_path, "server_priv", settings=settings, notes="/x", reap="no"))
     )
-    assert values["queue_images"] == {"night": "el9"} and values["allow"] == ["group:hep el*"]
+    assert values["queue_images"] == {"night": "el9"} and values["allow"] == [["group", "hep", "el*"]]
     assert (values["retries"], values["max_cpus"], values["notes"], values["reap"]) == (5, 4, "/x", False)
-    assert values["least_memory"] == SMALLEST_GUEST + overhead(SMALLEST_GUEST * 2, settings)
+    assert values["least_memory"] == smallest_limit(settings)
 
 
 def test_no_line_of_pbs_mom_is_touched(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import json
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -288,33 +287,6 @@ def test_what_may_be_changed_after_submission(tmp_path: Path) -> None:
     assert submission.modify({"partition": "night"}, bare, uid=0)[0] == 0
 
 
-@pytest.mark.parametrize(
-    "glob", ["*", "debian*", "alma?", "a[0-9]b", "a[!0-9]b", "a.b-c", "%x", "a[", "[]]", "[^a]x", "a+b(c)$^"]
-)
-def test_a_pattern_means_the_same_at_submission_and_on_the_node(glob: str) -> None:
-    names = [
-        "",
-        "debian12",
-        "xdebian",
-        "alma9",
-        "alma",
-        "a1b",
-        "axb",
-        "a.b-c",
-        "aXb-c",
-        "%x",
-        "a[",
-        "]",
-        "^x",
-        "ax",
-        "bx",
-        "a+b(c)$^",
-    ]
-    tests = ",".join(f"({written(name)}):find({written(slurm_lua.pattern_of(glob))}) and 1 or 0" for name in names)
-    answer = run_lua(f'return table.concat({{{tests}}}, "")').decode()
-    assert answer == "".join("1" if fnmatchcase(name, glob) else "0" for name in names)
-
-
 @pytest.mark.parametrize("text", ["", 'a"b\\c', "é\n]]", "x" * 300, "--[[", "\0"])
 def test_quoting(text: str) -> None:
     assert run_lua(f"return {slurm_lua.quoted(text)}").decode() == text
@@ -336,15 +308,6 @@ def test_quoting(text: str) -> None:
 def test_settings_that_cannot_be_meant(settings: Settings, options: dict[str, str], wrapper: str) -> None:
     with pytest.raises((BadSetting, BadOption)):
         slurm_lua.plugin(Place(settings, Path(wrapper), Path("/b"), Path("/s"), Path("/etc/slurm"), options))
-
-
-def test_the_least_memory_fits_what_the_node_asks_for(tmp_path: Path) -> None:
-    from belljar.batch import sizes
-
-    for settings in (Settings(), Settings(overhead=0, overhead_percent=50.0)):
-        text = slurm_lua.plugin(Place(settings, Path("/w"), Path("/b"), tmp_path, Path("/etc/slurm"))).decode()
-        least = int(text.partition("least_memory = ")[2].partition(",")[0])
-        assert sizes.guest_memory(least * MIB, -1, settings, 0) >= sizes.SMALLEST_GUEST
 
 
 # -- containers ----------------------------------------------------------------------------------------------------------

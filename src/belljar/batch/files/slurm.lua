@@ -5,6 +5,7 @@ local NO_VALUE = 4294967294 -- Slurm's NO_VAL; INFINITE is one more
 local NAME = "^[%w][%w._-]*$"
 local LONGEST_NAME = 100
 local SHOWN = 60
+local MIB = 1048576
 local LARGEST_MANIFEST = 1048576
 local KEPT = 60 -- seconds the groups of a user are remembered
 
@@ -68,12 +69,12 @@ local function partitions_of(job, parts)
 end
 
 local function image_of(partition)
-   return site.partitions[partition] or site.default
+   return site.queue_images[partition] or site.default_image
 end
 
 -- The image of all these partitions; nil where they differ: then the node decides, which knows where the job runs.
 local function common_image(names)
-   local image = #names == 0 and site.default or image_of(names[1])
+   local image = #names == 0 and site.default_image or image_of(names[1])
    for _, name in ipairs(names) do
       if image_of(name) ~= image then
          return nil
@@ -151,7 +152,7 @@ local function size_of(image)
       file:close()
    end
    local bytes = text and text:match('"virtual_size": *(%d+)')
-   return bytes and math.ceil(tonumber(bytes) / 1048576)
+   return bytes and math.ceil(tonumber(bytes) / MIB)
 end
 
 -- The disk of a machine is at least as large as its image's.
@@ -164,9 +165,9 @@ local function has_room(image, job)
    return true
 end
 
-local function is_within(what, asked_for, most)
-   if most > 0 and known(asked_for) and asked_for > most then
-      return refuse("%d %s: a job in a machine may have at most %d here", asked_for, what, most)
+local function is_within(what, asked_for, most, unit)
+   if most > 0 and known(asked_for) and asked_for * unit > most then
+      return refuse("%d %s: a job in a machine may have at most %d here", asked_for, what, math.floor(most / unit))
    end
    return true
 end
@@ -183,12 +184,15 @@ local function has_right_size(job)
    if not known(memory) and known(job.min_mem_per_cpu) then
       memory = job.min_mem_per_cpu * cpus
    end
-   if known(memory) and memory < site.least_memory then
-      return refuse("%d MiB of memory: a job in a machine needs at least %d MiB, for the guest and for what makes it",
-         memory, site.least_memory)
+   if not (is_within("cpus", cpus, site.max_cpus, 1) and is_within("MiB of memory", memory, site.max_memory, MIB)
+      and is_within("MiB of disk", job.pn_min_tmp_disk, site.max_disk, MIB)) then
+      return nil
    end
-   return is_within("cpus", cpus, site.most_cpus) and is_within("MiB of memory", memory, site.most_memory)
-      and is_within("MiB of disk", job.pn_min_tmp_disk, site.most_disk)
+   if known(memory) and memory * MIB < site.least_memory then
+      return refuse("%d MiB of memory: a job in a machine needs at least %d MiB, for the guest and for what makes it",
+         memory, site.least_memory / MIB)
+   end
+   return true
 end
 
 local function limit_of(job, parts, names)

@@ -1,15 +1,15 @@
-# ruff: noqa: UP031 - for Python 3.5
+# ruff: noqa: UP031, F821 - for Python 3.5; judge.py stands before it
 # mypy: ignore-errors
 """belljar's hook on the server of an OpenPBS site: refuses at qsub and qalter what could not run on a node.
 
     queuejob     a job is submitted
     modifyjob    what it asks for is changed
 
-Imported by `belljar batch install openpbs` as it is; its settings are the JSON file of `import hook ... application/x-config`.
+`belljar batch install openpbs` puts judge.py, by which nodes judge too, before it and imports the two as one file; its
+settings are the JSON file of `import hook ... application/x-config`.
 Python 3.5 or later, standard library and PBS's own module. The node looks again at all of it.
 """
 
-import fnmatch
 import grp
 import json
 import os
@@ -18,8 +18,6 @@ import re
 
 import pbs
 
-MIB = 1 << 20
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
 SIZE = re.compile(r"([0-9]{1,15})([kmgtp]?)([bw]?)\Z", re.IGNORECASE)
 POWERS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
@@ -81,46 +79,26 @@ def known_images(config):
 
 
 def check_image(event, image, user, queue, config):
-    if not NAME.match(image):
-        refuse(event, "image %r: not a name of an image" % image[:60])
+    wrong = misnamed(image)
+    if wrong:
+        refuse(event, wrong)
     known = known_images(config)
     if known and image not in known and not re.match(r"[0-9a-f]{8,64}\Z", image):
         refuse(event, "image %s: there is none of this name; there are: %s" % (image, ", ".join(known[:20])))
-    groups, offered = groups_of(user), []
-    for rule in config.get("allow", ["* *"]):
-        who, _, pattern = rule.partition(" ")
-        kind, _, name = who.partition(":")
-        is_theirs = (
-            who == "*"
-            or (kind == "user" and name == user)
-            or (kind == "group" and name in groups)
-            or (kind == "queue" and name == queue)
-        )
-        if is_theirs and fnmatch.fnmatchcase(image, pattern.strip()):
-            return
-        if is_theirs:
-            offered.append(pattern.strip())
-    allowed = "allowed are: %s" % ", ".join(offered) if offered else "no image is allowed there"
-    refuse(event, "image %s: not allowed for %s in queue %s; %s" % (image, user, queue, allowed))
+    wrong, hint = forbidden(image, offered(config["allow"], user, groups_of(user), queue), user, queue)
+    if wrong:
+        refuse(event, "%s. %s" % (wrong, hint))
 
 
 def check_sizes(event, job, config):
     """Of each chunk: a machine is made on one node."""
+    disk = size(asked(job, "vm_disk"))
     for one in chunks(job):
         cpus = one.get("ncpus") or str(job.Resource_List["ncpus"] or "")
         memory = size(one.get("mem") or str(job.Resource_List["mem"] or ""))
-        if cpus.isdigit() and config.get("max_cpus") and int(cpus) > config["max_cpus"]:
-            refuse(event, "%s cpus: a job in a machine may have at most %d here" % (cpus, config["max_cpus"]))
-        if memory and config.get("max_memory") and memory > config["max_memory"]:
-            most = config["max_memory"] // MIB
-            refuse(event, "%d MiB of memory: a job in a machine may have at most %d here" % (memory // MIB, most))
-        if memory and memory < config.get("least_memory", 0):
-            least = -(-config["least_memory"] // MIB)
-            refuse(event, "%d MiB of memory: a job in a machine needs at least %d" % (memory // MIB, least))
-    disk = size(asked(job, "vm_disk"))
-    if disk and config.get("max_disk") and disk > config["max_disk"]:
-        most = config["max_disk"] // MIB
-        refuse(event, "%d MiB of disk: a job in a machine may have at most %d here" % (disk // MIB, most))
+        sizes = {"cpus": int(cpus) if cpus.isdigit() else None, "memory": memory, "disk": disk}
+        for wrong in excess(sizes, config):
+            refuse(event, wrong)
 
 
 def check(event, config):
@@ -134,7 +112,7 @@ def check(event, config):
     if not is_new and not own:
         return
     queue, user = queue_of(event, job), str(event.requestor)
-    image = own or config.get("queue_images", {}).get(queue, config.get("default_image", ""))
+    image = chosen(own, queue, config["queue_images"], config["default_image"])
     if not image:
         return
     check_image(event, image, user, queue, config)

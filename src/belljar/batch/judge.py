@@ -1,0 +1,56 @@
+# ruff: noqa: UP031 - for Python 3.5
+"""The site's rules, judged: which image a job gets, who may use it, how large a job may be. The one place for all of it.
+
+policy.py hands it the settings. `batch install openpbs` puts this very text before the hook of the server, so it is
+written for Python 3.5 and takes nothing but the standard library. What is written for Slurm and HTCondor goes by the same
+data; one table of cases (tests/unit/batch/policy_cases.py) holds for all of them.
+"""
+
+import re
+from fnmatch import fnmatchcase
+
+MIB = 1 << 20
+IMAGE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+NAME_HINT = "A name is letters, digits, dots, dashes and underscores, at most 100 of them."
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+
+def chosen(asked: str, queue: str, queue_images: "Mapping[str, str]", default_image: str) -> str:
+    """The image a job gets: its own, the queue's, the site's, or "" for none: it runs without a machine."""
+    return asked or queue_images.get(queue, default_image)
+
+
+def misnamed(image: str) -> str:
+    """Why this can be no image's name; "" where it can."""
+    return "" if IMAGE_NAME.match(image) else "image %r: not a name of an image" % image[:60]
+
+
+def offered(allow: "Sequence[Sequence[str]]", user: str, groups: "Collection[str]", queue: str) -> "list[str]":
+    """The patterns of those rules, (kind, name, pattern) each, that are for this asker."""
+    theirs = {"*": ("",), "user": (user,), "group": groups, "queue": (queue,)}
+    return [pattern for kind, name, pattern in allow if name in theirs[kind]]
+
+
+def forbidden(image: str, patterns: "Sequence[str]", user: str, queue: str) -> "tuple[str, str]":
+    """Why an asker who is offered these patterns may not use an image, and what would do; empty where it is allowed."""
+    if any(fnmatchcase(image, pattern) for pattern in patterns):
+        return "", ""
+    where = " in queue %s" % queue if queue else ""
+    hint = "Allowed are: %s." % ", ".join(patterns) if patterns else "No image is allowed there."
+    return "image %s: not allowed for %s%s" % (image, user, where), hint
+
+
+def excess(sizes: "Mapping[str, int | None]", site: "Mapping[str, int]") -> "Iterator[str]":
+    """What is wrong with a job's cpus, memory and disk (bytes; None or 0 where nothing is told), by the site's max_cpus,
+    max_memory, max_disk (0: no limit) and least_memory."""
+    for name, what, unit in (("cpus", "cpus", 1), ("memory", "MiB of memory", MIB), ("disk", "MiB of disk", MIB)):
+        size, most = sizes.get(name) or 0, site["max_" + name]
+        if most and size > most:
+            yield "%d %s: a job in a machine may have at most %d here" % (-(-size // unit), what, most // unit)
+    memory, least = sizes.get("memory") or 0, site["least_memory"]
+    if 0 < memory < least:
+        words = "%d MiB of memory: a job in a machine needs at least %d MiB, for the guest and for what makes it"
+        yield words % (memory // MIB, least // MIB)
