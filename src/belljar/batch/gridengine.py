@@ -96,12 +96,12 @@ class GridEngine:
         assert isinstance(job, GridEngineJob)
         return ("qstat", "-j", job.number)
 
-    def counted(self, job: Job, printed: bytes) -> int:
+    def counted(self, job: Job, printed: bytes) -> Job:
         assert isinstance(job, GridEngineJob)
         lines = re.findall(rb"(?m)^context:[ \t]+(.*)$", printed)
         key = _tries(job).encode()
         numbers = [re.search(rb"(?:^|,)" + key + rb"=([0-9]{1,6})(?:,|$)", line.strip()) for line in lines]
-        return max((int(number[1]) for number in numbers if number), default=0)
+        return replace(job, failed_starts=max((int(number[1]) for number in numbers if number), default=0))
 
     # -- what lives ----------------------------------------------------------------------------------------------------
 

@@ -100,8 +100,8 @@ class HTCondor:
         """None: a node may not ask or write the schedd's queue. NumShadowStarts in the ad has to do."""
         return ()
 
-    def counted(self, job: Job, printed: bytes) -> int:
-        return 0
+    def counted(self, job: Job, printed: bytes) -> Job:
+        return job
 
     def alive(self) -> tuple[str, ...]:
         return ("condor_status", "-constraint", of_this_host(), "-af", "Name", "JobId")

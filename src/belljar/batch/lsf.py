@@ -14,7 +14,7 @@ import os
 import re
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from belljar.batch import Settings
 from belljar.batch.terms import Command, Ending, Job, Staged, Surroundings, Verdict
@@ -95,9 +95,9 @@ class Lsf:
     def count(self, job: Job) -> tuple[str, ...]:
         return ("bread", "-i", NOTE, job.id)
 
-    def counted(self, job: Job, printed: bytes) -> int:
+    def counted(self, job: Job, printed: bytes) -> Job:
         tries = re.findall(rb"belljar: try ([0-9]{1,6}) of", printed)
-        return int(tries[-1]) if tries else 0
+        return replace(job, failed_starts=int(tries[-1]) if tries else 0)
 
     def alive(self) -> tuple[str, ...]:
         """With ended jobs too: of none at all bjobs says so by an exit code that could mean anything."""

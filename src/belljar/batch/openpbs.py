@@ -13,6 +13,7 @@ hooks can requeue, delay and hold a job without an operator's rights.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from belljar.batch import Settings, verdict
@@ -37,17 +38,21 @@ KILL_DELAY = 10.0  # a queue's kill_delay where the site set none: seconds betwe
 LEAST_GRACE = 1.0
 
 
+@dataclass(frozen=True)
+class OpenPbsJob(Job):
+    """A job, and what only its answer needs."""
+
+    note: bytes = b""  # where the hook looks for ours
+    cpu_limit: int | None = None
+
+
 class OpenPbs(Node):
-    """The dialect. It serves one job per process: `read` keeps where the hook wants its note, and what `tell` asks."""
+    """The dialect."""
 
     name = "openpbs"
     select = ("qselect", "-T", "-s", "ERSTU")
     note = "-C"
     again = "-r"
-
-    def __init__(self) -> None:
-        self._note = b""
-        self._cpu_limit: int | None = None
 
     def read(self, here: Surroundings) -> Job:
         ident, aliases = job_id(here)
@@ -57,9 +62,7 @@ class OpenPbs(Node):
         found = spooled(line) if line is not None else None
         command = Command(program, argv, line)
         wall = _number(facts, "wall")
-        self._cpu_limit = _number(facts, "cput")
-        self._note = _text(facts, "note").encode("utf-8", "surrogateescape")
-        return Job(
+        return OpenPbsJob(
             system=self.name,
             id=ident,
             aliases=aliases,
@@ -77,17 +80,20 @@ class OpenPbs(Node):
             lingers=True,
             grace=max(float(_number(facts, "grace") or KILL_DELAY) - 2, LEAST_GRACE),
             staged=staged(here),
+            note=_text(facts, "note").encode("utf-8", "surrogateescape"),
+            cpu_limit=_number(facts, "cput"),
         )
 
     def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         """Requeue and hold by a note for the execjob_epilogue hook; where it cannot be written the job fails. One
         that had begun fails, too, if it was submitted with `-r n`: the hook asks the server."""
+        assert isinstance(job, OpenPbsJob)
         if verdict_ is Verdict.MIRROR:
             return mirror(outcome)
-        if used_up(outcome, self._cpu_limit):
+        if used_up(outcome, job.cpu_limit):
             return USED_UP
         fail = Ending(exit_code=OUR_FAILURE)
-        if verdict_ is Verdict.FAIL or not self._note:
+        if verdict_ is Verdict.FAIL or not job.note:
             return fail
         delay = verdict.delay(tries, settings) if verdict_ is Verdict.REQUEUE else 0.0
         # PBS loses a subjob that is to wait for a time, so this process keeps it for as long (the hook knows it, too).
@@ -100,7 +106,7 @@ class OpenPbs(Node):
         }
         note = json.dumps(text, separators=(",", ":")).encode()
         return Ending(
-            OUR_FAILURE, files=((self._note, note),), delay=delay if is_subjob else 0.0, otherwise=fail
+            OUR_FAILURE, files=((job.note, note),), delay=delay if is_subjob else 0.0, otherwise=fail
         )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from belljar.batch import Settings, verdict
 from belljar.batch.terms import Command, Ending, Job, Surroundings, Verdict
@@ -36,14 +37,17 @@ FORMAT = "%A|%F|%K|%T"
 COUNT = re.compile(r"(?:^|\s)belljar=([0-9]{1,4})(?:[: ].*)?$", re.DOTALL)
 
 
+@dataclass(frozen=True)
+class SlurmJob(Job):
+    """A job, and what only its answer needs."""
+
+    comment: str | None = None  # as squeue has it: `scontrol update` replaces a comment as a whole
+
+
 class Slurm:
-    """The dialect. It serves one job per process: what it read of the job's comment goes into the commands that answer,
-    for `scontrol update` replaces a comment as a whole."""
+    """The dialect."""
 
     name = "slurm"
-
-    def __init__(self) -> None:
-        self._comments: dict[str, str] = {}
 
     # -- what a job is told ------------------------------------------------------------------------------------------
 
@@ -57,7 +61,7 @@ class Slurm:
         ident = _ident(here, raw)
         cpus = _number(here.var("SLURM_CPUS_ON_NODE"))
         disk = _number(here.options.get("disk", ""))
-        return Job(
+        return SlurmJob(
             system=self.name,
             id=ident,
             aliases=(raw,) if ident != raw else (),
@@ -83,21 +87,22 @@ class Slurm:
         """Requeue and hold by the owner's own `scontrol`: it needs no exit code set apart from the payload's, prints
         one line of Slurm's on the job's stderr, and takes the time of the next start (Slurm's own is two minutes).
         The number of tries and the reason are the job's comment, which only its owner and operators can write."""
+        assert isinstance(job, SlurmJob)
         if verdict_ is Verdict.MIRROR:
             return _mirror(outcome)
         fail = Ending(exit_code=OUR_FAILURE)
         reason = verdict.why(outcome, tries, verdict_, settings)
         if verdict_ is Verdict.FAIL:
-            commands = (self._comment(job, reason),) if job.id in self._comments else ()
+            commands = (_comment(job, reason),) if job.comment is not None else ()
             return Ending(exit_code=OUR_FAILURE, commands=commands, otherwise=fail)
-        note = self._comment(job, f"belljar={tries} {reason.removeprefix('belljar: ')}")
+        note = _comment(job, f"belljar={tries} {reason.removeprefix('belljar: ')}")
         if verdict_ is Verdict.HOLD:
             hold = ("scontrol", "requeuehold", job.id)
             bare = Ending(commands=(hold,), otherwise=fail)
             # Slurm would let it wait two minutes more once it is released.
-            return Ending(commands=(note, hold, self._start(job, SHORTEST_DELAY)), otherwise=bare)
+            return Ending(commands=(note, hold, _start(job, SHORTEST_DELAY)), otherwise=bare)
         requeue = ("scontrol", "requeue", job.id)
-        later = self._start(job, max(int(verdict.delay(tries, settings)), SHORTEST_DELAY))
+        later = _start(job, max(int(verdict.delay(tries, settings)), SHORTEST_DELAY))
         # A comment that cannot be written counts nothing: then Slurm's own counter bounds the tries.
         is_last = job.started_before + 1 >= max(settings.retries, 1)
         bare = fail if is_last else Ending(commands=(requeue,), otherwise=fail)
@@ -107,11 +112,12 @@ class Slurm:
     def count(self, job: Job) -> tuple[str, ...]:
         return ("squeue", "--noheader", "--states=all", f"--jobs={job.id}", "--format=%k")
 
-    def counted(self, job: Job, printed: bytes) -> int:
+    def counted(self, job: Job, printed: bytes) -> Job:
+        assert isinstance(job, SlurmJob)
         comment = printed.decode("utf-8", "replace").removesuffix("\n")
-        self._comments = {job.id: "" if comment.strip() == "(null)" else comment}
         match = COUNT.search(comment)
-        return int(match[1]) if match else 0
+        kept = "" if comment.strip() == "(null)" else comment
+        return replace(job, comment=kept, failed_starts=int(match[1]) if match else 0)
 
     # -- the node ----------------------------------------------------------------------------------------------------
 
@@ -155,16 +161,6 @@ class Slurm:
         if not job.isdecimal() or not user:
             raise NotInAJob("SLURM_JOB_ID and SLURM_JOB_UID are not there: this is no Epilog of Slurm")
         return job, user
-
-    # -- commands ----------------------------------------------------------------------------------------------------
-
-    def _comment(self, job: Job, note: str) -> tuple[str, ...]:
-        kept = self._comments.get(job.id)
-        words = f"vm={job.image}" if kept is None and job.image else _without_ours(kept or "")
-        return ("scontrol", "update", f"JobId={job.id}", f"Comment={_plain(f'{words} {note}'.strip())}")
-
-    def _start(self, job: Job, seconds: int) -> tuple[str, ...]:
-        return ("scontrol", "update", f"JobId={job.id}", f"StartTime=now+{seconds}")
 
 
 DIALECT = Slurm()
@@ -227,6 +223,15 @@ def _number(text: str) -> int | None:
 
 
 # -- telling -----------------------------------------------------------------------------------------------------------
+
+
+def _comment(job: SlurmJob, note: str) -> tuple[str, ...]:
+    words = f"vm={job.image}" if job.comment is None and job.image else _without_ours(job.comment or "")
+    return ("scontrol", "update", f"JobId={job.id}", f"Comment={_plain(f'{words} {note}'.strip())}")
+
+
+def _start(job: Job, seconds: int) -> tuple[str, ...]:
+    return ("scontrol", "update", f"JobId={job.id}", f"StartTime=now+{seconds}")
 
 
 def _mirror(outcome: Outcome) -> Ending:

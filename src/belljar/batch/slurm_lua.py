@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from importlib import resources
 
-from belljar.batch import policy
+from belljar.batch import judge, policy
 from belljar.batch.siting import Place
 from belljar.errors import BadOption
 
@@ -56,7 +56,7 @@ def _features(place: Place) -> dict[str, str]:
     found = {}
     for word in place.options.get("feature", "").split():
         feature, equals, image = word.partition("=")
-        if not (equals and re.fullmatch(r"[\w.-]+", feature) and policy.judge.IMAGE_NAME.match(image)):
+        if not (equals and re.fullmatch(r"[\w.-]+", feature) and judge.IMAGE_NAME.match(image)):
             raise BadOption(
                 f"feature {word!r}: not of the form FEATURE=IMAGE", hint="Say --set 'feature=el9=alma9 el8=alma8'."
             )

@@ -81,6 +81,7 @@ class Job:
     lingers: bool = False  # after TERM the system waits for all of the job's processes, not for its first alone
     staged: Staged = Staged()
     redirect: tuple[bytes, ...] = ()  # variables that are there for the redirect's sake: the job gets none of them
+    failed_starts: int = 0  # for want of a machine, as the system's own record of the job has it (`Dialect.counted`)
 
 
 class Verdict(Enum):
@@ -107,7 +108,8 @@ class Ending:
 
 
 class Dialect(Protocol):
-    """One batch system's language. No input or output but through what it is handed."""
+    """One batch system's language. No input or output but through what it is handed, and nothing kept of a job: what
+    belongs to a job is in its `Job`, of which a system may have a kind of its own."""
 
     name: str
 
@@ -120,8 +122,8 @@ class Dialect(Protocol):
     def count(self, job: Job) -> tuple[str, ...]:
         """The command that tells how often this job was requeued by us; () where the system cannot keep a number."""
 
-    def counted(self, job: Job, printed: bytes) -> int:
-        """That number, from what the command printed; 0 where it tells none."""
+    def counted(self, job: Job, printed: bytes) -> Job:
+        """The job with that number, `failed_starts`, and whatever else of the command's answer `tell` needs."""
 
     def alive(self) -> tuple[str, ...]:
         """The command that lists the jobs the system knows to run on this node."""

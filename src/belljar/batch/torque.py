@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import dataclass, replace
 
 from belljar.batch import Settings, verdict
 from belljar.batch.pbs_common import (
@@ -53,17 +54,21 @@ AGAIN_STATUS = 256 + AGAIN_SIGNAL
 NO = ("0", "no", "false", "off")
 
 
+@dataclass(frozen=True)
+class TorqueJob(Job):
+    """A job, and what only its answer needs."""
+
+    cpu_limit: float | None = None
+    reruns: bool = False  # it may begin a second time
+
+
 class Torque(Node):
-    """The dialect. It serves one job per process: `read` and `counted` keep what `tell` asks."""
+    """The dialect."""
 
     name = "torque"
     select = ("qselect", "-s", "ERT")
     note = "-N"
     again = "-c"
-
-    def __init__(self) -> None:
-        self._is_rerunnable = False
-        self._cpu_limit: float | None = None
 
     def read(self, here: Surroundings) -> Job:
         ident, aliases = job_id(here)
@@ -71,11 +76,10 @@ class Torque(Node):
             raise NotInAJob("no shell and no command: pbs_mom did not start this")
         asked, queue = _record(here)
         limits = (seconds(asked.get(name, "")) for name in ("cput", "pcput"))
-        self._cpu_limit = min((limit for limit in limits if limit), default=None)
         command, script = _shell(here) if is_first_task(here) else (_task(here), b"")
         nodes = whole(here.var("PBS_NUM_NODES")) or 1
         cpus = whole(here.var("PBS_NUM_PPN"))
-        return Job(
+        return TorqueJob(
             system=self.name,
             id=ident,
             aliases=aliases,
@@ -92,17 +96,19 @@ class Torque(Node):
             lingers=True,
             grace=max(KILL_DELAY - 2, LEAST_GRACE),
             staged=staged(here),
+            cpu_limit=min((limit for limit in limits if limit), default=None),
         )
 
     def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         """Requeue and hold by the owner's own commands and a death that the server takes for `again`. Where the server
         does not hear, the job fails: nobody could count its tries."""
+        assert isinstance(job, TorqueJob)
         if verdict_ is Verdict.MIRROR:
             return mirror(outcome)
-        if used_up(outcome, self._cpu_limit):
+        if used_up(outcome, job.cpu_limit):
             return USED_UP
         fail = Ending(exit_code=OUR_FAILURE)
-        if verdict_ is Verdict.FAIL or (has_begun(outcome) and not self._is_rerunnable):
+        if verdict_ is Verdict.FAIL or (has_begun(outcome) and not job.reruns):
             return fail
         if verdict_ is Verdict.HOLD:
             command: tuple[str, ...] = ("qhold", "-h", "u", job.id)
@@ -114,11 +120,12 @@ class Torque(Node):
     def count(self, job: Job) -> tuple[str, ...]:
         return ("qstat", "-f", job.id)
 
-    def counted(self, job: Job, printed: bytes) -> int:
+    def counted(self, job: Job, printed: bytes) -> Job:
         """Starts before this one: Torque counts no others. It tells as well whether a job that had begun may begin again."""
-        self._is_rerunnable = bool(re.search(rb"^\s*Rerunable = True\s*$", printed, re.MULTILINE))
+        assert isinstance(job, TorqueJob)
+        reruns = bool(re.search(rb"^\s*Rerunable = True\s*$", printed, re.MULTILINE))
         match = re.search(rb"^\s*start_count = ([0-9]{1,6})\s*$", printed, re.MULTILINE)
-        return max(int(match[1]) - 1, 0) if match else 0
+        return replace(job, reruns=reruns, failed_starts=max(int(match[1]) - 1, 0) if match else 0)
 
 
 DIALECT = Torque()

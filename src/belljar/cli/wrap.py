@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -322,7 +323,7 @@ def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings
     """End as the verdict says, in the system's own way."""
     from belljar.batch.verdict import AGAIN, judge
 
-    tries = count_tries(dialect, job, run) if outcome.klass in AGAIN else 1
+    job, tries = count_tries(dialect, job, run) if outcome.klass in AGAIN else (job, 1)
     verdict = judge(outcome, job, tries, settings)
     tell(outcome, verdict)
     from belljar.cli.run import tell_troubles
@@ -347,13 +348,13 @@ def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings
     return end(ending)
 
 
-def count_tries(dialect: Dialect, job: Job, run: Run) -> int:
-    """How often this job could not be started, this time included."""
-    command = dialect.count(job)
-    try:
-        return 1 + (dialect.counted(job, run(command)) if command else job.started_before)
-    except (BelljarError, ValueError):
-        return 1 + job.started_before
+def count_tries(dialect: Dialect, job: Job, run: Run) -> tuple[Job, int]:
+    """The job as its system knows it, and how often it could not be started, this time included."""
+    with suppress(BelljarError, ValueError):
+        if command := dialect.count(job):
+            job = dialect.counted(job, run(command))
+            return job, 1 + job.failed_starts
+    return job, 1 + job.started_before
 
 
 def tell(outcome: Outcome, verdict: Verdict) -> None:

@@ -248,13 +248,13 @@ def test_a_hostile_reason_stays_one_value() -> None:
 )
 def test_the_count_is_in_the_jobs_context(printed: bytes, count: int) -> None:
     assert DIALECT.count(job_of("script")) == ("qstat", "-j", "44")
-    assert DIALECT.counted(job_of("script"), printed) == count
+    assert DIALECT.counted(job_of("script"), printed).failed_starts == count
 
 
 def test_each_task_has_a_count_of_its_own() -> None:
     task: Job = job_of("task")
     assert DIALECT.count(task) == ("qstat", "-j", "45")
-    assert DIALECT.counted(task, b"context:   belljar_tries_1=3,belljar_tries_2=1,belljar_tries=7\n") == 1
+    assert DIALECT.counted(task, b"context:   belljar_tries_1=3,belljar_tries_2=1,belljar_tries=7\n").failed_starts == 1
 
 
 XML = b"""<?xml version='1.0'?>

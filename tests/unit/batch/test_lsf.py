@@ -212,8 +212,8 @@ def test_a_hold_keeps_the_job_in_the_queue() -> None:
 
 def test_the_count_is_read_from_the_messages() -> None:
     assert DIALECT.count(job()) == ("bread", "-i", "98", "4711")
-    assert DIALECT.counted(job(), recorded("bread.txt")) == 2
-    assert DIALECT.counted(job(), b"4711 98 - - -\n") == 0
+    assert DIALECT.counted(job(), recorded("bread.txt")).failed_starts == 2
+    assert DIALECT.counted(job(), b"4711 98 - - -\n").failed_starts == 0
 
 
 # -- which jobs live, the node, the hook ---------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tests.unit.batch.policy_cases import CASES, Case
 from tests.unit.batch.test_openpbs_hooks import Hooks, submit
 from tests.unit.batch.test_slurm_lua import SCRIPT, Submission
 
-from belljar.batch import policy
+from belljar.batch import judge, policy
 from belljar.batch.policy import Asker
 from belljar.batch.sizes import SMALLEST_GUEST, guest_memory
 from belljar.errors import BelljarError
@@ -82,6 +82,6 @@ def test_in_the_hook_of_openpbs(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["debian12\n", "é", "a\0b", "a b"])
 def test_what_no_comment_of_slurm_can_hold_is_no_name_either(name: str, tmp_path: Path) -> None:
     """Nor is it one to PBS."""
-    assert policy.judge.misnamed(name)
+    assert judge.misnamed(name)
     with pytest.raises(Refused, match="not a name of an image"):
         submit(Hooks(tmp_path), vm_image=name)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from belljar.batch import Settings
-from belljar.batch.slurm import Slurm
-from belljar.batch.terms import Command, Ending, Job, Surroundings, Verdict
+from belljar.batch.slurm import Slurm, SlurmJob
+from belljar.batch.terms import Command, Ending, Surroundings, Verdict
 from belljar.errors import NotInAJob
 from belljar.model import MIB, Cause, Outcome, OutcomeClass
 
@@ -74,7 +74,7 @@ def commands(ending: Ending) -> list[tuple[str, ...]]:
 
 def test_a_recorded_job() -> None:
     job = Slurm().read(surroundings(args=(b"a b", b"c'd")))
-    assert job == Job(
+    assert job == SlurmJob(
         system="slurm", id="27", name="job.sh", queue="batch", image="debian12",
         native=Command(b"/bin/bash", (b"/bin/bash", SCRIPT, b"a b", b"c'd")),
         inside=Command(SCRIPT, (SCRIPT, b"a b", b"c'd")), script=SCRIPT, script_skips_line=True, cpus=1, memory=600 * MIB,
@@ -188,7 +188,8 @@ def test_a_payloads_end_is_the_jobs() -> None:
 def test_a_requeue_keeps_the_users_comment_and_counts_in_it() -> None:
     slurm, settings = Slurm(), Settings(retry_delay=30)
     job = slurm.read(surroundings())
-    assert slurm.counted(job, b"vm=debian12 project=x\n") == 0
+    job = slurm.counted(job, b"vm=debian12 project=x\n")
+    assert job.failed_starts == 0
     ending = slurm.tell(job, Verdict.REQUEUE, outcome(OutcomeClass.TRANSIENT), 1, settings)
     note = "Comment=vm=debian12 project=x belljar=1 try 1 of 3: the guest's agent did not answer"
     assert commands(ending) == [
@@ -196,13 +197,13 @@ def test_a_requeue_keeps_the_users_comment_and_counts_in_it() -> None:
         ("scontrol", "requeue", "27"),
         ("scontrol", "update", "JobId=27", "StartTime=now+30"),
     ]
-    assert slurm.counted(job, note.removeprefix("Comment=").encode() + b"\n") == 1
+    assert slurm.counted(job, note.removeprefix("Comment=").encode() + b"\n").failed_starts == 1
 
 
 def test_the_second_note_replaces_the_first_one_and_waits_longer() -> None:
     slurm, settings = Slurm(), Settings(retry_delay=30)
     job = slurm.read(surroundings())
-    slurm.counted(job, b"vm=debian12 belljar=1 try 1 of 3: a=b\n")
+    job = slurm.counted(job, b"vm=debian12 belljar=1 try 1 of 3: a=b\n")
     ending = slurm.tell(job, Verdict.REQUEUE, outcome(OutcomeClass.TRANSIENT, "other"), 2, settings)
     assert commands(ending)[0][-1] == "Comment=vm=debian12 belljar=2 try 2 of 3: other"
     assert commands(ending)[2][-1] == "StartTime=now+60"
@@ -211,7 +212,7 @@ def test_the_second_note_replaces_the_first_one_and_waits_longer() -> None:
 def test_a_job_that_was_tried_often_enough_is_held() -> None:
     slurm, settings = Slurm(), Settings()
     job = slurm.read(surroundings(ARRAY, {**OPTIONS, "array": "yes"}))
-    slurm.counted(job, b"vm=debian12 belljar=2 try 2 of 3: other")
+    job = slurm.counted(job, b"vm=debian12 belljar=2 try 2 of 3: other")
     ending = slurm.tell(job, Verdict.HOLD, outcome(OutcomeClass.NODE), 3, settings)
     assert commands(ending)[1] == ("scontrol", "requeuehold", "7_4")
     assert commands(ending)[0][2:] == (
@@ -249,7 +250,7 @@ def test_a_refused_job_fails() -> None:
 def test_what_a_guest_said_reaches_scontrol_as_one_line_of_one_argument() -> None:
     slurm = Slurm()
     job = slurm.read(surroundings())
-    slurm.counted(job, "vm=debian12 a\nb é\n".encode())
+    job = slurm.counted(job, "vm=debian12 a\nb é\n".encode())
     ending = slurm.tell(
         job, Verdict.HOLD, outcome(OutcomeClass.NODE, "x\n Priority=99 \x1b[1m" + "y" * 900), 3, Settings()
     )
@@ -272,7 +273,7 @@ def test_what_a_guest_said_reaches_scontrol_as_one_line_of_one_argument() -> Non
 )
 def test_counting(comment: bytes, count: int) -> None:
     slurm = Slurm()
-    assert slurm.counted(slurm.read(surroundings()), comment) == count
+    assert slurm.counted(slurm.read(surroundings()), comment).failed_starts == count
 
 
 def test_the_count_is_asked_of_this_job_alone() -> None:

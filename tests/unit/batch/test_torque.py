@@ -195,9 +195,9 @@ def test_hold_is_the_owners_hold_and_the_same_death() -> None:
 def test_the_server_counts_starts() -> None:
     job = read(b"/bin/bash", SCRIPT)
     assert Torque().count(job) == ("qstat", "-f", "7.srv")
-    assert Torque().counted(job, QSTAT) == 0
-    assert Torque().counted(job, QSTAT.replace(b"start_count = 1", b"start_count = 3")) == 2
-    assert Torque().counted(job, b"Job Id: 7.srv\n    Job_Name = start_count = 9x\n") == 0
+    assert Torque().counted(job, QSTAT).failed_starts == 0
+    assert Torque().counted(job, QSTAT.replace(b"start_count = 1", b"start_count = 3")).failed_starts == 2
+    assert Torque().counted(job, b"Job Id: 7.srv\n    Job_Name = start_count = 9x\n").failed_starts == 0
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_job_that_had_begun_is_given_back_where_the_server_says_it_may_begin_a
 ) -> None:
     begun = replace(NOTHING, phases={"run": 3.0})
     dialect, job = Torque(), read(b"/bin/bash", SCRIPT)
-    dialect.counted(job, b"Job Id: 7.srv\n    " + answer + b"\n    start_count = 1\n")
+    job = dialect.counted(job, b"Job Id: 7.srv\n    " + answer + b"\n    start_count = 1\n")
     assert (dialect.tell(job, Verdict.REQUEUE, begun, 1, Settings()).signal == 63) is again
     assert dialect.tell(job, Verdict.REQUEUE, NOTHING, 1, Settings()).signal == 63
 
