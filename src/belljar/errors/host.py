@@ -33,6 +33,12 @@ class NoStore(HostError):
     )
 
 
+class PositionLost(HostError):
+    """The ledger cannot be read on from a position: its file was removed, cut or replaced meanwhile."""
+
+    hint = "Read the ledger from its beginning, and leave out the machines that are known already."
+
+
 class CommandMissing(HostError):
     """A program belljar needs is not installed."""
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, PositionLost
 from belljar.host.files import no_space_as_error, write_all
 from belljar.model import State, to_json
 
 JOURNAL = "journal.jsonl"
 LONGEST_JOURNAL = 16 << 20
 DAY = 86400.0
+MONTH = re.compile(r"\d{4}-\d\d")
 
 Event = dict[str, Any]
 
@@ -135,6 +137,65 @@ class Ledger:
                         return row
         return None
 
+    def since(self, position: str = "") -> Iterator[tuple[dict[str, Any], str]]:
+        """The rows behind *position*, oldest first, each with the position behind it; from the first one without. A position
+        holds for good, over the turn of a month too. Raises PositionLost where the ledger was cut or a file of it removed."""
+        read = _position(position)
+        self._check(read)
+        first = min(read, default="")
+        for path in sorted(self.folder.glob("ledger-*.jsonl")):
+            month = path.stem.removeprefix("ledger-")
+            if month < first:
+                continue
+            with open(path, "rb") as file:
+                file.seek(read.get(month, 0))
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break  # it is being written
+                    read[month] = read.get(month, 0) + len(line)
+                    for row in _row(line):
+                        yield row, _text(read)
+
+    def end(self) -> str:
+        """The position behind the last whole row."""
+        paths = sorted(self.folder.glob("ledger-*.jsonl"))[-2:]
+        return _text({path.stem.removeprefix("ledger-"): _whole(path) for path in paths})
+
+    def _check(self, read: dict[str, int]) -> None:
+        for month, offset in read.items():
+            path = self.folder / f"ledger-{month}.jsonl"
+            try:
+                size = os.stat(path).st_size
+            except FileNotFoundError:
+                raise PositionLost(f"{path}: was removed, and had been read up to byte {offset}") from None
+            if size < offset:
+                raise PositionLost(f"{path}: has {size} bytes, and had been read up to byte {offset}")
+
+
+def _whole(path: Path) -> int:
+    """Bytes of this file up to the end of its last whole line."""
+    with open(path, "rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        while size:
+            file.seek(begin := max(size - 4096, 0))
+            if (last := file.read(size - begin).rfind(b"\n")) >= 0:
+                return begin + last + 1
+            size = begin
+    return 0
+
+
+def _position(text: str) -> dict[str, int]:
+    """Bytes that were read, by month."""
+    pairs = [one.split(":") for one in text.split(",") if one]
+    if not all(len(pair) == 2 and MONTH.fullmatch(pair[0]) and pair[1].isdecimal() for pair in pairs):
+        raise PositionLost(f"{text[:80]!r}: no position in a ledger", hint="Leave it out to begin with the first row.")
+    return {month: int(offset) for month, offset in pairs}
+
+
+def _text(read: dict[str, int]) -> str:
+    """Of the last two months: a row that was written before midnight may come after one that was written later."""
+    return ",".join(f"{month}:{offset}" for month, offset in sorted(read.items())[-2:])
+
 
 def _file_of(moment: float) -> str:
     return time.strftime("ledger-%Y-%m.jsonl", time.gmtime(max(moment, 0.0)))
@@ -145,7 +206,12 @@ def _rows(path: Path, about: bytes = b"") -> Iterator[dict[str, Any]]:
     with open(path, "rb") as file:
         for line in file:
             if about in line:
-                with suppress(ValueError):
-                    row = json.loads(line)
-                    if isinstance(row, dict):
-                        yield row
+                yield from _row(line)
+
+
+def _row(line: bytes) -> Iterator[dict[str, Any]]:
+    """None where the line is torn."""
+    with suppress(ValueError):
+        row = json.loads(line)
+        if isinstance(row, dict):
+            yield row

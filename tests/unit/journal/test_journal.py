@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import NoSpace
+from belljar.errors import NoSpace, PositionLost
 from belljar.journal import JOURNAL, Ledger, Record, follow, read
 from belljar.model import State
 
@@ -147,3 +147,74 @@ def test_a_row_is_found_from_the_month_its_machine_began_in(tmp_path: Path) -> N
     assert ledger.row("0123456789ab", since=november) == {"id": "0123456789ab", "exit_code": 3}
     assert ledger.row("0123456789ab", since=january + 40 * day) is None
     assert ledger.row("ffffffffffff", since=0.0) is not None
+
+
+# -- the ledger, read on from where one stopped -------------------------------------------------------------------------
+
+OCTOBER, NOVEMBER, DECEMBER = 1_792_000_000.0, 1_794_000_000.0, 1_796_600_000.0
+
+
+def taken(ledger: Ledger, position: str = "") -> tuple[list[str], str]:
+    """The ids of the rows behind this position, and the one behind them all."""
+    pairs = list(ledger.since(position))
+    return [row["id"] for row, _ in pairs], pairs[-1][1] if pairs else position
+
+
+def test_reading_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    assert taken(ledger) == ([], "")
+    for id in "ab":
+        ledger.append({"id": id}, NOVEMBER)
+    first, position = taken(ledger)
+    assert (first, position) == (["a", "b"], ledger.end())
+    assert taken(ledger, position) == ([], position)
+    ledger.append({"id": "c"}, NOVEMBER)
+    assert taken(Ledger(tmp_path), position)[0] == ["c"]
+
+
+def test_each_row_has_its_own_position(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    for id, moment in (("a", OCTOBER), ("b", NOVEMBER), ("c", NOVEMBER), ("d", DECEMBER)):
+        ledger.append({"id": id}, moment)
+    positions = ["", *(position for _, position in ledger.since())]
+    assert [taken(ledger, position)[0] for position in positions] == [list("abcd"), list("bcd"), list("cd"), ["d"], []]
+
+
+def test_a_new_months_file_loses_no_row_of_the_last_one(tmp_path: Path) -> None:
+    """Who wrote before midnight may be later than who wrote after."""
+    ledger = Ledger(tmp_path)
+    ledger.append({"id": "a"}, NOVEMBER)
+    ledger.append({"id": "b"}, DECEMBER)
+    _, position = taken(ledger)
+    ledger.append({"id": "late"}, NOVEMBER)
+    ledger.append({"id": "c"}, DECEMBER)
+    assert taken(ledger, position)[0] == ["late", "c"]
+
+
+def test_half_a_row_is_left_until_it_is_whole(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.append({"id": "a"}, NOVEMBER)
+    (file,) = tmp_path.iterdir()
+    with open(file, "ab") as torn:
+        torn.write(b'{"id": "b')
+    ids, position = taken(ledger)
+    assert ids == ["a"] and ledger.end() == position
+    ledger.append({"id": "c"}, NOVEMBER)  # which puts the torn one on a line of its own
+    assert taken(ledger, position)[0] == ["c"]
+
+
+@pytest.mark.parametrize("accident", ["removed", "cut"])
+def test_a_ledger_that_was_taken_away_is_told(tmp_path: Path, accident: str) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.append({"id": "a"}, NOVEMBER)
+    position = ledger.end()
+    (file,) = tmp_path.iterdir()
+    file.unlink() if accident == "removed" else os.truncate(file, 3)
+    with pytest.raises(PositionLost, match=r"ledger-2026-11\.jsonl"):
+        taken(ledger, position)
+
+
+@pytest.mark.parametrize("position", ["x", "2026-11", "2026-11:x", "2026-11:-1", "2026-11:1:2"])
+def test_what_is_no_position_is_refused(tmp_path: Path, position: str) -> None:
+    with pytest.raises(PositionLost, match=position):
+        taken(Ledger(tmp_path), position)
