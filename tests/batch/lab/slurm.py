@@ -125,8 +125,11 @@ class Slurm:
     def write_conf(self) -> None:
         """slurm.conf as the settings say. A site's own lines go in afterwards."""
         host = socket.gethostname().partition(".")[0]
+        address = socket.gethostbyname(
+            socket.gethostname()
+        )  # where the daemons listen: Debian's own hosts have 127.0.1.1
         lines = [
-            f"SlurmctldHost={host}(127.0.0.1)",
+            f"SlurmctldHost={host}({address})",
             f"SlurmctldPort={self.ports[0]}",
             f"SlurmdPort={self.ports[1]}",
             f"AuthInfo=socket={self.folder}/munge/run/munge.socket,cred_expire={self.cred_expire}",
@@ -142,7 +145,7 @@ class Slurm:
         ]
         for node, port in zip(self.nodes, self.ports[2:], strict=True):
             lines.append(
-                f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} {self.node_line} State=UNKNOWN"
+                f"NodeName={node} NodeHostname={host} NodeAddr={address} Port={port} {self.node_line} State=UNKNOWN"
             )
         lines += [f"PartitionName={partition}" for partition in self.partitions]
         self.conf.write_text("\n".join(lines) + "\n")
