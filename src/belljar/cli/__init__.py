@@ -269,10 +269,9 @@ def complain(message: str, hint: str) -> None:
 
 
 def _meant(word: str) -> str:
-    import difflib
+    from belljar.cli.parser import meant
 
-    close = difflib.get_close_matches(word, VERBS, n=1)
-    return f"Did you mean `belljar {close[0]}`?" if close else "See `belljar --help`."
+    return meant(word, VERBS, "belljar ").strip() or "See `belljar --help`."
 
 
 def _reader_is_gone() -> bool:

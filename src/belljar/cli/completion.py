@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from belljar.cli.parser import acts_of
+
 if TYPE_CHECKING:
     from belljar.assembly import House
 
@@ -90,17 +92,17 @@ def all_verbs() -> Iterator[Verb]:
 def _read(parser: argparse.ArgumentParser, path: tuple[str, ...], help: str) -> Iterator[Verb]:
     options: list[Option] = []
     words: tuple[str, ...] = ()
-    asks, files, below = "", False, {}
+    asks, files, below = "", False, acts_of(parser)
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            below, words = action.choices, tuple(action.choices)
+            words = tuple(below)
         elif action.option_strings and action.help != argparse.SUPPRESS:
             options.append(_option(action))
         elif not action.option_strings and not (words or asks or files):
             words = tuple(map(str, SHELLS if path == ("completion",) else action.choices or ()))
             asks, files = _of(action)
     yield Verb(path, help, tuple(options), words, asks, files)
-    for name, child in dict(below).items():
+    for name, child in below.items():
         yield from _read(child, (*path, name), child.description or "")
 
 

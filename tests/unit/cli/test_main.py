@@ -222,6 +222,28 @@ def test_a_reader_that_goes_away_ends_us_by_sigpipe_without_a_word() -> None:
     assert (done.returncode, done.stderr) == (-signal.SIGPIPE, b"")
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["image", "lsit"], "list"), (["batch", "instal", "slurm"], "install"), (["batch", "check", "slrum"], "slurm"),
+        (["ps", "--format", "jsn"], "json"), (["template", "xyz"], ""),
+    ],
+)  # fmt: skip
+def test_a_mistyped_act_is_told_the_one_that_was_meant(
+    words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 125
+    said = capsys.readouterr().err
+    assert said.startswith("belljar: ") and "no such word for `belljar " in said and "hint: One of " in said
+    assert (f"Did you mean `{meant}`?" in said) if meant else "Did you mean" not in said
+
+
+@pytest.mark.parametrize("verb", ["image", "template", "cache"])
+def test_lists_have_the_short_name_of_a_shell(verb: str) -> None:
+    short, long = (vars(cli.parser_of(verb).parse_args([word])) for word in ("ls", "list"))
+    assert short == long
+
+
 def test_output_that_cannot_be_written_is_our_failure() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([*PYTHON, "-m", "belljar", "--help"], stdout=full, stderr=subprocess.PIPE, timeout=30)
