@@ -27,7 +27,7 @@ exit 42
 LOOKED = {"transfer_input_files": "in", "transfer_output_files": "out, deep"}
 WORDS = "\"'two words' $HOME ''''\""
 BARE = b"""#!/bin/sh
-while read -r line; do case $line in Sig*) echo "$line" ;; esac; done </proc/$$/status  # a shell that forks blocks signals
+while read -r line; do case $line in Sig[!Q]*) echo "$line" ;; esac; done </proc/$$/status  # a shell that forks blocks signals
 tr '\\0' '\\n' </proc/self/environ | sort; tr '\\0' ' ' </proc/$$/cmdline; echo
 ulimit -a; umask; set -- /proc/$$/fd/*; echo $#
 kill -SEGV $$
