@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
@@ -112,10 +112,15 @@ def entry(commands: str | None = None) -> NoReturn:
 def main(arguments: Sequence[str], commands: str | None = None) -> int:
     """Carry out one command line and return the exit code. KeyboardInterrupt passes through, and so does
     BrokenPipeError where the reader of our output went away."""
+    return told(lambda: _carry_out(split(arguments), commands), detail=_wants_detail(arguments))
+
+
+def told(act: Callable[[], int], *, detail: bool = False) -> int:
+    """The exit code of an act; what goes wrong in it is told on stderr, with *detail* where it was raised, too."""
     from belljar.errors import BelljarError
 
     try:
-        return _carry_out(split(arguments), commands)
+        return act()
     except BelljarError as exc:
         problem: Exception = exc
         message, hint, code = exc.message, exc.hint, exc.exit_code
@@ -132,7 +137,7 @@ def main(arguments: Sequence[str], commands: str | None = None) -> int:
         problem = exc
         message = f"a defect of belljar: {type(exc).__name__}: {exc}"
         hint, code = "Please report it, with what the same command says with -v.", OUR_FAILURE
-    if _wants_detail(arguments):
+    if detail:
         import traceback
 
         traceback.print_exception(problem)
@@ -141,8 +146,6 @@ def main(arguments: Sequence[str], commands: str | None = None) -> int:
 
 
 def _carry_out(line: CommandLine, commands: str | None) -> int:
-    from belljar.errors import BelljarError
-
     if line.wants == "version":
         from belljar import __version__
 
@@ -160,8 +163,15 @@ def _carry_out(line: CommandLine, commands: str | None) -> int:
 
         config_file, verbose = args.config_file or line.config_file, line.verbose or args.verbose
         house = House(config_file, verbose=verbose, commands=commands)
+    return with_hints(lambda: module.run(args, house), args)
+
+
+def with_hints(act: Callable[[], int], args: Namespace) -> int:
+    """The act's exit code; hints of errors name the verb and the machine that are meant."""
+    from belljar.errors import BelljarError
+
     try:
-        return module.run(args, house)
+        return act()
     except BelljarError as exc:
         exc.hint = _filled(exc.hint, args)
         raise

@@ -20,7 +20,7 @@ HELP = (
 SHELLS = ("bash", "zsh", "fish")
 WORDS = ("machines", "images")  # what the scripts ask for while somebody types
 # A parameter of this name is completed with words that only the running system knows.
-ASKED = {"machine": "machines", "image": "images", "images": "images"}
+ASKED = {"machine": "machines", "machines": "machines", "image": "images", "images": "images"}
 FILES = ("FILE", "FILE|URL", "SCRIPT", "PATH", "PATH[:DST]", "SRC[:DST][:ro|rw]", "DIR")
 
 

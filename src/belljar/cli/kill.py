@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from belljar.cli.parser import add_machine
+from belljar.cli.several import add_machines, each
 
 if TYPE_CHECKING:
     from belljar.assembly import House
 
-HELP = "End a machine at once, without asking its payload. Returns when it is gone."
+HELP = "End machines at once, without asking their payloads. Returns when all are gone."
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    add_machine(parser)
+    add_machines(parser)
 
 
 def run(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.stop import end
 
-    return end(house, args.machine, {"do": "kill"})
+    return each(args, lambda machine: end(house, machine, {"do": "kill"}))

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from belljar.cli.parser import add_format
+from belljar.errors import BadOption
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -24,6 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="as root: of every user with a folder below `paths.node`, root's own too",
     )
+    parser.add_argument("-q", "--quiet", action="store_true", help="only the ids, one a line")
     add_format(parser)
 
 
@@ -32,8 +34,13 @@ def run(args: argparse.Namespace, house: House) -> int:
 
     machines = house.machines.list(ended=args.all)
     now = time.time()
+    if args.all_users and args.quiet:
+        raise BadOption("--quiet with --all-users: an id without its user names no machine")
     if args.all_users:
         return _of_all(house, [row(machine, now) for machine in machines], args)
+    if args.quiet:
+        print("".join(f"{machine.id}\n" for machine in machines), end="")
+        return 0
     show(machines, HEADS, [row(machine, now) for machine in machines], as_=args.format)
     return 0
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from belljar.cli.parser import add_machine, as_duration
+from belljar.cli.parser import as_duration
+from belljar.cli.several import add_machines, each
 
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.machine import MachineView
 
-HELP = "End a machine: TERM to its payload, and after the grace the machine itself. Returns when it is gone."
+HELP = "End machines: TERM to the payload, and after the grace the machine itself. Returns when all are gone."
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,11 +22,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="time for the payload to end by itself (default: the machine's)",
     )
-    add_machine(parser)
+    add_machines(parser)
 
 
 def run(args: argparse.Namespace, house: House) -> int:
-    return end(house, args.machine, {"do": "stop", "grace": args.grace})
+    return each(args, lambda machine: end(house, machine, {"do": "stop", "grace": args.grace}))
 
 
 def end(house: House, reference: str, question: dict[str, object]) -> int:

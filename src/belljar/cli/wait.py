@@ -10,7 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.cli.parser import add_machine, as_duration
+from belljar.cli.parser import as_duration
+from belljar.cli.several import add_machines, each
 from belljar.errors import OUR_FAILURE, BelljarError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 HELP = (
     "Wait until a machine has ended, then exit with its payload's code (128 + N where signal N ended it; "
-    "125 where it never ran, or where --timeout passed before)."
+    "125 where it never ran, or where --timeout passed before). Of several, the first code that is not 0."
 )
 
 
@@ -29,18 +30,23 @@ class NotEnded(BelljarError):
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    add_machine(parser)
+    add_machines(parser)
     parser.add_argument(
         "--timeout", type=as_duration, metavar="TIME", help="give up waiting after this long, such as 90s or 5m"
     )
 
 
 def run(args: argparse.Namespace, house: House) -> int:
+    return each(args, lambda machine: wait(house, machine, args.timeout))
+
+
+def wait(house: House, reference: str, timeout: float | None) -> int:
+    """The exit code of one machine, when it has ended."""
     from belljar.cli.users import reach
 
-    house, machine = reach(house, args.machine)
+    house, machine = reach(house, reference)
     if not machine.ended:
-        wait_for_end(machine.folder, args.timeout)
+        wait_for_end(machine.folder, timeout)
         machine = house.machines.find(machine.id)
     if not machine.ended:  # its supervisor was killed: finish what it left, and have the outcome written
         house.machines.reap()

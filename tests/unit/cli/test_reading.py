@@ -295,3 +295,27 @@ def test_reap_can_only_look(call: Call, house: Any, capsys: Said) -> None:
     call("reap", "--dry-run")
     assert house.reaper.reaped == 0
     assert "aaaaaaaaaaaa" in capsys.readouterr().out
+
+
+# -- several at once -----------------------------------------------------------------------------------------------------
+
+
+def test_several_machines_are_waited_for_each_by_itself(
+    house: Any, call: Call, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for id, code in (("aaa", 0), ("bbb", 3), ("ccc", 4)):
+        house.machine(id, ended=True, outcome={"exit_code": code, "cause": "finished", "class": "payload"})
+    assert call("wait", "aaa", "bbb", "ccc", "aaa") == 3
+    assert call("wait", "ccc", "nosuch", "bbb") == 4
+    assert "nosuch" in capfd.readouterr().err
+    assert call("stop", "aaa", "bbb") == 0 == call("kill", "aaa", "bbb")
+    assert call("kill", "aaa", "nosuch") == 125
+    said = capfd.readouterr().err
+    assert said.startswith("belljar: nosuch") and "hint: " in said
+
+
+def test_ids_alone(house: Any, call: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    house.machine("aaa", ended=True, outcome={"exit_code": 0})
+    house.machine("bbb")
+    assert call("ps", "-aq") == 0
+    assert sorted(capsys.readouterr().out.split()) == ["aaa", "bbb"]
