@@ -17,6 +17,9 @@ from pathlib import Path
 from tests.batch.lab.gridengine import ENV as OF_THE_CELL
 from tests.batch.lab.gridengine import GridEngine
 from tests.batch.lab.page import follow
+from tests.batch.lab.pbs_real import openpbs as real_openpbs
+from tests.batch.lab.pbs_real import torque as real_torque
+from tests.batch.lab.pbs_server import serving
 from tests.batch.lab.site import Site
 from tests.batch.lab.slurm import PATH, Slurm
 
@@ -56,7 +59,29 @@ def gridengine() -> Iterator[Node]:
         lab.close()
 
 
-SYSTEMS = {"gridengine": gridengine, "slurm": slurm}
+@contextmanager
+def openpbs() -> Iterator[Node]:
+    """The real one whose prefix BELLJAR_OPENPBS names, or the stand-in."""
+    if prefix := os.environ.get("BELLJAR_OPENPBS"):
+        with real_openpbs(Path(prefix)) as entry:
+            yield Node(entry, {"PATH": f"{prefix}/bin:{PATH}"})
+    else:
+        with serving("openpbs", Path("/srv/pbs"), Path("/var/spool/pbs")) as server:
+            yield Node(env={"PATH": f"{server.bin}:{PATH}"})
+
+
+@contextmanager
+def torque() -> Iterator[Node]:
+    """The real one whose prefix BELLJAR_TORQUE names, or the stand-in."""
+    if prefix := os.environ.get("BELLJAR_TORQUE"):
+        with real_torque(Path(prefix)) as entry:
+            yield Node(entry, {"PATH": f"{prefix}/bin:{prefix}/sbin:{PATH}"})
+    else:
+        with serving("torque", Path("/srv/torque"), Path("/var/spool/torque")) as server:
+            yield Node(env={"PATH": f"{server.bin}:{PATH}"})
+
+
+SYSTEMS = {"gridengine": gridengine, "openpbs": openpbs, "slurm": slurm, "torque": torque}
 
 
 def run(commands: str, as_user: bool, node: Node) -> str:
