@@ -10,7 +10,7 @@ help:
 	@echo 'make quick      the tests that boot nothing (seconds)'
 	@echo 'make live       the tests that boot real machines (minutes)'
 	@echo 'make test-batch every test under real batch systems (an hour): Slurm, Grid Engine, stand-ins for the others'
-	@echo 'make torture    jobs killed at random by the hundred, belljar killed at every named point, a soak of 20 000 jobs'
+	@echo 'make torture    jobs killed at random under Slurm and Grid Engine, BELLJAR_KILLS=500 each, a soak of BELLJAR_SOAK=20000'
 	@echo 'make lint       ruff and mypy alone'
 	@echo 'make bench      the benchmarks'
 	@echo 'make install    as root: into PREFIX ($(PREFIX)), with a link in /usr/local/bin'
