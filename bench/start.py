@@ -52,7 +52,7 @@ def main() -> None:
 
 def bare_qemu(args: object, folder: Path) -> list[str]:
     """QEMU with the image's own kernel and nothing else in it."""
-    from belljar.image import cpio
+    from belljar.image.boot import cpio
 
     busybox = next((path for path in (Path("/bin/busybox"), Path("/usr/bin/busybox")) if path.exists()), None)
     if busybox is None:

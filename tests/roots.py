@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from belljar.image import mirrors
+from belljar.image.build import mirrors
 
 STATE = Path(os.environ.get("BELLJAR_TEST_STATE", f"/var/tmp/belljar-test-{os.getuid()}"))
 RECIPE = 1  # counts up when roots of the same suite and packages are made in another way

@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from belljar.guest import Guest
     from belljar.guest.conversation import Conversation
     from belljar.hypervisor import Hypervisor, Template
-    from belljar.image.overlay import DiskOverlays
-    from belljar.image.store import Store
-    from belljar.machine.layers import Layers
-    from belljar.machine.mould import Mould
-    from belljar.machine.recover import Reaper
-    from belljar.machine.registry import Machines
-    from belljar.machine.ssh_way import SshHouse
+    from belljar.image.store.overlay import DiskOverlays
+    from belljar.image.store.store import Store
+    from belljar.machine.cleaning.reaper import Reaper
+    from belljar.machine.outside.registry import Machines
+    from belljar.machine.planning.layers import Layers
+    from belljar.machine.planning.ssh import SshHouse
+    from belljar.machine.planning.template import Mould
     from belljar.machine.supervisor import Supervisor
-    from belljar.machine.workshop import Workshop
+    from belljar.machine.workshop.workshop import Workshop
 
 
 class House:
@@ -74,14 +74,14 @@ class House:
 
     @cached_property
     def images(self) -> Store:
-        from belljar.image.store import Store
+        from belljar.image.store.store import Store
 
         paths = self.settings.paths
         return Store(paths.store, paths.site_store, self.settings.image, self._templates_of)
 
     @cached_property
     def overlays(self) -> DiskOverlays:
-        from belljar.image.overlay import DiskOverlays
+        from belljar.image.store.overlay import DiskOverlays
 
         return DiskOverlays(self.settings.image)
 
@@ -94,19 +94,19 @@ class House:
 
     @cached_property
     def reaper(self) -> Reaper:
-        from belljar.machine.recover import Reaper
+        from belljar.machine.cleaning.reaper import Reaper
 
         return Reaper(self.folders, self.hypervisor)
 
     @cached_property
     def machines(self) -> Machines:
-        from belljar.machine.registry import Machines
+        from belljar.machine.outside.registry import Machines
 
         return Machines(self.folders, self.reaper)
 
     @cached_property
     def mould(self) -> Mould:
-        from belljar.machine.mould import Mould
+        from belljar.machine.planning.template import Mould
 
         return Mould(self.hypervisor, self.converse, timeout=self.settings.qemu.boot_timeout)
 
@@ -119,7 +119,7 @@ class House:
     def supervisor(self) -> Supervisor:
         """A keeper of machines."""
         from belljar.machine.parts import Parts
-        from belljar.machine.plan import Planner
+        from belljar.machine.planning.boot_plan import Planner
         from belljar.machine.supervisor import Supervisor
         from belljar.network import Networks
 
@@ -142,20 +142,20 @@ class House:
     def ssh(self) -> SshHouse:
         """What guests without an agent are reached with."""
         from belljar.guest import ssh_guest
-        from belljar.machine.ssh_way import SshHouse
+        from belljar.machine.planning.ssh import SshHouse
 
         settings = self.settings.guest
         return SshHouse(self.folders.store / "ssh", lambda dial, keys, tell: ssh_guest(dial, keys, settings, tell))
 
     def layers(self) -> Layers:
         """Images with the agent put in."""
-        from belljar.machine.layers import Layers
+        from belljar.machine.planning.layers import Layers
 
         return Layers(lambda: self.images.work_folder("layers"), self.overlays, self.workshop, self._showing)
 
     def workshop(self) -> Workshop:
         """A machine of the default image that works on a disk nobody trusts."""
-        from belljar.machine.workshop import Workshop
+        from belljar.machine.workshop.workshop import Workshop
 
         self.images.ensure(self.settings.image.default)
         return Workshop(self.supervisor().keep, self.overlays, self.settings.image.default)

@@ -53,7 +53,7 @@ def openpbs() -> Iterator[Pbs]:
     try:
         mom = Mom(site.top / "pbs", "openpbs")
         _installed(site, "openpbs", mom.home)
-        from belljar.batch.openpbs_site import FILES
+        from belljar.batch.pbs.openpbs.site import FILES
 
         launchers = site.top / "libexec"
         mom.hook, mom.config = FILES / "belljar_node.py", site.top / "hook.json"

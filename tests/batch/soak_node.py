@@ -25,10 +25,14 @@ from typing import Any
 import pytest
 
 from belljar.assembly import House
-from belljar.batch import client, load, node
-from belljar.batch.terms import Ending, Surroundings
-from belljar.cli import batch_hooks, batch_node, wrap
-from belljar.cli.batch_client import runner
+from belljar.batch import load
+from belljar.batch.install import commands as client
+from belljar.batch.job.terms import Ending, Surroundings
+from belljar.batch.node import faults as node
+from belljar.cli.batch import hooks as batch_hooks
+from belljar.cli.batch import node as batch_node
+from belljar.cli.batch import wrap
+from belljar.cli.batch.client import runner
 from belljar.errors import ImageCorrupt
 from belljar.guest.fake import FakeGuest, Script
 from belljar.host.privileges import user_of

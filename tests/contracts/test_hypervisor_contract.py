@@ -37,7 +37,7 @@ from belljar.hypervisor import (
 from belljar.hypervisor.fake import FakeHypervisor
 from belljar.hypervisor.qemu.abilities import DEVICES
 from belljar.hypervisor.qemu.driver import QemuHypervisor
-from belljar.hypervisor.qemu.process import LOG_LIMIT
+from belljar.hypervisor.qemu.process.launch import LOG_LIMIT
 from belljar.model import MIB
 
 SPEC = DomainSpec(

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 from tests.live.conftest import STORE, Belljar
 
-from belljar.image import Image, Settings, build, cpio
-from belljar.image.build import Recipe
-from belljar.image.look import Files, Partition
-from belljar.image.store import Store
+from belljar.image import Image, Settings
+from belljar.image.boot import cpio
+from belljar.image.build import debian as build
+from belljar.image.build.debian import Recipe
+from belljar.image.intake.look import Files, Partition
+from belljar.image.store.store import Store
 
 MIB = 1 << 20
 BOOT_AT, ROOT_AT = MIB, 64 * MIB  # where the two partitions begin

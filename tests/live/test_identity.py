@@ -38,10 +38,10 @@ WITH_EARLY = """
 import sys
 from belljar import cli
 from belljar.assembly import House
-from belljar.cli.request import account_of
+from belljar.cli.machine.request import account_of
 from belljar.guest import Streams
 from belljar.guest.conversation import Conversation
-from belljar.machine.mould import Mould
+from belljar.machine.planning.template import Mould
 from belljar.model import Payload
 
 class Early(Conversation):

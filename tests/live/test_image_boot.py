@@ -20,11 +20,13 @@ from tests.live.conftest import STORE
 from belljar.agent import bundle
 from belljar.agent.wire import greeting
 from belljar.host import commands
-from belljar.image import Image, Settings, build, sources
-from belljar.image.build import Recipe
-from belljar.image.overlay import DiskOverlays
-from belljar.image.sources import Order
-from belljar.image.store import Store
+from belljar.image import Image, Settings
+from belljar.image.build import debian as build
+from belljar.image.build.debian import Recipe
+from belljar.image.intake import sources
+from belljar.image.intake.sources import Order
+from belljar.image.store.overlay import DiskOverlays
+from belljar.image.store.store import Store
 
 SECONDS = 120.0
 MIB = 1 << 20

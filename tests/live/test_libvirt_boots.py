@@ -20,7 +20,7 @@ from tests.live.test_firmware_boot import INIT, INSTALL_AGENT, bootable_disk, im
 from tests.live.test_libvirt import nothing_is_left
 
 from belljar.image import Settings
-from belljar.image.store import Store
+from belljar.image.store.store import Store
 
 __all__ = ["cernvm"]
 

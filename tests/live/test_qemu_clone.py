@@ -223,7 +223,8 @@ async def test_larger_machines_clone_as_well(guests: Tiny, changes: dict[str, in
 
 def test_an_ordinary_user_has_templates_of_their_own(tmp_path: Path) -> None:
     """Made and cloned by a process without any right: what is loaded is loaded before it becomes that user."""
-    from belljar.hypervisor.qemu import casting, proof
+    from belljar.hypervisor.qemu import proof
+    from belljar.hypervisor.qemu.template import making as casting
 
     folder = Path(tempfile.mkdtemp(prefix="belljar-user-"))  # pytest's own folders are closed to others
     try:

@@ -17,7 +17,7 @@ from tests.live.conftest import STORE
 
 from belljar.hypervisor import Accelerator, Boot, Domain, DomainSpec, Hypervisor, Settings, Template
 from belljar.hypervisor.qemu.driver import QemuHypervisor
-from belljar.image import cpio
+from belljar.image.boot import cpio
 from belljar.model import MIB
 
 LONGEST = 60.0  # seconds any one answer may take on a busy host

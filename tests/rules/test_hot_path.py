@@ -8,8 +8,8 @@ HEAVY = {
     "rich", "httpx", "httpcore", "anyio", "tarfile", "zipfile", "tempfile", "shutil", "subprocess", "multiprocessing", "ctypes",
     "difflib", "pdb", "unittest", "xml", "urllib.request", "http.client", "email", "importlib.metadata", "uuid", "random", "hashlib._",
     "tomllib", "curses", "pydoc", "decimal", "sqlite3", "ssl", "concurrent.futures.process",
-    "belljar.config.merge", "belljar.config.convert", "belljar.config.reference", "belljar.cli.checks", "belljar.host.watch",
-    "belljar.image.build", "belljar.image.sources", "belljar.host.egress",
+    "belljar.config.merge", "belljar.config.convert", "belljar.config.reference", "belljar.cli.host.checks", "belljar.host.watch",
+    "belljar.image.build.debian", "belljar.image.intake.sources", "belljar.host.guard.egress",
 }  # fmt: skip
 BROUGHT_BY_ASYNCIO = {"subprocess"}
 
@@ -37,7 +37,7 @@ def test_the_command_line_is_read_without_anything_heavy() -> None:
 def test_the_parts_that_run_a_job_are_made_without_anything_heavy() -> None:
     loaded = loaded_by(
         "from belljar.assembly import House\n"
-        "from belljar.cli import attend, run, request\n"
+        "from belljar.cli.machine import attend, run, request\n"
         "house = House(None)\n"
         "house.supervisor(), house.reaper, house.images, house.hypervisor"
     )
@@ -46,7 +46,11 @@ def test_the_parts_that_run_a_job_are_made_without_anything_heavy() -> None:
 
 def test_other_verbs_are_not_imported() -> None:
     loaded = loaded_by("from belljar.cli import parser_of\nparser_of('run')")
-    assert {name for name in loaded if name.startswith("belljar.cli.")} <= {"belljar.cli.run", "belljar.cli.parser"}
+    assert {name for name in loaded if name.startswith("belljar.cli.")} <= {
+        "belljar.cli.machine",
+        "belljar.cli.machine.run",
+        "belljar.cli.parser",
+    }
 
 
 def test_of_the_agent_only_the_wire_and_the_digest_of_its_sources_are_imported() -> None:

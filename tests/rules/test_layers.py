@@ -19,8 +19,8 @@ DOWN_WITHIN_A_FLOOR = {("errors", "model")}
 PROGRAMS = ("config", "assembly", "cli", "__main__")  # these know every concrete class
 OPEN_ROOMS = ("host", "agent")  # shelves of small modules, each a door of its own
 HANDS_ON_THE_ENVIRONMENT = {
-    "belljar.image.build": "to the program that builds",
-    "belljar.image.mirrors": "the proxies that all downloads of this host go through",
+    "belljar.image.build.debian": "to the program that builds",
+    "belljar.image.build.mirrors": "the proxies that all downloads of this host go through",
 }
 FOREIGN = {
     "httpx": "image",

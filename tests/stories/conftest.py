@@ -19,14 +19,14 @@ from belljar.hypervisor.fake import FakeDomain, FakeHypervisor
 from belljar.image.fake import FakeOverlays, FakeStore
 from belljar.journal import Event, read
 from belljar.machine import Folders, Settings
-from belljar.machine.mould import Mould
+from belljar.machine.cleaning.reaper import Reaper
+from belljar.machine.life.waiting import Showing, in_silence
 from belljar.machine.orders import Order, Orders
+from belljar.machine.outside.registry import Machines
 from belljar.machine.parts import Parts
-from belljar.machine.plan import Planner
-from belljar.machine.recover import Reaper
-from belljar.machine.registry import Machines
+from belljar.machine.planning.boot_plan import Planner
+from belljar.machine.planning.template import Mould
 from belljar.machine.supervisor import Supervisor
-from belljar.machine.waiting import Showing, in_silence
 from belljar.model import MIB, Account, MachineSpec, Outcome, Payload, Request, State
 from belljar.network import Networks
 

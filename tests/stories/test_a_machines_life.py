@@ -25,9 +25,9 @@ from belljar.errors import (
 from belljar.guest.fake import Script
 from belljar.host.locks import try_lock
 from belljar.hypervisor import EventKind
-from belljar.machine import attachments
-from belljar.machine.blame import judge
+from belljar.machine.extras import attachments
 from belljar.machine.orders import Kill, Signal, Stop
+from belljar.machine.planning.blame import judge
 from belljar.model import Cause, OutcomeClass, Share, Start, Transfer
 
 COLD = {"machine": {"start": Start.COLD}}

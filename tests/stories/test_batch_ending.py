@@ -12,9 +12,10 @@ import pytest
 from tests.stories.conftest import House
 
 from belljar.errors import NoSuchMachine
-from belljar.machine import MachineView, ending
-from belljar.machine.life import Life, claim
-from belljar.machine.registry import jobs_of, known_as
+from belljar.machine import MachineView
+from belljar.machine.cleaning import ending
+from belljar.machine.life.life import Life, claim
+from belljar.machine.outside.registry import jobs_of, known_as
 from belljar.model import Request
 
 
@@ -77,7 +78,7 @@ def test_what_its_dead_supervisor_left_is_finished(house: House) -> None:
 
 def test_a_lock_that_stays_taken_by_somebody_unknown_is_told(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "ASK_PATIENCE", 0.1)
-    monkeypatch.setattr("belljar.machine.recover.LOCK_PATIENCE", 0.1)
+    monkeypatch.setattr("belljar.machine.cleaning.reaper.LOCK_PATIENCE", 0.1)
     life = claim(job(house, "0123456789ab", "7"), house.folders, lambda point: None)  # held by this very process
     assert not ending.end(living(house, life), house.hypervisor, house.reaper)
     assert life.folder.exists()

@@ -17,10 +17,11 @@ from belljar.errors import LockTimeout
 from belljar.guest import Streams
 from belljar.guest.fake import Script
 from belljar.host.locks import locked, try_lock
-from belljar.hypervisor.qemu.casting import make_overlay
+from belljar.hypervisor.qemu.template.making import make_overlay
 from belljar.image import Image
-from belljar.machine import fates, supervisor
-from belljar.machine.life import gate
+from belljar.machine import supervisor
+from belljar.machine.cleaning import put_away as fates
+from belljar.machine.life.life import gate
 from belljar.machine.orders import Orders, Signal
 from belljar.model import MIB, Cause, Outcome
 

@@ -12,8 +12,8 @@ from tests.stories.conftest import House
 
 from belljar.errors import CommandFailed
 from belljar.guest.fake import Script
-from belljar.machine import attachments, packing
-from belljar.machine.life import claim
+from belljar.machine.extras import attachments, packing
+from belljar.machine.life.life import claim
 from belljar.model import MIB, Cause, Transfer
 
 ID = "0123456789ab"

@@ -10,7 +10,7 @@ from tests.stories.conftest import House
 
 from belljar.guest.fake import Script
 from belljar.host.traffic import Call, Refusal
-from belljar.machine.life import Life, claim
+from belljar.machine.life.life import Life, claim
 from belljar.model import Cause, NetworkMode, OutcomeClass, Share, ShareKind, Start
 from belljar.network import Networks, Settings
 

@@ -19,11 +19,12 @@ from belljar.errors import DomainDied
 from belljar.host.locks import is_locked, locked
 from belljar.hypervisor import Traces
 from belljar.journal import read
-from belljar.machine import fates, recover
-from belljar.machine.ending import end
-from belljar.machine.fates import retire
-from belljar.machine.life import Life, claim, gate
-from belljar.machine.recover import DRAFT, Undone, prune, traces_of
+from belljar.machine.cleaning import put_away as fates
+from belljar.machine.cleaning import reaper as recover
+from belljar.machine.cleaning.ending import end
+from belljar.machine.cleaning.put_away import retire
+from belljar.machine.cleaning.reaper import DRAFT, Undone, prune, traces_of
+from belljar.machine.life.life import Life, claim, gate
 
 
 def orphan(house: House, id: str = "0123456789ab") -> Life:

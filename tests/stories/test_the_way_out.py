@@ -23,8 +23,8 @@ from belljar.guest import Streams
 from belljar.guest.fake import Script
 from belljar.hypervisor import EventKind
 from belljar.journal import Ledger
-from belljar.machine import recover
-from belljar.machine.life import claim
+from belljar.machine.cleaning import reaper as recover
+from belljar.machine.life.life import claim
 from belljar.machine.orders import Orders, Pause, Resume, Signal
 from belljar.model import MIB, Cause, Outcome, OutcomeClass, Start, Transfer
 

@@ -3,10 +3,10 @@
 import os
 import sys
 
-from belljar.agent.guest import Guest
-from belljar.agent.loop import Agent
-from belljar.agent.rehearsal import Rehearsal
-from belljar.agent.system import kernel_events, kill_quietly, read_file, say
+from belljar.agent.guest.guest import Guest
+from belljar.agent.guest.rehearsal import Rehearsal
+from belljar.agent.guest.system import kernel_events, kill_quietly, read_file, say
+from belljar.agent.loop.loop import Agent
 from belljar.agent.wire import PORT
 
 TYPE_CHECKING = False

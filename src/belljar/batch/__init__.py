@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, cast
 from belljar.model import GIB, MIB
 
 if TYPE_CHECKING:
-    from belljar.batch.siting import SiteOfSystem
-    from belljar.batch.terms import Dialect
+    from belljar.batch.install.pieces import SiteOfSystem
+    from belljar.batch.job.terms import Dialect
 
-SYSTEMS = ("slurm", "gridengine", "openpbs", "torque", "htcondor", "lsf")
+FOLDERS = {
+    "slurm": "slurm", "gridengine": "gridengine", "openpbs": "pbs.openpbs", "torque": "pbs.torque", "htcondor": "htcondor", "lsf": "lsf",
+}  # fmt: skip
+SYSTEMS = tuple(FOLDERS)
 EXPERIMENTAL = ("lsf",)  # never met the real system
 NAMED = ", ".join(f"{name} (experimental)" if name in EXPERIMENTAL else name for name in SYSTEMS)  # for --help
 
@@ -131,7 +134,7 @@ def load(system: str) -> Dialect:
     from importlib import import_module
 
     _check(system)
-    return cast("Dialect", import_module(f"belljar.batch.{system}").DIALECT)
+    return cast("Dialect", import_module(f"belljar.batch.{FOLDERS[system]}.dialect").DIALECT)
 
 
 def load_site(system: str) -> SiteOfSystem:
@@ -139,7 +142,7 @@ def load_site(system: str) -> SiteOfSystem:
     from importlib import import_module
 
     _check(system)
-    return cast("SiteOfSystem", import_module(f"belljar.batch.{system}_site").SITE)
+    return cast("SiteOfSystem", import_module(f"belljar.batch.{FOLDERS[system]}.site").SITE)
 
 
 def _check(system: str) -> None:

@@ -15,29 +15,37 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+
+class Entry(NamedTuple):
+    """A verb: its module below belljar.cli, and one line for `belljar --help`."""
+
+    module: str
+    help: str
+
+
 VERBS = {
-    "run": "run a command or a script in its own fresh virtual machine",
-    "ps": "list machines",
-    "show": "show everything known about a machine",
-    "logs": "show a machine's journal, console and QEMU's words",
-    "events": "show what happens to machines",
-    "exec": "run a second command in a running machine",
-    "cp": "copy files into or out of a running machine",
-    "console": "look at a machine's serial console",
-    "wait": "wait until a machine has ended, exit as its payload did",
-    "stop": "end a machine: TERM, a time of grace, then force",
-    "kill": "end a machine at once",
-    "kill-all": "end every machine of this host, even when all else is broken",
-    "wrap": "run a batch job: called by batch systems",
-    "batch": "put belljar into a batch system, check it, take it out; look after this node",
-    "reap": "finish what dead belljar processes left behind",
-    "image": "build, import, list, verify and remove images",
-    "template": "list, verify and remove templates (booted guests, frozen)",
-    "cache": "prepare, list and remove disks that later machines find again",
-    "doctor": "check what this host offers and explain what it lacks",
-    "config": "show or check the settings",
-    "completion": "print a completion script for bash, zsh or fish",
-    "version": "show the version of belljar and of what it stands on",
+    "run": Entry("machine.run", "run a command or a script in its own fresh virtual machine"),
+    "ps": Entry("machine.ps", "list machines"),
+    "show": Entry("machine.show", "show everything known about a machine"),
+    "logs": Entry("machine.logs", "show a machine's journal, console and QEMU's words"),
+    "events": Entry("machine.events", "show what happens to machines"),
+    "exec": Entry("machine.exec", "run a second command in a running machine"),
+    "cp": Entry("machine.cp", "copy files into or out of a running machine"),
+    "console": Entry("machine.console", "look at a machine's serial console"),
+    "wait": Entry("machine.wait", "wait until a machine has ended, exit as its payload did"),
+    "stop": Entry("machine.stop", "end a machine: TERM, a time of grace, then force"),
+    "kill": Entry("machine.kill", "end a machine at once"),
+    "kill-all": Entry("host.kill_all", "end every machine of this host, even when all else is broken"),
+    "wrap": Entry("batch.wrap", "run a batch job: called by batch systems"),
+    "batch": Entry("batch.batch", "put belljar into a batch system, check it, take it out; look after this node"),
+    "reap": Entry("host.reap", "finish what dead belljar processes left behind"),
+    "image": Entry("image.image", "build, import, list, verify and remove images"),
+    "template": Entry("image.template", "list, verify and remove templates (booted guests, frozen)"),
+    "cache": Entry("image.cache", "prepare, list and remove disks that later machines find again"),
+    "doctor": Entry("host.doctor", "check what this host offers and explain what it lacks"),
+    "config": Entry("host.config", "show or check the settings"),
+    "completion": Entry("host.completion", "print a completion script for bash, zsh or fish"),
+    "version": Entry("host.version", "show the version of belljar and of what it stands on"),
 }
 HIDDEN = frozenset({"keep"})  # verbs for programs: not in the overview
 OUR_FAILURE = 125
@@ -244,12 +252,12 @@ def _import_verb(verb: str) -> Verb:
     from importlib import import_module
     from typing import cast
 
-    return cast(Verb, import_module(f"belljar.cli.{verb.replace('-', '_')}"))
+    return cast(Verb, import_module(f"belljar.cli.{VERBS[verb].module}"))
 
 
 def overview() -> str:
     """What `belljar --help` prints."""
-    lines = [f"  {verb:<11} {text}" for verb, text in VERBS.items()]
+    lines = [f"  {verb:<11} {text}" for verb, (_, text) in VERBS.items()]
     return "\n".join(
         (
             "usage: belljar [--config FILE] [-v] VERB ...",

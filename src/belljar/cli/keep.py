@@ -19,7 +19,7 @@ from belljar.model import Request, StdinKind
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.guest import Streams
-    from belljar.machine.life import Life
+    from belljar.machine.life.life import Life
 
 HELP = (
     "Read a request as one line of JSON from standard input, keep its machine in a process of its own, and print one line of "
@@ -114,8 +114,8 @@ def _keep(request: Request, stdin: int | None, tied: bool, writer: int, house: H
     """The keeper's whole life."""
     answer: dict[str, str] = answer_of(HostError("the machine was cancelled before it was begun"))
     try:
-        from belljar.cli.attend import attend_alone
-        from belljar.cli.run import finish_the_dead, widen_limits
+        from belljar.cli.machine.attend import attend_alone
+        from belljar.cli.machine.run import finish_the_dead, widen_limits
 
         widen_limits()
         finish_the_dead(house)

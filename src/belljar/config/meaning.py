@@ -38,7 +38,7 @@ def _wrong_values(loaded: Loaded) -> Iterator[tuple[str, str, BadSetting]]:
 
 def _wrong_images(settings: Settings) -> Iterator[tuple[str, str, BadSetting]]:
     """Images that are named for jobs, and cannot be one's name, or are neither here nor to be had."""
-    from belljar.batch.policy import queue_images, rules
+    from belljar.batch.job.policy import queue_images, rules
 
     for key, look in (("queue_images", queue_images), ("allow", rules)):
         try:
@@ -56,8 +56,8 @@ def _wrong_images(settings: Settings) -> Iterator[tuple[str, str, BadSetting]]:
 
 def _trouble_of(name: str, section: str, settings: Settings) -> BadSetting | None:
     """A submit host has no images, and is not asked for those of batch jobs."""
-    from belljar.batch.policy import check_name
-    from belljar.image.store import DEFAULT_NAME, Store
+    from belljar.batch.job.policy import check_name
+    from belljar.image.store.store import DEFAULT_NAME, Store
 
     store = Store(settings.paths.store, settings.paths.site_store, settings.image)
     try:

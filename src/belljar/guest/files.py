@@ -14,9 +14,9 @@ from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from belljar.agent.system import shown
-from belljar.agent.tar import CHUNK, TransferError, pack
-from belljar.agent.untar import unpack
+from belljar.agent.guest.system import shown
+from belljar.agent.transfer.tar import CHUNK, TransferError, pack
+from belljar.agent.transfer.untar import unpack
 from belljar.errors import (
     BelljarError,
     GuestRefused,

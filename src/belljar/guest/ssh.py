@@ -14,9 +14,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from belljar.agent.accounts import Account as GuestAccount
-from belljar.agent.accounts import free_name, with_groups, with_shadow, with_user
-from belljar.agent.system import Refused
+from belljar.agent.guest.accounts import Account as GuestAccount
+from belljar.agent.guest.accounts import free_name, with_groups, with_shadow, with_user
+from belljar.agent.guest.system import Refused
 from belljar.agent.wire import Words
 from belljar.errors import AgentLost, GuestRefused, NoDisk, NoNfs, NoNineP, NoPackedFolders, NoVirtiofs
 from belljar.guest import OWN_SSH_PORT, Hello, Identity, IdentityProof, Settings, Sink, SshKeys, Streams

@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from belljar.agent.system import shown
-from belljar.agent.tar import ROOT as TOP
-from belljar.agent.tar import Packer, TransferError
-from belljar.agent.untar import Unpacker
+from belljar.agent.guest.system import shown
+from belljar.agent.transfer.tar import ROOT as TOP
+from belljar.agent.transfer.tar import Packer, TransferError
+from belljar.agent.transfer.untar import Unpacker
 from belljar.errors import AgentLost, GuestRefused, InputMissing, OutputMissing, ProtocolViolation
 from belljar.guest import Sink
 from belljar.guest.files import BROKEN_OFF, SAFE_MODE, Giver, Taker, _about_output, _name_of

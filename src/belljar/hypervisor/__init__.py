@@ -19,7 +19,7 @@ from belljar.host import processes
 from belljar.model import Firmware, MachineId, NetworkMode, ShareKind
 
 if TYPE_CHECKING:
-    from belljar.host.egress import Egress
+    from belljar.host.guard.egress import Egress
     from belljar.host.traffic import Call, Refusal
 
 
@@ -373,7 +373,7 @@ def wrong_values(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
 
 def find_virtiofsd(settings: Settings) -> str:
     """The program that serves folders by virtiofs. Raises CommandMissing."""
-    from belljar.hypervisor.qemu.virtiofsd import find
+    from belljar.hypervisor.qemu.virtiofs.virtiofsd import find
 
     return find(settings.virtiofsd)
 

@@ -232,7 +232,7 @@ class Overlays(Protocol):
 
 def load(private: Path, site: Path | None, settings: Settings, users: Users = nobody) -> ImageStore:
     """The store in the folder *private*, before the one in *site*. *users* says who still needs an image."""
-    from belljar.image.store import Store
+    from belljar.image.store.store import Store
 
     return Store(private, site, settings, users)
 
@@ -262,7 +262,7 @@ SSH_WORD = "belljar.inject-ssh"
 
 def ssh_part(public: str, host_private: str, host_public: str, host_dropbear: bytes) -> bytes:
     """An archive to be appended to a ramdisk: keys for root of an image that nobody else would give them to."""
-    from belljar.image import cpio
+    from belljar.image.boot import cpio
 
     files = {"authorized_keys": public, "ssh_host_ed25519_key": host_private, "ssh_host_ed25519_key.pub": host_public}
     entries = [cpio.file(f"ssh/{name}", f"{key.strip()}\n".encode(), 0o600) for name, key in files.items()]
@@ -272,7 +272,7 @@ def ssh_part(public: str, host_private: str, host_public: str, host_dropbear: by
 
 def agent_unit() -> str:
     """The systemd unit that starts the agent at `AGENT_PATH`."""
-    from belljar.image.initramfs import UNIT
+    from belljar.image.boot.initramfs import UNIT
 
     return UNIT.read_text(encoding="utf-8")
 

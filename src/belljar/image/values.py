@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 from belljar.errors import BadSetting
 from belljar.image import Settings
-from belljar.image.master import place_of
-from belljar.image.trust import read_rules
+from belljar.image.site.master import place_of
+from belljar.image.site.trust import read_rules
 
 
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:

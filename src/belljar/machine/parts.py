@@ -11,7 +11,7 @@ from belljar.guest import Guest
 from belljar.hypervisor import Hypervisor
 from belljar.image import ImageStore, Overlays
 from belljar.machine import Folders, Settings
-from belljar.machine.plan import Planner
+from belljar.machine.planning.boot_plan import Planner
 from belljar.network import Networks
 
 MakeGuest = Callable[[socket.socket], Guest]

@@ -17,14 +17,14 @@ from belljar.errors import BelljarError, HostError, LockTimeout
 from belljar.guest import Streams
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Template
-from belljar.machine import fates
-from belljar.machine.keeping import Keeping
-from belljar.machine.life import GATE_TIMEOUT, Life, claim, gate
+from belljar.machine.cleaning import put_away as fates
+from belljar.machine.cleaning.reaper import prune
+from belljar.machine.life.keeping import Keeping
+from belljar.machine.life.life import GATE_TIMEOUT, Life, claim, gate
+from belljar.machine.life.waiting import holding, lock_of
 from belljar.machine.orders import Ended, Orders, unless_cancelled
 from belljar.machine.parts import Parts
-from belljar.machine.recover import prune
 from belljar.machine.states import CLASSES
-from belljar.machine.waiting import holding, lock_of
 from belljar.model import Cause, Outcome, Request, State
 
 

@@ -17,7 +17,7 @@ from belljar.model import FileServer, MachineId, NetworkMode
 
 if TYPE_CHECKING:
     from belljar.errors import BadSetting
-    from belljar.host.egress import Egress, Place
+    from belljar.host.guard.egress import Egress, Place
 
 MADE = ("port", "nft-table")  # what may be in the journal, to be given to `discard`
 FOLDER = "networks"  # below the folder of live machines: one folder per isolated group

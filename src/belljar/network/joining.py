@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from belljar.errors import BadSetting, NoSuchNetwork, ShareMissing
-from belljar.host import egress as rules
-from belljar.host.egress import Egress, Place
+from belljar.host.guard import egress as rules
+from belljar.host.guard.egress import Egress, Place
 from belljar.model import MachineId, NetworkMode
 from belljar.network import AntiSpoofing, EgressMode, Joined, Link, Settings, mac_address
 
@@ -87,7 +87,7 @@ def _granted(egress: Egress, address: str, port: int) -> rules.Rule:
     from belljar.network.nfs import PORT
 
     if port != PORT:
-        from belljar.host.guard import is_own
+        from belljar.host.guard.guard import is_own
 
         verdict, reason = rules.decide(egress, address, port, rules.Transport.TCP)
         if verdict is not rules.Verdict.ALLOWED or (not reason and is_own(address)):

@@ -26,7 +26,7 @@ from pathlib import Path
 from tests.live.conftest import STORE
 
 from belljar.host.locks import locked
-from belljar.image import mirrors
+from belljar.image.build import mirrors
 
 CACHE = STORE.parent / f"{STORE.name}-stock"
 MIB = 1 << 20

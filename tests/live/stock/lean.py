@@ -17,7 +17,7 @@ from tests.live.conftest import STORE, Belljar
 from tests.live.stock.build import CACHE, execute, sources
 
 from belljar.host.locks import locked
-from belljar.image import mirrors
+from belljar.image.build import mirrors
 
 SUITE = "bookworm"
 PACKAGES = ("linux-image-amd64", "linux-image-cloud-amd64", "busybox-static", "openssh-server", "dropbear-bin")

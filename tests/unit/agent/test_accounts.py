@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.agent.accounts import Account, with_groups, with_shadow, with_user
-from belljar.agent.system import Refused
+from belljar.agent.guest.accounts import Account, with_groups, with_shadow, with_user
+from belljar.agent.guest.system import Refused
 from belljar.agent.wire import Words
 from belljar.guest.conversation import account_words
 from belljar.model import Account as Outside

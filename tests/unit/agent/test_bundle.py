@@ -41,7 +41,9 @@ def own_imports(tree: ast.AST) -> Iterator[ast.ImportFrom]:
 
 
 def test_every_module_is_in_it_once() -> None:
-    assert sorted(bundle.PARTS) == sorted({path.name for path in FOLDER.glob("*.py")} - OUTSIDE)
+    assert sorted(bundle.PARTS) == sorted(
+        {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.py") if path.name not in OUTSIDE}
+    )
 
 
 def test_a_name_means_one_thing_in_all_modules() -> None:
@@ -51,7 +53,10 @@ def test_a_name_means_one_thing_in_all_modules() -> None:
 
 @pytest.mark.parametrize("part", bundle.PARTS)
 def test_a_module_imports_names_as_they_are_of_modules_before_it(part: str) -> None:
-    before = {f"belljar.agent.{name.removesuffix('.py')}" for name in bundle.PARTS[: bundle.PARTS.index(part)]}
+    before = {
+        f"belljar.agent.{name.removesuffix('.py').replace('/', '.')}"
+        for name in bundle.PARTS[: bundle.PARTS.index(part)]
+    }
     tree = tree_of(part)
     for_types = {
         id(node)

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from belljar.agent import mounts, wire
-from belljar.agent.loop import Agent
-from belljar.agent.mounts import nfs_options
-from belljar.agent.rehearsal import Rehearsal
-from belljar.agent.system import Refused
+from belljar.agent import wire
+from belljar.agent.guest import mounts
+from belljar.agent.guest.mounts import nfs_options
+from belljar.agent.guest.rehearsal import Rehearsal
+from belljar.agent.guest.system import Refused
+from belljar.agent.loop.loop import Agent
 from belljar.agent.wire import Words
 from belljar.errors import ExportRefused, GuestRefused, MountFailed, NoNfs, ShareNotFlushed
 from belljar.guest.process import refusal

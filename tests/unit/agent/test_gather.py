@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.agent.tar import DEEPEST, Gatherer, TransferError
+from belljar.agent.transfer.tar import DEEPEST, Gatherer, TransferError
 
 
 def gathered(*paths: Path | str) -> tarfile.TarFile:

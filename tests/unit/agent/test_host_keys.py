@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from belljar.agent import host_keys
-from belljar.agent.host_keys import host_keys_since, renew_host_keys, service_of
-from belljar.agent.system import Refused, read_file
+from belljar.agent.guest import host_keys
+from belljar.agent.guest.host_keys import host_keys_since, renew_host_keys, service_of
+from belljar.agent.guest.system import Refused, read_file
 
 KEYGEN = """\
 #!/bin/sh

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from belljar.agent import tar
-from belljar.agent.tar import CHUNK, DEEPEST, TransferError, pack
-from belljar.agent.untar import TarSource, unpack
+from belljar.agent.transfer import tar
+from belljar.agent.transfer.tar import CHUNK, DEEPEST, TransferError, pack
+from belljar.agent.transfer.untar import TarSource, unpack
 
 MIB = 1 << 20
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from belljar.agent import shares
-from belljar.agent.guest import Guest
-from belljar.agent.rehearsal import Rehearsal
-from belljar.agent.system import Refused
+from belljar.agent.guest import shares
+from belljar.agent.guest.guest import Guest
+from belljar.agent.guest.rehearsal import Rehearsal
+from belljar.agent.guest.system import Refused
 from belljar.agent.wire import Words
 from belljar.errors import NoVirtiofs
 from belljar.guest.process import refusal

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from belljar.batch.terms import Surroundings
-from belljar.cli.wrap import surroundings
+from belljar.batch.job.terms import Surroundings
+from belljar.cli.batch.wrap import surroundings
 
 FOLDER = Path(__file__).resolve().parents[2] / "recordings"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from belljar import batch
-from belljar.batch import client
-from belljar.batch.client import Client, Needs, find
+from belljar.batch.install import commands as client
+from belljar.batch.install.commands import Client, Needs, find
 from belljar.cli import main
 from belljar.errors import BadOption, CommandMissing
 

@@ -9,9 +9,9 @@ import pytest
 from tests.unit.batch.pbs_recordings import made, recorded
 
 from belljar.batch import Settings
-from belljar.batch.gridengine import DIALECT, GridEngineJob
-from belljar.batch.gridengine_spool import memory, native, notice, seconds
-from belljar.batch.terms import Ending, Job, Verdict
+from belljar.batch.gridengine.dialect import DIALECT, GridEngineJob
+from belljar.batch.gridengine.spool import memory, native, notice, seconds
+from belljar.batch.job.terms import Ending, Job, Verdict
 from belljar.errors import NotInAJob
 from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass
 

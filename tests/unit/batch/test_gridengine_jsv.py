@@ -7,7 +7,7 @@ import io
 import pytest
 
 from belljar.batch import Settings
-from belljar.batch.gridengine_jsv import Verifier, converse, resources
+from belljar.batch.gridengine.jsv import Verifier, converse, resources
 from belljar.model import GIB
 
 SETTINGS = Settings(

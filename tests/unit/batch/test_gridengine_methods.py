@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from belljar.batch import gridengine_methods as methods
+from belljar.batch.gridengine import methods
 from belljar.errors import BadOption
 from belljar.host.processes import is_stopped
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from belljar.batch import Settings
-from belljar.batch.gridengine_hooks import value, with_complexes, with_verifier, without_complexes, without_verifier
-from belljar.batch.gridengine_site import LIBRARY, SITE, fingerprint
-from belljar.batch.siting import Advice, Change, OurFile, Place
+from belljar.batch.gridengine.lists import value, with_complexes, with_verifier, without_complexes, without_verifier
+from belljar.batch.gridengine.site import LIBRARY, SITE, fingerprint
+from belljar.batch.install.pieces import Advice, Change, OurFile, Place
 from belljar.errors import BadOption, CommandFailed, NotOurs
 
 COMPLEXES = """#name               shortcut   type        relop   requestable consumable default  urgency
@@ -155,4 +155,4 @@ def test_the_verifier_is_another_file_after_a_change_of_belljar_or_its_settings(
     assert fingerprint(tmp_path, Settings(max_cpus=4)) not in seen
     files = {one.path.name: one.content for one in of(OurFile, place())}
     assert fingerprint(LIBRARY, Settings()).encode() in files["belljar-jsv"]
-    assert (LIBRARY / "batch/gridengine_jsv.py").is_file()
+    assert (LIBRARY / "batch/gridengine/jsv.py").is_file()

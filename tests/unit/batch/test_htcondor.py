@@ -14,10 +14,10 @@ from tests.unit.batch.test_htcondor_ads import recorded
 
 from belljar import batch
 from belljar.batch import Settings
-from belljar.batch.htcondor import CLOSED, DIALECT, CondorJob
-from belljar.batch.htcondor_ads import parse
-from belljar.batch.htcondor_hooks import prepare
-from belljar.batch.terms import Command, Ending, Surroundings, Verdict
+from belljar.batch.htcondor.ads import parse
+from belljar.batch.htcondor.dialect import CLOSED, DIALECT, CondorJob
+from belljar.batch.htcondor.hooks import prepare
+from belljar.batch.job.terms import Command, Ending, Surroundings, Verdict
 from belljar.errors import NotInAJob
 from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass
 

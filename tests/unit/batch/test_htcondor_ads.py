@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.batch.htcondor_ads import MOST, Expression, Value, parse, string, value_of
+from belljar.batch.htcondor.ads import MOST, Expression, Value, parse, string, value_of
 
 RECORDINGS = Path(__file__).parents[2] / "recordings/htcondor"
 

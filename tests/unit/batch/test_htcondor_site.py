@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from belljar.batch import Settings, load_site
-from belljar.batch.htcondor_ads import Expression, value_of
-from belljar.batch.htcondor_site import SITE, requirement, requirements, sentence, shared_here, start
-from belljar.batch.siting import Change, Guard, OurFile, Place
+from belljar.batch.htcondor.ads import Expression, value_of
+from belljar.batch.htcondor.site import SITE, requirement, requirements, sentence, shared_here, start
+from belljar.batch.install.pieces import Change, Guard, OurFile, Place
 from belljar.errors import BadOption, CommandMissing
 
 NAME = 'isString(VmImage) && regexp("^[A-Za-z0-9]", VmImage) && !regexp("[^A-Za-z0-9._-]", VmImage) && size(VmImage) <= 100'

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from belljar import batch
 from belljar.batch import Settings
-from belljar.batch.lsf import DIALECT, LsfJob, memory_of
-from belljar.batch.lsf_hooks import Changes, esub, parameters, wants
-from belljar.batch.policy import Asker
-from belljar.batch.terms import Ending, Surroundings, Verdict
+from belljar.batch.job.policy import Asker
+from belljar.batch.job.terms import Ending, Surroundings, Verdict
+from belljar.batch.lsf.dialect import DIALECT, LsfJob, memory_of
+from belljar.batch.lsf.hooks import Changes, esub, parameters, wants
 from belljar.errors import BadOption, ImageNotAllowed, NotInAJob, OverLimit
 from belljar.model import GIB, KIB, MIB, Cause, Outcome, OutcomeClass
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from belljar.batch import Settings, load_site
-from belljar.batch.lsf import STARTER
-from belljar.batch.lsf_site import SITE
-from belljar.batch.siting import Advice, OurFile, OurLines, Place
-from belljar.batch.siting_record import Record
-from belljar.batch.siting_removal import refuse_called
+from belljar.batch.install.pieces import Advice, OurFile, OurLines, Place
+from belljar.batch.install.record import Record
+from belljar.batch.install.removal import refuse_called
+from belljar.batch.lsf.dialect import STARTER
+from belljar.batch.lsf.site import SITE
 from belljar.errors import BadOption, CommandMissing, NotOurs
 
 

@@ -9,9 +9,9 @@ import pytest
 from tests.unit.batch.pbs_recordings import made, recorded
 
 from belljar.batch import Settings
-from belljar.batch.openpbs import OpenPbs
-from belljar.batch.pbs_common import mirror, plain, seconds, size, spooled
-from belljar.batch.terms import Command, Ending, Verdict
+from belljar.batch.job.terms import Command, Ending, Verdict
+from belljar.batch.pbs.common import mirror, plain, seconds, size, spooled
+from belljar.batch.pbs.openpbs.dialect import OpenPbs
 from belljar.errors import NotInAJob
 from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass, Usage
 

@@ -16,8 +16,8 @@ from tests.batch.lab.mom import Asked
 from tests.batch.lab.pbs_module import Refused, Resources
 
 from belljar.batch import Settings
-from belljar.batch.openpbs_site import FILES, HOOKS, text_of
-from belljar.batch.policy import site_of
+from belljar.batch.job.policy import site_of
+from belljar.batch.pbs.openpbs.site import FILES, HOOKS, text_of
 
 USER = pwd.getpwuid(os.geteuid()).pw_name
 NODE, SUBMIT = FILES / "belljar_node.py", "belljar_submit.py"

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from belljar.batch import Settings, openpbs_site, torque_site
-from belljar.batch.siting import Advice, Change, OurFile, OurLines, Place
-from belljar.batch.sizes import smallest_limit
+from belljar.batch import Settings
+from belljar.batch.install.pieces import Advice, Change, OurFile, OurLines, Place
+from belljar.batch.job.sizes import smallest_limit
+from belljar.batch.pbs.openpbs import site as openpbs_site
+from belljar.batch.pbs.torque import site as torque_site
 from belljar.errors import BadOption, CommandFailed, NotOurs
 
 

@@ -16,9 +16,9 @@ from tests.unit.batch.policy_cases import CASES, Case
 from tests.unit.batch.test_openpbs_hooks import Hooks, submit
 from tests.unit.batch.test_slurm_lua import SCRIPT, Submission
 
-from belljar.batch import judge, policy
-from belljar.batch.policy import Asker
-from belljar.batch.sizes import SMALLEST_GUEST, guest_memory
+from belljar.batch.job import judge, policy
+from belljar.batch.job.policy import Asker
+from belljar.batch.job.sizes import SMALLEST_GUEST, guest_memory
 from belljar.errors import BelljarError
 from belljar.model import MIB
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from belljar.batch import Settings
-from belljar.batch import request as making
-from belljar.batch.request import Caller, build, measure
-from belljar.batch.terms import Command, Job, Staged, Surroundings
+from belljar.batch.job import request as making
+from belljar.batch.job.request import Caller, build, measure
+from belljar.batch.job.terms import Command, Job, Staged, Surroundings
 from belljar.errors import DirectoryTooLarge, ImageNotAllowed, OverLimit, UnreadableScript
 from belljar.model import GIB, MIB, Account, NetworkMode, Request, Share, Start, StdinKind
 

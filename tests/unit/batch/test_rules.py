@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.batch import SYSTEMS, Settings, load
-from belljar.batch.environment import for_guest
-from belljar.batch.policy import Asker, check_allowed, check_limits, image_for, may_be_own, queue_images, rules
-from belljar.batch.sizes import ADDRESS_SPACE, DATA_SPACE, SMALLEST_GUEST, guest_memory, overhead, rounded
-from belljar.batch.terms import Job, Verdict
-from belljar.batch.verdict import delay, judge, why
+from belljar.batch.job.environment import for_guest
+from belljar.batch.job.policy import Asker, check_allowed, check_limits, image_for, may_be_own, queue_images, rules
+from belljar.batch.job.sizes import ADDRESS_SPACE, DATA_SPACE, SMALLEST_GUEST, guest_memory, overhead, rounded
+from belljar.batch.job.terms import Job, Verdict
+from belljar.batch.job.verdict import delay, judge, why
 from belljar.errors import BadSetting, ImageNotAllowed, OverLimit
 from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass
 

@@ -11,9 +11,13 @@ from typing import Any
 
 import pytest
 
-from belljar.batch import Settings, marks, siting_engine, siting_files, siting_record
-from belljar.batch.siting import Advice, Change, Finding, OurFile, OurLines, Piece, Place
-from belljar.batch.siting_engine import Engine, Status
+from belljar.batch import Settings
+from belljar.batch.install import engine as siting_engine
+from belljar.batch.install import files as siting_files
+from belljar.batch.install import marks
+from belljar.batch.install import record as siting_record
+from belljar.batch.install.engine import Engine, Status
+from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, OurLines, Piece, Place
 from belljar.errors import BadOption, CommandFailed, CommandHung, CommandMissing, NotOurs, SystemSilent
 
 CONF = b"# the site's own\nClusterName=c\nSelectType=x\n"

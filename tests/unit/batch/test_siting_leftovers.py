@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 from tests.unit.batch.test_siting import CONF, Bench, PaperSite
 
-from belljar.batch import Settings, openpbs_site, siting_files, siting_record, slurm_site
-from belljar.batch.siting import OurLines, Piece, Place
-from belljar.batch.siting_engine import Engine, Status
+from belljar.batch import Settings
+from belljar.batch.install import files as siting_files
+from belljar.batch.install import record as siting_record
+from belljar.batch.install.engine import Engine, Status
+from belljar.batch.install.pieces import OurLines, Piece, Place
+from belljar.batch.pbs.openpbs import site as openpbs_site
+from belljar.batch.slurm import site as slurm_site
 from belljar.errors import BadOption, BelljarError, CommandFailed, NotOurs, SystemSilent
 
 THEIRS = b"theirs\n"
@@ -81,7 +85,7 @@ def test_an_installation_that_fails_while_it_takes_things_out_puts_them_back(
         def refuse(path: Path, undo: siting_files.Undo) -> None:
             raise PermissionError(f"{path}: it is immutable")
 
-        monkeypatch.setattr("belljar.batch.siting_removal.remove", refuse)
+        monkeypatch.setattr("belljar.batch.install.removal.remove", refuse)
     else:
         bench.system.fails = {failing}
     with pytest.raises((CommandFailed, PermissionError)):

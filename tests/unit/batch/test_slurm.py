@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from belljar.batch import Settings
-from belljar.batch.slurm import Slurm, SlurmJob
-from belljar.batch.terms import Command, Ending, Surroundings, Verdict
+from belljar.batch.job.terms import Command, Ending, Surroundings, Verdict
+from belljar.batch.slurm.dialect import Slurm, SlurmJob
 from belljar.errors import NotInAJob
 from belljar.model import MIB, Cause, Outcome, OutcomeClass
 

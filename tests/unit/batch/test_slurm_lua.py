@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from belljar.batch import Settings, slurm_lua
-from belljar.batch.siting import Place
+from belljar.batch import Settings
+from belljar.batch.install.pieces import Place
+from belljar.batch.slurm import lua as slurm_lua
 from belljar.errors import BadOption, BadSetting
 from belljar.model import GIB, MIB
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from belljar.batch import Settings, slurm_site
-from belljar.batch.siting import Advice, OurFile, OurLines, Place
-from belljar.batch.slurm_site import SITE
+from belljar.batch import Settings
+from belljar.batch.install.pieces import Advice, OurFile, OurLines, Place
+from belljar.batch.slurm import site as slurm_site
+from belljar.batch.slurm.site import SITE
 from belljar.errors import BadOption, CommandFailed
 
 # `scontrol show config`, 22.05.8, in part
@@ -87,7 +88,7 @@ def test_hooks_end_well_whatever_happens(tmp_path: Path, verb: str, does: str) -
 
 
 def test_our_own_lines_are_not_taken_for_the_sites(tmp_path: Path) -> None:
-    from belljar.batch import marks
+    from belljar.batch.install import marks
 
     conf = tmp_path / "slurm.conf"
     conf.write_bytes(marks.put(b"ClusterName=x\n", lines(place(tmp_path)), "#", str(conf)))

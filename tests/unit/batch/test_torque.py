@@ -8,8 +8,8 @@ import pytest
 from tests.unit.batch.pbs_recordings import FOLDER, made, recorded
 
 from belljar.batch import Settings
-from belljar.batch.terms import Command, Ending, Job, Verdict
-from belljar.batch.torque import AGAIN_STATUS, Torque
+from belljar.batch.job.terms import Command, Ending, Job, Verdict
+from belljar.batch.pbs.torque.dialect import AGAIN_STATUS, Torque
 from belljar.errors import NotInAJob
 from belljar.model import GIB, Cause, Outcome, OutcomeClass, Usage
 

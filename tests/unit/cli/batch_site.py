@@ -16,10 +16,10 @@ from typing import Any
 
 from belljar.assembly import House
 from belljar.batch import Settings
-from belljar.batch.terms import Ending, Job, Surroundings, Verdict
+from belljar.batch.job.terms import Ending, Job, Surroundings, Verdict
 from belljar.errors import NotInAJob
 from belljar.host.privileges import User, as_user
-from belljar.machine.life import claim
+from belljar.machine.life.life import claim
 from belljar.model import MIB, Account, MachineSpec, Outcome, Payload, Request
 
 ALICE = User(65534, 65534, "nobody", "/nonexistent")
@@ -32,7 +32,7 @@ sys.path[:] = json.loads(sys.argv[1])
 from pathlib import Path
 from tests.unit.cli.batch_site import request_for
 from belljar.machine import Folders
-from belljar.machine.life import claim
+from belljar.machine.life.life import claim
 run, scratch, store, logs = map(Path, json.loads(sys.argv[2]))
 life = claim(request_for(sys.argv[3], sys.argv[4]), Folders(run, scratch, store, logs), lambda point: None)
 print("ready", flush=True)
@@ -119,7 +119,7 @@ class Node:
         return House(str(self.config))
 
     def prolog(self, user: User) -> None:
-        from belljar.cli.batch_hooks import make_folder
+        from belljar.cli.batch.hooks import make_folder
 
         make_folder(self.house, user)
 

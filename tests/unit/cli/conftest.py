@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from belljar import config
-from belljar.cli import parser_of
+from belljar.cli import VERBS, parser_of
 from belljar.machine import Folders, MachineView
-from belljar.machine.recover import Undone
-from belljar.machine.registry import Machines
+from belljar.machine.cleaning.reaper import Undone
+from belljar.machine.outside.registry import Machines
 
 
 class PaperReaper:
@@ -93,7 +93,7 @@ def call(house: PaperHouse) -> Callable[..., int]:
         from importlib import import_module
 
         args: argparse.Namespace = parser_of(verb).parse_args(list(words))
-        return int(import_module(f"belljar.cli.{verb.replace('-', '_')}").run(args, house))
+        return int(import_module(f"belljar.cli.{VERBS[verb].module}").run(args, house))
 
     return call
 

@@ -13,7 +13,8 @@ import pytest
 from tests.unit.cli.batch_site import ALICE, BOB, Node, make_node
 
 from belljar import batch
-from belljar.cli import batch_hooks, main
+from belljar.cli import main
+from belljar.cli.batch import hooks as batch_hooks
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hooks run as root")
 FAULT = {"class": "node", "cause": "node-fault", "error": "NoSpace", "reason": "no space left"}
@@ -237,7 +238,7 @@ def test_an_administrator_closes_and_opens_it(node: Node, capsys: pytest.Capture
 def test_the_self_check_opens_what_we_closed_after_enough_passes_and_nothing_else(
     node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from belljar.cli import batch_node
+    from belljar.cli.batch import node as batch_node
     from belljar.errors import CommandFailed
 
     def fails(house: object, image: str) -> None:

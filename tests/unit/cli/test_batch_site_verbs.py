@@ -15,11 +15,12 @@ import pytest
 
 from belljar import batch
 from belljar.assembly import House
-from belljar.batch.client import Needs
-from belljar.batch.siting import Advice, Change, Finding, OurFile, OurLines, Piece, Place
-from belljar.cli import batch_look, main
-from belljar.cli.batch import go_by_the_site
-from belljar.cli.batch_site import own_prefix
+from belljar.batch.install.commands import Needs
+from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, OurLines, Piece, Place
+from belljar.cli import main
+from belljar.cli.batch import look as batch_look
+from belljar.cli.batch.batch import go_by_the_site
+from belljar.cli.batch.site import own_prefix
 from belljar.config import BadSettings
 from belljar.network import AntiSpoofing
 from belljar.network import Settings as Network
@@ -273,10 +274,10 @@ print(*sys.modules)
 """
     done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True, timeout=60)
     loaded = set(done.stdout.split())
-    assert "belljar.cli.batch_hooks" in loaded
+    assert "belljar.cli.batch.hooks" in loaded
     for heavy in (
-        "belljar.cli.batch_site",
-        "belljar.batch.siting_engine",
+        "belljar.cli.batch.site",
+        "belljar.batch.install.engine",
         "asyncio",
         "difflib",
         "subprocess",

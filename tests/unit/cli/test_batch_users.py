@@ -15,8 +15,10 @@ import pytest
 from tests.unit.cli.batch_site import ALICE, BOB, Node, make_node
 
 from belljar import batch
-from belljar.cli import batch_clean, main, users
-from belljar.cli.cp import split
+from belljar.cli import main
+from belljar.cli.batch import clean as batch_clean
+from belljar.cli.batch import users
+from belljar.cli.machine.cp import split
 from belljar.errors import AmbiguousMachine, NoSuchMachine
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root sees everybody's machines")

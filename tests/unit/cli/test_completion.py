@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from belljar.cli import completion
-from belljar.cli.completion import Option, Verb
+from belljar.cli.host import completion
+from belljar.cli.host.completion import Option, Verb
 from belljar.errors import BadSetting
 
 VERBS = (

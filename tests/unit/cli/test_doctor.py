@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from belljar.cli import checks, doctor
-from belljar.cli.checks import CHECKS, Check, Finding, Grade
+from belljar.cli.host import checks, doctor
+from belljar.cli.host.checks import CHECKS, Check, Finding, Grade
 from belljar.errors import BadOption, CommandFailed, ImageUnknown
 from belljar.host.commands import Finished
-from belljar.machine.recover import Undone
+from belljar.machine.cleaning.reaper import Undone
 from belljar.model import GIB, Cause, Outcome, OutcomeClass, Start
 
 
@@ -127,7 +127,7 @@ def test_that_jobs_can_be_cloned_is_proved_and_not_believed(
             phases={"prepare": 9.0, "start": 0.5, "boot": 0.75, "identify": 0.25},
         )
 
-    monkeypatch.setattr("belljar.cli.batch_node.self_check", self_check)
+    monkeypatch.setattr("belljar.cli.batch.node.self_check", self_check)
     paper = SimpleNamespace(images=SimpleNamespace(resolve=lambda name: None), settings=house.settings)
     if grade is None:
         with pytest.raises(CommandFailed, match=text):

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from belljar.cli import kill_all, main
+from belljar.cli import main
+from belljar.cli.host import kill_all
 
 Start = Callable[..., subprocess.Popen[bytes]]
 

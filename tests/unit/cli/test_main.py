@@ -25,7 +25,7 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], int]], None]
 
     def put(does: Callable[[], int]) -> None:
         module = SimpleNamespace(HELP="A test.", arguments=lambda parser: None, run=lambda args, house: does())
-        monkeypatch.setitem(sys.modules, "belljar.cli.version", module)
+        monkeypatch.setitem(sys.modules, "belljar.cli.host.version", module)
 
     return put
 

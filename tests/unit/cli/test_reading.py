@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from belljar.cli import wait
-from belljar.cli.events import Stream
-from belljar.cli.logs import for_terminal, story
-from belljar.cli.run import finish_the_dead
+from belljar.cli.machine import wait
+from belljar.cli.machine.events import Stream
+from belljar.cli.machine.logs import for_terminal, story
+from belljar.cli.machine.run import finish_the_dead
 from belljar.errors import AmbiguousMachine, BelljarError, NoSuchMachine
 from belljar.host.locks import try_lock
-from belljar.machine.recover import Undone
+from belljar.machine.cleaning.reaper import Undone
 
 Call = Callable[..., int]
 Said = pytest.CaptureFixture[str]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cli.run import Report, leave, tell_troubles
+from belljar.cli.machine.run import Report, leave, tell_troubles
 from belljar.errors import BadOption
 from belljar.model import Cause, Outcome, OutcomeClass
 
@@ -38,7 +38,7 @@ def test_a_file_that_cannot_be_written_is_named_and_changes_nothing(capsys: pyte
 def test_half_a_report_is_none(tmp_path: Path) -> None:
     code = """
 import resource, sys
-from belljar.cli.run import Report
+from belljar.cli.machine.run import Report
 from belljar.model import Cause, Outcome, OutcomeClass
 resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
 Report(sys.argv[1]).write(Outcome("0123456789ab", Cause.FINISHED, OutcomeClass.PAYLOAD, exit_code=3))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cli.shares import of_site, share
+from belljar.cli.machine.shares import of_site, share
 from belljar.errors import BadOption, BadSetting
 from belljar.model import Share, ShareKind
 

@@ -13,7 +13,7 @@ import pytest
 
 from belljar import config
 from belljar.cli import parser_of
-from belljar.cli.template import run
+from belljar.cli.image.template import run
 from belljar.errors import TemplateError
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, Template
 from belljar.hypervisor.fake import FakeHypervisor

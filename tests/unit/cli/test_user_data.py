@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from tests.unit.image.http_server import serving
 
-from belljar.cli import parser_of, request, split, userdata
+from belljar.cli import parser_of, split
+from belljar.cli.machine import request, userdata
 from belljar.config import load
 from belljar.context import Settings
 from belljar.errors import BadOption, BadUserData, DownloadFailed

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 
 from belljar.batch import Settings
-from belljar.batch.acts import carry_out
-from belljar.batch.terms import Command, Ending, Job, Surroundings, Verdict
-from belljar.cli import wrap
-from belljar.cli.wrap import count_tries, leave, surroundings
+from belljar.batch.job.ending import carry_out
+from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict
+from belljar.cli.batch import wrap
+from belljar.cli.batch.wrap import count_tries, leave, surroundings
 from belljar.errors import BadOption
 from belljar.host import commands
 from belljar.model import Cause, Outcome, OutcomeClass
 
 FAKE = """
 import sys, types
-from belljar.batch.terms import Command, Job
+from belljar.batch.job.terms import Command, Job
 class Fake:
     name = "slurm"
     def read(self, here):
@@ -33,10 +33,10 @@ class Fake:
     def count(self, job):
         return ()
     def tell(self, job, verdict, outcome, tries, settings):
-        from belljar.batch.terms import Ending
+        from belljar.batch.job.terms import Ending
         print("told", verdict.value, file=sys.stderr)
         return Ending(1 if verdict.value == "requeue" else 125)
-sys.modules["belljar.batch.slurm"] = types.SimpleNamespace(DIALECT=Fake())
+sys.modules["belljar.batch.slurm.dialect"] = types.SimpleNamespace(DIALECT=Fake())
 from belljar.cli import entry
 config = [] if sys.argv[1] == "-" else ["--config", sys.argv[1]]
 sys.argv = ["belljar", *config, "wrap", "slurm", *sys.argv[2:]]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.host.egress import Egress, Transport, Verdict, decide, rule
+from belljar.host.guard.egress import Egress, Transport, Verdict, decide, rule
 
 METADATA = ("169.254.169.254", 80)
 addresses = st.integers(0, 2**32 - 1).map(lambda number: str(ipaddress.IPv4Address(number)))

@@ -16,12 +16,13 @@ from tests.unit.hypervisor.test_template import make
 from belljar.errors import CommandMissing, HostError, ImageCorrupt, NoAccelerator, TemplateError
 from belljar.host.processes import start_time
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, EventKind, Settings, Traces, load
-from belljar.hypervisor.qemu import driver, process, proof
+from belljar.hypervisor.qemu import driver, proof
 from belljar.hypervisor.qemu.cmdline import machine_uuid
 from belljar.hypervisor.qemu.domain import translate
 from belljar.hypervisor.qemu.driver import marked
-from belljar.hypervisor.qemu.template import DISK
-from belljar.hypervisor.qemu.wiring import Wiring, wiring
+from belljar.hypervisor.qemu.process import launch as process
+from belljar.hypervisor.qemu.process.wiring import Wiring, wiring
+from belljar.hypervisor.qemu.template.folders import DISK
 from belljar.model import MIB
 
 

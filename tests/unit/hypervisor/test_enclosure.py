@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.hypervisor.qemu.virtiofsd import ENCLOSURE
+from belljar.hypervisor.qemu.virtiofs.virtiofsd import ENCLOSURE
 
 LONGEST = 60
 LOOK = """

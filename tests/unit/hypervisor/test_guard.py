@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from belljar.errors import CommandMissing, NoGuard
-from belljar.host.egress import Egress, rule
-from belljar.host.guard import is_own
+from belljar.host.guard.egress import Egress, rule
+from belljar.host.guard.guard import is_own
 from belljar.host.traffic import Call, Refusal
-from belljar.hypervisor.qemu.guard import QemuGuard, prove
-from belljar.hypervisor.qemu.process import spawn
+from belljar.hypervisor.qemu.network.guard import QemuGuard, prove
+from belljar.hypervisor.qemu.process.launch import spawn
 
 PROGRAM = str(Path(__file__).with_name("guarded.py"))
 METADATA = ("169.254.169.254", 80)
@@ -230,7 +230,7 @@ def test_a_guard_that_fails_lets_nothing_out(monkeypatch: pytest.MonkeyPatch, se
     def fails(*_: object) -> None:
         raise RuntimeError("a mistake of ours")
 
-    monkeypatch.setattr("belljar.hypervisor.qemu.guard.QemuGuard._judge", fails)
+    monkeypatch.setattr("belljar.hypervisor.qemu.network.guard.QemuGuard._judge", fails)
     under = Under(allowing("0.0.0.0/0"))
     assert "ENOSYS" in str(under.run("connect", "127.0.0.1", port_of(server)))
     (told,) = under.told
@@ -261,7 +261,7 @@ def test_its_threads_and_descriptors_end_with_the_child() -> None:
 
 
 def test_a_kernel_without_listeners_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("belljar.host.seccomp.SYS_SECCOMP", 9999)
+    monkeypatch.setattr("belljar.host.guard.seccomp.SYS_SECCOMP", 9999)
     with pytest.raises(NoGuard, match="no listener"):
         QemuGuard(Egress(), lambda item: True).spawn(spawn, [sys.executable], [], 2)
 
@@ -303,7 +303,7 @@ def test_a_guard_that_may_not_look_refuses_everything_and_says_so(
     def may_not(*_: object) -> bytes:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("belljar.host.seccomp.Libc.read_memory", may_not)
+    monkeypatch.setattr("belljar.host.guard.seccomp.Libc.read_memory", may_not)
     under = Under(allowing("0.0.0.0/0"))
     assert under.run("connect", "127.0.0.1", port_of(server)) == {"connect": "EPERM"}
     (told,) = under.told
@@ -313,5 +313,5 @@ def test_a_guard_that_may_not_look_refuses_everything_and_says_so(
 def test_it_can_be_proved_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert prove(lambda argv: argv) == ""
     assert "cannot be looked at" in prove(lambda argv: ["/bin/true"])
-    monkeypatch.setattr("belljar.host.seccomp.SYS_SECCOMP", 9999)
+    monkeypatch.setattr("belljar.host.guard.seccomp.SYS_SECCOMP", 9999)
     assert "no listener" in prove(lambda argv: argv)

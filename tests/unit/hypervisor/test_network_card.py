@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.hypervisor.test_cmdline import COLD, PLUGS, QEMU
 
-from belljar.host.egress import Egress
+from belljar.host.guard.egress import Egress
 from belljar.hypervisor import Nic
 from belljar.hypervisor.qemu import cmdline
 from belljar.model import NetworkMode

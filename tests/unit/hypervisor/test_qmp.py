@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from belljar.errors import DomainDied, QmpError, QmpTimeout
-from belljar.hypervisor.qemu.qmp import LONGEST_LINE, Monitor
+from belljar.hypervisor.qemu.process.qmp import LONGEST_LINE, Monitor
 
 GREETING = {"QMP": {"version": {"qemu": {"major": 7, "minor": 2, "micro": 22}}, "capabilities": ["oob"]}}
 

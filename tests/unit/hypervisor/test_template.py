@@ -8,8 +8,18 @@ import pytest
 from belljar.errors import NoSpace, TemplateError, UnsafeFolder
 from belljar.host.locks import try_lock
 from belljar.hypervisor import Template
-from belljar.hypervisor.qemu import template as module
-from belljar.hypervisor.qemu.template import CLONE, DISK, RAM, SEED, STATE, TemplateStore, copy_overlay, digest, key_of
+from belljar.hypervisor.qemu.template import folders as module
+from belljar.hypervisor.qemu.template.folders import (
+    CLONE,
+    DISK,
+    RAM,
+    SEED,
+    STATE,
+    TemplateStore,
+    copy_overlay,
+    digest,
+    key_of,
+)
 from belljar.model import MIB
 
 FACTS = {"image": "d" * 64, "memory": 8 * MIB, "cpus": 1}

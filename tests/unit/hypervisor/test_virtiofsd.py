@@ -16,10 +16,20 @@ from tests.unit.hypervisor.test_cmdline import COLD
 
 from belljar.errors import CommandMissing, DriverLacks, NoFolderServer, NotPermitted, ShareLost
 from belljar.hypervisor import DomainSpec, EventKind, Settings, SharedFolder, find_virtiofsd, load
-from belljar.hypervisor.qemu import driver, memory, virtiofsd
+from belljar.hypervisor.qemu import driver
 from belljar.hypervisor.qemu.cmdline import device_on_port
 from belljar.hypervisor.qemu.domain import Lines, QemuDomain
-from belljar.hypervisor.qemu.virtiofsd import ENCLOSURE, FolderServer, Version, end, read_version, serve, served
+from belljar.hypervisor.qemu.template import memory
+from belljar.hypervisor.qemu.virtiofs import virtiofsd
+from belljar.hypervisor.qemu.virtiofs.virtiofsd import (
+    ENCLOSURE,
+    FolderServer,
+    Version,
+    end,
+    read_version,
+    serve,
+    served,
+)
 from belljar.model import MIB, ShareKind
 
 OF_QEMU = "virtiofsd version 7.2.22 (Debian 1:7.2+dfsg-7+deb12u18+b3)"

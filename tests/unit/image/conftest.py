@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from tests.unit.image.site import Site, site_in
 
-from belljar.image import Image, Settings, intake, manifest
-from belljar.image.qcow2 import overlay_bytes
-from belljar.image.store import Store
+from belljar.image import Image, Settings
+from belljar.image.intake import intake
+from belljar.image.store import manifest
+from belljar.image.store.qcow2 import overlay_bytes
+from belljar.image.store.store import Store
 from belljar.model import MIB
 
 SIZE = 16 * MIB

@@ -12,10 +12,13 @@ from tests.unit.image.http_server import Server
 
 from belljar.errors import ImageError
 from belljar.host import commands
-from belljar.image import Image, Settings, intake, manifest, signing
+from belljar.image import Image, Settings
+from belljar.image.intake import intake
 from belljar.image.progress import Silent
-from belljar.image.publish import Change, publish
-from belljar.image.store import Store
+from belljar.image.site import signing
+from belljar.image.site.publish import Change, publish
+from belljar.image.store import manifest
+from belljar.image.store.store import Store
 from belljar.model import MIB
 
 SIZE = 16 * MIB

@@ -12,9 +12,11 @@ from tests.unit.image.image_parts import system
 
 from belljar.errors import BadOption, BuildFailed, CommandMissing, ImpossibleSize, NoSpace
 from belljar.host import commands
-from belljar.image import Image, build, mirrors
-from belljar.image.build import Recipe
-from belljar.image.store import Store
+from belljar.image import Image
+from belljar.image.build import debian as build
+from belljar.image.build import mirrors
+from belljar.image.build.debian import Recipe
+from belljar.image.store.store import Store
 
 SOURCES = ["deb http://mirror/debian bookworm main"]
 

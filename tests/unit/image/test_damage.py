@@ -14,14 +14,15 @@ import pytest
 from tests.unit.image.image_parts import ext4, system
 from tests.unit.image.site import Site
 
-from belljar.cli import checks
-from belljar.cli import image as verb
-from belljar.cli.checks import Grade
+from belljar.cli.host import checks
+from belljar.cli.host.checks import Grade
+from belljar.cli.image import image as verb
 from belljar.cli.parser import Parser
 from belljar.errors import ImageCorrupt, ImageMismatch, NotPermitted
-from belljar.image import Image, Settings, layer_name, sync
-from belljar.image.sources import Order, bring
-from belljar.image.store import Store
+from belljar.image import Image, Settings, layer_name
+from belljar.image.intake.sources import Order, bring
+from belljar.image.site import sync
+from belljar.image.store.store import Store
 
 Publish = Callable[..., Image]
 Typed = Callable[..., int]
@@ -104,7 +105,7 @@ def test_a_ramdisk_made_from_a_damaged_one_is_not_used_for_the_repaired_image(st
 def test_an_image_that_was_exchanged_while_it_was_read_gets_no_mark(
     store: Store, publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from belljar.image import manifest
+    from belljar.image.store import manifest
 
     image, read = publish("base", b"content"), manifest.sha256_of
     flip(image.disk)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import BadOption, ImageCorrupt, ImageUnfit
-from belljar.image.sources import Order, bring
-from belljar.image.store import Store
+from belljar.image.intake.sources import Order, bring
+from belljar.image.store.store import Store
 from belljar.model import Context
 
 

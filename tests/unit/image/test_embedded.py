@@ -15,10 +15,11 @@ from tests.unit.image.authority import DAY, NOW, Holder, authority, holder
 from tests.unit.image.image_parts import ext4
 
 from belljar.errors import BadOption, SignatureRefused
-from belljar.image import embedded, sources, trust
-from belljar.image.embedded import BLOCK
-from belljar.image.sources import Order
-from belljar.image.store import Store
+from belljar.image.intake import embedded, sources
+from belljar.image.intake.embedded import BLOCK
+from belljar.image.intake.sources import Order
+from belljar.image.site import trust
+from belljar.image.store.store import Store
 from belljar.model import MIB
 
 DN = "/DC=ch/DC=cern/CN=cvm-sign01.cern.ch"

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from tests.unit.image.site import Site
 
-from belljar.image import Image, evict
-from belljar.image.store import Store
+from belljar.image import Image
+from belljar.image.store import evict
+from belljar.image.store.store import Store
 
 DAY = 86400.0
 NOW = time.time()

@@ -17,7 +17,8 @@ import pytest
 from tests.unit.image.http_server import Server, serving
 
 from belljar.errors import DownloadFailed, DownloadStalled, ImageTooLarge
-from belljar.image import Settings, fetch
+from belljar.image import Settings
+from belljar.image.intake import fetch
 from belljar.image.progress import Silent
 from belljar.model import MIB
 

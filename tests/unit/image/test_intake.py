@@ -17,9 +17,11 @@ from tests.unit.image.image_parts import bzimage, elf, ext4, gpt, mbr, pvh_note,
 
 from belljar.errors import CommandMissing, HostError, ImageCorrupt, ImageTooLarge
 from belljar.host import commands
-from belljar.image import Image, intake, kernel, look, modules, sandbox
+from belljar.image import Image
+from belljar.image.boot import kernel, modules
+from belljar.image.intake import intake, look, sandbox
 from belljar.image.progress import Silent
-from belljar.image.store import Store
+from belljar.image.store.store import Store
 from belljar.model import MIB
 
 SECTOR = 512
@@ -274,7 +276,7 @@ def test_a_program_ends_with_the_process_that_started_it_however_that_dies(tmp_p
     code = f"""
 import subprocess
 from belljar.host import commands
-from belljar.image import sandbox
+from belljar.image.intake import sandbox
 real = subprocess.Popen
 subprocess.Popen = lambda *words, **named: real(*words, **{{**named, "pass_fds": ({theirs},)}})
 argv = ["bash", "-c", "echo up >&{theirs}; exec sleep 600"]

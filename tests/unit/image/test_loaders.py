@@ -9,7 +9,7 @@ import pytest
 from tests.unit.image.image_parts import gpt, mbr
 
 from belljar.errors import ImageCorrupt, ImageUnfit
-from belljar.image import intake, loaders, look
+from belljar.image.intake import intake, loaders, look
 from belljar.model import MIB
 
 ESP_AT = 2048

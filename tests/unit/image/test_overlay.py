@@ -10,8 +10,9 @@ import pytest
 
 from belljar.errors import ImpossibleSize, NoSpace
 from belljar.host import commands
-from belljar.image import Image, Settings, qcow2
-from belljar.image.overlay import LARGEST_DISK, DiskOverlays
+from belljar.image import Image, Settings
+from belljar.image.store import qcow2
+from belljar.image.store.overlay import LARGEST_DISK, DiskOverlays
 from belljar.model import GIB, MIB
 
 Publish = Callable[..., Image]

@@ -20,9 +20,9 @@ from belljar.errors import (
     OutputUnwritable,
 )
 from belljar.host import commands
-from belljar.image import publish as act
 from belljar.image.progress import Silent
-from belljar.image.publish import Change, publish, read_index
+from belljar.image.site import publish as act
+from belljar.image.site.publish import Change, publish, read_index
 
 
 def test_a_published_image_is_there_packed_and_for_all_to_read(site: Site) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.errors import ImageCorrupt, ImageTooLarge
-from belljar.image import qcow2
+from belljar.image.store import qcow2
 from belljar.model import GIB, MIB
 
 HOSTILE = {

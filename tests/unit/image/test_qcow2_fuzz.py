@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from belljar.errors import BelljarError, ImageCorrupt, ImageMismatch, ImageTooLarge
 from belljar.host import commands
-from belljar.image import qcow2, sources
+from belljar.image.intake import sources
+from belljar.image.intake.sandbox import Limits, run
 from belljar.image.progress import Silent
-from belljar.image.sandbox import Limits, run
+from belljar.image.store import qcow2
 from belljar.model import GIB, MIB
 
 SIZE = 4 * MIB

@@ -16,7 +16,8 @@ from tests.unit.image.image_parts import bzimage, elf, pvh_note
 from belljar.agent import bundle
 from belljar.errors import ImageCorrupt
 from belljar.host import commands
-from belljar.image import Image, cpio, initramfs, kernel, modules
+from belljar.image import Image
+from belljar.image.boot import cpio, initramfs, kernel, modules
 from belljar.model import MIB
 
 PVH_KERNEL = elf((1, b"text"), (4, struct.pack("<III4sI", 4, 4, 1, b"GNU\0", 0) + pvh_note()))

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import ImageNotAllowed, ImageUnknown, NoStore
-from belljar.image import Image, Settings, manifest
-from belljar.image.store import Store
-from belljar.machine.refusal import class_of_error
+from belljar.image import Image, Settings
+from belljar.image.store import manifest
+from belljar.image.store.store import Store
+from belljar.machine.planning.refusal import class_of_error
 from belljar.model import OutcomeClass
 
 Publish = Callable[..., Image]

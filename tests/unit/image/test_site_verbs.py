@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 from tests.unit.image.site import Site
 
-from belljar.cli import image as verb
+from belljar.cli.image import image as verb
 from belljar.cli.parser import Parser
 from belljar.errors import BadOption, ImageUnknown, InputMissing, SignatureRefused
-from belljar.image.store import Store
+from belljar.image.store.store import Store
 
 Typed = Callable[..., int]
 

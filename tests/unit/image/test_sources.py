@@ -28,11 +28,13 @@ from belljar.errors import (
     NoSpace,
 )
 from belljar.host import commands
-from belljar.image import Image, qcow2, sandbox, sources
-from belljar.image.manifest import sha256_of
+from belljar.image import Image
+from belljar.image.intake import sandbox, sources
+from belljar.image.intake.sources import Order
 from belljar.image.progress import Silent
-from belljar.image.sources import Order
-from belljar.image.store import Store
+from belljar.image.store import qcow2
+from belljar.image.store.manifest import sha256_of
+from belljar.image.store.store import Store
 from belljar.model import MIB
 
 
@@ -215,7 +217,7 @@ def test_a_file_address_with_odd_characters(store: Store, raw: Path, tmp_path: P
 
 
 def test_a_full_disk_is_called_full(store: Store, raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("belljar.image.intake.free_bytes", lambda path: 0)
+    monkeypatch.setattr("belljar.image.intake.intake.free_bytes", lambda path: 0)
     with pytest.raises(NoSpace):
         bring(store, raw)
     assert nothing_left(store)
@@ -281,7 +283,8 @@ def test_two_imports_of_one_source_download_it_once(store: Store, raw: Path, ser
 DYING = """\
 import os, signal, sys
 from pathlib import Path
-from belljar.image import Settings, fetch
+from belljar.image import Settings
+from belljar.image.intake import fetch
 class Witness:
     def step(self, text): ...
     def amount(self, done, total):

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from belljar.errors import BadOption, ImageUnfit, NotPermitted
-from belljar.image import Image, initramfs
-from belljar.image.amend import amend
-from belljar.image.store import Store, firmware_of
+from belljar.image import Image
+from belljar.image.boot import initramfs
+from belljar.image.intake.amend import amend
+from belljar.image.store.store import Store, firmware_of
 from belljar.model import Context, Firmware
 
 Publish = Callable[..., Image]

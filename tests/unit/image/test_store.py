@@ -23,8 +23,11 @@ from belljar.errors import (
     UnsafeFolder,
 )
 from belljar.host.locks import try_lock
-from belljar.image import Image, Settings, initramfs, intake, manifest, sweep
-from belljar.image.store import Store
+from belljar.image import Image, Settings
+from belljar.image.boot import initramfs
+from belljar.image.intake import intake
+from belljar.image.store import manifest, sweep
+from belljar.image.store.store import Store
 
 Publish = Callable[..., Image]
 

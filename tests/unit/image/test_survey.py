@@ -11,10 +11,11 @@ import pytest
 from tests.unit.image.image_parts import system
 
 from belljar.errors import ImageCorrupt, ImageUnfit, WorkshopFailed
-from belljar.image import Image, intake, survey
+from belljar.image import Image
+from belljar.image.intake import intake, survey
+from belljar.image.intake.survey import Survey
 from belljar.image.progress import Silent
-from belljar.image.store import Store
-from belljar.image.survey import Survey
+from belljar.image.store.store import Store
 from belljar.model import MIB
 
 RELEASE = "6.1.0-9-amd64"

@@ -18,9 +18,9 @@ from tests.unit.image.site import Site
 from belljar.errors import (
     ImageUnknown,
 )
-from belljar.image import sync
-from belljar.image.publish import read_index
-from belljar.image.store import Store
+from belljar.image.site import sync
+from belljar.image.site.publish import read_index
+from belljar.image.store.store import Store
 
 DISK = "disk.qcow2"
 
@@ -193,7 +193,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from belljar.image import Settings
-from belljar.image.store import Store
+from belljar.image.store.store import Store
 settings = Settings(sources=(sys.argv[2],), trust=(sys.argv[3],), sync_interval=float(sys.argv[4]), reserve=0, stall_timeout=20)
 Store(Path(sys.argv[1]), None, settings).ensure("base")
 """

@@ -23,10 +23,11 @@ from belljar.errors import (
     NoSpace,
     NotAnIndex,
 )
-from belljar.image import index, manifest, sync
-from belljar.image.master import Master, place_of
 from belljar.image.progress import Silent
-from belljar.image.publish import read_index
+from belljar.image.site import index, sync
+from belljar.image.site.master import Master, place_of
+from belljar.image.site.publish import read_index
+from belljar.image.store import manifest
 
 DISK = "disk.qcow2"
 
@@ -166,7 +167,7 @@ def test_a_signed_bomb_ends_at_the_size_it_states(site: Site) -> None:
 
 
 def resigned(site: Site, statement: index.Statement) -> index.Entry:
-    from belljar.image.signing import STATEMENT
+    from belljar.image.site.signing import STATEMENT
 
     data = index.statement_bytes(statement)
     return index.Entry(statement, (site.key().sign(STATEMENT, data),), data)
@@ -175,7 +176,7 @@ def resigned(site: Site, statement: index.Statement) -> index.Entry:
 def test_a_signed_disk_that_opens_other_files_is_refused_all_the_same(site: Site) -> None:
     from tests.unit.image.test_qcow2 import HOSTILE, image
 
-    from belljar.image import intake
+    from belljar.image.intake import intake
 
     with intake.draft(site.publisher, "evil") as folder:
         image(folder / DISK, HOSTILE["it has a backing file"], size=16 << 20)

@@ -22,12 +22,15 @@ from belljar.errors import (
     NotAnIndex,
     SignatureRefused,
 )
-from belljar.image import Image, index, intake, manifest, sync
-from belljar.image.amend import amend
-from belljar.image.master import Master
+from belljar.image import Image
+from belljar.image.intake import intake
+from belljar.image.intake.amend import amend
 from belljar.image.progress import Silent
-from belljar.image.publish import Change, publish, read_index
-from belljar.image.store import Store
+from belljar.image.site import index, sync
+from belljar.image.site.master import Master
+from belljar.image.site.publish import Change, publish, read_index
+from belljar.image.store import manifest
+from belljar.image.store.store import Store
 
 DISK = "disk.qcow2"
 

@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from tests.unit.image.authority import DAY, NOW, Holder, authority, holder
 
 from belljar.errors import BadSetting, InputMissing, NotPermitted, OutputUnwritable, SignatureRefused
-from belljar.image import signing, trust
-from belljar.image.signing import Signer
+from belljar.image.site import signing, trust
+from belljar.image.site.signing import Signer
 
 DATA = b"belljar image statement 1\n{}"
 DN = "/DC=org/DC=grid/CN=image signer"

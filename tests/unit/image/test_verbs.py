@@ -12,12 +12,13 @@ from types import SimpleNamespace
 import pytest
 from tests.unit.image.image_parts import ext4, system
 
-from belljar.cli import image as verb
+from belljar.cli.image import image as verb
 from belljar.cli.parser import Parser
 from belljar.errors import BadOption, ContextImpossible, ImageInUse, ImageUnknown, OutputUnwritable
-from belljar.image import Image, manifest
+from belljar.image import Image
 from belljar.image.fake import FakeOverlays, FakeStore
-from belljar.image.store import Store
+from belljar.image.store import manifest
+from belljar.image.store.store import Store
 
 Publish = Callable[..., Image]
 Typed = Callable[..., int]

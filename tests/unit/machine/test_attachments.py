@@ -14,10 +14,11 @@ import pytest
 
 from belljar.errors import CommandFailed, CommandMissing, InputMissing, NoSpace
 from belljar.host.threads import in_thread
-from belljar.machine import Settings, attachments, packing
-from belljar.machine.attachments import folders_to_pack, is_large, make_scratch
-from belljar.machine.keeping import wants_attachments
-from belljar.machine.packing import can_pack, pack_folder
+from belljar.machine import Settings
+from belljar.machine.extras import attachments, packing
+from belljar.machine.extras.attachments import folders_to_pack, is_large, make_scratch
+from belljar.machine.extras.packing import can_pack, pack_folder
+from belljar.machine.life.keeping import wants_attachments
 from belljar.model import GIB, MIB, Account, MachineSpec, Payload, Request, Transfer
 
 ALICE = Account("alice", 1234, 2345, "alice")

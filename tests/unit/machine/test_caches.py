@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import CommandMissing, ImpossibleSize
-from belljar.machine import Folders, caches
-from belljar.machine.caches import Cache, left_in_order, prepare, remove, take, trouble
-from belljar.machine.life import Life, claim
+from belljar.machine import Folders
+from belljar.machine.extras import cache as caches
+from belljar.machine.extras.cache import Cache, left_in_order, prepare, remove, take, trouble
+from belljar.machine.life.life import Life, claim
 from belljar.model import MIB, MachineSpec, Request
 
 SIZE = 16 * MIB

@@ -12,8 +12,8 @@ from belljar.errors import ContextImpossible
 from belljar.hypervisor import Accelerator, Boot, DomainSpec
 from belljar.image import BootFiles, Image
 from belljar.image.fake import FakeStore, fake_image
-from belljar.machine.contexts import Way, decide, means_of
-from belljar.machine.plan import Plan, has_usual_way
+from belljar.machine.planning.boot_plan import Plan, has_usual_way
+from belljar.machine.planning.contexts import Way, decide, means_of
 from belljar.model import GIB, Account, Context, MachineSpec, NetworkMode, Payload, Request
 
 PAYLOAD = Payload((b"true",), Account("alice", 1000, 1000, "alice"))

@@ -13,8 +13,8 @@ import pytest
 
 from belljar.errors import MachineBusy, NoSuchMachine
 from belljar.host.threads import in_thread
-from belljar.machine import control
-from belljar.machine.control import Answer, ControlServer
+from belljar.machine.life import control
+from belljar.machine.life.control import Answer, ControlServer
 
 
 async def echo(question: Answer, connection: socket.socket) -> Answer | None:

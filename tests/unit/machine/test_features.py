@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from belljar.machine.features import VARIABLES, features, job_id, time_left, with_features
+from belljar.machine.extras.features import VARIABLES, features, job_id, time_left, with_features
 from belljar.model import GIB, MIB, Account, MachineSpec, Payload, PlainFile, Request
 
 DAY = 86400.0

@@ -8,7 +8,7 @@ import pytest
 
 from belljar.errors import IdentityRefused
 from belljar.guest import IdentityProof
-from belljar.machine.identity import check, new_identity
+from belljar.machine.life.identity import check, new_identity
 from belljar.model import NetworkMode
 from belljar.network import mac_address, plan
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from belljar.machine.fates import last_words
+from belljar.machine.cleaning.put_away import last_words
 
 
 @pytest.mark.parametrize(

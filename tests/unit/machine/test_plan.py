@@ -10,7 +10,7 @@ import pytest
 
 from belljar.errors import ImpossibleSize, NoMemory, NotPermitted, ShareMissing
 from belljar.image import Image
-from belljar.machine import plan
+from belljar.machine.planning import boot_plan as plan
 from belljar.model import GIB, MIB, Account, MachineSpec, Payload, Request, Share
 
 ROOT = Account("root", 0, 0, "root")

@@ -6,9 +6,9 @@ from pathlib import Path
 from belljar.errors import ImageNotAllowed, NoSpace
 from belljar.hypervisor.fake import FakeHypervisor
 from belljar.machine import Folders
-from belljar.machine.recover import Reaper
-from belljar.machine.refusal import outcome_of, put_on_record
-from belljar.machine.registry import Machines
+from belljar.machine.cleaning.reaper import Reaper
+from belljar.machine.outside.registry import Machines
+from belljar.machine.planning.refusal import outcome_of, put_on_record
 from belljar.model import Cause, OutcomeClass
 
 

@@ -14,8 +14,8 @@ from belljar.errors import ContextImpossible, GuestRefused
 from belljar.hypervisor import Accelerator, Boot, DomainSpec
 from belljar.image import SSH_WORD, BootFiles, Image
 from belljar.image.fake import FakeStore
-from belljar.machine.contexts import Way, decide
-from belljar.machine.ssh_way import SshHouse, SshWay
+from belljar.machine.planning.contexts import Way, decide
+from belljar.machine.planning.ssh import SshHouse, SshWay
 from belljar.model import Context, NetworkMode
 from belljar.network import Link, plan
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import BadSetting, NetworkFailed, NoSuchNetwork, ShareMissing
-from belljar.host.egress import Transport, Verdict, decide
+from belljar.host.guard.egress import Transport, Verdict, decide
 from belljar.model import NetworkMode
 from belljar.network import (
     AntiSpoofing,

@@ -17,8 +17,8 @@ from belljar.hypervisor import DomainSpec, Nic
 from belljar.hypervisor.qemu import cmdline
 from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.hypervisor.qemu.driver import FORWARD
-from belljar.hypervisor.qemu.outside import Outside
-from belljar.hypervisor.qemu.process import Child, confined
+from belljar.hypervisor.qemu.network.outside import Outside
+from belljar.hypervisor.qemu.process.launch import Child, confined
 
 WITH_STREAMS = (7, 2, 0)  # QEMU that has `-netdev stream`
 

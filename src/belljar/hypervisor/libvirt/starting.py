@@ -22,7 +22,7 @@ from belljar.hypervisor.libvirt.lines import Lines
 from belljar.hypervisor.libvirt.link import Link, library
 from belljar.hypervisor.libvirt.xml import NAME
 from belljar.hypervisor.qemu.cmdline import machine_uuid
-from belljar.hypervisor.qemu.complaints import explain, last_line
+from belljar.hypervisor.qemu.process.complaints import explain, last_line
 
 
 class Heard:

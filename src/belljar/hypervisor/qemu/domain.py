@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 from belljar.errors import BelljarError, DomainDied, QmpError
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.hypervisor.history import History
-from belljar.hypervisor.qemu.complaints import ended, explain
-from belljar.hypervisor.qemu.process import Child
-from belljar.hypervisor.qemu.qmp import Monitor
+from belljar.hypervisor.qemu.process.complaints import ended, explain
+from belljar.hypervisor.qemu.process.launch import Child
+from belljar.hypervisor.qemu.process.qmp import Monitor
 
 if TYPE_CHECKING:
-    from belljar.host.egress import Egress
+    from belljar.host.guard.egress import Egress
     from belljar.host.traffic import Call, Refusal
-    from belljar.hypervisor.qemu.outside import Outside
-    from belljar.hypervisor.qemu.virtiofsd import FolderServer
+    from belljar.hypervisor.qemu.network.outside import Outside
+    from belljar.hypervisor.qemu.virtiofs.virtiofsd import FolderServer
 
 FINAL = ("completed", "failed", "cancelled")  # states of a migration that do not change any more
 LAST_RESORT = 10.0  # seconds SIGKILL may take; longer means a process in state D
@@ -128,7 +128,7 @@ class QemuDomain:
                 f"QEMU (pid {self.pid}) does not go away, not even by SIGKILL: it hangs in the host's kernel"
             )
         if self._servers:
-            from belljar.hypervisor.qemu.virtiofsd import end
+            from belljar.hypervisor.qemu.virtiofs.virtiofsd import end
 
             await end(self._servers, grace=LAST_WORDS)
         return self._over.result()
@@ -253,7 +253,7 @@ class QemuDomain:
 
 def _outside(egress: Egress | None, forward: Path | None) -> Outside:
     """Imported by machines that have a network alone."""
-    from belljar.hypervisor.qemu.outside import Outside
+    from belljar.hypervisor.qemu.network.outside import Outside
 
     return Outside(egress, forward)
 

@@ -16,18 +16,19 @@ from belljar.errors import DomainDied, HostError, ImageCorrupt, NoAccelerator, T
 from belljar.host.files import private_folder
 from belljar.host.processes import all_pids, command_line, has_no_parent, kill_and_wait
 from belljar.hypervisor import NO_TRACES, Accelerator, Boot, DomainSpec, ExtraDisk, Settings, Template, Traces
-from belljar.hypervisor.qemu import abilities, cmdline, process
+from belljar.hypervisor.qemu import abilities, cmdline
 from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.hypervisor.qemu.cmdline import MARK, Plugs, Ram, machine_uuid
 from belljar.hypervisor.qemu.disk import layers
 from belljar.hypervisor.qemu.domain import Lines, QemuDomain
-from belljar.hypervisor.qemu.template import DISK, RAM, SEED, STATE, TemplateStore, copy_overlay, key_of
-from belljar.hypervisor.qemu.wiring import Wiring, wiring
+from belljar.hypervisor.qemu.process import launch as process
+from belljar.hypervisor.qemu.process.wiring import Wiring, wiring
+from belljar.hypervisor.qemu.template.folders import DISK, RAM, SEED, STATE, TemplateStore, copy_overlay, key_of
 from belljar.model import Firmware, MachineId, ShareKind
 
 if TYPE_CHECKING:
     from belljar.hypervisor.qemu.proof import Proof
-    from belljar.hypervisor.qemu.virtiofsd import FolderServer
+    from belljar.hypervisor.qemu.virtiofs.virtiofsd import FolderServer
 
 NOBODY, ROLE = (65534, 65534), "belljar"  # the account that `make install` makes
 TEMPLATES, MEMORY = "templates", "qemu"
@@ -61,7 +62,7 @@ class QemuHypervisor:
 
     def check(self, spec: DomainSpec) -> None:
         if any(share.kind is ShareKind.VIRTIOFS for share in spec.shares):
-            from belljar.hypervisor.qemu.virtiofsd import find
+            from belljar.hypervisor.qemu.virtiofs.virtiofsd import find
 
             find(self._settings.virtiofsd)
             if missing := sorted({"vhost-user-fs-pci", "pcie-root-port"} - self.abilities.devices):
@@ -86,8 +87,8 @@ class QemuHypervisor:
     async def _launch_served(self, spec: DomainSpec, template: Template | None) -> QemuDomain:
         """With folders by virtiofs. Who serves them reads and writes the guest's memory, so all of it is shared with them:
         it is the machine's own, and a clone's is a copy of its template's."""
-        from belljar.hypervisor.qemu.memory import own_memory
-        from belljar.hypervisor.qemu.virtiofsd import end, find, serve
+        from belljar.hypervisor.qemu.template.memory import own_memory
+        from belljar.hypervisor.qemu.virtiofs.virtiofsd import end, find, serve
 
         with wiring(spec.owner) as wires:
             here = self._standing(wires, template) if template else None
@@ -236,7 +237,7 @@ class QemuHypervisor:
 
     async def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
         from belljar.host.threads import in_thread, wholly_in_thread
-        from belljar.hypervisor.qemu.casting import keep_seed, make_overlay
+        from belljar.hypervisor.qemu.template.making import keep_seed, make_overlay
 
         key, seed = self._key(spec), spec.seed
         draft = await wholly_in_thread(lambda: self._templates.begin(key, spec.memory, spec.owner))
@@ -252,7 +253,7 @@ class QemuHypervisor:
         return self._templates.abandoned()
 
     async def save_template(self, spec: DomainSpec, domain: Any) -> Template:
-        from belljar.hypervisor.qemu.casting import freeze, publish
+        from belljar.hypervisor.qemu.template.making import freeze, publish
 
         key, facts = self._key(spec), self._facts(spec)
         await freeze(domain, self._templates.draft(key) / STATE, self.abilities, timeout=self._settings.boot_timeout)
@@ -395,7 +396,7 @@ def _below(wires: Wiring, disk: ExtraDisk) -> tuple[int, ...]:
 
 def claimed(pid: int) -> MachineId | None:
     """The machine this process says it belongs to, as its QEMU or as what serves it a folder."""
-    from belljar.hypervisor.qemu.virtiofsd import served
+    from belljar.hypervisor.qemu.virtiofs.virtiofsd import served
 
     argv = command_line(pid)
     return marked(argv) or served(argv)

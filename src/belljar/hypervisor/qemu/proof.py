@@ -20,8 +20,8 @@ from pathlib import Path
 
 from belljar.errors import BelljarError, HostError
 from belljar.host.files import read_json, write_whole
-from belljar.hypervisor.qemu.complaints import last_line
-from belljar.hypervisor.qemu.process import spawn
+from belljar.hypervisor.qemu.process.complaints import last_line
+from belljar.hypervisor.qemu.process.launch import spawn
 from belljar.model import dumps
 
 DEVICE = Path("/dev/kvm")

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from belljar.errors import BadSetting, BelljarError
 from belljar.host.commands import run
 from belljar.hypervisor import Settings
-from belljar.hypervisor.qemu import abilities, firmware, virtiofsd
+from belljar.hypervisor.qemu import abilities, firmware
+from belljar.hypervisor.qemu.virtiofs import virtiofsd
 
 QUESTION_TIMEOUT = 30.0
 BY_ITSELF = ("", "auto")

@@ -63,7 +63,7 @@ async def test_a_program_that_is_missing_is_named_and_nothing_is_left_open(spec:
     before = set(os.listdir("/proc/self/fd"))
     missing = replace(spec, owner=(0, 0)) if os.geteuid() == 0 else spec
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("belljar.hypervisor.qemu.process.which", lambda name: None)
+        patch.setattr("belljar.hypervisor.qemu.process.launch.which", lambda name: None)
         with pytest.raises(CommandMissing, match="setpriv"):
             Carrier(missing, "/no/such/qemu", theirs, lambda why: None)
     assert set(os.listdir("/proc/self/fd")) == before

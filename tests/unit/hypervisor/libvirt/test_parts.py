@@ -31,7 +31,7 @@ from belljar.errors import (
     NotPermitted,
     TemplateError,
 )
-from belljar.host.egress import Egress
+from belljar.host.guard.egress import Egress
 from belljar.host.locks import is_locked, locked
 from belljar.hypervisor import DomainSpec, ExtraDisk, LibvirtSettings, Nic, Settings, load
 from belljar.hypervisor.libvirt import daemon as daemons

@@ -1,0 +1,78 @@
+"""Accounts: pure functions from the text of a file to its next text."""
+
+from belljar.agent.guest.system import Refused
+from belljar.agent.wire import Words, join
+
+
+class Account:
+    """Who a payload is."""
+
+    def __init__(self, words: "Words") -> None:
+        begin = words.at
+        self.name, self.uid, self.gid = words.text(), words.number(), words.number()
+        self.group, self.home, self.shell = words.text(), words.text(), words.text()
+        pairs = words.some(2)
+        self.groups = [(int(pairs[at]), Words(pairs[at + 1 : at + 2]).text()) for at in range(0, len(pairs), 2)]
+        self.key = join(*words.words[begin : words.at])
+
+    def check(self) -> None:
+        """Raise Refused for what would break the files."""
+        texts = [self.name, self.group, self.home, self.shell] + [name for _, name in self.groups]
+        numbers = [self.uid, self.gid] + [number for number, _ in self.groups]
+        if any(set(text) & set(":\n") for text in texts) or not self.name:
+            raise Refused("refused", "an account with a name or path that no guest can have")
+        if any(not 0 <= number < (1 << 32) - 1 for number in numbers):
+            raise Refused("refused", "an account with an id that no guest can have")
+
+    def is_plain_root(self) -> bool:
+        """Every guest has this one."""
+        return self.uid == 0 and self.name == "root" and not any(number for number, _ in self.groups)
+
+
+def free_name(text: str, name: str, number: int) -> str:
+    """*name*, or a variant of it where the file has it with another number: nobody of the image is renumbered."""
+    for line in text.splitlines():
+        fields = line.split(":")
+        if fields[0] == name and fields[2:3] != [str(number)]:
+            return "%s_%d" % (name, number)
+    return name
+
+
+def with_user(text: str, account: Account) -> str:
+    """/etc/passwd with the account. A user of the same uid keeps working; ours is found first by uid, except root's."""
+    uid = account.uid
+    name = free_name(text, account.name, uid)
+    rows = [line.split(":") for line in text.splitlines()]
+    if any(row[0] == name for row in rows) or (uid == 0 and any(row[2:3] == ["0"] for row in rows)):
+        return text
+    line = "%s:x:%d:%d::%s:%s\n" % (name, uid, account.gid, account.home, account.shell)
+    if any(row[2:3] == [str(uid)] for row in rows):
+        return line + text
+    return ended(text) + line
+
+
+def with_shadow(text: str, name: str) -> str:
+    """/etc/shadow with a locked entry."""
+    if any(line.split(":")[0] == name for line in text.splitlines()):
+        return text
+    return ended(text) + name + ":*:19000:0:99999:7:::\n"
+
+
+def with_groups(text: str, account: Account, user: str) -> str:
+    """/etc/group with the account's groups, and the user in the supplementary ones."""
+    lines = ended(text).splitlines()
+    for gid, name, is_member in [(account.gid, account.group, False)] + [(g, n, True) for g, n in account.groups]:
+        for index, line in enumerate(lines):
+            fields = line.split(":")
+            if fields[2:3] == [str(gid)] and len(fields) == 4:
+                members = [member for member in fields[3].split(",") if member]
+                if is_member and gid != account.gid and user not in members:
+                    lines[index] = ":".join(fields[:3] + [",".join(members + [user])])
+                break
+        else:
+            lines.append("%s:x:%d:%s" % (free_name(text, name, gid), gid, user if is_member else ""))
+    return "".join(line + "\n" for line in lines)
+
+
+def ended(text: str) -> str:
+    return text + "\n" if text and not text.endswith("\n") else text

@@ -1,0 +1,323 @@
+"""Where the agent runs: a real guest. Who it is, its control groups, its users; its mounts are in shares.py."""
+
+import errno
+import os
+import struct
+import time
+
+from belljar.agent.guest.accounts import Account, free_name, with_groups, with_shadow, with_user
+from belljar.agent.guest.cgroups import Cgroup, Family
+from belljar.agent.guest.host_keys import SSH, host_keys_since, renew_host_keys
+from belljar.agent.guest.libc import Libc, libc
+from belljar.agent.guest.mounts import PACKED_MODULES, checked_target, mount_packed
+from belljar.agent.guest.network import Card
+from belljar.agent.guest.shares import Mounts
+from belljar.agent.guest.system import load_modules, make_folder, now, read_file, rewrite, write_file
+from belljar.agent.payload.zygote import Zygote
+from belljar.agent.wire import KIB, MIB, Words, hello_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable  # noqa: F401
+
+RUN = "/run/belljar"
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+CGROUPS = "/sys/fs/cgroup"
+RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207
+# Files that every payload gets; see `features` of the machine room.
+FEATURES = {
+    b"machinefeatures": (b"total_cpu",),
+    b"jobfeatures": (b"allocated_cpu", b"grace_secs_job", b"job_id", b"jobstart_secs", b"max_rss_bytes"),
+}
+# The names of a guest that waits for its own.
+NOBODY = [b"belljar-000000000000", b"0" * 32, b"0" * 32, b"", b"", b"", b"", b"00" * 64]
+# Read into the page cache of a template, so that a clone finds them in memory.
+WARM = (
+    "sh dash bash env true false cat ls id echo sleep date uname hostname pwd mkdir rm cp mv ln touch chmod head tail wc"
+    " grep sed awk sort tar gzip dd mktemp basename dirname python3 nproc df free ps tee tr cut seq test"
+).split(" ")
+# Looked up before, so that a payload's way to them is not read from the disk.
+PLACES = (
+    "/tmp",
+    "/home",
+    "/root",
+    "/var/tmp",
+    "/mnt",
+    "/usr/local/bin",
+    "/usr/local/sbin",
+    "/usr/sbin",
+    "/sbin",
+    "/dev/shm",
+)
+
+
+class Guest(Mounts):
+    """A real guest: the agent is root and alone."""
+
+    quiet = 0.3  # seconds between the last thing that settling does and its answer
+
+    def __init__(self) -> None:
+        Mounts.__init__(self)
+        self.boot_nonce = os.urandom(16).hex().encode("ascii")
+        self.known = set()  # type: set[bytes]
+        self.ioctl = None  # type: Any
+        self.set_hostname = None  # type: Any
+        self.names = {}  # type: dict[str, int]
+        self.kept = {}  # type: dict[bytes, int]
+        self.sizes = {}  # type: dict[str, int]
+        self.hosts = b""
+        self.random = -1
+        self.host_keys = []  # type: list[str]
+        self.jobs = RUN + "/job"
+        self.cgroup = ""
+        self.spare = None  # type: Cgroup | None
+        self.zygote = None  # type: Zygote | None
+
+    def prepare(self) -> None:
+        """Once per boot, before the first conversation."""
+        for path in (RUN, self.jobs):
+            make_folder(path, 0o711)
+        if os.statvfs(RUN).f_flag & os.ST_NOEXEC:
+            self.jobs = "/var/lib/belljar/job"
+            make_folder(self.jobs, 0o711)
+        write_file("/proc/self/oom_score_adj", b"-1000")
+        self.random = os.open("/dev/urandom", os.O_RDWR | os.O_CLOEXEC)
+        self.cgroup = self._make_cgroup()
+
+    def _make_cgroup(self) -> str:
+        """A control group for all payloads, with a reserve of memory left to the kernel and to us; "" where the kernel
+        has no cgroup2."""
+        folder = CGROUPS + "/belljar"
+        if not os.path.exists(CGROUPS + "/cgroup.controllers"):
+            libc().adopt_orphans()
+            return ""
+        make_folder(folder, 0o755)
+        try:
+            write_file(folder + "/cgroup.kill", b"1", flags=0)  # what an agent that died has left
+        except OSError:
+            pass
+        for path in (CGROUPS, folder):
+            for controller in (b"+memory", b"+pids"):
+                try:
+                    write_file(path + "/cgroup.subtree_control", controller, flags=0)
+                except OSError:
+                    pass  # this kernel does without
+        sizes = [int(word) * KIB for word in read_file("/proc/meminfo").split() if word.isdigit()]
+        total, available = sizes[0], sizes[2]
+        reserve = total - available + max(16 * MIB, total // 32)  # what the kernel and we have now, and some more
+        try:
+            write_file(folder + "/memory.max", b"%d" % max(total - reserve, total // 2), flags=0)
+        except OSError:
+            pass
+        return folder
+
+    def describe(self) -> bytes:
+        lines = [line.partition("=") for line in read_file("/etc/os-release").decode("utf-8", "replace").splitlines()]
+        names = [value.strip("\"'") for key, _, value in lines if key == "PRETTY_NAME"]
+        kernel = os.uname().release
+        folders = ("/lib/modules/%s/kernel/fs/9p" % kernel, "/sys/module/9p")
+        has_9p = b"\t9p\n" in read_file("/proc/filesystems") or any(map(os.path.exists, folders))
+        return hello_of(self.boot_nonce, (names or [""])[0], has_9p)
+
+    def identify(self, words: Words) -> bytes:
+        """Become who the host says; answer what the kernel then says."""
+        if not self.names:
+            self._keep_names_in_memory()
+        name, machine_id, nonce = words.next(), words.next(), words.next()
+        mac, address, gateway, dns = words.text(), words.text(), words.text(), words.next()
+        self._stir(bytes.fromhex(words.text()))
+        time.clock_settime(time.CLOCK_REALTIME, words.number() / 1e6)
+        self.set_hostname(name)
+        self._put("hostname", name + b"\n")
+        self._put("hosts", self.hosts + b"127.0.1.1 " + name + b"\n")
+        self._put("machine-id", machine_id + b"\n")
+        self._put("nonce", nonce + b"\n")
+        parts = (nonce[:8], nonce[8:12], nonce[12:16], nonce[16:20], nonce[20:])
+        self._put("boot_id", b"-".join(parts) + b"\n")
+        if mac:
+            mac = self._connect(mac, address, gateway, dns)
+        sample = os.getrandom(32).hex()
+        proof = (os.uname().nodename, self._get("machine-id"), self._get("boot_id").replace("-", ""), mac, sample)
+        return "\0".join(proof).encode("ascii", "replace") + b"\0" + now()
+
+    def _keep_names_in_memory(self) -> None:
+        """The files that name the guest move to a file system in memory, and stay open. A clone then renames itself by
+        a few writes: no block of its disk is read, allocated or journaled. The nonce becomes the boot's id for everyone
+        who asks the kernel, for our file is mounted over the kernel's."""
+        import _socket
+        import fcntl
+
+        self.ioctl, self.set_hostname = fcntl.ioctl, _socket.sethostname
+        lines = [line for line in read_file("/etc/hosts").splitlines(True) if not line.startswith(b"127.0.1.1")]
+        if not any(b"localhost" in line for line in lines):
+            lines = [b"127.0.0.1 localhost\n", b"::1 localhost ip6-localhost ip6-loopback\n"]
+        self.hosts = b"".join(lines)
+        for leaf, mode in (
+            ("hostname", 0o644),
+            ("hosts", 0o644),
+            ("machine-id", 0o444),
+            ("nonce", 0o444),
+            ("boot_id", 0o444),
+        ):
+            path = RUN + "/" + leaf
+            write_file(path, b"", mode)
+            self.names[leaf] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            if leaf in ("hostname", "hosts", "machine-id"):
+                os.symlink(path, "/etc/%s.belljar" % leaf)
+                os.rename("/etc/%s.belljar" % leaf, "/etc/" + leaf)
+        libc().mount((RUN + "/boot_id").encode(), BOOT_ID.encode(), b"none", Libc.MS_BIND, b"")
+
+    def _keep_features(self) -> None:
+        """Likewise the files in which each payload finds its features: they are there, empty and open, for making the
+        first file of all takes a clone long. A folder of the image's own stays."""
+        for folder, leaves in FEATURES.items():
+            if os.path.lexists(b"/etc/" + folder):
+                continue
+            os.mkdir(RUN.encode() + b"/" + folder, 0o755)
+            os.symlink(RUN.encode() + b"/" + folder, b"/etc/" + folder)
+            for leaf in leaves:
+                path = b"/etc/" + folder + b"/" + leaf
+                write_file(path.decode(), b"", 0o644)
+                self.kept[path] = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+
+    def _put(self, leaf: str, text: bytes) -> None:
+        os.pwrite(self.names[leaf], text, 0)
+        if self.sizes.get(leaf) != len(text):
+            os.ftruncate(self.names[leaf], len(text))
+            self.sizes[leaf] = len(text)
+
+    def _get(self, leaf: str) -> str:
+        return os.pread(self.names[leaf], 64, 0).decode("ascii", "replace").strip()
+
+    def _stir(self, entropy: bytes) -> None:
+        """Fresh entropy into the kernel's pool, and from there into its generator at once."""
+        self.ioctl(self.random, RNDADDENTROPY, struct.pack("ii", len(entropy) * 8, len(entropy)) + entropy)
+        try:
+            self.ioctl(self.random, RNDRESEEDCRNG)
+        except OSError as exc:
+            if exc.errno not in (errno.EINVAL, errno.ENOTTY):  # older than Linux 4.14
+                raise
+
+    def _connect(self, mac: str, address: str, gateway: str, dns: bytes) -> str:
+        """Give the card its address, and to the guest its way out. Returns the MAC the kernel then has."""
+        card = Card()
+        try:
+            name = card.name()
+            mac = card.set_mac(name, mac)
+            if address:
+                card.configure(name, address, gateway)
+            if dns:
+                if os.path.islink("/etc/resolv.conf"):
+                    os.unlink("/etc/resolv.conf")
+                write_file("/etc/resolv.conf", b"nameserver " + dns + b"\n")
+            return mac
+        finally:
+            card.close()
+
+    def set_clock(self, words: Words) -> bytes:
+        """Take the time over, or step *by* so much. In microseconds, as all times on the wire."""
+        how, amount = words.next(), words.number() / 1e6
+        time.clock_settime(time.CLOCK_REALTIME, time.time() + amount if how == b"by" else amount)
+        return now()
+
+    def renew_keys(self) -> "Callable[[], None]":
+        """What gives the ssh server keys that no other clone has; for a child to do, as making keys takes a while."""
+        old, self.host_keys = self.host_keys, []
+        return lambda: renew_host_keys(old, SSH)
+
+    def mount_packed(self, words: Words) -> "Callable[[], None]":
+        """What lays a packed folder at its place; for a child to do, which is the user for a while."""
+        name, device, inside, cwd = words.next(), words.next(), words.next(), words.next()
+        account = Account(words)
+        self.add_account(account)
+        cwd = cwd or account.home.encode("utf-8", "surrogateescape")
+        self.make_place(cwd, account)
+        return lambda: mount_packed(name, device, checked_target(os.path.join(cwd, inside)), account)
+
+    def add_account(self, account: Account) -> None:
+        self.user = account
+        if account.key in self.known or account.is_plain_root():
+            return
+        account.check()
+        passwd = read_file("/etc/passwd", MIB).decode("utf-8", "surrogateescape")
+        user = free_name(passwd, account.name, account.uid)
+        rewrite("/etc/passwd", lambda text: with_user(text, account), 0o644)
+        rewrite("/etc/group", lambda text: with_groups(text, account, user), 0o644)
+        if os.path.exists("/etc/shadow"):
+            rewrite("/etc/shadow", lambda text: with_shadow(text, user), 0o640)
+        home = account.home
+        if home.startswith("/") and not os.path.exists(home):
+            os.makedirs(os.path.dirname(home) or "/", exist_ok=True)
+            os.mkdir(home, 0o700)
+            os.chown(home, account.uid, account.gid)
+        self.known.add(account.key)
+
+    def make_place(self, path: bytes, account: Account) -> None:
+        """The working directory, with those above it, the payload's own where they are missing: outside it is there."""
+        missing = []
+        while path.startswith(b"/") and not os.path.lexists(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        try:
+            for folder in reversed(missing):
+                os.mkdir(folder, 0o755)
+                os.chown(folder, account.uid, account.gid)
+        except (OSError, ValueError):
+            pass  # entering it says what is wrong
+
+    def box(self) -> "Cgroup | Family":
+        """Where a payload's processes are kept together."""
+        if not self.cgroup:
+            return Family()
+        ready, self.spare = self.spare or Cgroup(self.cgroup), None
+        return ready
+
+    def take_zygote(self) -> "Zygote | None":
+        zygote, self.zygote = self.zygote, None
+        return zygote
+
+    def after_payload(self) -> None:
+        """Beside the hot path: the next payload's box."""
+        if self.cgroup and self.spare is None:
+            self.spare = Cgroup(self.cgroup)
+
+    def give(self, fd: int, account: Account, group: "int | None" = None) -> None:
+        """Make a pipe or terminal the user's own, so that /dev/stdout and /dev/tty can be opened by name."""
+        if account.uid:
+            os.fchown(fd, account.uid, account.gid if group is None else group)
+
+    def leave_agent(self) -> None:
+        """In the child: as easy prey for the OOM killer as anybody."""
+        write_file("/proc/self/oom_score_adj", b"0", flags=0)
+
+    def become(self, account: Account) -> None:
+        """In the child: from the agent to the user."""
+        gid, uid = account.gid, account.uid
+        os.setgroups([gid] + [number for number, _ in account.groups if number != gid])
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+
+    def warm(self) -> None:
+        """Go once through what every clone will do, so that a template holds it ready."""
+        import fcntl
+        import resource
+        import tarfile
+        import termios
+
+        assert tarfile and fcntl and resource and termios
+        for name in WARM:
+            for folder in ("/usr/bin/", "/bin/"):
+                if read_file(folder + name, 4 * MIB):
+                    break
+        for folder in PLACES:
+            os.path.lexists(folder)
+        os.spawnv(os.P_WAIT, "/bin/sh", ["sh", "-c", "true; env true; exit 0"])
+        load_modules(PACKED_MODULES)
+        self.host_keys = host_keys_since(time.time() - time.monotonic(), SSH)
+        self.after_payload()
+        self._keep_features()
+        self.identify(Words(NOBODY + [now()]))
+        if self.zygote is None and self.cgroup:
+            self.zygote = Zygote(self, self.box())
+            # Once more: what the fork has left shared is copied now, not by each clone.
+            self.identify(Words(NOBODY + [now()]))

@@ -1,0 +1,320 @@
+"""The agent: hears the host, does what it asks, answers. What an order means to the guest is guest.py's and payload.py's.
+
+THE HOT PATH. A guest under emulation that was resumed from a template runs every instruction for the first time, and
+that is what costs: not loops, but each new piece of Python, libc and kernel. So on the way from a greeting to the
+payload's first instruction nothing is imported, parsed, forked or created that could have been before (see `settle`).
+"""
+
+import os
+import select
+
+from belljar.agent.guest.accounts import Account
+from belljar.agent.guest.system import Refused, next_stamp, shown, stamp
+from belljar.agent.loop.channel import Channel
+from belljar.agent.loop.errands import Errand
+from belljar.agent.loop.process import Process
+from belljar.agent.loop.streams import Inflow
+from belljar.agent.payload.payload import Job, place
+from belljar.agent.wire import (
+    CALL,
+    CREDIT,
+    DATA,
+    EOF,
+    GREETING,
+    HELLO,
+    KEYS_PATIENCE,
+    PACKED_PATIENCE,
+    PING,
+    PONG,
+    REPLY,
+    RESET,
+    RESIZE,
+    SIGNAL,
+    STREAM_FRAMES,
+    U32,
+    WINDOW_SIZE,
+    WireError,
+    Words,
+    frame,
+    greeting,
+    unstuffed,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from collections import deque
+    from typing import Callable  # noqa: F401
+
+    from belljar.agent.guest.guest import Guest
+    from belljar.agent.guest.rehearsal import Rehearsal
+else:  # what is below the library's modules of these names, and much quicker to import
+    import _signal as signal
+    from _collections import deque
+
+FLUSH_PATIENCE = 30  # seconds for a file server to take what is not written yet, where the host says no other number
+
+
+class Agent(Channel):
+    """One thread, one epoll: the channel, the children, their pipes."""
+
+    def __init__(self, fd: int, world: "Guest | Rehearsal", *, is_port: bool) -> None:
+        Channel.__init__(self, fd, is_port)
+        self.world = world
+        self.processes = {}  # type: dict[int, Process]
+        self.dying = []  # type: list[Process]
+        self.children = {}  # type: dict[int, Process]
+        self.on_child = None  # type: Callable[[], None] | None
+        self.later = deque()  # type: deque[Callable[[], None]]
+        self.ending = []  # type: list[int]
+        self.errands = []  # type: list[Errand]
+        self.flush_patience = FLUSH_PATIENCE
+        self.folders = 0
+        self.calls = {
+            b"identify": world.identify,
+            b"set_clock": world.set_clock,
+            b"mount": world.mount,
+            b"mount_virtiofs": world.mount_virtiofs,
+            b"prepare": world.prepare_for,
+            b"find_disks": world.find_disks,
+            b"mount_scratch": world.mount_scratch,
+            b"add_account": self._add_account,
+            b"place": self._place,
+        }
+        self.hello = frame(HELLO, 0, world.describe())
+        self.began, self.has_put = 0, False
+        self._catch_signals()
+
+    def _catch_signals(self) -> None:
+        """Payloads begin with every signal at its default: a handler, unlike SIG_IGN, is not inherited by execve."""
+        for number in range(1, signal.NSIG):
+            if number in (signal.SIGKILL, signal.SIGSTOP) or 32 <= number < signal.SIGRTMIN:
+                continue
+            quiet = number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGALRM)
+            signal.signal(number, ignore if quiet else signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        self.wake, wake_inner = os.pipe()
+        os.set_blocking(self.wake, False)
+        os.set_blocking(wake_inner, False)
+        signal.set_wakeup_fd(wake_inner)
+        self.watch(self.wake, select.EPOLLIN, self._reap)
+
+    def run(self) -> None:
+        """Until the channel is gone for good."""
+        while not self.is_over:
+            for fd, events in self.poll.poll():
+                action = self.ready.get(fd)
+                if action is not None:
+                    action(events)
+            self.flush()
+            while self.later:
+                self.later.popleft()()
+
+    # -- hearing
+
+    def _take(self, kind: int, number: int, body: bytes) -> None:
+        if kind == CALL:
+            self._call(number, body)
+        elif kind in STREAM_FRAMES:
+            self._stream(kind, number, body)
+        elif kind == SIGNAL:
+            if number in self.processes:
+                self.processes[number].signal(body[0])
+        elif kind == RESIZE:
+            if number in self.processes:
+                self.processes[number].resize(*WINDOW_SIZE.unpack(body))
+        elif kind == PING:
+            self.send(PONG, number, body)
+        elif kind == GREETING:
+            self._end_conversation()
+            self.began, self.has_put = 0, False
+            self.out.clear()
+            answer = greeting(body) + self.hello
+            self.out.append(answer)
+            self.out_size = len(answer)
+
+    def _stream(self, kind: int, number: int, body: bytes) -> None:
+        """Frames for a stream that is gone crossed its end on the way: they mean nothing."""
+        process = self.processes.get(number >> 2)
+        if process is None:
+            return
+        if number in process.inflows:
+            inflow = process.inflows[number]
+            if kind == DATA:
+                self._feed(process, inflow, body)
+            elif kind == EOF:
+                inflow.end()
+            elif kind == RESET:
+                inflow.drop()
+            return
+        outflow = process.outflows.get(number)
+        if outflow is not None and kind == CREDIT:
+            outflow.grant(U32.unpack(body)[0])
+        elif outflow is not None and kind == RESET:
+            outflow.drop()
+            process.advance()
+
+    def _feed(self, process: Process, inflow: Inflow, body: bytes) -> None:
+        try:
+            inflow.feed(body)
+        except OSError as exc:  # only a script's file can fail: the guest is full
+            process.refuse("failed", "cannot store the script: %s" % exc.strerror)
+
+    def _call(self, number: int, body: bytes) -> None:
+        words = Words(unstuffed(body).split(b"\0"))
+        name = words.next()
+        try:
+            if not 0 < number < 1 << 30:
+                raise WireError("call number %d" % number)
+            answer = self._do(name, number, words)
+            if answer is not None:
+                self.send(REPLY, number, answer)
+        except WireError:
+            raise
+        except Refused as exc:
+            self.refuse(number, exc.kind, exc.message)
+        except OSError as exc:
+            what = os.fsencode(exc.filename) if exc.filename else name
+            self.refuse(number, "refused", "%s: %s" % (shown(what), exc.strerror or exc))
+        except Exception as exc:
+            self.refuse(number, "bad-call", "%s: %s: %s" % (shown(name), type(exc).__name__, exc))
+
+    def _do(self, name: bytes, number: int, words: Words) -> "bytes | None":
+        """The answer to a call; None when it comes later."""
+        if name == b"start":
+            self._start(number, words)
+            return b""
+        if name in self.calls:
+            return self.calls[name](words)
+        if name == b"settle":
+            self._settle()
+            return b""
+        if name == b"mount_nfs":
+            self._mount_nfs(number, words)
+            return None
+        if name == b"mount_packed":
+            late = ("refused", "the packed folder was not mounted within %d s" % PACKED_PATIENCE)
+            Errand(self, [number], PACKED_PATIENCE, late, self.world.mount_packed(words))
+            return None
+        if name == b"renew_keys":
+            late = ("refused", "the guest had no ssh host keys of its own within %d s" % KEYS_PATIENCE)
+            Errand(self, [number], KEYS_PATIENCE, late, self.world.renew_keys())
+            return None
+        if name == b"end_payload":
+            self.flush_patience = int(words.words[1]) if len(words.words) > 1 else FLUSH_PATIENCE
+            self.ending.append(number)
+            self._abandon_all()
+            self._check_ending()
+            return None
+        raise Refused("bad-call", "no call is named %s" % shown(name))
+
+    def _mount_nfs(self, number: int, words: Words) -> None:
+        seconds = words.number()
+        late = ("nfs-silent", "the file server did not answer the mount within %d s" % seconds)
+        Errand(self, [number], seconds, late, self.world.mount_nfs(words))
+
+    def _add_account(self, words: Words) -> bytes:
+        self.world.add_account(Account(words))
+        return b""
+
+    def _place(self, words: Words) -> bytes:
+        files = words.some(4)
+        account = Account(words)
+        self.world.add_account(account)
+        place(files, account, self.world)
+        return b""
+
+    def _start(self, number: int, words: Words) -> None:
+        if number in self.processes:
+            raise WireError("process %d is there already" % number)
+        files = words.some(4)
+        words.words, words.at = words.words[words.at :], 0
+        job = Job(words)
+        self.world.add_account(job.account)
+        place(files, job.account, self.world)
+        self.world.make_place(job.cwd, job.account)
+        if not job.builtin and not self.began:
+            self.began = next_stamp() if self.has_put else stamp()
+        self.has_put = self.has_put or job.builtin == b"put"
+        job.began = self.began
+        process = Process(self, number, job)
+        self.processes[number] = process
+        try:
+            process.begin()
+        except BaseException:
+            process.drop_flows()
+            process.close()
+            raise
+
+    def _settle(self) -> None:
+        """Become what a template is made of: nothing runs, nothing is open, everything was done once."""
+        import gc
+
+        self._abandon_all()
+        self.world.warm()
+        gc.collect()
+        if hasattr(gc, "freeze"):
+            gc.freeze()
+        os.sync()
+        self._reap(0)  # else each clone would begin with it
+        self.parser.forget()
+        # The kernel still has work of its own to do (groups removed, a child that ended). Left undone it would be every
+        # clone's first act: 20 of the 55 ms from its start to our answer.
+        select.select([], [], [], self.world.quiet)
+
+    # -- endings
+
+    def _reap(self, events: int) -> None:
+        try:
+            os.read(self.wake, 4096)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if not pid:
+                break
+            process = self.children.pop(pid, None)
+            if process is not None:
+                process.ended(status, usage)
+        if self.on_child is not None:
+            self.on_child()
+        for errand in list(self.errands):
+            errand.look_at_the_clock()
+
+    def gone(self, process: Process) -> None:
+        if self.processes.get(process.number) is process:
+            del self.processes[process.number]
+        if process in self.dying:
+            self.dying.remove(process)
+        self._check_ending()
+
+    def _abandon_all(self) -> None:
+        for process in list(self.processes.values()):
+            del self.processes[process.number]
+            self.dying.append(process)
+            process.abandon()
+
+    def _check_ending(self) -> None:
+        if self.ending and not self.processes and not self.dying:
+            ending, self.ending = self.ending, []
+            if self.world.has_remote():
+                text = "a file server did not take what was left to write within %d s" % self.flush_patience
+                Errand(self, ending, self.flush_patience, ("nfs-flush", text), self.world.release)
+                self.world.forget_mounts()
+                return
+            self.world.release()
+            for number in ending:
+                self.send(REPLY, number)
+
+    def _end_conversation(self) -> None:
+        self.ending = []
+        for errand in list(self.errands):
+            errand.abandon()
+        self._abandon_all()
+
+
+def ignore(number: int, stack: object) -> None:
+    """A signal handler."""

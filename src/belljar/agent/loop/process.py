@@ -1,0 +1,250 @@
+"""A payload as the agent sees it: from its order to its EXIT."""
+
+import os
+import struct
+
+from belljar.agent.guest.guest import Guest
+from belljar.agent.guest.system import kill_quietly
+from belljar.agent.loop.streams import Inflow, Outflow, ScriptFlow
+from belljar.agent.payload.payload import Job, run_child
+from belljar.agent.payload.zygote import Zygote
+from belljar.agent.wire import END, EXIT, FAILED, KIB, LEADER, SCRIPT, STDIN, STDOUT
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from typing import Any
+
+    from belljar.agent.loop.loop import Agent
+else:  # what is below the library's modules of these names, and much quicker to import
+    import _signal as signal
+
+
+class Process:
+    """A payload, or a file copy: one child, its streams, its box. Everything of it is dead and every byte of it sent
+    before its EXIT is."""
+
+    def __init__(self, agent: "Agent", number: int, job: Job) -> None:
+        self.agent, self.number, self.job = agent, number, job
+        self.pid = 0
+        self.inflows = {}  # type: dict[int, Inflow]
+        self.outflows = {}  # type: dict[int, Outflow]
+        self.zygote = None if job.terminal or job.builtin else agent.world.take_zygote()
+        self.box = self.zygote.box if self.zygote else agent.world.box()
+        self.trouble = -1
+        self.master = -1
+        self.end = None  # type: tuple[int, Any] | None
+        self.was_told = False  # TERM was sent to all of it
+        self.is_empty = False  # no process of it is left
+        self.is_silent = False  # its conversation is over
+        self.is_over = False
+
+    # -- the way in
+
+    def begin(self) -> None:
+        """Start it, once its script is there."""
+        if not self.job.script:
+            return self.launch()
+        name = os.path.basename(self.job.script.rstrip(b"/"))
+        self.job.path = self._script_folder() + b"/" + (name if name not in (b"", b".", b"..") else b"script")
+        fd = os.open(self.job.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
+        os.fchmod(fd, 0o700)
+        self.agent.world.give(fd, self.job.account)
+        number = 4 * self.number + SCRIPT
+        self.inflows[number] = ScriptFlow(self.agent, number, fd, self.launch_or_refuse)
+
+    def _script_folder(self) -> bytes:
+        if not self.agent.world.jobs:
+            import tempfile
+
+            self.agent.world.jobs = tempfile.mkdtemp(prefix="belljar-rehearsal-")
+        self.agent.folders += 1
+        folder = ("%s/%d.%d" % (self.agent.world.jobs, os.getpid(), self.agent.folders)).encode()
+        os.mkdir(folder, 0o700)
+        account = self.job.account
+        if account.uid and isinstance(self.agent.world, Guest):
+            os.chown(folder, account.uid, account.gid)
+        return folder
+
+    def launch_or_refuse(self) -> None:
+        try:
+            self.launch()
+        except OSError as exc:
+            self.refuse("failed", exc.strerror or str(exc))
+
+    def refuse(self, kind: str, message: str) -> None:
+        """It never came to be: an EXIT says why."""
+        self.drop_flows()
+        if not self.is_silent:
+            self._tell(FAILED << 8, 0.0, 0.0, 0, kind + "\0" + message)
+        self.close()
+
+    def launch(self) -> None:
+        """Fork, or let the child go on that is there already. The parent keeps the far ends of the pipes."""
+        if self.zygote is not None:
+            zygote, self.zygote = self.zygote, None
+            if self._release(zygote):
+                return
+        files, inner = self._terminal() if self.job.terminal else self._pipes()
+        trouble, trouble_inner = os.pipe()
+        inner.append(trouble_inner)
+        try:
+            pid = os.fork()
+        except OSError:
+            os.close(trouble)
+            raise
+        if not pid:
+            run_child(self.job, self.agent.world, self.box, files, trouble_inner)
+        for fd in inner:
+            os.close(fd)
+        self.pid, self.trouble = pid, trouble
+        os.set_blocking(trouble, False)
+        self.agent.children[pid] = self
+
+    def _release(self, zygote: Zygote) -> bool:
+        """The zygote becomes the payload; False when it died before its time."""
+        base = 4 * self.number
+        try:
+            for fd in zygote.inner:
+                self.agent.world.give(fd, self.job.account)
+            zygote.go(self.job)
+        except OSError:
+            zygote.discard()
+            self.box = self.agent.world.box()
+            return False
+        for fd in zygote.inner:
+            os.close(fd)
+        for index, (kind, fd) in enumerate(zip(self.job.stdio, zygote.outer)):
+            if kind != "s":
+                os.close(fd)
+            elif index == STDIN:
+                self.inflows[base] = Inflow(self.agent, base, fd)
+            else:
+                self.outflows[base + index] = Outflow(self.agent, self, base + index, fd)
+        self.pid, self.trouble = zygote.pid, zygote.trouble
+        os.set_blocking(self.trouble, False)
+        self.agent.children[self.pid] = self
+        return True
+
+    def _pipes(self) -> "tuple[list[int], list[int]]":
+        """The child's three descriptors, and those of them the parent closes afterwards."""
+        files, inner = [], []
+        base = 4 * self.number
+        for index, kind in enumerate(self.job.stdio):
+            if kind in ("c", "o"):
+                files.append(STDOUT if kind == "o" else -1)
+                continue
+            if kind == "n":
+                fd = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            else:
+                reader, writer = os.pipe()
+                if index == STDIN:
+                    fd = reader
+                    self.inflows[base] = Inflow(self.agent, base, writer)
+                else:
+                    fd = writer
+                    self.outflows[base + index] = Outflow(self.agent, self, base + index, reader)
+                self.agent.world.give(fd, self.job.account)
+            files.append(fd)
+            inner.append(fd)
+        return files, inner
+
+    def _terminal(self) -> "tuple[list[int], list[int]]":
+        base = 4 * self.number
+        self.master, slave = os.openpty()
+        if self.job.terminal and self.job.terminal[0]:
+            self.resize(*self.job.terminal)
+        self.agent.world.give(slave, self.job.account, 5)
+        self.inflows[base] = Inflow(self.agent, base, os.dup(self.master), is_terminal=True)
+        self.outflows[base + STDOUT] = Outflow(self.agent, self, base + STDOUT, os.dup(self.master))
+        return [slave] * 3, [slave]
+
+    # -- while it runs
+
+    def signal(self, number: int) -> None:
+        """To its process group, or with LEADER to itself alone. What has ended is past hearing."""
+        alone, number = number & LEADER, number & ~LEADER
+        is_there = self.end is None or self.box.is_patient
+        if self.pid and is_there and 0 < number <= 64:
+            if self.end is not None and number == signal.SIGKILL:
+                return self.box.hurry(self.agent)
+            if alone:
+                return kill_quietly(self.pid, number)
+            self.was_told = self.was_told or number == signal.SIGTERM
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                if self.end is None:
+                    kill_quietly(self.pid, number)  # its child has not come to its setsid yet
+
+    def resize(self, rows: int, columns: int) -> None:
+        import fcntl
+        import termios
+
+        if self.master >= 0:
+            fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    # -- the way out
+
+    def ended(self, status: int, usage: "Any") -> None:
+        """The main process is gone. What it left behind goes now, or in its own time where that was asked for."""
+        self.end = (status, usage)
+        for flow in self.inflows.values():
+            flow.drop()
+        self.box.is_patient = self.job.lingers and self.was_told
+        self.box.clear(self.agent, self.pid, self.emptied)
+
+    def emptied(self) -> None:
+        self.is_empty = True
+        for flow in list(self.outflows.values()):
+            flow.drain()
+        self.advance()
+
+    def advance(self) -> None:
+        """Over, once all is dead and sent."""
+        if not self.is_empty or self.is_over or any(flow.fd >= 0 for flow in self.outflows.values()):
+            return
+        if not self.is_silent:
+            assert self.end is not None
+            status, usage = self.end
+            self._tell(status, usage.ru_utime, usage.ru_stime, usage.ru_maxrss * KIB, self._trouble_text())
+        self.close()
+
+    def _tell(self, status: int, user: float, system: float, peak: int, trouble: str) -> None:
+        end = END.pack(status, user, system, peak, self.box.has_oom_kill())
+        self.agent.send(EXIT, self.number, end + (trouble or "\0").encode("utf-8", "replace"))
+
+    def _trouble_text(self) -> str:
+        try:
+            return os.read(self.trouble, 4096).decode("utf-8", "replace")
+        except BlockingIOError:
+            return ""
+
+    def abandon(self) -> None:
+        """Nobody listens any more: kill it, drop what it says."""
+        self.is_silent = True
+        self.drop_flows()
+        if not self.pid:
+            self.close()
+        elif self.end is None:
+            self.signal(signal.SIGKILL)
+        else:
+            self.box.hurry(self.agent)
+        self.advance()
+
+    def drop_flows(self) -> None:
+        for flow in list(self.inflows.values()) + list(self.outflows.values()):
+            flow.drop()
+
+    def close(self) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        for fd in (self.trouble, self.master):
+            if fd >= 0:
+                os.close(fd)
+        if self.zygote is not None:
+            self.zygote.discard()
+        self.agent.later.append(self.box.discard)
+        self.agent.later.append(self.agent.world.after_payload)
+        self.agent.gone(self)

@@ -1,0 +1,166 @@
+"""Streams between the channel and a payload's pipes."""
+
+import os
+import select
+
+from belljar.agent.wire import CREDIT, DATA, EOF, MAX_CREDIT, MAX_DATA, RESET, U32, WINDOW, WireError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections import deque
+    from typing import Callable
+
+    from belljar.agent.loop.loop import Agent
+    from belljar.agent.loop.process import Process
+else:  # what is below the library's modules of these names, and much quicker to import
+    from _collections import deque
+
+
+class Outflow:
+    """A pipe of the payload, read as far as the host gives credit."""
+
+    def __init__(self, agent: "Agent", process: "Process", number: int, fd: int) -> None:
+        self.agent, self.process, self.number, self.fd = agent, process, number, fd
+        self.credit = WINDOW
+        self.is_last = False  # nobody writes any more: what is in the pipe is all there will be
+        os.set_blocking(fd, False)
+        agent.watch(fd, select.EPOLLIN, self.pump)
+
+    def pump(self, events: int = 0) -> None:
+        """One read; until nothing is left once nobody writes any more."""
+        while self.fd >= 0:
+            if not self.credit or self.agent.is_full():
+                self.agent.unwatch(self.fd)
+                if self.credit:
+                    self.agent.waiting.append(self)
+                return
+            try:
+                data = os.read(self.fd, min(self.credit, MAX_DATA))
+            except BlockingIOError:
+                if self.is_last:
+                    self.finish()
+                return
+            except OSError:  # a terminal whose last user is gone
+                data = b""
+            if not data:
+                return self.finish()
+            self.credit -= len(data)
+            self.agent.send(DATA, self.number, data)
+            if not self.is_last:
+                return
+
+    def resume(self) -> None:
+        if self.fd >= 0:
+            self.agent.watch(self.fd, select.EPOLLIN, self.pump)
+            if self.is_last:
+                self.pump()
+
+    def grant(self, amount: int) -> None:
+        was_dry, self.credit = not self.credit, self.credit + amount
+        if self.credit > MAX_CREDIT:
+            raise WireError("stream %d: too much credit" % self.number)
+        if was_dry:
+            self.resume()
+
+    def drain(self) -> None:
+        self.is_last = True
+        self.pump()
+
+    def finish(self) -> None:
+        if self.fd >= 0:
+            self.agent.send(EOF, self.number)
+            self.drop()
+            self.process.advance()
+
+    def drop(self) -> None:
+        """Nobody reads on: the payload gets SIGPIPE at its next write."""
+        if self.fd >= 0:
+            self.agent.unwatch(self.fd)
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Inflow:
+    """Bytes for a pipe of the payload. What the payload has not read yet costs the host its credit."""
+
+    def __init__(self, agent: "Agent", number: int, fd: int, is_terminal: bool = False) -> None:
+        self.agent, self.number, self.fd, self.is_terminal = agent, number, fd, is_terminal
+        self.queue = deque()  # type: deque[memoryview]
+        self.credit, self.owed = WINDOW, 0
+        self.is_ended = False
+        os.set_blocking(fd, False)
+
+    def feed(self, data: bytes) -> None:
+        self.credit -= len(data)
+        if self.credit < 0 or self.is_ended:
+            raise WireError("stream %d: data without credit or after its end" % self.number)
+        if self.fd >= 0 and data:
+            self.queue.append(memoryview(data))
+            if len(self.queue) == 1:
+                self.pump()
+
+    def end(self) -> None:
+        self.is_ended = True
+        if self.fd >= 0 and not self.queue:
+            self.finish()
+
+    def pump(self, events: int = 0) -> None:
+        try:
+            while self.queue:
+                written = os.write(self.fd, self.queue[0])
+                self._owe(written)
+                if written < len(self.queue[0]):
+                    self.queue[0] = self.queue[0][written:]
+                else:
+                    self.queue.popleft()
+        except BlockingIOError:
+            self.agent.watch(self.fd, select.EPOLLOUT, self.pump)
+            return
+        except OSError:  # the payload closed its end
+            self.agent.send(RESET, self.number)
+            return self.drop()
+        self.agent.unwatch(self.fd)
+        if self.is_ended:
+            self.finish()
+
+    def _owe(self, count: int) -> None:
+        self.owed += count
+        if self.owed >= WINDOW // 4:
+            self.credit += self.owed
+            self.agent.send(CREDIT, self.number, U32.pack(self.owed))
+            self.owed = 0
+
+    def finish(self) -> None:
+        if self.is_terminal:
+            try:
+                os.write(self.fd, b"\4")  # what a person types to say that nothing more comes
+            except OSError:
+                pass
+        self.drop()
+
+    def drop(self) -> None:
+        if self.fd >= 0:
+            self.agent.unwatch(self.fd)
+            os.close(self.fd)
+            self.fd = -1
+        self.queue.clear()
+
+
+class ScriptFlow(Inflow):
+    """A script too large for a call: goes to its file, then the payload starts."""
+
+    def __init__(self, agent: "Agent", number: int, fd: int, then: "Callable[[], None]") -> None:
+        Inflow.__init__(self, agent, number, fd)
+        self.then = then
+
+    def pump(self, events: int = 0) -> None:
+        while self.queue:
+            data = self.queue.popleft()
+            while data:
+                written = os.write(self.fd, data)
+                self._owe(written)
+                data = data[written:]
+
+    def finish(self) -> None:
+        self.drop()
+        self.then()

@@ -1,0 +1,276 @@
+"""A payload's process: what the child does, from the fork to the payload's first instruction."""
+
+import errno
+import os
+
+from belljar.agent.guest.accounts import Account
+from belljar.agent.guest.system import Refused, close_quietly, read_file, shown, write_all
+from belljar.agent.transfer.tar import CHUNK, Gatherer, TransferError, pack
+from belljar.agent.transfer.untar import unpack
+from belljar.agent.wire import FAILED, NOT_EXECUTABLE, NOT_FOUND, Words, with_nul
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import signal
+    from typing import NoReturn
+
+    from belljar.agent.guest.cgroups import Cgroup, Family
+    from belljar.agent.guest.guest import Guest
+    from belljar.agent.guest.rehearsal import Rehearsal
+else:  # what is below the library's modules of these names, and much quicker to import
+    import _signal as signal
+
+
+class Environment:
+    """Looks like a dictionary to execve, but keeps order and repeated names."""
+
+    def __init__(self, names: "list[bytes]", contents: "list[bytes]") -> None:
+        self.names, self.contents = names, contents
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, name: bytes) -> bytes:
+        return dict(zip(self.names, self.contents))[name]
+
+    def keys(self) -> "list[bytes]":
+        return self.names
+
+    def values(self) -> "list[bytes]":
+        return self.contents
+
+
+class Trouble(Exception):
+    """Why the child could not become the payload."""
+
+    def __init__(self, code: int, kind: str, message: str) -> None:
+        Exception.__init__(self, message)
+        self.code, self.kind, self.message = code, kind, message
+
+
+class Job:
+    """A `start` call, taken apart. What only the child needs is left in words until `read_rest`."""
+
+    def __init__(self, words: Words) -> None:
+        self.words = words
+        self.stdio = words.text()  # three of s: stream, n: null, c: closed; o, as the third: where the second goes
+        window = words.next()  # "" without a terminal, else its rows and columns, 0 where they are not known
+        self.terminal = [int(size) for size in window.split(b" ")] if window else None
+        self.script = words.next()  # "", or the name of the script that comes as a stream
+        self.builtin = words.next()  # "", or "put" (argv: path, name), or "get" (argv: path, "all" or "changed", and what to skip), or "collect" (argv: paths)
+        self.program = words.next()  # "", or what is executed with argv as it is
+        self.lingers = words.next() == b"1"  # after TERM, what its leader leaves behind may end by itself
+        self.umask = words.number()
+        cwd = words.next()
+        self.account = Account(words)
+        self.cwd = cwd or self.account.home.encode("utf-8", "surrogateescape")
+        self.path = b""  # of the script, once it is there
+        self.began = 0  # when the first payload did, in the clock that files are stamped with
+
+    def read_rest(self) -> None:
+        limits, self.argv, pairs = self.words.some(3), self.words.some(), self.words.some(2)
+        if self.words.at != len(self.words.words):
+            raise ValueError("more words than an order has")
+        self.rlimits = [(limits[at], limits[at + 1], limits[at + 2]) for at in range(0, len(limits), 3)]
+        self.env = Environment(pairs[0::2], pairs[1::2])
+
+
+def place(words: "list[bytes]", account: Account, world: "Guest | Rehearsal") -> None:
+    """Files of a payload, before it starts: path, mode, "u" or "r" (whose), and "f" with the content or "d"."""
+    for at in range(0, len(words), 4):
+        path, mode, content = words[at], int(words[at + 1]), words[at + 3]
+        if not path.startswith(b"/"):
+            raise Refused("refused", "%s: not an absolute path" % shown(path))
+        kept = world.kept.pop(path, -1)
+        if kept >= 0:
+            is_as_made = words[at + 1 : at + 3] == [b"420", b"r"] and content[:1] == b"f"
+            if is_as_made:
+                os.pwrite(kept, with_nul(content[1:]), 0)
+            os.close(kept)
+            if is_as_made:
+                continue
+        folder = path if content[:1] == b"d" else os.path.dirname(path)
+        if not os.path.isdir(folder):
+            os.makedirs(folder, 0o755)
+        flags = os.O_RDONLY | os.O_DIRECTORY
+        if content[:1] == b"f":
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        try:
+            if content[:1] == b"f":
+                write_all(fd, with_nul(content[1:]))
+            if words[at + 2] == b"u":
+                world.give(fd, account)
+            os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+
+
+def run_child(
+    job: Job, world: "Guest | Rehearsal", box: "Cgroup | Family", files: "list[int]", trouble: int
+) -> "NoReturn":
+    """From the fork to the payload's first instruction. Does not return."""
+    try:
+        stand_alone(world, box)
+    except BaseException as exc:
+        report(trouble, "failed", "%s: %s" % (type(exc).__name__, exc))
+        os._exit(FAILED)
+    become_payload(job, world, files, trouble)
+
+
+def stand_alone(world: "Guest | Rehearsal", box: "Cgroup | Family") -> None:
+    """A session and a box of one's own; the agent's signals are not ours."""
+    signal.set_wakeup_fd(-1)
+    os.setsid()
+    box.join()
+    world.leave_agent()
+
+
+def become_payload(job: Job, world: "Guest | Rehearsal", files: "list[int]", trouble: int) -> "NoReturn":
+    code = FAILED
+    try:
+        job.read_rest()
+        take_stdio(job, files)
+        limit(job.rlimits)
+        os.umask(job.umask)
+        world.become(job.account)
+        enter(job.cwd)
+        if job.builtin:
+            code = run_builtin(job, trouble)
+        else:
+            execute(job)
+    except Trouble as exc:
+        code = exc.code
+        report(trouble, exc.kind, exc.message)
+    except BaseException as exc:
+        report(trouble, "failed", "%s: %s" % (type(exc).__name__, exc))
+    finally:
+        os._exit(code)
+
+
+def report(fd: int, kind: str, message: str) -> None:
+    os.write(fd, (kind + "\0" + message).encode("utf-8", "backslashreplace")[:4096])
+
+
+def take_stdio(job: Job, files: "list[int]") -> None:
+    """Put the ends where the payload expects them; -1 is a descriptor that is to be closed."""
+    for number, fd in enumerate(files):
+        if fd >= 0:
+            os.dup2(fd, number)
+        else:
+            os.close(number)
+    if job.terminal:
+        import fcntl
+        import termios
+
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def limit(rlimits: "list[tuple[bytes, bytes, bytes]]") -> None:
+    """Limits as outside. A guest's kernel may allow fewer open files than the host's."""
+    if not rlimits:
+        return
+    import resource
+
+    for limit_name, least, most in rlimits:
+        name, soft, hard = limit_name.decode("ascii"), int(least), int(most)
+        number = getattr(resource, "RLIMIT_" + name, None)
+        if number is None:
+            continue
+        try:
+            if name == "NOFILE":
+                limit_files(number, soft, hard)
+            else:
+                resource.setrlimit(number, (soft, hard))
+        except (ValueError, OSError) as exc:
+            raise Trouble(FAILED, "rlimit", "limit %s to %d, %d: %s" % (name, soft, hard, exc))
+
+
+def limit_files(number: int, soft: int, hard: int) -> None:
+    """A guest's kernel may allow fewer open files than the host's: then as many as it allows."""
+    import resource
+
+    try:
+        if soft < 0 or hard < 0:
+            raise ValueError("no kernel allows any number")
+        resource.setrlimit(number, (soft, hard))
+    except (ValueError, OSError):
+        most = int(read_file("/proc/sys/fs/nr_open") or b"1048576")
+        soft, hard = [most if value < 0 or value > most else value for value in (soft, hard)]
+        resource.setrlimit(number, (soft, hard))
+
+
+def enter(cwd: bytes) -> None:
+    try:
+        os.chdir(cwd)
+    except (OSError, ValueError) as exc:
+        raise Trouble(
+            FAILED, "no-cwd", "%s: cannot be the working directory: %s" % (shown(cwd), getattr(exc, "strerror", exc))
+        )
+
+
+def execute(job: Job) -> None:
+    """Become the program: by its path, else the first that can be run in the payload's own PATH. Raises Trouble."""
+    if job.path:
+        job.argv[:1] = [job.path]
+    name = job.program or (job.argv[0] if job.argv else b"")
+    if not name:
+        raise Trouble(NOT_FOUND, "not-found", "an empty command")
+    if b"/" in name:
+        candidates = [name]
+    else:
+        path = job.env[b"PATH"] if b"PATH" in job.env.names else b"/usr/local/bin:/usr/bin:/bin"
+        candidates = [(folder or b".") + b"/" + name for folder in path.split(b":")]
+    refusal = None  # type: OSError | None
+    for candidate in candidates:
+        try:
+            run_program(candidate, job)
+        except OSError as exc:
+            if exc.errno == errno.ENOENT and os.path.lexists(candidate):
+                raise Trouble(NOT_EXECUTABLE, "not-executable", "%s: its interpreter is missing" % shown(candidate))
+            if exc.errno == errno.ENOENT or (exc.errno == errno.ENOTDIR and b"/" not in name):
+                continue
+            refusal = refusal or exc
+            if exc.errno != errno.EACCES:
+                break
+        except ValueError as exc:
+            raise Trouble(NOT_EXECUTABLE, "not-executable", "%s: %s" % (shown(name), exc))
+    if refusal is not None:
+        raise Trouble(NOT_EXECUTABLE, "not-executable", "%s: %s" % (shown(name), refusal.strerror))
+    raise Trouble(NOT_FOUND, "not-found", "%s: not found in the guest" % shown(name))
+
+
+def run_program(path: bytes, job: Job) -> None:
+    try:
+        os.execve(path, job.argv, job.env)  # type: ignore[arg-type]
+    except OSError as exc:
+        if exc.errno != errno.ENOEXEC:
+            raise
+    # A file without a format the kernel knows is a script for sh: so do shells.
+    os.execve(b"/bin/sh", [b"/bin/sh", path] + job.argv[1:], job.env)  # type: ignore[arg-type]
+
+
+def run_builtin(job: Job, trouble: int) -> int:
+    """Copy files as the user: the kernel itself checks what this user may do. The exit code is 0 or 1."""
+    for entry in os.listdir("/proc/self/fd"):
+        if int(entry) > 2 and int(entry) != trouble:
+            close_quietly(int(entry))  # no exec closes them: the channel, other payloads' pipes
+    path = job.argv[0]
+    try:
+        if job.builtin == b"put":
+            unpack(lambda size: os.read(0, min(size, CHUNK)), path, job.argv[1])
+        elif job.builtin == b"collect":
+            Gatherer(write_to_stdout).gather(job.argv)
+        else:
+            pack(path, write_to_stdout, job.argv[2:], job.began if job.argv[1] == b"changed" else 0)
+    except TransferError as exc:
+        report(trouble, exc.kind, exc.message)
+        return 1
+    except OSError as exc:
+        report(trouble, "space" if exc.errno == errno.ENOSPC else "broken", "%s: %s" % (shown(path), exc.strerror))
+        return 1
+    return 0
+
+
+def write_to_stdout(data: bytes) -> None:
+    write_all(1, data)

@@ -1,0 +1,256 @@
+"""Files from tar streams, for both sides: the way in. The stream is not trusted. The way out, and the format, is tar.py."""
+
+import errno
+import os
+import stat
+
+from belljar.agent.guest.system import shown
+from belljar.agent.transfer.tar import BLOCK, CHUNK, DEEPEST, MOST_METADATA, ROOT, TransferError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable
+
+
+def unpack(read: "Callable[[int], bytes]", target: bytes, name: bytes, mode_mask: int = 0o7777) -> None:
+    """Make *target* from a tar stream; where *target* is a folder already and a file comes, make it inside as *name*.
+
+    `read(n)` gives up to n bytes, b"" at the end. The stream is not trusted: nothing outside of *target* is written or
+    linked to, no link is followed on the way, a special file is never replaced, and a stream without its end is an
+    error.
+    """
+    Unpacker(read, target, name, mode_mask).unpack()
+
+
+class TarSource:
+    """What tarfile reads from: forward only, and no more at once than a header may have."""
+
+    def __init__(self, read: "Callable[[int], bytes]") -> None:
+        self.raw = read
+        self.position = 0
+        self.metadata = 0
+        self.extended = 0  # of an extended header, which newer tarfiles read in parts; a header of one block ends it
+        self.is_ended = False
+
+    def read(self, size: int) -> bytes:
+        self.metadata += size
+        self.extended = 0 if size == BLOCK else self.extended + size
+        if size < 0 or self.extended > MOST_METADATA or self.metadata > 16 * MOST_METADATA:
+            raise TransferError("unsafe", "a tar header that is too large")
+        parts, left = [], size
+        while left:
+            data = self.raw(left)
+            if not data:
+                break
+            parts.append(data)
+            left -= len(data)
+        whole = b"".join(parts)
+        self.position += len(whole)
+        self.is_ended = size == BLOCK and whole == bytes(BLOCK)
+        return whole
+
+    def some(self, most: int) -> bytes:
+        """File content."""
+        data = self.raw(min(most, CHUNK))
+        if not data:
+            raise TransferError("broken", "the stream ended in the middle of a file")
+        self.position += len(data)
+        return data
+
+    def tell(self) -> int:
+        return self.position
+
+    def seek(self, position: int) -> None:
+        if position < self.position:
+            raise TransferError("unsafe", "a tar stream that points backwards")
+        while self.position < position:
+            self.some(position - self.position)
+
+
+class Unpacker:
+    def __init__(self, read: "Callable[[int], bytes]", target: bytes, name: bytes, mode_mask: int) -> None:
+        import tarfile
+
+        self.tarfile, self.mode_mask, self.name = tarfile, mode_mask, name
+        self.source = TarSource(read)
+        self.target = os.path.realpath(target)  # the asker's own links are followed once, before the stream is heard
+        self.top = -1
+        self.leaf = b""
+        self.open = []  # type: list[tuple[bytes, int, tuple[int, int] | None]]  # (name, fd, (mode, mtime) to set)
+
+    def unpack(self) -> None:
+        try:
+            self._place()
+            self._members()
+        except TransferError:
+            raise
+        except OSError as exc:
+            kind = "space" if exc.errno in (errno.ENOSPC, errno.EDQUOT) else "refused"
+            raise TransferError(kind, "%s: %s" % (shown(self.target), exc.strerror))
+        except Exception as exc:  # tarfile has many ways to stumble over a hostile stream
+            raise TransferError("broken", "not a tar stream: %s: %s" % (type(exc).__name__, exc))
+        finally:
+            self._close_down_to(0)
+            if self.top >= 0:
+                os.close(self.top)
+
+    def _place(self) -> None:
+        if os.path.isdir(self.target) and self.target == b"/":
+            raise TransferError("refused", "/: not a place to copy to; name a folder in it")
+        folder, self.leaf = os.path.split(self.target)
+        os.makedirs(folder or b".", exist_ok=True)
+        self.top = os.open(folder or b".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def _members(self) -> None:
+        source = self.source  # type: Any
+        archive = self.tarfile.TarFile(fileobj=source, mode="r", encoding="utf-8", errors="surrogateescape")
+        is_first = True
+        while True:
+            member = archive.next()
+            archive.members = []  # type: ignore[attr-defined]  # tarfile would remember them all
+            if member is None:
+                break
+            self.source.metadata = 0
+            parts = self._parts(member.name)
+            if is_first != (len(parts) == 1):
+                raise TransferError("unsafe", "a tar stream whose members are out of order")
+            is_first = False
+            self._member(member, parts)
+        if is_first or not self.source.is_ended:
+            raise TransferError("broken", "the stream ended early")
+        while self.source.raw(BLOCK):  # the writer's last blocks; it must not find us gone
+            self.source.metadata += BLOCK
+            if self.source.metadata > MOST_METADATA:
+                raise TransferError("broken", "a tar stream that goes on after its end")
+        self._close_down_to(0)
+
+    def _parts(self, name: str) -> "list[bytes]":
+        """The member's path below the target, the leaf first."""
+        whole = name.encode("utf-8", "surrogateescape")
+        parts = whole.split(b"/")
+        if parts[0] != ROOT.encode() or any(p in (b"", b".", b"..") or b"\0" in p for p in parts) or len(whole) > 8192:
+            raise TransferError("unsafe", "a tar stream that names %s" % shown(whole[:200]))
+        if len(parts) > DEEPEST + 1:
+            raise TransferError("unsafe", "a tar stream more than %d folders deep" % DEEPEST)
+        return [self.leaf] + parts[1:]
+
+    def _member(self, member: "Any", parts: "list[bytes]") -> None:
+        if len(parts) == 1 and not member.isdir() and os.path.isdir(self.target):
+            if not self.name or b"/" in self.name or self.name in (b".", b".."):
+                raise TransferError("refused", "%s: is a folder" % shown(self.target))
+            self.top, old = os.open(self.target, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), self.top
+            os.close(old)
+            self.leaf, self.target = self.name, os.path.join(self.target, self.name)
+            parts = [self.leaf]
+        folder, leaf = self._enter(parts[:-1]), parts[-1]
+        if member.isdir():
+            self._make_folder(folder, leaf, member)
+        elif member.issym():
+            self._clear(folder, leaf)
+            os.symlink(member.linkname.encode("utf-8", "surrogateescape"), leaf, dir_fd=folder)
+            os.utime(leaf, ns=self._times(member), dir_fd=folder, follow_symlinks=False)
+        elif member.islnk():
+            self._hard_link(folder, leaf, member)
+        elif member.isreg():
+            self._make_file(folder, leaf, member)
+        else:
+            raise TransferError("unsafe", "a tar stream with a special file: %s" % shown(leaf))
+
+    def _enter(self, parts: "list[bytes]") -> int:
+        """The folder of these names, none of them a link. It stays open until the stream leaves it."""
+        common = 0
+        while common < min(len(parts), len(self.open)) and self.open[common][0] == parts[common]:
+            common += 1
+        self._close_down_to(common)
+        for part in parts[common:]:
+            fd = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._inner())
+            self.open.append((part, fd, None))
+        return self._inner()
+
+    def _inner(self) -> int:
+        return self.open[-1][1] if self.open else self.top
+
+    def _close_down_to(self, depth: int) -> None:
+        """Leave folders. Their modes and times are set now, when nothing more is put into them."""
+        while len(self.open) > depth:
+            _, fd, final = self.open.pop()
+            try:
+                if final is not None:
+                    os.fchmod(fd, final[0])
+                    os.utime(fd, ns=(final[1], final[1]))
+            finally:
+                os.close(fd)
+
+    def _make_folder(self, folder: int, leaf: bytes, member: "Any") -> None:
+        final = (member.mode & self.mode_mask, self._times(member)[0])  # type: tuple[int, int] | None
+        try:
+            os.mkdir(leaf, 0o700, dir_fd=folder)
+        except FileExistsError:
+            final = None  # what was there keeps its mode
+        fd = os.open(leaf, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        self.open.append((leaf, fd, final))
+
+    def _make_file(self, folder: int, leaf: bytes, member: "Any") -> None:
+        self._clear(folder, leaf)
+        fd = os.open(leaf, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        try:
+            parts = [(0, member.size)] if member.sparse is None else member.sparse
+            at = 0
+            for offset, length in parts:
+                if offset < at or length < 0 or offset + length > member.size:
+                    raise TransferError("unsafe", "a tar stream with a wrong map of holes")
+                at = offset + length
+                self._fill(fd, offset, length)
+            if member.sparse is not None:
+                os.ftruncate(fd, member.size)
+            os.fchmod(fd, member.mode & self.mode_mask)
+            os.utime(fd, ns=self._times(member))
+        finally:
+            os.close(fd)
+
+    def _fill(self, fd: int, offset: int, length: int) -> None:
+        while length:
+            data = self.source.some(length)
+            length -= len(data)
+            view = memoryview(data)
+            while view:
+                count = os.pwrite(fd, view, offset)
+                view = view[count:]
+                offset += count
+
+    def _hard_link(self, folder: int, leaf: bytes, member: "Any") -> None:
+        parts = self._parts(member.linkname)
+        if len(parts) == 1:
+            raise TransferError("unsafe", "a tar stream with a link to its own root")
+        here, opened = self.top, []
+        try:
+            for part in parts[:-1]:
+                here = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+                opened.append(here)
+            if not stat.S_ISREG(os.stat(parts[-1], dir_fd=here, follow_symlinks=False).st_mode):
+                raise TransferError("unsafe", "a tar stream with a hard link to something that is no file")
+            self._clear(folder, leaf)
+            os.link(parts[-1], leaf, src_dir_fd=here, dst_dir_fd=folder, follow_symlinks=False)
+        finally:
+            for fd in opened:
+                os.close(fd)
+
+    def _clear(self, folder: int, leaf: bytes) -> None:
+        """Make room for a file. Only files and links are replaced."""
+        try:
+            facts = os.stat(leaf, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return
+        if not stat.S_ISREG(facts.st_mode) and not stat.S_ISLNK(facts.st_mode):
+            raise TransferError("refused", "%s: neither a file nor a link, so it is not replaced" % shown(leaf))
+        os.unlink(leaf, dir_fd=folder)
+
+    @staticmethod
+    def _times(member: "Any") -> "tuple[int, int]":
+        """Access and modification time in nanoseconds; the extended header has them exactly."""
+        text = member.pax_headers.get("mtime", "")
+        sign, whole, _, part = (-1 if text[:1] == "-" else 1,) + text.lstrip("-").partition(".")
+        if not (0 < len(whole) < 12 and whole.isdigit() and len(part) <= 9 and (part or "0").isdigit()):
+            return 0, 0
+        moment = sign * (int(whole) * 10**9 + int((part or "0").ljust(9, "0")))
+        return moment, moment

@@ -1,0 +1,241 @@
+"""Grid Engine's job submission verifier: takes `-l vm_image=`, `-l vm_disk=` and what bounds a job's memory and time
+into the job's environment, where its start finds them, and refuses what the site does not give.
+
+One line in, some lines out, jsv(1): START; PARAM and ENV lines; BEGIN, which is answered by RESULT. A newline in a value
+of a user's arrives as a new line, so a job could try to speak for the server: what was said twice, or at the wrong
+place, makes the job be refused. The server starts one of us for each of its worker threads and keeps it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
+
+from belljar.batch import Settings
+from belljar.batch.gridengine import spool as gridengine_spool
+from belljar.batch.gridengine.dialect import DISK, IMAGE, MEMORY, RERUN, WALL
+from belljar.batch.job.policy import Asker, check_allowed, check_limits, check_name
+from belljar.batch.job.sizes import guest_memory
+from belljar.errors import BadSetting, BelljarError, ImageNotAllowed
+from belljar.model import GIB
+
+ASKED, ASKED_DISK, FLAG = "vm_image", "vm_disk", "vm"  # complexes; the flag keeps a job on hosts that have machines
+# 8.1.9 kills the prolog of a qrsh or qlogin and then closes the queue, whatever the prolog is: this complex, TRUE
+# everywhere but in our queues, keeps such jobs out of them.
+SHELL, OF_A_SHELL = "vm_interactive", "QRSH_PORT"
+RESERVED = ("mem_free", "virtual_free", "h_rss")  # what a job reserves of memory: the first one asked for counts
+LONGEST_LINE = 1 << 20
+MOST_LINES = 100_000  # of one job
+ENDLESS = 9_999_999  # Grid Engine's word for "as many slots as there are"
+
+
+@dataclass
+class Said:
+    """What the server told of one job."""
+
+    params: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    lines: int = 0
+    is_broken: bool = False  # somebody else spoke in between
+
+
+class Verifier:
+    """A conversation with one server, line by line."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        groups: Callable[[str], Collection[str]] = lambda user: (),
+        images: Callable[[], Collection[str] | None] = lambda: None,
+        per_slot: Collection[str] = (),
+    ) -> None:
+        """*groups* of a user; *images*: the names there are, None where this host cannot know; *per_slot*: complexes
+        whose value counts for each slot."""
+        self._settings, self._groups, self._images, self._per_slot = settings, groups, images, frozenset(per_slot)
+        self._said: Said | None = None
+
+    def hear(self, line: str) -> list[str] | None:
+        """The answers to one line; None when the conversation is over."""
+        word, _, rest = line.partition(" ")
+        if word == "QUIT":
+            return None
+        if word == "START":
+            if self._said is not None:
+                self._said.is_broken = True
+                return []
+            self._said = Said()
+            return ["SEND ENV", "STARTED"]
+        if self._said is None:
+            return []
+        if word == "BEGIN":
+            said, self._said = self._said, None
+            return self._judge(said)
+        self._note(self._said, word, rest)
+        return []
+
+    def _note(self, said: Said, word: str, rest: str) -> None:
+        said.lines += 1
+        name, blank, value = rest.partition(" ")
+        if word == "ENV" and blank:
+            name, _, value = value.partition(" ")
+        known = {"PARAM": said.params, "ENV": said.env}.get(word)
+        if known is None or not name or name in known or said.lines > MOST_LINES:
+            said.is_broken = True
+        else:
+            known[name] = value
+
+    def _judge(self, said: Said) -> list[str]:
+        if said.is_broken:
+            return [_reject("belljar: a resource or variable of this job holds a line break. Take it out.")]
+        try:
+            changes = self.changes(said.params, said.env)
+        except BadSetting as exc:
+            # The site's mistake: its jobs are not to be refused for it. Each node judges again.
+            return [f"LOG WARNING {_line(f'belljar: {exc.message}')}", "RESULT STATE ACCEPT"]
+        except BelljarError as exc:
+            return [_reject(f"belljar: {exc.message}. {exc.hint}")]
+        return [*changes, "RESULT STATE CORRECT"] if changes else ["RESULT STATE ACCEPT"]
+
+    def changes(self, params: dict[str, str], env: dict[str, str]) -> list[str]:
+        """What becomes of the job: commands of the protocol, none where it is left alone. Raises UsageError with what
+        its user is to read."""
+        hard, soft = resources(params.get("l_hard", "")), resources(params.get("l_soft", ""))
+        image = hard.get(ASKED) or soft.get(ASKED) or env.get(IMAGE, "")
+        if OF_A_SHELL in env:
+            return _elsewhere(image, hard)
+        if not image and not self._settings.default_image and not self._settings.queue_images:
+            return []
+        wishes = self._wishes(hard)
+        if params.get("r") == "y":
+            wishes[RERUN] = "y"
+        if image:
+            self._check(image, params, hard, wishes)
+            wishes[IMAGE] = image
+        changes = [f"ENV {'MOD' if name in env else 'ADD'} {name} {value}" for name, value in wishes.items()]
+        kept = {name: value for name, value in hard.items() if name not in (ASKED, ASKED_DISK)}
+        if image:
+            kept[FLAG] = "1"
+        for name, before, after in (("l_hard", hard, kept), ("l_soft", soft, _without(soft))):
+            if before != after:
+                changes.append(f"PARAM {name} {_joined(after)}")
+        return changes
+
+    def _wishes(self, hard: dict[str, str]) -> dict[str, str]:
+        """Variables for the job's start. A memory that counts for each slot has a star."""
+        found = {}
+        for name in RESERVED:
+            if gridengine_spool.memory(hard.get(name, "")):
+                found[MEMORY] = hard[name] + ("*" if name in self._per_slot else "")
+                break
+        if gridengine_spool.seconds(hard.get("h_rt", "")) is not None:
+            found[WALL] = hard["h_rt"]
+        if disk := hard.get(ASKED_DISK):
+            found[DISK] = disk
+        return found
+
+    def _check(self, image: str, params: dict[str, str], hard: dict[str, str], wishes: dict[str, str]) -> None:
+        check_name(image)
+        user, queue = params.get("USER", ""), params.get("q_hard", "").partition("@")[0]
+        groups = {params.get("GROUP", ""), *self._groups(user)} - {""}
+        check_allowed(image, Asker(user, groups, queue if "," not in queue else ""), self._settings)
+        known = self._images()
+        if known is not None and image not in known:
+            names = ", ".join(sorted(known)[:20]) or "none"
+            raise ImageNotAllowed(f"image {image}: there is none of this name", hint=f"There are: {names}.")
+        slots = _slots(params)
+        limit, asked = gridengine_spool.memory(hard.get("h_vmem", "")), wishes.get(MEMORY, "")
+        reserved = gridengine_spool.memory(asked.removesuffix("*"))
+        if reserved is not None and asked.endswith("*"):
+            reserved *= slots
+        space = -1 if limit is None else limit * slots
+        memory = min((size for size in (space, reserved) if size is not None and size > 0), default=None)
+        disk = gridengine_spool.memory(hard.get(ASKED_DISK, ""))
+        check_limits(slots, memory, disk, self._settings)
+        guest_memory(memory, space, self._settings, GIB)
+
+
+def resources(text: str) -> dict[str, str]:
+    """`a=1,b,c=x`: what a job asks for, in order. A name alone stands for TRUE, as `-l name` does."""
+    pairs = (word.partition("=") for word in text.split(",") if word)
+    return {name: value if equals else "TRUE" for name, equals, value in pairs}
+
+
+def _elsewhere(image: str, hard: dict[str, str]) -> list[str]:
+    """qsh, qrsh and qlogin: never in a machine, and only in queues without our prolog."""
+    if image:
+        raise ImageNotAllowed(
+            "qsh, qrsh and qlogin have no machine", hint="Submit with qsub; `belljar exec` reaches into it."
+        )
+    wanted = {**hard, SHELL: "1"}
+    return [] if wanted == hard else [f"PARAM l_hard {_joined(wanted)}"]
+
+
+def _without(soft: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in soft.items() if name != ASKED}
+
+
+def _joined(values: dict[str, str]) -> str:
+    return ",".join(f"{name}={value}" for name, value in values.items())
+
+
+def _slots(params: dict[str, str]) -> int:
+    """The most a job may get, or the least where it takes whatever is there."""
+    least, most = (params.get(name, "") for name in ("pe_min", "pe_max"))
+    words = [int(word) for word in (most, least) if word.isdecimal() and len(word) < 9 and int(word) < ENDLESS]
+    return max(words[0], 1) if words else 1
+
+
+def _reject(text: str) -> str:
+    return f"RESULT STATE REJECT {_line(text)}"
+
+
+def _line(text: str) -> str:
+    return "".join(char if char.isprintable() else "?" for char in text)[:1000]
+
+
+# -- the process ---------------------------------------------------------------------------------------------------------
+
+
+def run(settings: Any, images: Callable[[], Collection[str] | None] = lambda: None, per_slot: str = "") -> int:
+    """Speak with the server over standard input and output until it says QUIT or hangs up. *settings*: all of the
+    site's; only `batch` is looked at. *per_slot*: names with commas between."""
+    words = per_slot.split(",")
+    verifier = Verifier(settings.batch, groups=groups_of, images=images, per_slot=[word for word in words if word])
+    converse(verifier, sys.stdin.buffer, sys.stdout.buffer)
+    return 0
+
+
+def converse(verifier: Verifier, reader: BinaryIO, writer: BinaryIO) -> None:
+    """Until QUIT or the end of *reader*. A line that is too long is cut: it makes its job be refused."""
+    while raw := reader.readline(LONGEST_LINE):
+        answers = verifier.hear(raw.removesuffix(b"\n").decode("utf-8", "surrogateescape"))
+        if answers is None:
+            return
+        _send(writer, answers)
+
+
+def _send(writer: BinaryIO, lines: Iterable[str]) -> None:
+    writer.write("".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
+    writer.flush()
+
+
+def groups_of(user: str) -> Sequence[str]:
+    """The groups a user is in, by name; none for a user this host does not know."""
+    import grp
+    import pwd
+
+    try:
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        return ()
+    found = []
+    for gid in os.getgrouplist(user, entry.pw_gid):
+        try:
+            found.append(grp.getgrgid(gid).gr_name)
+        except KeyError:
+            continue
+    return found

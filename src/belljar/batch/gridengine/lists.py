@@ -1,0 +1,124 @@
+"""Changes of Grid Engine's own lists that `qconf` takes only as a whole file: read, changed by our part, written back.
+
+    complexes add|remove          the resources a user asks with, the one that says why a host is closed,
+                                  the one that keeps interactive jobs out
+    verifier set|unset FILE       `jsv_url` of the global configuration, and `qalter -a` allowed beside it
+
+Both are the same done once and done twice, and touch nobody else's lines.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+
+from belljar.batch.gridengine.dialect import NOTICE
+from belljar.batch.gridengine.jsv import ASKED, ASKED_DISK, FLAG, SHELL
+from belljar.batch.install.commands import Client
+from belljar.errors import BadOption, NotOurs
+
+TIMEOUT = 20.0
+# name shortcut type relop requestable consumable default urgency, sge_complex(5)
+COMPLEXES = {
+    ASKED: f"{ASKED} vmi STRING == YES NO NONE 0",
+    ASKED_DISK: f"{ASKED_DISK} vmd MEMORY <= YES NO 0 0",
+    FLAG: f"{FLAG} {FLAG} BOOL == YES NO 0 0",
+    SHELL: f"{SHELL} vmx BOOL == YES NO 0 0",
+    NOTICE: f"{NOTICE} vmc STRING == NO NO NONE 0",
+}
+ALLOWED = "a"  # of jsv_allowed_mod: belljar delays the next start of a job by `qalter -a`
+
+
+def run(name: str, argv: Sequence[str], client: Client) -> int:
+    """One change. Raises CommandFailed where the server refuses it."""
+    acts: dict[tuple[str, ...], Callable[..., None]] = {
+        ("complexes", "add"): lambda: _complexes(client, with_complexes),
+        ("complexes", "remove"): lambda: _complexes(client, without_complexes),
+        ("verifier", "set"): lambda path: _global(client, lambda text: with_verifier(text, path)),
+        ("verifier", "unset"): lambda path: _global(client, lambda text: without_verifier(text, path)),
+    }
+    act = acts.get((name, *argv[:1]))
+    if act is None or len(argv) != (1 if name == "complexes" else 2):
+        raise BadOption(f"{name}: no such hook of Grid Engine", hint="complexes add|remove; verifier set|unset FILE.")
+    act(*argv[1:])
+    return 0
+
+
+def with_complexes(text: str) -> str:
+    """The list of complexes with ours at its end, where they are missing. Raises NotOurs where a name is taken."""
+    lines = _lines(text)
+    for name, line in COMPLEXES.items():
+        words, short = line.split(), line.split()[1]
+        there = [one for one in lines if one.split()[0] == name or one.split()[1] == short]
+        if not there:
+            lines.append(line)
+        elif [one.split()[:6] for one in there] != [words[:6]]:
+            raise NotOurs(f"complex {there[0].split()[0]}: there is one, but not as belljar needs it: {line}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def without_complexes(text: str) -> str:
+    """The list without ours."""
+    return "".join(f"{line}\n" for line in _lines(text) if line.split()[0] not in COMPLEXES)
+
+
+def with_verifier(text: str, path: str) -> str:
+    """The global configuration with our verifier. Raises NotOurs where the site has its own."""
+    own = value(text, "jsv_url")
+    if own.lower() not in ("", "none", path):
+        raise NotOurs(
+            f"jsv_url: the site has its own verifier, {own}", hint="Let it start belljar's, or use `qsub -jsv`."
+        )
+    allowed = [word for word in value(text, "jsv_allowed_mod").split(",") if word]
+    if ALLOWED not in allowed:
+        allowed.insert(0, ALLOWED)
+    return _put(_put(text, "jsv_url", path), "jsv_allowed_mod", ",".join(allowed))
+
+
+def without_verifier(text: str, path: str) -> str:
+    """The global configuration without it; what `qalter` may do then is not the verifier's any more."""
+    return _put(text, "jsv_url", "NONE") if value(text, "jsv_url") == path else text
+
+
+def value(text: str, key: str) -> str:
+    """A key's value in what `qconf -sconf`, `-sq` or `-se` shows; "" where it is not there."""
+    for line in _lines(text):
+        name, _, rest = line.partition(" ")
+        if name == key:
+            return rest.strip()
+    return ""
+
+
+def _put(text: str, key: str, new: str) -> str:
+    lines = [f"{key} {new}" if line.split()[0] == key else line for line in _lines(text)]
+    if not any(line.split()[0] == key for line in lines):
+        lines.append(f"{key} {new}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _lines(text: str) -> list[str]:
+    """Lines without comments; those that end with a backslash go on in the next one."""
+    joined = text.replace("\\\n", " ")
+    return [" ".join(line.split()) for line in joined.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def _complexes(client: Client, change: Callable[[str], str]) -> None:
+    _rewrite(client, ("qconf", "-sc"), "complexes", "-Mc", change)
+
+
+def _global(client: Client, change: Callable[[str], str]) -> None:
+    """The file must be called "global": that is how `qconf -Mconf` knows whose configuration it is."""
+    _rewrite(client, ("qconf", "-sconf", "global"), "global", "-Mconf", change)
+
+
+def _rewrite(client: Client, show: tuple[str, ...], name: str, option: str, change: Callable[[str], str]) -> None:
+    before = "".join(f"{line}\n" for line in _lines(client.run(show, TIMEOUT).decode()))
+    after = change(before)
+    if after == before:
+        return
+    with tempfile.TemporaryDirectory(prefix="belljar-") as folder:
+        path = os.path.join(folder, name)
+        with open(path, "w") as file:
+            file.write(after)
+        client.run(("qconf", option, path), TIMEOUT)

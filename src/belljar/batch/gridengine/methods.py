@@ -1,0 +1,201 @@
+"""Grid Engine's suspend, resume and terminate methods of a queue: `$job_pid`, `--grace SECONDS` and
+`--spool DIR` (the job's spool folder) follow the name.
+
+They run as the job's owner, in the job's environment, beside the job. For a job that is in no machine they do what
+Grid Engine does without methods: STOP, CONT and KILL to the job's process group and to all that carries the job's
+additional group. For a job in a machine:
+
+    suspend     TSTP to the wrapper, which halts the vcpus and stops itself; then STOP to all
+    resume      CONT to all; the wrapper lets the vcpus go on and sets the guest's clock
+    terminate   CONT and TERM to the wrapper; when it is still there after the grace, KILL
+
+Grid Engine starts the terminate method again every second until the job is gone, never twice at once; for a job submitted
+with `-notify` only once, for it loses its alarm when a method ends. Each call must therefore bring the end about by itself,
+outlive the notices (the shell it is called by ignores them), and may find the end done.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from belljar.batch.gridengine.dialect import GRACE
+from belljar.batch.gridengine.spool import config
+from belljar.errors import BadOption
+from belljar.host.processes import PROC, all_pids, command_line, is_stopped, start_time
+
+PAUSE = 10.0  # seconds the wrapper may take to halt the vcpus and stop
+PAUSE_LOOK = 0.01  # nobody but its parent is told of a process that it stopped: this is the one thing that is looked at
+LONGEST_GRACE = 3600.0
+LAST_WORDS = 2.0  # seconds beyond the grace for a wrapper that ends its machine at the last moment
+ENTRY = (b"wrap", b"gridengine")
+LAUNCHER = b"wrap-gridengine"
+
+
+def run(name: str, argv: Sequence[str], settings: Any = None) -> int:
+    """Carry out one method, with the grace of the site's settings where they have one. Exits 0 also where the job is
+    gone already: another code changes nothing."""
+    methods: dict[str, Callable[[int, float, Path], None]] = {
+        "suspend": suspend, "resume": resume, "terminate": terminate
+    }  # fmt: skip
+    if name not in methods:
+        raise BadOption(f"{name}: no method of Grid Engine", hint="Known are suspend, resume and terminate.")
+    own = float(settings.batch.grace) if settings is not None else 0.0
+    pid, grace, spool = _arguments(argv, own or GRACE - LAST_WORDS)
+    with suppress(ProcessLookupError):
+        methods[name](pid, grace, spool)
+    return 0
+
+
+def suspend(pid: int, grace: float, spool: Path) -> None:
+    """Halt the job."""
+    _await_earlier(pid, spool)
+    if is_wrapper(pid):
+        os.kill(pid, signal.SIGTSTP)
+        # STOP before it is done would leave the order to stop behind: it would be obeyed after the next CONT.
+        deadline = time.monotonic() + PAUSE
+        while not is_stopped(pid) and time.monotonic() < deadline and _lives(pid):
+            time.sleep(PAUSE_LOOK)
+    _signal_all(pid, signal.SIGSTOP, spool)
+
+
+def resume(pid: int, grace: float, spool: Path) -> None:
+    """Let the job go on."""
+    _await_earlier(pid, spool)
+    _signal_all(pid, signal.SIGCONT, spool)
+
+
+def terminate(pid: int, grace: float, spool: Path) -> None:
+    """Bring the job's end about: with a grace where it is in a machine."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        if is_wrapper(pid):
+            with suppress(ProcessLookupError):
+                _signal_group(pid, signal.SIGCONT)
+                signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+            if _ended(descriptor, grace + LAST_WORDS):
+                return
+        _signal_all(pid, signal.SIGKILL, spool)
+    finally:
+        os.close(descriptor)
+
+
+def is_wrapper(pid: int) -> bool:
+    """Is the job's first process still ours? A job that wants no machine has become its own program by then."""
+    words = command_line(pid)[:8]
+    return ENTRY in itertools.pairwise(words) or any(word.rpartition(b"/")[2] == LAUNCHER for word in words[:3])
+
+
+def _arguments(argv: Sequence[str], grace: float) -> tuple[int, float, Path]:
+    """$job_pid, the grace, the job's spool folder."""
+    words, options = list(argv), {"--grace": "", "--spool": ""}
+    for option in options:
+        if option in words[:-1]:
+            at = words.index(option)
+            options[option] = words[at + 1]
+            del words[at : at + 2]
+    if options["--grace"]:
+        if not options["--grace"].isdecimal():
+            raise BadOption(f"--grace {options['--grace']}: no number of seconds")
+        grace = min(float(options["--grace"]), LONGEST_GRACE)
+    if len(words) != 1 or not words[0].isdecimal() or int(words[0]) < 2:
+        raise BadOption("a method of Grid Engine needs $job_pid, --grace SECONDS and --spool DIR, and nothing else")
+    return int(words[0]), grace, Path(options["--spool"] or "/nowhere")
+
+
+def _await_earlier(pid: int, spool: Path) -> None:
+    """Wait for methods of this job that were started before this one: a resume that overtakes a suspend would find
+    nothing to resume, and the job would stay halted. Their processes carry the job's group and its first pid."""
+    mine = start_time(os.getppid()) or start_time(os.getpid()) or 0
+    deadline = time.monotonic() + PAUSE
+    for one in list(_methods(pid, spool)):
+        began = start_time(one)
+        if began is not None and (began, one) < (mine, os.getppid()):
+            with suppress(ProcessLookupError):
+                descriptor = os.pidfd_open(one)
+                try:
+                    _ended(descriptor, deadline - time.monotonic())
+                finally:
+                    os.close(descriptor)
+
+
+def _methods(pid: int, spool: Path) -> Iterator[int]:
+    """Shells and interpreters that carry out a suspend or resume method of the job, this one's own not among them."""
+    family = {os.getpid(), os.getppid()}
+    group, wanted = _additional_group(spool), str(pid).encode()
+    for one in all_pids():
+        with suppress(OSError):
+            words = b" ".join(command_line(one)).split() if one not in family else []
+            is_method = wanted in words and (b"suspend" in words or b"resume" in words)
+            if is_method and os.getpgid(one) != os.getpgrp() and (group is None or group in _groups(one)):
+                yield one
+
+
+def _lives(pid: int) -> bool:
+    return bool(command_line(pid))
+
+
+def _ended(descriptor: int, timeout: float) -> bool:
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(max(timeout, 0.0) * 1000))
+
+
+def _signal_group(pid: int, number: int) -> None:
+    with suppress(PermissionError):
+        os.killpg(pid, number)
+
+
+def _signal_all(pid: int, number: int, spool: Path) -> None:
+    """To the group, then to whatever has left it but carries the job's additional group id, as `ENABLE_ADDGRP_KILL`
+    wants it; but not to this process, its parent the shell, and other methods' processes, which carry it too."""
+    with suppress(ProcessLookupError):
+        _signal_group(pid, number)
+    group = _additional_group(spool)
+    if group is None:
+        return
+    spared = {os.getpgrp(), *_groups_of_methods(spool)}
+    for one in all_pids():
+        with suppress(OSError, ValueError):
+            if group in _groups(one) and os.getpgid(one) not in spared:
+                os.kill(one, number)
+
+
+def _groups_of_methods(spool: Path) -> Iterator[int]:
+    """The process groups in which the shepherd runs its methods: its children that are not the job."""
+    with suppress(OSError, ValueError):
+        shepherd = int((spool / "pid").read_text())
+        job = int((spool / "job_pid").read_text())
+        for one in all_pids():
+            with suppress(OSError):
+                if one != job and _parent(one) == shepherd:
+                    yield one
+
+
+def _additional_group(spool: Path) -> int | None:
+    try:
+        settings = config((spool / "config").read_bytes())
+        group = int(settings.get("add_grp_id", b"0"))
+    except (OSError, ValueError):
+        return None
+    return group if settings.get("enable_addgrp_kill") == b"1" and group > 0 and group in os.getgroups() else None
+
+
+def _groups(pid: int) -> set[int]:
+    """Supplementary groups of a process."""
+    for line in (PROC / str(pid) / "status").read_text(errors="replace").splitlines():
+        if line.startswith("Groups:"):
+            return {int(word) for word in line.split()[1:]}
+    return set()
+
+
+def _parent(pid: int) -> int:
+    text = (PROC / str(pid) / "stat").read_bytes()
+    return int(text[text.rindex(b")") + 2 :].split()[1])

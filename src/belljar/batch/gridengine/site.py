@@ -1,0 +1,291 @@
+"""What a site needs for Grid Engine: three scripts in the cell's folder, five complexes, a verifier, and the
+attributes of each queue whose jobs may have machines. All but the scripts is told to the server, so one host that may change its
+configuration (an admin host, as a manager) installs for all; belljar itself must lie at the same path on each node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from belljar import __version__
+from belljar.batch import Settings
+from belljar.batch.gridengine.jsv import FLAG, RESERVED, SHELL
+from belljar.batch.gridengine.lists import ALLOWED, value, with_complexes
+from belljar.batch.install.commands import Needs
+from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, Piece, Place
+from belljar.errors import BadOption, BelljarError
+
+HOOK, METHOD, VERIFIER = "belljar-hook", "belljar-method", "belljar-jsv"
+HOOK_DEADLINE = 60  # seconds; Grid Engine ends a hook after 120 and closes the queue
+LIBRARY = Path(__file__).resolve().parents[2]
+QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+HOOK_TEXT = """#!/bin/sh
+# Prolog and epilog of Grid Engine's queues, as root: prolog|epilog JOB TASK OWNER. The environment is the job's and is
+# not taken over. The exit code is always 0: with any other one Grid Engine closes the queue.
+/usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin SGE_ROOT={root} SGE_CELL={cell} \\
+    timeout -k 5 {deadline} {belljar} batch "$1" gridengine "$2" "$3" "$4" </dev/null >/dev/null 2>&1 || :
+exit 0
+"""
+METHOD_TEXT = """#!/bin/sh
+# Methods of Grid Engine's queues, as the job's owner: suspend|resume|terminate PID. Where belljar cannot, they do what
+# Grid Engine does without them. What announces an end (`qsub -notify`, s_cpu) goes to all processes of the job, to this
+# one too, and a method that died of it is not started again.
+trap '' HUP INT QUIT TERM USR1 USR2 XCPU
+{belljar} batch method gridengine "$1" "$2" --spool "$SGE_JOB_SPOOL_DIR" && exit 0
+case $1 in suspend) signal=STOP ;; resume) signal=CONT ;; *) signal=KILL ;; esac
+kill -s $signal -- "-$2"
+exit 0
+"""
+VERIFIER_TEXT = """#!/bin/sh
+# Grid Engine's server starts this as its administrator, once for each of its threads, and again when this file changes.
+# belljar {version}, {fingerprint} of its program and the site's settings: other ones make another file, so `install` is
+# all that is needed after a change.
+exec {belljar} batch jsv gridengine --per-slot={per_slot}
+"""
+
+
+def _common(variables: Mapping[str, str]) -> Path | None:
+    root = variables.get("SGE_ROOT", "")
+    return Path(root, variables.get("SGE_CELL", "default"), "common") if root else None
+
+
+def _cell(folder: Path) -> dict[str, str]:
+    return {"SGE_ROOT": str(folder.parent.parent), "SGE_CELL": folder.parent.name}
+
+
+class GridEngineSite:
+    """The pieces, and what is to be looked at besides."""
+
+    default_folder = Path("/var/lib/gridengine/default/common")
+    needs = Needs(
+        ("qconf", "qstat", "qalter", "qmod"),
+        ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT"), home=_common, told_by=_cell,
+    )  # fmt: skip
+
+    def pieces(self, place: Place) -> list[Piece]:
+        """Option `queue`: names with commas between. Raises BadOption."""
+        found: list[Piece] = list(_files(place))
+        belljar = (str(place.belljar), "batch", "hook", "gridengine")
+        found.append(
+            Change(
+                "complexes: what users ask with", ("qconf", "-sc"), _has_complexes,
+                do=((*belljar, "complexes", "add"),), undo=((*belljar, "complexes", "remove"),),
+            )
+        )  # fmt: skip
+        found.append(
+            Change(
+                "all hosts take interactive jobs", ("qconf", "-se", "global"), lambda shown: _has(shown, f"{SHELL}=TRUE"),
+                do=(("qconf", "-mattr", "exechost", "complex_values", f"{SHELL}=TRUE", "global"),),
+                undo=(("qconf", "-dattr", "exechost", "complex_values", SHELL, "global"),),
+            )
+        )  # fmt: skip
+        path = str(place.folder / VERIFIER)
+        found.append(
+            Change(
+                "verifier of the server", ("qconf", "-sconf", "global"), lambda shown: _has_verifier(shown, path),
+                do=((*belljar, "verifier", "set", path),), undo=((*belljar, "verifier", "unset", path),),
+            )
+        )  # fmt: skip
+        queues = queues_of(place)
+        for queue in queues:
+            found += _queue(place, queue)
+        if not queues:
+            found.append(Advice("queues whose jobs may have machines", "Say which: --queue all.q, once for each."))
+        return found
+
+    def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
+        return ()  # the server hears of every change, and tells the hosts
+
+    def findings(self, place: Place) -> list[Finding]:
+        host = os.uname().nodename
+        try:
+            version = place.run(("qconf", "-help")).decode(errors="replace").splitlines()[0]
+            conf = place.run(("qconf", "-sconf", "global")).decode(errors="replace")
+            lists = {option: place.run(("qconf", option)).decode(errors="replace") for option in ("-sh", "-ss")}
+            managers = place.run(("qconf", "-sm")).decode(errors="replace").split()
+            states = place.run(("qstat", "-f")).decode(errors="replace")
+        except BelljarError as exc:
+            return [Finding("the server answers", False, exc.message, "Start sge_qmaster; set SGE_ROOT and SGE_CELL.")]
+        found = [
+            Finding("the server answers", True, version),
+            _is_listed(
+                host,
+                lists["-ss"],
+                "a submit host",
+                "jobs here cannot count their failures: they are held after the second",
+                "-as",
+            ),
+            _is_listed(host, lists["-sh"], "an admin host", "this node cannot be closed by belljar", "-ah"),
+            Finding("root is a manager", "root" in managers, "", "`qconf -am root`; without it no node can be closed."),
+            *_params(value(conf, "qmaster_params"), value(conf, "execd_params")),
+            _all_groups(conf),
+        ]
+        return [*found, *(_state(states, queue) for queue in queues_of(place))]
+
+
+def queues_of(place: Place) -> list[str]:
+    """The queues named by the option. Raises BadOption for what can be no queue's name."""
+    names = [name.strip() for name in place.options.get("queue", "").split(",") if name.strip()]
+    for name in names:
+        if not QUEUE_NAME.fullmatch(name):
+            raise BadOption(f"queue {name}: no name of a queue", hint="`qconf -sql` lists them.")
+    return names
+
+
+def _files(place: Place) -> Iterator[OurFile]:
+    root, cell = place.folder.parent.parent, place.folder.parent.name
+    words = {
+        "root": shlex.quote(str(root)), "cell": shlex.quote(cell), "deadline": HOOK_DEADLINE,
+        "belljar": shlex.quote(str(place.belljar)), "version": __version__, "per_slot": ",".join(_per_slot(place)),
+        "fingerprint": fingerprint(LIBRARY, place.settings),
+    }  # fmt: skip
+    for name, purpose, text in (
+        (HOOK, "prolog and epilog of the queues", HOOK_TEXT),
+        (METHOD, "suspend, resume and terminate methods of the queues", METHOD_TEXT),
+        (VERIFIER, "verifier of jobs at submission", VERIFIER_TEXT),
+    ):
+        yield OurFile(purpose, place.folder / name, text.format(**words).encode(), 0o755)
+
+
+def fingerprint(library: Path, settings: Settings) -> str:
+    """16 hexadecimal digits for all that the verifier reads when the server starts it: it keeps that until its file changes."""
+    found = hashlib.sha256(repr(settings).encode())
+    for path in sorted(library.rglob("*.py")):
+        text = path.read_bytes()
+        found.update(f"\n{path.relative_to(library)} {len(text)}\n".encode() + text)
+    return found.hexdigest()[:16]
+
+
+def _per_slot(place: Place) -> list[str]:
+    """Which of the memory complexes this site counts for each slot (consumable YES), in the order of the list."""
+    try:
+        shown = place.run(("qconf", "-sc")).decode(errors="replace")
+    except BelljarError:
+        return []
+    rows = (line.split() for line in shown.splitlines() if not line.startswith("#"))
+    return [row[0] for row in rows if len(row) == 8 and row[0] in RESERVED and row[5].upper() == "YES"]
+
+
+def _has_complexes(shown: bytes) -> bool:
+    text = shown.decode(errors="replace")
+    try:
+        names = {line.split()[0] for line in with_complexes(text).splitlines()}
+    except BelljarError:
+        return False
+    present = {line.split()[0] for line in text.splitlines() if line.strip()}
+    return names <= present
+
+
+def _has_verifier(shown: bytes, path: str) -> bool:
+    text = shown.decode(errors="replace")
+    return value(text, "jsv_url") == path and ALLOWED in value(text, "jsv_allowed_mod").split(",")
+
+
+# -- queues --------------------------------------------------------------------------------------------------------------
+
+
+def attributes(place: Place) -> dict[str, str]:
+    """A queue's attributes as belljar wants them."""
+    hook, method = place.folder / HOOK, place.folder / METHOD
+    job = "$job_id $ja_task_id $job_owner"
+    return {
+        "starter_method": str(place.wrapper),
+        "prolog": f"root@{hook} prolog {job}",
+        "epilog": f"root@{hook} epilog {job}",
+        **{f"{name}_method": f"{method} {name} $job_pid" for name in ("suspend", "resume", "terminate")},
+    }
+
+
+def _queue(place: Place, queue: str) -> Iterator[Piece]:
+    """The attributes of one queue. What a site has set itself stays: then somebody has to merge the two."""
+    try:
+        shown = place.run(("qconf", "-sq", queue)).decode(errors="replace")
+    except BelljarError as exc:
+        raise BadOption(f"queue {queue}: {exc.message}", hint="`qconf -sql` lists the queues.") from exc
+    for name, wanted in attributes(place).items():
+        there = value(shown, name)
+        if there.lower() not in ("", "none", wanted.lower()):
+            text = f"queue {queue} has {name} {there}. Let that call, or be, what belljar needs: {wanted}"
+            yield Advice(f"{name} of queue {queue}", text)
+            continue
+        yield Change(
+            f"{name} of queue {queue}", ("qconf", "-sq", queue), _is_value(name, wanted),
+            do=(("qconf", "-mattr", "queue", name, wanted, queue),),
+            undo=(("qconf", "-mattr", "queue", name, "NONE", queue),),
+        )  # fmt: skip
+    for purpose, mark, accepted in (
+        (f"queue {queue} has machines", f"{FLAG}=TRUE", (f"{FLAG}=TRUE", f"{FLAG}=1")),
+        (
+            f"queue {queue} takes no interactive jobs",
+            f"{SHELL}=FALSE",
+            tuple(f"{SHELL}={one}" for one in ("FALSE", "0", "TRUE", "1")),
+        ),
+    ):
+        yield Change(
+            purpose, ("qconf", "-sq", queue), _has_one_of(accepted),
+            do=(("qconf", "-mattr", "queue", "complex_values", mark, queue),),
+            undo=(("qconf", "-dattr", "queue", "complex_values", mark, queue),),
+        )  # fmt: skip
+
+
+def _is_value(name: str, wanted: str) -> Callable[[bytes], bool]:
+    return lambda shown: value(shown.decode(errors="replace"), name) == wanted
+
+
+def _has_one_of(accepted: tuple[str, ...]) -> Callable[[bytes], bool]:
+    return lambda shown: any(_has(shown, one) for one in accepted)
+
+
+def _has(shown: bytes, pair: str) -> bool:
+    return pair in re.split(r"[\s,]+", value(shown.decode(errors="replace"), "complex_values"))
+
+
+# -- findings ------------------------------------------------------------------------------------------------------------
+
+
+def _is_listed(host: str, shown: str, what: str, without: str, option: str) -> Finding:
+    names = {line.strip().partition(".")[0].lower() for line in shown.splitlines()}
+    is_there = host.partition(".")[0].lower() in names
+    return Finding(f"this host is {what}", is_there, "" if is_there else without, f"`qconf {option} {host}`")
+
+
+def _params(params: str, of_hosts: str) -> Iterator[Finding]:
+    """What of qmaster_params and execd_params changes the meaning of an ending."""
+    on = {
+        word.partition("=")[0].upper()
+        for word in re.split(r"[,\s]+", params)
+        if not word.lower().endswith(("=false", "=0"))
+    }
+    for name, means in (
+        ("FORBID_RESCHEDULE", "a job whose machine could not be had is held at once"),
+        ("FORBID_APPERROR", "a job is held as by `qhold`, without a reason in `qstat -j`"),
+    ):
+        is_set = name in on
+        yield Finding(f"{name} is not set", not is_set, means if is_set else "", f"Take {name} out of qmaster_params.")
+    off = re.search(r"(?i)ENABLE_ADDGRP_KILL=(false|0)", of_hosts)
+    yield Finding(
+        "ENABLE_ADDGRP_KILL", off is None, "", "What leaves its process group outlives its job: switch it on."
+    )
+
+
+def _all_groups(conf: str) -> Finding:
+    there = value(conf, "gid_range").lower() not in ("", "none")
+    return Finding("gid_range is set", there, "", "Grid Engine counts a job's processes by these groups.")
+
+
+def _state(states: str, queue: str) -> Finding:
+    """A queue instance in error takes no jobs."""
+    rows = (line.split() for line in states.splitlines() if line.startswith(f"{queue}@"))
+    bad = [f"{row[0]} {row[5]}" for row in rows if len(row) > 5 and set(row[5]) & set("Ecou")]
+    return Finding(
+        f"queue {queue} takes jobs", not bad, ", ".join(bad), "`qstat -explain E`, then `qmod -cq QUEUE@HOST`."
+    )
+
+
+SITE = GridEngineSite()

@@ -1,0 +1,222 @@
+"""HTCondor: the words a job finds around it, and the words it is answered with.
+
+The site's USER_JOB_WRAPPER is started by condor_starter as the job's user in the job's directory, with the job's program
+and arguments as its own. The two ads lie in the scratch directory: what the job asked for, and what its slot gives.
+https://htcondor.readthedocs.io/en/latest/admin-manual/ep-policy-configuration.html (USER_JOB_WRAPPER)
+https://htcondor.readthedocs.io/en/latest/users-manual/env-of-job.html
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from belljar.batch import Settings
+from belljar.batch.htcondor.ads import Ad, Expression, parse, string
+from belljar.batch.job.terms import Command, Ending, Job, Staged, Surroundings, Verdict
+from belljar.batch.job.verdict import delay, why
+from belljar.errors import OUR_FAILURE, NotInAJob
+from belljar.model import GIB, KIB, MIB, Outcome
+
+# Of the ad, for `+VmImage = "..."` and its like in a submit file.
+IMAGE, DISK = "VmImage", "VmDisk"
+# The schedd lets a job set attributes of its own that begin so (CHIRP_DELAYED_UPDATE_PREFIX); OnExitHold looks at it.
+HELD = "ChirpBelljarHold"
+SMALLEST_DISK = 8 * GIB  # from here on RequestDisk is meant for the machine's disk
+VACATE_TIME = 600  # seconds between the soft and the hard kill, unless job or machine say less (MachineMaxVacateTime)
+SCRATCH, JOB_AD, MACHINE_AD, ERROR_FILE, CHIRP_CONFIG = (
+    "_CONDOR_SCRATCH_DIR", "_CONDOR_JOB_AD", "_CONDOR_MACHINE_AD", "_CONDOR_WRAPPER_ERROR_FILE", "_CONDOR_CHIRP_CONFIG",
+)  # fmt: skip
+# HTCondor has no words for "closed" that leave running jobs alone: condor_drain evicts them. So the node keeps the reason
+# in a link, and a startd cron job publishes what START looks at. HasVM and VMOfflineReason are HTCondor's own, and names
+# have no case.
+WORKS, CLOSED_REASON, IMAGES, POOL_IMAGES = "BelljarWorks", "BelljarClosedReason", "BelljarImages", "BelljarPoolImages"
+CLOSED = "/var/lib/belljar/htcondor-closed"
+OUR_WORD = b"belljar"
+JOB_ID = re.compile(r"[0-9]+\.[0-9]+\Z")
+
+
+@dataclass(frozen=True)
+class CondorJob(Job):
+    """A job, with what is needed to answer it."""
+
+    error_file: bytes = b""
+    chirp: tuple[str, ...] = ()  # variables by which condor_chirp finds the starter
+    starts: int = 0  # of its program, this one not yet counted
+
+
+class HTCondor:
+    """Implements `Dialect`."""
+
+    name = "htcondor"
+
+    def read(self, here: Surroundings) -> CondorJob:
+        if not here.var(JOB_AD) or not here.argv:
+            raise NotInAJob(f"${JOB_AD} is not set, or there is no program to run: HTCondor did not start this")
+        try:
+            ad = parse(here.read(os.fsencode(here.var(JOB_AD))))
+        except OSError as exc:
+            raise NotInAJob(f"{here.var(JOB_AD)}: {exc.strerror}") from exc
+        cluster, proc = ad.number("ClusterId"), ad.number("ProcId")
+        if cluster is None or proc is None:
+            raise NotInAJob(f"{here.var(JOB_AD)}: holds no ClusterId and ProcId")
+        slot = _slot(here)
+        chirp = tuple(f"{name}={here.var(name)}" for name in (SCRATCH, CHIRP_CONFIG) if here.var(name))
+        starts = ad.number("NumJobStarts") or 0
+        native = Command(here.argv[0], here.argv, unstarted=lambda exc: _unstarted(chirp, starts, here.argv[0], exc))
+        return CondorJob(
+            system=self.name, id=f"{cluster}.{proc}", aliases=_aliases(ad), name=ad.text("JobBatchName"),
+            queue=ad.text("AcctGroup"), image=image_of(ad), native=native,
+            cpus=slot.number("Cpus") or ad.number("RequestCpus"), memory=size_of(slot, "Memory", ad, "RequestMemory", MIB),
+            disk=disk_of(ad), wall=_wall(ad), started_before=_started_before(ad), grace=_grace(ad), signals_reach_all=False,
+            inherits_ignored=True, staged=_staged(here), redirect=(ERROR_FILE.encode(),), error_file=os.fsencode(here.var(ERROR_FILE)), chirp=chirp,
+            starts=starts,
+        )  # fmt: skip
+
+    def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
+        assert isinstance(job, CondorJob)
+        reason = why(outcome, tries, verdict, settings)
+        failed = Ending(exit_code=OUR_FAILURE)
+        match verdict:
+            case Verdict.MIRROR:
+                return Ending(exit_code=outcome.exit_code, signal=outcome.signal)
+            case Verdict.REQUEUE if job.error_file:
+                # The starter takes any such file for a failure of this machine and gives the job back: Idle. It would
+                # start again at once, here or elsewhere, so this process keeps it for a while.
+                text = reason.encode("ascii", "replace") + b"\n"
+                folder = os.path.dirname(job.error_file)
+                return Ending(
+                    exit_code=1, files=((job.error_file, text),), opens=folder, delay=delay(tries, settings)
+                )  # fmt: skip
+            case Verdict.HOLD:
+                return _held(job.chirp, job.starts, reason, failed)
+            case _:
+                return failed
+
+    def count(self, job: Job) -> tuple[str, ...]:
+        """None: a node may not ask or write the schedd's queue. NumShadowStarts in the ad has to do."""
+        return ()
+
+    def counted(self, job: Job, printed: bytes) -> Job:
+        return job
+
+    def alive(self) -> tuple[str, ...]:
+        return ("condor_status", "-constraint", of_this_host(), "-af", "Name", "JobId")
+
+    def living(self, printed: bytes) -> frozenset[str]:
+        """A line for each slot. No line at all is no answer: a node in service has at least one."""
+        lines = [line.split() for line in printed.decode("utf-8", "replace").splitlines() if line.strip()]
+        if not lines or any(len(words) != 2 for words in lines):
+            raise ValueError("condor_status printed no list of slots")
+        for _, id in lines:
+            if id != "undefined" and not JOB_ID.match(id):
+                raise ValueError(f"condor_status printed {id[:40]!r} for a job's id")
+        return frozenset(id for _, id in lines if id != "undefined")
+
+    def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
+        told = string(reason).strip('"')[:200]
+        return (("mkdir", "-p", os.path.dirname(CLOSED)), ("ln", "-sfn", "--", told, CLOSED))
+
+    def open_node(self, node: str) -> tuple[tuple[str, ...], ...]:
+        return (("rm", "-f", CLOSED),)
+
+    def why_closed(self, node: str) -> tuple[str, ...]:
+        folder, name = os.path.split(CLOSED)
+        return ("find", folder, "-maxdepth", "1", "-name", name, "-printf", "%l\\n")
+
+    def closed_by_us(self, printed: bytes) -> bool:
+        return printed.startswith(OUR_WORD)
+
+    def epilog(self, env: Mapping[str, str], argv: tuple[str, ...]) -> tuple[str, str]:
+        raise NotInAJob(
+            "HTCondor runs nothing as root around a job", hint="Run `belljar reap --batch htcondor` from a timer."
+        )
+
+
+def of_this_host() -> str:
+    """A constraint: a name given alone is looked up, and a host without a domain may not be found. Who has the same short
+    name in another domain fits too; that ends no machine too many."""
+    short = os.uname().nodename.partition(".")[0]
+    return f'regexp("^{short}([.].*)?$", Machine, "i")'
+
+
+def _aliases(ad: Ad) -> tuple[str, ...]:
+    """The id that is unique over all schedds."""
+    whole = ad.text("GlobalJobId")
+    return (whole,) if whole and len(whole) < 300 else ()
+
+
+def image_of(ad: Ad) -> str:
+    """What is asked for. A thing that is no string is handed on as it is written: the rules refuse it with a sentence."""
+    value = ad.get(IMAGE)
+    if isinstance(value, Expression):
+        return value.text
+    return "" if value is None else str(value)
+
+
+def _slot(here: Surroundings) -> Ad:
+    """The machine's ad: what this slot really has, and what its limits are made from."""
+    try:
+        return parse(here.read(os.fsencode(here.var(MACHINE_AD)))) if here.var(MACHINE_AD) else Ad({})
+    except OSError:
+        return Ad({})
+
+
+def size_of(slot: Ad, name: str, ad: Ad, asked: str, unit: int) -> int | None:
+    value = slot.number(name) or ad.number(asked)
+    return value * unit if value else None
+
+
+def disk_of(ad: Ad) -> int | None:
+    """`+VmDisk` in MiB. RequestDisk (KiB) is the sandbox's size on this host; it is the machine's disk only where the user
+    wrote more than an image has: HTCondor's own default is the size of what is transferred."""
+    own, asked = ad.number(DISK), ad.number("RequestDisk")
+    if own:
+        return own * MIB
+    return asked * KIB if asked and asked * KIB >= SMALLEST_DISK else None
+
+
+def _wall(ad: Ad) -> float | None:
+    limits = [ad.number(name) for name in ("AllowedExecuteDuration", "AllowedJobDuration")]
+    known = [float(limit) for limit in limits if limit]
+    return min(known) if known else None
+
+
+def _started_before(ad: Ad) -> int:
+    """NumShadowStarts counts this start too, NumJobStarts does not yet."""
+    return max((ad.number("NumShadowStarts") or 1) - 1, ad.number("NumJobStarts") or 0, 0)
+
+
+def _grace(ad: Ad) -> float:
+    asked = ad.number("JobMaxVacateTime")
+    return float(max(min(VACATE_TIME if asked is None else asked, VACATE_TIME) - 2, 0))
+
+
+def _staged(here: Surroundings) -> Staged:
+    """The ads go in. The scratch directory is the working directory of most jobs and copied or shared as such; for others
+    it is only where temporary files go."""
+    scratch = os.fsencode(here.var(SCRATCH))
+    ads = tuple(os.fsencode(here.var(name)) for name in (JOB_AD, MACHINE_AD) if here.var(name))
+    inside = here.cwd == scratch or here.cwd.startswith(scratch + b"/")
+    return Staged(into=() if inside else ads, folders=(scratch,) if scratch and not inside else ())
+
+
+def _unstarted(chirp: tuple[str, ...], starts: int, program: bytes, exc: OSError) -> Ending:
+    """The starter holds a job whose program it cannot execute. Only the job's ad can ask for that from here."""
+    text = f"Failed to execute '{os.fsdecode(program)}': (errno={exc.errno}: '{exc.strerror}')"
+    failed = Ending(exit_code=126 if exc.errno in (errno.ENOEXEC, errno.EACCES) else 127)
+    return _held(chirp, starts, text, failed)
+
+
+def _held(chirp: tuple[str, ...], starts: int, reason: str, end: Ending) -> Ending:
+    """*end* after the job's ad was told; the same where it cannot be told. What is told holds for this start alone: the
+    attribute stays in the ad of a job that is released."""
+    value = f"ifThenElse(NumJobStarts <= {starts + 1}, {string(reason)}, undefined)"
+    command = ("env", *chirp, "condor_chirp", "set_job_attr_delayed", HELD, value)
+    return Ending(end.exit_code, end.signal, (command,), otherwise=end)
+
+
+DIALECT = HTCondor()

@@ -1,0 +1,443 @@
+"""What a site needs for HTCondor: one file in config.d, the same on all hosts, and three small scripts it names.
+
+On execute nodes it has the starter run belljar in place of each job, publishes which images a node has and whether its
+machines work, and keeps jobs with machines off a node that is closed. On access points it refuses at submit what can be
+refused there, and gives jobs a way to be held. What was last said in HTCondor's files counts, so `findings` look at what
+condor_config_val makes of all of them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from belljar.batch import Settings
+from belljar.batch.htcondor.ads import string
+from belljar.batch.htcondor.dialect import (
+    CLOSED,
+    CLOSED_REASON,
+    DISK,
+    HELD,
+    IMAGE,
+    IMAGES,
+    POOL_IMAGES,
+    WORKS,
+    of_this_host,
+)
+from belljar.batch.install.commands import Needs
+from belljar.batch.install.pieces import Change, Finding, Guard, OurFile, Piece, Place
+from belljar.batch.job.policy import LETTERS, letters_of, queue_images, rules, site_of
+from belljar.errors import BadOption, BelljarError
+from belljar.model import MIB
+
+CONFIG, PREPARE, PUBLISH, POOL = "90-belljar.conf", "belljar-prepare", "belljar-publish", "belljar-pool-images"
+KEYWORD = "BELLJAR"  # of our hook, and of our cron jobs
+HOOK_DEADLINE = 60  # seconds
+PERIOD = 60  # seconds between two looks at the node, and at the pool
+OLDEST = (9, 0)
+OPTIONS = ("wrapper", "hook")  # `--set wrapper=site`: the site's own calls ours
+STARTD, STARTER, SCHEDD = "STARTD", "STARTER", "SCHEDD"
+
+HOOK = """#!/bin/sh
+# HOOK_PREPARE_JOB, as the job's user. A hook that fails holds the job; this one leaves the decision to the wrapper then.
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export PATH
+told=$(timeout -k 5 {deadline} {belljar} batch hook htcondor prepare) && [ -n "$told" ] && printf '%s\\n' "$told"
+exit 0
+"""
+
+CRON = """#!/bin/sh
+# STARTD_CRON: what this node's slots say about machines.
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+if why=$(readlink {closed}); then
+    echo '{works} = False'
+    printf '{reason} = "%s"\\n' "$(printf %s "$why" | tr -c ' !#-[]-~' '?')"
+else
+    echo '{works} = True'
+    echo '{reason} = undefined'
+fi
+images=$(ls {names} 2>/dev/null | grep -E '^[A-Za-z0-9][A-Za-z0-9._-]*$' | tr '\\n' ',')
+printf '{images} = "%s"\\n' "${{images%,}}"
+echo '- update:true'
+"""
+
+POOL_CRON = """#!/bin/sh
+# SCHEDD_CRON: the images that nodes of the pool have. $1: condor_status. Where the pool tells none, nothing is said.
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+images=$("$1" -constraint 'size({images} ?: "") > 0' -af {images} | tr ',' '\\n' | grep -E '^[A-Za-z0-9][A-Za-z0-9._-]*$' |
+    sort -u | tr '\\n' ',')
+if [ -n "$images" ]; then printf '{pool} = "%s"\\n' "${{images%,}}"; else echo '{pool} = undefined'; fi
+echo '- update:true'
+"""
+
+WRAPPER_LINES = "USER_JOB_WRAPPER = {wrapper}\n"
+HOOK_LINES = "STARTER_DEFAULT_JOB_HOOK_KEYWORD = {keyword}\n{keyword}_HOOK_PREPARE_JOB = {prepare}\n"
+
+TEMPLATE = """# Jobs in machines of their own. Made by `belljar batch install htcondor`.
+
+# -- execute nodes: the starter
+{starter}
+# -- execute nodes: {works}, {reason} and {images} in every slot's ad
+STARTD_CRON_JOBLIST = $(STARTD_CRON_JOBLIST) {keyword}
+STARTD_CRON_{keyword}_EXECUTABLE = {publish}
+STARTD_CRON_{keyword}_PERIOD = {period}s
+START = ($(START)) && ({start})
+
+# -- access points: {pool} in the schedd's ad, for what is refused at submit
+SCHEDD_CRON_JOBLIST = $(SCHEDD_CRON_JOBLIST) {keyword}
+SCHEDD_CRON_{keyword}_EXECUTABLE = {pool_script}
+SCHEDD_CRON_{keyword}_ARGS = $(BIN)/condor_status
+SCHEDD_CRON_{keyword}_PERIOD = {period}s
+
+# -- access points: what is refused at submit
+{requirements}
+# -- access points: a job whose machine cannot be had says so in {held}, and is then held with the reason
+JOB_TRANSFORM_NAMES = $(JOB_TRANSFORM_NAMES) BelljarHold
+JOB_TRANSFORM_BelljarHold @=end
+   COPY OnExitHold BelljarOnExitHold
+   COPY OnExitHoldReason BelljarOnExitHoldReason
+   SET OnExitHold ({held} isnt undefined) || (BelljarOnExitHold ?: false)
+   SET OnExitHoldReason {held} ?: (BelljarOnExitHoldReason ?: "The job attribute OnExitHold evaluated to true")
+@end
+"""
+NAMES = {
+    "works": WORKS,
+    "reason": CLOSED_REASON,
+    "images": IMAGES,
+    "pool": POOL_IMAGES,
+    "held": HELD,
+    "keyword": KEYWORD,
+}
+
+
+class HTCondorSite:
+    """The pieces, and what is to be looked at besides."""
+
+    default_folder = Path("/etc/condor/config.d")
+    needs = Needs(
+        ("condor_config_val", "condor_status", "condor_version", "condor_reconfig"), ("CONDOR_CONFIG",),
+        told_folders={"condor_chirp": ("condor_config_val", "LIBEXEC")},
+    )  # fmt: skip
+
+    def pieces(self, place: Place) -> list[Piece]:
+        """Options: `wrapper=site`, `hook=site`: the site's USER_JOB_WRAPPER, or hook, calls ours."""
+        for name, value in place.options.items():
+            if name not in OPTIONS or value not in ("site", "belljar"):
+                raise BadOption(f"--set {name}={value}: HTCondor has wrapper=site and hook=site")
+        prepare, publish, pool = (place.wrapper.parent / name for name in (PREPARE, PUBLISH, POOL))
+        hook = HOOK.format(belljar=shlex.quote(str(place.belljar)), deadline=HOOK_DEADLINE)
+        cron = CRON.format(closed=CLOSED, names=shlex.quote(str(place.store / "images/names")), **NAMES)
+        starter = "" if calls_ours(place, "wrapper") else WRAPPER_LINES.format(wrapper=place.wrapper)
+        starter += "" if calls_ours(place, "hook") else HOOK_LINES.format(prepare=prepare, **NAMES)
+        config = TEMPLATE.format(
+            starter=starter, publish=publish, pool_script=pool, period=PERIOD, start=start(place.settings),
+            requirements=requirement_lines(place.settings), **NAMES,
+        )  # fmt: skip
+        return [
+            *_guards(place),
+            *_node_folder(place),
+            OurFile("looks at each job before it is started", prepare, hook.encode(), 0o755),
+            OurFile("publishes what this node's machines are", publish, cron.encode(), 0o755),
+            OurFile("knows the images of the pool", pool, POOL_CRON.format(**NAMES).encode(), 0o755),
+            OurFile("settings of HTCondor", place.folder / CONFIG, config.encode(), 0o644),
+        ]
+
+    def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
+        return (("condor_reconfig",),)
+
+    def findings(self, place: Place) -> list[Finding]:
+        daemons = ask(place, "", "DAEMON_LIST") or "STARTD SCHEDD"
+        found = [_version(place)]
+        if lists("STARTD")(daemons):
+            found += [*_of_node(place), _sandbox(place), *_seen_by_jobs(place)]
+        if lists("SCHEDD")(daemons):
+            found += _of_access_point(place)
+        return found
+
+
+def calls_ours(place: Place, option: str) -> bool:
+    """Is it the site's own, which calls ours?"""
+    return place.options.get(option) == "site"
+
+
+# -- before anything is put in place -------------------------------------------------------------------------------------
+
+
+def _guards(place: Place) -> Iterator[Guard]:
+    """What ours would override without a word, and what no job could do without."""
+    if not calls_ours(place, "wrapper"):
+        yield Guard("USER_JOB_WRAPPER", lambda: _clash(place, "USER_JOB_WRAPPER", str(place.wrapper), "wrapper"))
+    if not calls_ours(place, "hook"):
+        for name in ("STARTER_DEFAULT_JOB_HOOK_KEYWORD", "STARTER_JOB_HOOK_KEYWORD"):
+            yield Guard(name, lambda name=name: _clash(place, name, KEYWORD, "hook"))  # type: ignore[misc]
+    if place.node is None:
+        text = (
+            "not set: HTCondor gives each job a /tmp and /var/tmp of its own, where nobody else finds its machine; write"
+            ' `node = "/var/lib/belljar-node"` below `[paths]` in /etc/belljar/belljar.toml'
+        )
+        yield Guard("paths.node", lambda: text)
+
+
+def _clash(place: Place, name: str, ours: str, option: str) -> str:
+    """A setting of the site's at the same place, also one that our own file hides; "" where there is none."""
+    value, where = _final(place, name)
+    if where.startswith(str(place.folder / CONFIG)) or value in ("", ours):
+        value, where = _hidden(place, name, ours)
+    if not value:
+        return ""
+    called = place.wrapper if option == "wrapper" else place.wrapper.parent / PREPARE
+    return (
+        f"{value} ({where}): belljar's would take its place; let it call {called}"
+        f" and install with `--set {option}=site`, or take it out"
+    )
+
+
+def _final(place: Place, name: str) -> tuple[str, str]:
+    """(the value, the file and line that say it last); empty where it is not set."""
+    try:
+        lines = place.run(("condor_config_val", "-verbose", name)).decode(errors="replace").splitlines()
+    except BelljarError:
+        return "", ""  # whether HTCondor answers at all is a finding
+    value = lines[0].partition("=")[2].strip() if lines else ""
+    return value, next((line.partition("at:")[2].strip() for line in lines if line.strip().startswith("# at:")), "")
+
+
+def _hidden(place: Place, name: str, ours: str) -> tuple[str, str]:
+    """The same of what a file says that is read before ours."""
+    try:
+        named = place.run(("condor_config_val", "-config")).decode(errors="replace").split()
+    except BelljarError:
+        return "", ""
+    for file in (Path(one) for one in named if one.startswith("/") and one != str(place.folder / CONFIG)):
+        with suppress(OSError):
+            for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
+                words = re.fullmatch(rf"\s*(?:STARTER\.)?{name}\s*=\s*(\S.*?)\s*", line, re.IGNORECASE)
+                if words and words[1] != ours:
+                    return words[1], f"{file}, line {number}"
+    return "", ""
+
+
+def _node_folder(place: Place) -> Iterator[Change]:
+    """Nothing runs as root before a job, so each user's first job makes its own folder there."""
+    if place.node is not None:
+        node = str(place.node)
+        yield Change(
+            f"the folder of machines {node}, mode 1777", ("stat", "-c", "%a %u", "--", node), lambda said: said.split() == [b"1777", b"0"],
+            (("mkdir", "-p", "--", node), ("chmod", "1777", "--", node)), (("rmdir", "--ignore-fail-on-non-empty", "--", node),), answers=("stat", "/"),
+        )  # fmt: skip
+
+
+# -- what HTCondor makes of all its files --------------------------------------------------------------------------------
+
+
+def ask(place: Place, daemon: str, name: str) -> str:
+    """The final value as this daemon has it; "" where it is not set, or nobody answers."""
+    try:
+        words = ("-subsystem", daemon) if daemon else ()
+        return place.run(("condor_config_val", *words, name)).decode(errors="replace").strip()
+    except BelljarError:
+        return ""
+
+
+def _version(place: Place) -> Finding:
+    what = "HTCondor answers"
+    try:
+        said = place.run(("condor_version",)).decode(errors="replace")
+    except BelljarError as exc:
+        return Finding(what, False, exc.message, "Run this where HTCondor is installed.")
+    match = re.search(r"CondorVersion: ([0-9]+)\.([0-9]+)", said)
+    if not match:
+        return Finding(what, False, said[:80], "See what `condor_version` says.")
+    is_new = (int(match[1]), int(match[2])) >= OLDEST
+    return Finding(what, is_new, f"version {match[1]}.{match[2]}", "" if is_new else "Needs 9.0 or later.")
+
+
+def _value(
+    place: Place, daemon: str, name: str, is_good: Callable[[str], bool], wanted: str, remedy: str = ""
+) -> Finding:
+    """One setting as it holds in the end."""
+    value = ask(place, daemon, name)
+    if is_good(value):
+        return Finding(name, True, value if len(value) < 100 else "as it should be")
+    origin = remedy or f"`condor_config_val -subsystem {daemon} -verbose {name}` tells which file sets it."
+    return Finding(name, False, f"{value[:200] or 'not set'}: {wanted}", origin)
+
+
+def _of_node(place: Place) -> Iterator[Finding]:
+    wrapper, prepare = str(place.wrapper), str(place.wrapper.parent / PREPARE)
+    if calls_ours(place, "wrapper"):
+        yield _value(place, STARTER, "USER_JOB_WRAPPER", lambda own: names_it(own, wrapper), f"must call {wrapper}")
+    else:
+        yield _value(place, STARTER, "USER_JOB_WRAPPER", wrapper.__eq__, f"must be {wrapper}")
+    if not calls_ours(place, "hook"):
+        keyword = "STARTER_JOB_HOOK_KEYWORD"
+        yield _value(place, STARTER, keyword, lambda one: one in ("", KEYWORD), f"must be {KEYWORD}, or not set")
+        yield _value(place, STARTER, "STARTER_DEFAULT_JOB_HOOK_KEYWORD", KEYWORD.__eq__, f"must be {KEYWORD}")
+        yield _value(place, STARTER, f"{KEYWORD}_HOOK_PREPARE_JOB", prepare.__eq__, f"must be {prepare}")
+    yield _value(place, STARTD, "STARTD_CRON_JOBLIST", lists(KEYWORD), f"must list {KEYWORD}")
+    yield _value(place, STARTD, "START", lambda one: start(place.settings) in one, "must have belljar's condition")
+    for name in ("ENABLE_CHIRP", "ENABLE_CHIRP_DELAYED"):
+        yield _value(
+            place, STARTER, name, lambda one: one.lower() not in ("false", "f", "no", "0"), "jobs cannot be held"
+        )
+
+
+def _of_access_point(place: Place) -> Iterator[Finding]:
+    for name, (expression, _) in requirements(place.settings).items():
+        yield _value(place, SCHEDD, "SUBMIT_REQUIREMENT_NAMES", lists(name), f"must list {name}")
+        yield _value(place, SCHEDD, f"SUBMIT_REQUIREMENT_{name}", expression.__eq__, "is not belljar's")
+    yield _value(place, SCHEDD, "JOB_TRANSFORM_NAMES", lists("BelljarHold"), "must list BelljarHold")
+    yield _value(place, SCHEDD, "SCHEDD_CRON_JOBLIST", lists(KEYWORD), f"must list {KEYWORD}")
+    allowed = "CHIRP_DELAYED_UPDATE_PREFIX"
+    yield _value(place, SCHEDD, allowed, lambda one: not one or "*" in one, "must allow Chirp*: jobs cannot be held")
+    yield _pool_images(place)
+
+
+def _pool_images(place: Place) -> Finding:
+    """The schedd reads its list of cron jobs when it starts, and not again."""
+    what = "the schedd knows the images of the pool"
+    try:
+        argv = ("condor_status", "-schedd", "-constraint", of_this_host(), "-af", POOL_IMAGES)
+        images = place.run(argv).decode(errors="replace").strip()
+    except BelljarError as exc:
+        return Finding(what, False, exc.message, "See what `condor_status -schedd` says.")
+    is_known = images not in ("", "undefined")
+    remedy = "condor_restart -fast -daemon schedd; running jobs go on. Then a minute must pass."
+    return Finding(what, is_known, images if is_known else "not yet", "" if is_known else remedy)
+
+
+def lists(name: str) -> Callable[[str], bool]:
+    return lambda value: name.lower() in re.split(r"[\s,]+", value.lower())
+
+
+def names_it(own: str, path: str) -> bool:
+    """Does this program of the site's name ours?"""
+    try:
+        return path in Path(own).read_text(errors="replace")
+    except OSError:
+        return False
+
+
+def _seen_by_jobs(place: Place) -> Iterator[Finding]:
+    """What lies below a folder that each job gets as its own is not there for jobs, nor are their machines for others."""
+    hidden = [one for one in re.split(r"[\s,\"]+", ask(place, STARTER, "MOUNT_UNDER_SCRATCH")) if one.startswith("/")]
+    for what, path in (("paths.node", place.node), ("the image store", place.store), ("the launcher", place.wrapper)):
+        below = [one for one in hidden if path is not None and path.is_relative_to(one)]
+        if below:
+            detail = f"{path}: each job has a {below[0]} of its own (MOUNT_UNDER_SCRATCH)"
+            yield Finding(
+                f"{what} is outside of jobs' own folders", False, detail, "Move it, to /var/lib for instance."
+            )
+
+
+def _sandbox(place: Place) -> Finding:
+    """A sandbox that lies on a share need not be copied, and nothing of it is lost when the node is."""
+    folder = ask(place, STARTER, "EXECUTE")
+    shared = [shared_here(text) for text in place.settings.shares]
+    good = any(folder == source or folder.startswith(source + "/") for source in shared)
+    limit = place.settings.stage_limit >> 20
+    return Finding(
+        "job directories are shared with machines",
+        bool(folder),
+        folder if good else f"{folder}: copied in and out, up to {limit} MiB; add {folder}:rw to batch.shares",
+        "" if folder else "See what `condor_config_val EXECUTE` says.",
+    )
+
+
+def shared_here(share: str) -> str:
+    """The host's name for a share: its source, or where an export is mounted, for it is a share of the job's folder only
+    where the host has it at the same place."""
+    parts = share.split(":")
+    if share.startswith("nfs://"):
+        return (parts[-2] if parts[-1] in ("ro", "rw") else parts[-1]).rstrip("/")
+    return parts[1 if parts[0] == "virtiofs" and len(parts) > 1 else 0].rstrip("/")
+
+
+def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
+    """What is refused at submit, by name: (expression, the sentence as an expression)."""
+    unknown = f'"belljar: +{IMAGE}: no node of this pool has this image. There are: "'
+    site = site_of(settings)
+    least, no_machine = site["least_memory"] // MIB, f"!({wants_machine(settings)})"
+    found = {
+        "BelljarImage": (requirement(settings), sentence(settings)),
+        "BelljarKnown": (
+            f"!isString({IMAGE}) || !isString({POOL_IMAGES}) || stringListMember({IMAGE}, {POOL_IMAGES})",
+            f"strcat({unknown}, {POOL_IMAGES})",
+        ),
+        "BelljarMemory": (
+            f"{no_machine} || (RequestMemory ?: 0) >= {least}",
+            string(f"belljar: a job in a machine needs request_memory = {least} or more (MiB)"),
+        ),
+    }
+    for name, attribute, what, unit in (
+        ("cpus", "RequestCpus", "cpus", 1), ("memory", "RequestMemory", "MiB of memory", MIB), ("disk", DISK, "MiB of disk", MIB),
+    ):  # fmt: skip
+        if most := site[f"max_{name}"]:
+            text = string(f"belljar: a job in a machine may have at most {most // unit} {what} here")
+            found[f"BelljarMost{name.title()}"] = (f"{no_machine} || ({attribute} ?: 0) * {unit} <= {most}", text)
+    return found
+
+
+def requirement_lines(settings: Settings) -> str:
+    asked = requirements(settings)
+    text = f"SUBMIT_REQUIREMENT_NAMES = $(SUBMIT_REQUIREMENT_NAMES) {' '.join(asked)}\n"
+    for name, (expression, reason) in asked.items():
+        text += f"SUBMIT_REQUIREMENT_{name} = {expression}\nSUBMIT_REQUIREMENT_{name}_REASON = {reason}\n"
+    return text
+
+
+def wants_machine(settings: Settings) -> str:
+    """Does a job get a machine? As an expression of its ad. Other universes, DAGMan's among them, are never started so."""
+    vanilla = "JobUniverse == 5"
+    if settings.default_image:
+        return vanilla
+    queues = ",".join(queue_images(settings))
+    other = f' || stringListMember(AcctGroup ?: "", {string(queues)})' if queues else ""
+    return f"{vanilla} && ({IMAGE} isnt undefined{other})"
+
+
+def requirement(settings: Settings) -> str:
+    """What an access point can know of the rules: who asks, for which accounting group. Unix groups are the node's affair:
+    here a rule for a group is one for everybody."""
+    name = f'isString({IMAGE}) && regexp("^[A-Za-z0-9]", {IMAGE}) && !regexp("[^A-Za-z0-9._-]", {IMAGE}) && size({IMAGE}) <= 100'
+    clauses = []
+    for kind, who, pattern in rules(settings):
+        matches = f"regexp({string(f'^{regex_of(pattern)}$')}, {IMAGE})"
+        owner = {"user": f"Owner =?= {string(who)} && ", "queue": f"AcctGroup =?= {string(who)} && "}.get(kind, "")
+        clauses.append(f"({owner}{matches})")
+    return f"{IMAGE} is undefined || ({name} && ({' || '.join(clauses) or 'false'}))"
+
+
+def start(settings: Settings) -> str:
+    """Which jobs this node takes: those with a machine only while machines work here, and if it has their image."""
+    asked = f"(MY.{WORKS} =?= True && stringListMember(TARGET.{IMAGE}, MY.{IMAGES}))"
+    if settings.default_image:
+        return f"ifThenElse(TARGET.{IMAGE} =?= undefined, MY.{WORKS} =?= True, {asked})"
+    queues = ",".join(queue_images(settings))
+    other = (
+        f'(MY.{WORKS} =?= True || !stringListMember(TARGET.AcctGroup ?: "", {string(queues)}))' if queues else "True"
+    )
+    return f"ifThenElse(TARGET.{IMAGE} =?= undefined, {other}, {asked})"
+
+
+def regex_of(pattern: str) -> str:
+    """A pattern of image names as a regular expression without backslashes: an ad's string would take them away."""
+    words = {"*": ".*", LETTERS: "."}
+    pieces = letters_of(pattern)
+    if pieces is None:
+        return ""  # no name fits
+    return "".join(words.get(one) or (one if one.isalnum() and len(one) == 1 else f"[{one}]") for one in pieces)
+
+
+def sentence(settings: Settings) -> str:
+    patterns = sorted({pattern for _, _, pattern in rules(settings)})
+    return string(
+        f"belljar: +{IMAGE} must be the name of an image in quotation marks, one you may use. Allowed, for some or all: "
+        + (", ".join(patterns) or "none")
+    )
+
+
+SITE = HTCondorSite()

@@ -1,0 +1,1 @@
+"""What a site puts in place for a batch system, put there and taken out again. Knows no batch system."""

@@ -1,0 +1,211 @@
+"""From a Job to the Request for its machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePath
+
+from belljar.batch import Settings
+from belljar.batch.job.environment import Pairs, for_guest
+from belljar.batch.job.policy import Asker, check_allowed, check_limits
+from belljar.batch.job.sizes import guest_memory
+from belljar.batch.job.terms import Command, Job, Surroundings
+from belljar.errors import DirectoryTooLarge, UnreadableScript
+from belljar.model import (
+    MIB,
+    SCRATCH_PLACE,
+    Account,
+    Context,
+    MachineSpec,
+    NetworkMode,
+    Payload,
+    PlainFile,
+    Request,
+    Share,
+    Start,
+    StdinKind,
+    Transfer,
+)
+
+LARGEST_SCRIPT = 6 * MIB
+LARGEST_FILE = MIB  # a scheduler's file; a larger one stays outside
+MOST_ENTRIES = 100_000  # of a folder that is copied
+NEVER_STAGED = frozenset(
+    ("/", "/tmp", "/var/tmp", "/dev/shm", "/root", "/home", "/etc", "/usr", "/var", "/opt", "/proc", "/sys")
+)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """What of this process the payload takes over, and what the site gives to every machine."""
+
+    account: Account
+    umask: int
+    rlimits: tuple[tuple[str, int, int], ...]
+    stdio: tuple[StdinKind, StdinKind, StdinKind]
+    shares: tuple[Share, ...]
+    network: NetworkMode
+    start: Start
+    cpus: int  # of a job whose system tells no number
+    memory: int
+    terminal: bool = False  # standard input and output are one: an interactive job
+    context: Context = Context.AUTO
+    own: tuple[str, ...] = ()  # belljar's folders, never a part of the job's
+
+
+def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Settings, now: float) -> Request:
+    """The request for this job's machine. Raises ImageNotAllowed, OverLimit, DirectoryTooLarge, UnreadableScript."""
+    check_allowed(image, asker_of(caller.account, job), settings)
+    check_limits(job.cpus, job.memory, job.disk, settings)
+    machine = MachineSpec(
+        image=image, cpus=job.cpus or caller.cpus, disk=None if settings.scratch else job.disk,
+        scratch=(job.disk or settings.scratch) if settings.scratch else None,
+        memory=guest_memory(
+            job.memory, _most(caller, "AS"), settings, caller.memory, data=_most(caller, "DATA")
+        ),
+        network=caller.network, shares=caller.shares, start=caller.start, context=caller.context,
+    )  # fmt: skip
+    labels = (("alias", one) for one in job.aliases)
+    facts = (("queue", job.queue), ("job name", job.name), ("started before", str(job.started_before)))
+    return Request(
+        id=os.urandom(6).hex(), machine=machine, payload=payload(here, job, caller, settings),
+        name=f"{job.system}:{job.id}", requester=f"{job.system}:{job.id}", created=now, wall_limit=job.wall,
+        collect=settings.collect, collect_limit=settings.collect_limit,
+        grace=settings.grace or job.grace, labels=(*labels, *((name, text) for name, text in facts if text)),
+    )  # fmt: skip
+
+
+def asker_of(account: Account, job: Job) -> Asker:
+    """Who asks for the image."""
+    return Asker(account.name, {account.group, *(name for _, name in account.groups)}, job.queue)
+
+
+def payload(here: Surroundings, job: Job, caller: Caller, settings: Settings) -> Payload:
+    """What runs inside: the job as its system would have started it, with all that it finds around it."""
+    command: Command = job.inside if job.inside.argv else job.native
+    copies = (*job.staged.copies, *stage_cwd(here, caller, settings))
+    inside = (*(share.target for share in caller.shares), *(copy.inside for copy in copies))
+    return Payload(
+        argv=command.argv, program=command.path, account=caller.account, cwd=here.cwd,
+        env=environment(here, job, inside, settings), umask=caller.umask,
+        rlimits=caller.rlimits, lingers=job.lingers, terminal=caller.terminal and command.stdin is None,
+        stdin=StdinKind.STREAM if command.stdin is not None else caller.stdio[0], stdout=caller.stdio[1],
+        stderr=caller.stdio[2], inputs=copies, files=tuple(files(here, job, inside)),
+        outputs=tuple(Transfer(one.outside, one.inside, one.skip, changed_only=True) for one in copies),
+    )  # fmt: skip
+
+
+def environment(here: Surroundings, job: Job, inside: Iterable[str], settings: Settings) -> Pairs:
+    """The job's variables as its guest has them."""
+    env = for_guest(here.env, settings, (*inside, *map(os.fsdecode, job.staged.folders)))
+    if not settings.scratch:
+        return env
+    return (*((name, value) for name, value in env if name != b"TMPDIR"), (b"TMPDIR", SCRATCH_PLACE.encode()))
+
+
+def _most(caller: Caller, limit: str) -> int:
+    """The hard limit of this name, -1 for none: QEMU has to live with it."""
+    return next((hard for name, _, hard in caller.rlimits if name == limit), -1)
+
+
+def files(here: Surroundings, job: Job, inside: Iterable[str]) -> Iterator[PlainFile]:
+    """The script, the scheduler's files, folders of the job's own. What lies on a share is there already."""
+    shared = tuple(os.fsencode(folder) for folder in inside)
+    if job.script and (job.script_skips_line or not _is_below(job.script, shared)):
+        yield PlainFile(job.script, script_text(here, job), 0o700)
+    for folder in job.staged.folders:
+        if not _is_below(folder, shared):
+            yield PlainFile(folder, None, 0o700)
+    for path in job.staged.into:
+        if not _is_below(path, shared):
+            try:
+                data = here.read(path)
+            except OSError:
+                continue  # the system did not make it
+            if len(data) <= LARGEST_FILE:
+                yield PlainFile(path, data, 0o644)
+
+
+def script_text(here: Surroundings, job: Job) -> bytes:
+    """The user's script. Raises UnreadableScript."""
+    name = os.fsdecode(job.script)
+    try:
+        text = here.read(job.script)
+    except OSError as exc:
+        raise UnreadableScript(
+            f"{name}: {exc.strerror}", hint="The batch system spooled it there; see its log."
+        ) from exc
+    if job.script_skips_line:
+        text = text.partition(b"\n")[2]
+    if len(text) > LARGEST_SCRIPT:
+        raise UnreadableScript(
+            f"{name}: larger than {LARGEST_SCRIPT // MIB} MiB", hint="Keep the data in a file that the script reads."
+        )
+    return text
+
+
+def stage_cwd(here: Surroundings, caller: Caller, settings: Settings) -> tuple[Transfer, ...]:
+    """The working directory as a copy in and out, where no share has it. Raises DirectoryTooLarge.
+
+    The system's own folders are there in every guest; they, and folders the job may not write to, are not copied."""
+    path = os.path.realpath(os.fsdecode(here.cwd))
+    places = tuple(os.fsencode(share.target) for share in caller.shares)
+    if _is_below(here.cwd, places) or path in NEVER_STAGED or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        return ()
+    left_out = (*_stdio_below(path), *_own_below(path, caller.own))
+    size, entries = measure(path, settings.stage_limit, lambda relative: relative in left_out)
+    if size > settings.stage_limit or entries > MOST_ENTRIES:
+        raise DirectoryTooLarge(
+            f"working directory {path}: on no shared folder, and to be copied into the machine it is too large"
+            f" (more than {settings.stage_limit // MIB} MiB or {MOST_ENTRIES} files)"
+        )
+    return (Transfer(path, os.fsdecode(here.cwd), left_out),)
+
+
+def measure(folder: str, limit: int, is_left_out: Callable[[str], bool]) -> tuple[int, int]:
+    """(bytes, entries) below a folder; stops counting soon after one of them is too many."""
+    size = entries = 0
+    waiting = [""]
+    while waiting and size <= limit and entries <= MOST_ENTRIES:
+        relative = waiting.pop()
+        with os.scandir(os.path.join(folder, relative)) as found:
+            for entry in found:
+                name = os.path.join(relative, entry.name)
+                entries += 1
+                if entry.is_dir(follow_symlinks=False):
+                    if not is_left_out(name):
+                        waiting.append(name)
+                elif entry.is_file(follow_symlinks=False) and not is_left_out(name):
+                    size += entry.stat(follow_symlinks=False).st_blocks * 512
+    return size, entries
+
+
+def _stdio_below(folder: str) -> Iterator[str]:
+    """The job's own output files, relative to the folder they lie in: the batch system writes to them while the copy is
+    away, so they must not come back with it."""
+    for number in (0, 1, 2):
+        try:
+            path = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:
+            continue
+        if path.startswith(folder.rstrip("/") + "/"):
+            yield os.path.relpath(path, folder)
+
+
+def _own_below(folder: str, own: Iterable[str]) -> Iterator[str]:
+    """Those of belljar's folders that lie in *folder*, or will, relative to it. HTCondor mounts parts of a job's directory
+    over /tmp and /var/tmp: what lies there lies in the directory too."""
+    for path in own:
+        if path.startswith(folder.rstrip("/") + "/"):
+            yield os.path.relpath(path, folder)
+            continue
+        there = next((one for one in (path, *map(str, PurePath(path).parents)) if os.path.exists(one)), "/")
+        twin = os.path.join(folder, there.lstrip("/"))
+        if there != "/" and os.path.isdir(twin) and os.path.samefile(twin, there):
+            yield path.lstrip("/")
+
+
+def _is_below(path: bytes, folders: Iterable[bytes]) -> bool:
+    return any(path == folder or path.startswith(folder.rstrip(b"/") + b"/") for folder in folders)

@@ -1,0 +1,209 @@
+"""LSF: the words a job finds around it, and the words it is answered with.
+
+LSF runs a job as a file of /bin/sh, in which the command stands between two marks; a job starter is written in front of
+it. Ours is `exec WRAPPER; COMMAND`: the shell becomes the wrapper, so nothing of the command is ever expanded or run on
+the host, and the wrapper reads it from that file as the user wrote it. What follows the command in the file, by which LSF
+waits for background processes and makes the exit code, belongs to it.
+https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=variables-environment-variable-reference
+https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=lsbqueues-job-starter
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from belljar.batch import Settings
+from belljar.batch.job.terms import Command, Ending, Job, Staged, Surroundings, Verdict
+from belljar.batch.job.verdict import delay, why
+from belljar.errors import OUR_FAILURE, NotInAJob
+from belljar.model import GIB, KIB, MIB, Outcome
+
+# What esub.vm puts into the job's environment. Names that begin so never reach a guest.
+IMAGE, MEMORY, DISK, WALL = "BELLJAR_LSF_IMAGE", "BELLJAR_LSF_MEMORY", "BELLJAR_LSF_DISK", "BELLJAR_LSF_WALL"
+AGAIN = 231  # the exit code that REQUEUE_EXIT_VALUES of our application profile names, where brequeue does not work
+NOTE = "98"  # index of our message among a job's (bpost, bread); LSF has 0 to 128
+KILL_INTERVAL = 10  # seconds between INT, TERM and KILL (JOB_TERMINATE_INTERVAL)
+KILLED_IN = 60.0  # seconds for brequeue to end this process; it returns before
+USER_INPUT = b"# LSBATCH: User input\n"
+STARTER = re.compile(rb"^exec (\S*/)?wrap-lsf(?: --[^;\n]*)?;[ \t]*", re.MULTILINE)
+SHELL_FILE = b"$LSB_JOBFILENAME.shell"
+# A job file begins with it: the shell itself lives through TERM, INT, HUP, USR1 and USR2, so that it can tell how the
+# command ended; what it runs does not. An `exec` ends that, so it is said again.
+TRAPS = b"$LSB_TRAPSIGS\n"
+HOST_FILES = ("LSB_DJOB_HOSTFILE", "LSB_DJOB_RANKFILE", "LSB_AFFINITY_HOSTFILE")
+UNITS = {"K": KIB, "M": MIB, "G": GIB, "T": 1 << 40, "P": 1 << 50}
+RUNNING = ("RUN", "SSUSP", "USUSP", "PROV", "UNKWN", "ZOMBI")
+STATES = (*RUNNING, "PEND", "PSUSP", "WAIT", "DONE", "EXIT")
+USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}\$?\Z")
+MOST = 1 << 62
+
+
+@dataclass(frozen=True)
+class LsfJob(Job):
+    """A job, with what is needed to answer it."""
+
+    may_exit_again: bool = False  # its queue or profile requeues a job that ends with AGAIN
+
+
+class Lsf:
+    """Implements `Dialect`."""
+
+    name = "lsf"
+
+    def read(self, here: Surroundings) -> LsfJob:
+        if not here.var("LSB_JOBID").isdecimal():
+            raise NotInAJob("$LSB_JOBID is not set: LSF did not start this")
+        command, traps = command_of(here)
+        file = os.fsencode(here.var("LSB_JOBFILENAME"))
+        native = Command(b"/bin/sh", (b"/bin/sh", b"-c", traps + command, file or b"sh"))
+        rusage = memory_of(here.var("LSB_EFFECTIVE_RSRCREQ"), here.options.get("unit", "MB"))
+        return LsfJob(
+            system=self.name, id=id_of(here.var), name=here.var("LSB_JOBNAME"), queue=here.var("LSB_QUEUE"),
+            image=here.var(IMAGE), native=native, script=file + b".shell" if command.startswith(SHELL_FILE) else b"",
+            cpus=_cpus(here), memory=_number(here.var(MEMORY)) or rusage, disk=_number(here.var(DISK)),
+            wall=_number(here.var(WALL)), started_before=1 if here.var("LSB_RESTART") == "Y" else 0,
+            grace=float(KILL_INTERVAL - 2), staged=Staged(into=_files(here)),
+            may_exit_again=str(AGAIN) in re.findall(r"[0-9]+", here.var("LSB_EXIT_REQUEUE")),
+        )  # fmt: skip
+
+    def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
+        """brequeue ends the job to give it back, and needs no exit code that a payload might have; a job whose count
+        cannot be kept is not given back."""
+        assert isinstance(job, LsfJob)
+        failed = Ending(exit_code=OUR_FAILURE)
+        note = ("bpost", "-i", NOTE, "-d", why(outcome, tries, verdict, settings), job.id)
+        match verdict:
+            case Verdict.MIRROR:
+                return mirror(outcome)
+            case Verdict.REQUEUE:
+                by_code = Ending(AGAIN, commands=(note,), delay=delay(tries, settings), otherwise=failed)
+                return Ending(
+                    OUR_FAILURE, commands=(note, ("brequeue", "-r", job.id)), delay=KILLED_IN,
+                    otherwise=by_code if job.may_exit_again else failed,
+                )  # fmt: skip
+            case Verdict.HOLD:
+                return Ending(
+                    OUR_FAILURE, commands=(note, ("brequeue", "-H", "-r", job.id)), delay=KILLED_IN, otherwise=failed
+                )
+            case _:
+                return failed
+
+    def count(self, job: Job) -> tuple[str, ...]:
+        return ("bread", "-i", NOTE, job.id)
+
+    def counted(self, job: Job, printed: bytes) -> Job:
+        tries = re.findall(rb"belljar: try ([0-9]{1,6}) of", printed)
+        return replace(job, failed_starts=int(tries[-1]) if tries else 0)
+
+    def alive(self) -> tuple[str, ...]:
+        """With ended jobs too: of none at all bjobs says so by an exit code that could mean anything."""
+        host = os.uname().nodename
+        return ("bjobs", "-u", "all", "-a", "-m", host, "-noheader", "-o", "jobid jobindex stat delimiter=','")
+
+    def living(self, printed: bytes) -> frozenset[str]:
+        found = set()
+        lines = [line.strip() for line in printed.decode("utf-8", "replace").splitlines() if line.strip()]
+        if not lines:
+            raise ValueError("bjobs printed nothing")
+        for line in lines:
+            words = line.split(",")
+            if len(words) != 3 or not words[0].isdecimal() or not words[1].isdecimal() or words[2] not in STATES:
+                raise ValueError(f"bjobs printed {line[:60]!r}")
+            if words[2] in RUNNING:
+                found.add(words[0] if words[1] == "0" else f"{words[0]}[{words[1]}]")
+        return frozenset(found)
+
+    def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
+        return (("badmin", "hclose", "-C", reason, node),)
+
+    def open_node(self, node: str) -> tuple[tuple[str, ...], ...]:
+        return (("badmin", "hopen", "-C", "belljar: its self-check passed", node),)
+
+    def why_closed(self, node: str) -> tuple[str, ...]:
+        return ("bhosts", "-l", node)
+
+    def closed_by_us(self, printed: bytes) -> bool:
+        """The comment is the last administrator's; ours begins with our name."""
+        comment = re.search(rb"ADMIN ACTION COMMENT:\s*\"?\s*belljar\b", printed)
+        return b"closed_Adm" in printed and comment is not None
+
+    def epilog(self, env: Mapping[str, str], argv: tuple[str, ...]) -> tuple[str, str]:
+        user = env.get("LSFUSER", "") or env.get("LSB_JOB_EXECUSER", "")
+        if not env.get("LSB_JOBID", "").isdecimal() or not USER.match(user):
+            raise NotInAJob("$LSB_JOBID and $LSFUSER are not set: LSF did not start this hook")
+        return id_of(lambda name: env.get(name, "")), user
+
+
+def mirror(outcome: Outcome) -> Ending:
+    """As LSF's shell would have told it: 128 + S for death by signal S. This process is in the shell's place, and LSF takes
+    a shell that dies by a signal for one that did its work (seen with OpenLava 3.3: "Done successfully")."""
+    if outcome.exit_code is not None and outcome.signal is None:
+        return Ending(exit_code=outcome.exit_code)
+    return Ending(exit_code=128 + (outcome.signal or signal.SIGTERM))
+
+
+def id_of(var: Callable[[str], str]) -> str:
+    """`4711`, or `4711[3]` for the third job of an array: as bjobs, bkill and brequeue take it."""
+    index = var("LSB_JOBINDEX")
+    return var("LSB_JOBID") + (f"[{index}]" if index.isdecimal() and int(index) else "")
+
+
+def command_of(here: Surroundings) -> tuple[bytes, bytes]:
+    """(what the shell was to run, what goes before it): the rest of the job file behind our starter. With a starter that
+    passes the command as words of its own (`WRAPPER "%USRCMD"`), these, though LSF's shell has taken a layer of quotes.
+    Raises NotInAJob where there is neither."""
+    if here.argv:
+        return b" ".join(here.argv), b""
+    file = here.var("LSB_JOBFILENAME")
+    try:
+        text = here.read(os.fsencode(file)) if file else b""
+    except OSError as exc:
+        raise NotInAJob(f"{file}: {exc.strerror}", hint="LSF keeps a job's command there; see JOB_SPOOL_DIR.") from exc
+    head, mark, rest = text.partition(USER_INPUT)
+    body = rest if mark else text
+    traps = TRAPS if mark and TRAPS in head else b""
+    found = list(STARTER.finditer(body))
+    if not found and body.strip() and b"wrap-lsf" not in body:
+        return body, traps  # a starter that was put in front of the file, not into it
+    if not found:
+        raise NotInAJob(
+            f"{file or '$LSB_JOBFILENAME'}: no command behind `exec wrap-lsf;`",
+            hint="Set JOB_STARTER as `belljar batch install lsf --print` shows it.",
+        )
+    # A script that came on bsub's standard input stands in the file as a here-document, and its text may say anything;
+    # the line that runs it comes after it.
+    runs_file = [match for match in found if body.startswith(SHELL_FILE, match.end())]
+    return body[(runs_file[-1] if runs_file else found[0]).end() :], traps
+
+
+def memory_of(requirement: str, unit: str) -> int | None:
+    """Bytes that `rusage[mem=...]` reserves on a host, where the site's unit is *unit* (LSF_UNIT_FOR_LIMITS)."""
+    for section in re.findall(r"rusage\[([^\]]*)\]", requirement):
+        match = re.search(r"(?:^|[,:\s(])mem\s*=\s*([0-9]{1,15}(?:\.[0-9]{0,6})?)\s*([KMGTP]?)", section)
+        if match:
+            scale = UNITS.get(match[2] or unit[:1].upper(), MIB)
+            return min(int(float(match[1]) * scale), MOST) or None
+    return None
+
+
+def _cpus(here: Surroundings) -> int | None:
+    """Of this host, which is the first of the job's."""
+    words = here.var("LSB_MCPU_HOSTS").split()
+    if len(words) >= 2 and words[1].isdecimal():
+        return int(words[1][:9]) or None
+    return _number(here.var("LSB_DJOB_NUMPROC")) or _number(here.var("LSB_MAX_NUM_PROCESSORS"))
+
+
+def _number(text: str) -> int | None:
+    return int(text) or None if text.isdecimal() and len(text) < 19 else None
+
+
+def _files(here: Surroundings) -> tuple[bytes, ...]:
+    return tuple(os.fsencode(here.var(name)) for name in HOST_FILES if here.var(name).startswith("/"))
+
+
+DIALECT = Lsf()

@@ -1,0 +1,134 @@
+"""`belljar batch hook lsf esub`: what esub.vm does at submit. `bsub -a "vm(image=NAME)"` asks for a machine.
+
+bsub writes what was asked for into $LSB_SUB_PARM_FILE, and reads what is to be changed from $LSB_SUB_MODIFY_FILE and
+$LSB_SUB_MODIFY_ENVFILE; the exit code $LSB_SUB_ABORT_VALUE refuses the job, and what is on stderr is shown to the user.
+https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=controls-configuration-enable-job-submission-execution
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from belljar.batch import Settings
+from belljar.batch.job.policy import Asker, check_allowed, check_limits, image_for
+from belljar.batch.lsf.dialect import DISK, IMAGE, MEMORY, WALL, memory_of
+from belljar.errors import BadOption, BelljarError
+from belljar.model import GIB, KIB, MIB
+
+PROFILE = "vm"  # of lsb.applications, and what follows `-a`
+ABORT = 97  # LSB_SUB_ABORT_VALUE where it is not set
+LARGEST = 4 << 20
+WORDS = ("image", "disk")
+LINE = re.compile(r"([A-Z][A-Z0-9_]*)=(.*)\Z", re.DOTALL)
+SIZE = re.compile(r"([0-9]{1,12})([KMGT]?)B?\Z", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What an esub has bsub change."""
+
+    options: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+
+
+def run_for(asker: Asker, name: str, words: Sequence[str], settings: Settings, env: Mapping[str, str]) -> int:
+    """The esub itself: in the user's environment, on the host of bsub."""
+    if name != "esub":
+        raise BadOption(f"lsf: has no hook {name!r}", hint="It has `esub`.")
+    try:
+        with open(env["LSB_SUB_PARM_FILE"], "rb") as file:
+            asked = parameters(file.read(LARGEST))
+        changes = esub(words, asked, env, asker, settings)
+        _append(env["LSB_SUB_MODIFY_FILE"], changes.options)
+        _append(env["LSB_SUB_MODIFY_ENVFILE"], changes.env)
+    except BelljarError as exc:
+        print(f"belljar: {exc.message}\nhint: {exc.hint}", file=sys.stderr)
+        abort = env.get("LSB_SUB_ABORT_VALUE", "")
+        return int(abort) if abort.isdecimal() and len(abort) < 4 else ABORT
+    except (KeyError, OSError):
+        return 0  # lsrun and its like have no such file: there is nothing to look at
+    return 0
+
+
+def esub(
+    words: Sequence[str], asked: Mapping[str, str], env: Mapping[str, str], asker: Asker, settings: Settings
+) -> Changes:
+    """What to change for a submission. Raises ImageNotAllowed, OverLimit, BadOption with the sentence for the user."""
+    wanted = wants(words, asked.get("LSB_SUB_ADDITIONAL", ""))
+    asker = Asker(asker.user, asker.groups, asked.get("LSB_SUB_QUEUE", ""))
+    image = image_for(wanted.get("image", ""), asker.queue, settings)
+    if not image:
+        if wanted:
+            raise BadOption("-a vm: which image?", hint='Write bsub -a "vm(image=NAME)".')
+        # A job that is submitted from within another one has that one's words in its environment.
+        return Changes(env={name: "" for name in (IMAGE, MEMORY, DISK, WALL) if env.get(name)})
+    disk = _size(wanted["disk"]) if "disk" in wanted else None
+    memory = _kib(asked.get("LSB_SUB_RLIMIT_RSS", ""))
+    reserved = memory_of(asked.get("LSB_SUB_RES_REQ", ""), "MB")
+    check_allowed(image, asker, settings)
+    check_limits(_number(asked.get("LSB_SUB_NUM_PROCESSORS", "")), memory or reserved, disk, settings)
+    facts = {
+        IMAGE: image if wanted.get("image") else "", MEMORY: str(memory or ""), DISK: str(disk or ""),
+        WALL: str(_number(asked.get("LSB_SUB_RLIMIT_RUN", "")) or ""),
+    }  # fmt: skip
+    options = {} if asked.get("LSB_SUB3_APP") or not wanted else {"LSB_SUB3_APP": PROFILE}
+    return Changes(options, {name: value for name, value in facts.items() if value or env.get(name)})
+
+
+def wants(words: Sequence[str], additional: str) -> dict[str, str]:
+    """`image=NAME,disk=20G` from the words of the esub, or else from what stands behind -a. `vm` alone wants something
+    too, but nothing in particular. Raises BadOption."""
+    text = ",".join(words)
+    if not text:
+        match = re.search(rf"(?:^|\s){PROFILE}(?:\(([^)]*)\))?(?=\s|$)", additional)
+        if not match:
+            return {}
+        text = match[1] or ""
+    found = {"": ""}  # never empty: something is wanted
+    for word in filter(None, re.split(r"[,\s]+", text)):
+        name, equals, value = word.partition("=")
+        if not equals or name not in WORDS or not value:
+            raise BadOption(
+                f"-a vm({text[:60]!r}): {word[:40]!r} means nothing", hint='Write bsub -a "vm(image=NAME,disk=20G)".'
+            )
+        found[name] = value
+    return found
+
+
+def parameters(data: bytes) -> dict[str, str]:
+    """`NAME=value` or `NAME="value"` on a line each. Lines of another form belong to a command of several lines."""
+    found: dict[str, str] = {}
+    for line in data.decode("utf-8", "surrogateescape").split("\n"):
+        match = LINE.match(line)
+        if match:
+            value = match[2]
+            if len(value) >= 2 and value[0] == value[-1] == '"':
+                value = re.sub(r"\\(.)", r"\1", value[1:-1])
+            found.setdefault(match[1], "" if value == "SUB_RESET" else value)
+    return found
+
+
+def _append(path: str, values: Mapping[str, str]) -> None:
+    """Lines into one of bsub's files. Values are names and numbers that were checked: nothing in them needs a quote."""
+    if values:
+        with open(path, "a", encoding="ascii") as file:
+            file.writelines(f'{name}="{value}"\n' for name, value in values.items())
+
+
+def _size(text: str) -> int:
+    match = SIZE.match(text)
+    if not match:
+        raise BadOption(f"-a vm(disk={text[:40]!r}): not a size such as 20G", hint="Without a letter it is in MB.")
+    return int(match[1]) * {"K": KIB, "G": GIB, "T": 1 << 40}.get(match[2].upper(), MIB)
+
+
+def _kib(text: str) -> int | None:
+    number = _number(text)
+    return None if number is None else number * KIB
+
+
+def _number(text: str) -> int | None:
+    return int(text) or None if text.isdecimal() and len(text) < 16 else None

@@ -1,0 +1,131 @@
+"""What a site needs for LSF: an application profile with our job starter, an esub that asks for it, and two hooks.
+
+Jobs without `-a vm` never see any of it. Where a queue is to run all of its jobs in machines, its section gets the same
+lines; that is advice, for a queue's section is the site's.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from belljar.batch.install.commands import Needs
+from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place
+from belljar.batch.job.policy import queue_images
+from belljar.batch.lsf.dialect import AGAIN
+from belljar.batch.lsf.hooks import PROFILE
+from belljar.errors import BadOption, BelljarError
+
+HOOK_DEADLINE = 60  # seconds
+
+HOOK = """#!/bin/sh
+# {name} of LSF on the execution host. A failing PRE_EXEC would keep jobs waiting for ever: the exit code is always 0.
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export PATH
+timeout -k 5 {deadline} {belljar} batch {verb} lsf </dev/null || :
+exit 0
+"""
+
+ESUB = """#!/bin/sh
+# bsub -a "vm(image=NAME)". Refuses by the exit code that LSF names; where belljar itself fails, the job goes on.
+{belljar} batch hook lsf esub "$@"
+code=$?
+[ "$code" = "${{LSB_SUB_ABORT_VALUE:-97}}" ] && exit "$code"
+exit 0
+"""
+
+SUDOERS = """PRE_EXEC and POST_EXEC must run as root on the execution hosts, so that they can end what a dead job left. In
+/etc/lsf.sudoers (root's, mode 600) of each host:
+    LSB_PRE_POST_EXEC_USER=root
+then `badmin hrestart all`. Without it they run as the job's user, and end that user's machines only."""
+
+SERVERDIR = """Link or copy {path} to $LSF_SERVERDIR/esub.{profile} on every host from which jobs are submitted
+(or tell where that is with --set serverdir=DIR). With LSB_ESUB_METHOD="{profile}" in lsf.conf every submission is looked at."""
+
+
+class LsfSite:
+    """The pieces, and what is to be looked at besides."""
+
+    default_folder = Path("/usr/share/lsf/conf/lsbatch")  # the cluster's own configdir lies below: --folder names it
+    needs = Needs(
+        ("badmin", "bjobs", "bhosts", "bpost", "bread", "brequeue", "bapp"),
+        ("LSF_ENVDIR", "LSF_BINDIR", "LSF_SERVERDIR", "LSF_LIBDIR"),
+        bins=lambda variables: (variables["LSF_BINDIR"],) if "LSF_BINDIR" in variables else (),
+    )  # fmt: skip
+
+    def pieces(self, place: Place) -> list[Piece]:
+        """Options: `serverdir`, $LSF_SERVERDIR; `unit`, the site's LSF_UNIT_FOR_LIMITS (default MB)."""
+        libexec = place.wrapper.parent
+        if re.search(r"[\s;\"'$`\\]", str(place.wrapper)):
+            raise BadOption(f"{place.wrapper}: LSF's shell would split this path", hint="Choose another --prefix.")
+        belljar = shlex.quote(str(place.belljar))
+        hooks = [
+            OurFile(
+                f"{name} of jobs with machines", libexec / f"lsf-{verb}",
+                HOOK.format(name=name, verb=verb, belljar=belljar, deadline=HOOK_DEADLINE).encode(), 0o755,
+                caller=place.folder / "lsb.queues",
+            )
+            for name, verb in (("PRE_EXEC", "prolog"), ("POST_EXEC", "epilog"))
+        ]  # fmt: skip
+        server = place.options.get("serverdir", "")
+        esub = Path(server or libexec) / f"esub.{PROFILE}"
+        found: list[Piece] = [
+            *hooks,
+            OurFile("asks for a machine at submit", esub, ESUB.format(belljar=belljar).encode(), 0o755),
+        ]
+        found.append(
+            OurLines(
+                "application profile with our job starter", place.folder / "lsb.applications",
+                ("Begin Application", f"NAME = {PROFILE}", "DESCRIPTION = jobs in machines of their own (belljar)",
+                 *self._lines(place), "End Application"),
+                clashes=(rf"NAME\s*=\s*{PROFILE}\s*$",),
+            )
+        )  # fmt: skip
+        if not server:
+            found.append(Advice("bsub finds esub.vm", SERVERDIR.format(path=esub, profile=PROFILE)))
+        found.append(Advice("hooks run as root", SUDOERS))
+        queues = ", ".join(queue_images(place.settings)) or ("every queue" if place.settings.default_image else "")
+        if queues:
+            lines = "\n".join(f"    {line}" for line in self._lines(place))
+            found.append(Advice("queues whose jobs all get machines", f"In lsb.queues, for {queues}:\n{lines}"))
+        return found
+
+    def _lines(self, place: Place) -> tuple[str, ...]:
+        unit = place.options.get("unit", "")
+        if unit and unit not in ("KB", "MB", "GB", "TB", "PB"):
+            raise BadOption(f"unit={unit}: LSF_UNIT_FOR_LIMITS is KB, MB, GB, TB or PB")
+        starter = f"exec {place.wrapper}{f' --unit={unit}' if unit else ''}; %USRCMD"
+        libexec = place.wrapper.parent
+        return (
+            f"JOB_STARTER = {starter}",
+            "JOB_CONTROLS = SUSPEND[SIGTSTP] RESUME[SIGCONT]",
+            f"REQUEUE_EXIT_VALUES = {AGAIN}",
+            f"MAX_JOB_REQUEUE = {place.settings.retries}",
+            f"PRE_EXEC = {libexec / 'lsf-prolog'}",
+            f"POST_EXEC = {libexec / 'lsf-epilog'}",
+        )
+
+    def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
+        return (("badmin", "reconfig", "-f"),)  # without it any warning is a question
+
+    def findings(self, place: Place) -> list[Finding]:
+        try:
+            said = place.run(("bapp", "-l", PROFILE)).decode(errors="replace")
+        except BelljarError as exc:
+            remedy = "Run `badmin reconfig`, where LSF is installed and its environment is set (profile.lsf)."
+            return [Finding(f"application profile {PROFILE}", False, exc.message, remedy)]
+        joined = re.sub(r"\s+", " ", said)
+        good = str(place.wrapper) in joined
+        return [
+            Finding(f"application profile {PROFILE}", True, "known to LSF"),
+            Finding(
+                "its job starter is belljar's",
+                good,
+                "" if good else "another JOB_STARTER",
+                "" if good else "badmin reconfig",
+            ),
+        ]
+
+
+SITE = LsfSite()

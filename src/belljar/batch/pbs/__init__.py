@@ -1,0 +1,1 @@
+"""OpenPBS and Torque, and what they have in common."""

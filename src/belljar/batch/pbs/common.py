@@ -1,0 +1,189 @@
+"""What OpenPBS and Torque have in common: the line a job's shell reads, sizes and times, node files, ids, the end of a job.
+
+Both spool a script as `PBS_HOME/mom_priv/jobs/ID.SC` and start the user's shell as a login shell whose standard input
+is a pipe with one line: the path of that file, in Torque with `exec ` before it or `qsub -F` arguments after it where
+the site or the user wants that; in OpenPBS with `cd DIR;` before it where the job has a folder of its own
+(`-W sandbox=PRIVATE`), and with a backslash before each bracket of a subjob's id.
+https://github.com/openpbs/openpbs (src/resmom/start_exec.c),
+https://github.com/adaptivecomputing/torque (src/resmom/start_exec.c)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from belljar.batch.job.terms import Ending, Job, Staged, Surroundings
+from belljar.errors import NotInAJob
+from belljar.model import Outcome
+
+OURS = "belljar:"  # begins the comment of a node we closed
+SCRIPT = re.compile(rb"(?:cd [^\0\n]*;)?(exec )?(/[^\0\n;]*/mom_priv/jobs/[^\0\n/]+?\.SC)( [^\0\n]*)?\n?")
+ESCAPED = re.compile(rb"\\([][])")
+JOB_ID = re.compile(r"([0-9]{1,12}(?:\[[0-9]{1,9}\]|-[0-9]{1,9})?)(\.[A-Za-z0-9._-]{1,255})?")
+USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,255}\$?")
+NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+SIZE = re.compile(r"([0-9]{1,15})([kmgtp]?)([bw]?)", re.IGNORECASE)
+WORD = 8  # bytes; a size may be told in words
+POWERS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
+BATCH = "PBS_BATCH"  # PBS_ENVIRONMENT of a job that is not interactive
+FILES = ("PBS_NODEFILE", "PBS_GPUFILE", "PBS_MICFILE")
+LONGEST_TEXT = 200
+LIMIT_MARGIN = 1.0  # seconds; the kernel rounds
+USED_UP = Ending(exit_code=None, signal=9)  # as a process that used up its cpu time
+
+
+@dataclass(frozen=True)
+class Spooled:
+    """What the line on a job's standard input says."""
+
+    script: bytes
+    arguments: bytes = b""  # of `qsub -F`, as the shell is to read them
+    is_exec: bool = False
+
+
+def spooled(line: bytes) -> Spooled | None:
+    """The script a login shell is told to run; None where that is no such line."""
+    match = SCRIPT.fullmatch(line)
+    return Spooled(ESCAPED.sub(rb"\1", match[2]), (match[3] or b"")[1:], bool(match[1])) if match else None
+
+
+def is_first_task(here: Surroundings) -> bool:
+    """Is this the job's own shell or program? All else was started by the task manager (pbsdsh, mpiexec)."""
+    return here.var("PBS_TASKNUM") in ("", "1") and here.var("PBS_NODENUM") in ("", "0")
+
+
+def is_interactive(here: Surroundings) -> bool:
+    return here.var("PBS_ENVIRONMENT") not in ("", BATCH)
+
+
+def login_name(shell: bytes) -> bytes:
+    """`-bash` for /bin/bash: what makes a shell a login shell."""
+    return b"-" + shell.rpartition(b"/")[2]
+
+
+def size(text: str) -> int | None:
+    """Bytes of "4gb", "1048576kb", "512mw", "100"; None for what is no size."""
+    match = SIZE.fullmatch(text.strip())
+    if match is None:
+        return None
+    return int(match[1]) * (WORD if match[3].lower() == "w" else 1) << POWERS[match[2].lower()]
+
+
+def seconds(text: str) -> float | None:
+    """Seconds of "90", "1:30" or "02:00:00" (with days in front in Torque); None for what is no time."""
+    parts = text.strip().partition(".")[0].split(":")
+    if not 1 <= len(parts) <= 4 or not all(part.isascii() and part.isdecimal() and len(part) < 12 for part in parts):
+        return None
+    total = 0
+    for part, factor in zip(reversed(parts), (1, 60, 3600, 86400), strict=False):
+        total += int(part) * factor
+    return float(total)
+
+
+def whole(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
+
+
+def job_id(here: Surroundings) -> tuple[str, tuple[str, ...]]:
+    """(PBS_JOBID, the same without the server's name). Raises NotInAJob."""
+    ident = here.var("PBS_JOBID")
+    match = JOB_ID.fullmatch(ident)
+    if match is None:
+        raise NotInAJob(f"PBS_JOBID is {ident[:60]!r}: this is no job of PBS")
+    return ident, (match[1],) if match[2] else ()
+
+
+def staged(here: Surroundings) -> Staged:
+    """The node files, and the job's own temporary folder."""
+    into = tuple(path for path in (_path(here.var(name)) for name in FILES) if path)
+    folder = _path(here.var("TMPDIR"))
+    return Staged(into=into, folders=(folder,) if folder else ())
+
+
+def _path(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape") if text.startswith("/") else b""
+
+
+def mirror(outcome: Outcome) -> Ending:
+    """End as the payload ended: PBS records death by signal S as 256 + S."""
+    if outcome.signal is not None:
+        return Ending(exit_code=None, signal=outcome.signal)
+    if outcome.exit_code is not None:
+        return Ending(exit_code=outcome.exit_code)
+    return Ending(exit_code=None, signal=15)  # ended before there was a payload: as TERM ends a native job
+
+
+def has_begun(outcome: Outcome) -> bool:
+    """Was the payload started? What it did is done."""
+    return "run" in outcome.phases
+
+
+def used_up(outcome: Outcome, cpu_limit: float | None) -> bool:
+    """Did the kernel end QEMU for the job's own limit of cpu time, which PBS gives each process of it?"""
+    used = outcome.host.user + outcome.host.system
+    return cpu_limit is not None and outcome.error == "DomainKilled" and used >= cpu_limit - LIMIT_MARGIN
+
+
+class Node:
+    """The commands around a node. Both systems take the same words, `pbsnodes` and `qselect` but for one option each."""
+
+    name = ""
+    select: tuple[str, ...] = ()
+    note: str = ""  # the option of pbsnodes that sets a comment
+    again: str = ""  # the one that takes a node into service
+
+    def count(self, job: Job) -> tuple[str, ...]:
+        return ()
+
+    def counted(self, job: Job, printed: bytes) -> Job:
+        return job
+
+    def alive(self) -> tuple[str, ...]:
+        """Of all nodes: one command, one line for each job."""
+        return self.select
+
+    def living(self, printed: bytes) -> frozenset[str]:
+        found: set[str] = set()
+        for row in printed.decode("utf-8", "replace").splitlines():
+            match = JOB_ID.fullmatch(row.strip())
+            if match is None:
+                raise ValueError(f"qselect printed {row[:60]!r} in the list of jobs")
+            found.update((match[0], match[1]))
+        return frozenset(found)
+
+    def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
+        text = plain(f"{OURS} {reason.removeprefix(OURS).strip()}")
+        return (("pbsnodes", "-o", self.note, text, name_of_node(node)),)
+
+    def open_node(self, node: str) -> tuple[tuple[str, ...], ...]:
+        return (("pbsnodes", self.again, self.note, "", name_of_node(node)),)
+
+    def why_closed(self, node: str) -> tuple[str, ...]:
+        return ("pbsnodes", name_of_node(node))
+
+    def closed_by_us(self, printed: bytes) -> bool:
+        text = printed.decode("utf-8", "replace")
+        state = re.search(r"^\s*state = (.*)$", text, re.MULTILINE)
+        comment = re.search(r"^\s*(?:comment|note) = (.*)$", text, re.MULTILINE)
+        is_closed = state is not None and "offline" in re.split(r"[\s,]+", state[1])
+        return bool(is_closed and comment and comment[1].startswith(OURS))
+
+    def epilog(self, env: Mapping[str, str], argv: tuple[str, ...]) -> tuple[str, str]:
+        """As pbs_mom calls its prologue and epilogue: job id, user, group, ..."""
+        if len(argv) < 2 or not JOB_ID.fullmatch(argv[0]) or not USER.fullmatch(argv[1]):
+            raise NotInAJob(f"{self.name}: the hook's first two arguments are to be a job's id and its user's name")
+        return argv[0], argv[1]
+
+
+def name_of_node(name: str) -> str:
+    """Raises ValueError for what pbsnodes would take for an option, or for more than one node."""
+    if not NODE.fullmatch(name):
+        raise ValueError(f"{name[:60]!r} is no name of a node")
+    return name
+
+
+def plain(text: str) -> str:
+    """One short line of printable ASCII without quotes: qmgr and pbsnodes have no escape for them."""
+    return "".join(c if " " <= c <= "~" and c not in "\"'\\" else "?" for c in text)[:LONGEST_TEXT]

@@ -1,0 +1,149 @@
+"""OpenPBS (20 and later): what it says to a batch job, and how it is answered.
+
+A job comes here by the execjob_launch event of belljar_node.py. The hook runs as root on the node, knows
+the job's resources, and has pbs_mom start the wrapper in place of the job's shell or program, for those jobs only that
+are to have a machine (and for a few whose arguments no hook of PBS can hand back unharmed):
+
+    wrap-openpbs --facts={"image":"debian12",...} -- PROGRAM ARGV0 ARG...
+
+A job that cannot be had a machine is given back through a note that the same hook reads when the job has ended: only
+hooks can requeue, delay and hold a job without an operator's rights.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from belljar.batch import Settings
+from belljar.batch.job import verdict
+from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict
+from belljar.batch.pbs.common import (
+    USED_UP,
+    Node,
+    has_begun,
+    is_interactive,
+    job_id,
+    login_name,
+    mirror,
+    plain,
+    spooled,
+    staged,
+    used_up,
+)
+from belljar.errors import OUR_FAILURE, NotInAJob
+from belljar.model import Outcome
+
+KILL_DELAY = 10.0  # a queue's kill_delay where the site set none: seconds between TERM and KILL
+LEAST_GRACE = 1.0
+
+
+@dataclass(frozen=True)
+class OpenPbsJob(Job):
+    """A job, and what only its answer needs."""
+
+    note: bytes = b""  # where the hook looks for ours
+    cpu_limit: int | None = None
+
+
+class OpenPbs(Node):
+    """The dialect."""
+
+    name = "openpbs"
+    select = ("qselect", "-T", "-s", "ERSTU")
+    note = "-C"
+    again = "-r"
+
+    def read(self, here: Surroundings) -> Job:
+        ident, aliases = job_id(here)
+        facts = _facts(here)
+        program, argv = _command(here, facts)
+        line = here.stdin() if facts.get("script") is True and not is_interactive(here) else None
+        found = spooled(line) if line is not None else None
+        command = Command(program, argv, line)
+        wall = _number(facts, "wall")
+        return OpenPbsJob(
+            system=self.name,
+            id=ident,
+            aliases=aliases,
+            name=here.var("PBS_JOBNAME"),
+            queue=_text(facts, "queue") or here.var("PBS_QUEUE"),
+            image=_text(facts, "image"),
+            native=command,
+            inside=command,
+            script=found.script if found else b"",
+            cpus=_number(facts, "cpus"),
+            memory=_number(facts, "memory"),
+            disk=_number(facts, "disk"),
+            wall=float(wall) if wall else None,
+            started_before=max((_number(facts, "runs") or 1) - 1, 0),
+            lingers=True,
+            grace=max(float(_number(facts, "grace") or KILL_DELAY) - 2, LEAST_GRACE),
+            staged=staged(here),
+            note=_text(facts, "note").encode("utf-8", "surrogateescape"),
+            cpu_limit=_number(facts, "cput"),
+        )
+
+    def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
+        """Requeue and hold by a note for the execjob_epilogue hook; where it cannot be written the job fails. One
+        that had begun fails, too, if it was submitted with `-r n`: the hook asks the server."""
+        assert isinstance(job, OpenPbsJob)
+        if verdict_ is Verdict.MIRROR:
+            return mirror(outcome)
+        if used_up(outcome, job.cpu_limit):
+            return USED_UP
+        fail = Ending(exit_code=OUR_FAILURE)
+        if verdict_ is Verdict.FAIL or not job.note:
+            return fail
+        delay = verdict.delay(tries, settings) if verdict_ is Verdict.REQUEUE else 0.0
+        # PBS loses a subjob that is to wait for a time, so this process keeps it for as long (the hook knows it, too).
+        is_subjob = "[" in job.id
+        text = {
+            "verdict": verdict_.value,
+            "why": plain(verdict.why(outcome, tries, verdict_, settings)),
+            "delay": 0 if is_subjob else int(delay),
+            "begun": has_begun(outcome),
+        }
+        note = json.dumps(text, separators=(",", ":")).encode()
+        return Ending(
+            OUR_FAILURE, files=((job.note, note),), delay=delay if is_subjob else 0.0, otherwise=fail
+        )  # fmt: skip
+
+
+DIALECT = OpenPbs()
+
+
+def _facts(here: Surroundings) -> dict[str, Any]:
+    """What the hook wrote down of the job. Raises NotInAJob."""
+    try:
+        facts = json.loads(here.options.get("facts", ""))
+    except (ValueError, RecursionError):
+        facts = None
+    if not isinstance(facts, dict) or not (here.argv or facts.get("argv")):
+        raise NotInAJob(
+            "no `--facts=` of the launch hook and no command: pbs_mom did not start this",
+            hint="`belljar batch check openpbs` tells whether the hooks are in place.",
+        )
+    return facts
+
+
+def _command(here: Surroundings, facts: dict[str, Any]) -> tuple[bytes, tuple[bytes, ...]]:
+    """(program, argv) as pbs_mom would have started it. Words that cannot pass through a hook stand in the facts, one
+    character for each byte."""
+    words = facts.get("argv")
+    if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
+        program, *argv = (word.encode("latin-1", "replace") for word in words)
+    else:
+        program, *argv = here.argv
+    return program, tuple(argv) or (login_name(program),)
+
+
+def _text(facts: dict[str, Any], name: str) -> str:
+    value = facts.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _number(facts: dict[str, Any], name: str) -> int | None:
+    value = facts.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 60 else None

@@ -1,0 +1,215 @@
+"""What an OpenPBS site needs: two hooks and two resources on the server. Nodes get the launchers, and hooks from PBS."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+from belljar.batch.install.commands import Needs
+from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, Piece, Place
+from belljar.batch.job import judge, policy
+from belljar.batch.pbs.home import is_part, roles
+from belljar.errors import CommandFailed
+
+FILES = Path(__file__).parent
+NOTES = "/run/belljar-openpbs"
+SUBMIT = "belljar_submit"
+OPTIONS = ("queue", "notes", "reap", "submit")
+# https://github.com/openpbs/openpbs (doc/man8/qmgr.8B, pbs_hook_attributes.7B, pbs_mom.8B)
+HOOKS = {
+    SUBMIT: ("queuejob", "modifyjob"),
+    "belljar_node": (
+        "execjob_begin", "execjob_launch", "execjob_epilogue", "execjob_end", "exechost_startup", "exechost_periodic",
+    ),
+}  # fmt: skip
+ATTRIBUTES: dict[str, dict[str, str]] = {SUBMIT: {}, "belljar_node": {"alarm": "60", "freq": "300"}}
+ANSWERS = ("qmgr", "-c", "list server")
+RESOURCES = {"vm_image": ("string_array", "hm"), "vm_disk": ("size", "m")}
+BUSY = (
+    "PBS keeps a resource (15174) as long as a job has it, an ended one in the history (`qstat -x`) too. Uninstall again when"
+    " they are gone: after the server's job_history_duration, or once each was deleted by `qdel -x JOB`."
+)
+
+
+class OpenPbsSite:
+    """`folder` is PBS_HOME. What it holds tells whether this host is the server (server_priv), a node (mom_priv) or both."""
+
+    default_folder = Path("/var/spool/pbs")
+    needs = Needs(
+        ("pbsnodes", "qselect", "qmgr"), ("PBS_CONF_FILE", "PBS_EXEC", "PBS_SERVER"),
+        bins=lambda variables: (f"{variables['PBS_EXEC']}/bin",) if "PBS_EXEC" in variables else (),
+    )  # fmt: skip
+
+    def pieces(self, place: Place) -> list[Piece]:
+        is_server, _ = roles(place, "openpbs", OPTIONS, "PBS_HOME")
+        return _server(place) if is_server else []
+
+    def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
+        return ()
+
+    def findings(self, place: Place) -> list[Finding]:
+        return [
+            *(_of_node(place) if is_part(place, "mom_priv") else ()),
+            *(_of_server(place) if is_part(place, "server_priv") else ()),
+        ]
+
+
+SITE = OpenPbsSite()
+
+
+# -- the server ----------------------------------------------------------------------------------------------------------
+
+
+def _server(place: Place) -> list[Piece]:
+    folder = place.wrapper.parent / "openpbs"
+    hooks = _hooks(place)
+    config = OurFile("settings of the hooks", folder / "belljar.json", config_of(place), folders=1)
+    sources = [OurFile(f"hook {name}", folder / f"{name}.py", text_of(name), folders=1) for name in hooks]
+    changes = [piece for source in sources for piece in _hook(source, config)]
+    # The resources last, for what comes last is taken out first: PBS refuses that as long as a job has one, and with the
+    # hooks gone such a job would run on the node itself.
+    return [config, *sources, *changes, *(_resource(name) for name in reversed(RESOURCES)), *_advice(place)]
+
+
+def _hooks(place: Place) -> list[str]:
+    return [name for name in HOOKS if name != SUBMIT or place.options.get("submit", "yes") != "no"]
+
+
+def text_of(name: str) -> bytes:
+    """A hook is one file to PBS. That of the server judges as nodes do, by the same text."""
+    text = (FILES / f"{name}.py").read_bytes()
+    return Path(judge.__file__).read_bytes() + b"\n\n" + text if name == SUBMIT else text
+
+
+def config_of(place: Place) -> bytes:
+    """What both hooks read. Raises BadSetting for settings that mean nothing."""
+    settings = place.settings
+    values = {
+        "wrapper": str(place.wrapper),
+        "belljar": str(place.belljar),
+        "notes": place.options.get("notes", NOTES),
+        "reap": place.options.get("reap", "yes") != "no",
+        "store": str(place.store),
+        **policy.site_of(settings),
+        "retries": settings.retries,
+    }
+    return json.dumps(values, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def _resource(name: str) -> Change:
+    kind, flags = RESOURCES[name]
+    return Change(
+        f"resource {name}",
+        probe=_qmgr(f"list resource {name}"),
+        is_done=lambda out: all(flag in _attribute(out, "flag") for flag in flags),
+        do=(_qmgr(f"create resource {name} type={kind},flag={flags}"),),
+        undo=(_qmgr(f"delete resource {name}"),),
+        undo_hint=BUSY,
+        answers=ANSWERS,
+    )
+
+
+def _hook(source: OurFile, config: OurFile) -> list[Piece]:
+    """The hook itself, then what is in it: with no script in it yet it does nothing."""
+    name = source.path.stem
+    events = ",".join(HOOKS[name])
+    attributes = ATTRIBUTES[name]
+
+    def is_set(out: bytes) -> bool:
+        return set(_attribute(out, "event").split(",")) == set(HOOKS[name]) and all(
+            _attribute(out, key) == value for key, value in attributes.items()
+        )
+
+    listed = _qmgr(f"list hook {name}")
+    words = (f'event = "{events}"', *(f"{key} = {value}" for key, value in attributes.items()))
+    made = Change(
+        f"hook {name} is known",
+        probe=listed,
+        is_done=lambda out: out.startswith(b"Hook "),
+        do=(_qmgr(f"create hook {name}"),),
+        undo=(_qmgr(f"delete hook {name}"),),
+        answers=ANSWERS,
+    )
+    told = Change(
+        f"hook {name}: its events",
+        probe=listed,
+        is_done=is_set,
+        do=tuple(_qmgr(f"set hook {name} {word}") for word in words),
+        undo=(),
+        answers=ANSWERS,
+    )
+    return [made, told, _content(name, "x-config", config), _content(name, "x-python", source)]
+
+
+def _content(name: str, kind: str, file: OurFile) -> Change:
+    return Change(
+        f"hook {name}: {'its settings' if kind == 'x-config' else 'its script'}",
+        probe=_qmgr(f"export hook {name} application/{kind} default"),
+        is_done=lambda out: out.strip() == file.content.strip(),
+        do=(_qmgr(f"import hook {name} application/{kind} default {file.path}"),),
+        undo=(),
+        answers=ANSWERS,
+    )
+
+
+def _advice(place: Place) -> list[Piece]:
+    return [
+        Advice(
+            "comments of jobs",
+            "The reason of a job that is started again or held is written into its comment by the node. PBS lets only"
+            " operators do that: `qmgr -c 'set server operators += root@NODE'` for each node. Without it the reason is"
+            " in the job's standard error, in the node's log and in `belljar show openpbs:ID`.",
+        ),
+        Advice(
+            "nodes with different images",
+            "To have the scheduler look for a node that has the image, add vm_image to `resources:` in"
+            f" {place.folder}/sched_priv/sched_config, send pbs_sched a HUP, and tell what each node has:"
+            " `qmgr -c 'set node NODE resources_available.vm_image = \"debian12,el9\"'`.",
+        ),
+    ]
+
+
+# -- the node ------------------------------------------------------------------------------------------------------------
+
+
+def _of_node(place: Place) -> list[Finding]:
+    """A classic epilogue does not run beside a hook for the same event."""
+    script = place.folder / "mom_priv/epilogue"
+    return [
+        Finding(
+            "no epilogue script that PBS would no longer run",
+            not script.exists(),
+            f"{script} does not run while a hook has execjob_epilogue" if script.exists() else "",
+            "Make it a hook of that event, or call it from one.",
+        )
+    ]
+
+
+def _of_server(place: Place) -> list[Finding]:
+    found = []
+    for name in HOOKS:
+        try:
+            is_on = _attribute(place.run(_qmgr(f"list hook {name}")), "enabled").lower() == "true"
+        except CommandFailed:
+            continue  # the pieces say it
+        if name not in _hooks(place):
+            there = "it stands from before, or was made by hand"
+            found.append(Finding(f"no hook {name}", False, there, f"qmgr -c 'delete hook {name}'"))
+            continue
+        found.append(Finding(f"hook {name} is enabled", is_on, "", f"qmgr -c 'set hook {name} enabled = True'"))
+    return found
+
+
+# -- qmgr ----------------------------------------------------------------------------------------------------------------
+
+
+def _qmgr(directive: str) -> tuple[str, ...]:
+    return ("qmgr", "-c", directive)
+
+
+def _attribute(out: bytes, name: str) -> str:
+    """An attribute's value in what `qmgr list` prints, which folds long ones; "" where it is not set."""
+    text = out.decode("utf-8", "replace").replace("\n\t", "")
+    match = re.search(rf"^ *{name} = (.*)$", text, re.MULTILINE)
+    return match[1].strip().strip('"') if match else ""

@@ -1,0 +1,191 @@
+"""Torque (6): what it says to a batch job, and how it is answered.
+
+pbs_mom starts every job and every task of its task manager through `$job_starter` of its configuration:
+
+    wrap-torque SHELL                         a script; its path is one line on standard input (the default build)
+    wrap-torque SHELL /…/jobs/ID.SC           the same, built with --enable-shell-use-argv
+    wrap-torque SHELL [-c COMMAND]            an interactive job; standard input is its terminal
+    wrap-torque PROGRAM ARG...                a task (pbsdsh, mpiexec), looked for in PATH
+
+The name by which pbs_mom would have called the shell is lost on the way (start_exec.c, mom_jobstarter_execute_job), so
+it is made again: a login shell's, unless `$source_login_batch` or `$source_login_interactive` says no.
+
+A job asks for its image by a variable: `qsub -v VM_IMAGE=NAME`. What it asks for with -l does not reach it; the prologue
+(torque_site.py) writes beside the job's node file what pbs_mom was told of that, which no resource of a site's own is.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, replace
+
+from belljar.batch import Settings
+from belljar.batch.job import verdict
+from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict
+from belljar.batch.pbs.common import (
+    SCRIPT,
+    USED_UP,
+    Node,
+    has_begun,
+    is_first_task,
+    is_interactive,
+    job_id,
+    login_name,
+    mirror,
+    seconds,
+    size,
+    spooled,
+    staged,
+    used_up,
+    whole,
+)
+from belljar.errors import OUR_FAILURE, NotInAJob
+from belljar.model import Outcome
+
+ENV = b"/usr/bin/env"
+RECORD = ".belljar"  # beside PBS_NODEFILE
+KILL_DELAY = 2.0  # the server's kill_delay where the site set none: seconds between TERM and KILL
+LEAST_GRACE = 1.0
+# Death by this signal is exit status 319 to Torque (256 + 63), which no exit code of a payload can be. The server's
+# automatic_requeue_exit_code is set to it: a job that ends so is queued again.
+AGAIN_SIGNAL = 63
+AGAIN_STATUS = 256 + AGAIN_SIGNAL
+# https://github.com/adaptivecomputing/torque (src/resmom/parse_config.c, setbool)
+NO = ("0", "no", "false", "off")
+
+
+@dataclass(frozen=True)
+class TorqueJob(Job):
+    """A job, and what only its answer needs."""
+
+    cpu_limit: float | None = None
+    reruns: bool = False  # it may begin a second time
+
+
+class Torque(Node):
+    """The dialect."""
+
+    name = "torque"
+    select = ("qselect", "-s", "ERT")
+    note = "-N"
+    again = "-c"
+
+    def read(self, here: Surroundings) -> Job:
+        ident, aliases = job_id(here)
+        if not here.argv:
+            raise NotInAJob("no shell and no command: pbs_mom did not start this")
+        asked, queue = _record(here)
+        limits = (seconds(asked.get(name, "")) for name in ("cput", "pcput"))
+        command, script = _shell(here) if is_first_task(here) else (_task(here), b"")
+        nodes = whole(here.var("PBS_NUM_NODES")) or 1
+        cpus = whole(here.var("PBS_NUM_PPN"))
+        return TorqueJob(
+            system=self.name,
+            id=ident,
+            aliases=aliases,
+            name=here.var("PBS_JOBNAME"),
+            queue=queue or here.var("PBS_QUEUE"),
+            image=here.var("VM_IMAGE"),
+            native=command,
+            inside=command,
+            script=script,
+            cpus=cpus,
+            memory=_memory(asked, nodes, cpus or 1),
+            disk=size(here.var("VM_DISK") or asked.get("file", "")),
+            wall=seconds(here.var("PBS_WALLTIME")) or seconds(asked.get("walltime", "")) or None,
+            lingers=True,
+            grace=max(KILL_DELAY - 2, LEAST_GRACE),
+            staged=staged(here),
+            cpu_limit=min((limit for limit in limits if limit), default=None),
+        )
+
+    def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
+        """Requeue and hold by the owner's own commands and a death that the server takes for `again`. Where the server
+        does not hear, the job fails: nobody could count its tries."""
+        assert isinstance(job, TorqueJob)
+        if verdict_ is Verdict.MIRROR:
+            return mirror(outcome)
+        if used_up(outcome, job.cpu_limit):
+            return USED_UP
+        fail = Ending(exit_code=OUR_FAILURE)
+        if verdict_ is Verdict.FAIL or (has_begun(outcome) and not job.reruns):
+            return fail
+        if verdict_ is Verdict.HOLD:
+            command: tuple[str, ...] = ("qhold", "-h", "u", job.id)
+        else:
+            then = time.localtime(outcome.ended + max(verdict.delay(tries, settings), 1))
+            command = ("qalter", "-a", time.strftime("%Y%m%d%H%M.%S", then), job.id)
+        return Ending(exit_code=None, signal=AGAIN_SIGNAL, commands=(command,), otherwise=fail)
+
+    def count(self, job: Job) -> tuple[str, ...]:
+        return ("qstat", "-f", job.id)
+
+    def counted(self, job: Job, printed: bytes) -> Job:
+        """Starts before this one: Torque counts no others. It tells as well whether a job that had begun may begin again."""
+        assert isinstance(job, TorqueJob)
+        reruns = bool(re.search(rb"^\s*Rerunable = True\s*$", printed, re.MULTILINE))
+        match = re.search(rb"^\s*start_count = ([0-9]{1,6})\s*$", printed, re.MULTILINE)
+        return replace(job, reruns=reruns, failed_starts=max(int(match[1]) - 1, 0) if match else 0)
+
+
+DIALECT = Torque()
+
+
+def _shell(here: Surroundings) -> tuple[Command, bytes]:
+    """(the job's shell as pbs_mom would have started it, the script it runs)."""
+    shell, *words = here.argv
+    interactive = is_interactive(here)
+    name = login_name(shell) if _is_login(here, interactive) else shell.rpartition(b"/")[2]
+    argv = (name, *words)
+    if interactive:
+        return Command(shell, argv), b""
+    named = next((match for word in words if (match := SCRIPT.fullmatch(word))), None)
+    if named:
+        return Command(shell, argv), named[2]
+    line = here.stdin()
+    found = spooled(line)
+    return Command(shell, argv, line), found.script if found else b""
+
+
+def _task(here: Surroundings) -> Command:
+    """A task's program, where execvp finds it: `env` looks in the same PATH, and becomes it."""
+    program = here.argv[0]
+    if b"/" in program or b"=" in program or program.startswith(b"-"):
+        return Command(program, here.argv)
+    return Command(ENV, (b"env", *here.argv))
+
+
+def _is_login(here: Surroundings, interactive: bool) -> bool:
+    """What pbs_mom's configuration says of login shells; where it cannot be read, what it does by itself."""
+    key = b"$source_login_interactive" if interactive else b"$source_login_batch"
+    home = here.var("PBS_NODEFILE").partition("/aux/")[0]
+    try:
+        text = here.read(home.encode("utf-8", "surrogateescape") + b"/mom_priv/config") if home else b""
+    except OSError:
+        return True
+    is_login = True
+    for line in text.splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] == key:
+            is_login = words[1].decode("ascii", "replace").lower() not in NO
+    return is_login
+
+
+def _record(here: Surroundings) -> tuple[dict[str, str], str]:
+    """(what the job asked for with -l, its queue), as the prologue wrote them down; nothing where it did not."""
+    path = here.var("PBS_NODEFILE")
+    try:
+        text = here.read(path.encode("utf-8", "surrogateescape") + RECORD.encode()) if path.startswith("/") else b""
+    except OSError:
+        return {}, ""
+    asked, _, queue = text.decode("utf-8", "replace").partition("\n")
+    pairs = (word.partition("=") for word in asked.split(","))
+    return {name.strip(): value.strip() for name, equals, value in pairs if equals}, queue.strip()
+
+
+def _memory(asked: dict[str, str], nodes: int, cpus: int) -> int | None:
+    """Of the job on this node: `mem` is for all nodes together, `pmem` for each process."""
+    whole_job, process = size(asked.get("mem", "")), size(asked.get("pmem", ""))
+    known = [amount for amount in (whole_job and whole_job // nodes, process and process * cpus) if amount]
+    return min(known) if known else None

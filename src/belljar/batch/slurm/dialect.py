@@ -1,0 +1,259 @@
+"""Slurm: what it says to a batch job, and how it is answered. 22.05 and later.
+
+A job comes here by one `#!` line that job_submit.lua (slurm_site.py) puts before the user's script:
+
+    #!/usr/local/libexec/wrap-slurm --image=debian12 --time=60
+
+The kernel then runs the wrapper with all that follows its path as one argument, the spooled script's path and the
+user's own arguments: as the user, in the job's folder, with the job's files as standard input and output.
+
+On a site without Lua users write that line themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from belljar.batch import Settings
+from belljar.batch.job import verdict
+from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict
+from belljar.errors import OUR_FAILURE, NotInAJob
+from belljar.model import MIB, Outcome
+
+OURS = "belljar:"  # begins the reason of a node we closed
+KILL_WAIT = 30.0  # slurm.conf KillWait, between TERM and KILL; `batch check` compares it with a site's
+LIMITS = b"/proc/self/limits"
+NO_LIMIT = 365 * 86400  # seconds from start to "end" of a job that has none (24.11)
+SHORTEST_DELAY = 5  # seconds; a credential made in the second the old one was revoked in is refused by slurmd
+LONGEST_COMMENT = 400
+NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
+
+# States in which a job may have processes on a node. https://slurm.schedmd.com/squeue.html#SECTION_JOB-STATE-CODES
+LIVING = ("RUNNING", "SUSPENDED", "STOPPED", "COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT", "RESIZING")
+HEADER = "JOBID|ARRAY_JOB_ID|ARRAY_TASK_ID|STATE"
+FORMAT = "%A|%F|%K|%T"
+
+COUNT = re.compile(r"(?:^|\s)belljar=([0-9]{1,4})(?:[: ].*)?$", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class SlurmJob(Job):
+    """A job, and what only its answer needs."""
+
+    comment: str | None = None  # as squeue has it: `scontrol update` replaces a comment as a whole
+
+
+class Slurm:
+    """The dialect."""
+
+    name = "slurm"
+
+    # -- what a job is told ------------------------------------------------------------------------------------------
+
+    def read(self, here: Surroundings) -> Job:
+        raw = here.var("SLURM_JOB_ID")
+        if not raw.isdecimal() or not here.argv:
+            raise NotInAJob("SLURM_JOB_ID and a script are not there: this is no batch job of Slurm")
+        script, image = here.argv[0], here.options.get("image", "")
+        text = _opening(here, script)
+        is_redirected = bool(here.options) and text.startswith(b"#!") and b" --" in text.partition(b"\n")[0]
+        ident = _ident(here, raw)
+        cpus = _number(here.var("SLURM_CPUS_ON_NODE"))
+        disk = _number(here.options.get("disk", ""))
+        return SlurmJob(
+            system=self.name,
+            id=ident,
+            aliases=(raw,) if ident != raw else (),
+            name=here.var("SLURM_JOB_NAME"),
+            queue=here.var("SLURM_JOB_PARTITION"),
+            image=image,
+            native=_native(here.argv, text if is_redirected else b""),
+            inside=Command(script, here.argv),
+            script=script,
+            script_skips_line=is_redirected,
+            cpus=cpus,
+            memory=_memory(here, cpus or 1),
+            disk=disk * MIB if disk else None,
+            wall=_wall(here),
+            started_before=_number(here.var("SLURM_RESTART_COUNT")) or 0,
+            grace=KILL_WAIT - 2,
+            signals_reach_all=False,
+        )
+
+    # -- what it answers ---------------------------------------------------------------------------------------------
+
+    def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
+        """Requeue and hold by the owner's own `scontrol`: it needs no exit code set apart from the payload's, prints
+        one line of Slurm's on the job's stderr, and takes the time of the next start (Slurm's own is two minutes).
+        The number of tries and the reason are the job's comment, which only its owner and operators can write."""
+        assert isinstance(job, SlurmJob)
+        if verdict_ is Verdict.MIRROR:
+            return _mirror(outcome)
+        fail = Ending(exit_code=OUR_FAILURE)
+        reason = verdict.why(outcome, tries, verdict_, settings)
+        if verdict_ is Verdict.FAIL:
+            commands = (_comment(job, reason),) if job.comment is not None else ()
+            return Ending(exit_code=OUR_FAILURE, commands=commands, otherwise=fail)
+        note = _comment(job, f"belljar={tries} {reason.removeprefix('belljar: ')}")
+        if verdict_ is Verdict.HOLD:
+            hold = ("scontrol", "requeuehold", job.id)
+            bare = Ending(commands=(hold,), otherwise=fail)
+            # Slurm would let it wait two minutes more once it is released.
+            return Ending(commands=(note, hold, _start(job, SHORTEST_DELAY)), otherwise=bare)
+        requeue = ("scontrol", "requeue", job.id)
+        later = _start(job, max(int(verdict.delay(tries, settings)), SHORTEST_DELAY))
+        # A comment that cannot be written counts nothing: then Slurm's own counter bounds the tries.
+        is_last = job.started_before + 1 >= max(settings.retries, 1)
+        bare = fail if is_last else Ending(commands=(requeue,), otherwise=fail)
+        # Once requeued, the job is back in the queue whatever fails after it: Slurm heeds no exit code of this run.
+        return Ending(commands=(note, requeue, later), otherwise=bare)
+
+    def count(self, job: Job) -> tuple[str, ...]:
+        return ("squeue", "--noheader", "--states=all", f"--jobs={job.id}", "--format=%k")
+
+    def counted(self, job: Job, printed: bytes) -> Job:
+        assert isinstance(job, SlurmJob)
+        comment = printed.decode("utf-8", "replace").removesuffix("\n")
+        match = COUNT.search(comment)
+        kept = "" if comment.strip() == "(null)" else comment
+        return replace(job, comment=kept, failed_starts=int(match[1]) if match else 0)
+
+    # -- the node ----------------------------------------------------------------------------------------------------
+
+    def alive(self) -> tuple[str, ...]:
+        """Of all nodes: one host may be several to Slurm, and a name it does not know would look like no jobs."""
+        return ("squeue", f"--states={','.join(LIVING)}", f"--format={FORMAT}")
+
+    def living(self, printed: bytes) -> frozenset[str]:
+        header, *rows = printed.decode("ascii", "replace").splitlines() or [""]
+        if header.strip() != HEADER:
+            raise ValueError(f"squeue printed {header[:60]!r} where the list of jobs begins")
+        found = set()
+        for row in rows:
+            fields = row.split("|")
+            if len(fields) != 4 or not fields[0].isdecimal():
+                raise ValueError(f"squeue printed {row[:60]!r} in the list of jobs")
+            found.add(fields[0])
+            if fields[2].isdecimal():
+                found.add(f"{fields[1]}_{fields[2]}")
+        return frozenset(found)
+
+    def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
+        text = _plain(reason.removeprefix(OURS).strip())[:200]
+        return (("scontrol", "update", f"NodeName={_node(node)}", "State=DRAIN", f"Reason={OURS} {text}"),)
+
+    def open_node(self, node: str) -> tuple[tuple[str, ...], ...]:
+        return (("scontrol", "update", f"NodeName={_node(node)}", "State=RESUME"),)
+
+    def why_closed(self, node: str) -> tuple[str, ...]:
+        return ("scontrol", "show", "node", _node(node))
+
+    def closed_by_us(self, printed: bytes) -> bool:
+        text = printed.decode("utf-8", "replace")
+        state = re.search(r"^\s*State=(\S+)", text, re.MULTILINE)
+        reason = re.search(r"^\s*Reason=(.*)$", text, re.MULTILINE)
+        return bool(state and "DRAIN" in state[1].split("+") and reason and reason[1].startswith(OURS))
+
+    def epilog(self, env: Mapping[str, str], argv: tuple[str, ...]) -> tuple[str, str]:
+        """Epilog knows a task of an array by its own id only: an alias of the job's."""
+        job, user = env.get("SLURM_JOB_ID", ""), env.get("SLURM_JOB_UID") or env.get("SLURM_JOB_USER", "")
+        if not job.isdecimal() or not user:
+            raise NotInAJob("SLURM_JOB_ID and SLURM_JOB_UID are not there: this is no Epilog of Slurm")
+        return job, user
+
+
+DIALECT = Slurm()
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def _opening(here: Surroundings, script: bytes) -> bytes:
+    try:
+        return here.read(script)[:1024]
+    except OSError:
+        return b""
+
+
+def _ident(here: Surroundings, raw: str) -> str:
+    """`A_T` for a task of an array. The last task of an array has the array's own id: commands given that one mean all.
+
+    A job submitted from inside a task inherits the task's SLURM_ARRAY_* (22.05), so the word of the redirect counts."""
+    array, task = here.var("SLURM_ARRAY_JOB_ID"), here.var("SLURM_ARRAY_TASK_ID")
+    is_task = array.isdecimal() and task.isdecimal() and here.options.get("array", "yes") == "yes"
+    return f"{array}_{task}" if is_task else raw
+
+
+def _native(argv: tuple[bytes, ...], text: bytes) -> Command:
+    """The script as the kernel would run it without our line: by the interpreter its second line names, with at most
+    one argument. Interpreters take our line, still the first, as a comment."""
+    line = text.partition(b"\n")[2].partition(b"\n")[0]
+    if not line.startswith(b"#!"):
+        return Command(argv[0], argv)
+    interpreter, _, argument = line[2:].strip(b" \t").replace(b"\t", b" ").partition(b" ")
+    words = (interpreter, argument.strip()) if argument.strip() else (interpreter,)
+    return Command(interpreter or argv[0], (*words, *argv) if interpreter else argv)
+
+
+def _memory(here: Surroundings, cpus: int) -> int | None:
+    """What slurmstepd may let the job have: it sets that as RLIMIT_RSS, which no variable a job inherits can change.
+    Where it did not, the variables count: the smaller one, if a job was submitted from inside another one."""
+    try:
+        limit = re.search(rb"^Max resident set\s+\S+\s+(\S+)", here.read(LIMITS), re.MULTILINE)
+    except OSError:
+        limit = None
+    if limit and limit[1].isdigit():
+        return int(limit[1])
+    per_node, per_cpu = _number(here.var("SLURM_MEM_PER_NODE")), _number(here.var("SLURM_MEM_PER_CPU"))
+    known = [size for size in (per_node, per_cpu and per_cpu * cpus) if size]
+    return min(known) * MIB if known else None
+
+
+def _wall(here: Surroundings) -> float | None:
+    start, end = _number(here.var("SLURM_JOB_START_TIME")), _number(here.var("SLURM_JOB_END_TIME"))
+    if start and end and start < end < start + NO_LIMIT:
+        return float(end - start)
+    minutes = _number(here.options.get("time", ""))
+    return minutes * 60.0 if minutes else None
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
+
+
+# -- telling -----------------------------------------------------------------------------------------------------------
+
+
+def _comment(job: SlurmJob, note: str) -> tuple[str, ...]:
+    words = f"vm={job.image}" if job.comment is None and job.image else _without_ours(job.comment or "")
+    return ("scontrol", "update", f"JobId={job.id}", f"Comment={_plain(f'{words} {note}'.strip())}")
+
+
+def _start(job: Job, seconds: int) -> tuple[str, ...]:
+    return ("scontrol", "update", f"JobId={job.id}", f"StartTime=now+{seconds}")
+
+
+def _mirror(outcome: Outcome) -> Ending:
+    if outcome.signal is not None:
+        return Ending(exit_code=None, signal=outcome.signal)
+    if outcome.exit_code is not None:
+        return Ending(exit_code=outcome.exit_code)
+    return Ending(exit_code=None, signal=15)  # cancelled before there was a payload: as Slurm's TERM ends a native job
+
+
+def _without_ours(comment: str) -> str:
+    return COUNT.sub("", comment).partition(OURS)[0].strip()
+
+
+def _plain(text: str) -> str:
+    """One line of printable ASCII. scontrol takes the value as it stands, to the end of the argument."""
+    return "".join(c if " " <= c <= "~" else "?" for c in text)[:LONGEST_COMMENT]
+
+
+def _node(name: str) -> str:
+    """Raises ValueError for what scontrol would take for more than one node, or for none."""
+    if not NAME.fullmatch(name) or name.upper() == "ALL":
+        raise ValueError(f"{name[:60]!r} is no name of a node")
+    return name

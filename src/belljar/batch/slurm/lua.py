@@ -1,0 +1,96 @@
+"""The job_submit plugin of Slurm, in Lua: the site's settings as a table, then code that is the same everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from importlib import resources
+
+from belljar.batch.install.pieces import Place
+from belljar.batch.job import judge, policy
+from belljar.errors import BadOption
+
+MARK = "-- Made by `belljar batch install slurm`"
+
+
+def plugin(place: Place) -> bytes:
+    """The plugin's text. Raises BadSetting, BadOption for what cannot be said in it."""
+    settings = place.settings
+    features = _features(place)
+    site = policy.site_of(settings)
+    table = {
+        "wrapper": quoted(_wrapper(place)),
+        "names": quoted(str(place.store / "images/names")),
+        "features": _table(features.items()),
+        "disk_is_scratch": "true" if settings.scratch else "false",
+        "longest_line": str(_longest_line(place)),
+        "default_image": quoted(site["default_image"]),
+        "queue_images": _table(site["queue_images"].items()),
+        "allow": _rules(site["allow"]),
+        **{name: str(size) for name, size in site.items() if isinstance(size, int)},
+    }
+    lines = "".join(f"   {key} = {value},\n" for key, value in table.items())
+    code = resources.files("belljar.batch.slurm").joinpath("submit.lua").read_text()
+    return f"{MARK} from the settings [batch]. Changes here are lost.\nlocal site = {{\n{lines}}}\n\n{code}".encode()
+
+
+def _wrapper(place: Place) -> str:
+    """Raises BadOption for a path the kernel would not take in a `#!` line."""
+    path = str(place.wrapper)
+    if re.search(r"\s", path) or len(path) > 80:
+        raise BadOption(f"{path}: a `#!` line takes no path with blanks and none longer than 80 characters")
+    return path
+
+
+def _longest_line(place: Place) -> int:
+    """Linux before 5.1 reads 127 bytes of a `#!` line and drops the rest in silence; later ones 255. Option `line`."""
+    text = place.options.get("line", "127")
+    if text not in ("127", "255"):
+        raise BadOption(
+            f"line {text!r}: neither 127 nor 255", hint="255 is for sites whose nodes all have Linux 5.1 or later."
+        )
+    return int(text) - 1
+
+
+def _features(place: Place) -> dict[str, str]:
+    found = {}
+    for word in place.options.get("feature", "").split():
+        feature, equals, image = word.partition("=")
+        if not (equals and re.fullmatch(r"[\w.-]+", feature) and judge.IMAGE_NAME.match(image)):
+            raise BadOption(
+                f"feature {word!r}: not of the form FEATURE=IMAGE", hint="Say --set 'feature=el9=alma9 el8=alma8'."
+            )
+        found[feature] = image
+    return found
+
+
+def _rules(rules: Iterable[tuple[str, str, str]]) -> str:
+    rows = (
+        f"{{ kind = {quoted(kind)}, name = {quoted(name)},"
+        f" pattern = {quoted(pattern_of(glob))}, shown = {quoted(glob)} }}"
+        for kind, name, glob in rules
+    )
+    return "{ " + ", ".join(rows) + " }"
+
+
+def pattern_of(glob: str) -> str:
+    """A pattern of image names as one of Lua, anchored. What no name fits becomes a pattern that only "" fits."""
+    words = {"*": ".*", policy.LETTERS: "."}
+    return "^" + "".join(words.get(one) or _set(one) for one in policy.letters_of(glob) or ()) + "$"
+
+
+def _set(letters: str) -> str:
+    return letters if letters.isalnum() and len(letters) == 1 else "[" + re.sub(r"([.-])", r"%\1", letters) + "]"
+
+
+def _table(pairs: Iterable[tuple[str, str]]) -> str:
+    return "{ " + ", ".join(f"[{quoted(key)}] = {quoted(value)}" for key, value in pairs) + " }"
+
+
+def quoted(text: str) -> str:
+    """A string of Lua's, whatever the text holds."""
+    parts = (
+        c if c.isascii() and (c.isalnum() or c in "/._- *?:,") else "".join(f"\\{b:03d}" for b in c.encode())
+        for c in text
+    )
+    return '"' + "".join(parts) + '"'

@@ -1,0 +1,350 @@
+"""What a site needs for Slurm: a job_submit plugin in Lua, Prolog and Epilog, three settings of slurm.conf.
+
+The same pieces go to every host that has a slurm.conf: slurmctld's uses the plugin, the nodes the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from belljar.batch import Settings
+from belljar.batch.install import marks
+from belljar.batch.install.commands import Needs
+from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place
+from belljar.batch.slurm import lua as slurm_lua
+from belljar.batch.slurm.dialect import KILL_WAIT
+from belljar.batch.slurm.lua import quoted
+from belljar.errors import OUR_FAILURE, BadOption, BelljarError
+
+PLUGIN, SUBMIT, LUA = "belljar.lua", "job_submit.lua", "job_submit_lua.so"
+FETCHED = Path("/run/slurm/conf/slurm.conf")
+OLDEST = (22, 5)
+HOOK_DEADLINE = 60  # seconds; slurmd waits for Prolog and Epilog as long as they like
+HOOKS = ("Prolog", "Epilog")
+
+HOOK = """#!/bin/sh
+# {name} of Slurm, as root on the node. Its exit code is always 0: with any other one slurmd drains the node.
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export PATH
+timeout -k 5 {deadline} {belljar} batch {verb} slurm </dev/null || :
+exit 0
+"""
+
+SHIM = """{mark}.
+-- plugin {digest}
+local belljar = dofile({plugin})
+
+function slurm_job_submit(job_desc, part_list, submit_uid)
+   return belljar.submit(job_desc, part_list, submit_uid)
+end
+
+function slurm_job_modify(job_desc, job_rec, part_list, modify_uid)
+   return belljar.modify(job_desc, job_rec, part_list, modify_uid)
+end
+
+return slurm.SUCCESS
+"""
+
+NO_LUA = """It cannot ask belljar at submission: --comment=vm=IMAGE and partitions with images mean nothing here. Users write
+    #!{wrapper} --image=IMAGE
+before the first line of a script; the node looks at it by the site's rules. Say --set submit=hand when that is as it is to be."""
+
+MERGE = """Your {path} stays as it is. Let it ask belljar's: near its top
+    local belljar = dofile({plugin})
+and in slurm_job_submit(job_desc, part_list, submit_uid), before it returns slurm.SUCCESS,
+    if belljar.submit(job_desc, part_list, submit_uid) ~= slurm.SUCCESS then return slurm.ERROR end
+and the same with belljar.modify(job_desc, job_rec, part_list, modify_uid) in slurm_job_modify.
+slurmctld reads its plugin again when that file changes: `belljar batch install slurm` touches it from then on."""
+
+
+class SlurmSite:
+    """The pieces, and what is to be looked at besides."""
+
+    default_folder = Path("/etc/slurm")
+    needs = Needs(
+        ("scontrol", "squeue"), ("SLURM_CONF",), home=lambda variables: _folder_of(variables.get("SLURM_CONF", "")),
+        told_by=lambda folder: _conf_in(folder),
+    )  # fmt: skip
+
+    def pieces(self, place: Place) -> list[Piece]:
+        """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image. `line`, what a node's kernel
+        reads of a first line. `submit`: `lua`, or `hand` where users write the line before their scripts themselves."""
+        conf, found, lines = _conf(place), list[Piece](), list[str]()
+        if _is_configless(place):
+            return [piece for hook in HOOKS for piece in self._hook(place, hook, conf)[0]]
+        if _asks_at_submission(place):
+            if _has_lua(place):
+                found += self._at_submission(place, conf)
+                lines += [] if "jobsubmitplugins" in conf else ["JobSubmitPlugins=lua"]
+            else:
+                found.append(Advice("this Slurm has no Lua", NO_LUA.format(wrapper=place.wrapper)))
+        for hook in HOOKS:
+            found_hook, line = self._hook(place, hook, conf)
+            found += found_hook
+            lines += line
+        if lines:
+            clashes = tuple(rf"{line.partition('=')[0]}\s*=" for line in lines)
+            found.append(
+                OurLines("settings of Slurm", place.folder / "slurm.conf", tuple(sorted(lines)), clashes=clashes)
+            )
+        return found
+
+    def _at_submission(self, place: Place, conf: Mapping[str, list[str]]) -> Iterator[Piece]:
+        plugin, text = place.folder / PLUGIN, slurm_lua.plugin(place)
+        theirs = place.folder / SUBMIT if _is_theirs(place.folder / SUBMIT) else None
+        yield OurFile("rules of the site, for slurmctld at submission", plugin, text, caller=theirs)
+        yield from self._submit(place, plugin, text)
+        plugins = ",".join(conf.get("jobsubmitplugins", []))
+        if plugins and "lua" not in re.split(r"[,\s]+", plugins):
+            advice = f"In slurm.conf, add lua to what is there: JobSubmitPlugins={plugins},lua"
+            yield Advice("the Lua plugin of slurmctld", advice)
+
+    def _submit(self, place: Place, plugin: Path, text: bytes) -> Iterator[Piece]:
+        path = place.folder / SUBMIT
+        if _is_theirs(path):
+            if _names(path, plugin):
+                return
+            advice = MERGE.format(path=path, plugin=quoted(str(plugin)))
+            yield Advice("your own job_submit.lua asks belljar's", advice)
+            return
+        digest = hashlib.sha256(text).hexdigest()
+        shim = SHIM.format(mark=slurm_lua.MARK, plugin=quoted(str(plugin)), digest=digest)
+        yield OurFile("job_submit plugin of slurmctld", path, shim.encode())
+
+    def _hook(self, place: Place, hook: str, conf: Mapping[str, list[str]]) -> tuple[list[Piece], list[str]]:
+        """The script, where it goes, and the line that names it: a site's own hook stays."""
+        verb, belljar = hook.lower(), shlex.quote(str(place.belljar))
+        content = HOOK.format(name=hook, verb=verb, deadline=HOOK_DEADLINE, belljar=belljar).encode()
+        theirs, purpose = [one for one in conf.get(verb, []) if one], f"{hook} of each job on a node"
+        if folder := next((one[:-1] for one in theirs if one.endswith("/*")), ""):
+            return [OurFile(purpose, Path(folder) / f"50-belljar-{verb}", content, 0o755)], []
+        path = place.folder / f"belljar-{verb}"
+        if not theirs:
+            return [OurFile(purpose, path, content, 0o755)], [f"{hook}={path}"]
+        callers = [Path(one) for one in theirs if _names(Path(one), path)]
+        caller = place.folder / "slurm.conf" if str(path) in theirs else next(iter(callers), None)
+        pieces: list[Piece] = [OurFile(purpose, path, content, 0o755, caller=caller or Path(theirs[0]))]
+        if caller:
+            return pieces, []
+        return [
+            *pieces,
+            Advice(purpose, f"slurm.conf has {hook}={theirs[0]} already: let that script call {path}."),
+        ], []
+
+    def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
+        """slurmctld looks at the time of job_submit.lua alone: a site's own one that loads ours is made newer with it."""
+        submit, reconfigure = place.folder / SUBMIT, ("scontrol", "reconfigure")
+        if _asks_at_submission(place) and _is_theirs(submit) and _names(submit, place.folder / PLUGIN):
+            return (("touch", "--", str(submit)), reconfigure)
+        return (reconfigure,)
+
+    def findings(self, place: Place) -> list[Finding]:
+        try:
+            version = place.run(("scontrol", "--version")).decode(errors="replace").strip()
+            shown = _shown(place)
+        except BelljarError as exc:
+            return [Finding("slurmctld answers", False, exc.message, "Start it, or run this where `scontrol` works.")]
+        config = {key: values[-1] for key, values in shown.items()}
+        at_submission = _asks_at_submission(place) and not _is_configless(place)
+        return [
+            _version(version),
+            *((*_lua(place), _plugins(place, config), _images(place)) if at_submission else ()),
+            *(_hooked(place, hook, shown.get(hook.lower(), [])) for hook in HOOKS),
+            _requeue_codes(config),
+            _requeues(config),
+            _kill_wait(place.settings, config),
+            _tracking(config),
+        ]
+
+
+SITE = SlurmSite()
+
+
+# -- where it is -------------------------------------------------------------------------------------------------------
+
+
+def _folder_of(conf: str) -> Path | None:
+    return Path(conf).parent if conf.startswith("/") else None
+
+
+def _conf_in(folder: Path) -> dict[str, str]:
+    """Slurm's own commands look in the default folder, and on a node without files of its own ask slurmctld."""
+    conf = folder / "slurm.conf"
+    return {"SLURM_CONF": str(conf)} if folder != SlurmSite.default_folder and conf.exists() else {}
+
+
+# -- what is there -----------------------------------------------------------------------------------------------------
+
+
+def _is_theirs(path: Path) -> bool:
+    try:
+        return not path.read_text(errors="replace").startswith(slurm_lua.MARK)
+    except FileNotFoundError:
+        return False
+
+
+def _names(script: Path, ours: Path) -> bool:
+    """Whether a script of the site's has the name of a file of ours in it, by whatever path."""
+    try:
+        return ours.name in script.read_text(errors="replace")
+    except OSError:
+        return False
+
+
+def _conf(place: Place) -> dict[str, list[str]]:
+    """The site's own settings of slurm.conf and of the files it includes, keys in lower case, each with all its values."""
+    found: dict[str, list[str]] = {}
+    waiting, seen = [FETCHED if _is_configless(place) else place.folder / "slurm.conf"], set()
+    while waiting:
+        path = waiting.pop(0)
+        if path in seen:
+            continue
+        seen.add(path)
+        try:
+            text = marks.take(path.read_bytes(), "#", str(path)).decode(errors="replace")
+        except OSError:
+            continue
+        for line in text.splitlines():
+            line = line.partition("#")[0].strip()
+            if include := re.match(r"include\s+(\S+)$", line, re.IGNORECASE):
+                waiting.append(place.folder / include[1])
+            elif setting := re.match(r"(\w+)\s*=\s*(.*)$", line):
+                found.setdefault(setting[1].lower(), []).append(setting[2].strip())
+    return found
+
+
+def _is_configless(place: Place) -> bool:
+    """A node that fetched its slurm.conf from slurmctld has none to be changed. https://slurm.schedmd.com/configless_slurm.html"""
+    return FETCHED.exists() and not (place.folder / "slurm.conf").exists()
+
+
+def _asks_at_submission(place: Place) -> bool:
+    """Raises BadOption."""
+    how = place.options.get("submit", "lua")
+    if how not in ("lua", "hand"):
+        raise BadOption(f"--set submit={how}: lua or hand", hint="hand: users write the first line of their scripts.")
+    return how == "lua"
+
+
+def _shown(place: Place) -> dict[str, list[str]]:
+    """The configuration slurmctld goes by, keys in lower case. Slurm 24.11 numbers what may stand there several times."""
+    text = place.run(("scontrol", "show", "config")).decode(errors="replace")
+    found: dict[str, list[str]] = {}
+    for match in re.finditer(r"^(\w+)(?:\[[0-9]+\])?\s*=[ \t]*(.*?)[ \t]*$", text, re.MULTILINE):
+        found.setdefault(match[1].lower(), []).append(match[2].replace("(null)", ""))
+    return found
+
+
+def _has_lua(place: Place) -> bool:
+    """Whether this Slurm was built with Lua: without the plugin a slurmctld that is to use it does not start. Where that
+    cannot be seen from here, it was."""
+    try:
+        folders = [Path(one) for one in _shown(place).get("plugindir", [""])[-1].split(":") if one]
+    except BelljarError:
+        return True
+    return any((one / LUA).exists() for one in folders) or not any(one.is_dir() for one in folders)
+
+
+def _lua(place: Place) -> Iterator[Finding]:
+    if not _has_lua(place):
+        remedy = "Install Slurm's Lua plugin, or say `belljar batch install slurm --set submit=hand`."
+        yield Finding("Slurm has its Lua plugin", False, f"there is no {LUA}: this Slurm was built without Lua", remedy)
+
+
+def _version(printed: str) -> Finding:
+    match = re.search(r"(\d+)\.(\d+)", printed)
+    is_good = bool(match) and (int(match[1]), int(match[2])) >= OLDEST if match else False
+    return Finding("Slurm is recent enough", is_good, printed, "belljar needs Slurm 22.05 or later.")
+
+
+def _plugins(place: Place, config: dict[str, str]) -> Finding:
+    plugins = config.get("jobsubmitplugins", "")
+    what = "slurmctld asks belljar at submission"
+    if "lua" not in plugins.split(","):
+        return Finding(what, False, f"JobSubmitPlugins={plugins}", "`scontrol reconfigure`, or restart slurmctld.")
+    path = place.folder / SUBMIT
+    if _is_theirs(path) and not _names(path, place.folder / PLUGIN):
+        return Finding(what, False, f"{path} is the site's own", f"Let it call {place.folder / PLUGIN}; see the guide.")
+    return Finding(what, True, f"JobSubmitPlugins={plugins}")
+
+
+def _hooked(place: Place, hook: str, current: Sequence[str]) -> Finding:
+    ours, named = place.folder / f"belljar-{hook.lower()}", " ".join(current)
+    is_called = any(
+        (Path(one[:-1]) / f"50-{ours.name}").exists()
+        if one.endswith("/*")
+        else one == str(ours) or _names(Path(one), ours)
+        for one in current
+    )
+    remedy = (
+        f"`scontrol reconfigure`, or let {named} call {ours}." if named else f"`scontrol reconfigure`; {hook}={ours}."
+    )
+    return Finding(f"{hook} calls belljar", is_called, f"{hook}={named}", "" if is_called else remedy)
+
+
+def _requeue_codes(config: dict[str, str]) -> Finding:
+    """A code in these lists means requeue, whoever exits with it: 125 is what a job that cannot run ends with."""
+    found = [
+        f"{key}={config[key]}" for key in ("requeueexit", "requeueexithold") if _has(config.get(key, ""), OUR_FAILURE)
+    ]
+    remedy = f"Take {OUR_FAILURE} out of it: a job that belljar refuses would be started again for ever."
+    return Finding(
+        f"exit code {OUR_FAILURE} is no order to requeue", not found, " ".join(found), remedy if found else ""
+    )
+
+
+def _has(codes: str, code: int) -> bool:
+    for part in re.split(r"[,\s]+", codes):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and int(first) <= code <= int(last if last.isdecimal() else first):
+            return True
+    return False
+
+
+def _requeues(config: dict[str, str]) -> Finding:
+    is_on = config.get("jobrequeue", "1") == "1"
+    remedy = "JobRequeue=1; else a job whose machine cannot be had fails with exit code 125 at its first try."
+    return Finding(
+        "jobs may be requeued", is_on, f"JobRequeue={config.get('jobrequeue', '?')}", "" if is_on else remedy
+    )
+
+
+def _kill_wait(settings: Settings, config: dict[str, str]) -> Finding:
+    match = re.match(r"(\d+)", config.get("killwait", ""))
+    wait = float(match[1]) if match else KILL_WAIT
+    grace = settings.grace or KILL_WAIT - 2
+    is_good = grace <= wait - 1
+    ours = f"`grace = {max(wait - 2, 1):.0f}` in [batch]"
+    remedy = f"KillWait={int(grace) + 2} in slurm.conf, or {ours}: a job's KILL comes first."
+    return Finding(
+        "a job's grace ends before Slurm's KILL",
+        is_good,
+        f"KillWait={wait:.0f} s, grace {grace:.0f} s",
+        "" if is_good else remedy,
+    )
+
+
+def _tracking(config: dict[str, str]) -> Finding:
+    kind = config.get("proctracktype", "")
+    detail = (
+        kind
+        if kind.endswith("cgroup")
+        else f"{kind}: what leaves the process tree escapes it; QEMU dies with its wrapper anyway"
+    )
+    return Finding("the job's processes are tracked", bool(kind), detail)
+
+
+def _images(place: Place) -> Finding:
+    """SlurmUser reads the names of images at submission."""
+    folder = place.store / "images/names"
+    try:
+        is_open = all(part.stat().st_mode & 0o001 for part in (folder, *folder.parents))
+    except OSError:
+        return Finding("slurmctld sees the names of images", True, f"{folder} is not here: nodes refuse unknown ones")
+    return Finding(
+        "slurmctld sees the names of images", is_open, str(folder), "" if is_open else f"chmod o+x up to {folder}"
+    )

@@ -1,0 +1,1 @@
+"""Verbs about batch systems, and what batch systems call."""

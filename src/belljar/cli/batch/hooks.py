@@ -1,0 +1,192 @@
+"""`belljar batch prolog|epilog SYSTEM`: what a batch system calls as root around each job of this node.
+
+A hook that fails hurts more than it helps: on several systems it takes the node or the queue out of service. So both
+exit 0 whatever happens, and what went wrong goes to the system's log. Whatever the job set in their environment is
+looked at by the dialect and nobody else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from belljar import batch
+from belljar.errors import BelljarError
+from belljar.host.commands import SEARCH_PATH
+from belljar.host.privileges import User, as_user, user_of
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.batch.job.terms import Dialect
+    from belljar.batch.node.faults import Report
+
+USER_TIMEOUT = 10.0  # seconds for the child that works as the job's user
+KEPT_FOLDER = 0o700
+LONGEST_AGO = 60 * 86400.0  # seconds since a job that ends now was started
+
+
+def run(act: str, system: str, words: list[str], house: House) -> int:
+    """Exit 0, always."""
+    env = dict(os.environ)
+    os.umask(0o022)
+    try:
+        os.environ.clear()
+        os.environ["PATH"] = SEARCH_PATH
+        dialect = batch.load(system)
+        try:
+            house.settings  # noqa: B018 - read here: a mistake in them is told once, and the work is done all the same
+        except BelljarError as exc:
+            log(system, act, exc.message, house.verbose)
+            house.be_lenient()
+        (prolog if act == "prolog" else epilog)(dialect, env, tuple(words), house)
+    except BelljarError as exc:
+        log(system, act, f"{exc.message} ({exc.hint})", house.verbose)
+    except Exception as exc:  # a hook that fails closes the node
+        log(system, act, f"{type(exc).__name__}: {exc}", house.verbose)
+    return 0
+
+
+def log(system: str, act: str, text: str, verbose: bool) -> None:
+    """One line in the system's log; on stderr, which may be the job's own output file, only with -v."""
+    import syslog
+
+    from belljar.cli.render import plain
+
+    line = plain(f"belljar batch {act} {system}: {text}")[:500]
+    with suppress(OSError):
+        syslog.openlog("belljar", syslog.LOG_PID, syslog.LOG_DAEMON)
+        syslog.syslog(syslog.LOG_WARNING, line)
+    if verbose:
+        print(line, file=sys.stderr)
+
+
+# -- before the job ------------------------------------------------------------------------------------------------------
+
+
+def prolog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house: House) -> None:
+    """The user's own folder below `paths.node`, where that is set."""
+    node = house.settings.paths.node
+    if node is None:
+        return
+    _, name = dialect.epilog(env, words)
+    user = user_of(name)
+    if user.uid != 0:
+        make_folder(house, user)
+
+
+def make_folder(house: House, user: User) -> None:
+    """`NODE/UID`, 0700, the user's. NODE is root's, so nobody can have put something else there; where everybody may
+    write to it, a link or a stranger's folder is left alone and said."""
+    from belljar.config.paths import of_user
+    from belljar.errors import UnsafeFolder
+    from belljar.host.files import is_missing, private_folder
+
+    node = house.settings.paths.node
+    assert node is not None
+    if is_missing(node):
+        private_folder(node, mode=0o711)
+    path = of_user(node, user.uid)
+    with suppress(FileExistsError):
+        os.mkdir(path, KEPT_FOLDER)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        facts = os.fstat(descriptor)
+        if facts.st_uid not in (0, user.uid):
+            raise UnsafeFolder(f"{path}: belongs to uid {facts.st_uid}, not to {user.name}")
+        if facts.st_uid != user.uid or facts.st_gid != user.gid:
+            os.fchown(descriptor, user.uid, user.gid)
+        os.fchmod(descriptor, KEPT_FOLDER)
+    finally:
+        os.close(descriptor)
+
+
+# -- after the job -------------------------------------------------------------------------------------------------------
+
+
+def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house: House) -> None:
+    """End what still lives of the job, as its user; count what that user's records say of the node."""
+    from belljar.batch.node import faults as node
+
+    id, name = dialect.epilog(env, words)
+    user = user_of(name)
+    job = f"{dialect.name}:{id}"
+    said = as_user(user, lambda: finish(house, user, job), timeout=USER_TIMEOUT, what=f"end the machines of {job}")
+    raw = _object(said)
+    ended = raw.get("ended")
+    for line in ended[:20] if isinstance(ended, list) else []:
+        log(dialect.name, "epilog", f"{job}: {node.one_line(str(line))}", house.verbose)
+    report = node.report_of(raw, job)
+    if report is not None:
+        account(dialect, node.name_of(dialect.name, env, os.uname().nodename), report, house)
+
+
+def finish(house: House, user: User, job: str) -> bytes:
+    """In the child, as the user: end the job's machines and tell about the newest of them."""
+    theirs = house.of_user(user.uid, user.home)
+    if not (theirs.folders.run.is_dir() or theirs.folders.logs.is_dir()):
+        return b"{}"
+    ended = end_machines(theirs, job)
+    newest = theirs.machines.newest(job)
+    if newest is None or newest.created < time.time() - LONGEST_AGO:  # the system began its numbers anew
+        return json.dumps({"ended": ended[:20]}).encode()
+    outcome = newest.outcome or {}
+    facts = {name: str(outcome.get(name, ""))[:400] for name in ("class", "error", "reason")}
+    return json.dumps({"machine": newest.id, "started": newest.created, **facts, "ended": ended[:20]}).encode()
+
+
+def end_machines(house: House, job: str) -> list[str]:
+    """What was done with those machines of this job that were still there."""
+    from belljar.machine.outside.registry import jobs_of
+
+    views = [view for view in house.machines.list() if job in jobs_of(view)]
+    if not views:
+        return []
+    from belljar.machine.cleaning.ending import end
+
+    return [
+        f"machine {view.id} ended"
+        if end(view, house.hypervisor, house.reaper)
+        else f"machine {view.id} does not go away"
+        for view in views
+    ]
+
+
+def account(dialect: Dialect, node_name: str, report: Report, house: House) -> None:
+    """Count it; close the node where it was one fault too many."""
+    from belljar.batch.node import faults as node
+
+    settings = house.settings.batch
+    memory = node.Memory(memory_folder(house), dialect.name, node_name)
+    known = memory.read()
+    if report.machine in known.counted:
+        return
+    with memory.locked():
+        now, is_to_be_closed = node.count(memory.read(), report, settings.node_faults)
+        memory.write(now)
+    if is_to_be_closed:
+        from belljar.cli.batch.client import runner
+        from belljar.cli.batch.node import close
+
+        reason = f"belljar: {now.faults} node faults in a row: {report.reason}"
+        close(dialect, node_name, reason, memory, runner(house, dialect.name, settings.ask_timeout))
+        log(dialect.name, "epilog", f"{report.job}: node {node_name} closed: {report.reason}", house.verbose)
+
+
+def memory_folder(house: House) -> Path:
+    """Where root remembers this node: below the node's folder where only root can put something, else in the store."""
+    paths = house.settings.paths
+    is_roots = paths.node is not None and paths.node.is_dir() and not os.stat(paths.node).st_mode & 0o022
+    return (paths.node if paths.node is not None and is_roots else paths.store) / "batch"
+
+
+def _object(said: bytes) -> dict[str, Any]:
+    try:
+        raw = json.loads(said)
+    except (ValueError, RecursionError):
+        return {}
+    return raw if isinstance(raw, dict) else {}

@@ -1,0 +1,233 @@
+"""What `belljar batch check` looks at on every node, whatever the batch system: can a user's job really get a machine?"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from belljar import batch
+from belljar.batch.install.commands import Client
+from belljar.batch.install.pieces import Finding, Place
+from belljar.errors import BelljarError
+from belljar.host.commands import run
+from belljar.host.privileges import as_user, user_of
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+
+EVERYBODY_ENTERS = stat.S_IXOTH
+FIRST_USER = 1000  # below are system users
+LAUNCH = 10.0  # seconds for a launcher to start on a busy node
+
+
+def findings(house: House, place: Place) -> Iterator[Finding]:
+    """All of them, in the order a job meets them."""
+    yield from _entered_by_all("the launcher", place.wrapper)
+    yield from _entered_by_all("belljar itself", Path(__file__).resolve().parents[2])
+    if house.config_file is not None:
+        yield from _entered_by_all("the settings file", house.config_file.absolute())
+        yield from _is_the_sites(Path(os.path.realpath(house.config_file)))
+    yield from _node_folder(house.settings.paths.node)
+    yield _qemu(house)
+    yield _kvm(house)
+    yield from _images(house, place)
+    yield _shares(house)
+    yield from _out_of_shares(house)
+    yield from _bridges(house)
+    yield from _rules(house)
+
+
+def commands(ours: Client, place: Place) -> Iterator[Finding]:
+    """What the launchers will run, run by one of them, as a job's user would."""
+    system = ours.system
+    remedy = f"`belljar batch install {system}` where they are in PATH, or with --commands DIR."
+    missing = ours.missing(batch.load_site(system).needs)
+    where = " ".join(dict.fromkeys(os.path.dirname(path) for path in ours.programs.values()))
+    detail = f"not found: {', '.join(missing)}" if missing else where
+    yield Finding(f"commands of {system}", not missing, detail, remedy if missing else "")
+    if place.belljar.exists():
+        yield _asked(system, place)
+
+
+def _asked(system: str, place: Place) -> Finding:
+    from belljar.cli.batch.node import tester
+
+    what, argv = f"a job's user can ask {system}", [str(place.belljar), "batch", "ask", system]
+    timeout = place.settings.ask_timeout + LAUNCH
+    user = tester() if os.geteuid() == 0 else user_of(str(os.geteuid()))
+
+    def ask() -> bytes:
+        done = run(argv, timeout=timeout, env={}, check=False)
+        return (b"-" + done.err if done.code else b"+" + done.out)[:1000]
+
+    try:
+        said = as_user(user, ask, timeout=timeout + LAUNCH, what="ask").decode(errors="replace")
+    except BelljarError as exc:
+        said = f"-{exc.message}"
+    detail = f"as {user.name}: {said[1:].partition(chr(10))[0]}"
+    is_good = said.startswith("+")
+    return Finding(what, is_good, detail, "" if is_good else f"Try as {user.name}: {' '.join(argv)}")
+
+
+def _entered_by_all(what: str, path: Path) -> Iterator[Finding]:
+    """A job runs as its user: each folder on the way must let everybody through."""
+    closed = [one for one in path.parents if _mode(one) is not None and not (_mode(one) or 0) & EVERYBODY_ENTERS]
+    if closed:
+        detail = f"{path}: users cannot pass {', '.join(map(str, reversed(closed)))}"
+        yield Finding(what, False, detail, "Open those folders (chmod o+x), or install belljar elsewhere (--prefix).")
+    elif (mode := _mode(path)) is not None and not mode & stat.S_IROTH:
+        yield Finding(what, False, f"{path}: users cannot read it", f"chmod o+r {path}")
+
+
+def _is_the_sites(path: Path) -> Iterator[Finding]:
+    """In a job, a settings file that a user could change is a user's."""
+    from belljar.host.files import only_root_writes
+
+    if not only_root_writes(path):
+        detail = (
+            f"{path}: others than root can change it, or a folder on the way: jobs take nothing from it that is locked"
+        )
+        yield Finding(
+            "the settings file", False, detail, f"chown root {path}; chmod go-w {path}, and its folders likewise."
+        )
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_mode
+    except OSError:
+        return None
+
+
+def _node_folder(node: Path | None) -> Iterator[Finding]:
+    what = "paths.node"
+    if node is None:
+        yield Finding(what, True, "not set: each job's machine lives in its user's own folders")
+        return
+    try:
+        facts = os.lstat(node)
+    except OSError as exc:
+        yield Finding(what, False, f"{node}: {exc.strerror}", f"mkdir -m 0711 {node} (1777 for HTCondor)")
+        return
+    is_open = bool(facts.st_mode & 0o022)
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != 0:
+        yield Finding(what, False, f"{node}: must be a folder that belongs to root", f"chown root {node}")
+    elif is_open and not facts.st_mode & stat.S_ISVTX:
+        yield Finding(
+            what, False, f"{node}: everybody may put folders of others away", f"chmod 0711 {node} (1777 for HTCondor)"
+        )
+    else:
+        yield Finding(what, True, str(node))
+
+
+def _qemu(house: House) -> Finding:
+    from belljar.cli.host.checks import Grade, qemu
+
+    try:
+        seen = qemu(house)
+    except BelljarError as exc:
+        return Finding("QEMU", False, exc.message, exc.hint)
+    return Finding("QEMU", seen.grade is not Grade.FAIL, seen.text, seen.remedy)
+
+
+def _kvm(house: House) -> Finding:
+    """Nobody else notices that jobs run in software: the payload's own words say nothing of it."""
+    from belljar.cli.host.kvm import of_users
+    from belljar.hypervisor import Accelerator
+
+    if house.settings.qemu.accelerator is Accelerator.TCG:
+        return Finding("/dev/kvm", True, "not used: qemu.accelerator is tcg")
+    right = of_users()
+    return Finding("/dev/kvm", not right.is_lost, right.text, right.remedy)
+
+
+def _images(house: House, place: Place) -> Iterator[Finding]:
+    from belljar.batch.job.policy import queue_images
+
+    settings = place.settings
+    wanted = {settings.default_image, settings.check_image}
+    with suppress(BelljarError):  # told with the rules
+        wanted |= set(queue_images(settings).values())
+    for name in sorted(wanted - {""}):
+        found = os.path.lexists(place.store / "images/names" / name)
+        yield Finding(
+            f"image {name}", found, "" if found else f"not in {place.store}",
+            "" if found else "Build or import it as root (`belljar image build`, `belljar image import`).",
+        )  # fmt: skip
+
+
+def _shares(house: House) -> Finding:
+    """What every job would be refused for; the folders and servers themselves are looked for when a job starts."""
+    from belljar.cli.machine.shares import of_site
+    from belljar.model import NetworkMode, ShareKind
+
+    what = "batch.shares"
+    try:
+        shares = of_site(house.settings.batch.shares)
+    except BelljarError as exc:
+        return Finding(what, False, f"{_settings_file(house)}: {exc.message}", exc.hint)
+    exports = [one.source for one in shares if one.kind is ShareKind.NFS]
+    if exports and house.settings.machine.network is NetworkMode.NONE:
+        detail = f"{_settings_file(house)}: {exports[0]} cannot be reached: machine.network is none"
+        return Finding(what, False, detail, 'Set `machine.network = "user"`, or share the folder of the host.')
+    return Finding(what, True, ", ".join(f"{one.source} on {one.target}" for one in shares) or "none")
+
+
+def _out_of_shares(house: House) -> Iterator[Finding]:
+    """Templates and users' images are read with the user's rights on the node: no machine may write them."""
+    from belljar.cli.machine.shares import of_site
+
+    paths = house.settings.paths
+    with suppress(BelljarError):  # told with the shares
+        open_ones = [share.source for share in of_site(house.settings.batch.shares) if not share.readonly]
+        places = [str(paths.node)] if paths.node is not None else _homes()
+        for source in open_ones:
+            if any(f"{os.path.realpath(place)}/".startswith(f"{source.rstrip('/')}/") for place in places):
+                what = (
+                    f"paths.node = {paths.node}"
+                    if paths.node
+                    else "the folders of users' templates and images, in their homes,"
+                )
+                detail = f"{what} can be written by every machine, as a part of the share {source}"
+                yield Finding(
+                    "folders out of reach", False, detail, "Set `paths.node` to a local folder outside of all shares."
+                )
+
+
+def _homes() -> list[str]:
+    """Of those who may submit jobs."""
+    import pwd
+
+    return [one.pw_dir for one in pwd.getpwall() if one.pw_uid >= FIRST_USER and one.pw_dir.startswith("/")]
+
+
+def _bridges(house: House) -> Iterator[Finding]:
+    """Jobs' machines are made without root's rights."""
+    from belljar.network import shortfalls
+
+    for text in shortfalls(house.settings.network, is_root=False):
+        yield Finding(
+            "network.anti_spoofing", False, f"{_settings_file(house)}: {text}", 'Set it to "required" or to "off".'
+        )
+
+
+def _settings_file(house: House) -> str:
+    return str(house.config_file or "the settings")
+
+
+def _rules(house: House) -> Iterator[Finding]:
+    from belljar.batch.job import policy
+
+    yield _tried("batch.allow", lambda: f"{len(policy.rules(house.settings.batch))} rules")
+    yield _tried("batch.queue_images", lambda: f"{len(policy.queue_images(house.settings.batch))} queues")
+
+
+def _tried(what: str, ask: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what, True, ask())
+    except (BelljarError, OSError) as exc:
+        return Finding(what, False, str(exc), getattr(exc, "hint", "See the detail."))

@@ -1,0 +1,145 @@
+"""The users of this node, for root: whose folders lie below `paths.node`, and a way to one of their machines.
+
+What lies in a user's folder is the user's to write, links and all, so root never looks into it: a child that became the
+user does, and to work with one of their machines this process becomes the user for good.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import stat
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from belljar.errors import AmbiguousMachine, BelljarError, NoSuchMachine
+from belljar.host.privileges import User, as_user, become
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.machine import MachineView
+
+LOOK_TIMEOUT = 10.0  # seconds for a look into one user's folders
+
+
+def users_of(house: House) -> list[User]:
+    """Everybody with a folder of their own below `paths.node`; nobody, where that is not set or this is not root."""
+    node = house.settings.paths.node
+    if node is None or os.geteuid() != 0:
+        return []
+    found = []
+    with suppress(FileNotFoundError):
+        for name in sorted(os.listdir(node)):
+            if not (name.isascii() and name.isdecimal()):
+                continue
+            facts = os.lstat(node / name)
+            if stat.S_ISDIR(facts.st_mode) and facts.st_uid == int(name) != 0:
+                found.append(_user(facts.st_uid, facts.st_gid))
+    return found
+
+
+def _user(uid: int, gid: int) -> User:
+    """By the user database; a user that was deleted meanwhile still has a number."""
+    try:
+        entry = pwd.getpwuid(uid)
+    except KeyError:
+        return User(uid, gid, str(uid), "/nonexistent")
+    return User(uid, entry.pw_gid, entry.pw_name, entry.pw_dir)
+
+
+def reach(house: House, reference: str) -> tuple[House, MachineView]:
+    """The machine, and the house it is in. Root finds the machines of all users of this node, by `USER/ID` those of one,
+    and then this process is that user. A live machine comes before those that ended.
+    Raises NoSuchMachine, AmbiguousMachine."""
+    users = users_of(house)
+    if not users:
+        return house, house.machines.find(reference)
+    owner, slash, rest = reference.partition("/")
+    wanted = rest if slash else reference
+    found = [
+        one for user in users if owner in (user.name, str(user.uid)) or not slash if (one := _look(house, user, wanted))
+    ]
+    if owner in ("root", "0") or not slash:
+        found += _own(house, wanted)
+    live = [one for one in found if one.alive]
+    chosen = live or found
+    if len(chosen) > 1:
+        names = ", ".join(f"{one.user.name if one.user else 'root'}/{wanted}" for one in chosen[:5])
+        raise AmbiguousMachine(f"{reference}: fits {names}", hint="Give the user too, as written above.")
+    if not chosen:
+        raise NoSuchMachine(f"{reference}: no machine of this id or name, of any user of this node")
+    user, id = chosen[0].user, chosen[0].id
+    if user is None:
+        return house, house.machines.find(id)
+    become(user.with_groups())
+    theirs = house.of_user(user.uid, user.home)
+    return theirs, theirs.machines.find(id)
+
+
+class Found(NamedTuple):
+    """A machine that fits, as its owner's folders tell it; without a user it is our own."""
+
+    user: User | None
+    id: str
+    alive: bool
+
+
+def _own(house: House, wanted: str) -> list[Found]:
+    try:
+        view = house.machines.find(wanted)
+    except NoSuchMachine:
+        return []
+    return [Found(None, view.id, view.alive)]
+
+
+def _look(house: House, user: User, wanted: str) -> Found | None:
+    """What fits among this user's machines; None where nothing does or it cannot be told."""
+
+    def look() -> bytes:
+        try:
+            view = house.of_user(user.uid, user.home).machines.find(wanted)
+        except NoSuchMachine:
+            return b""
+        return f"{'live' if view.alive else 'ended'} {view.id}".encode()
+
+    with suppress(BelljarError):
+        said = as_user(user, look, timeout=LOOK_TIMEOUT, what="look for a machine").decode("ascii", "replace")
+        state, _, id = said.partition(" ")
+        return Found(user, id[:100], state == "live") if id else None
+    return None
+
+
+def rows_of_all(house: House, *, ended: bool) -> tuple[list[dict[str, Any]], list[str]]:
+    """(what `ps` shows of every user's machines, what could not be looked at). Only text and numbers come back."""
+    rows, trouble = [], []
+    for user in users_of(house):
+        try:
+            look = partial(_rows, house, user, ended)
+            found = json.loads(as_user(user, look, timeout=LOOK_TIMEOUT, what="list machines"))
+        except (BelljarError, ValueError, RecursionError) as exc:
+            trouble.append(f"{user.name}: {exc}")
+            continue
+        rows += (
+            [{**one, "USER": user.name} for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+        )
+    return rows, trouble
+
+
+def _rows(house: House, user: User, ended: bool) -> bytes:
+    import time
+
+    from belljar.cli.machine.ps import HEADS, row
+    from belljar.host.privileges import LARGEST_REPORT
+
+    now, rows, size = time.time(), [], 0
+    for view in reversed(
+        house.of_user(user.uid, user.home).machines.list(ended=ended)
+    ):  # the newest, where not all fit
+        text = dict(zip(HEADS, row(view, now), strict=True))
+        size += len(json.dumps(text)) + 2
+        if size > LARGEST_REPORT - 16:
+            break
+        rows.append(text)
+    return json.dumps(rows[::-1]).encode()

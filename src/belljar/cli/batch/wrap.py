@@ -1,0 +1,393 @@
+"""`belljar wrap SYSTEM`: what a batch system starts in place of a job's script. Every job of a site may come this way.
+
+A job that wants no machine becomes what its system would have started: by execve, with the environment as it came, so
+that nothing of belljar is left in its process. The others get a machine and this process ends as they end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import resource
+import signal
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from belljar import batch
+from belljar.batch.job.terms import Ending, Job, Surroundings, Verdict
+from belljar.errors import OUR_FAILURE, BadOption, BadSetting, BelljarError, HostError, ImageUnknown, NoStore
+from belljar.host.commands import SEARCH_PATH
+from belljar.host.files import read_capped
+from belljar.model import Cause, Outcome, OutcomeClass
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.batch.job.ending import Run
+    from belljar.batch.job.terms import Dialect
+    from belljar.config import Settings
+    from belljar.model import Request
+
+HELP = (
+    "Started by a batch system in place of a job's script (see `belljar batch install`). A job that asks for an image runs"
+    " in its own fresh virtual machine and ends here as it ended there; every other job runs as if this were not there."
+)
+LARGEST_FILE = 16 << 20
+LONGEST_LINE = 64 << 10
+DECIDES_THE_IMAGE = ("batch.default_image", "batch.queue_images")
+KEPT = ("HOME", "USER", "LOGNAME", "LANG", "TERM", "TZ")  # of the job's variables, for belljar itself and QEMU
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "belljar wrap SYSTEM [--WORD=VALUE ...] [--] ARG..."
+    parser.add_argument("system", metavar="SYSTEM", help=batch.NAMED)
+    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="ARG", help="as the batch system gives them")
+
+
+def run(args: argparse.Namespace, house: House) -> int:
+    dialect = batch.load(args.system)
+    here = surroundings(args.rest)
+    clear_environment(here)
+    job = dialect.read(here)
+    here = replace(here, env=tuple(pair for pair in here.env if pair[0] not in job.redirect))
+    house.in_job = True
+    settings, trouble = understood(house)
+    image = job.image
+    try:
+        from belljar.batch.job.policy import image_for
+
+        image = image_for(job.image, job.queue, settings.batch)
+        if not image and not (trouble and trouble.hides_the_image):
+            return become(here, job, house, settings.batch)
+        if trouble:
+            raise trouble.error
+        outcome = in_machine(here, job, image, house)
+    except BelljarError as exc:
+        outcome = refused(exc, job, image, settings)
+    except OSError as exc:
+        problem = HostError(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc))
+        outcome = refused(problem, job, image, settings)
+    from belljar.cli.batch.client import runner
+
+    return leave(dialect, job, outcome, settings.batch, runner(house, args.system, settings.batch.ask_timeout))
+
+
+# -- settings ------------------------------------------------------------------------------------------------------------
+
+
+class Trouble(NamedTuple):
+    """Mistakes in the settings."""
+
+    error: BelljarError  # the node's fault, or the user's own
+    hides_the_image: bool  # which image a job gets cannot be told for certain
+
+
+def understood(house: House) -> tuple[Settings, Trouble | None]:
+    """The settings, and what is wrong with them. Then they are what can be understood of them: a mistake of the site's
+    makes no job fail, for jobs without a machine need none of this and the others can be tried elsewhere."""
+    try:
+        return house.settings, None
+    except BelljarError as exc:
+        from belljar import config
+
+        loaded = config.inspect(house.config_file, in_job=True)
+        own = [mistake for mistake in loaded.mistakes if mistake.is_users]
+        hides = any(one.key in ("", "batch", *DECIDES_THE_IMAGE) and not one.is_users for one in loaded.mistakes)
+        text = "; ".join(str(mistake) for mistake in own or loaded.mistakes) or exc.message
+        error = (
+            BadSetting(text)
+            if own
+            else HostError(f"this node's settings: {text}", hint="The site has to correct them.")
+        )
+        return loaded.settings, Trouble(error, hides)
+
+
+# -- the way in ----------------------------------------------------------------------------------------------------------
+
+
+def surroundings(words: list[str]) -> Surroundings:
+    """This process's own. Options of the redirect may come as one word: that is how the kernel passes a `#!` line."""
+    options: dict[str, str] = {}
+    rest = list(words)
+    while rest and rest[0].startswith("--"):
+        word = rest.pop(0)
+        if word == "--":
+            break
+        for one in word.split():
+            name, equals, value = one.partition("=")
+            if not (equals and name.startswith("--") and len(name) > 2):
+                raise BadOption(f"{one}: not of the form --WORD=VALUE")
+            options[name[2:]] = value
+    return Surroundings(
+        argv=tuple(os.fsencode(word) for word in rest), env=environment(), cwd=_cwd(), uid=os.geteuid(), gid=os.getegid(),
+        groups=tuple(os.getgroups()), options=options, stdin=_stdin, read=_read,
+    )  # fmt: skip
+
+
+def environment() -> tuple[tuple[bytes, bytes], ...]:
+    """The variables this process was started with, in their order: Python may have changed its own copy."""
+    with open("/proc/self/environ", "rb") as file:
+        words = file.read().split(b"\0")
+    pairs = (word.partition(b"=") for word in words if word)
+    return tuple((name, value) for name, _, value in pairs)
+
+
+def clear_environment(here: Surroundings) -> None:
+    """What the job's environment says is for the job: neither belljar's helpers nor QEMU are to load its libraries."""
+    names = {name.decode() for name, _ in here.env if name.isascii()}
+    kept = {name: here.var(name) for name in names if name in KEPT or name.startswith("BELLJAR_")}
+    os.environ.clear()
+    os.environ.update({"PATH": SEARCH_PATH, **kept})
+
+
+def _cwd() -> bytes:
+    try:
+        return os.getcwdb()
+    except FileNotFoundError:
+        return b"/"
+
+
+def _stdin() -> bytes:
+    """All of standard input: a pipe in which a system tells what to run."""
+    parts, size = [], 0
+    while data := os.read(0, LONGEST_LINE):
+        parts.append(data)
+        size += len(data)
+        if size > LONGEST_LINE:
+            raise BadOption("standard input: more than the name of a script")
+    return b"".join(parts)
+
+
+def _read(path: bytes) -> bytes:
+    from pathlib import Path
+
+    return read_capped(Path(os.fsdecode(path)), LARGEST_FILE)
+
+
+# -- without a machine ---------------------------------------------------------------------------------------------------
+
+
+def become(here: Surroundings, job: Job, house: House, settings: batch.Settings) -> int:
+    """Be what the system would have started; returns only where the system has its own answer to what cannot be started.
+    Python changed the fate of two signals; both are put back."""
+    ignored = ignored_by_parent() if job.inherits_ignored else 0
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_IGN if ignored >> (number - 1) & 1 else signal.SIG_DFL)
+    if job.notice is not None:
+        from belljar.cli.batch.notice import stand_by
+
+        stand_by(job.notice)
+    command = job.native
+    if command.stdin is not None:
+        reader, writer = os.pipe()
+        os.write(writer, command.stdin)  # at most LONGEST_LINE: it fits into the pipe
+        os.close(writer)
+        os.dup2(reader, 0)
+        os.close(reader)
+    try:
+        if command.unstarted is not None:
+            os.execve(command.path, list(command.argv), dict_of(here.env))
+        execute(command.path, list(command.argv), here)
+    except OSError as exc:
+        if command.unstarted is not None:
+            from belljar.batch.job.ending import carry_out
+            from belljar.cli.batch.client import runner
+
+            run = runner(house, job.system, settings.ask_timeout)
+            return end(carry_out(command.unstarted(exc), run)[0])
+        from belljar.cli import complain
+
+        complain(f"{os.fsdecode(command.path)}: {exc.strerror}", "")
+        os._exit(126 if exc.errno in (8, 13) else 127)
+
+
+def ignored_by_parent() -> int:
+    """The signals that whoever started us ignores, as a mask: what Python found at its start it does not tell."""
+    try:
+        with open(f"/proc/{os.getppid()}/status", "rb") as file:
+            return next((int(line.split()[1], 16) for line in file if line.startswith(b"SigIgn:")), 0)
+    except OSError:
+        return 0
+
+
+def execute(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
+    """As execvp: the first of that name in the job's PATH; the shell for a script without a first line."""
+    folders = os.fsencode(here.var("PATH")).split(b":") if b"/" not in path else [b""]
+    trouble: OSError | None = None
+    for folder in folders:
+        candidate = os.path.join(folder, path)
+        try:
+            _execve(candidate, argv, here)
+        except OSError as exc:
+            if exc.errno == errno.ENOEXEC:
+                _execve(b"/bin/sh", [b"/bin/sh", candidate, *argv[1:]], here)
+            trouble = exc if trouble is None or exc.errno != errno.ENOENT else trouble
+    raise trouble if trouble is not None else FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+
+
+def _execve(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
+    """Python refuses an entry `=x`, which has no name and which a job may have all the same."""
+    if all(name for name, _ in here.env):
+        os.execve(path, argv, dict_of(here.env))
+    import ctypes
+
+    def words(texts: list[bytes]) -> object:
+        return (ctypes.c_char_p * (len(texts) + 1))(*texts, None)
+
+    env = [name + b"=" + value for name, value in here.env]
+    ctypes.CDLL(None, use_errno=True).execve(path, words(argv), words(env))
+    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+class dict_of(dict):  # type: ignore[type-arg]
+    """A mapping for execve that keeps the order, and a name that stands twice."""
+
+    def __init__(self, pairs: tuple[tuple[bytes, bytes], ...]) -> None:
+        super().__init__(pairs)
+        self._pairs = pairs
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def keys(self):  # type: ignore[no-untyped-def]
+        return [name for name, _ in self._pairs]
+
+    def values(self):  # type: ignore[no-untyped-def]
+        return [value for _, value in self._pairs]
+
+
+# -- in a machine --------------------------------------------------------------------------------------------------------
+
+
+def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcome:
+    """Run the job in its machine. Raises BelljarError for what is refused before there is one."""
+    request = make_request(here, job, image, house)
+    from belljar.batch.job.policy import may_be_own
+    from belljar.batch.job.request import asker_of
+    from belljar.cli.machine.attend import attend
+    from belljar.cli.machine.request import account_of
+    from belljar.cli.machine.run import START_PATIENCE, widen_limits
+
+    widen_limits()
+    house.reaper.quick(START_PATIENCE)  # what cannot be finished is the site's affair, not this job's
+    try:
+        house.images.settle(house.settings.image.default, own=True)  # the workshop's
+        house.images.settle(image, own=may_be_own(asker_of(account_of(None), job), house.settings.batch))
+        house.images.ensure(image)
+        house.images.resolve(image)
+    except ImageUnknown as exc:
+        if job.image:
+            raise
+        raise NoStore(f"{exc.message}, and the site gives it to jobs that name none") from exc
+    command = job.inside if job.inside.argv else job.native
+    return attend(house, request, stdin=command.stdin, alone=not job.signals_reach_all, notice=job.notice)
+
+
+def make_request(here: Surroundings, job: Job, image: str, house: House) -> Request:
+    from belljar.batch.job.request import Caller, build
+    from belljar.cli.machine import request as words
+
+    settings = house.settings
+    caller = Caller(
+        account=words.account_of(None), umask=words._umask(), rlimits=words.rlimits(),
+        stdio=(words.kind(0), words.kind(1), words.kind(2)), shares=site_shares(settings.batch),
+        network=settings.machine.network, start=settings.machine.start, cpus=settings.machine.cpus,
+        context=settings.machine.context, memory=settings.machine.memory, terminal=os.isatty(0) and os.isatty(1),
+        own=tuple(map(str, (settings.paths.run, settings.paths.scratch, settings.paths.store, settings.paths.logs))),
+    )  # fmt: skip
+    return build(here, job, image, caller, settings.batch, time.time())
+
+
+def site_shares(settings: batch.Settings):  # type: ignore[no-untyped-def]
+    from belljar.cli.machine.shares import of_site
+
+    return of_site(settings.shares)
+
+
+# -- the way out ---------------------------------------------------------------------------------------------------------
+
+
+def refused(error: BelljarError, job: Job, image: str, settings: Settings) -> Outcome:
+    """The outcome of a request that never became a machine, on record like all others."""
+    from belljar.machine import Folders
+    from belljar.machine.planning.refusal import outcome_of, put_on_record
+
+    paths = settings.paths
+    folders = Folders(paths.run, paths.scratch, paths.store, paths.logs)
+    return put_on_record(outcome_of(error), f"{job.system}:{job.id}", image, folders)
+
+
+def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings, run: Run) -> int:
+    """End as the verdict says, in the system's own way."""
+    from belljar.batch.job.verdict import AGAIN, judge
+
+    job, tries = count_tries(dialect, job, run) if outcome.klass in AGAIN else (job, 1)
+    verdict = judge(outcome, job, tries, settings)
+    tell(outcome, verdict)
+    from belljar.cli.machine.run import tell_troubles
+
+    tell_troubles(outcome)
+    from belljar.batch.job.ending import carry_out, let_in, take_back
+
+    ignore_signals(verdict)
+    ending, trouble = carry_out(dialect.tell(job, verdict, outcome, tries, settings), run)
+    if trouble:
+        from belljar.cli import complain
+
+        complain(trouble, "")
+    if ending.delay and wait_for_term(ending.delay) and not ending.opens:
+        take_back(ending)  # a job that is deleted meanwhile is not given back
+    try:
+        let_in(ending)
+    except OSError as exc:
+        from belljar.cli import complain
+
+        complain(f"{exc.filename}: {exc.strerror}: the system cannot see that the job is to start again", "")
+    return end(ending)
+
+
+def count_tries(dialect: Dialect, job: Job, run: Run) -> tuple[Job, int]:
+    """The job as its system knows it, and how often it could not be started, this time included."""
+    with suppress(BelljarError, ValueError):
+        if command := dialect.count(job):
+            job = dialect.counted(job, run(command))
+            return job, 1 + job.failed_starts
+    return job, 1 + job.started_before
+
+
+def tell(outcome: Outcome, verdict: Verdict) -> None:
+    """One line on the job's stderr where the job did not end by itself."""
+    from belljar.cli import complain
+
+    if verdict is Verdict.MIRROR and (outcome.cause in (Cause.FINISHED, Cause.CANCELLED)) and not outcome.error:
+        return
+    ended = f"{outcome.id}: " if outcome.id else ""
+    hint = outcome.hint if outcome.klass is not OutcomeClass.CANCELLED else ""
+    complain(f"{ended}{outcome.reason}", hint)
+
+
+def ignore_signals(verdict: Verdict) -> None:
+    """A system that takes the job back tells it so by TERM; its own order must not stop us in carrying it out."""
+    if verdict in (Verdict.REQUEUE, Verdict.HOLD):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def wait_for_term(seconds: float) -> bool:
+    """Keep the job for this long, where its system starts it again at once. TERM ends the wait: did it?"""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)
+    return signal.sigtimedwait(numbers, seconds) is not None
+
+
+def end(ending: Ending) -> int:
+    if ending.signal is not None:
+        from belljar.host.processes import die_by
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        die_by(ending.signal)
+    return ending.exit_code if ending.exit_code is not None else OUR_FAILURE

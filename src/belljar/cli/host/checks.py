@@ -1,0 +1,445 @@
+"""The checks of `belljar doctor`, as data: name, what it means, a function that looks and finds.
+
+A check changes nothing and takes little time; only `accelerator` may boot a tiny guest, once per kernel, and `clone` runs a
+machine, whose template stays for the jobs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from belljar.cli.render import size
+from belljar.errors import BelljarError, ImageUnknown
+from belljar.host import commands, files
+from belljar.model import GIB, MIB
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.model import Outcome
+
+DEVICES = (
+    "virtio-blk-pci", "virtio-serial-pci", "virtserialport", "virtio-rng-pci", "virtio-net-pci", "virtio-9p-pci", "vmgenid",
+)  # fmt: skip
+QEMU_OVERHEAD = 128 * MIB  # of a QEMU process beside the guest's memory
+PROGRAMS = (  # program, Debian's package, EL's ("": it has none), what for, is nothing possible without it
+    ("qemu-system-x86_64", "qemu-system-x86", "qemu-kvm", "runs the machines", True),
+    ("qemu-img", "qemu-utils", "qemu-img", "makes and checks disks", True),
+    ("setpriv", "util-linux", "util-linux", "starts QEMU as another user, when belljar runs as root", False),
+    ("mmdebstrap", "mmdebstrap", "", "builds Debian images", False),
+    ("mkfs.ext4", "e2fsprogs", "e2fsprogs", "builds images", False),
+    ("mke2fs", "e2fsprogs", "e2fsprogs", "makes scratch disks (`--scratch`)", False),
+    ("mksquashfs", "squashfs-tools", "squashfs-tools", "packs large folders of `--in`, which are copied slowly without it", False),
+    ("virtiofsd", "virtiofsd", "virtiofsd", "shares folders by virtiofs (`--share virtiofs:...`)", False),
+    ("busybox", "busybox-static", "busybox", "makes the small initramfs of images", False),
+)  # fmt: skip
+
+
+class Grade(str, Enum):
+    OK = "ok"
+    WARN = "warn"  # machines run, but something is slow, tight or impossible
+    FAIL = "fail"  # no machine runs
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was seen, and what to do about it."""
+
+    grade: Grade
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question to the host."""
+
+    name: str
+    meaning: str
+    look: Callable[[House], Finding]
+
+
+def settings(house: House) -> Finding:
+    from belljar.config import inspect
+    from belljar.config.meaning import all_mistakes
+
+    loaded = inspect(Path(house.config_file) if house.config_file else None)
+    if mistakes := all_mistakes(loaded):
+        return Finding(Grade.FAIL, "\n".join(map(str, mistakes)), "Correct them; `belljar config check` looks again.")
+    return Finding(Grade.OK, f"{len(loaded.origins)} set, the rest are defaults")
+
+
+def programs(house: House) -> Finding:
+    missing = [entry for entry in PROGRAMS if not _program(house, entry[0])]
+    if not missing:
+        return Finding(Grade.OK, "all there")
+    text = "\n".join(f"{name} is missing ({use})" for name, _, _, use, _ in missing)
+    grade = Grade.FAIL if any(vital for *_, vital in missing) else Grade.WARN
+    if commands.which("apt-get") or not commands.which("dnf"):
+        return Finding(grade, text, f"apt-get install --no-install-recommends {_words(one[1] for one in missing)}")
+    return Finding(grade, text, f"dnf install {_words(one[2] for one in missing)} (some are in EPEL)")
+
+
+def qemu(house: House) -> Finding:
+    """Version, and the devices, accelerators and network that machines are made of."""
+    import re
+
+    from belljar.hypervisor.qemu.abilities import TRIED
+
+    binary = _qemu(house)
+    said = commands.run([binary, "--version"], timeout=20).out.decode(errors="replace")
+    found = re.search(r"version (\d+)\.(\d+)(\.\d+)?", said)
+    if found is None:
+        return Finding(Grade.FAIL, f"{binary} does not tell its version", "Set `qemu.binary` to a QEMU for x86_64.")
+    tried = (
+        ""
+        if (int(found[1]), int(found[2])) in TRIED
+        else (f" (belljar was tried with {', '.join(f'{major}.{minor}' for major, minor in TRIED)})")
+    )
+    devices = commands.run([binary, "-device", "help"], timeout=20)
+    lacking = [name for name in DEVICES if f'name "{name}"'.encode() not in devices.out + devices.err]
+    if b"user" not in commands.run([binary, "-M", "none", "-netdev", "help"], timeout=20).out:
+        lacking.append("-netdev user")
+    if lacking:
+        return Finding(
+            Grade.WARN,
+            f"{binary} {found[0][8:]} lacks {', '.join(lacking)}",
+            "What needs these will be refused; install a full QEMU.",
+        )
+    return Finding(Grade.OK, f"{binary}, {found[0]}, with all devices{tried}")
+
+
+def accelerator(house: House) -> Finding:
+    """What really runs a guest. That /dev/kvm opens proves nothing."""
+    from belljar.cli.host.kvm import of_users
+    from belljar.hypervisor import Accelerator, Boot
+
+    try:
+        image = house.images.resolve(house.settings.image.default)
+    except BelljarError:
+        flags = Path("/proc/cpuinfo").read_text()
+        hint = "has" if "vmx" in flags or "svm" in flags else "does not have"
+        return Finding(
+            Grade.WARN,
+            f"not tried: there is no image yet (the cpu {hint} vmx or svm)",
+            "Run `belljar run -- true` once.",
+        )
+    boot = house.images.boot_files(image)
+    chosen, why = house.hypervisor.accelerator(Boot(boot.kernel, boot.initrd, boot.append, boot.digest))
+    right = of_users()
+    if chosen is Accelerator.KVM:
+        if right.is_lost:  # as root: jobs are other users'
+            return Finding(Grade.WARN, f"kvm: {why}\nof users' jobs: {right.text}", right.remedy)
+        return Finding(Grade.OK, f"kvm: {why}")
+    slow = "Machines run in software: 5 to 20 times slower, otherwise the same."
+    return Finding(Grade.WARN, f"tcg: {why}", f"{slow} {right.remedy}".strip())
+
+
+def clone(house: House) -> Finding:
+    """Jobs are cloned from a booted guest. That a guest boots proves nothing of that."""
+    from belljar.cli.batch.node import self_check
+    from belljar.model import Start
+
+    machine, image = house.settings.machine, house.settings.image.default
+    if machine.start is Start.COLD or machine.hypervisor != "qemu":
+        why = "`machine.start` is cold" if machine.start is Start.COLD else "by libvirt every machine boots"
+        return Finding(Grade.OK, f"not used: {why}")
+    try:
+        house.images.resolve(image)
+    except BelljarError:
+        return Finding(Grade.WARN, "not tried: there is no image yet", "Run `belljar run -- true` once.")
+    try:
+        took = _start_time(self_check(house, image, Start.CLONE))
+    except BelljarError as exc:
+        cold = _start_time(
+            self_check(house, image, Start.COLD)
+        )  # fails, and so does the check, where nothing can be had
+        text = f"no clone can be had: {exc.message}; every job boots its guest, which took {cold:.1f} s"
+        return Finding(Grade.WARN, text, exc.hint or "`belljar logs ID --qemu` shows what QEMU said.")
+    return Finding(Grade.OK, f"a clone of {image} was ready in {took:.1f} s")
+
+
+def _start_time(outcome: Outcome) -> float:
+    return sum(outcome.phases.get(name, 0.0) for name in ("start", "boot", "identify"))
+
+
+def uefi(house: House) -> Finding:
+    """Only a disk that boots by UEFI needs it."""
+    from belljar.hypervisor.qemu.firmware import find_uefi
+
+    try:
+        return Finding(Grade.OK, find_uefi(house.settings.qemu.uefi))
+    except BelljarError as exc:
+        return Finding(
+            Grade.WARN if house.settings.qemu.uefi else Grade.OK, f"{exc.message} (few images need it)", exc.hint
+        )
+
+
+def folders(house: House) -> Finding:
+    """Folders that exist must be ours alone; those that do not must be possible to make."""
+    wrong = []
+    for name, path in _paths(house):
+        try:
+            if not files.is_missing(path):
+                files.check_ours(path)
+            elif not os.access(_nearest(path), os.W_OK):
+                wrong.append(f"{name} {path} cannot be made: {_nearest(path)} cannot be written to")
+        except (BelljarError, OSError) as exc:
+            wrong.append(f"{name} {exc}")
+    if wrong:
+        return Finding(
+            Grade.FAIL,
+            "\n".join(wrong),
+            "Correct owner and mode (0700, yours), or set `paths.*` to folders of your own.",
+        )
+    return Finding(Grade.OK, ", ".join(f"{name} {path}" for name, path in _paths(house)))
+
+
+def space(house: House) -> Finding:
+    least = {"run": 16 * MIB, "store": 2 * GIB, "scratch": GIB, "logs": 64 * MIB}
+    free = {name: files.free_bytes(path) for name, path in _paths(house)}
+    tight = [name for name, needed in least.items() if free[name] < needed]
+    text = ", ".join(f"{name} {size(free[name])}" for name in least)
+    if tight:
+        remedy = f"Free space, or set {' and '.join(f'`paths.{name}`' for name in tight)} to a larger disk."
+        return Finding(Grade.WARN, f"little free space for {' and '.join(tight)}: {text}", remedy)
+    return Finding(Grade.OK, f"free: {text}")
+
+
+def images(house: House) -> Finding:
+    there = house.images.images()
+    default = house.settings.image.default
+    try:
+        house.images.resolve(default)
+    except BelljarError as exc:
+        is_built = default == "debian12" and isinstance(exc, ImageUnknown)
+        remedy = "It is built on first use, or now by `belljar image build debian`." if is_built else exc.hint
+        grade = Grade.WARN if is_built else Grade.FAIL
+        return Finding(grade, f"{len(there)} in the store; the default: {exc.message}", remedy)
+    wrong = [(image, why) for image in there if (why := house.images.complaint(image))]
+    if wrong:
+        remedies = [house.images.remedy(image.disk.parent, image.called) for image, _ in wrong]
+        return Finding(Grade.WARN, "\n".join(why for _, why in wrong), "\n".join(remedies))
+    return Finding(Grade.OK, f"{len(there)} in the store, the default {default} among them")
+
+
+def templates(house: House) -> Finding:
+    there = house.hypervisor.templates()
+    if not there:
+        return Finding(Grade.OK, "none yet; the first job of an image and size makes one")
+    return Finding(Grade.OK, f"{len(there)} of {size(sum(one.size for one in there))} together")
+
+
+def leftovers(house: House) -> Finding:
+    left = house.machines.leftovers()
+    if left:
+        return Finding(
+            Grade.WARN,
+            "\n".join(f"{one.machine} {one.what} {one.path}".strip() for one in left),
+            "`belljar reap` clears them away.",
+        )
+    return Finding(Grade.OK, "none")
+
+
+def namespaces(house: House) -> Finding:
+    """Image builds by ordinary users unpack a system inside a user namespace."""
+    if os.geteuid() == 0:
+        return Finding(Grade.OK, "not needed by root")
+    if not commands.which("unshare") or commands.run(["unshare", "-Ur", "true"], timeout=10, check=False).code:
+        remedy = "Let root build images for all (`belljar image build debian` as root), or allow user namespaces."
+        return Finding(Grade.WARN, "user namespaces are not allowed: this user cannot build images", remedy)
+    if not (_has_range("/etc/subuid") and _has_range("/etc/subgid") and commands.which("newuidmap")):
+        remedy = "apt-get install uidmap; usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER"
+        return Finding(Grade.WARN, "no range of subordinate uids and gids: this user cannot build images", remedy)
+    return Finding(Grade.OK, "allowed, with a range of subordinate ids")
+
+
+def memory(house: House) -> Finding:
+    """For how many machines of default size is there room now, by the host and by our control group."""
+    one = house.settings.machine.memory + QEMU_OVERHEAD
+    available, source = _available_memory()
+    count = available // one
+    text = f"{size(available)} {source}: room for {count} machines of {size(house.settings.machine.memory)}"
+    if not count:
+        return Finding(
+            Grade.WARN, text, "Ask for less by --memory or `machine.memory`, or for more from the batch system."
+        )
+    return Finding(Grade.OK, text)
+
+
+def limits(house: House) -> Finding:
+    """Limits a batch system may have put on us bind QEMU too."""
+    import resource
+
+    needed = house.settings.machine.memory + 512 * MIB
+    least = {"AS": needed, "FSIZE": 4 * GIB, "NOFILE": 256, "NPROC": 64, "CPU": 60, "DATA": needed}
+    low = []
+    for name, enough in least.items():
+        soft, _ = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))
+        if soft != resource.RLIM_INFINITY and soft < enough:
+            low.append(f"RLIMIT_{name} is {soft}, a machine of default size wants {enough}")
+    if low:
+        return Finding(
+            Grade.WARN,
+            "\n".join(low),
+            "Raise them with `ulimit`, or in the batch system's request (h_vmem, vmem, ...).",
+        )
+    return Finding(Grade.OK, "wide enough for a machine of default size")
+
+
+def libvirt(house: House) -> Finding:
+    """Only a site that chose it needs it."""
+    from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
+
+    hypervisor = house.hypervisor
+    if not isinstance(hypervisor, LibvirtHypervisor):
+        return Finding(Grade.OK, "not used: `machine.hypervisor` is qemu")
+    text, too_large = hypervisor.examine()
+    if too_large:
+        return Finding(Grade.FAIL, f"{text}; {too_large}", "Restart libvirt's daemon, or raise `libvirt.memory_limit`.")
+    if not house.settings.libvirt.restart_command:
+        return Finding(Grade.WARN, f"{text}; nobody restarts its daemon", "Set `libvirt.restart_command`.")
+    return Finding(Grade.OK, text)
+
+
+def clock(house: House) -> Finding:
+    """Guests take their time from us."""
+    import ctypes
+    import time
+
+    import belljar
+
+    if time.time() < os.stat(belljar.__file__).st_mtime - 86400:
+        return Finding(
+            Grade.FAIL, f"it is {time.strftime('%Y-%m-%d')} here, before belljar was installed", "Set the host's clock."
+        )
+    state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(1024))  # modes 0: only asks
+    if state == 5:  # TIME_ERROR
+        return Finding(
+            Grade.WARN, "not synchronised, as far as the kernel knows", "Run chrony or systemd-timesyncd on this host."
+        )
+    return Finding(Grade.OK, "synchronised" if state >= 0 else "plausible")
+
+
+def network(house: House) -> Finding:
+    """Whether `--network user` can be had as the settings want it."""
+    from belljar.hypervisor.qemu.network import guard
+    from belljar.hypervisor.qemu.process.launch import confined
+    from belljar.network import EgressMode, shortfalls
+
+    if house.settings.network.egress is EgressMode.OPEN:
+        return Finding(
+            Grade.WARN, "machines with a user network reach whatever this host reaches, its loopback too",
+            'Set `network.egress = "guarded"` and name in `network.allow` what they need.',
+        )  # fmt: skip
+    nobody = (65534, 65534) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
+    why = guard.prove(lambda argv: confined(argv, nobody))
+    if why:
+        return Finding(
+            Grade.WARN, f"`--network user` is refused: {why}", 'Set `network.egress = "open"` if that may be.'
+        )
+    for text in shortfalls(house.settings.network, is_root=os.geteuid() == 0):
+        return Finding(Grade.WARN, text, "Run such machines as root with nftables, or settle it in the settings.")
+    return Finding(Grade.OK, "what machines send can be guarded")
+
+
+CHECKS = (
+    Check("settings", "the settings files can be understood", settings),
+    Check("programs", "the programs belljar calls are installed", programs),
+    Check("qemu", "QEMU is new enough and has the devices machines are made of", qemu),
+    Check("accelerator", "what runs the guests: the processor itself (kvm) or software (tcg)", accelerator),
+    Check("clone", "a job's machine is cloned from a booted guest in a moment", clone),
+    Check("uefi", "the firmware for disks that boot by UEFI is there", uefi),
+    Check("folders", "belljar's folders are safe from others", folders),
+    Check("space", "there is room for images, disks and logs", space),
+    Check("images", "the default image can be used, and no other one is damaged", images),
+    Check("templates", "booted guests that jobs are cloned from", templates),
+    Check("leftovers", "nothing is left of machines whose supervisor died", leftovers),
+    Check("namespaces", "this user can build images", namespaces),
+    Check("memory", "there is room for machines of default size", memory),
+    Check("limits", "resource limits leave room for QEMU", limits),
+    Check("network", "what machines with a user network send can be guarded", network),
+    Check("libvirt", "libvirt's daemon answers, where machines are run by it", libvirt),
+    Check("clock", "the time that guests will be given is right", clock),
+)
+
+
+def _qemu(house: House) -> str:
+    from belljar.hypervisor.qemu.abilities import find
+
+    return find(house.settings.qemu.binary)
+
+
+def _words(names: Iterable[str]) -> str:
+    return " ".join(sorted(set(names) - {""}))
+
+
+def _program(house: House, name: str) -> bool:
+    if name == "qemu-system-x86_64":
+        try:
+            return bool(_qemu(house))
+        except BelljarError:
+            return False
+    if name == "virtiofsd":
+        from belljar.hypervisor import find_virtiofsd
+
+        try:
+            return bool(find_virtiofsd(house.settings.qemu))
+        except BelljarError:
+            return False
+    return commands.which(name) is not None
+
+
+def _paths(house: House) -> Iterator[tuple[str, Path]]:
+    paths = house.settings.paths
+    yield from (("run", paths.run), ("store", paths.store), ("scratch", paths.scratch), ("logs", paths.logs))
+
+
+def _nearest(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _has_range(file: str) -> bool:
+    import pwd
+
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+        return any(line.split(":")[0] in (user, str(os.getuid())) for line in Path(file).read_text().splitlines())
+    except (OSError, KeyError):
+        return False
+
+
+def _available_memory() -> tuple[int, str]:
+    """Bytes, and what bounds them."""
+    facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    available = int(facts["MemAvailable"].split()[0]) * 1024
+    bound = _cgroup_room()
+    return (
+        (bound, "left in our control group")
+        if bound is not None and bound < available
+        else (available, "free on this host")
+    )
+
+
+def _cgroup_room() -> int | None:
+    """Bytes our control group and those above it still allow (version 2); None without a bound."""
+    try:
+        own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
+    except (OSError, StopIteration):
+        return None
+    room: list[int] = []
+    group = Path("/sys/fs/cgroup") / own.strip("/")
+    for folder in (group, *group.parents):
+        try:
+            limit, used = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())
+        except (OSError, ValueError):
+            continue
+        if limit.isdecimal():
+            room.append(max(0, int(limit) - used))
+    return min(room, default=None)

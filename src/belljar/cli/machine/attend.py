@@ -1,0 +1,227 @@
+"""Stands between the supervisor and the caller's process: signals, job control, the terminal, the standard streams.
+
+The event loop's clock leaves out the time this process was stopped, so no deadline passes while a job is suspended.
+"""
+
+from __future__ import annotations
+
+from belljar.host import quick_asyncio  # isort: skip - it must come before asyncio
+
+import asyncio
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from belljar.cli.batch.notice import LATE, Notice
+from belljar.guest import Streams
+from belljar.guest.stdio import FdSink, FdSource
+from belljar.machine.orders import Order, Orders, Pause, Resize, Resume, Signal, Stop
+from belljar.model import Outcome, Payload, Request, StdinKind
+
+assert quick_asyncio
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.cli.machine.terminal import RawTerminal
+    from belljar.machine.life.life import Life
+
+FORWARDED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "XCPU", "ALRM")
+UNLIKELY = 2.0  # seconds beyond what was asked for: then the process was stopped
+PAUSE_LIMIT = 1.5  # seconds for the vcpus to stand still; Slurm and its like wait 2 before they send STOP
+
+
+class StoppableLoop(asyncio.SelectorEventLoop):
+    """A loop whose clock stands still while the process is stopped.
+
+    Some batch systems send STOP without a word before. Nobody tells a process how long it was stopped, so a wait that
+    took much longer than it was to take is left out whole: a deadline may come later by one such wait, never early."""
+
+    def __init__(self) -> None:
+        self.stopped = 0.0
+        self.woke = time.monotonic()
+        super().__init__(_Waits(self))
+
+    def time(self) -> float:
+        return super().time() - self.stopped
+
+    def leave_out(self, begin: float, end: float) -> None:
+        """This time did not pass."""
+        self.stopped += end - begin
+        self.woke = end
+
+
+class _Waits(selectors.DefaultSelector):
+    """Notices waits, and work between two waits, that took longer than they can have."""
+
+    def __init__(self, loop: StoppableLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        loop, begin = self._loop, time.monotonic()
+        if begin - loop.woke > UNLIKELY:
+            loop.leave_out(loop.woke, begin)
+        events = super().select(timeout)
+        loop.woke = end = time.monotonic()
+        if timeout is not None and end - begin > max(timeout, 0.0) + UNLIKELY:
+            loop.leave_out(begin, end)
+        return events
+
+
+def attend(
+    house: House, request: Request, *, stdin: bytes | None = None, alone: bool = False, notice: Notice | None = None
+) -> Outcome:
+    """Keep the machine to its end, with this process's streams and signals. *stdin* stands in the place of descriptor
+    0; with *alone*, signals but TERM are for the payload's first process, not for its group. After the signal of
+    *notice* TERM is due within its seconds: where none comes, it is taken as given."""
+    loop = StoppableLoop()
+    try:
+        return loop.run_until_complete(_attend(house, request, loop, stdin, alone, notice))
+    finally:
+        loop.close()
+
+
+def attend_alone(
+    house: House, request: Request, streams: Streams, claimed: Callable[[Life], None], *, tie: int | None = None
+) -> Outcome:
+    """Keep the machine to its end in a process that is nothing but its keeper. *claimed* is called when it is. *tie*: the
+    machine is stopped when this descriptor's other end is closed."""
+    loop = StoppableLoop()
+
+    async def keep() -> Outcome:
+        orders = Orders()
+        listen(loop, orders, None, alone=False)
+        if tie is not None:
+            loop.add_reader(tie, _let_go, loop, tie, orders)
+        return await house.supervisor().keep(request, streams, orders, claimed)
+
+    try:
+        return loop.run_until_complete(keep())
+    finally:
+        loop.close()
+
+
+def _let_go(loop: StoppableLoop, tie: int, orders: Orders) -> None:
+    """Whoever asked is gone, or let go; what it may write there means nothing."""
+    if not os.read(tie, 1 << 12):
+        loop.remove_reader(tie)
+        orders.give(Stop())
+
+
+async def _attend(
+    house: House, request: Request, loop: StoppableLoop, stdin: bytes | None, alone: bool, notice: Notice | None
+) -> Outcome:
+    orders = Orders()
+    payload = request.payload
+    terminal = raw_terminal() if payload is not None and payload.terminal else None
+    listen(loop, Announced(loop, orders, notice) if notice else orders, terminal, alone)
+    streams = Streams(None, None, None) if payload is None else streams_of(payload)
+    if stdin is not None:
+        streams = replace(streams, stdin=Known(stdin))
+    try:
+        return await house.supervisor().keep(request, streams, orders)
+    finally:
+        if terminal is not None:
+            terminal.restore()
+
+
+class Announced(Orders):
+    """Orders of a job whose system announces its end. Grid Engine's order to end it may get lost: its notice goes to
+    the process that carries the order out as well, and when that dies of it there is no other one."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, orders: Orders, notice: Notice) -> None:
+        self._loop, self._orders, (self._number, self._seconds) = loop, orders, notice
+        self._due: asyncio.TimerHandle | None = None
+        self._is_given = self._is_lost = False
+
+    def give(self, order: Order) -> None:
+        """Pass it on. TERM that comes after all, when it was given up, is no second one."""
+        is_end = isinstance(order, Signal) and order.number == signal.SIGTERM
+        if is_end and self._is_lost:
+            self._is_lost = False
+            return
+        if is_end:
+            self._is_given = True
+            if self._due is not None:
+                self._due.cancel()
+        elif isinstance(order, Signal) and order.number == self._number and self._due is None and not self._is_given:
+            self._due = self._loop.call_later(self._seconds + LATE, self._end)
+        self._orders.give(order)
+
+    def _end(self) -> None:
+        self.give(Signal(signal.SIGTERM))
+        self._is_lost = True
+
+
+class Known:
+    """A source of known bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def read(self, limit: int) -> bytes:
+        part, self._data = self._data[:limit], self._data[limit:]
+        return part
+
+
+def streams_of(payload: Payload) -> Streams:
+    """This process's own 0, 1 and 2 where the payload has streams."""
+    carried = StdinKind.STREAM
+    if payload.terminal:
+        size = os.get_terminal_size(0)
+        return Streams(FdSource(0), FdSink(1), None, (size.lines, size.columns))
+    return Streams(
+        FdSource(0) if payload.stdin is carried else None,
+        FdSink(1) if payload.stdout is carried else None,
+        FdSink(2) if payload.stderr is carried else None,
+    )
+
+
+def listen(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | None, alone: bool) -> None:
+    """Turn signals into orders. A signal the caller ignores (nohup, background jobs) stays ignored."""
+    for name in FORWARDED:
+        number = getattr(signal, f"SIG{name}")
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            loop.add_signal_handler(number, orders.give, Signal(number, alone))
+    if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGTSTP, lambda: loop.create_task(suspend(loop, orders, terminal)))
+    loop.add_signal_handler(signal.SIGCONT, orders.give, Resume())
+    signal.signal(signal.SIGTTIN, signal.SIG_IGN)  # the source of stdin knows when it may not read a terminal
+    if terminal is not None:
+        loop.add_signal_handler(signal.SIGWINCH, tell_size, orders)
+
+
+def tell_size(orders: Orders) -> None:
+    with suppress(OSError):  # a terminal that hung up has no size
+        columns, rows = os.get_terminal_size(0)
+        orders.give(Resize(rows, columns))
+
+
+async def suspend(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | None) -> None:
+    """Halt the vcpus, then stop as the caller's shell or batch system expects. Goes on at SIGCONT."""
+    done = asyncio.Event()
+    orders.give(Pause(done))
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PAUSE_LIMIT):
+            await done.wait()
+    if terminal is not None:
+        terminal.restore()
+    begin = time.monotonic()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    loop.leave_out(begin, time.monotonic())
+    if terminal is not None:
+        terminal.enter()
+        tell_size(orders)  # of a change while we were stopped only those in the foreground were told
+
+
+def raw_terminal() -> RawTerminal:
+    from belljar.cli.machine.terminal import RawTerminal
+
+    terminal = RawTerminal(0)
+    terminal.enter()
+    return terminal

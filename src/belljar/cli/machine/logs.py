@@ -1,0 +1,234 @@
+"""`belljar logs ID`: what a machine, its console and its QEMU wrote, also after its end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from belljar.cli.parser import add_machine
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.journal import Event
+
+HELP = "Show what is written about a machine: its journal, its serial console, QEMU's own words. Without an option: all three."
+CHUNK = 1 << 16
+
+
+# Written here because Pythons break so long a choice at different places.
+USAGE = """%(prog)s [-h] [-f] [--stdout | --stderr | --console | --qemu | --virtiofsd | --journal |
+                    --collected FILE | --joboutputs [NAME]] ID"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = USAGE
+    add_machine(parser)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--stdout",
+        dest="which",
+        action="store_const",
+        const="stdout",
+        help="what the payload of a detached machine wrote",
+    )
+    which.add_argument(
+        "--stderr", dest="which", action="store_const", const="stderr", help="the same, of its standard error"
+    )
+    which.add_argument(
+        "--console", dest="which", action="store_const", const="console", help="the guest's serial console"
+    )
+    which.add_argument("--qemu", dest="which", action="store_const", const="qemu", help="what QEMU wrote to stderr")
+    which.add_argument(
+        "--virtiofsd",
+        dest="which",
+        action="store_const",
+        const="virtiofsd",
+        help="what the programs wrote that share its folders by virtiofs",
+    )
+    which.add_argument(
+        "--journal", dest="which", action="store_const", const="journal", help="what belljar did, event by event"
+    )
+    which.add_argument(
+        "--collected",
+        metavar="FILE",
+        help="write the archive of what was kept of the guest (`run --collect`) there, or - ",
+    )
+    which.add_argument(
+        "--joboutputs",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="the files the guest put there to be kept; with a name, what is in that one",
+    )
+    parser.add_argument(
+        "-f",
+        "--follow",
+        action="store_true",
+        help="go on until the machine has ended (of the journal, unless said otherwise)",
+    )
+
+
+def run(args: argparse.Namespace, house: House) -> int:
+    from belljar.cli.batch.users import reach
+    from belljar.machine import CONSOLE_LOG, QEMU_LOG, STDERR_LOG, STDOUT_LOG, VIRTIOFSD_LOG
+
+    house, machine = reach(house, args.machine)
+    folder = machine.folder
+    if args.collected is not None:
+        return _deliver(folder, args.collected)
+    if args.joboutputs is not None:
+        return _joboutputs(folder, args.joboutputs)
+    files = {
+        "console": folder / CONSOLE_LOG, "qemu": folder / QEMU_LOG, "virtiofsd": folder / VIRTIOFSD_LOG,
+        "stdout": folder / STDOUT_LOG, "stderr": folder / STDERR_LOG,
+    }  # fmt: skip
+    if args.which in ("stdout", "stderr"):
+        from belljar.machine.output import kept
+
+        _write(kept(files[args.which], follow=args.follow and machine.alive))
+        return 0
+    if args.follow and machine.alive:
+        return _follow(folder, files.get(args.which))
+    if args.which is None:
+        for which in ("journal", "qemu", "console"):
+            print(f"== {which} ==")
+            _print_journal(folder) if which == "journal" else _copy(files[which])
+    elif args.which == "journal":
+        _print_journal(folder)
+    else:
+        _copy(files[args.which])
+    return 0
+
+
+def story(event: Event) -> str:
+    """One event as one line: the time, what happened, the facts."""
+    import time
+
+    from belljar.cli.render import plain
+
+    seconds = event.get("time", 0.0)
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) + f".{int(seconds % 1 * 1000):03}"
+    what = str(event.get("state") if event["event"] == "state" else event["event"])
+    facts = [
+        f"{name}={_fact(value)}"
+        for name, value in event.items()
+        if name not in ("time", "event", "state", "machine", "argv") and value not in ("", None)
+    ]
+    return plain(" ".join((clock, f"{what:<10}", *facts))).rstrip()
+
+
+def _fact(value: object) -> str:
+    import json
+
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if text and " " not in text else json.dumps(text)
+
+
+def _print_journal(folder: Path) -> None:
+    from belljar.journal import read
+
+    for event in read(folder):
+        print(story(event))
+
+
+def _copy(path: Path) -> None:
+    """The whole file to standard output."""
+    try:
+        with open(path, "rb") as file:
+            _write(iter(lambda: file.read(CHUNK), b""))
+    except FileNotFoundError:
+        return  # nothing was written
+
+
+def _deliver(folder: Path, target: str) -> int:
+    """Write the archive of collected folders to a file of the caller's own, or to standard output. It is the guest's, so
+    it is not unpacked here."""
+    from belljar.errors import BadOption, OutputMissing
+    from belljar.machine import COLLECTED
+
+    if target == "-" and sys.stdout.isatty():
+        raise BadOption("--collected -: an archive is not for a terminal", hint="Name a file, or pipe it to `tar tv`.")
+    try:
+        source = open(folder / COLLECTED, "rb")  # noqa: SIM115
+    except FileNotFoundError:
+        raise OutputMissing(
+            f"{folder.name}: nothing was collected of this machine",
+            hint="Name folders with `belljar run --collect PATH`, or in `batch.collect` for batch jobs.",
+        ) from None
+    with source:
+        if target == "-":
+            _write(iter(lambda: source.read(CHUNK), b""))
+            return 0
+        try:
+            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise BadOption(f"--collected {target}: {exc.strerror}", hint="Name a file that can be written.") from exc
+        with open(descriptor, "wb") as file:
+            for chunk in iter(lambda: source.read(CHUNK), b""):
+                file.write(chunk)
+    return 0
+
+
+def _joboutputs(folder: Path, name: str) -> int:
+    """The names of the guest's files, or one of them. Parts of files that never came whole are none."""
+    from belljar.cli.render import plain
+    from belljar.errors import OutputMissing
+    from belljar.machine import JOBOUTPUTS
+
+    if not name:
+        for entry in joboutputs(folder):
+            print(f"{entry.stat().st_size:>12}  {plain(entry.name)}")
+        return 0
+    for entry in joboutputs(folder):
+        if entry.name == name:
+            _copy(entry)
+            return 0
+    raise OutputMissing(
+        f"{folder.name}: the guest has left no {name!r}",
+        hint=f"`belljar logs {folder.name} --{JOBOUTPUTS}` names what it has left.",
+    )
+
+
+def joboutputs(folder: Path) -> list[Path]:
+    """What the guest has put, by name."""
+    from belljar.machine import JOBOUTPUTS
+
+    try:
+        return sorted(path for path in (folder / JOBOUTPUTS).iterdir() if not path.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _follow(folder: Path, path: Path | None) -> int:
+    """Print what is there, then what comes, until the machine ends. No polling: the kernel tells of each change."""
+    from belljar.host.watch import changes
+    from belljar.journal import follow
+
+    if path is not None:
+        _write(changes(path))
+        return 0
+    for event in follow(folder):
+        print(story(event), flush=True)
+    return 0
+
+
+def _write(chunks: Iterable[bytes]) -> None:
+    """Bytes as they are into a file or pipe; on a terminal, without what a guest could do to it."""
+    sys.stdout.flush()
+    for chunk in chunks:
+        if sys.stdout.isatty():
+            sys.stdout.write(for_terminal(chunk))
+            sys.stdout.flush()
+        else:
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.buffer.flush()
+
+
+def for_terminal(data: bytes) -> str:
+    """Text that shows escape sequences instead of obeying them."""
+    text = data.decode(errors="replace").replace("\r\n", "\n")
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)

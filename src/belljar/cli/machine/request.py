@@ -1,0 +1,364 @@
+"""Turns the words of `belljar run` and `belljar exec` into a Request. Refuses what cannot be meant; starts nothing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pwd
+import re
+import resource
+import stat
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from belljar.cli import CLOSED
+from belljar.cli.machine.networks import network_of
+from belljar.cli.machine.shares import shares
+from belljar.errors import BadOption, InputMissing, UnreadableScript
+from belljar.model import (
+    SCRATCH_PLACE,
+    Account,
+    Context,
+    MachineSpec,
+    Payload,
+    Request,
+    Start,
+    StdinKind,
+    Transfer,
+)
+
+if TYPE_CHECKING:
+    from belljar.config import Settings
+
+LARGEST_SCRIPT = 8 << 20
+LIMITS = ("CPU", "FSIZE", "DATA", "STACK", "CORE", "NPROC", "NOFILE", "MEMLOCK", "AS")
+GUEST_PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,199}")
+
+
+def build(args: argparse.Namespace, settings: Settings) -> Request:
+    """The request these arguments make, of this caller, in this place."""
+    defaults = settings.machine
+    if args.name and not NAME.fullmatch(args.name):
+        raise BadOption(f"--name {args.name!r}: letters, digits and ._:@+- only, at most 200, a letter or digit first")
+    account = account_of(args.user)
+    network, network_name = (defaults.network, "") if args.network is None else network_of(args.network)
+    machine = MachineSpec(
+        image=settings.image.default if args.image is None else image_name(args.image),
+        cpus=at_least("--cpus", args.cpus, defaults.cpus, 1),
+        memory=at_least("--memory", args.memory, defaults.memory, 1),
+        disk=None if args.disk is None else at_least("--disk", args.disk, 0, 1),
+        network=network,
+        network_name=network_name,
+        shares=shares(args.share),
+        start=Start(args.start) if args.start else defaults.start,
+        context=Context(args.context) if args.context else defaults.context,
+        scratch=args.scratch,
+        cache=args.cache,
+    )
+    places = [] if machine.scratch is None else [SCRATCH_PLACE]
+    _refuse_twice("--share", [item.target for item in machine.shares] + places)
+    return Request(
+        id=os.urandom(6).hex(), machine=machine, payload=_payload(args, account), name=args.name, created=time.time(),
+        timeout=_positive("--timeout", args.timeout), grace=defaults.grace if args.grace is None else args.grace, keep=args.keep,
+        collect=tuple(_collected(path) for path in args.collect), collect_limit=settings.batch.collect_limit,
+    )  # fmt: skip
+
+
+def image_name(text: str) -> str:
+    """What `--image` names. Raises BadOption for nothing at all; whether there is such an image is seen later."""
+    if not text.strip():
+        raise BadOption(f"--image {text!r}: the name is missing", hint="`belljar image list` shows the names.")
+    return text
+
+
+def _payload(args: argparse.Namespace, account: Account) -> Payload | None:
+    """None: the guest knows its own work, because it has user data, or its image is said to."""
+    if args.user_data is None and (args.user_data_option or args.user_data_file):
+        raise BadOption("--user-data-option and --user-data-file mean nothing without --user-data")
+    is_told = args.user_data is not None or args.context == Context.NONE.value
+    if args.command not in ([], ["--"]) or not is_told:
+        if args.cache is not None:
+            raise BadOption("--cache with a command: a disk that is found again is for guests that know their own work")
+        return payload(args, account)
+    if args.context not in (None, Context.AUTO.value, Context.NONE.value):
+        raise BadOption(f"--context {args.context} without a command: the guest's own work needs no agent")
+    for option, value in (
+        ("--in", args.inputs),
+        ("--out", args.outputs),
+        ("--tty", args.tty),
+        ("--collect", args.collect),
+    ):
+        if value:
+            raise BadOption(f"{option} without a command: no agent is in the guest who could do that")
+    return None
+
+
+def payload(args: argparse.Namespace, account: Account) -> Payload:
+    """What is to run: a command of the guest after `--`, or a script of ours."""
+    argv, script = command(args.command)
+    stdin, stdout, stderr = (kind(number) for number in (0, 1, 2))
+    if args.tty and not os.isatty(0):
+        raise BadOption("--tty: standard input is not a terminal", hint="Leave --tty out where no person sits.")
+    return Payload(
+        argv=argv, script=script, account=account, cwd=working_directory(args.cwd, account), env=environment(args, account),
+        umask=_umask(), rlimits=rlimits(), terminal=args.tty, stdin=stdin, stdout=stdout, stderr=stderr,
+        inputs=tuple(_input(text) for text in args.inputs), outputs=_outputs(args.outputs),
+    )  # fmt: skip
+
+
+def command(words: list[str]) -> tuple[tuple[bytes, ...], bytes | None]:
+    """(argv, script bytes or None)."""
+    if not words or words == ["--"]:
+        raise BadOption("nothing to run", hint="Give a script file, or `--` and a command of the guest.")
+    if words[0] == "--":
+        return tuple(os.fsencode(word) for word in words[1:]), None
+    if words[0].startswith("-") and not os.path.exists(words[0]):
+        raise BadOption(
+            f"{words[0]}: no such option",
+            hint="See `belljar run --help`; put `--` before a command that begins with a dash.",
+        )
+    name = os.path.basename(words[0])
+    return tuple(os.fsencode(word) for word in (name, *words[1:])), read_script(words[0])
+
+
+def read_script(path: str) -> bytes:
+    """The script's bytes. Raises UnreadableScript with what to do about it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as exc:
+        on_path = "/" not in path and any(
+            os.access(os.path.join(d, path), os.X_OK) for d in os.environ.get("PATH", "").split(":")
+        )
+        hint = f"To run the guest's own {path}, write: belljar run -- {path} ..." if on_path else None
+        raise UnreadableScript(f"{path}: {exc.strerror}", hint=hint) from exc
+    facts = os.fstat(descriptor)
+    if not (stat.S_ISREG(facts.st_mode) or stat.S_ISFIFO(facts.st_mode)):
+        os.close(descriptor)
+        raise UnreadableScript(f"{path}: not a file")
+    os.set_blocking(descriptor, True)
+    with open(descriptor, "rb") as file:
+        try:
+            script = file.read(LARGEST_SCRIPT + 1)
+        except OSError as exc:
+            raise UnreadableScript(f"{path}: {exc.strerror}") from exc
+    if len(script) > LARGEST_SCRIPT:
+        raise UnreadableScript(
+            f"{path}: larger than {LARGEST_SCRIPT >> 20} MiB", hint="Copy it in with `--in` and name it after `--`."
+        )
+    return script
+
+
+def account_of(wanted: str | None) -> Account:
+    """The payload's user: the caller, or NAME, UID or UID:GID. Only root may name somebody else."""
+    if wanted is None:
+        return describe(os.geteuid(), os.getegid(), tuple(os.getgroups()))
+    user, colon, group = wanted.partition(":")
+    try:
+        if user.isdigit():
+            with suppress(KeyError):
+                entry = pwd.getpwuid(int(user))
+                return describe(entry.pw_uid, int(group) if colon else entry.pw_gid, None if not colon else ())
+            return describe(int(user), int(group) if colon else int(user), ())
+        if colon:
+            raise ValueError
+        entry = pwd.getpwnam(user)
+    except KeyError:
+        raise BadOption(f"--user {wanted}: no such user here", hint="Give a number: UID or UID:GID.") from None
+    except (ValueError, OverflowError):
+        raise BadOption(f"--user {wanted}: not of the form NAME or UID[:GID]") from None
+    return describe(entry.pw_uid, entry.pw_gid, None)
+
+
+def describe(uid: int, gid: int, groups: tuple[int, ...] | None) -> Account:
+    """What the user database says of these numbers; names are made up where it does not know them."""
+    import grp
+
+    if not (0 <= uid < 2**32 - 1 and 0 <= gid < 2**32 - 1):
+        raise BadOption(f"--user {uid}:{gid}: not a user or group number")
+    try:
+        entry = pwd.getpwuid(uid)
+        name, home, shell = entry.pw_name, entry.pw_dir, entry.pw_shell
+    except KeyError:
+        name, home, shell = f"user{uid}", f"/home/user{uid}", "/bin/sh"
+    if groups is None:
+        groups = tuple(os.getgrouplist(name, gid))
+    names = {}
+    for number in {gid, *groups}:
+        try:
+            names[number] = grp.getgrgid(number).gr_name
+        except KeyError:
+            names[number] = f"group{number}"
+    others = tuple((number, names[number]) for number in sorted(set(groups)) if number != gid)
+    return Account(
+        name=name, uid=uid, gid=gid, group=names[gid], groups=others, home=home or "/", shell=shell or "/bin/sh"
+    )
+
+
+def environment(args: argparse.Namespace, account: Account) -> tuple[tuple[bytes, bytes], ...]:
+    """The payload's variables: a small fixed set or the caller's, then files, then single ones; the last one counts."""
+    if args.inherit_env:
+        env = dict(os.environb)
+    else:
+        env = {b"PATH": GUEST_PATH, b"LANG": b"C.UTF-8", **_who(account)}
+        if args.tty and (term := os.environb.get(b"TERM")):
+            env[b"TERM"] = term
+    if getattr(args, "scratch", None) is not None:
+        env[b"TMPDIR"] = os.fsencode(SCRATCH_PLACE)
+    for path in args.env_file:
+        env.update(_env_file(path))
+    for word in args.env:
+        name, equals, value = os.fsencode(word).partition(b"=")
+        if not name:
+            raise BadOption(f"--env {word}: not of the form K=V or K")
+        if equals:
+            env[name] = value
+        elif name in os.environb:
+            env[name] = os.environb[name]
+    return tuple(env.items())
+
+
+def _who(account: Account) -> dict[bytes, bytes]:
+    name = account.name.encode()
+    return {b"HOME": os.fsencode(account.home), b"USER": name, b"LOGNAME": name, b"SHELL": os.fsencode(account.shell)}
+
+
+def _env_file(path: str) -> dict[bytes, bytes]:
+    try:
+        with open(path, "rb") as file:
+            lines = file.read(LARGEST_SCRIPT).splitlines()
+    except OSError as exc:
+        raise BadOption(f"--env-file {path}: {exc.strerror}") from exc
+    found = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.lstrip().startswith(b"#"):
+            continue
+        name, equals, value = line.partition(b"=")
+        if not equals or not name.strip():
+            raise BadOption(f"--env-file {path}, line {number}: not of the form K=V")
+        found[name.strip()] = value
+    return found
+
+
+def working_directory(wanted: str | None, account: Account) -> bytes | None:
+    """The path the payload starts in: the caller's own when none is named; None, its home, for somebody else."""
+    if wanted is not None:
+        if not wanted.startswith("/"):
+            raise BadOption(f"--cwd {wanted}: not an absolute path")
+        return os.fsencode(wanted)
+    if account.uid != os.geteuid():
+        return None  # the caller's folder may be one that the other user cannot enter
+    try:
+        return os.getcwdb()
+    except FileNotFoundError:
+        return b"/"
+
+
+def kind(number: int) -> StdinKind:
+    """What the caller's descriptor is, as far as the payload can tell the difference."""
+    if number in CLOSED:
+        return StdinKind.CLOSED
+    facts = os.fstat(number)
+    if stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.makedev(1, 3):
+        return StdinKind.NULL
+    return StdinKind.STDOUT if number == 2 and is_stdout(facts) else StdinKind.STREAM
+
+
+def is_stdout(facts: os.stat_result) -> bool:
+    """Does descriptor 1 lead to the same file, pipe or terminal?"""
+    if 1 in CLOSED:
+        return False
+    other = os.fstat(1)
+    return (facts.st_dev, facts.st_ino) == (other.st_dev, other.st_ino)
+
+
+def rlimits() -> tuple[tuple[str, int, int], ...]:
+    return tuple((name, *resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))) for name in LIMITS)
+
+
+def _umask() -> int:
+    """This process's umask, read without changing it (threads may be making files)."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
+    return 0o022
+
+
+def _input(text: str) -> Transfer:
+    outside, inside = _pair("--in", text)
+    if not os.path.lexists(outside):
+        raise InputMissing(f"--in {outside}: does not exist")
+    if not os.access(outside, os.R_OK) and not os.path.islink(outside):
+        raise InputMissing(f"--in {outside}: cannot be read")
+    name = os.path.basename(os.path.abspath(outside))
+    if inside.endswith("/") and not os.path.isdir(outside):
+        inside += name  # into that folder, as cp has it
+    return Transfer(os.path.abspath(outside), inside or name)
+
+
+def _outputs(texts: list[str]) -> tuple[Transfer, ...]:
+    """Of all `--out`. Raises BadOption where two would come to lie at one place."""
+    found: dict[str, str] = {}
+    outputs = tuple(_output(text) for text in texts)
+    for text, one in zip(texts, outputs, strict=True):
+        place = os.path.realpath(one.outside)
+        if other := found.get(place):
+            raise BadOption(
+                f"--out {text}: {one.outside} is where --out {other} goes", hint="Give one of them another DST."
+            )
+        found[place] = text
+    return outputs
+
+
+def _output(text: str) -> Transfer:
+    inside, outside = _pair("--out", text)
+    name = os.path.basename(inside.rstrip("/"))
+    if outside.endswith("/") and not os.path.isdir(outside):
+        raise BadOption(f"--out {text}: the folder {outside} does not exist here", hint=f"mkdir {outside}")
+    target = outside or name
+    folder = os.path.dirname(os.path.abspath(target)) or "/"
+    if not os.path.isdir(folder):
+        raise BadOption(f"--out {text}: the folder {folder} does not exist here")
+    if not os.access(folder, os.W_OK):
+        raise BadOption(f"--out {text}: the folder {folder} cannot be written to")
+    return Transfer(os.path.abspath(target), inside)
+
+
+def _collected(path: str) -> str:
+    if not path.startswith("/") or os.path.normpath(path) == "/":
+        raise BadOption(f"--collect {path}: not an absolute path of a file or folder below /")
+    return os.path.normpath(path)
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    """PATH[:DST]. The last colon divides, unless the whole text names something that exists."""
+    if option == "--in" and os.path.lexists(text):
+        return text, ""
+    first, colon, second = text.rpartition(":")
+    if not colon:
+        first, second = text, ""
+    if not first or (colon and not second):
+        raise BadOption(f"{option} {text}: not of the form PATH[:DST]")
+    return first, second
+
+
+def _refuse_twice(option: str, targets: list[str]) -> None:
+    for target in targets:
+        if targets.count(target) > 1:
+            raise BadOption(f"{option}: two folders at {target}")
+
+
+def at_least(option: str, value: int | None, default: int, least: int) -> int:
+    if value is not None and value < least:
+        from belljar.errors import ImpossibleSize
+
+        raise ImpossibleSize(f"{option} {value}: must be more than nothing", hint=f"Give {option} a larger value.")
+    return default if value is None else value
+
+
+def _positive(option: str, value: float | None) -> float | None:
+    if value is not None and value <= 0:
+        raise BadOption(f"{option} {value:g}: must be more than nothing")
+    return value

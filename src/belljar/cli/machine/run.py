@@ -1,0 +1,277 @@
+"""`belljar run`: a command or a script in its own fresh virtual machine. This is the way every job takes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from belljar.cli.parser import as_duration, as_size
+from belljar.errors import OUR_FAILURE
+from belljar.model import Cause, Context, Start
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.model import Outcome, Request
+
+START_PATIENCE = 2.0  # seconds a start spends on the dead, at most
+HELP = (
+    "Run a command, or a script that is copied in, in its own fresh virtual machine. Exits with the payload's own code; "
+    "death by a signal is death by the same signal; 125: belljar itself failed, 126: not executable, 127: not found."
+)
+SMALL_STACK = 2 << 20  # bytes, for threads of QEMU where a limit counts them
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = (
+        "belljar run [options] -- CMD ARG...\n       belljar run [options] SCRIPT ARG..."
+        "\n       belljar run [options] --user-data FILE|URL"
+    )
+    _machine(parser)
+    payload = parser.add_argument_group("the payload")
+    payload.add_argument(
+        "--in", dest="inputs", action="append", default=[], metavar="PATH[:DST]", help="file or folder copied in before"
+    )
+    payload.add_argument(
+        "--out",
+        dest="outputs",
+        action="append",
+        default=[],
+        metavar="PATH[:DST]",
+        help="file or folder of the guest copied out after, also after a failure",
+    )
+    payload.add_argument(
+        "--env", action="append", default=[], metavar="K=V", help="set a variable; K alone passes the caller's"
+    )
+    payload.add_argument(
+        "--env-file", action="append", default=[], metavar="FILE", help="lines K=V; # begins a comment line"
+    )
+    payload.add_argument("--inherit-env", action="store_true", help="pass the caller's whole environment")
+    payload.add_argument(
+        "--cwd",
+        metavar="PATH",
+        help="working directory in the guest (default: the caller's path, or the home of another --user; made when missing)",
+    )
+    payload.add_argument("--user", metavar="NAME|UID[:GID]", help="who the payload is (default: the caller)")
+    payload.add_argument("-t", "--tty", action="store_true", help="give the payload a terminal")
+    _user_data(parser)
+    _limits(parser)
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD | SCRIPT", help=argparse.SUPPRESS)
+
+
+def _machine(parser: argparse.ArgumentParser) -> None:
+    machine = parser.add_argument_group("the machine")
+    machine.add_argument("--image", metavar="NAME", help="image by name or digest (`belljar image list`)")
+    machine.add_argument("--cpus", type=int, metavar="N", help="virtual cpus")
+    machine.add_argument("--memory", type=as_size, metavar="SIZE", help="memory, such as 512M or 4G")
+    machine.add_argument("--disk", type=as_size, metavar="SIZE", help="size of the disk, at least the image's")
+    machine.add_argument(
+        "--scratch", type=as_size, metavar="SIZE", help="an empty disk of this size at /scratch, where $TMPDIR is then"
+    )
+    machine.add_argument(
+        "--cache", type=as_size, metavar="SIZE",
+        help="a disk labelled belljar-cache that a later machine of yours finds again (without a command only)",
+    )  # fmt: skip
+    machine.add_argument(
+        "--network",
+        metavar="NETWORK",
+        help="none; user: a way out through the host; bridge[:NAME]: on a bridge of the host; isolated:GROUP: with others of that group",
+    )
+    machine.add_argument(
+        "--share",
+        action="append",
+        default=[],
+        metavar="SRC[:DST][:ro|rw]",
+        help="host folder the guest sees (default: read-only, at the same path); with virtiofs: before it, by virtiofs; or an"
+        " export that it mounts itself: nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]",
+    )
+    machine.add_argument(
+        "--start", choices=[start.value for start in Start], help="auto: a clone where one can be had, else a cold boot"
+    )
+    machine.add_argument(
+        "--context",
+        choices=[context.value for context in Context],
+        help="how the guest is given the agent (default: as the image is best served)",
+    )
+    machine.add_argument(
+        "-d", "--detach", action="store_true",
+        help="print the machine's ID once it is claimed, and let it live on its own; its payload reads nothing, or the file that"
+        " standard input is, and `belljar logs --stdout` shows what it writes",
+    )  # fmt: skip
+    machine.add_argument("--name", default="", help="a name for the machine, for `belljar ps` and ID arguments")
+
+
+def _user_data(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("user data, for images that know their own work (docs/pilots.md)")
+    group.add_argument(
+        "--user-data",
+        metavar="FILE|URL",
+        help="a template of at most 1 MiB; its ##user_data_...## patterns are filled in",
+    )
+    group.add_argument(
+        "--user-data-option", action="append", default=[], metavar="K=V", help="the value of ##user_data_option_K##"
+    )
+    group.add_argument(
+        "--user-data-file",
+        action="append",
+        default=[],
+        metavar="K=PATH",
+        help="a file whose content is the value of ##user_data_option_K## and ##user_data_file_K##",
+    )
+
+
+def _limits(parser: argparse.ArgumentParser) -> None:
+    limits = parser.add_argument_group("limits and records")
+    limits.add_argument(
+        "--timeout", type=as_duration, metavar="TIME", help="TERM the payload after this long, such as 90s or 2h"
+    )
+    limits.add_argument("--grace", type=as_duration, metavar="TIME", help="time between TERM and the machine's end")
+    limits.add_argument(
+        "--collect",
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="file or folder of the guest that is kept with the machine's records (`belljar logs ID --collected FILE`)",
+    )
+    limits.add_argument("--report", metavar="FILE", help="write the outcome there as JSON")
+    limits.add_argument("--keep", action="store_true", help="keep the machine's disk and records for inspection")
+
+
+def run(args: argparse.Namespace, house: House) -> int:
+    from belljar.cli.machine import request
+    from belljar.cli.machine.attend import attend
+
+    wanted = request.build(args, house.settings)
+    if args.detach:
+        return detach(wanted, args, house)
+    report = Report(args.report)
+    widen_limits()
+    finish_the_dead(house)
+    house.images.ensure(wanted.machine.image)
+    if args.user_data is not None:
+        from belljar.cli.machine.userdata import with_user_data
+
+        wanted = with_user_data(wanted, args, house)
+    outcome = attend(house, wanted)
+    from belljar.cli import complain
+
+    report.write(outcome)
+    tell_troubles(outcome)
+    if wanted.payload is None and outcome.cause is Cause.FINISHED:
+        complain(f"{outcome.id}: {outcome.reason}", "")  # it has no other way to say how it went
+    return leave(outcome)
+
+
+def detach(wanted: Request, args: argparse.Namespace, house: House) -> int:
+    """Have the machine kept by a process of its own, and say which it is."""
+    import stat
+
+    from belljar.errors import BadOption
+    from belljar.machine.outside import detached
+
+    for option, is_given in (("--tty", args.tty), ("--report", args.report is not None)):
+        if is_given:
+            raise BadOption(f"{option} with --detach: nobody is there for it", hint="`belljar wait ID` tells the end.")
+    if args.user_data is not None:
+        from belljar.cli.machine.userdata import with_user_data
+
+        wanted = with_user_data(wanted, args, house)
+    stdin = 0 if wanted.payload is not None and stat.S_ISREG(os.fstat(0).st_mode) else None
+    print(detached.start(wanted, config_file=house.config_file, stdin=stdin).id)
+    return 0
+
+
+def finish_the_dead(house: House) -> None:
+    """What dead supervisors left is cleared away at every start; what cannot be is no reason not to start."""
+    stuck = {one.machine for one in house.reaper.quick(START_PATIENCE) if one.error}
+    if stuck:
+        from belljar.cli import complain
+
+        complain(f"what is left of {', '.join(sorted(stuck)[:3])} cannot be cleared away; see `belljar reap`", "")
+
+
+def widen_limits() -> None:
+    """The caller's soft limits are the payload's, inside. We and QEMU, with its large files, take what we may have."""
+    for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_DATA, resource.RLIMIT_AS):
+        _, hard = resource.getrlimit(limit)
+        resource.setrlimit(limit, (hard, hard))
+    if resource.getrlimit(resource.RLIMIT_DATA)[1] != resource.RLIM_INFINITY:  # which counts the stack of each thread
+        soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+        if soft == resource.RLIM_INFINITY or soft > SMALL_STACK:
+            resource.setrlimit(resource.RLIMIT_STACK, (SMALL_STACK, hard))
+
+
+def leave(outcome: Outcome) -> int:
+    """Turn the outcome into this process's own end."""
+    from belljar.cli import complain
+    from belljar.host.processes import die_by
+
+    if outcome.exit_code is not None and outcome.signal is None and not outcome.error:
+        return outcome.exit_code
+    tell(outcome, complain)
+    if outcome.signal is not None:
+        die_by(outcome.signal)
+    return outcome.exit_code or OUR_FAILURE  # a payload that ended well in a machine that did not is no success
+
+
+def tell(outcome: Outcome, complain: object) -> None:
+    """One line on stderr for what the payload did not do by itself."""
+    assert callable(complain)
+    if outcome.cause is Cause.FINISHED and not outcome.error:
+        return
+    if outcome.cause is Cause.CANCELLED:
+        return  # whoever cancelled it knows
+    complain(
+        f"{outcome.id}: {outcome.reason}",
+        outcome.hint if not outcome.payload_ran or outcome.error else "",
+    )
+
+
+def tell_troubles(outcome: Outcome) -> None:
+    """What went wrong with the machine when all was over: no affair of the payload's, and its end stays as it is."""
+    from belljar.cli import complain
+
+    if outcome.troubles:
+        hint = "`belljar reap` finishes it, once what is named there is mended."
+        complain(f"{outcome.id}: its machine could not be put away whole: {'; '.join(outcome.troubles)}", hint)
+
+
+class Report:
+    """The file of `--report`, proved writable before anything is started."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        self._descriptor = -1 if path is None else _open_report(path)
+
+    def write(self, outcome: Outcome) -> None:
+        """A file that cannot be written any more is told about, and changes nothing of the payload's end."""
+        if self._descriptor < 0:
+            return
+        from belljar.host.files import write_all
+        from belljar.model import dumps
+
+        try:
+            self._empty()
+            write_all(self._descriptor, dumps(outcome) + b"\n")
+            os.close(self._descriptor)
+        except OSError as exc:
+            from belljar.cli import complain
+
+            with suppress(OSError):
+                self._empty()  # half a report is none
+            complain(f"--report {self._path}: {exc.strerror}", f"See `belljar show {outcome.id} --format json`.")
+
+    def _empty(self) -> None:
+        if os.path.isfile(f"/proc/self/fd/{self._descriptor}"):
+            os.ftruncate(self._descriptor, 0)
+
+
+def _open_report(path: str) -> int:
+    from belljar.errors import BadOption
+
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except OSError as exc:
+        raise BadOption(f"--report {path}: {exc.strerror}", hint="Give a file that can be written to.") from exc

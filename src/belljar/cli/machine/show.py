@@ -1,0 +1,232 @@
+"""`belljar show ID`: everything that is known about one machine."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from belljar.cli.parser import add_format, add_machine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from belljar.assembly import House
+    from belljar.machine import MachineView
+
+HELP = "Show everything that is known about one machine: what was asked, where it stands, how it ended, how long each phase took."
+NETWORK = ("network", "network-refused")  # events
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add_machine(parser)
+    add_format(parser)
+
+
+def run(args: argparse.Namespace, house: House) -> int:
+    from belljar.cli.batch.users import reach
+    from belljar.cli.render import as_json, plain
+
+    house, machine = reach(house, args.machine)
+    if args.format == "json":
+        print(as_json(_described(machine, house)))
+        return 0
+    for title, facts in [*sections(machine), ("other starts of this job", _other_starts(machine, house))]:
+        lines = [(name, value) for name, value in facts if value not in ("", None, [], {})]
+        if not lines:
+            continue
+        print(title)
+        for name, value in lines:
+            print(f"  {name:<14} {plain(str(value))}")
+    return 0
+
+
+def _described(machine: MachineView, house: House) -> dict[str, Any]:
+    """What the table shows, for programs."""
+    from belljar.cli.machine.logs import joboutputs
+    from belljar.journal import read
+
+    files = {**_files(machine), **{f"joboutput {path.name}": path for path in joboutputs(machine.folder)}}
+    return {
+        **{name: getattr(machine, name) for name in machine.__dataclass_fields__},
+        "network": [event for event in read(machine.folder) if event["event"] in NETWORK],
+        "records": [{"what": name, "path": path, "size": path.stat().st_size} for name, path in files.items()],
+        "qemu": _argv(machine),
+        "other_starts": [one.id for one in _same_job(machine, house)],
+    }
+
+
+def sections(machine: MachineView) -> list[tuple[str, list[tuple[str, Any]]]]:
+    """What the table shows, by heading; empty facts are left out when it is printed."""
+    return [
+        (f"machine {machine.id}", _machine(machine)),
+        ("job", _job(machine)),
+        ("payload", _payload(machine.request.get("payload") or {})),
+        ("outcome", _outcome(machine.outcome or {})),
+        (
+            "seconds per phase",
+            [(name, f"{seconds:.3f}") for name, seconds in (machine.outcome or {}).get("phases", {}).items()],
+        ),
+        ("network", _network(machine)),
+        ("records", _records(machine)),
+    ]
+
+
+def _machine(machine: MachineView) -> list[tuple[str, Any]]:
+    from belljar.cli.render import moment, size
+
+    asked = machine.request.get("machine") or {}
+    shares = [
+        f"{one['source']} on {one['target']}{' (read-only)' if one.get('readonly') else ''}"
+        for one in asked.get("shares", [])
+    ]
+    return [
+        ("name", machine.name),
+        (
+            "state",
+            machine.state if machine.alive or machine.ended else f"{machine.state} (abandoned: see `belljar reap`)",
+        ),
+        ("image", machine.image),
+        ("image digest", (machine.outcome or {}).get("image_digest")),
+        ("cpus", machine.cpus),
+        ("memory", size(machine.memory)),
+        ("network", ":".join(filter(None, (asked.get("network"), asked.get("network_name"))))),
+        ("shares", "; ".join(shares)),
+        ("start", machine.start),
+        ("requester", machine.requester),
+        ("owner", _user(machine.owner)),
+        ("created", moment(machine.created)),
+        ("ended", moment(machine.ended)),
+        ("QEMU's pid", machine.pid),
+        ("folder", machine.folder),
+    ]
+
+
+def _other_starts(machine: MachineView, house: House) -> list[tuple[str, Any]]:
+    from belljar.cli.machine.ps import result
+    from belljar.cli.render import moment
+
+    return [(one.id, f"{moment(one.created)}  {result(one) or one.state}") for one in _same_job(machine, house)]
+
+
+def _same_job(machine: MachineView, house: House) -> list[MachineView]:
+    """The machines that the same batch job had before, or has elsewhere on this node."""
+    from belljar.machine.outside.registry import jobs_of
+
+    jobs = jobs_of(machine)
+    others = house.machines.list(ended=True) if jobs else []
+    return [one for one in others if jobs_of(one) & jobs and one.id != machine.id]
+
+
+def _job(machine: MachineView) -> list[tuple[str, Any]]:
+    """What else is known of a batch job: its queue, its name, its other ids, how often it was started before."""
+    labels = machine.request.get("labels")
+    pairs = [one for one in labels if isinstance(one, list) and len(one) == 2] if isinstance(labels, list) else []
+    wall = machine.request.get("wall_limit")
+    limit = f"{wall:.0f} s" if isinstance(wall, (int, float)) else "none" if pairs else ""
+    return [
+        *((str(name)[:60], str(text)[:400]) for name, text in pairs[:40]),
+        ("wall limit", limit),
+    ]
+
+
+def _network(machine: MachineView) -> list[tuple[str, Any]]:
+    """Its addresses, where they are its own, and where it was kept from going."""
+    from belljar.journal import read
+
+    events = read(machine.folder)
+    lines: list[tuple[str, Any]] = []
+    for event in events:
+        if event["event"] == "network":
+            lines += [("MAC address", event.get("mac")), ("address", event.get("address"))]
+    refused = [event for event in events if event["event"] == "network-refused"]
+    for event in refused[:20]:
+        place = f"{event['address']}:{event.get('port')}/{event.get('transport')}" if event.get("address") else ""
+        lines.append(("refused", f"{place} ({event.get('reason')})" if place else event.get("reason")))
+    if refused:
+        lines.append(("refusals", f"at least {refused[-1].get('count')}"))
+    return lines
+
+
+def _records(machine: MachineView) -> list[tuple[str, Any]]:
+    """Where each thing lies that is kept of it, and how QEMU was started."""
+    import shlex
+
+    from belljar.cli.machine.logs import joboutputs
+    from belljar.cli.render import size
+
+    found = [(name, f"{path} ({size(path.stat().st_size)})") for name, path in _files(machine).items()]
+    found += [("joboutput", f"{path.name} ({size(path.stat().st_size)})") for path in joboutputs(machine.folder)]
+    return [*found, ("QEMU", shlex.join(_argv(machine)))]
+
+
+def _files(machine: MachineView) -> dict[str, Path]:
+    from belljar.journal import JOURNAL
+    from belljar.machine import COLLECTED, CONSOLE_LOG, KEPT_DISK, OUTCOME, QEMU_LOG, REQUEST, VIRTIOFSD_LOG
+
+    files = {
+        "request": REQUEST, "outcome": OUTCOME, "journal": JOURNAL, "console": CONSOLE_LOG, "QEMU's words": QEMU_LOG,
+        "virtiofsd": VIRTIOFSD_LOG, "collected": COLLECTED, "disk": KEPT_DISK,
+    }  # fmt: skip
+    paths = {name: machine.folder / file for name, file in files.items()}
+    return {name: path for name, path in paths.items() if path.is_file()}
+
+
+def _argv(machine: MachineView) -> list[str]:
+    """How QEMU was started, the last time."""
+    from belljar.journal import read
+
+    found = [event.get("argv") for event in read(machine.folder) if event["event"] == "spawned"]
+    return [str(word) for word in found[-1]] if found and isinstance(found[-1], list) else []
+
+
+def _payload(payload: dict[str, Any]) -> list[tuple[str, Any]]:
+    import shlex
+
+    account = payload.get("account") or {}
+    return [
+        ("command", shlex.join(map(str, payload.get("argv") or []))),
+        ("user", f"{account.get('name')} ({account.get('uid')}:{account.get('gid')})" if account else ""),
+        ("folder", payload.get("cwd")),
+        ("files in", "; ".join(f"{one['outside']} to {one['inside']}" for one in payload.get("inputs") or [])),
+        ("files out", "; ".join(f"{one['inside']} to {one['outside']}" for one in payload.get("outputs") or [])),
+    ]
+
+
+def _outcome(outcome: dict[str, Any]) -> list[tuple[str, Any]]:
+    guest, host = outcome.get("guest") or {}, outcome.get("host") or {}
+    return [
+        ("cause", outcome.get("cause")),
+        ("class", outcome.get("class")),
+        ("exit code", outcome.get("exit_code")),
+        ("signal", outcome.get("signal")),
+        ("reason", outcome.get("reason")),
+        ("hint", outcome.get("hint")),
+        ("started as", " ".join(filter(None, (outcome.get("start"), outcome.get("accelerator"))))),
+        ("why so", outcome.get("start_reason")),
+        (f"why {outcome.get('accelerator')}", outcome.get("accelerator_reason")),
+        ("context", " ".join(filter(None, (outcome.get("context"), _in_brackets(outcome.get("context_reason")))))),
+        ("guest used", _usage(guest)),
+        ("host used", _usage(host)),
+        *(("trouble at its end", one) for one in outcome.get("troubles") or ()),
+    ]
+
+
+def _in_brackets(text: object) -> str:
+    return f"({text})" if text else ""
+
+
+def _usage(usage: dict[str, Any]) -> str:
+    from belljar.cli.render import size
+
+    if not usage.get("peak_memory"):
+        return ""
+    return f"{usage.get('user', 0):.2f} s user, {usage.get('system', 0):.2f} s system, {size(usage['peak_memory'])} at most"
+
+
+def _user(uid: int) -> str:
+    import pwd
+
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} ({uid})"
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,93 @@
+"""`--user-data` and what belongs to it: the template is read or fetched, and filled in for one machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import stat
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from belljar.errors import BadUserData
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.model import Request
+
+SCHEMES = ("http://", "https://")
+
+
+def with_user_data(request: Request, args: argparse.Namespace, house: House) -> Request:
+    """The request with its user data. Raises BadUserData, DownloadFailed."""
+    from belljar import __version__
+    from belljar.context.userdata import About, fill_in, patterns
+    from belljar.hypervisor import guest_uuid
+    from belljar.machine.extras import metadata as answering
+
+    settings = house.settings.context
+    url = args.user_data if args.user_data.startswith(SCHEMES) else ""
+    image = house.images.resolve(request.machine.image)
+    base = answering.BASE_URL if answering.is_wanted(replace(request, user_data=b""), settings.metadata) else ""
+    has_files = request.payload is not None
+    about = About(
+        uuid=guest_uuid(request.id), hostname=f"belljar-{request.id}", machinetype=request.name or request.machine.image,
+        manager=f"belljar {__version__}", manager_hostname=os.uname().nodename, space=settings.space, site=settings.site,
+        url=url, image_url=image.source if image.source.startswith(SCHEMES) else "",
+        machinefeatures=f"{base}/machinefeatures" if base else "/etc/machinefeatures" if has_files else "",
+        jobfeatures=f"{base}/jobfeatures" if base else "/etc/jobfeatures" if has_files else "",
+        joboutputs=f"{base}/joboutputs" if base else "",
+    )  # fmt: skip
+    files = {name: _read(path, "--user-data-file") for name, path in _pairs("--user-data-file", args.user_data_file)}
+    options = {name: os.fsencode(text) for name, text in _pairs("--user-data-option", args.user_data_option)}
+    for name in files.keys() & options.keys():
+        raise BadUserData(f"--user-data-option {name} and --user-data-file {name}: one of them only")
+    if settings.cvmfs_proxy and "cvmfs_proxy" not in files:
+        options.setdefault("cvmfs_proxy", settings.cvmfs_proxy.encode())
+    template = _fetch(url, house) if url else _read(args.user_data, "--user-data")
+    return replace(request, user_data=fill_in(template, patterns(about, options, files)))
+
+
+def _pairs(option: str, words: list[str]) -> list[tuple[str, str]]:
+    from belljar.context.userdata import check_option
+
+    found: list[tuple[str, str]] = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise BadUserData(f"{option} {word[:80]}: not of the form K=...")
+        check_option(name)
+        if name in dict(found):
+            raise BadUserData(f"{option} {name}: given twice")
+        found.append((name, value))
+    return found
+
+
+def _read(path: str, option: str) -> bytes:
+    """A file of at most a MiB, or what a pipe says."""
+    from belljar.context.userdata import LARGEST, check_size
+
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with open(descriptor, "rb") as file:
+            if not (stat.S_ISREG(mode := os.fstat(descriptor).st_mode) or stat.S_ISFIFO(mode)):
+                raise BadUserData(f"{option} {path}: not a file")
+            os.set_blocking(descriptor, True)
+            data = file.read(LARGEST + 1)
+    except OSError as exc:
+        raise BadUserData(f"{option} {path}: {exc.strerror}") from exc
+    check_size(data, path)
+    return data
+
+
+def _fetch(url: str, house: House) -> bytes:
+    from belljar.context.userdata import LARGEST
+    from belljar.errors import ImageTooLarge
+    from belljar.image.intake.fetch import small_files
+
+    try:
+        with small_files(house.settings.image) as files:
+            answer = files.get(url, LARGEST)
+    except ImageTooLarge as exc:
+        raise BadUserData(f"--user-data {exc.message}") from exc
+    assert answer is not None
+    return answer.data

@@ -1,0 +1,1 @@
+"""Templates of QEMU's: their folders, how they are made, the memory their clones map."""

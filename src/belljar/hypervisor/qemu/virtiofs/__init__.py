@@ -1,0 +1,1 @@
+"""Folders of the host by virtiofs."""

@@ -1,0 +1,1 @@
+"""What a guest is started by: its kernel and the ramdisk."""

@@ -1,0 +1,118 @@
+"""Belljar's own initial ramdisk, in two archives: the image's (busybox, a handful of drivers) and belljar's (scripts, agent).
+
+The first is made from the image's kernel modules when the image is stored, so nothing has to be installed in an image but
+python3. The second is of the belljar that starts the machine. What the two scripts do is written in `inside/`.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from belljar.agent import bundle
+from belljar.image import Image
+from belljar.model import Context
+
+if TYPE_CHECKING:
+    from belljar.image.boot.modules import Selection
+
+INSIDE = Path(__file__).parent / "inside"
+UNIT = INSIDE / "belljar-agent.service"
+OUR_FILES = (  # in the ramdisk, besides the agent
+    ("init", INSIDE / "init", 0o755),
+    ("belljar/init", INSIDE / "guest-init", 0o755),
+    ("inject/belljar-agent.service", UNIT, 0o644),
+)
+PT_INTERP = 3
+DEFAULT_INIT = "/sbin/init"
+OWN_INIT = (Context.CLOUD_INIT, Context.INJECT, Context.SSH, Context.NONE)
+APPLETS = (
+    "sh", "mount", "insmod", "switch_root", "poweroff", "sleep", "mkdir", "cp", "ln", "ifconfig", "chroot",
+)  # fmt: skip
+FOLDERS = ("bin", "dev", "proc", "sys", "root", "modules", "belljar")
+
+
+def image_part(busybox: bytes, selection: Selection) -> bytes:
+    """The archive that belongs to the image: a shell and drivers, the same for every version of belljar."""
+    from belljar.image.boot import cpio
+
+    entries = [cpio.folder(name) for name in FOLDERS]
+    entries.append(cpio.character_device("dev/console", 5, 1))
+    entries.append(cpio.file("bin/busybox", busybox, 0o755))
+    entries += [cpio.link(f"bin/{name}", "busybox") for name in APPLETS]
+    entries += [cpio.file(f"modules/{name}", data) for name, data in sorted(selection.files.items())]
+    for group, names in sorted(selection.groups.items()):
+        entries.append(cpio.file(f"modules/{group}", "".join(f"{name}\n" for name in names).encode()))
+    return cpio.archive(entries)
+
+
+def agent_part(image: Image) -> bytes:
+    """The archive that belongs to this version of belljar: /init, and what it copies to /run/belljar of the guest."""
+    from belljar.image.boot import cpio
+
+    entries = [cpio.folder("belljar"), cpio.folder("inject")]
+    entries += [cpio.file(name, path.read_bytes(), mode) for name, path, mode in OUR_FILES]
+    agent = bundle.source()
+    entries.append(cpio.file("belljar/agent.py", agent))
+    if _same_python(image):
+        entries.append(cpio.file("belljar/agent.pyc", _compiled(agent)))
+    return cpio.archive(entries)
+
+
+def boot_digest(image: Image) -> str:
+    """Stands for everything that is booted: the image's kernel, ramdisk and command line, and the present agent."""
+    from hashlib import sha256
+
+    digest = sha256(
+        f"{image.boot_digest} {image.created!r}".encode()
+    )  # a repaired image has nothing of the damaged one
+    digest.update(sys.implementation.cache_tag.encode() if _same_python(image) else b"-")
+    for _, path, _ in OUR_FILES:
+        digest.update(sha256(path.read_bytes()).digest())
+    digest.update(bundle.digest())
+    return digest.hexdigest()
+
+
+def own_init(image: Image) -> str:
+    """The path of the image's own init."""
+    return str(image.facts.get("init") or DEFAULT_INIT)
+
+
+def words_for(image: Image, context: Context) -> list[str]:
+    """The words that tell /init of the ramdisk what a context needs; none for belljar's own init."""
+    if context not in OWN_INIT:
+        return []
+    return [f"belljar.init={own_init(image)}", *(["belljar.inject"] if context is Context.INJECT else [])]
+
+
+def digest_with(digest: str, words: list[str]) -> str:
+    """The digest of a boot with further words on its command line."""
+    from hashlib import sha256
+
+    return sha256("\n".join([digest, *words]).encode()).hexdigest()
+
+
+def is_static(program: bytes) -> bool:
+    """Is this a 64-bit x86 ELF program that needs no loader?"""
+    if program[:5] != b"\x7fELF\x02" or program[18:20] != b"\x3e\0" or len(program) < 64:
+        return False
+    (table,) = struct.unpack_from("<Q", program, 32)
+    size, count = struct.unpack_from("<HH", program, 54)
+    kinds = [program[table + size * index : table + size * index + 4] for index in range(count)]
+    return PT_INTERP.to_bytes(4, "little") not in kinds
+
+
+def _same_python(image: Image) -> bool:
+    """Can the guest's python run what ours compiles? It takes the same minor version."""
+    return bool(image.facts.get("python") == f"{sys.version_info[0]}.{sys.version_info[1]}")
+
+
+def _compiled(agent: bytes) -> bytes:
+    """The agent as bytecode, so that an emulated guest need not compile it. Never checked against the source's time."""
+    import importlib.util
+    import marshal
+
+    code = compile(agent, "/run/belljar/agent.py", "exec", dont_inherit=True)
+    return importlib.util.MAGIC_NUMBER + (0).to_bytes(12, "little") + marshal.dumps(code)

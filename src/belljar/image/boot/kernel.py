@@ -1,0 +1,145 @@
+"""A Linux kernel file: what is in it, and the plain ELF inside a bzImage.
+
+QEMU starts an ELF with a PVH note directly. That saves the guest from unpacking itself, which under emulation takes
+longer than the rest of the kernel's start. Form: Documentation/arch/x86/boot.rst of Linux.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from belljar.errors import CommandMissing, ImageCorrupt
+from belljar.image.intake import sandbox
+
+BOOT_FLAG, HEADER_MAGIC = (0x1FE, b"\x55\xaa"), (0x202, b"HdrS")
+LARGEST_KERNEL = 256 << 20
+LARGEST_NOTES = 64 << 10
+ELF_MAGIC = b"\x7fELF"
+PVH_ENTRY = 18  # XEN_ELFNOTE_PHYS32_ENTRY
+LOAD_SEGMENT, NOTE_SEGMENT = 1, 4  # PT_LOAD, PT_NOTE
+PLAIN_ARCHIVE = b"070701"  # a ramdisk that is not packed
+UNPACKED = 3  # times the size it has packed: xz makes of modules and programs about a third
+OWN_NEEDS = 4 << 20  # of a kernel that has started, beside itself and its ramdisk: page tables, first processes
+MEMORY_STEP = 8 << 20
+LARGEST_END = 1 << 30  # a file that says more is no kernel of today
+
+
+def is_bzimage(data: bytes) -> bool:
+    """Is it a kernel in the form distributions ship for x86?"""
+    return all(data[at : at + len(magic)] == magic for at, magic in (BOOT_FLAG, HEADER_MAGIC))
+
+
+def release(data: bytes) -> str:
+    """The version a bzImage says it is, as in /lib/modules/; empty when it does not say."""
+    if not is_bzimage(data):
+        return ""
+    (pointer,) = struct.unpack_from("<H", data, 0x20E)
+    text = data[pointer + 0x200 : pointer + 0x200 + 256].split(b"\0", 1)[0]
+    return text.decode("ascii", "replace").split(" ", 1)[0] if pointer else ""
+
+
+def directly_bootable(data: bytes) -> bytes | None:
+    """The ELF inside this bzImage when QEMU can start it by its PVH entry; None when it must be booted as it is."""
+    try:
+        elf = unpack(data)
+        return elf if has_pvh_entry(elf) else None
+    except (ImageCorrupt, CommandMissing, struct.error):
+        return None
+
+
+def unpack(data: bytes) -> bytes:
+    """The kernel proper of a bzImage. Raises ImageCorrupt."""
+    if not is_bzimage(data):
+        raise ImageCorrupt("not a bzImage")
+    setup_sectors = data[0x1F1] or 4
+    offset, length = struct.unpack_from("<II", data, 0x248)
+    start = (setup_sectors + 1) * 512 + offset
+    payload = data[start : start + length]
+    elf = _decompress(payload)
+    if not elf.startswith(ELF_MAGIC):
+        raise ImageCorrupt("the kernel inside the bzImage is no ELF file")
+    return elf
+
+
+def _decompress(payload: bytes) -> bytes:
+    """Undo gzip, xz, lzma, bzip2 by the standard library, zstd and lz4 by their programs. Capped."""
+    import bz2
+    import lzma
+    import zlib
+
+    made: Any = None
+    if payload.startswith(b"\x1f\x8b\x08"):
+        made = zlib.decompressobj(31)
+    elif payload.startswith(b"\xfd7zXZ\0"):
+        made = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+    elif payload.startswith(b"\x5d\0\0"):
+        made = lzma.LZMADecompressor(lzma.FORMAT_ALONE)
+    elif payload.startswith(b"BZh"):
+        made = bz2.BZ2Decompressor()
+    if made is not None:
+        try:
+            data: bytes = made.decompress(payload, LARGEST_KERNEL)
+        except (zlib.error, lzma.LZMAError, OSError) as exc:
+            raise ImageCorrupt(f"the kernel inside the bzImage cannot be unpacked: {exc}") from exc
+        if not made.eof:
+            raise ImageCorrupt("the kernel inside the bzImage is cut off, or too large")
+        return data
+    if payload.startswith(b"\x28\xb5\x2f\xfd"):
+        # The last four bytes are the unpacked size; zstd would take them for the start of another frame.
+        return sandbox.unpacked(["zstd", "-dcq"], payload[:-4], LARGEST_KERNEL)
+    if payload.startswith(b"\x02\x21\x4c\x18"):
+        return sandbox.unpacked(["lz4", "-dcq"], payload[:-4], LARGEST_KERNEL)
+    raise ImageCorrupt("the kernel inside the bzImage is compressed in a way belljar does not know")
+
+
+def has_pvh_entry(elf: bytes) -> bool:
+    """Does this 64-bit ELF carry the note with the 32-bit entry that QEMU looks for?"""
+    if len(elf) < 64 or elf[4] != 2:
+        return False
+    (table,) = struct.unpack_from("<Q", elf, 32)
+    size, count = struct.unpack_from("<HH", elf, 54)
+    for index in range(min(count, 64)):
+        kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", elf, table + index * size)
+        if kind == NOTE_SEGMENT and _holds_pvh_note(elf[offset : offset + min(length, LARGEST_NOTES)]):
+            return True
+    return False
+
+
+def _holds_pvh_note(notes: bytes) -> bool:
+    at = 0
+    while at + 12 <= len(notes):
+        name_size, desc_size, kind = struct.unpack_from("<III", notes, at)
+        if kind == PVH_ENTRY and notes[at + 12 : at + 12 + name_size] == b"Xen\0":
+            return True
+        at += 12 + (name_size + 3 & ~3) + (desc_size + 3 & ~3)
+    return False
+
+
+def least_memory(data: bytes, initrd: bytes) -> int:
+    """Bytes of memory below which a guest of this kernel and ramdisk does not come up; 0: not known.
+
+    The kernel lies where it was linked to, and its ramdisk is there twice while it is unpacked. Debian 12's (74 MiB of kernel,
+    8 of ramdisk) came up with 96 MiB and panicked with 88."""
+    end = _end_in_memory(data)
+    if not 0 < end <= LARGEST_END:
+        return 0
+    times = 2 if initrd.startswith(PLAIN_ARCHIVE) else 1 + UNPACKED
+    needed = end + times * len(initrd) + OWN_NEEDS
+    return -(-needed // MEMORY_STEP) * MEMORY_STEP
+
+
+def _end_in_memory(data: bytes) -> int:
+    """Where a kernel ends in physical memory; 0 for what is neither a bzImage nor an ELF file that can be read."""
+    try:
+        if is_bzimage(data):
+            preferred, size = struct.unpack_from("<QI", data, 0x258)
+            return int(preferred + size)
+        if not data.startswith(ELF_MAGIC):
+            return 0
+        (table,) = struct.unpack_from("<Q", data, 32)
+        length, count = struct.unpack_from("<HH", data, 54)
+        segments = [struct.unpack_from("<IIQQQQQ", data, table + number * length) for number in range(min(count, 64))]
+    except struct.error:
+        return 0
+    return max((place + size for kind, _, _, _, place, _, size in segments if kind == LOAD_SEGMENT), default=0)

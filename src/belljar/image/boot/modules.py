@@ -1,0 +1,137 @@
+"""Kernel modules: which ones a guest needs, in which order, as plain ELF bytes.
+
+Works on a `Reader`, a function that gives a file of the image by its path; where the image lies is others' affair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from belljar.errors import ImageCorrupt
+
+Reader = Callable[[str], bytes]
+
+# Loaded in this order. A name a kernel has built in, or does not know, is left out.
+ALWAYS = ("virtio_pci", "virtio_blk", "virtio_console", "virtio_rng", "crc32c_generic")
+FILESYSTEMS = {"ext4": ("ext4",), "ext3": ("ext4",), "xfs": ("xfs",), "btrfs": ("btrfs",)}
+# Loaded only where the machine has such a device. /init knows the numbers of the devices.
+BY_DEVICE = {
+    "net": ("virtio_net",),
+    "9p": ("9pnet_virtio", "9p"),
+    "scsi": ("virtio_scsi", "sd_mod"),
+    "ahci": ("ahci", "sd_mod"),
+    "pvpanic": ("pvpanic", "pvpanic-pci", "pvpanic-mmio"),
+}
+LARGEST_MODULE = 64 << 20
+MOST_MODULES, LARGEST_MODULES = 500, 256 << 20  # of one guest: a ramdisk has some twenty, of a few MiB
+# What mounting a shared folder takes, by the kind of share.
+MOUNTING = {"9p": ("9p", "9pnet_virtio"), "virtiofs": ("virtiofs",)}
+SIGNATURE_MARK = b"~Module signature appended~\n"
+
+
+@dataclass
+class Index:
+    """modules.dep of one kernel: name -> path, path -> paths it needs (the last one must be loaded first)."""
+
+    folder: str
+    paths: dict[str, str] = field(default_factory=dict)
+    needs: dict[str, list[str]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, folder: str, text: str) -> Index:
+        index = cls(folder)
+        for line in text.splitlines():
+            path, _, needs = line.partition(":")
+            index.paths[module_name(path)] = path
+            index.needs[path] = needs.split()
+        return index
+
+    def in_load_order(self, names: Iterable[str], loaded: Iterable[str] = ()) -> list[str]:
+        """Paths of these modules and of all they need, each once, needed ones first; without those in *loaded*."""
+        seen, order = set(loaded), []
+        for name in names:
+            path = self.paths.get(name.replace("-", "_"))
+            if path is None:
+                continue
+            for one in (*reversed(self.needs[path]), path):
+                if one not in seen:
+                    seen.add(one)
+                    order.append(one)
+        return order
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What goes into an initial ramdisk: module files by name, and per group the names in load order."""
+
+    files: Mapping[str, bytes]
+    groups: Mapping[str, list[str]]
+
+
+def select(read: Reader, folder: str, filesystem: str, *, keep_signatures: bool = False) -> Selection:
+    """The modules a guest with this root file system needs, from the image's own *folder* (/lib/modules/VERSION)."""
+    index = Index.parse(folder, read(f"{folder}/modules.dep").decode("utf-8", "replace"))
+    always = index.in_load_order((*ALWAYS, *FILESYSTEMS.get(filesystem, (filesystem,))))
+    groups = {"always": always}
+    groups |= {group: index.in_load_order(names, always) for group, names in BY_DEVICE.items()}
+    wanted = sorted({path for paths in groups.values() for path in paths})
+    if len(wanted) > MOST_MODULES:
+        raise ImageCorrupt(f"{folder}/modules.dep: {len(wanted)} modules are needed")
+    files: dict[str, bytes] = {}
+    for path in wanted:
+        data = plain(read(path if path.startswith("/") else f"{folder}/{path}"), path)
+        files[path] = data if keep_signatures else unsigned(data)
+        if sum(map(len, files.values())) > LARGEST_MODULES:
+            raise ImageCorrupt(f"{folder}: the modules that are needed have more than {LARGEST_MODULES} bytes")
+    return Selection(
+        {f"{module_name(path)}.ko": data for path, data in files.items()},
+        {group: [f"{module_name(path)}.ko" for path in paths] for group, paths in groups.items() if paths},
+    )
+
+
+def mounts(read: Reader, folders: Iterable[str]) -> list[str]:
+    """Kinds of shared folders that one of these kernels can mount, as a module or built in; each is known by the *folder* of
+    its modules. Raises ImageCorrupt where one does not tell."""
+    found = set()
+    for folder in folders:
+        listed = b"\n".join(read(f"{folder}/{name}") for name in ("modules.dep", "modules.builtin"))
+        names = {module_name(line.partition(":")[0]) for line in listed.decode("utf-8", "replace").splitlines()}
+        found |= {kind for kind, needed in MOUNTING.items() if names.issuperset(needed)}
+    return sorted(found)
+
+
+def module_name(path: str) -> str:
+    """The kernel's name of a module file: dashes are underscores, endings do not count."""
+    return path.rsplit("/", 1)[-1].split(".ko", 1)[0].replace("-", "_")
+
+
+def plain(data: bytes, path: str) -> bytes:
+    """The module's ELF bytes, unpacked by its file name's ending. Raises ImageCorrupt."""
+    import lzma
+    import zlib
+
+    try:
+        if path.endswith(".xz"):
+            data = lzma.LZMADecompressor().decompress(data, LARGEST_MODULE)
+        elif path.endswith(".gz"):
+            data = zlib.decompressobj(31).decompress(data, LARGEST_MODULE)
+        elif path.endswith(".zst"):
+            from belljar.image.intake import sandbox
+
+            data = sandbox.unpacked(["zstd", "-dcq"], data, LARGEST_MODULE)
+    except (lzma.LZMAError, zlib.error) as exc:
+        raise ImageCorrupt(f"{path}: cannot be unpacked: {exc}") from exc
+    if not data.startswith(b"\x7fELF"):
+        raise ImageCorrupt(f"{path}: not a kernel module")
+    return data
+
+
+def unsigned(data: bytes) -> bytes:
+    """The module without its signature. To check thirteen of them costs an emulated guest 0.15 s, and proves nothing here:
+    ramdisk and kernel come from the same hand. Form: kernel/module/signing.c of Linux."""
+    if not data.endswith(SIGNATURE_MARK):
+        return data
+    end = len(data) - len(SIGNATURE_MARK)
+    length = int.from_bytes(data[end - 4 : end], "big")
+    return data[: max(0, end - 12 - length)]

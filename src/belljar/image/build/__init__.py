@@ -1,0 +1,1 @@
+"""Images built from the packages of a distribution."""

@@ -1,0 +1,276 @@
+"""Build a Debian image with mmdebstrap: a small system, the generic kernel, python3, and the agent's start in its ramdisk.
+
+As root, or as an ordinary user in a user namespace. Nothing is mounted: mke2fs writes the file
+system into a plain file from a folder, in the same namespace. The rest is `intake`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from belljar.errors import BadOption, BuildFailed, CommandMissing, ImageUnknown, ImpossibleSize, NoSpace
+from belljar.host import commands
+from belljar.host.files import free_bytes, no_space_as_error
+from belljar.image import Image
+from belljar.image.build import mirrors
+from belljar.image.intake import intake
+from belljar.image.progress import Progress, shown
+from belljar.model import GIB, MIB
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from belljar.image.store.store import Store
+
+SUITES = {"bullseye": "debian11", "bookworm": "debian12", "trixie": "debian13"}
+DISK_SIZE = 8 * GIB
+SMALLEST_DISK, LARGEST_DISK = 1 * GIB, 4096 * GIB
+SPACE_NEEDED = 2 * GIB
+PACKAGES = ("linux-image-amd64", "python3", "ca-certificates", "busybox-static", "e2fsprogs", "procps")
+PACKAGE = re.compile(r"[a-z0-9][a-z0-9.+-]*(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+|/[a-z0-9-]+)?")
+PROVIDED_BY = {"unshare": "util-linux", "sh": "dash"}
+LAST_LINES = 15
+PATIENCE, GRACE = 3600.0, 20.0  # seconds for a whole build, for its end
+
+# What no guest reads. Licences stay.
+UNREAD = ("/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/lintian/*")
+READ = ("/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias")
+# Of the drivers, what a virtual machine may have, or make up for itself.
+DRIVERS = (
+    "ata", "block", "cdrom", "char/hw_random", "char/virtio_console*", "crypto/virtio", "firmware", "hid/hid.ko*",
+    "hid/hid-generic*", "input/evdev*", "input/serio", "input/keyboard/atkbd*", "md", "misc/pvpanic", "net/*.ko*",
+    "net/bonding", "net/ipvlan", "net/macvlan*", "net/team", "net/vxlan", "net/wireguard", "nvdimm", "nvme/host",
+    "nvme/common", "ptp", "rtc", "scsi/scsi_*.ko*", "scsi/sd_mod*", "scsi/sg.ko*", "scsi/sr_mod*", "scsi/virtio_scsi*",
+    "tty", "vdpa", "vhost", "virt", "virtio", "watchdog/softdog*", "watchdog/i6300esb*",
+)  # fmt: skip
+
+# Runs in the new system before it is packed; $1 is its root. A machine gets its identity when it starts, not here.
+CLEAN = """set -e
+: > "$1/etc/machine-id"
+rm -f "$1/var/lib/dbus/machine-id" "$1/var/lib/systemd/random-seed" "$1"/etc/ssh/ssh_host_*_key* "$1/etc/hostname"
+rm -f "$1/etc/resolv.conf"
+printf '127.0.0.1\\tlocalhost\\n' > "$1/etc/hosts"
+"""
+# Turns the packed system ($1) into an ext4 file system ($3, of $4 bytes) by way of the folder $2. No journal: a disk that
+# is thrown away needs none. Devices are left out: the guest's /dev is the kernel's.
+FORMAT = """set -e
+trap 'rm -rf "$2"' EXIT
+mkdir -m 755 "$2"
+tar --extract --file="$1" --directory="$2" --numeric-owner --preserve-permissions --exclude='./dev/*' $XATTRS
+rm -f "$1"
+truncate --size="$4" "$3"
+mke2fs -q -F -t ext4 -O ^has_journal -E lazy_itable_init=1,nodiscard -m 0 -i 32768 -L belljar -d "$2" "$3"
+"""
+# Root builds in namespaces of its own: when a build is killed, its processes and mounts are gone with it.
+AS_ROOT = ("unshare", "--mount", "--propagation=private", "--pid", "--kill-child", "--mount-proc", "--")
+WITHOUT_ROOT = ("unshare", "--user", "--map-auto", "--map-root-user", "--mount", "--")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is asked of a build."""
+
+    suite: str
+    name: str = ""  # empty: debian11, debian12, debian13
+    packages: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()  # shell commands, run as root in the new system
+    disk_size: int = DISK_SIZE
+
+    @property
+    def called(self) -> str:
+        return self.name or SUITES[self.suite]
+
+
+def build(store: Store, recipe: Recipe, *, only_if_missing: bool = False) -> Image:
+    """Build the image and give it its name. One build of a name at a time: others wait for it."""
+    check(recipe)
+    with shown() as progress, intake.alone(store, recipe.called, f"build the image {recipe.called}", progress):
+        if only_if_missing:
+            with suppress(ImageUnknown):
+                return store.resolve(recipe.called)
+        with intake.draft(store, recipe.called) as folder:
+            raw = folder / "disk.raw"
+            log = store.work_folder("logs") / f"build-{recipe.called}.log"
+            progress.step(f"Building {recipe.called} (Debian {recipe.suite}), the log is {log}")
+            _debootstrap(store, recipe, raw, log, progress)
+            origin = intake.Origin(
+                f"build debian {recipe.suite}",
+                recipe.called,
+                facts={"suite": recipe.suite, "added": list(recipe.packages)},
+            )
+            image = intake.take(store, folder, raw, origin, progress)
+        progress.step(f"Image {recipe.called} is ready ({image.digest:.12})")
+        return image
+
+
+def check(recipe: Recipe) -> None:
+    """Raise BadOption or ImpossibleSize for what cannot be built."""
+    from belljar.image.store.store import check_name
+
+    if recipe.suite not in SUITES:
+        raise BadOption(f"Debian suite {recipe.suite!r} is not known", hint=f"One of {', '.join(SUITES)}.")
+    check_name(recipe.called)
+    for package in recipe.packages:
+        if not PACKAGE.fullmatch(package):
+            raise BadOption(f"{package!r} cannot be the name of a Debian package")
+    if not SMALLEST_DISK <= recipe.disk_size <= LARGEST_DISK:
+        raise ImpossibleSize(
+            f"a disk of {recipe.disk_size // MIB} MiB: from {SMALLEST_DISK // GIB} GiB to {LARGEST_DISK // GIB} GiB",
+            hint="Ask for another size with --disk.",
+        )
+
+
+def _debootstrap(store: Store, recipe: Recipe, raw: Path, log: Path, progress: Progress) -> None:
+    """Run mmdebstrap and mke2fs; *raw* is then an ext4 file system without partitions."""
+    workshop = _workshop(raw.parent)
+    for place in (store.folder, workshop):
+        if (free := free_bytes(place)) < SPACE_NEEDED:
+            raise NoSpace(f"{place}: {free // MIB} MiB free, a build needs {SPACE_NEEDED // MIB} MiB")
+    packed, unpacked = raw.with_name("root.tar"), raw.with_name("root")
+    with open(log, "w", encoding="utf-8", errors="replace") as file, no_space_as_error(raw):
+        packed.touch(0o600)
+        argv = command_line(recipe, packed, mirrors.sources(recipe.suite, store.settings.mirror))
+        _run(argv, file, progress, workshop)
+        progress.step("Making its file system")
+        words = ["sh", "-c", FORMAT, "format", str(packed), str(unpacked), str(raw), str(recipe.disk_size)]
+        _run(words if os.geteuid() == 0 else [*WITHOUT_ROOT, *words], file, progress, workshop)
+
+
+def _workshop(draft: Path) -> Path:
+    """Where mmdebstrap unpacks, some 600 MB: on the store's disk. In a user namespace it is somebody else, who cannot go
+    there; /tmp is often memory."""
+    return draft if os.geteuid() == 0 else Path(os.environ.get("TMPDIR", "/var/tmp"))
+
+
+def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
+    """mmdebstrap's arguments. Commands and sources are single words; no shell sees them but the guest's own."""
+    excluded = [f"path-exclude={path}" for path in UNREAD] + [f"path-include={path}" for path in READ]
+    for root in ("/lib/modules/*/kernel", "/usr/lib/modules/*/kernel"):
+        excluded += [f"path-exclude={root}/sound/*", f"path-exclude={root}/drivers/*"]
+        excluded += [f"path-include={root}/drivers/{driver}{'' if '*' in driver else '/*'}" for driver in DRIVERS]
+    return [
+        "mmdebstrap",
+        "--mode=root" if os.geteuid() == 0 else "--mode=unshare",
+        "--variant=minbase",
+        "--architectures=amd64",
+        f"--include={','.join(dict.fromkeys((*PACKAGES, *recipe.packages)))}",
+        *(f"--dpkgopt={option}" for option in excluded),
+        '--aptopt=APT::Install-Recommends "false"',
+        '--aptopt=Acquire::Retries "3"',
+        '--aptopt=Acquire::Languages "none"',
+        *(f'--customize-hook=chroot "$1" /bin/sh -ec {_quoted(command)}' for command in recipe.commands),
+        f"--customize-hook={CLEAN}",
+        "--format=tar",
+        recipe.suite,
+        str(packed),
+        *sources,
+    ]
+
+
+def _quoted(command: str) -> str:
+    import shlex
+
+    return shlex.quote(command)
+
+
+def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> None:
+    """Run it, its words into the log, its steps to the progress. Raises BuildFailed with the last lines."""
+    import subprocess
+
+    program = commands.which(argv[0])
+    if program is None:
+        raise CommandMissing(
+            f"{argv[0]}: no such program on this host", hint=f"Install the package {PROVIDED_BY.get(argv[0], argv[0])}."
+        )
+    tail: deque[str] = deque(maxlen=LAST_LINES)
+    log.write(f"{argv}\n")
+    process = subprocess.Popen(
+        [*_confined(), program, *argv[1:]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=_environment(workshop), start_new_session=True, cwd="/",
+    )  # fmt: skip
+    with process:
+        try:
+            for line in _lines(process, time.monotonic() + PATIENCE):
+                log.write(f"{line}\n")
+                tail.append(line)
+                if line.startswith("I: "):
+                    progress.step(f"mmdebstrap: {line[3:].strip()}")
+            process.wait(timeout=GRACE)  # its output is closed, so this is no wait
+        except BaseException:
+            _stop(process)
+            raise
+    if process.returncode:
+        lines, code = "\n  ".join(tail), process.returncode
+        raise BuildFailed(
+            f"{argv[0]} ended with {code}; the whole log is {log.name}:\n  {lines}", hint=_explained(lines)
+        )
+
+
+def _confined() -> list[str]:
+    """What a build runs under, so that nothing of it outlives this process. In a user namespace mmdebstrap makes its own
+    namespaces and tidies up at TERM. A container may forbid namespaces even to root."""
+    setpriv, unshare = commands.which("setpriv"), commands.which("unshare")
+    if not setpriv or not unshare:
+        return []
+    if os.geteuid() != 0:
+        return [setpriv, "--pdeathsig=TERM"]
+    allowed = commands.run([unshare, *AS_ROOT[1:], "true"], timeout=GRACE, check=False).code == 0
+    return [setpriv, "--pdeathsig=KILL", unshare, *AS_ROOT[1:]] if allowed else [setpriv, "--pdeathsig=TERM"]
+
+
+def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:
+    """What it says until it closes its output. Raises BuildFailed at the deadline."""
+    import select
+
+    assert process.stdout
+    poller, rest = select.poll(), b""
+    poller.register(process.stdout, select.POLLIN)
+    while poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        if not (data := os.read(process.stdout.fileno(), 1 << 16)):
+            yield from [rest.decode("utf-8", "replace")] if rest else []
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line.decode("utf-8", "replace").rstrip() for line in lines)
+    raise BuildFailed(f"the build did not end within {PATIENCE / 60:.0f} minutes")
+
+
+def _environment(workshop: Path) -> dict[str, str]:
+    # INITRD=No: the image needs no initial ramdisk of Debian's; it takes long to make and is never used.
+    env = {**os.environ, **mirrors.proxies(), "INITRD": "No", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+    env["TMPDIR"] = str(workshop)
+    env["PATH"] = f"{env.get('PATH', '')}:{commands.SEARCH_PATH}"
+    # A file's capabilities mean something else inside of a user namespace.
+    env["XATTRS"] = "--xattrs --xattrs-include=security.capability" if os.geteuid() == 0 else ""
+    return env
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End it with its children. TERM first, so that it takes its mounts and folders away."""
+    import signal
+    import subprocess
+
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=GRACE)
+            return
+
+
+def _explained(lines: str) -> str | None:
+    """What to do, for the complaints we know."""
+    if "newuidmap" in lines or "subuid" in lines or "unshare" in lines:
+        return "Building without root needs the package uidmap and a line for you in /etc/subuid and /etc/subgid; or build as root."
+    if "Unable to locate package" in lines:
+        return "Correct --packages."
+    if "Temporary failure" in lines or "Could not connect" in lines or "Failed to fetch" in lines:
+        return "Check the network, or set `image.mirror`."
+    return None

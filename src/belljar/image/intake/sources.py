@@ -1,0 +1,321 @@
+"""Bring an image from outside into the store: a file or an address, qcow2 or raw, packed or not. Nothing of it is trusted.
+
+What a file is, its first bytes say; its name says nothing. Every step that has to understand them runs in the sandbox.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from belljar.errors import BadOption, ImageCorrupt, ImageMismatch, ImageTooLarge, ImageUnfit, ImageUnknown, InputMissing
+from belljar.host import commands
+from belljar.host.files import no_space_as_error
+from belljar.image import Image, Settings
+from belljar.image.intake import fetch, intake
+from belljar.image.intake.sandbox import Limits, run
+from belljar.image.progress import Progress, shown
+from belljar.image.store import qcow2
+from belljar.model import Context
+
+if TYPE_CHECKING:
+    from belljar.image.store.store import Store
+
+PATIENCE = 3600  # seconds for one program
+MOST_LAYERS = 2  # packed, and packed again
+DIGEST = re.compile(r"[0-9a-f]{64}")
+PACKED = {
+    b"\xfd7zXZ\0": ("xz", "-dc", "--memlimit-decompress=1GiB"),
+    b"\x1f\x8b\x08": ("gzip", "-dc"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "-dcq", "--memory=1024MB"),
+}
+# (offset, bytes, what it is)
+FOREIGN = (
+    (0, b"KDMV", "a VMware disk"),
+    (0, b"# Disk DescriptorFile", "a VMware disk"),
+    (0x40, b"\x7f\x10\xda\xbe", "a VirtualBox disk"),
+    (0, b"vhdxfile", "a Hyper-V disk"),
+    (0, b"conectix", "a Virtual PC disk"),
+    (0, b"QED\0", "a QED disk"),
+    (0, b"LUKS\xba\xbe", "an encrypted disk"),
+    (0, b"PK\x03\x04", "a zip archive"),
+    (0, b"BZh", "packed with bzip2"),
+    (257, b"ustar", "a tar archive"),
+    (0x8001, b"CD001", "an installation disc (ISO 9660)"),
+)
+# What a disk has at the least: a partition table, or a file system without one.
+DISK_MARKS = (
+    (510, b"\x55\xaa"), (512, b"EFI PART"), (1024 + 56, b"\x53\xef"), (0, b"XFSB"), (0x10040, b"_BHRfS_M"),
+)  # fmt: skip
+HEAD = 0x11000
+BOOT_RECORD, EL_TORITO = 0x8800, b"\0CD001\x01EL TORITO SPECIFICATION"  # the 17th sector
+
+
+@dataclass(frozen=True)
+class Order:
+    """What is asked of an import."""
+
+    source: str  # a path, or an address: file, http, https
+    name: str
+    sha256: str = ""  # of the file as it comes, packed or not
+    kernel: Path | None = None
+    initrd: Path | None = None
+    append: str | None = None
+    firmware: str = "auto"  # auto, bios, uefi, none
+    context: Context = Context.AUTO
+    signer: str = ""  # who must have signed it, by a signature it carries: x509:FOLDER:DN
+    is_disc: bool = False  # an ISO 9660 disc that a firmware boots, and not a disk
+    ordered: Mapping[str, str] = field(default_factory=dict)  # digests the image's files must have, by file name
+
+
+def bring(
+    store: Store, order: Order, surveyor: intake.Surveyor | None = None, judge: intake.Judge | None = None
+) -> Image:
+    """Import the image and give it its name. One import of a source at a time: others wait for it, and go on where it
+    stopped if it died. Without a *surveyor* a root of xfs or btrfs is not looked into; *judge* may refuse what was found."""
+    check(order)
+    began = time.time()
+    address = without_password(order.source)
+    with (
+        shown() as progress,
+        intake.alone(store, fetch.key(order.source), f"import {address}", progress) as was_second,
+    ):
+        if was_second and (done := _made_meanwhile(store, order, address, began)):
+            return done
+        with intake.draft(store, order.name) as folder, _nothing_stored():
+            blob = _obtain(store, order, folder, progress)
+            digest = _checked_digest(blob, order, progress)
+            signer = _checked_signer(blob, order, progress)
+            limit, formats = store.settings.max_size, store.settings.formats
+            raw = to_raw(blob, folder, limit, progress, formats, is_disc=order.is_disc)
+            origin = intake.Origin(
+                address,
+                order.name,
+                order.kernel,
+                order.initrd,
+                order.append,
+                order.firmware,
+                facts=_facts(order, digest) | ({"signer": signer} if signer else {}),
+                is_disc=order.is_disc,
+                ordered=order.ordered,
+            )
+            image = intake.take(store, folder, raw, origin, progress, surveyor, judge)
+        progress.step(f"Image {order.name} is ready ({image.digest:.12})")
+        return image
+
+
+@contextmanager
+def _nothing_stored() -> Iterator[None]:
+    """What is wrong with a file from outside is not mended by removing an image."""
+    try:
+        yield
+    except ImageCorrupt as exc:
+        if exc.hint == ImageCorrupt.hint:
+            exc.hint = "Nothing was stored. Get the file again, or give another one."
+        raise
+
+
+def _facts(order: Order, digest: str) -> dict[str, str]:
+    """What the importer says of the image, and what is known of the file it came in."""
+    said = {} if order.context is Context.AUTO else {"context": order.context.value}
+    return {**said, **({"source_sha256": digest} if digest else {})}
+
+
+def check(order: Order) -> None:
+    """Raise BadOption or InputMissing for an order that cannot be carried out."""
+    from belljar.image.store.store import check_name
+
+    check_name(order.name)
+    without_password(order.source)
+    if order.sha256 and not DIGEST.fullmatch(order.sha256):
+        raise BadOption(f"{order.sha256!r} is not a sha256 digest", hint="Give 64 hexadecimal digits.")
+    if order.kernel and order.firmware in ("bios", "uefi"):
+        raise BadOption(f"--firmware {order.firmware} with a kernel", hint="Firmware starts the disk's own kernel.")
+    if order.is_disc and (order.kernel or order.firmware not in ("auto", "bios") or order.context is not Context.AUTO):
+        raise BadOption(
+            "--kind iso with --kernel, --context, or another firmware than bios",
+            hint="A disc is booted by the BIOS, and its guest knows its own work.",
+        )
+    if order.initrd and not order.kernel:
+        raise BadOption("a ramdisk without its kernel", hint="Give --kernel too.")
+    scheme = urlsplit(order.source).scheme if "://" in order.source else "file"
+    if scheme not in ("file", "http", "https"):
+        raise BadOption(f"{scheme}: images come from files, http and https")
+    if order.signer and not order.signer.startswith("x509:"):
+        raise BadOption(f"--signer {order.signer}: not of the form x509:FOLDER:DN")
+    for path in (order.kernel, order.initrd, _local(order.source)):
+        if path is not None and not (path.is_file() and os.access(path, os.R_OK)):
+            raise InputMissing(f"{path}: no readable file", hint="Correct the path.")
+
+
+def to_raw(
+    blob: Path,
+    folder: Path,
+    largest: int,
+    progress: Progress,
+    formats: Sequence[str] = Settings.formats,
+    *,
+    is_disc: bool = False,
+) -> Path:
+    """The raw disk in *blob*, unpacked and converted, as `disk.raw` in *folder*. Uses up *blob*."""
+    for layer in range(MOST_LAYERS + 1):
+        head = _head(blob)
+        program = next((argv for magic, argv in PACKED.items() if head.startswith(magic)), None)
+        if program is None:
+            break
+        if layer == MOST_LAYERS:
+            raise ImageCorrupt("the file is packed more than twice", hint="Unpack it first.")
+        check_form(program[0], formats)
+        progress.step(f"Unpacking ({program[0]})")
+        blob = _unpacked(program, blob, folder / f"unpacked-{layer}", largest, progress)
+    check_disc(head) if is_disc else refuse_foreign(head)
+    raw = folder / "disk.raw"
+    check_form("iso" if is_disc else "qcow2" if head.startswith(qcow2.MAGIC) else "raw", formats)
+    if head.startswith(qcow2.MAGIC):
+        progress.step("Reading the qcow2 disk")
+        _flatten(blob, raw, largest)
+    else:
+        if not is_disc and not any(head[at : at + len(mark)] == mark for at, mark in DISK_MARKS):
+            raise ImageCorrupt(
+                "neither a qcow2 file nor a disk: it has no partition table and no file system",
+                hint="Give a qcow2 or raw disk, as it is or packed by xz, gzip or zstd.",
+            )
+        if blob.stat().st_size > largest:
+            raise ImageTooLarge(f"a disk of {blob.stat().st_size} bytes, the limit is {largest}")
+        blob.rename(raw)
+    return raw
+
+
+def check_disc(head: bytes) -> None:
+    """Raise ImageCorrupt for what is no ISO 9660 disc that a firmware finds a boot loader on (El Torito)."""
+    at, mark, _ = FOREIGN[-1]
+    if head[at : at + len(mark)] != mark:
+        raise ImageCorrupt("the file is no disc (ISO 9660)", hint="Leave `--kind iso` out for a disk.")
+    if head[BOOT_RECORD : BOOT_RECORD + len(EL_TORITO)] != EL_TORITO:
+        raise ImageCorrupt(
+            "the disc has no boot loader (no El Torito boot record)", hint="Give a disc that can be booted."
+        )
+
+
+def check_form(form: str, formats: Sequence[str]) -> None:
+    """Raise ImageUnfit for what the site does not take in."""
+    if form not in formats:
+        raise ImageUnfit(
+            f"the file is {form}, which this site does not take in", hint=f"`image.formats` has {', '.join(formats)}."
+        )
+
+
+def refuse_foreign(head: bytes) -> None:
+    """Raise ImageCorrupt for what is certainly no disk belljar can use."""
+    for at, mark, what in FOREIGN:
+        if head[at : at + len(mark)] == mark:
+            raise ImageCorrupt(
+                f"the file is {what}", hint="Give a qcow2 or raw disk; `qemu-img convert` makes one of most others."
+            )
+    if head.lstrip()[:1] == b"<":
+        raise ImageCorrupt("the file is a web page, not a disk", hint="Check the address in a browser.")
+
+
+def without_password(source: str) -> str:
+    """An address as it may be shown and stored: without a password. Raises BadOption."""
+    if "://" not in source:
+        return Path(source).absolute().as_uri()
+    try:
+        parts = urlsplit(source)
+        parts.port  # noqa: B018 - it is checked when it is asked for
+    except ValueError as exc:
+        raise BadOption(f"{source!r} is no address: {exc}") from exc
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _local(source: str) -> Path | None:
+    if "://" not in source:
+        return Path(source)
+    parts = urlsplit(source)
+    return Path(unquote(parts.path)) if parts.scheme == "file" else None
+
+
+def _made_meanwhile(store: Store, order: Order, source: str, began: float) -> Image | None:
+    """The image, when the process we waited for has made just what we want."""
+    try:
+        image = store.resolve(order.name)
+    except ImageUnknown:
+        return None
+    same = image.source == source and image.created >= began and (order.kernel, order.append) == (None, None)
+    same = same and order.firmware == image.facts.get("use_firmware", "auto")
+    same = same and order.context.value == image.facts.get("context", "auto")
+    same = same and not order.signer  # which rule was applied then, is not known
+    return image if same and order.sha256 in ("", image.facts.get("source_sha256")) else None
+
+
+def _obtain(store: Store, order: Order, folder: Path, progress: Progress) -> Path:
+    """The file itself, in *folder*."""
+    blob = folder / "blob"
+    if path := _local(order.source):
+        if path.stat().st_size > store.settings.max_size:
+            raise ImageTooLarge(f"{path}: {path.stat().st_size} bytes, the limit is {store.settings.max_size}")
+        progress.step(f"Copying {path.name}")
+        with no_space_as_error(blob):
+            commands.run(
+                ["cp", "--sparse=always", "--reflink=auto", "--", str(path), str(blob)], timeout=PATIENCE, bound=True
+            )
+        blob.chmod(0o600)
+        return blob
+    part = fetch.download(
+        order.source, store.work_folder("downloads"), store.settings, progress, is_pinned=bool(order.sha256)
+    )
+    part.rename(blob)
+    return blob
+
+
+def _checked_digest(blob: Path, order: Order, progress: Progress) -> str:
+    """The file's sha256, compared with what was ordered. Empty where nobody asks: a sparse local disk has gigabytes of
+    zeros."""
+    if not order.sha256 and _local(order.source):
+        return ""
+    from belljar.image.store.manifest import sha256_of
+
+    progress.step("Taking the file's digest")
+    found = sha256_of(blob)
+    if order.sha256 and found != order.sha256:
+        raise ImageMismatch(f"{without_password(order.source)}: ordered sha256 {order.sha256}, got {found}")
+    return found
+
+
+def _checked_signer(blob: Path, order: Order, progress: Progress) -> str:
+    """Who signed the file, where somebody had to. Before anything else looks into it."""
+    if not order.signer:
+        return ""
+    from belljar.image.intake import embedded
+    from belljar.image.site import trust
+
+    progress.step("Checking its signature")
+    return embedded.verify(blob, trust.signer_of(order.signer), trust.moment(time.time()))
+
+
+def _unpacked(program: tuple[str, ...], blob: Path, out: Path, largest: int, progress: Progress) -> Path:
+    run(program, [], Limits(PATIENCE, largest), stdin=blob, stdout=out, progress=progress)
+    blob.unlink()
+    return out
+
+
+def _flatten(blob: Path, raw: Path, largest: int) -> None:
+    qcow2.read_trusted(blob, largest)
+    limits = Limits(PATIENCE, largest)
+    leaks = 3  # clusters nobody uses: harmless
+    run(["qemu-img", "check", "-q", "-f", "qcow2", "{0}"], [blob], limits, fine=(0, leaks))
+    raw.touch(0o600)
+    run(["qemu-img", "convert", "-f", "qcow2", "-O", "raw", "{0}", "{1}"], [blob], limits, writable=[raw])
+    blob.unlink()
+
+
+def _head(path: Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(HEAD)

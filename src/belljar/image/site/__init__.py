@@ -1,0 +1,1 @@
+"""The images of a site: published, signed, trusted, synced."""

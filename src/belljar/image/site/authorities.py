@@ -1,0 +1,132 @@
+"""Certificates: is the first of a chain good for signatures, by an authority whose certificate lies in a folder?
+
+The chain is built and checked by `cryptography`; here is what is to be checked: authorities are authorities, keys are for
+signing, and no list of revocations in that folder (`*.r0`, `*.crl`) names one of the chain. Folders are laid out as
+/etc/grid-security/certificates: PEM files `*.pem`, `*.crt`, `*.0`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from belljar.errors import SignatureRefused, UnsafeFolder
+from belljar.host.files import read_capped
+from belljar.image.site.signing import needed
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+LARGEST_CERTIFICATE, LARGEST_LIST = 1 << 20, 64 << 20
+LONGEST_CHAIN = 8
+CERTIFICATES, REVOCATIONS = (".pem", ".crt", ".0"), (".r0", ".crl")
+# A value that looks like further parts of the name would make the one-line form ambiguous.
+LOOKS_LIKE_A_PART = re.compile(r"/[A-Za-z]+=")
+
+
+@dataclass(frozen=True)
+class Known:
+    """Somebody whose certificate an authority vouches for."""
+
+    certificate: x509.Certificate
+    dn: str
+
+
+def check_chain(chain: Sequence[str], folder: Path, now: datetime) -> Known:
+    """The signer of a chain of PEM certificates, the signer's first. *now*: in UTC. Raises SignatureRefused."""
+    needed()
+    from cryptography import x509
+    from cryptography.x509.verification import VerificationError
+
+    if not 1 <= len(chain) <= LONGEST_CHAIN:
+        raise SignatureRefused(f"a chain of {len(chain)} certificates")
+    try:
+        signer, *between = [x509.load_pem_x509_certificate(one.encode()) for one in chain]
+    except ValueError as exc:
+        raise SignatureRefused(f"its certificate cannot be read: {exc}") from exc
+    dn = one_line(signer.subject)
+    authorities = list(_authorities(folder))
+    if not authorities:
+        raise SignatureRefused(f"{folder}: no certificate of an authority is there")
+    try:
+        verified = _verifier(authorities, now).verify(signer, between)
+    except (VerificationError, ValueError) as exc:
+        raise SignatureRefused(f"no authority in {folder} vouches for {dn}: {exc}") from exc
+    _refuse_revoked(verified.chain, folder)
+    return Known(signer, dn)
+
+
+def one_line(name: x509.Name) -> str:
+    """A distinguished name as grids write it: /DC=ch/DC=cern/CN=signer."""
+    parts = []
+    for attribute in name:
+        text = str(attribute.value)
+        if LOOKS_LIKE_A_PART.search(text) or not text.isprintable():
+            raise SignatureRefused(f"the name {text!r} in a certificate is made to be mistaken for another")
+        word = "emailAddress" if attribute.oid.dotted_string == "1.2.840.113549.1.9.1" else None
+        parts.append(f"/{word or attribute.rfc4514_attribute_name}={text}")
+    return "".join(parts)
+
+
+def _verifier(authorities: list[x509.Certificate], now: datetime) -> Any:
+    from cryptography import x509
+    from cryptography.x509.verification import Criticality, ExtensionPolicy, PolicyBuilder, Store
+
+    either = Criticality.AGNOSTIC
+    of_authorities = (
+        ExtensionPolicy.permit_all()
+        .require_present(x509.BasicConstraints, either, _is_authority)
+        .may_be_present(x509.KeyUsage, either, _signs_certificates)
+    )
+    of_signers = ExtensionPolicy.permit_all().may_be_present(x509.KeyUsage, either, _signs)
+    builder = PolicyBuilder().store(Store(authorities)).time(now).max_chain_depth(LONGEST_CHAIN)
+    return builder.extension_policies(ca_policy=of_authorities, ee_policy=of_signers).build_client_verifier()
+
+
+def _is_authority(policy: Any, certificate: Any, constraints: Any) -> None:
+    if not constraints.ca:
+        raise ValueError("it was issued by one who is no authority")
+
+
+def _signs_certificates(policy: Any, certificate: Any, usage: Any) -> None:
+    if usage is not None and not usage.key_cert_sign:
+        raise ValueError("it was issued by a key that may not sign certificates")
+
+
+def _signs(policy: Any, certificate: Any, usage: Any) -> None:
+    if usage is not None and not (usage.digital_signature or usage.content_commitment):
+        raise ValueError("its key is not for signatures")
+
+
+def _authorities(folder: Path) -> Iterator[x509.Certificate]:
+    from cryptography import x509
+
+    for path in _files(folder, CERTIFICATES):
+        with suppress(OSError, ValueError, UnsafeFolder):  # one broken file of a hundred is no reason to trust nobody
+            yield from x509.load_pem_x509_certificates(read_capped(path, LARGEST_CERTIFICATE))
+
+
+def _refuse_revoked(chain: list[x509.Certificate], folder: Path) -> None:
+    """Lists count that their authority has signed, also old ones: what was revoked stays so."""
+    from cryptography import x509
+
+    for path in _files(folder, REVOCATIONS):
+        with suppress(OSError, ValueError, UnsafeFolder):
+            revoked = x509.load_pem_x509_crl(read_capped(path, LARGEST_LIST))
+            for one, issuer in pairwise(chain):
+                if revoked.issuer != one.issuer or not revoked.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type]
+                    continue
+                if revoked.get_revoked_certificate_by_serial_number(one.serial_number) is not None:
+                    raise SignatureRefused(f"the certificate of {one_line(one.subject)} was revoked ({path.name})")
+
+
+def _files(folder: Path, endings: tuple[str, ...]) -> list[Path]:
+    with suppress(OSError):
+        return sorted(path for path in folder.iterdir() if path.suffix in endings)
+    return []

@@ -1,0 +1,305 @@
+"""A master store as a node sees it: its index, judged, and the files it names.
+
+    images/sources/<key>.json      what this node has seen of a source: the last good index, and what it may not go behind
+    images/sources/<key>.lock      held by the one who asks the source; others wait, and take what was found
+
+Nothing that comes from a source is believed before its signature was found good, and nothing older than what was seen.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+from belljar import errors
+from belljar.errors import (
+    BadSetting,
+    BelljarError,
+    DownloadFailed,
+    ImageError,
+    IndexStale,
+    NotAnIndex,
+    SignatureRefused,
+    UnsafeFolder,
+)
+from belljar.host.files import read_capped, read_json, write_whole
+from belljar.host.locks import locked, try_lock
+from belljar.image.intake import fetch
+from belljar.image.progress import Progress
+from belljar.image.site import index, trust
+from belljar.image.site.index import Entry, Index
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from belljar.image.store.store import Store
+
+LARGEST_STATE = 32 << 20
+CLOCK_SLACK = 300.0  # seconds a publisher's clock may be ahead of ours
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a master store is: a folder, or an address of one."""
+
+    address: str  # without a slash at its end; a path for a folder
+    folder: Path | None
+
+    def of(self, *parts: str) -> str:
+        """The address of a file in it."""
+        return "/".join((self.address, *parts))
+
+    @property
+    def shown(self) -> str:
+        """For a person, without a password."""
+        parts = urlsplit(self.address)
+        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def place_of(source: str) -> Place:
+    """The place a line of `image.sources` means. Raises BadSetting."""
+    source = source.removesuffix("/" + index.INDEX).rstrip("/")
+    try:
+        parts = urlsplit(source)
+        parts.port  # noqa: B018 - it is checked when it is asked for
+    except ValueError as exc:
+        raise BadSetting(f"image.sources: {source!r} is no address: {exc}") from exc
+    if "://" not in source or parts.scheme == "file":
+        folder = Path(unquote(parts.path) if "://" in source else source)
+        if not folder.is_absolute():
+            raise BadSetting(
+                f"image.sources: {source!r} is no path from the root", hint="Write /PATH or https://HOST/PATH."
+            )
+        return Place(str(folder), folder)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise BadSetting(f"image.sources: {source!r}: folders, file, http and https are understood")
+    return Place(source, None)
+
+
+@dataclass(frozen=True)
+class Copy:
+    """An index as it came, with its signatures."""
+
+    data: bytes
+    signatures: bytes
+    etag: str = ""
+
+
+@dataclass
+class Seen:
+    """What this node knows of a source. `versions` of names, and `version` of the index, never go down."""
+
+    checked: float = 0.0  # when a good index came last
+    tried: float = 0.0  # when the source was asked last
+    trouble: str = ""  # what came of that, if nothing good,
+    kind: str = ""  # and the name of that error
+    version: int = 0
+    digest: str = ""  # of the index with that version
+    versions: dict[str, int] = field(default_factory=dict)
+    ours: dict[str, str] = field(default_factory=dict)  # names that came from there -> digest they were given
+    copy: Copy | None = None
+
+
+class Master:
+    """One source, for one store."""
+
+    def __init__(self, store: Store, source: str) -> None:
+        self.store, self.place = store, place_of(source)
+        self.settings = store.settings
+        self.rules = trust.read_rules(store.settings.trust)
+
+    # ---- what it offers
+
+    def current(self, progress: Progress, *, youngest: float, now: float | None = None) -> Index:
+        """Its index. The source is asked unless it was less than *youngest* seconds ago; one process asks, others take what
+        that found. Where it cannot be reached, the last good index serves for `image.stale_limit`. Raises NotAnIndex,
+        IndexStale, SignatureRefused, DownloadFailed."""
+        began = time.time() if now is None else now
+        seen = self.seen()
+        if seen.copy is not None and 0 <= began - seen.checked < youngest:
+            return self._judged(seen.copy, seen, began)
+        lock = try_lock(self._path(".lock"))
+        if lock is None:
+            progress.step(f"Waiting for another belljar that asks {self.place.shown}")
+            with locked(self._path(".lock"), timeout=self.settings.lock_timeout, what=f"ask {self.place.shown}"):
+                seen = self.seen()
+                if seen.tried < began:
+                    return self._ask(seen, progress, began)
+            return self._asked_meanwhile(seen, began)
+        try:
+            return self._ask(self.seen(), progress, began)
+        finally:
+            lock.release()
+
+    def entry(self, name: str, made: Index, now: float | None = None) -> Entry | None:
+        """What the index has under this name, signed by one who may, and no older than what was seen; with the signer.
+        Raises SignatureRefused, IndexStale."""
+        if (found := made.entries.get(name)) is None:
+            return None
+        self.signer(found, now)
+        if found.statement.version < self.seen().versions.get(name, 0):
+            raise IndexStale(
+                f"{self.place.shown}: offers version {found.statement.version} of {name}, and had"
+                f" {self.seen().versions[name]} before"
+            )
+        return found
+
+    def signer(self, entry: Entry, now: float | None = None) -> str:
+        """Who signed it; "" where nobody had to. Raises SignatureRefused."""
+        from belljar.image.site.signing import STATEMENT
+
+        return trust.judge(
+            entry.statement.name, STATEMENT + entry.data, entry.signatures, self.rules, _moment(now),
+            shown=f"{entry.statement.name} of {self.place.shown}",
+        )  # fmt: skip
+
+    # ---- what was seen
+
+    def seen(self) -> Seen:
+        """What this node knows of it; nothing, where that was lost or is broken. Raises OSError where it cannot be read just
+        now: versions that were seen are not to be forgotten by that."""
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError, BelljarError):
+            value = read_json(self._path(".json"), LARGEST_STATE)
+            copy = value.pop("copy")
+            return Seen(**value, copy=None if copy is None else _copy(copy))
+        return Seen()
+
+    def note(self, name: str, version: int, digest: str) -> None:
+        """Remember that this name was taken from there."""
+        with locked(self._path(".lock"), timeout=self.settings.lock_timeout, what=f"note what {self.place.shown} has"):
+            seen = self.seen()
+            seen.versions[name] = max(version, seen.versions.get(name, 0))
+            seen.ours[name] = digest
+            self._save(seen)
+
+    def forget(self) -> None:
+        """Forget what was seen: the next index is believed whatever its version."""
+        with locked(self._path(".lock"), timeout=self.settings.lock_timeout, what=f"forget {self.place.shown}"):
+            self._path(".json").unlink(missing_ok=True)
+
+    def _save(self, seen: Seen) -> None:
+        copy = seen.copy
+        packed = None if copy is None else {
+            "data": base64.b64encode(copy.data).decode(), "signatures": base64.b64encode(copy.signatures).decode(),
+            "etag": copy.etag,
+        }  # fmt: skip
+        data = json.dumps({**vars(seen), "copy": packed}).encode()
+        write_whole(self._path(".json"), data, durable=True)
+
+    def _path(self, ending: str) -> Path:
+        return self.store.work_folder("sources") / f"{fetch.key(self.place.address)}{ending}"
+
+    # ---- asking
+
+    def _ask(self, seen: Seen, progress: Progress, now: float) -> Index:
+        """Get its index and judge it; what is good is kept. The caller holds the lock."""
+        from hashlib import sha256
+
+        seen.tried, seen.trouble, seen.kind = now, "", ""
+        try:
+            copy = self._fetch(seen.copy, progress)
+            made = self._judged(copy, seen, now)
+        except ImageError as exc:
+            seen.trouble, seen.kind = exc.message, type(exc).__name__
+            self._save(seen)
+            return self._last_good(seen, now)
+
+        seen.checked, seen.copy = now, copy
+        seen.version, seen.digest = made.version, sha256(copy.data).hexdigest()
+        self._save(seen)
+        return made
+
+    def _asked_meanwhile(self, seen: Seen, now: float) -> Index:
+        """What the process found that we have waited for."""
+        if not seen.trouble and seen.copy is not None:
+            return self._judged(seen.copy, seen, now)
+        return self._last_good(seen, now)
+
+    def _last_good(self, seen: Seen, now: float) -> Index:
+        """The index that came last, while it is not too old. Raises why there is no newer one; and where there is one that is
+        refused, in any case."""
+        trouble: type[ImageError] = getattr(errors, seen.kind, DownloadFailed)
+        if issubclass(trouble, (IndexStale, SignatureRefused)):
+            raise trouble(seen.trouble)
+        if seen.copy is None or now - seen.checked > self.settings.stale_limit:
+            had = "" if seen.copy is None else f" (its last index is {int(now - seen.checked)} s old)"
+            raise trouble(f"{seen.trouble}{had}")
+        made = self._judged(seen.copy, seen, now)
+        tell(f"{seen.trouble}; going by its index of {int(now - seen.checked)} s ago")
+        return made
+
+    def _judged(self, copy: Copy, seen: Seen, now: float) -> Index:
+        """The index in a copy, by the policy as it is now. Raises NotAnIndex, SignatureRefused, IndexStale."""
+        from hashlib import sha256
+
+        from belljar.image.site.signing import INDEX
+
+        shown = self.place.shown
+        made = index.read(copy.data, shown)
+        signatures = index.read_signatures(copy.signatures, f"{shown}: signatures")
+        trust.judge_index(INDEX + copy.data, signatures, self.rules, _moment(now), shown=shown)
+        if made.expires and made.expires < now:
+            raise IndexStale(f"{shown}: its index expired {int(now - made.expires)} s ago")
+        is_another = made.version == seen.version and sha256(copy.data).hexdigest() != seen.digest
+        if made.version < seen.version or is_another:
+            raise IndexStale(
+                f"{shown}: its index has version {made.version}, and {'another' if is_another else seen.version} was seen"
+            )
+        if made.version > now + CLOCK_SLACK and made.created > now + CLOCK_SLACK:
+            raise IndexStale(
+                f"{shown}: its index is from the future", hint="Set the clock of this host, or of its publisher."
+            )
+        return made
+
+    def _fetch(self, before: Copy | None, progress: Progress) -> Copy:
+        """The index with its signatures. They belong together: the name of a file of signatures is its index' digest."""
+        from hashlib import sha256
+
+        if self.place.folder is not None:
+            data = _read(self.place.folder / index.INDEX, index.LARGEST_INDEX)
+            place = self.place.folder / index.SIGNATURES / f"{sha256(data).hexdigest()}.json"
+            return Copy(data, _read(place, index.LARGEST_SIGNATURES))
+        progress.step(f"Asking {self.place.shown}")
+        with fetch.small_files(self.settings) as files:
+            answer = files.get(self.place.of(index.INDEX), index.LARGEST_INDEX, etag=before.etag if before else "")
+            if answer is None:
+                assert before is not None
+                return before
+            address = self.place.of(index.SIGNATURES, f"{sha256(answer.data).hexdigest()}.json")
+            signatures = files.get(address, index.LARGEST_SIGNATURES)
+            assert signatures is not None
+            return Copy(answer.data, signatures.data, answer.etag)
+
+
+def tell(text: str) -> None:
+    """A note on stderr, for whoever reads it."""
+    with suppress(OSError, ValueError):
+        os.write(2, f"belljar: {text}\n".encode(errors="replace"))
+
+
+def _read(path: Path, largest: int) -> bytes:
+    try:
+        return read_capped(path, largest)
+    except OSError as exc:
+        raise DownloadFailed(f"{path}: {exc.strerror}", hint="Check `image.sources`: is that folder there?") from exc
+    except UnsafeFolder as exc:
+        raise NotAnIndex(exc.message) from exc
+
+
+def _copy(value: dict[str, Any]) -> Copy:
+    try:
+        return Copy(base64.b64decode(value["data"]), base64.b64decode(value["signatures"]), str(value["etag"]))
+    except binascii.Error as exc:
+        raise NotAnIndex("what was kept of an index is broken") from exc
+
+
+def _moment(now: float | None) -> datetime:
+    return trust.moment(time.time() if now is None else now)

@@ -1,0 +1,203 @@
+"""Sign and verify bytes: Ed25519 keys, and the keys of X.509 certificates. What may be signed by whom is said in `trust`.
+
+Where the library `cryptography` is used, with `authorities`. A signature is over a word that says what is signed, a newline,
+and the bytes: one for an index is none for an image.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from belljar.errors import BadSetting, HostError, InputMissing, NotPermitted, OutputUnwritable, SignatureRefused
+from belljar.host.files import read_capped, write_all
+from belljar.image.site.trust import Signature
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.x509 import Certificate
+
+KEY_BYTES = 32
+LARGEST_KEY = 64 << 10
+INDEX, STATEMENT = (
+    b"belljar image index 1\n",
+    b"belljar image statement 1\n",
+)  # what a signature is over, before the bytes
+
+
+@dataclass(frozen=True)
+class Signer:
+    """A private key, with the certificates that vouch for it where it is no bare Ed25519 key."""
+
+    key: Any
+    certificates: tuple[str, ...] = ()
+
+    def sign(self, kind: bytes, data: bytes) -> Signature:
+        """A signature over *data* as a *kind*."""
+        value = base64.b64encode(_signed(self.key, kind + data)).decode()
+        if self.certificates:
+            return Signature(certificates=self.certificates, value=value)
+        return Signature(key=public_word(self.key.public_key()), value=value)
+
+
+def needed() -> None:
+    """Raise HostError when the library for signatures is not installed."""
+    try:
+        import cryptography  # noqa: F401
+    except ImportError as exc:
+        raise HostError(
+            "signatures take the Python library `cryptography`, which is not installed",
+            hint="Install belljar anew with what it needs: `make install`, or `pip install cryptography` beside it.",
+        ) from exc
+
+
+def make_key(path: Path) -> str:
+    """Make an Ed25519 key in a new file (PEM, 0600). Returns its public word. Raises OutputUnwritable."""
+    needed()
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    key: Ed25519PrivateKey = Ed25519PrivateKey.generate()
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as exc:
+        raise OutputUnwritable(f"{path}: {exc.strerror}", hint="Name a new file.") from exc
+    try:
+        write_all(descriptor, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    finally:
+        os.close(descriptor)
+    return public_word(key.public_key())
+
+
+def load_signer(key_file: Path, certificate_file: Path | None = None) -> Signer:
+    """The signer of a key file (PEM, without a passphrase, for its owner alone), with the chain of a certificate file.
+    Raises InputMissing, NotPermitted."""
+    needed()
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    data = _read_private(key_file)
+    try:
+        key = load_pem_private_key(data, password=None)
+    except (ValueError, TypeError) as exc:
+        raise InputMissing(f"{key_file}: no private key: {exc}", hint="Give a PEM file without a passphrase.") from exc
+    if certificate_file is not None:
+        return Signer(key, _chain_of(key, certificate_file))
+    if not isinstance(key, Ed25519PrivateKey):
+        raise InputMissing(f"{key_file}: not an Ed25519 key", hint="Give its certificate too, with --certificate.")
+    return Signer(key)
+
+
+def _read_private(path: Path) -> bytes:
+    try:
+        facts = os.stat(path)
+        data = read_capped(path, LARGEST_KEY)
+    except OSError as exc:
+        raise InputMissing(f"{path}: {exc.strerror}", hint="Make a key with `belljar image key FILE`.") from exc
+    if stat.S_IMODE(facts.st_mode) & 0o077:
+        raise NotPermitted(f"{path}: others may read this private key", hint="chmod 600 it; if they did, make another.")
+    return data
+
+
+def _chain_of(key: Any, path: Path) -> tuple[str, ...]:
+    from cryptography.hazmat.primitives.serialization import Encoding
+    from cryptography.x509 import load_pem_x509_certificates
+
+    try:
+        chain = load_pem_x509_certificates(read_capped(path, LARGEST_KEY))
+    except (OSError, ValueError) as exc:
+        raise InputMissing(f"{path}: no certificates: {exc}", hint="Give a PEM file, the signer's first.") from exc
+    if chain[0].public_key() != key.public_key():
+        raise InputMissing(f"{path}: its first certificate is of another key", hint="Put the signer's first.")
+    return tuple(one.public_bytes(Encoding.PEM).decode() for one in chain)
+
+
+def public_word(key: Any) -> str:
+    """An Ed25519 public key as base64."""
+    return base64.b64encode(key.public_bytes_raw()).decode()
+
+
+def check_public_key(text: str) -> str:
+    """The key itself. Raises BadSetting for what is none."""
+    try:
+        if len(base64.b64decode(text, validate=True)) == KEY_BYTES:
+            return text
+    except (binascii.Error, ValueError):
+        pass
+    raise BadSetting(
+        f"image.trust: {text!r} is no Ed25519 public key", hint="`belljar image key FILE` prints the key of a file."
+    )
+
+
+def verify_ed25519(key: str, value: str, data: bytes) -> None:
+    """Raise SignatureRefused unless this key signed *data*."""
+    needed()
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(base64.b64decode(key)).verify(_bytes_of(value), data)
+    except (InvalidSignature, ValueError) as exc:
+        raise SignatureRefused(f"its signature by ed25519:{key} is wrong: this is not what was signed") from exc
+
+
+def verify_certificate(certificate: Certificate, value: str, data: bytes) -> None:
+    """Raise SignatureRefused unless the certificate's key (RSA with PKCS#1 v1.5, ECDSA, both with SHA-256, or Ed25519)
+    signed *data*."""
+    verify_key(certificate.public_key(), _bytes_of(value), data)
+
+
+def verify_key(key: Any, value: bytes, data: bytes, *, digested: bool = False) -> None:
+    """As `verify_certificate`. *digested*: *data* is the SHA-256 of what was signed."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa, utils
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    digest: Any = utils.Prehashed(SHA256()) if digested else SHA256()
+    try:
+        if isinstance(key, rsa.RSAPublicKey):
+            key.verify(value, data, padding.PKCS1v15(), digest)
+        elif isinstance(key, ec.EllipticCurvePublicKey):
+            key.verify(value, data, ec.ECDSA(digest))
+        elif isinstance(key, ed25519.Ed25519PublicKey) and not digested:
+            key.verify(value, data)
+        else:
+            raise SignatureRefused(f"a signature by a key of a kind belljar does not know ({type(key).__name__})")
+    except InvalidSignature as exc:
+        raise SignatureRefused("its signature by a certificate's key is wrong: this is not what was signed") from exc
+
+
+def _signed(key: Any, data: bytes) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    if isinstance(key, rsa.RSAPrivateKey):
+        return key.sign(data, padding.PKCS1v15(), SHA256())
+    if isinstance(key, ec.EllipticCurvePrivateKey):
+        return key.sign(data, ec.ECDSA(SHA256()))
+    if isinstance(key, ed25519.Ed25519PrivateKey):
+        return key.sign(data)
+    raise InputMissing("a private key of a kind belljar does not sign with", hint="Use Ed25519, RSA or ECDSA.")
+
+
+def _bytes_of(value: str) -> bytes:
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise SignatureRefused("its signature is no base64") from exc
+
+
+def as_json(signatures: Sequence[Signature]) -> list[dict[str, Any]]:
+    """Signatures as they are written beside what they are over."""
+    return [
+        {"certificates": list(one.certificates), "value": one.value}
+        if one.certificates
+        else {"key": one.key, "value": one.value}
+        for one in signatures
+    ]

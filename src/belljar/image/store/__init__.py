@@ -1,0 +1,1 @@
+"""Images on disk: the store, and the overlays of machines."""

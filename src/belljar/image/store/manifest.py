@@ -1,0 +1,218 @@
+"""What a store knows of one image: `manifest.json` in its folder, and the cheap check that its files are still the same.
+
+The manifest is written last, into a folder that gets its name by one rename. It records of each file the sha256, and
+size, time and inode, which change whenever somebody replaces, truncates or rewrites it. What a verification found wrong
+is written there too, and holds until a later one finds it right or the image is stored again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import ImageCorrupt, ImageMismatch, NoStore
+from belljar.host.files import check_ours, read_json, write_whole
+from belljar.image import Image
+from belljar.image.store import qcow2
+
+FORMAT = 1
+FILE = "manifest.json"
+DISK, KERNEL, INITRD = "disk.qcow2", "kernel", "initrd"
+LARGEST_MANIFEST = 4 << 20
+CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Where an image comes from and what is in it: what cannot be read off its files."""
+
+    source: str
+    append: str
+    created: float
+    os: str
+    virtual_size: int
+    facts: dict[str, Any]
+
+
+def sha256_of(path: Path) -> str:
+    """Hexadecimal digest of a whole file."""
+    from hashlib import file_digest
+
+    with open(path, "rb") as file:
+        return file_digest(file, "sha256").hexdigest()
+
+
+def write(folder: Path, what: Facts, *, mode: int, ordered: Mapping[str, str] | None = None) -> str:
+    """Digest the files in *folder*, write its manifest, return the image's digest. Raises ImageMismatch when digests were
+    *ordered* (by file name) and are others."""
+    files = {name: _record(folder / name) for name in (DISK, KERNEL, INITRD) if (folder / name).exists()}
+    for name, digest in (ordered or {}).items():
+        if (found := files.get(name, {}).get("sha256", "")) != digest:
+            raise ImageMismatch(f"{name}: ordered sha256 {digest}, got {found or 'nothing'}")
+    boot = [files[name]["sha256"] for name in (KERNEL, INITRD) if name in files]
+    value = {
+        "format": FORMAT,
+        "digest": files[DISK]["sha256"],
+        "boot_digest": boot_digest(boot, what.append),
+        "files": files,
+        **vars(what),
+    }
+    _save(folder, value, mode)
+    return str(value["digest"])
+
+
+def boot_digest(files: Sequence[str], append: str) -> str:
+    """Stands for how an image starts: the digests of its kernel and ramdisk, where it has them, and the command line."""
+    from hashlib import sha256
+
+    return sha256("\n".join([*files, append]).encode()).hexdigest()
+
+
+def read(folder: Path, names: tuple[str, ...] = ()) -> Image:
+    """The image in *folder*, after the cheap check. Raises ImageCorrupt, UnsafeFolder."""
+    value = _load(folder)
+    image = _image(folder, value, names)
+    if image.wrong:
+        raise ImageCorrupt(f"image {image.called}: {'; '.join(image.wrong)} (found by `belljar image verify`)")
+    files = value["files"]
+    for name in files:
+        if (found := _stamp(folder / name)) != {key: files[name].get(key) for key in found}:
+            raise ImageCorrupt(f"{folder / name}: is not the file that was stored ({_difference(files[name], found)})")
+    disk = folder / DISK
+    if qcow2.virtual_size(disk) != value["virtual_size"]:
+        raise ImageCorrupt(f"{disk}: its header is not the one that was stored")
+    return image
+
+
+def read_unchecked(folder: Path, names: tuple[str, ...] = ()) -> Image:
+    """The image as its manifest describes it, whatever its files are now: to show, verify or remove it."""
+    return _image(folder, _load(folder), names)
+
+
+def unreadable(folder: Path, names: tuple[str, ...]) -> Image:
+    """An image of which only the folder is known, good enough to be removed."""
+    digest = folder.name.rpartition("-")[2]
+    return Image(digest, names, folder / DISK, 0, None, None, "", "", "", 0.0, store=folder.parent)
+
+
+def verify(folder: Path, *, mode: int | None) -> list[str]:
+    """What is wrong with the files, by their full digests. With a *mode* (the store is ours) that is recorded; and files
+    that are right but have another time or inode, as after a restore, are recorded anew."""
+    before = _load(folder)["files"]
+    wrong, found = [], {}
+    for name, stored in before.items():
+        try:
+            found[name] = _record(folder / name)
+        except OSError as exc:
+            wrong.append(f"{name}: {exc.strerror}")
+            continue
+        if (digest := found[name]["sha256"]) != stored["sha256"]:
+            wrong.append(f"{name}: sha256 is {digest:.12}..., stored was {stored['sha256']:.12}...")
+    if mode is not None:
+        _note(folder, before, found, wrong, mode)
+    return wrong
+
+
+def _note(folder: Path, before: dict[str, Any], found: dict[str, dict[str, Any]], wrong: list[str], mode: int) -> None:
+    """Record what a verification found, unless the image was exchanged meanwhile."""
+    value = _load(folder)
+    known = value.pop("wrong", [])
+    if value["files"] != before or (known == wrong and (wrong or found == before)):
+        return
+    if wrong:
+        value["wrong"] = wrong
+    else:
+        value["files"] = found
+        if known:
+            value["created"] = time.time()  # other bytes than a machine may have seen of it lately
+    _save(folder, value, mode)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """The sha256 its files had when they were stored, by file name."""
+    return {name: one["sha256"] for name, one in _load(folder)["files"].items()}
+
+
+def set_facts(folder: Path, changes: dict[str, Any], *, mode: int) -> None:
+    """Record these facts beside the others; a value of None takes one away."""
+    value = _load(folder)
+    together = {**value["facts"], **changes}
+    value["facts"] = {name: fact for name, fact in together.items() if fact is not None}
+    _save(folder, value, mode)
+
+
+def _load(folder: Path) -> dict[str, Any]:
+    try:
+        check_ours(folder)
+        value = read_json(folder / FILE, LARGEST_MANIFEST)
+    except PermissionError as exc:
+        raise NoStore(f"{exc.filename}: {exc.strerror}") from exc
+    except (OSError, ValueError) as exc:
+        raise ImageCorrupt(f"{folder}: no readable manifest: {exc}") from exc
+    if value.get("format") != FORMAT:
+        raise ImageCorrupt(f"{folder}: written by another version of belljar (format {value.get('format')})")
+    if not _well_formed(value):
+        raise ImageCorrupt(f"{folder / FILE}: not a manifest belljar has written")
+    return value
+
+
+def _well_formed(value: dict[str, Any]) -> bool:
+    texts = all(isinstance(value.get(key), str) for key in ("digest", "boot_digest", "source", "append", "os"))
+    numbers = isinstance(value.get("virtual_size"), int) and isinstance(value.get("created"), (int, float))
+    files, facts = value.get("files"), value.get("facts")
+    if not (texts and numbers and isinstance(files, dict) and isinstance(facts, dict)):
+        return False
+    known = set(files) <= {DISK, KERNEL, INITRD} and DISK in files and isinstance(value.get("wrong", []), list)
+    return known and all(isinstance(one, dict) and isinstance(one.get("sha256"), str) for one in files.values())
+
+
+def _save(folder: Path, value: dict[str, Any], mode: int) -> None:
+    import json
+
+    write_whole(folder / FILE, json.dumps(value, indent=1).encode() + b"\n", mode=mode, durable=True)
+
+
+def _image(folder: Path, value: dict[str, Any], names: tuple[str, ...]) -> Image:
+    files = value["files"]
+    return Image(
+        digest=value["digest"],
+        names=names,
+        disk=folder / DISK,
+        virtual_size=value["virtual_size"],
+        kernel=folder / KERNEL if KERNEL in files else None,
+        initrd=folder / INITRD if INITRD in files else None,
+        append=value["append"],
+        boot_digest=value["boot_digest"],
+        source=value["source"],
+        created=float(value["created"]),
+        os=value["os"],
+        store=folder.parent,
+        facts=value["facts"],
+        wrong=tuple(map(str, value.get("wrong", ()))),
+    )
+
+
+def _record(path: Path) -> dict[str, Any]:
+    return {"sha256": sha256_of(path), **_stamp(path)}
+
+
+def _stamp(path: Path) -> dict[str, int]:
+    try:
+        facts = os.stat(path, follow_symlinks=False)
+    except FileNotFoundError:
+        return {"size": -1}
+    except OSError as exc:
+        raise NoStore(f"{path}: {exc.strerror}") from exc
+    return {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "ino": facts.st_ino}
+
+
+def _difference(stored: dict[str, Any], found: dict[str, int]) -> str:
+    if found["size"] < 0:
+        return "it is gone"
+    if found["size"] != stored.get("size"):
+        return f"{found['size']} bytes, stored were {stored.get('size')}"
+    return "it was written to or replaced"

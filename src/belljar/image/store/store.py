@@ -1,0 +1,474 @@
+"""The image store: a folder of images known by digest, names that point to them, and who may take one away.
+
+    images/sha256-<digest>/{disk.qcow2,kernel,initrd,manifest.json,lock}     published by one rename, then never written
+    images/names/<name>        a symbolic link to ../sha256-<digest>
+    images/cache/<digest>      initial ramdisks with the present agent in them
+    images/drafts/<word>/      images in the making; their maker holds a lock on the file `lock` in it
+    images/downloads/          what `fetch` has of a file so far, with its locks
+
+A machine holds a shared lock on `lock` of its image; whoever removes an image needs it alone. How an image is made is
+the affair of `build` and `intake`; what is in a manifest, of `manifest`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from belljar.errors import (
+    BadOption,
+    ImageCorrupt,
+    ImageInUse,
+    ImageNotAllowed,
+    ImageUnfit,
+    ImageUnknown,
+    NoStore,
+    NotPermitted,
+)
+from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync_file, sync_folder, write_whole
+from belljar.host.locks import locked, try_lock
+from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Users, nobody
+from belljar.image.boot import initramfs
+from belljar.image.store import manifest
+from belljar.model import Context, Firmware, MachineId
+
+DEFAULT_NAME = "debian12"
+PREFIX = "sha256-"
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP)  # what readlink says of a name that is none
+NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
+HEX = re.compile(r"[0-9a-f]{8,64}")
+
+
+class Store:
+    """Images by name or digest: a private store that is written to, and before it fails the site's, which is only read."""
+
+    def __init__(self, private: Path, site: Path | None, settings: Settings, users: Users = nobody) -> None:
+        self.folder = private / "images"
+        self.site = site / "images" if site and site != private else None
+        self.settings = settings
+        self.users = users
+        self._settled: dict[str, str] = {}  # name -> digest, whatever the stores call so
+        self._builds = True
+
+    # ---- finding
+
+    def resolve(self, reference: str) -> Image:
+        """The image of this name, digest or unique digest prefix (8 digits or more), checked cheaply against what was
+        stored (size, mtime, inode, qcow2 header). Raises ImageUnknown, ImageCorrupt."""
+        folder, names = self._find(reference)
+        try:
+            return manifest.read(folder, names)
+        except ImageCorrupt as exc:
+            exc.hint = self.remedy(folder, reference)
+            raise
+
+    def find(self, reference: str) -> Image:
+        """As `resolve`, without looking at the image's files: to show, verify or remove one that is corrupt."""
+        folder, names = self._find(reference)
+        return manifest.read_unchecked(folder, names)
+
+    def images(self) -> list[Image]:
+        """Every image, the private store's first, with all its names. Those without a readable manifest are left out:
+        `gc` and `remove --force` see them."""
+        found: dict[str, Image] = {}
+        for store in self._stores():
+            names = _names(store)
+            for folder in _image_folders(store):
+                with suppress(ImageCorrupt, NoStore):
+                    image = manifest.read_unchecked(folder, tuple(names.get(folder.name, ())))
+                    known = found.get(image.digest)
+                    found[image.digest] = replace(known, names=_merge(known.names, image.names)) if known else image
+        return list(found.values())
+
+    def ensure_default(self) -> Image:
+        """The default image, built now (single flight, progress on stderr) when it is missing and is `debian12`."""
+        try:
+            return self.resolve(self.settings.default)
+        except ImageUnknown:
+            if self.settings.default != DEFAULT_NAME:
+                raise
+        if not self._builds:
+            raise NoStore(
+                f"image {DEFAULT_NAME}: this node has none, and none is built inside a batch job",
+                hint=f"The site has to put it there: `belljar image build {DEFAULT_NAME}` or `belljar image sync`, as root.",
+            )
+        from belljar.image.build.debian import Recipe, build
+
+        return build(self, Recipe(suite="bookworm", name=DEFAULT_NAME), only_if_missing=True)
+
+    def ensure(self, reference: str) -> None:
+        """Have the image of this name or digest here: from a source that offers it, or as `ensure_default` has it. A name that
+        is here already costs no look at any source; what nobody offers is for `resolve` to refuse."""
+        with suppress(ImageUnknown):
+            self._find(reference)
+            return
+        from belljar.image.site.sync import supply
+
+        supply(self, reference)
+
+    def settle(self, reference: str, *, own: bool) -> None:
+        """For a batch job: this is the site's image from now on, as its store has it, though a private one be called so. With
+        *own* a private image may stand in for one that the site does not have; else only one that a source states. Nothing is
+        built from now on. Raises ImageUnknown, ImageNotAllowed, NoStore."""
+        self._builds = False
+        if self.shared:
+            return
+        with suppress(ImageUnknown):
+            self._settled[reference] = _digest(self._find_in([self.site] if self.site else [], reference)[0])
+            return
+        if own:
+            return
+        from belljar.image.site.sync import pull
+
+        try:
+            self._settled[reference] = pull(self, reference).digest
+        except ImageUnknown:
+            self._find(reference)
+            raise ImageNotAllowed(
+                f"image {reference}: the site has none of this name, and your own of this name is not meant by its rules",
+                hint="Ask for an image of the site, or ask your site for a rule `user:NAME *` (batch.allow).",
+            ) from None
+
+    # ---- using
+
+    def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:
+        """What to boot it with in this context: the image's initrd with the present agent appended, cached by digest."""
+        if image.kernel is None:
+            firmware = firmware_of(image)
+            return BootFiles(None, None, "", "uefi" if firmware is Firmware.UEFI else "", firmware)
+        if image.initrd is None or not image.facts.get("agent_in_initrd"):
+            return BootFiles(image.kernel, image.initrd, image.append, image.boot_digest)
+        digest = initramfs.boot_digest(image)
+        cached = self.folder / "cache" / digest
+        if not _is_whole(cached, image.initrd):
+            self._folder("cache")
+            with no_space_as_error(cached):
+                write_whole(
+                    cached, image.initrd.read_bytes() + initramfs.agent_part(image), mode=self.file_mode | 0o200
+                )
+        if not (words := initramfs.words_for(image, context)):
+            return BootFiles(image.kernel, cached, image.append, digest)
+        append = f"{image.append} {' '.join(words)}"
+        return BootFiles(
+            image.kernel, cached, append, initramfs.digest_with(digest, words), init=initramfs.own_init(image)
+        )
+
+    @contextmanager
+    def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> Iterator[None]:
+        """Keep the image from being removed while inside. The hold is gone when the holder dies."""
+        with ExitStack() as stack:
+            path = _lock_file(image.disk.parent)
+            try:
+                # Whoever else has it alone looks or removes; both are over soon.
+                stack.enter_context(locked(path, timeout=patience, what=f"use image {image.called}", shared=True))
+                with suppress(PermissionError, FileNotFoundError):
+                    os.utime(path)  # when it was used last, for `evict`; the site's images are not ours to mark
+            except FileNotFoundError as exc:
+                raise ImageUnknown(f"image {image.called} was removed before machine {id} could use it") from exc
+            yield
+
+    def complaint(self, image: Image) -> str:
+        """Why it cannot be used, as far as that is known without reading all of it; "" when nothing is."""
+        try:
+            manifest.read(image.disk.parent, image.names)
+        except ImageCorrupt as exc:
+            return exc.message
+        return ""
+
+    def remedy(self, folder: Path, reference: str) -> str:
+        """What to do about a damaged image in *folder*."""
+        words = f"`belljar image repair {reference}` compares all its bytes, and brings it again where they are wrong."
+        if folder.parent == self.folder:
+            return words
+        return f"It lies in the site's store {folder.parent}: only its owner can mend it there. As root: {words}"
+
+    def verify(self, image: Image) -> list[str]:
+        """What is wrong with its files, by their full digests; empty: nothing. It is marked with that where the store is ours:
+        `resolve` refuses it then."""
+        ours = image.store == self.folder
+        return manifest.verify(image.disk.parent, mode=self.file_mode if ours else None)
+
+    # ---- changing
+
+    def tag(self, image: Image, name: str) -> Image:
+        """Give it one more name. A name that pointed elsewhere points here from now on. Raises ImageUnknown for an image that
+        was removed meanwhile."""
+        check_name(name)
+        self._ours(image, "named")
+        names = self._folder("names")
+        draft = names / f".{name}.{os.getpid()}"
+        with self._staying(image.disk.parent, f"name it {name}"):
+            with suppress(FileNotFoundError):
+                draft.unlink()
+            draft.symlink_to(f"../{PREFIX}{image.digest}")
+            draft.rename(names / name)
+        return replace(image, names=_merge(tuple(_names(self.folder).get(PREFIX + image.digest, ())), (name,)))
+
+    def untag(self, name: str) -> None:
+        """Take a name away. Missing is success."""
+        with suppress(FileNotFoundError):
+            (self.folder / "names" / name).unlink()
+
+    def remove(self, image: Image, *, force: bool = False, nameless: bool = False) -> None:
+        """Remove it and its names. Raises ImageInUse while a machine holds it, and without *force* while a template
+        needs it (the template is then useless and rebuilt). *nameless*: only if it has no name, also when it got one just now."""
+        self._ours(image, "removed")
+        folder = image.disk.parent
+        if not force and (users := self.users(image.digest)):
+            raise ImageInUse(f"image {image.called} is used by {', '.join(users)}")
+        try:
+            lock = try_lock(_lock_file(folder))
+        except FileNotFoundError:
+            return
+        if lock is None:
+            raise ImageInUse(f"image {image.called} is used by a machine")
+        try:
+            names = _names(self.folder).get(folder.name, ())
+            if nameless and names:
+                raise ImageInUse(f"image {image.called} is called {names[0]} by now")
+            for name in names:
+                self.untag(name)
+            trash = self._folder("drafts") / f"removed-{image.digest:.16}-{os.getpid()}"
+            folder.rename(trash)
+            remove_tree(trash)
+        finally:
+            lock.release()
+
+    def drop(self, reference: str, *, force: bool = False) -> None:
+        """What a person means by removing *reference*: a name is taken away, and the image with its last name. With *force*
+        the whole image, though its manifest cannot be read."""
+        folder, names = self._find(reference)
+        others = [name for name in _names(folder.parent).get(folder.name, ()) if name not in names]
+        if names == (reference,) and others and not force and folder.parent == self.folder:
+            return self.untag(reference)
+        try:
+            image = manifest.read_unchecked(folder, names)
+        except ImageCorrupt:
+            if not force:
+                raise
+            image = manifest.unreadable(folder, names)
+        self.remove(image, force=force)
+        return None
+
+    def gc(self, *, dry_run: bool = False) -> Iterator[Path]:
+        """Remove what nobody can use: images without a name that nobody holds, abandoned drafts and downloads, ramdisks of
+        other versions. Yields each path, also with *dry_run*, which removes nothing."""
+        from belljar.image.store.sweep import sweep
+
+        return sweep(self, dry_run=dry_run)
+
+    def publish(
+        self, draft: Path, what: manifest.Facts, name: str | None, *, ordered: Mapping[str, str] | None = None
+    ) -> Image:
+        """Turn a finished draft into an image and give it its name. When the same disk is there already, that one stays and
+        the draft is dropped; but one that has no other name and starts otherwise makes room for it. *ordered*: digests its
+        files must have, else ImageMismatch. Raises ImageUnfit, ImageInUse."""
+        (draft / "lock").touch()
+        (draft / "lock").chmod(0o644)
+        for file in (manifest.DISK, manifest.KERNEL, manifest.INITRD):
+            with suppress(FileNotFoundError):
+                (draft / file).chmod(self.file_mode)
+                sync_file(draft / file)
+        digest = manifest.write(draft, what, mode=self.file_mode, ordered=ordered)
+        folder = self.folder / f"{PREFIX}{digest}"
+        with ExitStack() as held:  # until it has its name: `gc` takes what has none
+            held.enter_context(self._staying(draft, f"store {name}"))
+            while not self._placed(draft, folder, name, held):
+                pass  # the same disk was there, and was removed just now
+            (folder / "maker").unlink(missing_ok=True)  # only now: `gc` takes a draft that nobody holds
+            image = manifest.read(folder)
+            return self.tag(image, name) if name else image
+
+    def _placed(self, draft: Path, folder: Path, name: str | None, held: ExitStack) -> bool:
+        """Have the image at its place, kept from being removed by what is *held*. False: try again."""
+        try:
+            draft.rename(folder)
+            sync_folder(self.folder)
+        except OSError as exc:
+            if exc.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            return self._refresh(draft, folder, name, held)
+        return True
+
+    def _refresh(self, draft: Path, folder: Path, name: str | None, held: ExitStack) -> bool:
+        """The same disk, made again. Keep the stored one when every byte of it is right and it starts alike; it may be in
+        use."""
+        names = tuple(_names(self.folder).get(folder.name, ()))
+        again = manifest.read_unchecked(draft)
+        try:
+            stored = manifest.read_unchecked(folder, names)
+        except ImageCorrupt:
+            self._exchange(draft, folder)
+            return True
+        if self.complaint(stored) or manifest.verify(folder, mode=None):
+            if not set(names) <= {name}:  # what is repaired for one name is not changed for the others
+                same_start(stored, again)
+            self._exchange(draft, folder)
+            return True
+        if stored.boot_digest != again.boot_digest and set(names) <= {name}:
+            if (lock := try_lock(_lock_file(folder))) is None:
+                raise ImageInUse(
+                    f"image {stored.called} is used by a machine, and its new version starts the same disk otherwise"
+                )
+            held.callback(lock.release)
+            self._exchange(draft, folder)
+            return True
+        same_start(stored, again)
+        with suppress(ImageUnknown):
+            held.enter_context(self._staying(folder, f"store {name}"))
+            remove_tree(draft)
+            return True
+        return False
+
+    def _exchange(self, draft: Path, folder: Path) -> None:
+        """The draft takes the place of an image with the same disk."""
+        aside = self._folder("drafts") / f"removed-{folder.name[len(PREFIX) :][:16]}-{os.getpid()}"
+        folder.rename(aside)
+        draft.rename(folder)
+        remove_tree(aside)
+
+    # ---- inside
+
+    @property
+    def shared(self) -> bool:
+        """Root's store is for everybody to read; an ordinary user's is for nobody else."""
+        return os.geteuid() == 0
+
+    @property
+    def file_mode(self) -> int:
+        return 0o444 if self.shared else 0o400
+
+    def work_folder(self, name: str) -> Path:
+        """A folder beside the images, made when it is missing."""
+        return self._folder(name)
+
+    def _folder(self, name: str) -> Path:
+        mode = 0o755 if self.shared else 0o700
+        private_folder(self.folder.parent, mode=mode)
+        private_folder(self.folder, mode=mode)
+        return private_folder(self.folder / name, mode=mode)
+
+    def _stores(self) -> list[Path]:
+        return [self.folder, *([self.site] if self.site else [])]
+
+    @contextmanager
+    def _staying(self, folder: Path, what: str) -> Iterator[None]:
+        """Nobody removes this image inside. Raises ImageUnknown when somebody has."""
+        gone = ImageUnknown(f"{folder.name} was removed before belljar could {what}")
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked(_lock_file(folder), timeout=HOLD_TIMEOUT, what=what, shared=True))
+            except FileNotFoundError:
+                raise gone from None
+            yield
+
+    def _ours(self, image: Image, done: str) -> None:
+        if image.store != self.folder:
+            raise NotPermitted(f"image {image.called} lies in {image.store} and can only be {done} by its owner")
+
+    def _find(self, reference: str) -> tuple[Path, tuple[str, ...]]:
+        """The folder of an image. Names go before digests, the private store before the site's."""
+        settled = self._settled.get(reference)
+        return self._find_in(self._stores(), f"sha256:{settled}" if settled else reference)
+
+    def _find_in(self, stores: Sequence[Path], reference: str) -> tuple[Path, tuple[str, ...]]:
+        closed: list[OSError] = []
+        if NAME.fullmatch(reference):
+            for store in stores:
+                try:
+                    folder = store / os.path.basename(os.readlink(store / "names" / reference))
+                    if folder.is_dir():  # a name without its image is no reason not to ask the next store
+                        return folder, (reference,)
+                except OSError as exc:
+                    closed += [exc] if exc.errno not in ABSENT else []
+        if closed:  # it may be there for all we can see
+            raise NoStore(f"{closed[0].filename}: {closed[0].strerror}") from closed[0]
+        wanted = reference.removeprefix("sha256:").removeprefix(PREFIX)
+        if not HEX.fullmatch(wanted):
+            raise ImageUnknown(f"no image is called {reference!r}")
+        fits = {
+            folder.name: folder
+            for store in stores
+            for folder in _image_folders(store)
+            if folder.name.startswith(PREFIX + wanted)
+        }
+        if len(fits) > 1:
+            raise ImageUnknown(f"more than one image has a digest that begins with {wanted}", hint="Give more digits.")
+        for name, folder in fits.items():
+            return folder, tuple(_names(folder.parent).get(name, ()))
+        raise ImageUnknown(f"no image has a name or digest {reference!r}")
+
+
+def same_start(stored: Image, again: Image) -> None:
+    """Raise ImageUnfit when the same disk was asked to start in another way than the one that is stored."""
+    if stored.boot_digest != again.boot_digest:
+        raise ImageUnfit(
+            f"the same disk is stored already, as image {stored.called}, with another kernel, ramdisk or command line",
+            hint="Remove that image first, with `belljar image remove --force`; a store has each disk once.",
+        )
+    for fact in ("boots_by", "use_firmware", "context", "agent_in_initrd", "init"):
+        has, wanted = stored.facts.get(fact), again.facts.get(fact)
+        if has != wanted:
+            raise ImageUnfit(
+                f"the same disk is stored already, as image {stored.called}, with {fact} = {has or 'auto'}, not {wanted or 'auto'}",
+                hint="Change that image with `belljar image set`, or remove it first.",
+            )
+
+
+def firmware_of(image: Image) -> Firmware:
+    """The firmware a disk without a kernel of ours is started by. Where nothing is known of it, BIOS."""
+    kinds = [image.facts["use_firmware"]] if image.facts.get("use_firmware") else image.facts.get("firmware")
+    return Firmware.UEFI if kinds == [Firmware.UEFI.value] else Firmware.BIOS
+
+
+def check_name(name: str) -> None:
+    """Raise BadOption unless *name* can be an image's name."""
+    if not NAME.fullmatch(name) or HEX.fullmatch(name):
+        raise BadOption(
+            f"{name!r} cannot be the name of an image",
+            hint="Letters, digits, dots, dashes and underscores, not looking like a digest.",
+        )
+
+
+def _names(store: Path) -> dict[str, list[str]]:
+    """Folder name -> names that point to it."""
+    found: dict[str, list[str]] = {}
+    with suppress(FileNotFoundError):
+        for name in filter(NAME.fullmatch, sorted(os.listdir(store / "names"))):
+            with suppress(OSError):
+                found.setdefault(os.path.basename(os.readlink(store / "names" / name)), []).append(name)
+    return found
+
+
+def _image_folders(store: Path) -> list[Path]:
+    try:
+        return [store / name for name in sorted(os.listdir(store)) if name.startswith(PREFIX)]
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise NoStore(f"{store}: {exc.strerror}") from exc
+
+
+def _merge(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*one, *other)))
+
+
+def _digest(folder: Path) -> str:
+    return folder.name.removeprefix(PREFIX)
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder / "lock"
+
+
+def _is_whole(cached: Path, initrd: Path) -> bool:
+    """A cached ramdisk was written in one step: it is whole, or somebody truncated it below the image's own part."""
+    try:
+        return cached.stat().st_size > initrd.stat().st_size
+    except FileNotFoundError:
+        return False

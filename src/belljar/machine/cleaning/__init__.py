@@ -1,0 +1,1 @@
+"""How a machine is put away, by its own supervisor or after it died."""

@@ -1,0 +1,207 @@
+"""How a domain that ended by itself is explained, and how everything of a machine is put away at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import (
+    BelljarError,
+    BootFailed,
+    BootTimeout,
+    DomainDied,
+    DomainKilled,
+    GuestPanicked,
+    GuestPoweredOff,
+    NoSpace,
+    ShareLost,
+)
+from belljar.host.files import private_folder, read_capped, remove_tree, write_whole
+from belljar.hypervisor import DomainEvent, EventKind
+from belljar.image import Overlays
+from belljar.journal import Ledger
+from belljar.machine import (
+    CONSOLE_LOG,
+    CONTROL,
+    FORWARDS,
+    KEPT_DISK,
+    LOCK,
+    OUTCOME,
+    QEMU_LOG,
+    RAMDISK,
+    SEED,
+    VIRTIOFS_SOCKET,
+)
+from belljar.machine.life.life import Life
+from belljar.machine.orders import Ended
+from belljar.model import Cause, State, dumps, to_json
+
+TAIL = 1 << 16
+OURS = "belljar: "  # how lines begin by which belljar's init, and what it has others run, say why they give up
+PANIC = "Kernel panic - not syncing"  # what comes after it is a trace
+NOT_KEPT = (SEED, RAMDISK, CONTROL, *FORWARDS, VIRTIOFS_SOCKET)  # of a machine's folder
+RETIRED = ".retired-"  # the folder of a machine whose record was copied already
+
+
+async def read(events: AsyncIterator[DomainEvent], life: Life) -> BelljarError:
+    """Wait until the domain ends or breaks without having been asked to; returns what to tell about it."""
+    async for event in events:
+        life.record.tell("domain", kind=event.kind, detail=event.detail[:200], status=event.status)
+        return explain(event, life)
+    return DomainDied("QEMU's events ended before QEMU did")
+
+
+def explain(event: DomainEvent, life: Life) -> BelljarError:
+    """The error an event amounts to. What breaks before there is a payload failed to boot; afterwards it is lost."""
+    error = _error_of(event, life)
+    if error.cause in (Cause.BOOT_FAILED, Cause.GUEST_LOST):
+        error.cause = Cause.GUEST_LOST if life.payload_started else Cause.BOOT_FAILED
+    return error
+
+
+def _error_of(event: DomainEvent, life: Life) -> BelljarError:
+    match event.kind:
+        case EventKind.PANICKED:
+            return GuestPanicked(f"the guest's kernel crashed{_last_line(life, CONSOLE_LOG, ': ')}")
+        case EventKind.RESET if life.request.payload is None:  # so ends a firmware that finds nothing to boot, too
+            return BootFailed(f"the guest rebooted instead of powering itself off{_last_line(life, CONSOLE_LOG, ': ')}")
+        case EventKind.SHUTDOWN | EventKind.RESET:
+            if life.request.payload is None:
+                why = _last_line(life, CONSOLE_LOG, "")  # belljar's own init gives up so, too
+                return BootFailed(why) if why.startswith(OURS) else GuestPoweredOff("the guest powered itself off")
+            if life.payload_started:
+                what = "powered the guest off" if event.kind is EventKind.SHUTDOWN else "rebooted the guest"
+                return GuestPoweredOff(f"the payload {what}")
+            what = "powered itself off" if event.kind is EventKind.SHUTDOWN else "rebooted"
+            last = _last_line(life, CONSOLE_LOG, ": ")
+            return BootFailed(f"the guest {what} before a payload was started{last}")
+        case EventKind.DISK_FULL:
+            return NoSpace(f"{life.folders.scratch}: no space left for what the guest writes to its disk")
+        case EventKind.DISK_ERROR:
+            return DomainDied(f"the guest's disk cannot be read or written: {event.detail}")
+        case EventKind.SHARE_LOST:
+            return event.why or ShareLost(f"a shared folder is not served any more: {event.detail}")
+        case EventKind.EXITED:
+            status = event.status or 0
+            if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
+                return DomainKilled(
+                    "QEMU was killed from outside (by the host's OOM killer, a limit, or an administrator)"
+                )
+            if event.why is not None and os.WIFEXITED(status):
+                return event.why
+            how = (
+                f"signal {os.WTERMSIG(status)}"
+                if os.WIFSIGNALED(status)
+                else f"exit code {os.waitstatus_to_exitcode(status)}"
+            )
+            return DomainDied(f"QEMU ended with {how}{_last_line(life, QEMU_LOG, ': ')}")
+
+
+def own_limit(life: Life, usage: tuple[float, float, int]) -> None:
+    """QEMU lives under the payload's own limit on processor time. When the host's kernel killed it for that, it killed
+    the payload: no fault of the node's, and no reason to try again."""
+    payload, used = life.request.payload, usage[0] + usage[1]
+    limits = {name: hard for name, _, hard in payload.rlimits} if payload is not None else {}
+    most = limits.get("CPU", -1)
+    if life.outcome.error == DomainKilled.__name__ and 0 <= most <= used + 1:  # the kernel looks once a second
+        life.end(Ended(Cause.CANCELLED, signal.SIGKILL, f"the limit of {most} s of processor time was reached"))
+        life.note(error="", hint="")
+
+
+@asynccontextmanager
+async def deadline(seconds: float, what: str) -> AsyncIterator[None]:
+    """BootTimeout when the inside takes longer than *seconds*; the message names what was waited for."""
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as exc:
+        raise BootTimeout(f"waited {seconds:g} s for {what}") from exc
+
+
+def put_away(life: Life, overlays: Overlays, usage: tuple[float, float, int]) -> None:
+    """Remove what only a live machine needs, write the outcome, move the folder to the ended ones, free the lock. Each step
+    is tried whatever became of the one before; what is left is the reaper's. Raises nothing."""
+    request, folders = life.request, life.folders
+    ended = folders.ended(request.id)
+    with life.phase("clean"):
+        if not request.keep:
+            with life.trying("its disk was not removed"):
+                overlays.discard(folders.overlay(request.id))
+        for path in (*life.attachments, *life.identities, life.folder / CONTROL):
+            with life.trying("a file of it was not removed"), suppress(FileNotFoundError):
+                os.unlink(path)
+    life.point("before-release")
+    outcome = life.sum_up(usage)
+    with life.trying("its outcome is only told here"):
+        keep_outcome(to_json(outcome), life.folder, ended)
+    life.point("outcome-written")
+    life.leave_towards(State.DONE)
+    with life.trying("its record waits for a reaper"):  # for one that moves it with its row in the ledger, not without
+        Ledger(folders.logs).append(to_json(outcome), time.time())
+        retire(life.folder, ended)
+    if request.keep:
+        with life.trying("its disk was not kept"):
+            _keep_disk(folders.overlay(request.id), ended / KEPT_DISK)
+    life.release()
+
+
+def keep_outcome(outcome: dict[str, Any], folder: Path, ended: Path) -> None:
+    """Put the outcome into the machine's folder; where that cannot be written any more, into that of its record."""
+    try:
+        write_whole(folder / OUTCOME, dumps(outcome))
+    except (OSError, BelljarError):
+        private_folder(ended)
+        write_whole(ended / OUTCOME, dumps(outcome))
+
+
+def retire(source: Path, target: Path) -> None:
+    """Move a machine's folder to the ended ones, across file systems too. It leaves with its lock held and in it, for a
+    folder without a lock is a dead machine to whoever looks; and without what its user would not have kept. Raises OSError
+    where that cannot be: all of it is then where it was."""
+    for name in NOT_KEPT:
+        with suppress(OSError):
+            os.unlink(source / name)
+    try:
+        os.rename(source, target)
+    except OSError:
+        import shutil
+
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns(*NOT_KEPT), dirs_exist_ok=True)
+        gone = source.parent.parent / f"{RETIRED}{source.name}"
+        os.rename(source, gone)
+        remove_tree(gone)
+    with suppress(OSError):
+        os.unlink(target / LOCK)
+
+
+def _keep_disk(overlay: Path, target: Path) -> None:
+    """Onto another file system, too. There may be none, where its machine was never started."""
+    import shutil
+
+    with suppress(FileNotFoundError):
+        shutil.move(overlay, target)
+
+
+def _last_line(life: Life, name: str, before: str) -> str:
+    """The line of a log of this machine that explains its end, with something before it; "" when there is none."""
+    try:
+        text = read_capped(life.folder / name, 4 << 20)[-TAIL:].decode(errors="replace")
+    except OSError:
+        return ""
+    words = last_words(text)
+    return f"{before}{words}" if words else ""
+
+
+def last_words(text: str, *, ours_only: bool = False) -> str:
+    """The last line that what belljar has in a guest wrote about its end; where there is none, and not *ours_only*, the
+    kernel's line about its panic, or else the last line of all."""
+    lines = text.strip().splitlines()
+    ours = [line for line in lines if line.strip().startswith(OURS)]
+    chosen = ours or ([] if ours_only else [line for line in lines if PANIC in line] or lines)
+    return chosen[-1].strip()[:300] if chosen else ""

@@ -1,0 +1,293 @@
+"""Undo what a dead supervisor left, from its journal alone. Doing it twice, or by two at once, is fine.
+
+Only what lies where belljar itself puts things is removed: a journal is a file in its user's hands, and the reaper may
+be root.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from belljar import network
+from belljar.errors import BelljarError, LockTimeout
+from belljar.host.files import check_ours, read_json, remove_tree
+from belljar.host.locks import is_locked, locked
+from belljar.host.processes import boot_id, owner
+from belljar.hypervisor import Hypervisor, Traces
+from belljar.journal import Event, Ledger, read
+from belljar.machine import KEPT_DISK, LOCK, OUTCOME, REQUEST, Folders
+from belljar.machine.cleaning.put_away import RETIRED, keep_outcome, retire
+from belljar.machine.life.life import gate
+from belljar.machine.states import CLASSES
+from belljar.model import Cause, MachineId, Outcome, OutcomeClass, State, to_json
+
+OF_A_MACHINE = re.compile(r"[0-9a-f]{12}\.(qcow2|scratch|foreign|empty|packed[0-9])")  # a file of `scratch`
+LOCK_PATIENCE = 10.0  # seconds for other reapers to be done
+KILL_PATIENCE, LEAST_PATIENCE = 5.0, 0.1  # seconds for the end of a process that was killed
+LAST_PATIENCE = 1.0  # seconds for the lock of a dead supervisor to be free
+NOT_FINISHED, DRAFT = "not finished", "template that was never finished"
+
+
+@dataclass(frozen=True)
+class Undone:
+    """One thing the reaper did, or could not do, and why: then it is left for the next one, and keeps nobody from the rest."""
+
+    machine: MachineId
+    what: str
+    path: str = ""
+    error: str = ""
+
+
+class Reaper:
+    """Finds machines without a supervisor and finishes them."""
+
+    def __init__(self, folders: Folders, hypervisor: Hypervisor) -> None:
+        self._folders, self._hypervisor = folders, hypervisor
+
+    def quick(self, patience: float = LOCK_PATIENCE) -> list[Undone]:
+        """The dead among the folders of machines. A few system calls per live machine: done at every start, which does not
+        wait for others for longer than *patience* seconds in all."""
+        deadline = time.monotonic() + patience
+        return [done for id in _dead(self._folders, deadline) for done in self._finish(id, deadline)]
+
+    def full(self) -> list[Undone]:
+        """`quick`, then what no folder tells about: domains without a machine, stray overlays and identities."""
+        undone = self.quick()
+        for id in _bereaved(self._folders):
+            undone += self._finish(id, time.monotonic() + LAST_PATIENCE)
+        undone += self._stray_domains()
+        undone += self._stray_files()
+        return undone + list(_told("", self._expired_templates()))
+
+    def _expired_templates(self) -> Iterator[Undone]:
+        drafts = self._hypervisor.abandoned_templates()
+        yield from (Undone("", "template expired", key) for key in self._hypervisor.expire_templates(time.time()))
+        yield from (Undone("", DRAFT, str(path)) for path in drafts if not path.exists())
+
+    def leftovers(self) -> list[Undone]:
+        """What `full` would find, without touching it."""
+        found = [
+            Undone(id, "machine without a supervisor", str(self._folders.machine(id))) for id in _dead(self._folders)
+        ]
+        found += [Undone(id, "domain without a machine", f"pid {pid}") for id, pid in self._orphans()]
+        found += [Undone("", DRAFT, str(path)) for path in self._hypervisor.abandoned_templates()]
+        return found + [Undone("", "stray file", str(path)) for path in self._strays()]
+
+    def _finish(self, id: MachineId, deadline: float) -> Iterator[Undone]:
+        return _told(id, self._undo(id, deadline))
+
+    def _undo(self, id: MachineId, deadline: float) -> Iterator[Undone]:
+        """Undo one machine. Nothing to do when its lock stays taken: its supervisor lives after all. Whoever only looks
+        at the lock has it for a moment, and another reaper until it is done: both are waited for."""
+        folder = self._folders.machine(id)
+        with ExitStack() as held:
+            try:
+                held.enter_context(locked(folder / LOCK, timeout=_left(deadline), what="finish a dead machine"))
+            except (FileNotFoundError, NotADirectoryError, LockTimeout):
+                return
+            events = read(folder)
+            self._hypervisor.discard(id, traces_of(events), patience=min(KILL_PATIENCE, _left(deadline)))
+            yield Undone(id, "domain")
+            for event in reversed(events):
+                yield from _told(id, self._unmake(id, event))  # what cannot be undone now keeps nothing else from being
+            self._conclude(folder, id, events)
+            retire(folder, self._folders.ended(id))
+            yield Undone(id, "machine", str(folder))
+
+    def _unmake(self, id: MachineId, event: Event) -> Iterator[Undone]:
+        if event["event"] != "make" or not isinstance(event.get("path"), str):
+            return
+        path, what = Path(event["path"]), event.get("what")
+        if what == "template":
+            self._hypervisor.expire_templates(time.time())  # removes drafts that nobody works on
+        elif what in network.MADE:
+            try:
+                network.discard(self._folders.run, id, str(what), path)
+                yield Undone(id, str(what), str(path))
+            except BelljarError as exc:
+                yield Undone(id, NOT_FINISHED, str(path), exc.message)
+        elif self._is_place_of(id, path) and path.exists():
+            path.unlink(missing_ok=True)
+            yield Undone(id, str(what), str(path))
+
+    def _is_place_of(self, id: MachineId, path: Path) -> bool:
+        """Is this where belljar puts a machine's overlay, its further disks or its identity?"""
+        own = (self._folders.overlay(id), self._folders.identities / path.name)
+        return path in own or path == self._folders.attachment(id, path.name.partition(".")[2])
+
+    def _conclude(self, folder: Path, id: MachineId, events: list[Event]) -> None:
+        """The outcome and its row in the ledger, where its supervisor could not write them. Each is there once afterwards,
+        whoever died in between, and at which moment. Raises OSError, BelljarError."""
+        ledger, ended = Ledger(self._folders.logs), self._folders.ended(id)
+        row = ledger.row(id, since=_began(events))
+        outcome = _written(folder / OUTCOME, id) or _written(ended / OUTCOME, id)
+        if outcome is None:
+            outcome = row or to_json(_post_mortem(folder, id, events))
+            keep_outcome(outcome, folder, ended)
+        if row is None:
+            ledger.append(outcome, time.time())
+
+    def _orphans(self) -> list[tuple[MachineId, int]]:
+        """Domains without a machine, of this user: root's too, for others have folders of their own. Whoever is seen first
+        and has no folder afterwards is nobody's: a machine has its folder from before its domain until after it."""
+        uid, found = os.geteuid(), []
+        for id, pid in self._hypervisor.alive():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                if owner(pid) == uid and not self._hypervisor.is_kept(id, pid):
+                    found.append((id, pid))
+        live = set(_names(self._folders.machines))
+        return [(id, pid) for id, pid in found if id not in live]
+
+    def _stray_domains(self) -> Iterator[Undone]:
+        for id, pid in self._orphans():
+            yield from _told(id, self._end(id, pid))
+
+    def _end(self, id: MachineId, pid: int) -> Iterator[Undone]:
+        self._hypervisor.discard(id)
+        yield Undone(id, "domain without a machine", f"pid {pid}")
+
+    def _stray_files(self) -> Iterator[Undone]:
+        for path in self._strays():
+            yield from _told(path.stem, _removed(path))
+
+    def _strays(self) -> list[Path]:
+        """Overlays whose machine is gone (after a reboot that emptied `run`), identities when nothing lives. The files are
+        looked at before the machines, so those of a machine that is made meanwhile are not among them."""
+        retired = [self._folders.run / name for name in _names(self._folders.run) if name.startswith(RETIRED)]
+        disks = [name for name in _names(self._folders.scratch) if OF_A_MACHINE.fullmatch(name)]
+        identities = [self._folders.identities / name for name in _names(self._folders.identities)]
+        live = set(_names(self._folders.machines))
+        disks = [name for name in disks if name.partition(".")[0] not in live]
+        return [*retired, *(self._folders.scratch / name for name in disks), *([] if live else identities)]
+
+
+def _removed(path: Path) -> Iterator[Undone]:
+    remove_tree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    yield Undone(path.stem, "stray file", str(path))
+
+
+def _told(id: MachineId, work: Iterator[Undone]) -> Iterator[Undone]:
+    """What was done, and why not all of it where something was in the way: one machine's trouble is nobody else's."""
+    try:
+        yield from work
+    except BelljarError as exc:
+        yield Undone(id, NOT_FINISHED, error=exc.message)
+    except OSError as exc:
+        yield Undone(id, NOT_FINISHED, exc.filename or "", exc.strerror or str(exc))
+
+
+def traces_of(events: list[Event]) -> Traces:
+    """The processes a machine's journal tells of, since the host was started."""
+    if not any(event["event"] == "claim" and event.get("boot") == boot_id() for event in events[:1]):
+        return Traces()
+    owners = {uid for event in events if isinstance(uid := event.get("owner"), int)}
+    pairs = [(event.get("pid"), event.get("started")) for event in events if event["event"] == "spawned"]
+    named = {(pid, began) for pid, began in pairs if isinstance(pid, int) and isinstance(began, int) and pid > 1}
+    return Traces(frozenset(owners), frozenset(named))
+
+
+def _left(deadline: float) -> float:
+    return max(deadline - time.monotonic(), LEAST_PATIENCE)
+
+
+def prune(folders: Folders, *, days: int, count: int, now: float) -> int:
+    """Drop the oldest ended machines beyond *count*, and those older than *days*. Cheap when there is nothing to do."""
+    names = [name for name in _names(folders.logs) if not name.startswith("ledger-")]
+    if len(names) <= count:
+        oldest = now - days * 86400
+        start = os.urandom(1)[0] % (len(names) or 1)  # a look at a few is enough: every machine's end looks at some
+        names = (names[start:] + names[:start])[:16]
+        doomed = [name for name in names if _ended_at(folders.logs / name) < oldest]
+    else:
+        doomed = sorted(names, key=lambda name: _ended_at(folders.logs / name))[: len(names) - count + count // 10]
+    removed = 0
+    for name in doomed:
+        if not (folders.logs / name / KEPT_DISK).exists():  # kept on purpose
+            remove_tree(folders.logs / name)
+            removed += 1
+    return removed
+
+
+def _dead(folders: Folders, deadline: float = math.inf) -> list[MachineId]:
+    """Machines whose lock nobody holds."""
+    with suppress(FileNotFoundError):
+        check_ours(folders.machines)  # a journal that somebody else wrote is not to be followed
+    found = []
+    for id in _names(folders.machines):
+        lock = folders.machine(id) / LOCK
+        # One that is still being made is no dead one, nor is what is no folder.
+        with suppress(LockTimeout, NotADirectoryError):
+            if not lock.exists():
+                patience = min(LOCK_PATIENCE, _left(deadline))
+                with locked(gate(folders), timeout=patience, what="look at a machine in the making"):
+                    pass  # whoever was making it has made it, or is dead
+            if not is_locked(lock):
+                found.append(id)
+    return found
+
+
+def _bereaved(folders: Folders) -> list[MachineId]:
+    """Machines whose lock is held, and not by who claimed them: a child of a killed supervisor has it until it runs a
+    program of its own."""
+    return [id for id in _names(folders.machines) if _is_claimed_by_the_dead(read(folders.machine(id))[:1])]
+
+
+def _is_claimed_by_the_dead(first: list[Event]) -> bool:
+    pids = [event.get("pid") for event in first if event["event"] == "claim" and event.get("boot") == boot_id()]
+    return any(isinstance(pid, int) and pid > 1 and not os.path.exists(f"/proc/{pid}") for pid in pids)
+
+
+def _began(events: list[Event]) -> float:
+    return float(events[0]["time"]) if events else 0.0
+
+
+def _written(path: Path, id: MachineId) -> dict[str, Any] | None:
+    """An outcome that its supervisor could still write."""
+    with suppress(OSError, ValueError, BelljarError):
+        outcome = read_json(path)
+        return outcome if outcome.get("id") == id else None
+    return None
+
+
+def _post_mortem(folder: Path, id: MachineId, events: list[Event]) -> Outcome:
+    rebooted = any(event["event"] == "claim" and event.get("boot") != boot_id() for event in events)
+    states = [event.get("state", "") for event in events if event["event"] == "state"]
+    ends = [event for event in events if event["event"] == "payload-ended"]
+    request = {}
+    with suppress(OSError, ValueError, BelljarError):
+        request = read_json(folder / REQUEST, 1 << 24)
+    machine = request.get("machine") if isinstance(request.get("machine"), dict) else {}
+    who = "the host was restarted" if rebooted else "belljar was killed"
+    how = f"; the payload had ended with {_how(ends[-1])}" if ends else ""
+    return Outcome(
+        id=id, cause=Cause.NODE_FAULT, klass=OutcomeClass.TRANSIENT if rebooted else CLASSES[Cause.NODE_FAULT],
+        reason=f"{who} while the machine was {states[-1] if states else State.REQUESTED.value}{how}",
+        name=str(request.get("name", "")), image=str((machine or {}).get("image", "")),
+        started=_began(events), ended=time.time(),
+    )  # fmt: skip
+
+
+def _how(end: Event) -> str:
+    return f"signal {end['signal']}" if end.get("signal") is not None else f"exit code {end.get('exit_code')}"
+
+
+def _ended_at(folder: Path) -> float:
+    try:
+        return os.stat(folder).st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except FileNotFoundError:
+        return []

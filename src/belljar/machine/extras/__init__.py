@@ -1,0 +1,1 @@
+"""What a machine gets beside its image: disks, shares, network, metadata."""

@@ -1,0 +1,116 @@
+"""A folder as one read-only file system in a file: squashfs, made from the same tar stream that a copy would be.
+
+So a packed folder holds what a copy would hold: modes, times (to the second), links; no sockets, pipes and devices; and
+what cannot be read is refused in the same words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from belljar.agent.transfer.tar import BLOCK, Packer, TransferError
+from belljar.errors import CommandFailed, InputMissing, NoSpace
+from belljar.host.commands import SEARCH_PATH, run, which
+from belljar.host.files import PRIVATE_FILE
+from belljar.host.threads import in_thread
+from belljar.model import GIB, Account, Transfer
+
+PROGRAM = "mksquashfs"
+# No compression: the guest unpacks under emulation, and what is read comes from the host's page cache.
+OPTIONS = ("-tar", "-noappend", "-no-progress", "-quiet", "-noI", "-noD", "-noF", "-noX", "-mem", "128M")
+ENVIRONMENT = {"PATH": SEARCH_PATH, "LC_ALL": "C"}
+MOST_HOLES = GIB  # of a folder, which are read and written as zeros
+LONGEST = 4 * 3600.0  # seconds one folder may take
+ASK_TIMEOUT = 10.0
+MESSAGE = 4096
+
+
+class TooManyHoles(Exception):
+    """A folder that is sooner copied."""
+
+
+class Filler(Packer):
+    """Packs holes as zeros, of which mksquashfs makes holes again: it refuses most files with holes in a tar stream
+    (https://github.com/plougher/squashfs-tools/issues/401)."""
+
+    holes = 0
+
+    def _content(self, fd: int, path: bytes, name: str, facts: os.stat_result) -> None:
+        self.holes += max(facts.st_size - facts.st_blocks * BLOCK, 0)
+        if self.holes > MOST_HOLES:
+            raise TooManyHoles
+        self._header(name, facts, self.tarfile.REGTYPE, size=facts.st_size)
+        self._copy(fd, path, 0, facts.st_size)
+        self.write(bytes(-facts.st_size % BLOCK))
+
+
+@cache
+def can_pack() -> bool:
+    """Is there a mksquashfs that reads tar streams (4.5 or later)?"""
+    program = which(PROGRAM)
+    if program is None:
+        return False
+    said = run([program, "-version"], timeout=ASK_TIMEOUT, check=False).out.split()
+    try:
+        return tuple(int(part) for part in said[2].split(b".")[:2]) >= (4, 5)
+    except (IndexError, ValueError):
+        return False
+
+
+async def pack_folder(item: Transfer, target: Path, account: Account, cpus: int) -> None:
+    """Make *target* (0600) of the folder, all of it the account's. Cancelled, the program is gone when this returns.
+    Raises InputMissing, NoSpace, CommandFailed."""
+    os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE))
+    owner = ("-force-uid", str(account.uid), "-force-gid", str(account.gid))
+    argv = [which(PROGRAM) or PROGRAM, "-", str(target), *OPTIONS, *owner, "-processors", str(cpus)]
+    words = os.memfd_create(PROGRAM, os.MFD_CLOEXEC)  # a pipe could fill up, and stop it
+    child = _spawn(argv, words)
+    try:
+        async with asyncio.timeout(LONGEST):
+            trouble = await in_thread(lambda: _feed(child, item))
+        said = os.pread(words, MESSAGE, max(0, os.fstat(words).st_size - MESSAGE)).decode(errors="replace")
+    except TimeoutError as exc:
+        raise CommandFailed(f"{PROGRAM}: {item.outside} was not packed within {LONGEST:.0f} s, killed") from exc
+    finally:
+        child.kill()
+        child.wait()
+        os.close(words)
+    if trouble is not None:
+        raise trouble
+    if child.returncode != 0:
+        if "No space left" in said:
+            raise NoSpace(f"{target.parent}: no space left to pack {item.outside}")
+        lines = said.strip().splitlines() or ["no message"]
+        raise CommandFailed(f"{PROGRAM}: exit {child.returncode}: {lines[-1]}")
+
+
+def _spawn(argv: list[str], errors: int) -> subprocess.Popen[bytes]:
+    """It reads from us, so it ends when we do, however that is."""
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, env=ENVIRONMENT)
+
+
+def _feed(child: subprocess.Popen[bytes], item: Transfer) -> InputMissing | CommandFailed | None:
+    """In a thread: the folder into the program, and its end. Returns what is wrong with the folder."""
+    assert child.stdin is not None
+    trouble: InputMissing | CommandFailed | None = None
+    try:
+        Filler(child.stdin.write, tuple(os.fsencode(one) for one in item.skip)).pack(os.fsencode(item.outside))
+    except TooManyHoles:
+        trouble = CommandFailed(f"{item.outside}: has more than {MOST_HOLES // GIB} GiB of holes")
+    except TransferError as exc:
+        trouble = InputMissing(exc.message)
+    except BrokenPipeError:
+        pass  # it ended early; its last words say why
+    except OSError as exc:
+        trouble = InputMissing(f"{item.outside}: {exc.strerror}")
+    if trouble is not None:
+        child.kill()  # half a folder is none
+    with suppress(BrokenPipeError):
+        child.stdin.close()
+    child.wait()
+    return trouble

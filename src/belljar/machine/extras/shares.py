@@ -1,0 +1,72 @@
+"""The shares of a machine: which are host folders, which a file server's exports, and how the guest gets both.
+
+A server is looked for before the machine is started, and asked for its export by the guest itself: a payload never starts
+with a mount that is missing.
+"""
+
+from __future__ import annotations
+
+from belljar.errors import ShareMissing
+from belljar.guest import Guest
+from belljar.machine.life.life import Life
+from belljar.model import FileServer, MachineSpec, Request, Share, ShareKind
+from belljar.network import find_server
+from belljar.network import plan as plan_link
+
+
+def host_folders(machine: MachineSpec) -> list[tuple[str, Share]]:
+    """(tag, share) of those that are devices of the machine."""
+    folders = (share for share in machine.shares if share.kind is not ShareKind.NFS)
+    return [(f"share{number}", share) for number, share in enumerate(folders)]
+
+
+def has_virtiofs(machine: MachineSpec) -> bool:
+    return any(share.kind is ShareKind.VIRTIOFS for share in machine.shares)
+
+
+def warm_for(machine: MachineSpec) -> tuple[str, ...]:
+    """What a template's guest is to have loaded for such machines."""
+    return (*(("nfs",) if has_nfs(machine) else ()), *(("virtiofs",) if has_virtiofs(machine) else ()))
+
+
+def has_nfs(machine: MachineSpec) -> bool:
+    return any(share.kind is ShareKind.NFS for share in machine.shares)
+
+
+def no_way_to_the_server(request: Request) -> ShareMissing:
+    """The refusal of an export in a machine without a network, in the words of whoever asked."""
+    share = next(one for one in request.machine.shares if one.kind is ShareKind.NFS)
+    if request.requester == "cli":
+        return ShareMissing(
+            f"--share {share.source}: a machine without a network cannot reach a file server",
+            hint="Add `--network user`, or share a folder of the host.",
+        )
+    return ShareMissing(
+        f"batch.shares: {share.source}: a machine without a network cannot reach a file server",
+        hint='The site sets `machine.network = "user"`, or shares a folder of the host.',
+    )
+
+
+async def find_servers(life: Life) -> dict[str, FileServer]:
+    """The servers of all exports, by target; each has answered. Raises ShareMissing, ServerSilent."""
+    machine = life.request.machine
+    link = plan_link(machine.network, life.request.id)
+    found: dict[str, FileServer] = {}
+    for share in machine.shares:
+        if share.kind is ShareKind.NFS:
+            found[share.target] = await find_server(share.source, link)
+            life.record.tell("server", share=share.source, guest_sees=found[share.target].address)
+    return found
+
+
+async def mount_all(guest: Guest, life: Life, servers: dict[str, FileServer]) -> None:
+    """Every share in its place, outer ones first, for one may lie in another."""
+    tags = {share.target: tag for tag, share in host_folders(life.request.machine)}
+    for share in sorted(life.request.machine.shares, key=lambda one: one.target):
+        if share.kind is ShareKind.NFS:
+            with life.phase("mount"):
+                await guest.mount_nfs(servers[share.target], share.target, readonly=share.readonly)
+        elif share.kind is ShareKind.VIRTIOFS:
+            await guest.mount_virtiofs(tags[share.target], share.target, readonly=share.readonly)
+        else:
+            await guest.mount(tags[share.target], share.target, readonly=share.readonly)

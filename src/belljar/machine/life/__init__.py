@@ -1,0 +1,1 @@
+"""A machine while it lives, from the claim to the outcome."""

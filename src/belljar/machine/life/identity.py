@@ -1,0 +1,71 @@
+"""The gate before every payload: a clone is not a twin. No proof, no payload."""
+
+from __future__ import annotations
+
+import os
+
+from belljar.errors import GuestRefused, HostKeysRefused, IdentityRefused
+from belljar.guest import Guest, Identity, IdentityProof
+from belljar.machine.life.life import Life
+from belljar.model import NetworkMode
+from belljar.network import Link
+
+LARGEST_SKEW = 0.1  # seconds between the guest's clock and ours
+# Where others reach a guest's ssh server, its keys are part of who it is. Elsewhere nobody would see new ones, and making
+# them takes an emulated guest longer than all the rest.
+REACHED = (NetworkMode.BRIDGE, NetworkMode.ISOLATED)
+FRESH = 64  # bytes of entropy for the guest's kernel
+
+
+async def prove(guest: Guest, link: Link, life: Life, *, is_clone: bool = False) -> None:
+    """Give the guest an identity of its own and check what its kernel then says. Raises IdentityRefused."""
+    wanted = new_identity(life.request.id, link)
+    proof = await guest.identify(wanted)
+    if abs(proof.clock_skew) > LARGEST_SKEW:
+        proof = IdentityProof(
+            proof.hostname, proof.machine_id, proof.nonce, proof.mac, proof.sample, await guest.set_clock()
+        )
+    check(wanted, proof)
+    _claim_sample(proof.sample, life)
+    if is_clone and link.mode in REACHED:
+        await _renew_keys(guest)
+    life.record.write(
+        "identity", hostname=proof.hostname, machine_id=proof.machine_id, mac=proof.mac, skew=round(proof.clock_skew, 6)
+    )
+
+
+def new_identity(id: str, link: Link) -> Identity:
+    """Names and secrets nobody had before."""
+    return Identity(
+        hostname=f"belljar-{id}", machine_id=os.urandom(16).hex(), nonce=os.urandom(16).hex(), entropy=os.urandom(FRESH),
+        mac=link.mac, address=link.address, gateway=link.gateway, dns=link.dns,
+    )  # fmt: skip
+
+
+def check(wanted: Identity, proof: IdentityProof) -> None:
+    """Raise IdentityRefused unless the guest is who it was told to be, at the right time."""
+    for name in ("hostname", "machine_id", "nonce", "mac"):
+        if getattr(proof, name) != getattr(wanted, name):
+            raise IdentityRefused(f"the guest's {name} is {getattr(proof, name)[:80]!r}, not {getattr(wanted, name)!r}")
+    if len(proof.sample) != 64 or any(digit not in "0123456789abcdef" for digit in proof.sample):
+        raise IdentityRefused("the guest gave no sample of its random numbers")
+    if abs(proof.clock_skew) > LARGEST_SKEW:
+        raise IdentityRefused(f"the guest's clock is {proof.clock_skew:+.3f} s off")
+
+
+async def _renew_keys(guest: Guest) -> None:
+    try:
+        await guest.renew_keys()
+    except GuestRefused as error:
+        raise HostKeysRefused(f"the clone's ssh server has its template's keys: {error.message}") from error
+
+
+def _claim_sample(sample: str, life: Life) -> None:
+    """Two guests of this host that drew the same random bytes are twins: the second one is refused."""
+    path = life.folders.identities / sample
+    life.record.intend("identity", path)
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        raise IdentityRefused("another guest on this host drew the same random numbers: the clone is a twin") from None
+    life.identities.append(path)

@@ -1,0 +1,430 @@
+"""A machine while it lives: the way in, the payload, the way out. What the outside asks meanwhile is obeying.py's affair."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from belljar.errors import (
+    AgentLost,
+    BelljarError,
+    DomainDied,
+    DomainKilled,
+    GuestError,
+    GuestPoweredOff,
+    GuestRefused,
+    HostError,
+    HypervisorError,
+    OutputMissing,
+    UsageError,
+)
+from belljar.guest import ExitStatus, Guest, Process, Streams
+from belljar.host.processes import start_time
+from belljar.host.threads import in_thread
+from belljar.image import Image
+from belljar.journal import read
+from belljar.machine import DOUBTS, Settings
+from belljar.machine.cleaning import put_away as fates
+from belljar.machine.cleaning.reaper import traces_of
+from belljar.machine.extras.features import with_features
+from belljar.machine.extras.shares import find_servers, has_nfs, mount_all
+from belljar.machine.life.commands import Obeying, Present
+from belljar.machine.life.console import Console
+from belljar.machine.life.control import ControlServer
+from belljar.machine.life.identity import prove
+from belljar.machine.life.life import Life
+from belljar.machine.life.waiting import holding
+from belljar.machine.orders import Ended, Orders, unless_cancelled
+from belljar.machine.parts import Parts
+from belljar.machine.planning.boot_plan import Plan
+from belljar.model import Cause, FileServer, NetworkMode, Payload, Request, Start, State, Transfer
+from belljar.network import Networks
+
+T = TypeVar("T")
+LAST_WORDS = 2.0  # seconds between the channel's end and the event that explains it
+NOT_ENDED = "its hypervisor's process may live"
+CLEANING_PATIENCE = 5.0  # seconds the rest of the way out may take once belljar is told to end
+QUIT_TO_KEEP = 10.0  # seconds QEMU gets to write its disk out when the folder is kept
+
+
+class Keeping:
+    """One machine from its claim to the moment it is put away. `live` may end in any way; `leave` follows always."""
+
+    def __init__(self, life: Life, orders: Orders, parts: Parts) -> None:
+        self.life, self.parts = life, parts
+        self.now = Present()
+        self._orders = orders
+        self._obeying = Obeying(life, orders, self.now, parts.relay)
+        self._control = ControlServer(life.folder, self._obeying.answer)
+        self._fate: asyncio.Task[BelljarError] | None = None  # why the domain ended by itself
+        self._tasks: list[asyncio.Task[None]] = []
+        self._usage = (0.0, 0.0, 0)
+        self._packed: dict[str, Transfer] = {}  # by the name of the disk
+        self._servers: dict[str, FileServer] = {}  # by the place where its export is mounted
+
+    # -- the way in ------------------------------------------------------------------------------------------------
+
+    async def live(self, streams: Streams) -> None:
+        """From the claim to the payload's end; raises what ended it otherwise."""
+        await self._control.open()
+        await _first(self._work(streams), self._obeying.run())
+
+    async def _work(self, streams: Streams) -> None:
+        life = self.life
+        with life.phase("prepare"):
+            life.enter(State.PREPARING)
+            image = self.parts.planner.image(life.request)
+            life.note(image_digest=image.digest)
+            if has_nfs(life.request.machine):
+                self._servers = await find_servers(life)
+            if image.is_disc:
+                from belljar.machine.life.own_work import add_empty_disk
+
+                add_empty_disk(life, life.request.machine.disk or self.parts.context.empty_disk)
+            if life.request.machine.cache is not None:
+                from belljar.machine.extras.cache import attach
+
+                await attach(life, life.request.machine.cache)
+            if wants_attachments(life.request, self.parts.settings):
+                await self._attach()
+            if life.request.machine.network is not NetworkMode.NONE and self.parts.networks is not None:
+                await self._join(self.parts.networks)
+        async with holding(self.parts.images, image, life.request.id):
+            if life.request.payload is None:
+                return await self._leave_alone(image)
+            await self._start(image)
+            life.enter(State.RUNNING)
+            await self._while_alive(self._serve(life.request.payload, streams))
+
+    async def _leave_alone(self, image: Image) -> None:
+        """A guest that knows its own work does it, until it powers itself off or its time is over."""
+        from belljar.machine.life.own_work import conclude
+
+        life = self.life
+        try:
+            await self._start(image)
+            life.enter(State.RUNNING)
+            life.payload_started, life.begun = True, time.time()
+            with life.phase("run"):
+                await self._while_alive(self._until_its_time_is_over())
+        except GuestPoweredOff:
+            conclude(life)
+
+    async def _until_its_time_is_over(self) -> None:
+        """At the time limit the guest's power button is pressed; after the grace it is the machine's end."""
+        limit, grace = self.life.request.timeout, self.life.request.grace
+        never = asyncio.get_running_loop().create_future()
+        await asyncio.wait({never}, timeout=limit)
+        why = f"the time limit of {limit:g} s was reached"
+        self.life.expect(Cause.WALLTIME, why)
+        await self._obeying.press_power()
+        await asyncio.wait({never}, timeout=grace)
+        raise Ended(Cause.WALLTIME, signal.SIGKILL, f"{why}; the guest did not power itself off within {grace:g} s")
+
+    async def _attach(self) -> None:
+        """The further disks of this machine. Imported only by machines that may have one."""
+        from belljar.machine.extras.attachments import make
+
+        self._packed = await make(self.life, self.parts.settings)
+        self.life.point("after-attachments")
+
+    async def _join(self, networks: Networks) -> None:
+        """The machine's network. Imported only by machines that have one."""
+        from belljar.machine.extras.network import join
+
+        if self.life.request.machine.network is NetworkMode.USER:
+            from belljar.machine.extras.metadata import offer
+
+            offer(self.life, self.parts)
+        self.life.joined = await join(networks, self.life, self._servers.values())
+        self.life.point("after-network")
+
+    async def _start(self, image: Image) -> None:
+        """Bring up a domain whose guest proved its identity: a clone where one can be had, booted cold otherwise."""
+        life = self.life
+        with life.phase("prepare"):
+            plan = await self.parts.planner.plan(life, image)
+        life.point("after-overlay")
+        try:
+            await self._boot(plan)
+        except (HypervisorError, GuestError) as error:
+            is_killed = isinstance(error, DomainKilled)  # by somebody who would kill the next one too
+            if plan.template is None or is_killed or life.request.machine.start is Start.CLONE:
+                raise
+            life.record.tell("clone-failed", key=plan.template.key, reason=error.message)
+            await self._drop_domain()
+            from belljar.machine.planning.blame import judge
+
+            judge(error, plan.template, plan.spec, self.parts.hypervisor)
+            with life.phase("prepare"):
+                life.enter(State.PREPARING)
+                self.parts.overlays.discard(plan.spec.disk)
+                plan = await self.parts.planner.cold(life, image, f"the clone failed: {error.message}")
+            await self._boot(plan)
+
+    async def _boot(self, plan: Plan) -> None:
+        life = self.life
+        context, why = plan.context
+        life.note(
+            start=(Start.CLONE if plan.template else Start.COLD).value, start_reason=plan.reason,
+            context=context.value, context_reason=why,
+        )  # fmt: skip
+        with life.phase("start"):
+            owner = plan.spec.owner[0]  # whose processes the machine's are
+            life.enter(State.STARTING, start=life.outcome.start, reason=plan.reason, context=context.value, owner=owner)
+            await self._start_domain(plan)
+        with life.phase("boot"):
+            life.enter(State.BOOTING)
+            timeout = self.parts.settings.clone_timeout if plan.template else self.parts.boot_timeout
+            await self._while_alive(self._greet(timeout, plan.awaited))
+        if life.request.payload is None:
+            return life.enter(State.READY)
+        with life.phase("identify"):
+            await self._while_alive(prove(self._living_guest(), plan.link, life, is_clone=plan.template is not None))
+        if plan.template is not None:
+            with suppress(OSError):
+                os.unlink(plan.template.folder / DOUBTS)  # it works
+        life.point("after-agent")
+        life.enter(State.READY)
+
+    async def _start_domain(self, plan: Plan) -> None:
+        """QEMU runs when this returns, watched, with its console kept."""
+        hypervisor, life = self.parts.hypervisor, self.life
+        self.now.domain = await hypervisor.launch(plan.spec, plan.template)
+        life.point("after-spawn")
+        domain = self.now.domain
+        life.record.write("spawned", pid=domain.pid, started=start_time(domain.pid), argv=domain.argv)
+        loop = asyncio.get_running_loop()
+        self._fate = loop.create_task(fates.read(self.now.domain.events(), life))
+        self.now.console = Console(life.folder, self.now.domain.console)
+        self._tasks.append(loop.create_task(self.now.console.run()))
+        if plan.spec.nic is not None and plan.spec.nic.egress is not None:
+            from belljar.machine.extras.network import listen
+
+            self._tasks += [loop.create_task(listen(domain.traffic(), life))]
+        if plan.way is not None and plan.way.ssh is not None:
+            self.now.guest = plan.way.ssh.guest_of(life, of_template=plan.template is not None)(domain)
+        else:
+            self.now.guest = self.parts.make_guest(domain.channel)
+
+    async def _greet(self, longest: float, awaited: str) -> None:
+        assert self.now.domain is not None
+        async with fates.deadline(longest, awaited):
+            # The monitor's handshake runs beside the boot: neither waits for the other, nor for one that failed.
+            both = asyncio.ensure_future(self.now.domain.connect()), asyncio.ensure_future(self._hear())
+            try:
+                done, _ = await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
+                for one in done:
+                    one.result()
+                self.life.point("after-qmp")
+            finally:
+                for one in both:
+                    await _cancelled(one)
+
+    async def _hear(self) -> None:
+        """The guest's first words, where it has any for us."""
+        if self.life.request.payload is not None:
+            await self._living_guest().greet()
+        self.life.point("after-boot")
+
+    # -- the payload -----------------------------------------------------------------------------------------------
+
+    async def _serve(self, payload: Payload, streams: Streams) -> None:
+        """Everything that happens inside: folders, account, files in, the payload itself, files out."""
+        life, guest = self.life, self._living_guest()
+        life.begun = time.time()
+        payload = with_features(life.request, payload, life.begun, self.parts.hs06_per_cpu, outputs_url(life))
+        with life.phase("setup"):
+            await self._furnish(guest, payload)
+        with life.phase("run"):
+            life.point("payload-sent")
+            life.record.write("payload", argv=[word[:200] for word in payload.argv[:20]])
+            life.payload_started = True
+            self.now.process = await guest.start(payload, streams)
+            life.point("payload-started")
+            await self._obeying.deliver_early()
+            status = await self._until_ended(self.now.process)
+            life.point("payload-ended")
+        life.conclude(status)
+        life.record.tell("payload-ended", exit_code=status.exit_code, signal=status.signal)
+        with life.phase("fetch"):
+            try:
+                await self._fetch(guest, payload)
+            except (UsageError, GuestRefused, HostError) as error:
+                life.fail(error)
+        life.point("status-written")
+        life.settle()
+        if life.request.collect:
+            from belljar.machine.extras.collect import collect
+
+            with life.phase("collect"):
+                await collect(guest, life)
+
+    async def _furnish(self, guest: Guest, payload: Payload) -> None:
+        if self.life.request.machine.shares:
+            await mount_all(guest, self.life, self._servers)
+        if self.life.disks:
+            from belljar.machine.extras.attachments import furnish
+
+            return await furnish(guest, self.life, self._packed, payload)
+        if payload.inputs and payload.files:
+            await guest.place(payload.files, payload.account)  # what is copied in may lie in folders of theirs
+        for item in payload.inputs:
+            await guest.put(item.outside, item.inside, payload.account, payload.cwd, skip=item.skip)
+
+    async def _until_ended(self, process: Process) -> ExitStatus:
+        """The payload's status; TERM at the time limit, and after the grace the machine's end."""
+        limit, grace = self.life.request.timeout, self.life.request.grace
+        waiting = asyncio.ensure_future(process.wait())
+        try:
+            done, _ = await asyncio.wait({waiting}, timeout=limit)
+            if not done:
+                self.life.expect(Cause.WALLTIME, f"the time limit of {limit:g} s was reached")
+                await process.signal(signal.SIGTERM)
+                done, _ = await asyncio.wait({waiting}, timeout=grace)
+            if not done:
+                raise Ended(
+                    Cause.WALLTIME,
+                    signal.SIGKILL,
+                    f"the time limit of {limit:g} s was reached; killed after {grace:g} s of grace",
+                )
+            return await waiting
+        finally:
+            waiting.cancel()
+
+    async def _fetch(self, guest: Guest, payload: Payload) -> None:
+        """Copy every output that can be had, then complain about the first that cannot."""
+        trouble: BelljarError | None = None
+        for item in payload.outputs:
+            try:
+                await guest.get(
+                    item.inside,
+                    item.outside,
+                    payload.account,
+                    payload.cwd,
+                    skip=item.skip,
+                    changed_only=item.changed_only,
+                )
+            except (UsageError, GuestRefused, HostError) as error:
+                trouble = trouble or error
+        if self.life.request.machine.shares or self.life.request.keep:
+            await guest.end_payload()
+        has_failed = self.life.outcome.exit_code != 0
+        if trouble is not None and not (has_failed and isinstance(trouble, OutputMissing)):
+            raise trouble  # what a failing payload did not write is its own affair
+
+    # -- the way out -------------------------------------------------------------------------------------------------
+
+    async def leave(self) -> None:
+        """Domain, socket, files, outcome, lock, in this order. Each step is tried whatever became of the one before."""
+        life = self.life
+        self._obeying.close()
+        with life.phase("stop"):
+            if self.now.domain is not None:
+                life.leave_towards(State.STOPPING)
+                life.point("before-stop")
+                await self._drop_domain()
+                fates.own_limit(life, self._usage)
+                life.point("after-stop")
+            elif life.state in (State.STARTING, State.BOOTING):
+                life.leave_towards(State.STOPPING)
+                with life.trying(NOT_ENDED):
+                    traces = traces_of(read(life.folder))
+                    await in_thread(lambda: self.parts.hypervisor.discard(life.request.id, traces))
+            if life.joined is not None:
+                with life.trying("its network was not left"):
+                    life.joined.close()
+            with life.trying("its control socket was not closed"):
+                await self._control.close()
+        life.leave_towards(State.CLEANING)
+        # Records may lie on a file server that does not answer: whoever is told to end then leaves the rest to a reaper.
+        work = asyncio.ensure_future(in_thread(lambda: fates.put_away(life, self.parts.overlays, self._usage)))
+        try:
+            await unless_cancelled(asyncio.wait({work}), self._orders)
+        except Ended:
+            await asyncio.wait({work}, timeout=CLEANING_PATIENCE)
+        if work.done():
+            work.result()
+
+    async def _drop_domain(self) -> None:
+        """End the domain, and all that listened to it."""
+        life, domain, guest, console = self.life, self.now.domain, self.now.guest, self.now.console
+        if guest is not None:
+            with life.trying("the conversation with its guest was not closed"):
+                guest.close()
+        if self._fate is not None:
+            self._fate.cancel()
+        if domain is not None:
+            wanted = life.request.keep or life.disks_are_wanted
+            with life.trying(NOT_ENDED):
+                life.quit_status = await domain.quit(grace=QUIT_TO_KEEP if wanted else 0.0)
+            with life.trying("what it used is not known"):
+                self._usage = domain.usage()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for end in (*((domain.channel, domain.console) if domain else ()), *((console,) if console else ())):
+            with life.trying("a line to it was not closed"):
+                end.close()
+        self._fate = None
+        self.now.clear()
+        self._tasks.clear()
+
+    # -- small helps ---------------------------------------------------------------------------------------------------
+
+    def _living_guest(self) -> Guest:
+        assert self.now.guest is not None
+        return self.now.guest
+
+    async def _while_alive(self, work: Coroutine[Any, Any, T] | asyncio.Future[T]) -> T:
+        """The work's result, unless the domain ends before: then the reason for that."""
+        assert self._fate is not None
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, self._fate}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done() and isinstance(task.exception(), (AgentLost, DomainDied)):
+                # A channel that breaks, or its monitor, is how QEMU's end shows first; its own event tells why.
+                await asyncio.wait({self._fate}, timeout=LAST_WORDS)
+            if self._fate.done() and not (task.done() and task.exception() is None):
+                raise self._fate.result()
+            return await task
+        finally:
+            await _cancelled(task)
+
+
+async def _first(work: Coroutine[Any, Any, None], other: Coroutine[Any, Any, None]) -> None:
+    """Run both until one ends; its result or exception counts, and the other is cancelled. Work wins a draw."""
+    first, second = asyncio.ensure_future(work), asyncio.ensure_future(other)
+    try:
+        await asyncio.wait({first, second}, return_when=asyncio.FIRST_COMPLETED)
+        await (first if first.done() else second)
+    finally:
+        await _cancelled(first)
+        await _cancelled(second)
+
+
+async def _cancelled(task: asyncio.Future[Any]) -> None:
+    """Cancel and wait; what it says in leaving does not count any more."""
+    task.cancel()
+    if not task.done():
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
+
+
+def outputs_url(life: Life) -> str:
+    """Where the guest may put files that are kept; "": nowhere."""
+    return f"http://{life.answers[-1][0]}/joboutputs" if life.answers else ""
+
+
+def wants_attachments(request: Request, settings: Settings) -> bool:
+    """Could this machine get a further disk? Asked for every job."""
+    if request.machine.scratch is not None:
+        return True
+    inputs = request.payload.inputs if request.payload is not None else ()
+    return bool(settings.pack_files or settings.pack_size) and any(os.path.isdir(item.outside) for item in inputs)

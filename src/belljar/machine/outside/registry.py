@@ -1,0 +1,150 @@
+"""The machines of a set of folders, live and ended, seen from outside: what `ps`, `show` and their like read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import AmbiguousMachine, BelljarError, NoSuchMachine, NotPermitted
+from belljar.host.files import read_json
+from belljar.host.locks import is_locked
+from belljar.journal import Event, read
+from belljar.machine import LOCK, OUTCOME, REQUEST, Folders, MachineView
+from belljar.machine.cleaning.reaper import Reaper, Undone
+from belljar.model import State
+
+LARGEST_REQUEST = 16 << 20
+NEWEST = 200  # records of ended machines that a hook looks through
+
+
+class Machines:
+    """Reads; the only thing it changes is what `reap` undoes."""
+
+    def __init__(self, folders: Folders, reaper: Reaper) -> None:
+        self.folders, self._reaper = folders, reaper
+
+    def list(self, *, ended: bool = False) -> list[MachineView]:
+        """The live machines, oldest first; with *ended* those too whose records are still kept."""
+        views = [view for folder in _folders(self.folders.machines) if (view := _view(folder)) is not None]
+        if ended:
+            live = {view.id for view in views}  # a record that could not be moved whole is in both places
+            kept = [folder for folder in _folders(self.folders.logs) if folder.name not in live]
+            views += [view for folder in kept if (view := _view(folder)) is not None]
+        return sorted(views, key=lambda view: view.created)
+
+    def find(self, reference: str) -> MachineView:
+        """The machine of this id, unique id prefix, name or batch id (`slurm:4711`); a live one before an ended one, the
+        latest of a name. Raises NoSuchMachine, AmbiguousMachine."""
+        if not reference:
+            raise NoSuchMachine("an empty id")
+        for ended in (False, True):
+            views = self.list(ended=ended)
+            exact = [view for view in views if reference == view.id or reference in known_as(view)]
+            if exact:
+                return exact[-1]
+            fits = [view for view in views if view.id.startswith(reference)]
+            if len(fits) > 1:
+                raise AmbiguousMachine(f"{reference}: fits {', '.join(view.id for view in fits[:5])}")
+            if fits:
+                return fits[0]
+        raise NoSuchMachine(f"{reference}: no machine of this id or name")
+
+    def newest(self, job: str) -> MachineView | None:
+        """The latest machine of this batch job, live or ended. Looks at the newest records only: cheap."""
+        live = [view for view in self.list() if job in jobs_of(view)]
+        if live:
+            return live[-1]
+        folders = sorted(_folders(self.folders.logs), key=_age)[:NEWEST]
+        views = (view for folder in folders if (view := _view(folder)) is not None)
+        return next((view for view in views if job in jobs_of(view)), None)
+
+    def reap(self) -> Sequence[Undone]:
+        """Finish what dead supervisors left; returns what was undone."""
+        return self._reaper.full()
+
+    def leftovers(self) -> Sequence[Undone]:
+        """What `reap` would undo."""
+        return self._reaper.leftovers()
+
+
+def jobs_of(view: MachineView) -> frozenset[str]:
+    """The batch job this machine was made for, under each of its ids (`slurm:4711`); empty where there is none."""
+    system, colon, id = view.requester.partition(":")
+    return frozenset(f"{system}:{one}" for one in (id, *_aliases(view))) if colon and system and id else frozenset()
+
+
+def known_as(view: MachineView) -> frozenset[str]:
+    """Every name of this machine but its id."""
+    return (jobs_of(view) | {view.name, *_aliases(view)}) - {""}
+
+
+def _aliases(view: MachineView) -> list[str]:
+    labels = view.request.get("labels")
+    pairs = [one for one in labels if isinstance(one, list) and len(one) == 2] if isinstance(labels, list) else []
+    return [text for kind, text in pairs if kind == "alias" and isinstance(text, str)]
+
+
+def _age(folder: Path) -> float:
+    """Sorts the newest first."""
+    try:
+        return -os.stat(folder).st_mtime
+    except OSError:
+        return 0.0
+
+
+def _folders(parent: Path) -> list[Path]:
+    try:
+        return [parent / name for name in os.listdir(parent) if not name.startswith(("ledger-", "."))]
+    except FileNotFoundError:
+        return []
+    except PermissionError as exc:
+        raise NotPermitted(f"{parent}: these machines belong to somebody else") from exc
+
+
+def _view(folder: Path) -> MachineView | None:
+    """None when the folder vanished meanwhile. A broken record gives a view with what is left of it."""
+    try:
+        owner = os.stat(folder).st_uid
+    except FileNotFoundError:
+        return None
+    request, outcome, events = _json(folder / REQUEST), _json(folder / OUTCOME), read(folder)
+    asked = request.get("machine") if isinstance(request.get("machine"), dict) else {}
+    asked = asked or {}
+    pids = [event.get("pid") for event in events if event["event"] == "spawned"]
+    starts = [event.get("start") for event in events if event.get("start")]
+    return MachineView(
+        id=folder.name, name=_text(request.get("name")), state=_state(events, outcome), cause=_text(outcome.get("cause")),
+        image=_text(asked.get("image")), cpus=_number(asked.get("cpus")), memory=_number(asked.get("memory")),
+        start=_text(starts[-1] if starts else ""), requester=_text(request.get("requester")), owner=owner,
+        created=float(events[0]["time"]) if events else 0.0, ended=outcome.get("ended") if outcome else None,
+        pid=pids[-1] if pids and isinstance(pids[-1], int) and not outcome else None, alive=is_locked(folder / LOCK),
+        folder=folder, request=request, outcome=outcome or None,
+    )  # fmt: skip
+
+
+def _state(events: list[Event], outcome: dict[str, Any]) -> str:
+    if outcome:
+        return State.DONE.value
+    for event in reversed(events):
+        if event["event"] in ("paused", "resumed"):
+            return "paused" if event["event"] == "paused" else State.RUNNING.value
+        if event["event"] == "state":
+            return _text(event.get("state"))
+    return State.REQUESTED.value
+
+
+def _json(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError, BelljarError):
+        return read_json(path, LARGEST_REQUEST)
+    return {}
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0

@@ -1,0 +1,1 @@
+"""Machines that work on disks nobody trusts."""

@@ -1,0 +1,184 @@
+"""An ordinary machine that works on a disk nobody trusts: it mounts the disk's file systems as its own root, does one task, is gone.
+
+So no file system of a foreign image is ever parsed by this host, in its kernel or in a process. The machine is of the
+default image; what runs in it is `inside/foreign.py`. The disk's file is only read: what the machine writes goes into
+an overlay, which is thrown away with it, or is what was asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from belljar.errors import OutputMissing, WorkshopFailed
+from belljar.guest import Sink, Streams
+from belljar.hypervisor import ExtraDisk
+from belljar.image import Image, Overlays
+from belljar.machine.life.life import Life
+from belljar.machine.orders import Orders
+from belljar.model import (
+    MIB,
+    Account,
+    Context,
+    MachineSpec,
+    Outcome,
+    Payload,
+    PlainFile,
+    Request,
+    StdinKind,
+    Transfer,
+)
+
+SCRIPT = Path(__file__).parent / "inside" / "foreign.py"
+FOREIGN = "foreign"  # the disk's name
+OUT, IN = "/var/foreign/out", "/var/foreign/in"  # as in inside/foreign.py
+TASK = b"/var/foreign/task"
+ROOT = Account("root", 0, 0, "root", home="/root")
+MEMORY = 512 * MIB
+MOST_WORDS = 64 << 10
+PATIENCE = 3600.0  # seconds for one task
+
+
+class Keeper(Protocol):
+    """What of a supervisor is needed here."""
+
+    def __call__(
+        self, request: Request, streams: Streams, orders: Orders, equip: Callable[[Life], None] | None = None, /
+    ) -> Awaitable[Outcome]: ...
+
+
+@dataclass(frozen=True)
+class Item:
+    """A file or folder of the host that is put into an image. *mode* None: as it is here; of a folder's files too."""
+
+    source: str
+    target: str  # absolute; an existing folder, or one that ends with a slash, gets it by its own name
+    mode: int | None = None
+    owner: tuple[int, int] = (0, 0)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be done, and what is copied before and after."""
+
+    words: dict[str, Any]
+    inputs: tuple[Transfer, ...] = ()
+    outputs: tuple[Transfer, ...] = ()
+    stdout: Sink | None = field(default=None, compare=False)
+
+
+class Workshop:
+    """Each call is one machine. All raise WorkshopFailed, with what was wrong."""
+
+    def __init__(self, keep: Keeper, overlays: Overlays, image: str) -> None:
+        self._keep, self._overlays, self._image = keep, overlays, image
+
+    async def extract(self, disk: Image, paths: Sequence[str], folder: Path) -> None:
+        """Copy these paths of the disk, links in their middle followed within it, into a folder of the host."""
+        outputs = [Transfer(str(folder / _leaf(path)), f"{OUT}/{number}/it") for number, path in enumerate(paths)]
+        words = {"do": "expose", "paths": list(paths), "leave_mounted": True}
+        await self._work_on_a_copy(disk, Task(words, outputs=tuple(outputs)))
+
+    async def archive(self, disk: Image, paths: Sequence[str], sink: Sink) -> None:
+        """Write these paths of the disk as a tar archive, with owners and modes."""
+        await self._work_on_a_copy(disk, Task({"do": "archive", "paths": list(paths)}, stdout=sink))
+
+    async def survey(self, disk: Image, sink: Sink) -> None:
+        """Write what a direct boot of the disk's system is made of: see `belljar.image.intake.survey`."""
+        await self._work_on_a_copy(disk, Task({"do": "survey"}, stdout=sink))
+
+    async def insert(self, overlay: Path, items: Sequence[Item]) -> None:
+        """Put files of the host into the disk *overlay*, a qcow2 on top of others."""
+        inputs = [Transfer(item.source, f"{IN}/{number}/it") for number, item in enumerate(items)]
+        told = [
+            {"target": item.target, "name": _leaf(item.source), "mode": item.mode, "owner": list(item.owner)}
+            for item in items
+        ]
+        await self._work_on(overlay, Task({"do": "insert", "items": told}, tuple(inputs)))
+
+    async def inject(self, overlay: Path, agent: tuple[str, str], unit: tuple[str, str]) -> None:
+        """Put agent and unit, each a path and its text, into the disk *overlay*, and have its systemd start them."""
+        parts = {name: {"path": path, "text": text} for name, (path, text) in (("agent", agent), ("unit", unit))}
+        await self._work_on(overlay, Task({"do": "inject", **parts}))
+
+    async def _work_on_a_copy(self, disk: Image, task: Task) -> None:
+        def equip(life: Life) -> None:
+            path = life.attach(FOREIGN, FOREIGN)
+            self._overlays.create(path, disk, None)
+            life.disks += (_foreign(path),)
+
+        await self._work(task, equip)
+
+    async def _work_on(self, overlay: Path, task: Task) -> None:
+        lives: list[Life] = []
+
+        def equip(life: Life) -> None:
+            life.disks += (_foreign(overlay),)
+            life.disks_are_wanted = True
+            lives.append(life)
+
+        await self._work(task, equip)
+        if lives[0].quit_status != 0:
+            raise WorkshopFailed("QEMU was killed before it had written all of the disk", hint="Try again.")
+
+    async def _work(self, task: Task, equip: Callable[[Life], None]) -> None:
+        complaint = _Words()
+        request = self._request(task)
+        outcome = await self._keep(request, Streams(None, task.stdout, complaint), Orders(), equip)
+        if outcome.exit_code == 0 and not outcome.error:
+            return
+        if outcome.exit_code and outcome.exit_code < 125 and not outcome.error:
+            raise WorkshopFailed(complaint.last() or f"the work in machine {request.id} ended with {outcome.exit_code}")
+        kind = OutputMissing if outcome.error == OutputMissing.__name__ else WorkshopFailed
+        raise kind(f"machine {request.id}: {outcome.reason}", hint=outcome.hint or None)
+
+    def _request(self, task: Task) -> Request:
+        words = json.dumps({"disk": FOREIGN, **task.words})
+        names = (f"{IN}/{number}".encode() for number in range(len(task.inputs)))
+        folders = (PlainFile(name, None, 0o700, is_users=False) for name in names)
+        payload = Payload(
+            argv=(b"foreign",), script=SCRIPT.read_bytes(), account=ROOT, cwd=b"/",
+            env=((b"PATH", b"/usr/sbin:/usr/bin:/sbin:/bin"), (b"LC_ALL", b"C.UTF-8")),
+            stdin=StdinKind.NULL, stdout=StdinKind.STREAM if task.stdout else StdinKind.NULL,
+            inputs=task.inputs, outputs=task.outputs,
+            files=(PlainFile(TASK, words.encode("ascii"), 0o600, is_users=False), *folders),
+        )  # fmt: skip
+        spec = MachineSpec(self._image, cpus=1, memory=MEMORY, context=Context.RAMDISK)
+        id = os.urandom(6).hex()
+        return Request(id, spec, payload, name="", requester="workshop", created=time.time(), timeout=PATIENCE)
+
+
+class _Words:
+    """Keeps the end of what was said."""
+
+    def __init__(self) -> None:
+        self._kept = b""
+
+    async def write(self, data: bytes) -> None:
+        self._kept = (self._kept + data)[-MOST_WORDS:]
+
+    async def close(self) -> None:
+        pass
+
+    def last(self) -> str:
+        lines = self._kept.decode(errors="replace").strip().splitlines()
+        return lines[-1][:500] if lines else ""
+
+
+def kept_disk(overlay: Path, size: int) -> Image:
+    """The disk that a machine has left, as an image to work on."""
+    return Image("", (), overlay, size, None, None, "", "", "a kept machine", 0.0)
+
+
+def _foreign(path: Path) -> ExtraDisk:
+    return ExtraDisk(FOREIGN, path, "qcow2", readonly=False, chained=True)
+
+
+def _leaf(path: str) -> str:
+    """The name it gets where only a folder is named."""
+    return os.path.basename(os.path.normpath(path)).strip("/") or "root"
