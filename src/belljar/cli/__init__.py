@@ -47,7 +47,7 @@ VERBS = {
     "completion": Entry("host.completion", "print a completion script for bash, zsh or fish"),
     "version": Entry("host.version", "show the version of belljar and of what it stands on"),
 }
-HIDDEN = frozenset({"keep"})  # verbs for programs: not in the overview
+HIDDEN = {"keep": "machine.keep"}  # verbs for programs: not in the overview
 OUR_FAILURE = 125
 
 
@@ -252,7 +252,7 @@ def _import_verb(verb: str) -> Verb:
     from importlib import import_module
     from typing import cast
 
-    return cast(Verb, import_module(f"belljar.cli.{VERBS[verb].module}"))
+    return cast(Verb, import_module(f"belljar.cli.{HIDDEN.get(verb) or VERBS[verb].module}"))
 
 
 def overview() -> str:
