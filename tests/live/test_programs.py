@@ -40,7 +40,7 @@ def test_a_machine_that_runs_is_seen_by_every_reading_verb(belljar: Belljar) -> 
         shown = belljar.json("show", id[:6])
         assert shown["pid"] and os.path.exists(f"/proc/{shown['pid']}")
         assert b"running" in belljar("logs", "job", "--journal").stdout
-        assert b"job" in belljar("completion", "machines").stdout
+        assert b"job" in belljar("completion", "words", "show", "").stdout
         doomed = belljar.json("kill-all", "--dry-run")
         assert [(one["machine"], one["pid"]) for one in doomed if one["machine"] == id] == [(id, shown["pid"])]
         assert belljar.json("reap", "--dry-run") == []

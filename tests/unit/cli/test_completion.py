@@ -1,4 +1,4 @@
-"""Completion scripts: made from the parsers, and understood by their shells."""
+"""Completion: what may follow is read from the parsers, and the scripts hand it to their shells."""
 
 import subprocess
 from pathlib import Path
@@ -8,94 +8,64 @@ from typing import Any
 import pytest
 
 from belljar.cli.host import completion
-from belljar.cli.host.completion import Option, Verb
 from belljar.errors import BadSetting
 
-VERBS = (
-    Verb(
-        ("run",),
-        "run it; it's simple",
-        (
-            Option(("--image",), "by name: or [digest]", True, asks="images"),
-            Option(("-t", "--tty"), "a terminal", False),
-            Option(("--start",), "how", True, choices=("auto", "cold")),
-            Option(("--report",), "where", True, files=True),
+FILE = ("", "")
+
+
+class Broken:
+    @property
+    def machines(self) -> Any:
+        raise BadSetting("broken")
+
+
+def offered(*words: str) -> dict[str, str]:
+    house: Any = SimpleNamespace(
+        machines=SimpleNamespace(
+            list=lambda ended: [SimpleNamespace(id="0123456789ab", name="mine", image="debian12")]
         ),
-        files=True,
-    ),
-    Verb(("show",), "show it", (), asks="machines"),
-    Verb(("image",), "images", (), words=("list", "show")),
-    Verb(
-        ("image", "show"), "one image", (Option(("--format",), "how", True, choices=("table", "json")),), asks="images"
-    ),
-)
-
-
-def complete(tmp_path: Path, *words: str) -> list[str]:
-    """What bash offers after these words, with a `belljar` that knows one machine."""
-    fake = tmp_path / "belljar"
-    fake.write_text('#!/bin/sh\n[ "$2" = machines ] && echo 0123456789ab\n[ "$2" = images ] && echo debian12\nexit 0\n')
-    fake.chmod(0o755)
-    quoted = " ".join(f"'{word}'" for word in words)
-    script = f"""
-{completion.bash(VERBS)}
-COMP_WORDS=(belljar {quoted}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))
-_belljar; printf '%s\\n' "${{COMPREPLY[@]}}"
-"""
-    done = subprocess.run(
-        ["bash", "--norc", "-c", script],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-        cwd=tmp_path,
-        capture_output=True,
-        timeout=30,
+        images=SimpleNamespace(images=lambda: [SimpleNamespace(names=("debian12", "deb"), os="Debian 12")]),
     )
-    assert done.stderr == b"", done.stderr.decode()
-    return done.stdout.decode().split()
+    return dict(completion.offered(words[:-1], words[-1], house))
 
 
 @pytest.mark.parametrize(
-    ("words", "offered"),
+    ("words", "is_offered"),
     [
-        (["r"], ["run"]),
-        (["--config", "x", "sh"], ["show"]),
-        (["run", "--i"], ["--image"]),
-        (["run", "--image", ""], ["debian12"]),
-        (["run", "--start", "c"], ["cold"]),
-        (["show", ""], ["0123456789ab"]),
-        (["image", "l"], ["list"]),
-        (["image", "show", ""], ["debian12"]),
-        (["image", "show", "--format", "j"], ["json"]),
-        (["run", "--report", "bell"], ["belljar"]),
-        (["nosuch", "x"], []),
+        ([""], ("run", "run a command or a script in its own fresh virtual machine")),
+        (["--config", "x", ""], ("--verbose", "tell where an error was raised")),
+        (["--config", ""], FILE),
+        (["run", "--image", ""], ("debian12", "Debian 12")),
+        (["run", "--start", ""], ("cold", "")),
+        (["run", "--report", ""], FILE),
+        (["run", "-t", ""], FILE),
+        (["run", "--start", "cold", "--", "ls", ""], FILE),
+        (["show", ""], ("0123456789ab", "debian12")),
+        (["stop", "mine", ""], ("mine", "debian12")),
+        (["image", ""], ("list", "list the images")),
+        (["image", "show", ""], ("deb", "Debian 12")),
+        (["image", "show", "--format", ""], ("json", "")),
+        (["batch", "install", ""], ("slurm", "")),
+        (["completion", ""], ("zsh", "")),
     ],
-)
-def test_bash_offers_what_fits(tmp_path: Path, words: list[str], offered: list[str]) -> None:
-    assert complete(tmp_path, *words) == offered
+)  # fmt: skip
+def test_what_may_follow_is_offered_with_a_text(words: list[str], is_offered: tuple[str, str]) -> None:
+    assert is_offered in offered(*words).items()
 
 
-def test_the_options_are_those_of_the_parsers() -> None:
-    run = next(verb for verb in completion.all_verbs() if verb.path == ("run",))
-    start = next(option for option in run.options if "--start" in option.flags)
-    assert start.takes and start.choices == ("auto", "clone", "cold")
-    tty = next(option for option in run.options if "--tty" in option.flags)
-    assert tty.flags == ("-t", "--tty") and not tty.takes
+def test_options_are_those_of_the_parsers() -> None:
+    found = offered("run", "--st")
+    assert found["--start"] and {"-t", "--tty", "--help"} <= set(found)
+    assert "--config" not in found and "words" not in offered("completion", "")
 
 
-def test_zsh_and_fish_get_every_option_with_its_text() -> None:
-    zsh, fish = completion.zsh(VERBS), completion.fish(VERBS)
-    assert "'--image[by name  or (digest)]:value:_belljar_ask_images'" in zsh
-    assert "_belljar_image_show()" in zsh
-    assert "-l tty -d 'a terminal'" in fish and "-s t" in fish
-    assert "-x -a 'auto cold'" in fish and "-r -F" in fish
+@pytest.mark.parametrize("words", [["nosuch", "x"], ["--nosuch", "x"], ["--help", ""], ["version", ""]])
+def test_where_nothing_may_follow_nothing_is_offered(words: list[str]) -> None:
+    assert offered(*words) == {}
 
 
-def test_words_are_silent_when_the_settings_are_broken(capsys: pytest.CaptureFixture[str]) -> None:
-    class Broken:
-        @property
-        def machines(self) -> Any:
-            raise BadSetting("broken")
-
-    completion.run(SimpleNamespace(shell="machines"), Broken())  # type: ignore[arg-type]
+def test_it_is_silent_when_the_settings_are_broken(capsys: pytest.CaptureFixture[str]) -> None:
+    completion.run(SimpleNamespace(shell="words", rest=["show", ""]), Broken())  # type: ignore[arg-type]
     output = capsys.readouterr()
     assert output.out == output.err == ""
 
@@ -103,5 +73,48 @@ def test_words_are_silent_when_the_settings_are_broken(capsys: pytest.CaptureFix
 def test_words_are_ids_and_names_of_machines(call: Any, house: Any, capsys: pytest.CaptureFixture[str]) -> None:
     house.machine("aaaaaaaaaaaa", name="mine")
     house.machine("bbbbbbbbbbbb", name="bad name")
-    call("completion", "machines")
-    assert capsys.readouterr().out.split() == ["aaaaaaaaaaaa", "mine", "bbbbbbbbbbbb"]
+    call("completion", "words", "show", "")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("\t")[0] for line in lines] == ["aaaaaaaaaaaa", "mine", "bbbbbbbbbbbb"]
+    call("completion", "words", "show", "m")
+    assert capsys.readouterr().out.split("\t")[0] == "mine"
+
+
+@pytest.fixture
+def with_belljar(tmp_path: Path) -> dict[str, str]:
+    """An environment whose `belljar` knows an option with a text, and a file where `--report` is to be completed."""
+    fake = tmp_path / "belljar"
+    fake.write_text(
+        '#!/bin/sh\nfor last; do :; done\ncase "$*" in\n'
+        '  "completion words run --report "*) printf "\\t\\n" ;;\n'
+        '  "completion words run "*) printf "%s\\tby name: or digest\\n" "--image" ;;\nesac\n'
+    )
+    fake.chmod(0o755)
+    return {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
+
+
+def said(argv: list[str], env: dict[str, str]) -> list[str]:
+    done = subprocess.run(argv, env=env, cwd=env["HOME"], capture_output=True, timeout=60, check=False)
+    assert done.stderr == b"", done.stderr.decode()
+    return done.stdout.decode().splitlines()
+
+
+@pytest.mark.parametrize(("words", "shown"), [("run --im", ["--image"]), ("run --report bell", ["belljar"])])
+def test_bash_offers_what_it_is_told(with_belljar: dict[str, str], words: str, shown: list[str]) -> None:
+    script = f"{completion.BASH}\nCOMP_WORDS=(belljar {words}); COMP_CWORD=$(( ${{#COMP_WORDS[@]}} - 1 ))\n"
+    script += "_belljar; printf '%s\\n' \"${COMPREPLY[@]}\""
+    assert said(["bash", "--norc", "-c", script], with_belljar) == shown
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"), [("run --im", ["--image\tby name: or digest"]), ("run --report bell", ["belljar"])]
+)
+def test_fish_offers_what_it_is_told(with_belljar: dict[str, str], words: str, shown: list[str]) -> None:
+    script = f"{completion.FISH}\ncomplete -C 'belljar {words}'"
+    found = said(["fish", "--no-config", "-c", script], with_belljar)
+    assert [line.removesuffix("\texecutable") if "belljar" in line else line for line in found] == shown
+
+
+def test_zsh_understands_its_script(with_belljar: dict[str, str]) -> None:
+    (Path(with_belljar["HOME"]) / "_belljar").write_text(completion.ZSH)
+    assert said(["zsh", "-f", "-n", "_belljar"], with_belljar) == []
