@@ -4,30 +4,62 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
+import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 IN_MODIFY, IN_MOVE_SELF, IN_DELETE_SELF, IN_ATTRIB, IN_CREATE, IN_MOVED_TO, IN_DELETE, IN_MOVED_FROM = (
     0x2, 0x800, 0x400, 0x4, 0x100, 0x80, 0x200, 0x40,
 )  # fmt: skip
+IN_Q_OVERFLOW = 0x4000
+HEAD = struct.Struct("iIII")  # inotify(7)
 CHUNK = 1 << 16
 
 
+class Happened(NamedTuple):
+    """One thing the kernel tells of."""
+
+    watch: int  # as `add` returned it; -1 after an overflow
+    mask: int
+    name: str  # of what is in a watched folder; "" for what is watched itself
+
+
 class Watch:
-    """An inotify descriptor. `wait` returns after something happened to one of the watched paths."""
+    """An inotify descriptor: readable when something happened to one of the watched paths."""
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._descriptor = self._libc.inotify_init1(os.O_CLOEXEC)
+        self._descriptor = self._libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
         if self._descriptor < 0:
-            raise OSError(ctypes.get_errno(), "inotify_init1")
+            raise OSError(ctypes.get_errno(), f"inotify_init1: {os.strerror(ctypes.get_errno())}")
 
-    def add(self, path: Path, mask: int) -> bool:
-        """Watch *path* too; False when it is not there."""
-        return bool(self._libc.inotify_add_watch(self._descriptor, os.fsencode(path), mask) >= 0)
+    def add(self, path: Path, mask: int) -> int:
+        """Watch *path* too; 0 when it is not there."""
+        return max(int(self._libc.inotify_add_watch(self._descriptor, os.fsencode(path), mask)), 0)
+
+    def remove(self, watch: int) -> None:
+        """Watch that no more. What is gone is watched no more anyway."""
+        self._libc.inotify_rm_watch(self._descriptor, watch)
 
     def wait(self) -> None:
-        os.read(self._descriptor, CHUNK)
+        """Return after something happened."""
+        select.select([self._descriptor], [], [])
+        self.read()
+
+    def read(self) -> list[Happened]:
+        """What happened since; nothing when nothing did."""
+        found: list[Happened] = []
+        with suppress(BlockingIOError):
+            while data := os.read(self._descriptor, CHUNK):
+                while data:
+                    watch, mask, _, length = HEAD.unpack_from(data)
+                    name = os.fsdecode(data[HEAD.size : HEAD.size + length].rstrip(b"\0"))
+                    found.append(Happened(watch, mask, name))
+                    data = data[HEAD.size + length :]
+        return found
 
     def fileno(self) -> int:
         return int(self._descriptor)

@@ -73,7 +73,7 @@ def read(folder: Path) -> list[Event]:
     """All events of a machine, oldest first. Missing journal: none. Torn or foreign lines are left out."""
     try:
         with open(folder / JOURNAL, "rb") as file:
-            return _parse(file.read(LONGEST_JOURNAL))
+            return parse(file.read(LONGEST_JOURNAL))
     except FileNotFoundError:
         return []
 
@@ -83,13 +83,14 @@ def follow(folder: Path) -> Iterator[Event]:
     from belljar.host.watch import changes
 
     for data in changes(folder / JOURNAL):
-        for event in _parse(data):
+        for event in parse(data):
             yield event
             if event.get("state") == State.DONE.value:
                 return
 
 
-def _parse(data: bytes) -> list[Event]:
+def parse(data: bytes) -> list[Event]:
+    """The events in these lines of a journal. Torn or foreign ones are left out."""
     events = []
     for line in data.splitlines():
         try:

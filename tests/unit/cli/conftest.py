@@ -32,6 +32,10 @@ class PaperReaper:
         self.reaped += 1
         return self.found
 
+    def one(self, id: str) -> list[Undone]:
+        self.reaped += 1
+        return self.found
+
     def leftovers(self) -> list[Undone]:
         return self.found
 
@@ -70,7 +74,9 @@ class PaperHouse:
         (folder / "request.json").write_text(json.dumps(request))
         self.journal(folder, "claim", pid=1)
         if outcome is not None:
-            (folder / "outcome.json").write_text(json.dumps({"id": id, "ended": 1.6e9, **outcome}))
+            (folder / "outcome.json").write_text(
+                json.dumps({"id": id, "cause": "finished", "class": "payload", "ended": 1.6e9, **outcome})
+            )
         if not ended:
             (folder / "lock").touch()
         return folder

@@ -1,18 +1,12 @@
 """The verbs that read: ps, show, logs, events, wait, reap."""
 
-import fcntl
 import json
-import os
-import signal
-import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from belljar.cli.machine import wait
-from belljar.cli.machine.events import Stream
 from belljar.cli.machine.logs import for_terminal, story
 from belljar.cli.machine.run import finish_the_dead
 from belljar.errors import AmbiguousMachine, BelljarError, NoSuchMachine
@@ -180,21 +174,6 @@ def test_events_of_all_machines_come_in_the_order_of_time(call: Call, house: Any
     ]
 
 
-def test_the_stream_of_events_sees_machines_come_grow_and_go(house: Any) -> None:
-    events = Stream(house.folders)
-    stream = iter(events)
-    folder = house.machine("aaaaaaaaaaaa")
-    assert next(stream)["event"] == "claim"
-    house.journal(folder, "state", state="running")
-    assert next(stream)["state"] == "running"
-    house.journal(folder, "state", state="done")
-    os.rename(folder, house.folders.ended("aaaaaaaaaaaa"))
-    assert next(stream) == {"time": 1.6e9, "event": "state", "state": "done", "machine": "aaaaaaaaaaaa"}
-    house.machine("bbbbbbbbbbbb", ended=True)  # so short a life that it was over before anybody looked
-    assert next(stream)["machine"] == "bbbbbbbbbbbb"
-    events.close()
-
-
 # -- wait --------------------------------------------------------------------------------------------------------------
 
 
@@ -220,35 +199,18 @@ def test_wait_for_a_machine_that_never_ran_its_payload_says_why(call: Call, hous
         call("wait", "aaa")
 
 
-def test_wait_wakes_when_the_supervisor_gives_up_its_lock(house: Any) -> None:
-    folder = house.machine("aaaaaaaaaaaa")
-    holder = os.open(folder / "lock", os.O_RDWR)
-    fcntl.flock(holder, fcntl.LOCK_EX)
-    thread = threading.Thread(target=os.close, args=(holder,))
-    thread.start()
-    wait.wait_for_end(folder, timeout=30)
-    thread.join()
-
-
-def test_wait_gives_up_at_its_deadline_and_leaves_no_alarm(house: Any) -> None:
-    folder = house.machine("aaaaaaaaaaaa")
-    holder = os.open(folder / "lock", os.O_RDWR)
-    fcntl.flock(holder, fcntl.LOCK_EX)
+def test_wait_gives_up_at_its_deadline(call: Call, house: Any) -> None:
+    holder = try_lock(house.machine("aaaaaaaaaaaa") / "lock")
     with pytest.raises(wait.NotEnded, match="still running after"):
-        wait.wait_for_end(folder, timeout=0.01)
-    os.close(holder)
-    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+        call("wait", "aaa", "--timeout", "0.01")
+    assert holder
 
 
-def test_wait_for_a_machine_whose_supervisor_was_killed_has_it_finished(call: Call, house: Any) -> None:
+def test_wait_for_a_machine_whose_keeper_was_killed_has_it_finished(call: Call, house: Any) -> None:
     house.machine("aaaaaaaaaaaa")
-    with pytest.raises(BelljarError, match="without an outcome"):
+    with pytest.raises(BelljarError, match="cannot be finished"):  # this reaper only counts
         call("wait", "aaa")
     assert house.reaper.reaped == 1
-
-
-def test_wait_for_a_folder_that_is_gone_returns(tmp_path: Path) -> None:
-    wait.wait_for_end(tmp_path / "gone", timeout=None)
 
 
 # -- reap --------------------------------------------------------------------------------------------------------------

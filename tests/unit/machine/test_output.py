@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.machine.output import FileSink, RollingFile, kept
+from belljar.machine.life.output import FileSink, RollingFile, kept
 
 
 async def test_a_stream_is_kept_byte_by_byte(tmp_path: Path) -> None:

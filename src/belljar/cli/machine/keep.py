@@ -172,7 +172,7 @@ def _streams(request: Request, stdin: int | None, house: House) -> Streams:
     from belljar.guest import Streams
     from belljar.guest.stdio import FdSource
     from belljar.machine import STDERR_LOG, STDOUT_LOG
-    from belljar.machine.output import FileSink
+    from belljar.machine.life.output import FileSink
 
     if request.payload is None:
         return Streams(None, None, None)

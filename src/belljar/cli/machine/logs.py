@@ -87,7 +87,7 @@ def run(args: argparse.Namespace, house: House) -> int:
         "stdout": folder / STDOUT_LOG, "stderr": folder / STDERR_LOG,
     }  # fmt: skip
     if args.which in ("stdout", "stderr"):
-        from belljar.machine.output import kept
+        from belljar.machine.life.output import kept
 
         _write(kept(files[args.which], follow=args.follow and machine.alive))
         return 0

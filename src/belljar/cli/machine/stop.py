@@ -32,7 +32,7 @@ def run(args: argparse.Namespace, house: House) -> int:
 def end(house: House, reference: str, question: dict[str, object]) -> int:
     """Ask the supervisor to end the machine, then wait until its lock is free. An ended machine is success."""
     from belljar.cli.batch.users import reach
-    from belljar.cli.machine.wait import wait_for_end
+    from belljar.cli.machine.wait import until_ended
     from belljar.errors import NoSuchMachine
     from belljar.machine.life import control
 
@@ -49,7 +49,7 @@ def end(house: House, reference: str, question: dict[str, object]) -> int:
             raise
         house.machines.reap()  # its supervisor is dead: finish what it left
         return 0
-    wait_for_end(view.folder, None)
+    until_ended(house, view.id, None)
     return 0
 
 

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
-import os
-import signal
-from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from belljar.cli.parser import as_duration
 from belljar.cli.several import add_machines, each
@@ -16,6 +11,7 @@ from belljar.errors import OUR_FAILURE, BelljarError
 
 if TYPE_CHECKING:
     from belljar.assembly import House
+    from belljar.model import Outcome
 
 HELP = (
     "Wait until a machine has ended, then exit with its payload's code (128 + N where signal N ended it; "
@@ -45,48 +41,33 @@ def wait(house: House, reference: str, timeout: float | None) -> int:
     from belljar.cli.batch.users import reach
 
     house, machine = reach(house, reference)
-    if not machine.ended:
-        wait_for_end(machine.folder, timeout)
-        machine = house.machines.find(machine.id)
-    if not machine.ended:  # its supervisor was killed: finish what it left, and have the outcome written
-        house.machines.reap()
-        machine = house.machines.find(machine.id)
-    outcome = machine.outcome or {}
+    outcome = until_ended(house, machine.id, timeout)
     code = exit_code(outcome)
-    if code == OUR_FAILURE and outcome.get("exit_code") is None:
-        raise BelljarError(
-            f"{machine.id}: {outcome.get('reason') or 'ended without an outcome'}", hint=outcome.get("hint") or None
-        )
+    if code == OUR_FAILURE and outcome.exit_code is None:
+        raise BelljarError(f"{machine.id}: {outcome.reason}", hint=outcome.hint or None)
     return code
 
 
-def exit_code(outcome: dict[str, Any]) -> int:
+def exit_code(outcome: Outcome) -> int:
     """The code by which a shell would know this end."""
-    if outcome.get("signal") is not None:
-        return 128 + int(outcome["signal"])
-    if outcome.get("exit_code") is not None:
-        return int(outcome["exit_code"])
-    return OUR_FAILURE
+    if outcome.signal is not None:
+        return 128 + outcome.signal
+    return OUR_FAILURE if outcome.exit_code is None else outcome.exit_code
 
 
-def wait_for_end(folder: Path, timeout: float | None) -> None:
-    """Return when nobody holds the machine's lock any more. The kernel wakes us, whatever ended the supervisor."""
-    from belljar.machine import LOCK
+def until_ended(house: House, id: str, timeout: float | None) -> Outcome:
+    """What came of the machine, once it has ended. Raises NotEnded after *timeout* seconds."""
+    from belljar.host import quick_asyncio  # isort: skip - it must come before asyncio
+
+    import asyncio
+
+    assert quick_asyncio
+
+    async def wait() -> Outcome:
+        async with asyncio.timeout(timeout):
+            return await house.machines.ended(id)
 
     try:
-        descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return  # it ended between our look and now
-
-    def expire(*_: object) -> None:
-        raise NotEnded(f"{folder.name}: still running after {timeout:g} s")
-
-    before = signal.signal(signal.SIGALRM, expire)
-    try:
-        with suppress(FileNotFoundError):
-            signal.setitimer(signal.ITIMER_REAL, timeout or 0.0)
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        os.close(descriptor)
+        return asyncio.run(wait())
+    except TimeoutError:
+        raise NotEnded(f"{id}: still running after {timeout:g} s") from None

@@ -58,6 +58,11 @@ class Reaper:
         deadline = time.monotonic() + patience
         return [done for id in _dead(self._folders, deadline) for done in self._finish(id, deadline)]
 
+    def one(self, id: MachineId) -> list[Undone]:
+        """This machine alone, where its keeper is dead."""
+        deadline = time.monotonic() + LOCK_PATIENCE
+        return [done for id in _dead(self._folders, deadline, [id]) for done in self._finish(id, deadline)]
+
     def full(self) -> list[Undone]:
         """`quick`, then what no folder tells about: domains without a machine, stray overlays and identities."""
         undone = self.quick()
@@ -216,12 +221,12 @@ def prune(folders: Folders, *, days: int, count: int, now: float) -> int:
     return removed
 
 
-def _dead(folders: Folders, deadline: float = math.inf) -> list[MachineId]:
-    """Machines whose lock nobody holds."""
+def _dead(folders: Folders, deadline: float = math.inf, ids: list[MachineId] | None = None) -> list[MachineId]:
+    """Machines whose lock nobody holds, of these, or of all."""
     with suppress(FileNotFoundError):
         check_ours(folders.machines)  # a journal that somebody else wrote is not to be followed
     found = []
-    for id in _names(folders.machines):
+    for id in _names(folders.machines) if ids is None else ids:
         lock = folders.machine(id) / LOCK
         # One that is still being made is no dead one, nor is what is no folder.
         with suppress(LockTimeout, NotADirectoryError):

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from belljar.machine import CONSOLE_LOG
-from belljar.machine.output import RollingFile
+from belljar.machine.life.output import RollingFile
 
 HALF = 1 << 20  # the log and its predecessor hold the last one to two MiB a guest wrote
 

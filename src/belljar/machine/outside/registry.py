@@ -6,15 +6,18 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from belljar.errors import AmbiguousMachine, BelljarError, NoSuchMachine, NotPermitted
+from belljar.errors import AmbiguousMachine, BelljarError, HostError, NoSuchMachine, NotPermitted
 from belljar.host.files import read_json
 from belljar.host.locks import is_locked
-from belljar.journal import Event, read
+from belljar.journal import Event, Ledger, read
 from belljar.machine import LOCK, OUTCOME, REQUEST, Folders, MachineView
 from belljar.machine.cleaning.reaper import Reaper, Undone
-from belljar.model import State
+from belljar.model import MachineId, Outcome, State
+
+if TYPE_CHECKING:
+    from belljar.machine.outside.watching import Ends, Stream
 
 LARGEST_REQUEST = 16 << 20
 NEWEST = 200  # records of ended machines that a hook looks through
@@ -25,6 +28,7 @@ class Machines:
 
     def __init__(self, folders: Folders, reaper: Reaper) -> None:
         self.folders, self._reaper = folders, reaper
+        self._ends: Ends | None = None
 
     def list(self, *, ended: bool = False) -> list[MachineView]:
         """The live machines, oldest first; with *ended* those too whose records are still kept."""
@@ -60,6 +64,33 @@ class Machines:
         folders = sorted(_folders(self.folders.logs), key=_age)[:NEWEST]
         views = (view for folder in folders if (view := _view(folder)) is not None)
         return next((view for view in views if job in jobs_of(view)), None)
+
+    async def ended(self, id: MachineId) -> Outcome:
+        """What came of this machine, once it has ended. Where its keeper was killed, what it left is finished first. Any
+        number of machines may be waited for at once. Raises NoSuchMachine, HostError."""
+        if self._ends is None:
+            from belljar.machine.outside.watching import Ends
+
+            self._ends = Ends(self.folders, self._finish)
+        await self._ends.wait(id)
+        with suppress(OSError, ValueError, BelljarError):
+            return Outcome.from_json(read_json(self.folders.ended(id) / OUTCOME))
+        with suppress(ValueError):  # its records may have been dropped
+            if (row := Ledger(self.folders.logs).row(id, since=0.0)) is not None:
+                return Outcome.from_json(row)
+        raise NoSuchMachine(f"{id}: no machine of this id, or nothing is known of its end")
+
+    def events(self, since: str | None = None) -> Stream:
+        """What happens to all machines, to be read by `async for`, from now on: first what the journals of the living have, then
+        what comes. *since*: a position in the ledger, whose later rows are told, too; "" is its beginning."""
+        from belljar.machine.outside.watching import Stream
+
+        return Stream(self.folders, since)
+
+    def _finish(self, id: MachineId) -> None:
+        for one in self._reaper.one(id):
+            if one.error:
+                raise HostError(f"{id}: {one.what}: {one.error}", hint="See `belljar reap`.")
 
     def reap(self) -> Sequence[Undone]:
         """Finish what dead supervisors left; returns what was undone."""
