@@ -62,12 +62,11 @@ async def join(
 
 
 def _join_user(settings: Settings, link: Link, grants: tuple[Place, ...], answers: tuple[Place, ...]) -> Joined:
-    is_guarded = settings.egress is EgressMode.GUARDED
     egress = None
-    if is_guarded:
+    if settings.egress is EgressMode.GUARDED:
         resolvers = resolvers_of(RESOLVERS.read_text(errors="replace") if RESOLVERS.exists() else "")
         egress = plan_egress(settings, resolvers, grants, answers)
-    if answers and not is_guarded:
+    elif answers:
         egress = Egress(allow=(EVERYTHING,), answers=answers)
     return Nothing(replace(link, egress=egress))
 
@@ -87,10 +86,8 @@ def _granted(egress: Egress, address: str, port: int) -> rules.Rule:
     from belljar.network.nfs import PORT
 
     if port != PORT:
-        from belljar.host.guard.guard import is_own
-
         verdict, reason = rules.decide(egress, address, port, rules.Transport.TCP)
-        if verdict is not rules.Verdict.ALLOWED or (not reason and is_own(address)):
+        if verdict is not rules.Verdict.ALLOWED or (not reason and rules.is_own(address)):
             raise ShareMissing(
                 f"a file server at {address}:{port}: a share opens port {PORT}, and no other",
                 hint=f'Have it listen at {PORT}, or ask the site for `network.allow = ["{address}:{port}/tcp"]`.',

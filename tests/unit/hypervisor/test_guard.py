@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from belljar.errors import CommandMissing, NoGuard
-from belljar.host.guard.egress import Egress, rule
-from belljar.host.guard.guard import is_own
+from belljar.host.guard.egress import Egress, is_own, rule
 from belljar.host.traffic import Call, Refusal
 from belljar.hypervisor.qemu.network.guard import QemuGuard, prove
 from belljar.hypervisor.qemu.process.launch import spawn

@@ -6,6 +6,7 @@ else. Special ranges: https://www.iana.org/assignments/iana-ipv4-special-registr
 
 from __future__ import annotations
 
+import errno
 import socket
 from dataclasses import dataclass
 from enum import Enum
@@ -119,3 +120,14 @@ def as_number(address: str) -> int:
 
 
 BLOCKED = tuple((Rule(as_number(network), mask_of(prefix)), what) for network, prefix, what in PRIVATE)
+
+
+def is_own(address: str) -> bool:
+    """Is this an address of this host, or of all hosts on one of its networks? Asked of the kernel, which knows of today;
+    nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))
+            return bool(probe.getsockname()[0] == address)
+        except OSError as exc:
+            return exc.errno == errno.EACCES  # a broadcast address

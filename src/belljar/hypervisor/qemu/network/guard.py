@@ -1,14 +1,21 @@
-"""The guard of a QEMU with a user network: its filter, and what of its calls is QEMU's own. How a guard works: host/guard.py.
+"""The guard of a QEMU with a user network: each connection and each datagram that names an address is judged, and made, here.
 
-What a QEMU could use to get round it is refused by the filter: docs/decisions/0012-the-guard.md.
+A thread installs a filter on itself and starts QEMU, so that QEMU has it from its first instruction; the thread stays, for
+QEMU's death signal is tied to it. A second thread answers what the filter reports. It never says "go on": it reads the
+address once, judges what it read, and makes the call itself on QEMU's socket, so nothing that QEMU changes meanwhile
+counts. Should the guard fail, every such call fails. What a QEMU could use to get round it is refused by the filter:
+docs/decisions/0012-the-guard.md.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import stat
+import struct
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,36 +23,26 @@ from pathlib import Path
 from belljar.errors import CommandMissing, NoGuard
 from belljar.host.commands import which
 from belljar.host.guard import seccomp
-from belljar.host.guard.egress import Egress, Transport
-from belljar.host.guard.guard import (  # fmt: skip
-    BIND,
-    CLOSE,
-    CLOSE_RANGE,
-    CONNECT,
-    DUP2,
-    DUP3,
-    IO_URING,
-    IP_OPTIONS,
-    LISTEN,
-    PIDFD_GETFD,
-    PTRACE,
-    SENDMMSG,
-    SENDMSG,
-    SENDTO,
-    SETSOCKOPT,
-    SOCKET,
-    VM_READ,
-    VM_WRITE,
-    Guard,
-    place_of,
-    transport_of,
-)
-from belljar.host.guard.seccomp import ANY, Notice, Program, failing
+from belljar.host.guard.egress import Egress, Transport, Verdict, decide, is_own
+from belljar.host.guard.seccomp import ANY, Libc, Notice, Program, failing
 from belljar.host.traffic import Call, Refusal, Tell
 from belljar.hypervisor.qemu.cmdline import FORWARD_ADDRESS, FORWARD_PORT
 from belljar.hypervisor.qemu.network.outside import second_of
 from belljar.hypervisor.qemu.process.launch import Spawn, spawn
 
+CLOSE, DUP2, SOCKET, CONNECT, SENDTO, SENDMSG, BIND, LISTEN, SETSOCKOPT = 3, 33, 41, 42, 44, 46, 49, 50, 54
+PTRACE, DUP3, SENDMMSG, VM_READ, VM_WRITE, CLOSE_RANGE, PIDFD_GETFD = 101, 292, 307, 310, 311, 436, 438
+IO_URING = (425, 426, 427)
+IP_OPTIONS = (socket.IPPROTO_IP, 4)  # a source route would lead elsewhere than to the address that is judged
+INET_SIZE, LONGEST_ADDRESS, LONGEST_DATAGRAM = 16, 128, 65535
+REFUSED = errno.ENETUNREACH  # slirp tells the guest that the network is unreachable
+TOLD = 16  # refusals that are told
+TENS = frozenset(10**power for power in range(2, 10))
+TRANSPORTS: dict[tuple[int, int], Transport] = {
+    (socket.SOCK_STREAM, socket.IPPROTO_TCP): Transport.TCP,
+    (socket.SOCK_DGRAM, socket.IPPROTO_UDP): Transport.UDP,
+    (socket.SOCK_DGRAM, socket.IPPROTO_ICMP): Transport.ICMP,
+}
 ANY_PORT, BACKLOG = ("127.0.0.1", 0), 16
 
 
@@ -69,25 +66,175 @@ def program(sealed: Sequence[int], *, listens: bool = False) -> bytes:
     return rules.assembled()
 
 
-class QemuGuard(Guard):
-    """Guards one QEMU."""
-
-    whom = "QEMU"
+class QemuGuard:
+    """Guards one QEMU. `tell` is called on the guard's thread."""
 
     def __init__(self, egress: Egress, tell: Tell, forward: Path | None = None) -> None:
-        super().__init__(egress, tell)
+        self.refused = 0  # calls, in all
+        self._egress, self._tell = egress, tell
+        self._told: set[tuple[str, int, str]] = set()
+        self._is_blind = False
+        self._libc = Libc()
+        self._listener = self._pidfd = self._pid = -1
+        self._failure: BaseException | None = None
         self._may_listen = egress.listens or forward is not None
         self._forwarding: set[int] = set()  # the inodes of such sockets
         places = () if forward is None else (forward, second_of(forward))
         # Where sockets are to listen in place of the ports QEMU asks for.
         self._forwards = {(FORWARD_ADDRESS, FORWARD_PORT + number): path for number, path in enumerate(places)}
-        self._calls |= {BIND: self._bind, LISTEN: self._listen}
+        self._calls: dict[int, Callable[[Notice], int]] = {
+            CONNECT: self._connect, SENDTO: self._send, BIND: self._bind, LISTEN: self._listen,
+        }  # fmt: skip
 
     def spawn(self, start: Spawn, argv: Sequence[str], fds: Iterable[int], stderr: int) -> int:
         """Start a program under guard, as *start* would. Raises NoGuard, and what *start* raises."""
-        wanted = list(fds)
+        wanted, has_started = list(fds), threading.Event()
         filter = program(_sockets(wanted), listens=self._may_listen)
-        return self.start(lambda: start(argv, wanted, stderr), filter)
+        begin = lambda: start(argv, wanted, stderr)  # noqa: E731
+        keeper = threading.Thread(
+            target=self._keep, args=(begin, filter, has_started), name="guard-parent", daemon=True
+        )
+        keeper.start()
+        has_started.wait()
+        if self._failure is not None:
+            keeper.join()
+            raise self._failure
+        threading.Thread(target=self._serve, args=(keeper,), name="guard", daemon=True).start()
+        return self._pid
+
+    def _keep(self, start: Callable[[], int], filter: bytes, has_started: threading.Event) -> None:
+        """The parent's whole life. It is under the filter itself, so it does nothing but wait for its child's end."""
+        try:
+            self._listener = self._libc.install(filter)
+            self._pid = start()
+            self._pidfd = os.pidfd_open(self._pid)
+        except BaseException as exc:
+            self._failure = exc
+            for fd in (self._listener, self._pidfd):
+                if fd >= 0:
+                    os.close(fd)
+            return
+        finally:
+            has_started.set()
+        end = select.poll()
+        end.register(self._pidfd, select.POLLIN)
+        end.poll()
+
+    def _serve(self, keeper: threading.Thread) -> None:
+        """Answer until the child has ended."""
+        news = select.poll()
+        news.register(self._listener, select.POLLIN)
+        news.register(self._pidfd, select.POLLIN)
+        try:
+            while True:
+                ready = dict(news.poll())
+                if ready.get(self._listener, 0) & select.POLLIN:  # it hangs up, too, when child and parent are gone
+                    notice = seccomp.receive(self._listener)
+                    if notice is not None:
+                        self._answer(notice)
+                elif self._pidfd in ready:
+                    return
+        except Exception as exc:
+            why = f"the guard failed, so nothing leaves this machine any more: {exc}"
+            self._tell(Refusal("", 0, "", why, self.refused))
+        finally:
+            os.close(self._listener)  # whatever waits for an answer fails
+            keeper.join()
+            os.close(self._pidfd)
+
+    def _answer(self, notice: Notice) -> None:
+        try:
+            value = self._calls[notice.call](notice)
+        except OSError as exc:
+            seccomp.answer(self._listener, notice, 0, exc.errno or errno.EPERM)
+        else:
+            seccomp.answer(self._listener, notice, value)
+
+    # -- the calls -----------------------------------------------------------------------------------------------
+
+    def _connect(self, notice: Notice) -> int:
+        fd, pointer, size = notice.args[:3]
+        address = self._address(notice, pointer, size)
+        with self._socket(fd) as ours:
+            transport = transport_of(ours)
+            if self._judge(address, transport) is Verdict.ANSWERED:
+                return self._take_call(notice, ours, address)
+            if transport is Transport.TCP and os.get_blocking(ours.fileno()):
+                raise OSError(errno.EPERM, "one guest's connection must not hold up all others")
+            self._libc.connect(ours.fileno(), address)
+        return 0
+
+    def _send(self, notice: Notice) -> int:
+        fd, data_at, size, _, pointer, address_size = notice.args
+        address = self._address(notice, pointer, address_size)
+        if size > LONGEST_DATAGRAM:
+            raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
+        with self._socket(fd) as ours:
+            transport = transport_of(ours)
+            if transport is Transport.TCP:  # a fast open: nothing that slirp does
+                raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+            self._judge(address, transport)
+            data = self._read(notice, data_at, size) if size else b""
+            return self._libc.send_to(ours.fileno(), data, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, address)
+
+    def _address(self, notice: Notice, pointer: int, size: int) -> bytes:
+        """The IPv4 address a call points to. Every other family is refused, whose own sockets are."""
+        if not INET_SIZE <= size & 0xFFFFFFFF <= LONGEST_ADDRESS:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        address = self._read(notice, pointer, INET_SIZE)
+        if int.from_bytes(address[:2], "little") != socket.AF_INET:  # 0 is taken for IPv4 by some calls, not by us
+            raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
+        return address
+
+    def _read(self, notice: Notice, pointer: int, size: int) -> bytes:
+        """The child's memory. Raises OSError when it is not all there."""
+        try:
+            data = self._libc.read_memory(self._pid, pointer, size)
+        except PermissionError:
+            self._tell_blindness()
+            raise
+        if len(data) != size:
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+        if not seccomp.is_valid(self._listener, notice):
+            raise OSError(errno.ESRCH, os.strerror(errno.ESRCH))
+        return data
+
+    def _tell_blindness(self) -> None:
+        """Once: nothing of this machine can be judged, so all of it is refused."""
+        self.refused += 1
+        if not self._is_blind:
+            self._is_blind = True
+            why = "everything: this process is not allowed to trace QEMU"
+            self._tell(Refusal("", 0, "", why, self.refused))
+
+    def _socket(self, number: int) -> socket.socket:
+        """The child's socket, as ours. Closing it closes ours alone."""
+        fd = self._libc.take_descriptor(self._pidfd, number & 0xFFFFFFFF)
+        try:
+            return socket.socket(fileno=fd)
+        except OSError:
+            os.close(fd)
+            raise
+
+    # -- the judgement -------------------------------------------------------------------------------------------------
+
+    def _judge(self, address: bytes, transport: Transport) -> Verdict:
+        """Raises OSError for what is refused."""
+        host, port = place_of(address)
+        verdict, reason = decide(self._egress, host, port, transport)
+        if verdict is Verdict.ALLOWED and not reason and is_own(host):
+            verdict, reason = Verdict.REFUSED, "this host"
+        if verdict is Verdict.REFUSED:
+            self.refused += 1
+            key = (host, port, transport.value)
+            is_new = key not in self._told and len(self._told) < TOLD
+            if is_new or self.refused in TENS:
+                self._told.add(key)
+                self._tell(Refusal(*key, reason, self.refused))
+            raise OSError(REFUSED, os.strerror(REFUSED))
+        return verdict
+
+    # -- what is QEMU's own -------------------------------------------------------------------------------------------
 
     def _bind(self, notice: Notice) -> int:
         """To the host's loopback alone, at a port the kernel chooses: libslirp does so without listening there, too, to have
@@ -136,6 +283,19 @@ class QemuGuard(Guard):
         if not is_taken:
             line.close()  # the guest finds its connection closed
         return 0
+
+
+def transport_of(one: socket.socket) -> Transport:
+    """Raises OSError for a socket no guarded child should have."""
+    kind = TRANSPORTS.get((one.type & 0xF, one.proto)) if one.family == socket.AF_INET else None
+    if kind is None:
+        raise OSError(errno.EPROTONOSUPPORT, os.strerror(errno.EPROTONOSUPPORT))
+    return kind
+
+
+def place_of(address: bytes) -> tuple[str, int]:
+    port, host = struct.unpack_from("!H4s", address, 2)
+    return socket.inet_ntoa(host), port
 
 
 def listen_at(line: socket.socket, path: Path) -> None:
