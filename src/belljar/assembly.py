@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from belljar import config
 from belljar.machine import Folders
-from belljar.model import Account, MachineSpec, Payload, Request
+from belljar.model import Account, MachineSpec, Payload, Request, RunPayload
 
 if TYPE_CHECKING:
     import socket
@@ -162,9 +162,9 @@ class House:
 
     def build_template(self, spec: MachineSpec, account: Account) -> Template:
         """The template that machines of this kind are cloned from for this user, made now where there is none."""
-        payload = Payload(argv=(), account=account)
+        work = RunPayload(Payload(argv=(), account=account))
         self.images.ensure(spec.image)
-        request = Request(os.urandom(6).hex(), spec, payload, requester="template build", created=time.time())
+        request = Request(os.urandom(6).hex(), spec, work, requester="template build", created=time.time())
         return _heeding(self.supervisor().cast(request))
 
     def _templates_of(self, digest: str) -> list[str]:

@@ -8,7 +8,7 @@ In JSON, bytes travel as latin-1 text.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -203,12 +203,71 @@ class MachineSpec:
 
 
 @dataclass(frozen=True)
+class RunPayload:
+    """The work is a command or a script that belljar starts in the guest."""
+
+    payload: Payload
+    user_data: bytes | None = None  # for the guest's own init, or for what it runs; at most a MiB
+
+    @property
+    def account(self) -> Account | None:
+        """Whose work it is, where that is said."""
+        return self.payload.account
+
+    @property
+    def has_agent(self) -> bool:
+        """Always: how else would it begin?"""
+        return True
+
+
+class Sign(str, Enum):
+    """What shows that a guest is ready for its own work."""
+
+    NONE = "none"  # nothing does: it is ready as soon as it runs
+    AGENT = "agent"  # belljar's agent answers
+    PORT = "port"  # a TCP port of the guest answers
+    FILE = "file"  # a file is there, in the guest
+    LINE = "line"  # a line with this text is written to the console
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How it is found out that a guest is ready. `of`: number of the port, path of the file, text of the line."""
+
+    sign: Sign = Sign.NONE
+    of: str = ""
+    within: float | None = None  # seconds from the machine's start; None: as long as a boot may take
+
+
+@dataclass(frozen=True)
+class OwnWork:
+    """The guest knows its own work, and ends by powering itself off."""
+
+    user_data: bytes | None = None  # at most a MiB
+    ready: Probe = Probe()
+    agent: bool = False  # with belljar's agent, though nothing of `ready` asks for it
+
+    @property
+    def account(self) -> Account | None:
+        """Nobody's but the guest's."""
+        return None
+
+    @property
+    def has_agent(self) -> bool:
+        """Then the machine may be a clone, proves its identity, and takes `exec` and `cp`."""
+        return self.agent or self.ready.sign in (Sign.AGENT, Sign.FILE)
+
+
+Work = RunPayload | OwnWork
+
+
+@dataclass(frozen=True)
 class Request:
-    """What is asked of the supervisor. `payload` None: the guest knows its own work."""
+    """What is asked of the supervisor."""
 
     id: MachineId
     machine: MachineSpec
-    payload: Payload | None
+    work: Work
     name: str = ""
     requester: str = "cli"
     created: float = 0.0  # seconds since the epoch
@@ -219,7 +278,6 @@ class Request:
     labels: tuple[tuple[str, str], ...] = ()  # what else is known of the job: ("queue", "night"), ...
     collect: tuple[str, ...] = ()  # files and folders of the guest that are kept with the machine's records
     collect_limit: int = 64 * MIB  # bytes of that archive; more is cut off
-    user_data: bytes | None = None  # for the guest's own init, or for what it runs; at most a MiB
 
     @classmethod
     def from_json(cls, value: Any) -> Request:
@@ -306,6 +364,13 @@ def dumps(value: Any) -> bytes:
 LEAST = {"cpus": 1, "memory": 1, "disk": 1, "scratch": 1, "cache": 1, "grace": 0, "timeout": 0, "wall_limit": 0}
 
 
+def _has_all(kind: Any, value: Any) -> bool:
+    """Is all there that such a record must have?"""
+    fields = getattr(kind, "__dataclass_fields__", {}).values()
+    needed = (one.name for one in fields if one.default is MISSING and one.default_factory is MISSING)
+    return isinstance(value, dict) and all(name in value for name in needed)
+
+
 def _from_json(kind: Any, value: Any, key: str) -> Any:
     """The value of this type. *key*: where it stands, such as machine.cpus. Raises ValueError."""
     import types
@@ -313,7 +378,10 @@ def _from_json(kind: Any, value: Any, key: str) -> Any:
 
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
-        return None if value is None else _from_json(next(one for one in inner if one is not type(None)), value, key)
+        if value is None and type(None) in inner:
+            return None
+        among = [one for one in inner if one is not type(None)]
+        return _from_json(next((one for one in among if _has_all(one, value)), among[-1]), value, key)
     if origin is tuple:
         is_open = inner[-1] is Ellipsis
         if not isinstance(value, (list, tuple)) or not (is_open or len(value) == len(inner)):
@@ -331,7 +399,7 @@ def _from_json(kind: Any, value: Any, key: str) -> Any:
 
 
 def _record_from_json(kind: Any, value: Any, key: str) -> Any:
-    from dataclasses import MISSING, fields
+    from dataclasses import fields
     from typing import get_type_hints
 
     _must(isinstance(value, dict), key, value, "not an object")

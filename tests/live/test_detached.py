@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.live.conftest import LONGEST, Belljar
 
-from belljar.model import Account, MachineSpec, Payload, Request, dumps
+from belljar.model import Account, MachineSpec, Payload, Request, RunPayload, dumps
 
 WAITS = ("--", "sh", "-c", "echo up; echo err >&2; exec sleep 1000")
 
@@ -146,7 +146,9 @@ def test_a_flood_fills_no_disk(belljar: Belljar) -> None:
 
 def request(**changes: Any) -> Request:
     payload = Payload((b"sh", b"-c", b"echo up; exec sleep 1000"), Account("root", 0, 0, "root", home="/root"))
-    return Request(os.urandom(6).hex(), MachineSpec("debian12", 1, 512 << 20), payload, created=time.time(), **changes)
+    return Request(
+        os.urandom(6).hex(), MachineSpec("debian12", 1, 512 << 20), RunPayload(payload), created=time.time(), **changes
+    )
 
 
 def test_a_tied_machine_ends_with_who_holds_the_tie(belljar: Belljar) -> None:

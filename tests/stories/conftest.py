@@ -27,7 +27,7 @@ from belljar.machine.parts import Parts
 from belljar.machine.planning.boot_plan import Planner
 from belljar.machine.planning.template import Mould
 from belljar.machine.supervisor import Supervisor
-from belljar.model import MIB, Account, MachineSpec, Outcome, Payload, Request, State
+from belljar.model import MIB, Account, MachineSpec, Outcome, Payload, Request, RunPayload, State
 from belljar.network import Networks
 
 T = TypeVar("T")
@@ -85,7 +85,8 @@ class House:
         payload = Payload((b"true",), Account("alice", 1000, 1000, "alice"))
         payload = replace(payload, **changes.pop("payload", {}))
         machine = replace(MachineSpec("debian12", 1, 64 * MIB), **changes.pop("machine", {}))
-        return replace(Request("0123456789ab", machine, payload), **changes)
+        work = RunPayload(payload, changes.pop("user_data", None))
+        return replace(Request("0123456789ab", machine, work), **changes)
 
     def run(self, request: Request | None = None, *orders: tuple[float, Order]) -> Outcome:
         """Keep one machine to its end; each order is given so many seconds after the beginning."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from belljar.hypervisor import EventKind
 from belljar.hypervisor.fake import FakeDomain
 from belljar.machine import JOBOUTPUTS
 from belljar.machine.orders import Order, Signal, Stop
-from belljar.model import Cause, NetworkMode, OutcomeClass, Request, Start, State
+from belljar.model import Cause, NetworkMode, OutcomeClass, OwnWork, Probe, Request, Share, Sign, Start, State
 from belljar.network import EgressMode, Networks, Settings
 
 METADATA, FEATURES = ("169.254.169.254", 80), ("169.254.169.253", 80)
@@ -30,8 +32,8 @@ def networked(house: House) -> House:
 
 def own_work(house: House, **changes: Any) -> Request:
     changes.setdefault("machine", {"network": NetworkMode.USER})
-    changes.setdefault("user_data", b"#!/bin/sh\n")
-    return replace(house.request(**changes), payload=None)
+    work = {"user_data": b"#!/bin/sh\n"} | changes.pop("work", {})
+    return replace(house.request(**changes), work=OwnWork(**work))
 
 
 def ends(house: House, kind: EventKind = EventKind.SHUTDOWN) -> None:
@@ -201,9 +203,9 @@ def test_an_open_network_is_guarded_for_the_answers_alone(house: House) -> None:
 
 def test_user_data_is_not_in_the_records(networked: House) -> None:
     ends(networked)
-    networked.run(own_work(networked, user_data=b"a secret"))
+    networked.run(own_work(networked, work={"user_data": b"a secret"}))
     kept = (networked.folders.ended("0123456789ab") / "request.json").read_text()
-    assert json.loads(kept)["user_data"] == 8 and "secret" not in kept
+    assert json.loads(kept)["work"]["user_data"] == 8 and "secret" not in kept
     assert list(networked.folders.ended("0123456789ab").glob("seed*")) == []
 
 
@@ -222,3 +224,97 @@ def test_a_disc_is_booted_beside_an_empty_disk(networked: House, monkeypatch: py
     assert house.leftovers() == []
     refused = house.run(house.request(id="0123456789ab", machine={"network": NetworkMode.USER}))
     assert (refused.cause, refused.error) == (Cause.REFUSED, "ContextImpossible")
+
+
+# -- with an agent, and with a sign that it is ready -----------------------------------------------------------------------
+
+AGENT = {"user_data": None, "ready": Probe(Sign.AGENT)}
+
+
+def test_with_an_agent_it_is_a_clone_with_an_identity_of_its_own(house: House) -> None:
+    outcome = house.run(own_work(house, machine={}, work=AGENT), (3600.0, Stop()))
+    assert (outcome.start, outcome.context, outcome.cause) == (Start.CLONE.value, "ramdisk", Cause.CANCELLED)
+    guest = house.guests[-1]
+    assert guest.done[:2] == ["greet", "identify"] and "end_payload" in guest.done
+    assert house.states()[-6:] == ["booting", "ready", "running", "stopping", "cleaning", "done"]
+    assert "press power" not in house.domain().done  # nobody is there who would heed it
+    assert house.leftovers() == []
+
+
+def test_its_shares_and_its_scratch_disk_are_there_before_it_is_ready(house: House, tmp_path: Path) -> None:
+    share = Share(str(tmp_path), "/data")
+    house.run(own_work(house, machine={"shares": (share,), "scratch": 16 << 20}, work=AGENT), (60.0, Stop()))
+    assert any("mount" in word for word in house.guests[-1].done)
+    assert any("scratch" in word for word in house.guests[-1].done)
+
+
+def test_a_guest_with_an_agent_that_never_answers_failed_to_boot(house: House) -> None:
+    house.plan(Script(boots_in=None))
+    outcome = house.run(own_work(house, machine={"start": Start.COLD}, work=AGENT))
+    assert (outcome.cause, outcome.klass) == (Cause.BOOT_FAILED, OutcomeClass.TRANSIENT)
+
+
+def test_a_file_that_appears_in_the_guest_shows_that_it_is_ready(house: House) -> None:
+    house.plan(Script(collected=bytes(1024)))
+    work = {"user_data": None, "ready": Probe(Sign.FILE, "/run/ready", within=600.0)}
+
+    def appears() -> None:
+        assert house.machines.list()[0].state == State.BOOTING
+        house.guests[-1].script.collected = b"run/ready" + bytes(1024)
+
+    house.at["after-agent"] = lambda: asyncio.get_running_loop().call_later(300.0, appears) and None
+    outcome = house.run(own_work(house, machine={}, work=work), (500.0, Stop()))
+    assert (
+        outcome.cause is Cause.CANCELLED and outcome.phases["ready"] + 301 >= 300
+    )  # in leaping time the phase is short
+    (ready,) = [event for event in house.journal() if event["event"] == "ready"]
+    assert (ready["sign"], ready["of"]) == ("file", "/run/ready")
+
+
+def test_a_sign_that_does_not_come_is_a_boot_that_failed(house: House) -> None:
+    house.plan(Script(collected=bytes(1024)))
+    outcome = house.run(own_work(house, machine={}, work={"user_data": None, "ready": Probe(Sign.FILE, "/run/ready")}))
+    assert (outcome.cause, outcome.klass) == (Cause.BOOT_FAILED, OutcomeClass.TRANSIENT)
+    assert outcome.reason == "waited 180 s for the file /run/ready in the guest"
+
+
+def test_a_line_on_the_console_in_two_pieces_shows_that_it_is_ready(networked: House) -> None:
+    def writes() -> None:
+        loop, serial = asyncio.get_running_loop(), networked.domain().serial
+        loop.call_later(50.0, serial.send, b"[ OK ]\r\nall is re")
+        loop.call_later(60.0, serial.send, b"ady now\r\n")
+
+    networked.at["after-qmp"] = writes
+    work = {"ready": Probe(Sign.LINE, "is ready")}
+    outcome = networked.run(own_work(networked, work=work), (100.0, Stop()))
+    assert State.RUNNING in networked.states() and outcome.cause is Cause.CANCELLED
+
+
+def test_a_port_that_answers_shows_that_it_is_ready(networked: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind the port is at first nobody, then one that hangs up, one that says nothing, one that answers."""
+    dialled: list[socket.socket] = []
+
+    async def dial(domain: FakeDomain, number: int = 0) -> socket.socket:
+        if not dialled and domain.spec.nic is not None and not domain.done.count("refused"):
+            domain.done.append("refused")
+            raise ConnectionRefusedError
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        dialled.append(theirs)
+        if len(dialled) == 1:
+            theirs.close()
+        elif len(dialled) == 3:
+            asyncio.get_running_loop().call_later(1.0, theirs.send, b"SSH-2.0-x\r\n")
+        return ours
+
+    monkeypatch.setattr(FakeDomain, "dial", dial)
+    outcome = networked.run(own_work(networked, work={"ready": Probe(Sign.PORT, "22")}), (100.0, Stop()))
+    for end in dialled:
+        end.close()
+    assert State.RUNNING in networked.states() and outcome.cause is Cause.CANCELLED and len(dialled) == 3
+    assert networked.domain().spec.nic.forward == 22  # type: ignore[union-attr]
+
+
+def test_a_port_that_nobody_could_reach_is_refused(house: House) -> None:
+    outcome = house.run(own_work(house, machine={}, work={"user_data": None, "ready": Probe(Sign.PORT, "22")}))
+    assert (outcome.cause, outcome.error) == (Cause.REFUSED, "ContextImpossible") and "port:22" in outcome.reason

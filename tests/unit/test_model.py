@@ -16,11 +16,15 @@ from belljar.model import (
     MachineSpec,
     NetworkMode,
     Outcome,
+    OwnWork,
     Payload,
     PlainFile,
+    Probe,
     Request,
+    RunPayload,
     Share,
     ShareKind,
+    Sign,
     Start,
     StdinKind,
     Transfer,
@@ -59,13 +63,19 @@ machines = st.builds(
     MachineSpec, some_text, st.integers(1, 512), sizes, maybe(sizes), st.sampled_from(NetworkMode), several(shares),
     st.sampled_from(Start), st.sampled_from(Context), some_text, maybe(sizes), maybe(sizes),
 )  # fmt: skip
+probes = st.builds(Probe, st.sampled_from(Sign), some_text, maybe(seconds))
+works = st.builds(RunPayload, payloads, maybe(some_bytes)) | st.builds(
+    OwnWork, maybe(some_bytes), probes, st.booleans()
+)
 requests = st.builds(
-    Request, st.from_regex(r"[0-9a-f]{12}", fullmatch=True), machines, maybe(payloads), some_text, some_text, seconds,
+    Request, st.from_regex(r"[0-9a-f]{12}", fullmatch=True), machines, works, some_text, some_text, seconds,
     maybe(seconds), seconds, st.booleans(), maybe(seconds), several(st.tuples(some_text, some_text)), several(some_text),
-    sizes, maybe(some_bytes),
+    sizes,
 )  # fmt: skip
 
-PLAIN = Request("0123456789ab", MachineSpec("debian12", 1, 1 << 29), Payload((b"true",), Account("a", 1000, 1000, "a")))
+PLAIN = Request(
+    "0123456789ab", MachineSpec("debian12", 1, 1 << 29), RunPayload(Payload((b"true",), Account("a", 1000, 1000, "a")))
+)
 
 
 @given(requests)
@@ -74,8 +84,8 @@ def test_a_request_comes_out_of_json_as_it_went_in(request: Request) -> None:
 
 
 def test_what_has_a_default_may_be_left_out() -> None:
-    asked = {"id": "0123456789ab", "machine": {"image": "debian12", "cpus": 2, "memory": 1 << 29}, "payload": None}
-    assert Request.from_json(asked) == Request("0123456789ab", MachineSpec("debian12", 2, 1 << 29), None)
+    asked = {"id": "0123456789ab", "machine": {"image": "debian12", "cpus": 2, "memory": 1 << 29}, "work": {}}
+    assert Request.from_json(asked) == Request("0123456789ab", MachineSpec("debian12", 2, 1 << 29), OwnWork())
 
 
 def test_an_outcome_comes_out_of_json_too() -> None:
@@ -105,9 +115,11 @@ OUTCOME = Outcome.from_json({"id": "0123456789ab", "cause": "finished", "class":
         (("keep",), 1, "keep: 1"),
         (("labels",), [["one"]], "labels[0]: ['one']"),
         (("labels",), {"a": "b"}, "labels: {'a': 'b'}"),
-        (("payload", "argv"), ["€"], "payload.argv[0]: '€'"),
-        (("payload", "account", "uid"), 1.5, "payload.account.uid: 1.5"),
-        (("payload", "account", "groups"), [[1, "a", 2]], "payload.account.groups[0]: [1, 'a', 2]"),
+        (("work",), None, "work: None"),
+        (("work", "payload"), None, "work.payload: None"),
+        (("work", "payload", "argv"), ["€"], "work.payload.argv[0]: '€'"),
+        (("work", "payload", "account", "uid"), 1.5, "work.payload.account.uid: 1.5"),
+        (("work", "payload", "account", "groups"), [[1, "a", 2]], "work.payload.account.groups[0]: [1, 'a', 2]"),
     ],
 )
 def test_bad_input_is_refused_by_key_and_value(path: tuple[str, ...], value: object, told: str) -> None:

@@ -145,3 +145,10 @@ class MachineView:
     folder: Path
     request: dict[str, Any]
     outcome: dict[str, Any] | None
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        """What of its payload is in its record; nothing of a guest at its own work."""
+        work = self.request.get("work")
+        found = work.get("payload") if isinstance(work, dict) else None
+        return found if isinstance(found, dict) else {}

@@ -11,7 +11,7 @@ from belljar.batch.job import request as making
 from belljar.batch.job.request import Caller, build, measure
 from belljar.batch.job.terms import Command, Job, Staged, Surroundings
 from belljar.errors import DirectoryTooLarge, ImageNotAllowed, OverLimit, UnreadableScript
-from belljar.model import GIB, MIB, Account, NetworkMode, Request, Share, Start, StdinKind
+from belljar.model import GIB, MIB, Account, NetworkMode, Payload, Request, RunPayload, Share, Start, StdinKind
 
 BOB = Account("bob", os.getuid(), os.getgid(), "bob", groups=((2000, "physics"),), home="/home/bob", shell="/bin/bash")
 CALLER = Caller(
@@ -24,6 +24,11 @@ JOB = Job(
     native=Command(SCRIPT, (SCRIPT, b"a b", b"\xff")), script=SCRIPT, script_skips_line=True, started_before=1,
 )  # fmt: skip
 FILES = {SCRIPT: b"#!/wrap\n#!/bin/sh\necho \0binary\n", b"/nodes": b"host1\nhost2\n"}
+
+
+def payload_of(request: Request) -> Payload:
+    assert isinstance(request.work, RunPayload)
+    return request.work.payload
 
 
 def here(cwd: Path | str = "/tmp", **changes: object) -> Surroundings:
@@ -109,16 +114,14 @@ def test_a_job_becomes_a_request() -> None:
     )
     assert dict(request.labels) == {"alias": "4714", "queue": "night", "job name": "$(id)\n", "started before": "1"}
     assert (request.machine.cpus, request.machine.disk, request.machine.shares) == (2, None, ())
-    payload = request.payload
-    assert payload is not None
+    payload = payload_of(request)
     assert (payload.program, payload.argv) == (SCRIPT, (SCRIPT, b"a b", b"\xff"))
     assert (payload.cwd, payload.umask, payload.env, payload.stdin) == (b"/tmp", 0o027, ((b"A", b"1"),), StdinKind.NULL)
     assert payload.rlimits == CALLER.rlimits
 
 
 def test_the_script_goes_in_without_our_line_and_otherwise_byte_for_byte() -> None:
-    payload = made().payload
-    assert payload is not None
+    payload = payload_of(made())
     (script,) = payload.files
     assert (script.path, script.data, script.mode, script.is_users) == (
         SCRIPT,
@@ -135,16 +138,15 @@ def test_a_sites_own_grace_stands_before_the_systems() -> None:
 def test_the_schedulers_files_keep_their_places_and_missing_ones_are_no_mistake() -> None:
     staged = Staged(into=(b"/nodes", b"/missing", b"/home/x"), folders=(b"/tmp/4711.night", b"/home/y"))
     caller = replace(CALLER, shares=(Share("/home", "/home", False),))
-    payload = made(replace(JOB, staged=staged), caller=caller).payload
-    assert payload is not None
+    payload = payload_of(made(replace(JOB, staged=staged), caller=caller))
     found = {file.path: (file.data, file.mode) for file in payload.files[1:]}
     assert found == {b"/nodes": (b"host1\nhost2\n", 0o644), b"/tmp/4711.night": (None, 0o700)}
 
 
 def test_what_stands_on_standard_input_for_the_shell_is_a_stream_inside() -> None:
     shell = Command(b"/bin/bash", (b"-bash",), stdin=b"/spool/x\n")
-    payload = made(replace(JOB, native=shell)).payload
-    assert payload is not None and payload.stdin is StdinKind.STREAM and payload.program == b"/bin/bash"
+    payload = payload_of(made(replace(JOB, native=shell)))
+    assert payload.stdin is StdinKind.STREAM and payload.program == b"/bin/bash"
 
 
 def test_a_limit_on_virtual_memory_makes_the_guest_smaller() -> None:
@@ -157,7 +159,7 @@ def test_a_limit_on_virtual_memory_makes_the_guest_smaller() -> None:
 
 def test_belljars_own_folders_never_go_into_the_machine(tmp_path: Path) -> None:
     caller = replace(CALLER, own=(f"{tmp_path}/var/run", "/elsewhere/run"))
-    (copy,) = made(cwd=tmp_path, caller=caller).payload.inputs  # type: ignore[union-attr]
+    (copy,) = payload_of(made(cwd=tmp_path, caller=caller)).inputs
     assert copy.skip == ("var/run",)
     # As HTCondor has it: a folder of the sandbox is mounted over one of the host's, and known by both names.
     outer = tmp_path / "var/tmp"
@@ -166,14 +168,13 @@ def test_belljars_own_folders_never_go_into_the_machine(tmp_path: Path) -> None:
     outer.mkdir(parents=True)
     (sandbox / str(outer).lstrip("/")).symlink_to(outer)
     caller = replace(CALLER, own=(f"{outer}/belljar-1/run",))
-    (copy,) = made(cwd=sandbox, caller=caller).payload.inputs  # type: ignore[union-attr]
+    (copy,) = payload_of(made(cwd=sandbox, caller=caller)).inputs
     assert copy.skip == (f"{outer}/belljar-1/run".lstrip("/"),)
 
 
 def test_a_directory_on_no_share_is_copied_in_and_its_changes_out(tmp_path: Path) -> None:
     (tmp_path / "data").write_text("x")
-    payload = made(cwd=tmp_path).payload
-    assert payload is not None
+    payload = payload_of(made(cwd=tmp_path))
     (into,), (out,) = payload.inputs, payload.outputs
     assert (into.outside, into.inside) == (out.outside, out.inside) == (str(tmp_path), str(tmp_path))
     assert out.changed_only and not into.changed_only
@@ -183,22 +184,22 @@ def test_a_directory_on_no_share_is_copied_in_and_its_changes_out(tmp_path: Path
 def test_a_directory_on_a_share_is_there_already(tmp_path: Path, folder: str) -> None:
     (tmp_path / "below/it").mkdir(parents=True)
     caller = replace(CALLER, shares=(Share(str(tmp_path), str(tmp_path), False),))
-    payload = made(cwd=tmp_path / folder, caller=caller).payload
-    assert payload is not None and payload.inputs == payload.outputs == ()
+    payload = payload_of(made(cwd=tmp_path / folder, caller=caller))
+    assert payload.inputs == payload.outputs == ()
 
 
 def test_a_neighbour_of_a_share_is_not_on_it(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data2").mkdir()
     caller = replace(CALLER, shares=(Share(str(tmp_path / "data"), str(tmp_path / "data"), False),))
-    payload = made(cwd=tmp_path / "data2", caller=caller).payload
-    assert payload is not None and payload.inputs
+    payload = payload_of(made(cwd=tmp_path / "data2", caller=caller))
+    assert payload.inputs
 
 
 @pytest.mark.parametrize("cwd", ["/", "/tmp", "/var/tmp", "/usr"])
 def test_folders_that_every_guest_has_are_not_copied(cwd: str) -> None:
-    payload = made(cwd=cwd).payload
-    assert payload is not None and payload.inputs == ()
+    payload = payload_of(made(cwd=cwd))
+    assert payload.inputs == ()
 
 
 def test_the_jobs_own_output_files_are_never_brought_back(tmp_path: Path) -> None:
@@ -207,12 +208,11 @@ def test_the_jobs_own_output_files_are_never_brought_back(tmp_path: Path) -> Non
     target = os.open(tmp_path / "logs/job.out", os.O_WRONLY | os.O_CREAT)
     try:
         os.dup2(target, 1)
-        payload = made(cwd=tmp_path).payload
+        payload = payload_of(made(cwd=tmp_path))
     finally:
         os.dup2(keep, 1)
         os.close(keep)
         os.close(target)
-    assert payload is not None
     assert payload.inputs[0].skip == payload.outputs[0].skip == ("logs/job.out",)
 
 
@@ -226,9 +226,9 @@ def test_holes_and_links_cost_nothing(tmp_path: Path) -> None:
 
 def test_an_interactive_job_has_its_terminal_and_one_whose_shell_is_told_by_a_pipe_has_none() -> None:
     caller = replace(CALLER, terminal=True)
-    payload = made(caller=caller).payload
-    told = made(replace(JOB, native=Command(b"/bin/bash", (b"-bash",), stdin=b"x\n")), caller=caller).payload
-    assert payload is not None and payload.terminal
+    payload = payload_of(made(caller=caller))
+    told = payload_of(made(replace(JOB, native=Command(b"/bin/bash", (b"-bash",), stdin=b"x\n")), caller=caller))
+    assert payload.terminal
     assert told is not None and not told.terminal
 
 
@@ -241,8 +241,7 @@ def test_a_sites_scratch_disk_has_the_size_the_job_asks_for_as_disk() -> None:
     assert (plain.machine.disk, plain.machine.scratch) == (20 * GIB, None)
     assert (own.machine.disk, own.machine.scratch) == (None, 20 * GIB)
     assert (sites.machine.disk, sites.machine.scratch) == (None, GIB)
-    assert sites.payload is not None and plain.payload is not None
-    assert dict(sites.payload.env)[b"TMPDIR"] == b"/scratch" and b"TMPDIR" not in dict(plain.payload.env)
+    assert dict(payload_of(sites).env)[b"TMPDIR"] == b"/scratch" and b"TMPDIR" not in dict(payload_of(plain).env)
 
 
 def test_the_limit_on_disks_holds_for_scratch_disks_too() -> None:

@@ -20,7 +20,7 @@ from belljar.batch.job.terms import Ending, Job, Surroundings, Verdict
 from belljar.errors import NotInAJob
 from belljar.host.privileges import User, as_user
 from belljar.machine.life.life import claim
-from belljar.model import MIB, Account, MachineSpec, Outcome, Payload, Request
+from belljar.model import MIB, Account, MachineSpec, Outcome, Payload, Request, RunPayload
 
 ALICE = User(65534, 65534, "nobody", "/nonexistent")
 BOB = User(2, 2, "bin", "/bin")
@@ -44,7 +44,9 @@ def request_for(id: str, requester: str, alias: str = "") -> Request:
     payload = Payload((b"true",), Account("nobody", 65534, 65534, "nogroup"))
     labels = (("alias", alias), ("queue", "night")) if alias else (("queue", "night"),)
     spec = MachineSpec("debian12", 1, 64 * MIB)
-    return Request(id, spec, payload, name=requester, requester=requester, created=time.time(), labels=labels)
+    return Request(
+        id, spec, RunPayload(payload), name=requester, requester=requester, created=time.time(), labels=labels
+    )
 
 
 @dataclass

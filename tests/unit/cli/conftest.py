@@ -70,7 +70,13 @@ class PaperHouse:
         folder = self.folders.ended(id) if ended else self.folders.machine(id)
         folder.mkdir(parents=True)
         asked = {"image": "debian12", "cpus": 2, "memory": 512 << 20, "network": "none", "shares": []}
-        request = {"id": id, "name": name, "requester": "cli", "machine": asked, "payload": {"argv": ["echo", "a b"]}}
+        request = {
+            "id": id,
+            "name": name,
+            "requester": "cli",
+            "machine": asked,
+            "work": {"payload": {"argv": ["echo", "a b"]}},
+        }
         (folder / "request.json").write_text(json.dumps(request))
         self.journal(folder, "claim", pid=1)
         if outcome is not None:

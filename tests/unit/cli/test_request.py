@@ -14,9 +14,14 @@ from belljar.cli.parser import Parser
 from belljar.config import Settings
 from belljar.config.paths import default_paths
 from belljar.errors import BadOption, BelljarError, ImpossibleSize, InputMissing, NoSuchNetwork, UnreadableScript
-from belljar.model import MIB, NetworkMode, Request, Start, StdinKind
+from belljar.model import MIB, NetworkMode, Payload, Request, RunPayload, Start, StdinKind
 
 Build = Callable[..., Request]
+
+
+def payload_of(request: Request) -> Payload:
+    assert isinstance(request.work, RunPayload)
+    return request.work.payload
 
 
 @pytest.fixture
@@ -34,15 +39,14 @@ def build() -> Build:
 
 def test_a_command_after_the_dashes_is_taken_to_the_byte(build: Build) -> None:
     odd = os.fsdecode(b"a\n'\"\xff $(id)")
-    payload = build("--", "printf", odd, "--image", "-t").payload
-    assert payload is not None and payload.script is None
+    payload = payload_of(build("--", "printf", odd, "--image", "-t"))
+    assert payload.script is None
     assert payload.argv == (b"printf", b"a\n'\"\xff $(id)", b"--image", b"-t")
 
 
 def test_a_script_travels_by_its_bytes_and_keeps_its_own_options(build: Build, tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_bytes(b"#!/bin/sh\nexit 3\n\xff")
-    payload = build("--cpus", "1", str(tmp_path / "job.sh"), "--cpus", "many").payload
-    assert payload is not None
+    payload = payload_of(build("--cpus", "1", str(tmp_path / "job.sh"), "--cpus", "many"))
     assert payload.script == b"#!/bin/sh\nexit 3\n\xff" and payload.argv == (b"job.sh", b"--cpus", b"many")
 
 
@@ -57,8 +61,7 @@ def test_the_payload_is_the_caller_in_the_callers_place(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    payload = build("--", "true").payload
-    assert payload is not None
+    payload = payload_of(build("--", "true"))
     assert (payload.account.uid, payload.account.gid) == (os.geteuid(), os.getegid())
     assert payload.cwd == os.fsencode(tmp_path)
     assert dict((name, (soft, hard)) for name, soft, hard in payload.rlimits)["NOFILE"] is not None
@@ -68,7 +71,7 @@ def test_a_scratch_disk_is_where_temporary_files_go_unless_told_otherwise(
     build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def tmpdir(*words: str) -> bytes | None:
-        payload = build(*words, "--", "true").payload
+        payload = payload_of(build(*words, "--", "true"))
         assert payload is not None
         return dict(payload.env).get(b"TMPDIR")
 
@@ -87,14 +90,14 @@ def test_nothing_else_comes_to_the_place_of_the_scratch_disk(build: Build) -> No
 
 def test_somebody_else_begins_at_home_unless_told_otherwise(build: Build) -> None:
     words = ("--user", "54321:54322")
-    assert build(*words, "--", "true").payload.cwd is None  # type: ignore[union-attr]
-    assert build(*words, "--cwd", "/srv", "--", "true").payload.cwd == b"/srv"  # type: ignore[union-attr]
+    assert payload_of(build(*words, "--", "true")).cwd is None
+    assert payload_of(build(*words, "--cwd", "/srv", "--", "true")).cwd == b"/srv"
 
 
 def test_the_umask_is_read_without_changing_it(build: Build) -> None:
     before = os.umask(0o027)
     try:
-        payload = build("--", "true").payload
+        payload = payload_of(build("--", "true"))
         assert payload is not None and payload.umask == 0o027
     finally:
         assert os.umask(before) == 0o027
@@ -105,15 +108,12 @@ def test_the_environment_is_small_unless_inherited_and_the_last_word_counts(
 ) -> None:
     monkeypatch.setenv("MINE", "1")
     (tmp_path / "env").write_bytes(b"# a comment\n\nA=file\nB=with = and # inside\n")
-    plain = dict(
-        build(
-            "--env-file", str(tmp_path / "env"), "--env", "A=word", "--env", "MINE", "--env", "NOT_SET", "--", "true"
-        ).payload.env
-    )  # type: ignore[union-attr]
+    words = ("--env-file", str(tmp_path / "env"), "--env", "A=word", "--env", "MINE", "--env", "NOT_SET")
+    plain = dict(payload_of(build(*words, "--", "true")).env)
     assert plain[b"A"] == b"word" and plain[b"B"] == b"with = and # inside" and plain[b"MINE"] == b"1"
     assert b"NOT_SET" not in plain and plain[b"HOME"]
-    assert b"MINE" not in dict(build("--", "true").payload.env)  # type: ignore[union-attr]
-    inherited = build("--inherit-env", "--", "true").payload
+    assert b"MINE" not in dict(payload_of(build("--", "true")).env)
+    inherited = payload_of(build("--inherit-env", "--", "true"))
     assert inherited is not None and dict(inherited.env) == dict(os.environb)
 
 
@@ -138,8 +138,7 @@ def test_the_forms_of_a_share(build: Build, tmp_path: Path, text: str, wanted: t
 
 def test_a_copy_in_keeps_its_name_unless_it_is_given_another(build: Build, tmp_path: Path) -> None:
     (tmp_path / "a:b").write_text("x")
-    payload = build("--in", str(tmp_path / "a:b"), "--in", f"{tmp_path}/a:b:/data/c", "--", "true").payload
-    assert payload is not None
+    payload = payload_of(build("--in", str(tmp_path / "a:b"), "--in", f"{tmp_path}/a:b:/data/c", "--", "true"))
     assert [(item.outside, item.inside) for item in payload.inputs] == [
         (f"{tmp_path}/a:b", "a:b"),
         (f"{tmp_path}/a:b", "/data/c"),
@@ -150,8 +149,7 @@ def test_a_copy_out_lands_beside_the_caller_unless_told_otherwise(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    payload = build("--out", "result/data", "--out", f"/var/log:{tmp_path}/log", "--", "true").payload
-    assert payload is not None
+    payload = payload_of(build("--out", "result/data", "--out", f"/var/log:{tmp_path}/log", "--", "true"))
     assert [(item.inside, item.outside) for item in payload.outputs] == [
         ("result/data", f"{tmp_path}/data"),
         ("/var/log", f"{tmp_path}/log"),
@@ -159,7 +157,7 @@ def test_a_copy_out_lands_beside_the_caller_unless_told_otherwise(
 
 
 def test_a_number_without_an_entry_is_a_user_all_the_same(build: Build) -> None:
-    account = build("--user", "54321:54322", "--", "true").payload.account  # type: ignore[union-attr]
+    account = payload_of(build("--user", "54321:54322", "--", "true")).account
     assert (account.uid, account.gid, account.name, account.group, account.groups) == (
         54321,
         54322,
@@ -239,8 +237,7 @@ def test_a_file_goes_into_a_folder_that_is_named_with_a_slash(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "f").touch()
     (tmp_path / "d").mkdir()
-    payload = build("--in", "f:/new/dir/", "--in", "d:/data/", "--out", "/etc/passwd:d/", "--", "true").payload
-    assert payload is not None
+    payload = payload_of(build("--in", "f:/new/dir/", "--in", "d:/data/", "--out", "/etc/passwd:d/", "--", "true"))
     assert [one.inside for one in payload.inputs] == ["/new/dir/f", "/data/"]
     assert [one.outside for one in payload.outputs] == [f"{tmp_path}/d"]
 

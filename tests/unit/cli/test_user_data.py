@@ -17,7 +17,7 @@ from belljar.config import load
 from belljar.context import Settings
 from belljar.errors import BadOption, BadUserData, DownloadFailed
 from belljar.image import Settings as ImageSettings
-from belljar.model import Request
+from belljar.model import OwnWork, Probe, Request, RunPayload, Sign
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -36,8 +36,8 @@ def filled(*words: str, **context: Any) -> bytes:
         images=SimpleNamespace(resolve=lambda name: SimpleNamespace(source="https://example.org/cernvm.iso")),
     )
     made = userdata.with_user_data(built(*words), args, house)  # type: ignore[arg-type]
-    assert made.user_data is not None
-    return made.user_data
+    assert made.work.user_data is not None
+    return made.work.user_data
 
 
 @pytest.fixture
@@ -50,10 +50,10 @@ def template(tmp_path: Path) -> str:
 
 
 def test_without_a_command_the_guest_knows_its_own_work(template: str) -> None:
-    assert built("--user-data", template).payload is None
-    assert built("--user-data", template, "--", "true").payload is not None
-    assert built("--context", "none").payload is None
-    assert built("--context", "none", "--", "true").payload is not None
+    assert isinstance(built("--user-data", template).work, OwnWork)
+    assert isinstance(built("--user-data", template, "--", "true").work, RunPayload)
+    assert built("--context", "none").work == OwnWork()
+    assert isinstance(built("--context", "none", "--", "true").work, RunPayload)
     with pytest.raises(BadOption, match="nothing to run"):
         built("--image", "debian12")
 
@@ -64,6 +64,31 @@ def test_without_a_command_the_guest_knows_its_own_work(template: str) -> None:
 def test_what_takes_an_agent_takes_a_command(template: str, words: list[str]) -> None:
     with pytest.raises(BadOption, match="without a command"):
         built("--user-data", template, *words)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "has_agent"),
+    [
+        ("agent", Probe(Sign.AGENT), True), ("none", Probe(), False), ("port:22", Probe(Sign.PORT, "22"), False),
+        ("file:/run/ready", Probe(Sign.FILE, "/run/ready"), True), ("line:login: ", Probe(Sign.LINE, "login: "), False),
+    ],
+)  # fmt: skip
+def test_what_shows_that_it_is_ready_is_said(text: str, wanted: Probe, has_agent: bool) -> None:
+    work = built("--ready", text).work
+    assert work == OwnWork(ready=wanted) and work.has_agent is has_agent
+
+
+@pytest.mark.parametrize(
+    "text", ["", "port", "port:0", "port:65536", "port:ssh", "file:run", "file", "line:", "agent:1", "line:a\nb", "x"]
+)
+def test_a_sign_of_no_form_is_refused(text: str) -> None:
+    with pytest.raises(BadOption, match="--ready"):
+        built("--ready", text)
+
+
+def test_a_sign_is_for_guests_without_a_command() -> None:
+    with pytest.raises(BadOption, match="--ready with a command"):
+        built("--ready", "agent", "--", "true")
 
 
 def test_a_file_is_filled_in_for_one_machine(template: str) -> None:

@@ -19,7 +19,7 @@ from belljar.machine.extras import attachments, packing
 from belljar.machine.extras.attachments import folders_to_pack, is_large, make_scratch
 from belljar.machine.extras.packing import can_pack, pack_folder
 from belljar.machine.life.keeping import wants_attachments
-from belljar.model import GIB, MIB, Account, MachineSpec, Payload, Request, Transfer
+from belljar.model import GIB, MIB, Account, MachineSpec, Payload, Request, RunPayload, Transfer
 
 ALICE = Account("alice", 1234, 2345, "alice")
 needs_mksquashfs = pytest.mark.skipif(not can_pack(), reason="no mksquashfs that reads tar streams")
@@ -143,7 +143,9 @@ def test_only_folders_are_packed_and_only_where_the_program_is(
 
 def test_a_machine_that_uses_nothing_new_does_not_even_look(tree: Path) -> None:
     def request(*inputs: Transfer, scratch: int | None = None) -> Request:
-        return Request("0" * 12, MachineSpec("i", 1, MIB, scratch=scratch), Payload((b"x",), ALICE, inputs=inputs))
+        return Request(
+            "0" * 12, MachineSpec("i", 1, MIB, scratch=scratch), RunPayload(Payload((b"x",), ALICE, inputs=inputs))
+        )
 
     assert not wants_attachments(request(), Settings())
     assert not wants_attachments(request(Transfer(str(tree / "file"), "file")), Settings())

@@ -15,7 +15,7 @@ from belljar.machine import Folders
 from belljar.machine.extras import cache as caches
 from belljar.machine.extras.cache import Cache, left_in_order, prepare, remove, take, trouble
 from belljar.machine.life.life import Life, claim
-from belljar.model import MIB, MachineSpec, Request
+from belljar.model import MIB, MachineSpec, OwnWork, Request
 
 SIZE = 16 * MIB
 
@@ -26,7 +26,7 @@ def folders(tmp_path: Path) -> Folders:
 
 
 def machine(folders: Folders, id: str) -> Life:
-    return claim(Request(id, MachineSpec("cernvm", 1, 64 * MIB, cache=SIZE), None), folders, lambda point: None)
+    return claim(Request(id, MachineSpec("cernvm", 1, 64 * MIB, cache=SIZE), OwnWork()), folders, lambda point: None)
 
 
 def attach(life: Life, size: int) -> None:

@@ -14,7 +14,7 @@ from belljar.image import BootFiles, Image
 from belljar.image.fake import FakeStore, fake_image
 from belljar.machine.planning.boot_plan import Plan, has_usual_way
 from belljar.machine.planning.contexts import Way, decide, means_of
-from belljar.model import GIB, Account, Context, MachineSpec, NetworkMode, Payload, Request
+from belljar.model import GIB, Account, Context, MachineSpec, NetworkMode, OwnWork, Payload, Request, RunPayload
 
 PAYLOAD = Payload((b"true",), Account("alice", 1000, 1000, "alice"))
 STOCK = {
@@ -32,7 +32,7 @@ def firmware_image(**facts: Any) -> Image:
 
 
 def request(context: Context = Context.AUTO, disk: int | None = None) -> Request:
-    return Request("0123456789ab", MachineSpec("stock", 1, GIB, disk=disk, context=context), PAYLOAD)
+    return Request("0123456789ab", MachineSpec("stock", 1, GIB, disk=disk, context=context), RunPayload(PAYLOAD))
 
 
 def decided(wanted: Request, found: Image, layers: Any = None) -> Way:
@@ -162,7 +162,7 @@ def test_who_waited_in_vain_is_told_for_what(tmp_path: Path) -> None:
 
 
 def test_user_data_of_its_own_make_a_machine_nobody_elses_template() -> None:
-    told = replace(request(Context.CLOUD_INIT), user_data=b"#cloud-config\n")
+    told = replace(request(Context.CLOUD_INIT), work=RunPayload(PAYLOAD, b"#cloud-config\n"))
     way = decided(told, image())
     assert way.private and way.seed is not None
     assert way.digest != decided(request(Context.CLOUD_INIT), image()).digest
@@ -170,10 +170,10 @@ def test_user_data_of_its_own_make_a_machine_nobody_elses_template() -> None:
 
 
 def test_a_guest_that_knows_its_own_work_runs_its_own_init_whatever_else_it_could() -> None:
-    way = decided(replace(request(), payload=None, user_data=b"x"), image())
+    way = decided(replace(request(), work=OwnWork(b"x")), image())
     assert (way.chosen.context, way.seed is not None, bool(way.private)) == (Context.NONE, True, True)
-    assert not has_usual_way(replace(request(), payload=None), image())
-    assert decided(replace(request(), payload=None), image()).seed is None
+    assert not has_usual_way(replace(request(), work=OwnWork()), image())
+    assert decided(replace(request(), work=OwnWork()), image()).seed is None
 
 
 def test_no_command_runs_in_a_disc() -> None:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from belljar.machine.extras.features import VARIABLES, features, job_id, time_left, with_features
-from belljar.model import GIB, MIB, Account, MachineSpec, Payload, PlainFile, Request
+from belljar.model import GIB, MIB, Account, MachineSpec, Payload, PlainFile, Request, RunPayload
 
 DAY = 86400.0
 NOW = 1_800_000_000.7
 PAYLOAD = Payload((b"true",), Account("alice", 1000, 1000, "alice"), env=((b"A", b"1"), (b"JOBFEATURES", b"/mine")))
-REQUEST = Request("0123456789ab", MachineSpec("debian12", 4, 8000 * MIB), PAYLOAD, timeout=DAY, created=NOW)
+REQUEST = Request("0123456789ab", MachineSpec("debian12", 4, 8000 * MIB), RunPayload(PAYLOAD), timeout=DAY, created=NOW)
 
 
 def told(request: Request = REQUEST, hs06: float = 0.0) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 from belljar.errors import ImpossibleSize, NoMemory, NotPermitted, ShareMissing
 from belljar.image import Image
 from belljar.machine.planning import boot_plan as plan
-from belljar.model import GIB, MIB, Account, MachineSpec, Payload, Request, Share
+from belljar.model import GIB, MIB, Account, MachineSpec, Payload, Request, RunPayload, Share
 
 ROOT = Account("root", 0, 0, "root")
 ALICE = Account("alice", 1000, 1001, "alice")
@@ -19,7 +19,7 @@ SPEC = MachineSpec("debian12", cpus=1, memory=512 * MIB)
 
 
 def request(spec: MachineSpec = SPEC, account: Account = ROOT) -> Request:
-    return Request("0123456789ab", spec, Payload((b"true",), account))
+    return Request("0123456789ab", spec, RunPayload(Payload((b"true",), account)))
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from belljar.model import (
     Payload,
     PlainFile,
     Request,
+    RunPayload,
     Share,
     Start,
     StdinKind,
@@ -70,7 +71,7 @@ def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Se
     labels = (("alias", one) for one in job.aliases)
     facts = (("queue", job.queue), ("job name", job.name), ("started before", str(job.started_before)))
     return Request(
-        id=os.urandom(6).hex(), machine=machine, payload=payload(here, job, caller, settings),
+        id=os.urandom(6).hex(), machine=machine, work=RunPayload(payload(here, job, caller, settings)),
         name=f"{job.system}:{job.id}", requester=f"{job.system}:{job.id}", created=now, wall_limit=job.wall,
         collect=settings.collect, collect_limit=settings.collect_limit,
         grace=settings.grace or job.grace, labels=(*labels, *((name, text) for name, text in facts if text)),

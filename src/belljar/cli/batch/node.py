@@ -168,7 +168,7 @@ def self_check(house: House, image: str, start: Start | None = None) -> Outcome:
     from belljar.cli.machine.attend import attend
     from belljar.cli.machine.request import account_of
     from belljar.cli.machine.run import widen_limits
-    from belljar.model import MachineSpec, Payload, Request, StdinKind
+    from belljar.model import MachineSpec, Payload, Request, RunPayload, StdinKind
 
     null = StdinKind.NULL
     payload = Payload((b"true",), account_of(None), cwd=b"/", stdin=null, stdout=null, stderr=null)
@@ -176,7 +176,7 @@ def self_check(house: House, image: str, start: Start | None = None) -> Outcome:
     begin = start or machine.start
     spec = MachineSpec(image, 1, machine.memory, network=machine.network, start=begin, context=machine.context)
     request = Request(
-        os.urandom(6).hex(), spec, payload, name="self-check", requester="node test", created=time.time(),
+        os.urandom(6).hex(), spec, RunPayload(payload), name="self-check", requester="node test", created=time.time(),
         timeout=TEST_TIMEOUT, grace=1.0,
     )  # fmt: skip
     widen_limits()

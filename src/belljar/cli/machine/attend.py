@@ -21,7 +21,7 @@ from belljar.cli.batch.notice import LATE, Notice
 from belljar.guest import Streams
 from belljar.guest.stdio import FdSink, FdSource
 from belljar.machine.orders import Order, Orders, Pause, Resize, Resume, Signal, Stop
-from belljar.model import Outcome, Payload, Request, StdinKind
+from belljar.model import Outcome, Payload, Request, RunPayload, StdinKind
 
 assert quick_asyncio
 
@@ -117,10 +117,10 @@ async def _attend(
     house: House, request: Request, loop: StoppableLoop, stdin: bytes | None, alone: bool, notice: Notice | None
 ) -> Outcome:
     orders = Orders()
-    payload = request.payload
-    terminal = raw_terminal() if payload is not None and payload.terminal else None
+    work = request.work
+    terminal = raw_terminal() if isinstance(work, RunPayload) and work.payload.terminal else None
     listen(loop, Announced(loop, orders, notice) if notice else orders, terminal, alone)
-    streams = Streams(None, None, None) if payload is None else streams_of(payload)
+    streams = streams_of(work.payload) if isinstance(work, RunPayload) else Streams(None, None, None)
     if stdin is not None:
         streams = replace(streams, stdin=Known(stdin))
     try:

@@ -66,8 +66,7 @@ async def _copy(house: House, view: MachineView, source: str, target: str, user:
     from belljar.cli.machine.exec import recorded
     from belljar.machine.life import control
 
-    asked = view.request.get("payload")
-    asked = asked if isinstance(asked, dict) else {}
+    asked = view.payload
     account = words.account_of(user) if user else recorded(asked.get("account"))
     cwd = os.fsencode(str(asked.get("cwd") or "/"))
     connection = control.connect(view.folder)

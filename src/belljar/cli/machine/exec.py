@@ -43,7 +43,7 @@ def run(args: argparse.Namespace, house: House) -> int:
     if args.command == ["--"]:
         raise BadOption("nothing to run", hint="Put `--` before the command: belljar exec ID -- CMD.")
     house, view = reach(house, args.machine)
-    payload = _payload(args, view.request)
+    payload = _payload(args, view.payload)
     connection = control.connect(view.folder)
     control.ask(connection, "relay")
     connection.setblocking(False)
@@ -95,12 +95,10 @@ async def _attend(house: House, connection: object, payload: Payload, loop: obje
             terminal.restore()
 
 
-def _payload(args: argparse.Namespace, request: dict[str, object]) -> Payload:
+def _payload(args: argparse.Namespace, asked: dict[str, object]) -> Payload:
     from belljar.cli.machine import request as words
 
     args.inputs, args.outputs = [], []
-    asked = request.get("payload")
-    asked = asked if isinstance(asked, dict) else {}
     if args.cwd is None:
         args.cwd = str(asked.get("cwd") or "/")
     account = words.account_of(args.user) if args.user else recorded(asked.get("account"))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from belljar.errors import OUR_FAILURE, BadOption, BadRequest, BelljarError, HostError
 from belljar.machine.outside.detached import LONGEST_ANSWER, answer_of
-from belljar.model import Request, StdinKind
+from belljar.model import Request, RunPayload, StdinKind
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -79,14 +79,16 @@ def asked(args: argparse.Namespace, house: House) -> Request:
         raise BadRequest(f"standard input: {exc}") from exc
     if any(folder.exists() for folder in (house.folders.machine(request.id), house.folders.ended(request.id))):
         raise BadRequest(f"id: {request.id!r}: there is, or was, a machine of this id", hint="Draw another one.")
-    payload = request.payload
-    if payload is None:
+    work = request.work
+    if not isinstance(work, RunPayload):
         return request
+    payload = work.payload
     if payload.terminal:
-        raise BadRequest("payload.terminal: True: a machine on its own has no terminal")
+        raise BadRequest("work.payload.terminal: True: a machine on its own has no terminal")
     stderr = StdinKind.STDOUT if payload.stderr is StdinKind.STDOUT else StdinKind.STREAM
     stdin = StdinKind.NULL if args.stdin is None else StdinKind.STREAM
-    return replace(request, payload=replace(payload, stdin=stdin, stdout=StdinKind.STREAM, stderr=stderr))
+    payload = replace(payload, stdin=stdin, stdout=StdinKind.STREAM, stderr=stderr)
+    return replace(request, work=replace(work, payload=payload))
 
 
 def _line() -> bytes:
@@ -156,7 +158,7 @@ def _leave_the_asker(life: Life, tied: bool) -> None:
 
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    if life.request.payload is not None:  # who follows them finds them from now on
+    if isinstance(life.request.work, RunPayload):  # who follows them finds them from now on
         for name in (STDOUT_LOG, STDERR_LOG):
             os.close(os.open(life.folder / name, LOG_FLAGS, 0o600))
     log = os.open(life.folder / KEEPER_LOG, LOG_FLAGS, 0o600)
@@ -174,10 +176,10 @@ def _streams(request: Request, stdin: int | None, house: House) -> Streams:
     from belljar.machine import STDERR_LOG, STDOUT_LOG
     from belljar.machine.life.output import FileSink
 
-    if request.payload is None:
+    if not isinstance(request.work, RunPayload):
         return Streams(None, None, None)
     folder, limit = house.folders.machine(request.id), house.settings.machine.output_limit
-    carried = request.payload.stderr is StdinKind.STREAM
+    carried = request.work.payload.stderr is StdinKind.STREAM
     return Streams(
         None if stdin is None else FdSource(stdin),
         FileSink(folder / STDOUT_LOG, limit),

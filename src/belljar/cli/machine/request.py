@@ -21,17 +21,23 @@ from belljar.model import (
     Account,
     Context,
     MachineSpec,
+    OwnWork,
     Payload,
+    Probe,
     Request,
+    RunPayload,
+    Sign,
     Start,
     StdinKind,
     Transfer,
+    Work,
 )
 
 if TYPE_CHECKING:
     from belljar.config import Settings
 
 LARGEST_SCRIPT = 8 << 20
+LONGEST_SIGN = 200
 LIMITS = ("CPU", "FSIZE", "DATA", "STACK", "CORE", "NPROC", "NOFILE", "MEMLOCK", "AS")
 GUEST_PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,199}")
@@ -60,7 +66,7 @@ def build(args: argparse.Namespace, settings: Settings) -> Request:
     places = [] if machine.scratch is None else [SCRATCH_PLACE]
     _refuse_twice("--share", [item.target for item in machine.shares] + places)
     return Request(
-        id=os.urandom(6).hex(), machine=machine, payload=_payload(args, account), name=args.name, created=time.time(),
+        id=os.urandom(6).hex(), machine=machine, work=_work(args, account), name=args.name, created=time.time(),
         timeout=_positive("--timeout", args.timeout), grace=defaults.grace if args.grace is None else args.grace, keep=args.keep,
         collect=tuple(_collected(path) for path in args.collect), collect_limit=settings.batch.collect_limit,
     )  # fmt: skip
@@ -73,26 +79,43 @@ def image_name(text: str) -> str:
     return text
 
 
-def _payload(args: argparse.Namespace, account: Account) -> Payload | None:
-    """None: the guest knows its own work, because it has user data, or its image is said to."""
+def _work(args: argparse.Namespace, account: Account) -> Work:
+    """The guest's own where there is no command, and user data, `--ready`, or an image that is said to know its work."""
     if args.user_data is None and (args.user_data_option or args.user_data_file):
         raise BadOption("--user-data-option and --user-data-file mean nothing without --user-data")
-    is_told = args.user_data is not None or args.context == Context.NONE.value
+    is_told = args.user_data is not None or args.ready is not None or args.context == Context.NONE.value
     if args.command not in ([], ["--"]) or not is_told:
-        if args.cache is not None:
-            raise BadOption("--cache with a command: a disk that is found again is for guests that know their own work")
-        return payload(args, account)
-    if args.context not in (None, Context.AUTO.value, Context.NONE.value):
-        raise BadOption(f"--context {args.context} without a command: the guest's own work needs no agent")
-    for option, value in (
-        ("--in", args.inputs),
-        ("--out", args.outputs),
-        ("--tty", args.tty),
-        ("--collect", args.collect),
-    ):
+        for option, value in (("--cache", args.cache), ("--ready", args.ready)):
+            if value is not None:
+                raise BadOption(f"{option} with a command: it is for guests that know their own work")
+        return RunPayload(payload(args, account))
+    options = (("--in", args.inputs), ("--out", args.outputs), ("--tty", args.tty), ("--collect", args.collect))
+    for option, value in options:
         if value:
-            raise BadOption(f"{option} without a command: no agent is in the guest who could do that")
-    return None
+            raise BadOption(f"{option} without a command: nobody is in the guest who could do that")
+    work = OwnWork(ready=probe("none" if args.ready is None else args.ready))
+    wants_agent = args.context not in (None, Context.AUTO.value, Context.NONE.value)
+    if wants_agent and not work.has_agent:
+        raise BadOption(
+            f"--context {args.context} without a command: the guest's own work needs no agent",
+            hint="With `--ready agent` it has one, which takes `belljar exec` and `belljar cp`.",
+        )
+    return work
+
+
+def probe(text: str) -> Probe:
+    """What `--ready` says."""
+    word, colon, of = text.partition(":")
+    is_whole = bool(of) if word in ("port", "file", "line") else not colon
+    if word not in {sign.value for sign in Sign} or not is_whole:
+        raise BadOption(f"--ready {text}: not one of none, agent, port:N, file:/PATH, line:TEXT")
+    if word == "port" and not (of.isdecimal() and 0 < int(of) < 1 << 16):
+        raise BadOption(f"--ready {text}: a port is a number from 1 to 65535")
+    if word == "file" and not of.startswith("/"):
+        raise BadOption(f"--ready {text}: not an absolute path")
+    if len(of) > LONGEST_SIGN or not of.isprintable():
+        raise BadOption(f"--ready {word}: at most {LONGEST_SIGN} printable characters")
+    return Probe(Sign(word), of)
 
 
 def payload(args: argparse.Namespace, account: Account) -> Payload:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from belljar.cli.parser import as_duration, as_size
 from belljar.errors import OUR_FAILURE
-from belljar.model import Cause, Context, Start
+from belljar.model import Cause, Context, OwnWork, RunPayload, Start
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -27,7 +27,7 @@ SMALL_STACK = 2 << 20  # bytes, for threads of QEMU where a limit counts them
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "belljar run [options] -- CMD ARG...\n       belljar run [options] SCRIPT ARG..."
-        "\n       belljar run [options] --user-data FILE|URL"
+        "\n       belljar run [options] --user-data FILE|URL\n       belljar run [options] --ready SIGN"
     )
     _machine(parser)
     payload = parser.add_argument_group("the payload")
@@ -104,7 +104,12 @@ def _machine(parser: argparse.ArgumentParser) -> None:
 
 
 def _user_data(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("user data, for images that know their own work (docs/pilots.md)")
+    group = parser.add_argument_group("without a command: images that know their own work (docs/pilots.md)")
+    group.add_argument(
+        "--ready", metavar="SIGN",
+        help="the guest is ready when: agent, belljar's agent answers, and it takes exec and cp; port:N, its TCP port N answers;"
+        " file:/PATH, that file is there; line:TEXT, its console shows that; none, it runs (default)",
+    )  # fmt: skip
     group.add_argument(
         "--user-data",
         metavar="FILE|URL",
@@ -159,7 +164,7 @@ def run(args: argparse.Namespace, house: House) -> int:
 
     report.write(outcome)
     tell_troubles(outcome)
-    if wanted.payload is None and outcome.cause is Cause.FINISHED:
+    if isinstance(wanted.work, OwnWork) and outcome.cause is Cause.FINISHED:
         complain(f"{outcome.id}: {outcome.reason}", "")  # it has no other way to say how it went
     return leave(outcome)
 
@@ -178,7 +183,7 @@ def detach(wanted: Request, args: argparse.Namespace, house: House) -> int:
         from belljar.cli.machine.userdata import with_user_data
 
         wanted = with_user_data(wanted, args, house)
-    stdin = 0 if wanted.payload is not None and stat.S_ISREG(os.fstat(0).st_mode) else None
+    stdin = 0 if isinstance(wanted.work, RunPayload) and stat.S_ISREG(os.fstat(0).st_mode) else None
     print(detached.start(wanted, config_file=house.config_file, stdin=stdin).id)
     return 0
 

@@ -60,7 +60,7 @@ def sections(machine: MachineView) -> list[tuple[str, list[tuple[str, Any]]]]:
     return [
         (f"machine {machine.id}", _machine(machine)),
         ("job", _job(machine)),
-        ("payload", _payload(machine.request.get("payload") or {})),
+        ("payload", _payload(machine.payload)),
         ("outcome", _outcome(machine.outcome or {})),
         (
             "seconds per phase",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -23,12 +24,14 @@ def with_user_data(request: Request, args: argparse.Namespace, house: House) -> 
     from belljar.context.userdata import About, fill_in, patterns
     from belljar.hypervisor import guest_uuid
     from belljar.machine.extras import metadata as answering
+    from belljar.model import RunPayload
 
+    with_data: Callable[[bytes], Request] = lambda data: replace(request, work=replace(request.work, user_data=data))  # noqa: E731
     settings = house.settings.context
     url = args.user_data if args.user_data.startswith(SCHEMES) else ""
     image = house.images.resolve(request.machine.image)
-    base = answering.BASE_URL if answering.is_wanted(replace(request, user_data=b""), settings.metadata) else ""
-    has_files = request.payload is not None
+    base = answering.BASE_URL if answering.is_wanted(with_data(b""), settings.metadata) else ""
+    has_files = isinstance(request.work, RunPayload)
     about = About(
         uuid=guest_uuid(request.id), hostname=f"belljar-{request.id}", machinetype=request.name or request.machine.image,
         manager=f"belljar {__version__}", manager_hostname=os.uname().nodename, space=settings.space, site=settings.site,
@@ -44,7 +47,7 @@ def with_user_data(request: Request, args: argparse.Namespace, house: House) -> 
     if settings.cvmfs_proxy and "cvmfs_proxy" not in files:
         options.setdefault("cvmfs_proxy", settings.cvmfs_proxy.encode())
     template = _fetch(url, house) if url else _read(args.user_data, "--user-data")
-    return replace(request, user_data=fill_in(template, patterns(about, options, files)))
+    return with_data(fill_in(template, patterns(about, options, files)))
 
 
 def _pairs(option: str, words: list[str]) -> list[tuple[str, str]]:

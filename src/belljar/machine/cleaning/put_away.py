@@ -6,19 +6,17 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from belljar.errors import (
     BelljarError,
-    BootFailed,
     BootTimeout,
     DomainDied,
     DomainKilled,
     GuestPanicked,
-    GuestPoweredOff,
     NoSpace,
     ShareLost,
 )
@@ -40,47 +38,38 @@ from belljar.machine import (
 )
 from belljar.machine.life.life import Life
 from belljar.machine.orders import Ended
-from belljar.model import Cause, State, dumps, to_json
+from belljar.model import Cause, RunPayload, State, dumps, to_json
 
 TAIL = 1 << 16
 OURS = "belljar: "  # how lines begin by which belljar's init, and what it has others run, say why they give up
 PANIC = "Kernel panic - not syncing"  # what comes after it is a trace
 NOT_KEPT = (SEED, RAMDISK, CONTROL, *FORWARDS, VIRTIOFS_SOCKET)  # of a machine's folder
+ExplainOff = Callable[[EventKind, str], BelljarError]  # what a guest's own end amounts to, with the console's last line
 RETIRED = ".retired-"  # the folder of a machine whose record was copied already
 
 
-async def read(events: AsyncIterator[DomainEvent], life: Life) -> BelljarError:
+async def read(events: AsyncIterator[DomainEvent], life: Life, explain_off: ExplainOff) -> BelljarError:
     """Wait until the domain ends or breaks without having been asked to; returns what to tell about it."""
     async for event in events:
         life.record.tell("domain", kind=event.kind, detail=event.detail[:200], status=event.status)
-        return explain(event, life)
+        return explain(event, life, explain_off)
     return DomainDied("QEMU's events ended before QEMU did")
 
 
-def explain(event: DomainEvent, life: Life) -> BelljarError:
+def explain(event: DomainEvent, life: Life, explain_off: ExplainOff) -> BelljarError:
     """The error an event amounts to. What breaks before there is a payload failed to boot; afterwards it is lost."""
-    error = _error_of(event, life)
+    error = _error_of(event, life, explain_off)
     if error.cause in (Cause.BOOT_FAILED, Cause.GUEST_LOST):
-        error.cause = Cause.GUEST_LOST if life.payload_started else Cause.BOOT_FAILED
+        error.cause = Cause.GUEST_LOST if life.is_begun else Cause.BOOT_FAILED
     return error
 
 
-def _error_of(event: DomainEvent, life: Life) -> BelljarError:
+def _error_of(event: DomainEvent, life: Life, explain_off: ExplainOff) -> BelljarError:
     match event.kind:
         case EventKind.PANICKED:
             return GuestPanicked(f"the guest's kernel crashed{_last_line(life, CONSOLE_LOG, ': ')}")
-        case EventKind.RESET if life.request.payload is None:  # so ends a firmware that finds nothing to boot, too
-            return BootFailed(f"the guest rebooted instead of powering itself off{_last_line(life, CONSOLE_LOG, ': ')}")
         case EventKind.SHUTDOWN | EventKind.RESET:
-            if life.request.payload is None:
-                why = _last_line(life, CONSOLE_LOG, "")  # belljar's own init gives up so, too
-                return BootFailed(why) if why.startswith(OURS) else GuestPoweredOff("the guest powered itself off")
-            if life.payload_started:
-                what = "powered the guest off" if event.kind is EventKind.SHUTDOWN else "rebooted the guest"
-                return GuestPoweredOff(f"the payload {what}")
-            what = "powered itself off" if event.kind is EventKind.SHUTDOWN else "rebooted"
-            last = _last_line(life, CONSOLE_LOG, ": ")
-            return BootFailed(f"the guest {what} before a payload was started{last}")
+            return explain_off(event.kind, _last_line(life, CONSOLE_LOG, ""))
         case EventKind.DISK_FULL:
             return NoSpace(f"{life.folders.scratch}: no space left for what the guest writes to its disk")
         case EventKind.DISK_ERROR:
@@ -106,8 +95,8 @@ def _error_of(event: DomainEvent, life: Life) -> BelljarError:
 def own_limit(life: Life, usage: tuple[float, float, int]) -> None:
     """QEMU lives under the payload's own limit on processor time. When the host's kernel killed it for that, it killed
     the payload: no fault of the node's, and no reason to try again."""
-    payload, used = life.request.payload, usage[0] + usage[1]
-    limits = {name: hard for name, _, hard in payload.rlimits} if payload is not None else {}
+    work, used = life.request.work, usage[0] + usage[1]
+    limits = {name: hard for name, _, hard in work.payload.rlimits} if isinstance(work, RunPayload) else {}
     most = limits.get("CPU", -1)
     if life.outcome.error == DomainKilled.__name__ and 0 <= most <= used + 1:  # the kernel looks once a second
         life.end(Ended(Cause.CANCELLED, signal.SIGKILL, f"the limit of {most} s of processor time was reached"))

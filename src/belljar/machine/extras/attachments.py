@@ -19,7 +19,7 @@ from belljar.host.threads import in_thread
 from belljar.hypervisor import ExtraDisk
 from belljar.machine import Settings
 from belljar.machine.life.life import Life
-from belljar.model import MIB, SCRATCH_PLACE, Payload, Transfer
+from belljar.model import MIB, SCRATCH_PLACE, Payload, RunPayload, Transfer
 
 SCRATCH = "scratch"
 FORMAT_TIMEOUT = 60.0
@@ -37,9 +37,10 @@ async def make(life: Life, settings: Settings) -> dict[str, Transfer]:
         path = life.attach(SCRATCH, SCRATCH)
         await make_scratch(path, life.request.machine.scratch)
         life.disks += (ExtraDisk(SCRATCH, path, "raw", readonly=False),)
-    payload = life.request.payload
+    work = life.request.work
     packed: dict[str, Transfer] = {}
-    if payload is not None:
+    if isinstance(work, RunPayload):
+        payload = work.payload
         # In a thread: the folders may lie on a file server that does not answer, and the job can be cancelled all the same.
         for item in await in_thread(lambda: list(folders_to_pack(payload, settings))):
             from belljar.machine.extras.packing import pack_folder

@@ -15,7 +15,7 @@ from belljar.machine import JOBOUTPUTS
 from belljar.machine.extras.features import values
 from belljar.machine.life.life import Life
 from belljar.machine.parts import Parts
-from belljar.model import MIB, NetworkMode, Request
+from belljar.model import MIB, NetworkMode, OwnWork, Request
 
 PORT = 80
 ADDRESSES = ("169.254.169.254", "169.254.169.253")
@@ -41,7 +41,7 @@ class Answering:
         link = life.joined.link if life.joined is not None else None
         return metadata_service(
             self._features, life.folder / JOBOUTPUTS, self._parts.context,
-            uuid=guest_uuid(request.id), hostname=f"belljar-{request.id}", user_data=request.user_data,
+            uuid=guest_uuid(request.id), hostname=f"belljar-{request.id}", user_data=request.work.user_data,
             machinetype=request.name or request.machine.image, zone=os.uname().nodename,
             size=f"{request.machine.cpus}-{request.machine.memory // MIB}", base_url=BASE_URL,
             address=link.address.partition("/")[0] if link else "", mac=link.mac if link else "",
@@ -65,4 +65,5 @@ def is_wanted(request: Request, mode: MetadataMode) -> bool:
     """Does a machine have a metadata service?"""
     if request.machine.network is not NetworkMode.USER or mode is MetadataMode.OFF:
         return False
-    return mode is MetadataMode.ALWAYS or request.user_data is not None or request.payload is None
+    work = request.work
+    return mode is MetadataMode.ALWAYS or work.user_data is not None or isinstance(work, OwnWork)

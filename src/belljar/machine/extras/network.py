@@ -17,11 +17,11 @@ LOOPBACK = "127.0.0.1"  # of the host; a guest calls it by the address of its ga
 
 async def join(networks: Networks, life: Life, servers: Iterable[FileServer]) -> Joined:
     """The network that was asked for. The servers of the machine's own shares may be reached whatever is blocked."""
-    machine, payload = life.request.machine, life.request.payload
+    machine, account = life.request.machine, life.request.work.account
     gateway = plan(machine.network, life.request.id).gateway
     joined = await networks.join(
         machine.network, machine.network_name, life.request.id,
-        uid=os.geteuid() if payload is None else payload.account.uid, intend=life.record.intend,
+        uid=os.geteuid() if account is None else account.uid, intend=life.record.intend,
         grants=[(LOOPBACK if one.address == gateway else one.address, one.port) for one in servers],
         answers=life.answers,
     )  # fmt: skip

@@ -16,10 +16,12 @@ HALF = 1 << 20  # the log and its predecessor hold the last one to two MiB a gue
 class Console:
     """Reads the domain's console until it ends. A guest that floods it fills no disk."""
 
-    def __init__(self, folder: Path, line: socket.socket) -> None:
+    def __init__(self, folder: Path, line: socket.socket, awaited: bytes = b"") -> None:
         self._line = line
         self._viewers: set[socket.socket] = set()
         self._log = RollingFile(folder / CONSOLE_LOG, HALF)
+        self._awaited, self._end = awaited, b""
+        self.seen = asyncio.Event()  # *awaited* was written
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -27,6 +29,7 @@ class Console:
             while data := await loop.sock_recv(self._line, 1 << 16):
                 with suppress(OSError):  # a full disk costs us the log, not the machine
                     self._log.write(data)
+                self._watch(data)
                 for viewer in list(self._viewers):
                     try:
                         viewer.send(data)  # a viewer that does not read misses something; the guest does not wait
@@ -47,3 +50,10 @@ class Console:
 
     def close(self) -> None:
         self._log.close()
+
+    def _watch(self, data: bytes) -> None:
+        if self._awaited and not self.seen.is_set():
+            text = self._end + data
+            self._end = text[-len(self._awaited) :]
+            if self._awaited in text:
+                self.seen.set()

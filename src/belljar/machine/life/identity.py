@@ -29,6 +29,7 @@ async def prove(guest: Guest, link: Link, life: Life, *, is_clone: bool = False)
     _claim_sample(proof.sample, life)
     if is_clone and link.mode in REACHED:
         await _renew_keys(guest)
+    life.is_proved = True
     life.record.write(
         "identity", hostname=proof.hostname, machine_id=proof.machine_id, mac=proof.mac, skew=round(proof.clock_skew, 6)
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -17,13 +15,9 @@ from belljar.errors import (
     DomainKilled,
     GuestError,
     GuestPoweredOff,
-    GuestRefused,
-    HostError,
     HypervisorError,
-    OutputMissing,
-    UsageError,
 )
-from belljar.guest import ExitStatus, Guest, Process, Streams
+from belljar.guest import Guest, Streams
 from belljar.host.processes import start_time
 from belljar.host.threads import in_thread
 from belljar.image import Image
@@ -31,18 +25,30 @@ from belljar.journal import read
 from belljar.machine import DOUBTS, Settings
 from belljar.machine.cleaning import put_away as fates
 from belljar.machine.cleaning.reaper import traces_of
-from belljar.machine.extras.features import with_features
 from belljar.machine.extras.shares import find_servers, has_nfs, mount_all
-from belljar.machine.life.commands import Obeying, Present
+from belljar.machine.life.commands import Obeying
 from belljar.machine.life.console import Console
 from belljar.machine.life.control import ControlServer
 from belljar.machine.life.identity import prove
 from belljar.machine.life.life import Life
 from belljar.machine.life.waiting import holding
+from belljar.machine.life.work import Present, run_of
 from belljar.machine.orders import Ended, Orders, unless_cancelled
 from belljar.machine.parts import Parts
 from belljar.machine.planning.boot_plan import Plan
-from belljar.model import Cause, FileServer, NetworkMode, Payload, Request, Start, State, Transfer
+from belljar.model import (
+    FileServer,
+    NetworkMode,
+    OwnWork,
+    Payload,
+    Request,
+    RunPayload,
+    Sign,
+    Start,
+    State,
+    Transfer,
+    Work,
+)
 from belljar.network import Networks
 
 T = TypeVar("T")
@@ -59,7 +65,8 @@ class Keeping:
         self.life, self.parts = life, parts
         self.now = Present()
         self._orders = orders
-        self._obeying = Obeying(life, orders, self.now, parts.relay)
+        self._run = run_of(life.request.work, life, self.now, parts, self._furnish)
+        self._obeying = Obeying(life, orders, self.now, self._run, parts.relay)
         self._control = ControlServer(life.folder, self._obeying.answer)
         self._fate: asyncio.Task[BelljarError] | None = None  # why the domain ended by itself
         self._tasks: list[asyncio.Task[None]] = []
@@ -95,36 +102,15 @@ class Keeping:
             if life.request.machine.network is not NetworkMode.NONE and self.parts.networks is not None:
                 await self._join(self.parts.networks)
         async with holding(self.parts.images, image, life.request.id):
-            if life.request.payload is None:
-                return await self._leave_alone(image)
-            await self._start(image)
-            life.enter(State.RUNNING)
-            await self._while_alive(self._serve(life.request.payload, streams))
-
-    async def _leave_alone(self, image: Image) -> None:
-        """A guest that knows its own work does it, until it powers itself off or its time is over."""
-        from belljar.machine.life.own_work import conclude
-
-        life = self.life
-        try:
-            await self._start(image)
-            life.enter(State.RUNNING)
-            life.payload_started, life.begun = True, time.time()
-            with life.phase("run"):
-                await self._while_alive(self._until_its_time_is_over())
-        except GuestPoweredOff:
-            conclude(life)
-
-    async def _until_its_time_is_over(self) -> None:
-        """At the time limit the guest's power button is pressed; after the grace it is the machine's end."""
-        limit, grace = self.life.request.timeout, self.life.request.grace
-        never = asyncio.get_running_loop().create_future()
-        await asyncio.wait({never}, timeout=limit)
-        why = f"the time limit of {limit:g} s was reached"
-        self.life.expect(Cause.WALLTIME, why)
-        await self._obeying.press_power()
-        await asyncio.wait({never}, timeout=grace)
-        raise Ended(Cause.WALLTIME, signal.SIGKILL, f"{why}; the guest did not power itself off within {grace:g} s")
+            try:
+                await self._start(image)
+                with life.phase("ready"):
+                    await self._while_alive(self._run.await_ready(self.parts.boot_timeout))
+                life.enter(State.READY)
+                life.enter(State.RUNNING)
+                await self._while_alive(self._run.carry_out(streams))
+            except GuestPoweredOff as error:
+                self._run.conclude_off(error)
 
     async def _attach(self) -> None:
         """The further disks of this machine. Imported only by machines that may have one."""
@@ -182,15 +168,14 @@ class Keeping:
             life.enter(State.BOOTING)
             timeout = self.parts.settings.clone_timeout if plan.template else self.parts.boot_timeout
             await self._while_alive(self._greet(timeout, plan.awaited))
-        if life.request.payload is None:
-            return life.enter(State.READY)
+        if not life.request.work.has_agent:
+            return
         with life.phase("identify"):
             await self._while_alive(prove(self._living_guest(), plan.link, life, is_clone=plan.template is not None))
         if plan.template is not None:
             with suppress(OSError):
                 os.unlink(plan.template.folder / DOUBTS)  # it works
         life.point("after-agent")
-        life.enter(State.READY)
 
     async def _start_domain(self, plan: Plan) -> None:
         """QEMU runs when this returns, watched, with its console kept."""
@@ -200,8 +185,8 @@ class Keeping:
         domain = self.now.domain
         life.record.write("spawned", pid=domain.pid, started=start_time(domain.pid), argv=domain.argv)
         loop = asyncio.get_running_loop()
-        self._fate = loop.create_task(fates.read(self.now.domain.events(), life))
-        self.now.console = Console(life.folder, self.now.domain.console)
+        self._fate = loop.create_task(fates.read(self.now.domain.events(), life, self._run.explain_off))
+        self.now.console = Console(life.folder, self.now.domain.console, awaited_line(life.request.work))
         self._tasks.append(loop.create_task(self.now.console.run()))
         if plan.spec.nic is not None and plan.spec.nic.egress is not None:
             from belljar.machine.extras.network import listen
@@ -209,7 +194,7 @@ class Keeping:
             self._tasks += [loop.create_task(listen(domain.traffic(), life))]
         if plan.way is not None and plan.way.ssh is not None:
             self.now.guest = plan.way.ssh.guest_of(life, of_template=plan.template is not None)(domain)
-        else:
+        elif life.request.work.has_agent:
             self.now.guest = self.parts.make_guest(domain.channel)
 
     async def _greet(self, longest: float, awaited: str) -> None:
@@ -228,42 +213,9 @@ class Keeping:
 
     async def _hear(self) -> None:
         """The guest's first words, where it has any for us."""
-        if self.life.request.payload is not None:
+        if self.life.request.work.has_agent:
             await self._living_guest().greet()
         self.life.point("after-boot")
-
-    # -- the payload -----------------------------------------------------------------------------------------------
-
-    async def _serve(self, payload: Payload, streams: Streams) -> None:
-        """Everything that happens inside: folders, account, files in, the payload itself, files out."""
-        life, guest = self.life, self._living_guest()
-        life.begun = time.time()
-        payload = with_features(life.request, payload, life.begun, self.parts.hs06_per_cpu, outputs_url(life))
-        with life.phase("setup"):
-            await self._furnish(guest, payload)
-        with life.phase("run"):
-            life.point("payload-sent")
-            life.record.write("payload", argv=[word[:200] for word in payload.argv[:20]])
-            life.payload_started = True
-            self.now.process = await guest.start(payload, streams)
-            life.point("payload-started")
-            await self._obeying.deliver_early()
-            status = await self._until_ended(self.now.process)
-            life.point("payload-ended")
-        life.conclude(status)
-        life.record.tell("payload-ended", exit_code=status.exit_code, signal=status.signal)
-        with life.phase("fetch"):
-            try:
-                await self._fetch(guest, payload)
-            except (UsageError, GuestRefused, HostError) as error:
-                life.fail(error)
-        life.point("status-written")
-        life.settle()
-        if life.request.collect:
-            from belljar.machine.extras.collect import collect
-
-            with life.phase("collect"):
-                await collect(guest, life)
 
     async def _furnish(self, guest: Guest, payload: Payload) -> None:
         if self.life.request.machine.shares:
@@ -276,47 +228,6 @@ class Keeping:
             await guest.place(payload.files, payload.account)  # what is copied in may lie in folders of theirs
         for item in payload.inputs:
             await guest.put(item.outside, item.inside, payload.account, payload.cwd, skip=item.skip)
-
-    async def _until_ended(self, process: Process) -> ExitStatus:
-        """The payload's status; TERM at the time limit, and after the grace the machine's end."""
-        limit, grace = self.life.request.timeout, self.life.request.grace
-        waiting = asyncio.ensure_future(process.wait())
-        try:
-            done, _ = await asyncio.wait({waiting}, timeout=limit)
-            if not done:
-                self.life.expect(Cause.WALLTIME, f"the time limit of {limit:g} s was reached")
-                await process.signal(signal.SIGTERM)
-                done, _ = await asyncio.wait({waiting}, timeout=grace)
-            if not done:
-                raise Ended(
-                    Cause.WALLTIME,
-                    signal.SIGKILL,
-                    f"the time limit of {limit:g} s was reached; killed after {grace:g} s of grace",
-                )
-            return await waiting
-        finally:
-            waiting.cancel()
-
-    async def _fetch(self, guest: Guest, payload: Payload) -> None:
-        """Copy every output that can be had, then complain about the first that cannot."""
-        trouble: BelljarError | None = None
-        for item in payload.outputs:
-            try:
-                await guest.get(
-                    item.inside,
-                    item.outside,
-                    payload.account,
-                    payload.cwd,
-                    skip=item.skip,
-                    changed_only=item.changed_only,
-                )
-            except (UsageError, GuestRefused, HostError) as error:
-                trouble = trouble or error
-        if self.life.request.machine.shares or self.life.request.keep:
-            await guest.end_payload()
-        has_failed = self.life.outcome.exit_code != 0
-        if trouble is not None and not (has_failed and isinstance(trouble, OutputMissing)):
-            raise trouble  # what a failing payload did not write is its own affair
 
     # -- the way out -------------------------------------------------------------------------------------------------
 
@@ -417,14 +328,14 @@ async def _cancelled(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-def outputs_url(life: Life) -> str:
-    """Where the guest may put files that are kept; "": nowhere."""
-    return f"http://{life.answers[-1][0]}/joboutputs" if life.answers else ""
+def awaited_line(work: Work) -> bytes:
+    """What is waited for on the console."""
+    return work.ready.of.encode() if isinstance(work, OwnWork) and work.ready.sign is Sign.LINE else b""
 
 
 def wants_attachments(request: Request, settings: Settings) -> bool:
     """Could this machine get a further disk? Asked for every job."""
     if request.machine.scratch is not None:
         return True
-    inputs = request.payload.inputs if request.payload is not None else ()
+    inputs = request.work.payload.inputs if isinstance(request.work, RunPayload) else ()
     return bool(settings.pack_files or settings.pack_size) and any(os.path.isdir(item.outside) for item in inputs)

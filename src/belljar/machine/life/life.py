@@ -35,7 +35,6 @@ HINTS = {  # for a payload that could not be started; the reason says what was w
     "no-cwd": "Name a folder the payload's user may enter with `--cwd`.",
     "failed": "See `belljar logs ID --console`.",
 }
-NOT_IN_THE_RECORD = ("script",)  # of the payload: it may be large, and it is the user's
 
 
 class Life:
@@ -51,8 +50,9 @@ class Life:
         self.point = point
         self.state = State.REQUESTED
         self.phases: dict[str, float] = {}
-        self.payload_started = False
-        self.begun = 0.0  # when the payload's time began, seconds since the epoch
+        self.is_begun = False  # its work has
+        self.is_proved = False  # its guest has an identity of its own
+        self.begun = 0.0  # when the work's time began, seconds since the epoch
         self.is_settled = False
         self.identities: list[Path] = []
         self.joined: Joined | None = None  # its network, once it is there
@@ -154,6 +154,15 @@ class Life:
             reason = f"{reason}, before its files were copied out; the payload had ended with {how}"
         self.note(cause=ended.cause, klass=CLASSES[ended.cause], reason=reason, exit_code=None, signal=ended.number)
 
+    def begin_work(self) -> None:
+        """From now on its time counts."""
+        self.begun = time.time()
+
+    @property
+    def outputs_url(self) -> str:
+        """Where the guest may put files that are kept; "": nowhere."""
+        return f"http://{self.answers[-1][0]}/joboutputs" if self.answers else ""
+
     def settle(self) -> None:
         """All that the job is about is done: whatever happens to the machine now, the outcome stays what it is."""
         self.is_settled = True
@@ -211,14 +220,19 @@ def gate(folders: Folders) -> Path:
 def _without_secrets(request: Request) -> dict[str, Any]:
     """The request as it is kept: without the script's text, the environment's values and the user data."""
     record: dict[str, Any] = to_json(request)
-    record["user_data"] = None if request.user_data is None else len(request.user_data)
-    if record["payload"] is not None:
-        record["payload"]["env"] = [name for name, _ in record["payload"]["env"]]
-        for name in NOT_IN_THE_RECORD:
-            record["payload"][name] = None if record["payload"][name] is None else len(record["payload"][name])
-        for file in record["payload"]["files"]:
-            file["data"] = None if file["data"] is None else len(file["data"])
+    work = record["work"]
+    work["user_data"] = _size(work["user_data"])
+    if "payload" in work:
+        payload = work["payload"]
+        payload["env"] = [name for name, _ in payload["env"]]
+        payload["script"] = _size(payload["script"])
+        for file in payload["files"]:
+            file["data"] = _size(file["data"])
     return record
+
+
+def _size(data: str | None) -> int | None:
+    return None if data is None else len(data)
 
 
 def _why(error: Exception) -> str:

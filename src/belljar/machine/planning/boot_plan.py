@@ -30,7 +30,7 @@ from belljar.machine.extras.shares import has_nfs, has_virtiofs, host_folders, n
 from belljar.machine.life.life import Life
 from belljar.machine.life.waiting import Showing, in_silence
 from belljar.machine.planning.template import Mould
-from belljar.model import GIB, MIB, Context, NetworkMode, Request, ShareKind, Start
+from belljar.model import GIB, MIB, Context, NetworkMode, OwnWork, Request, ShareKind, Sign, Start, Work
 from belljar.network import Link
 from belljar.network import plan as plan_link
 
@@ -104,10 +104,10 @@ class Planner:
         wanted = life.request.machine.start
         if wanted is Start.COLD:
             return await self._with_disk(life, image, Plan(spec, link, None, "asked for", way))
-        if way is not None and way.private:
+        if private := (way.private if way is not None else "") or why_never_a_clone(life.request.work):
             if wanted is Start.CLONE:
-                raise TemplateError(f"no clone can be started: {way.private}")
-            return await self._with_disk(life, image, Plan(spec, link, None, way.private, way))
+                raise TemplateError(f"no clone can be started: {private}")
+            return await self._with_disk(life, image, Plan(spec, link, None, private, way))
         template: Template | str = self._hypervisor.find_template(spec)
         if isinstance(template, str) and way is not None and way.ssh is not None and way.ssh.never_cloned:
             template = way.ssh.never_cloned
@@ -128,13 +128,12 @@ class Planner:
         found = self._hypervisor.find_template(spec)
         if isinstance(found, Template):
             return found
-        payload = life.request.payload
         with life.phase("template"):
             if way is not None:
                 way.make_seed(spec, for_template=True)
             awaited = "the template's agent to answer" if way is None else way.awaited
             image = image if way is None else way.image
-            account, make_guest = payload.account if payload else None, None
+            account, make_guest = life.request.work.account, None
             if way is not None and way.ssh is not None:
                 make_guest = way.ssh.first_guest(life)
             what = f"Making a template of {life.request.machine.image}, once"
@@ -181,7 +180,7 @@ class Planner:
         way = None if has_usual_way(request, image) else await self._way(request, image)
         files = self._images.boot_files(image) if way is None else way.files
         digest = files.digest if way is None else way.digest
-        if request.user_data is not None and not (life.answers or (way is not None and way.private)):
+        if request.work.user_data is not None and not (life.answers or (way is not None and way.private)):
             raise no_way_for_user_data(request)
         initrd = files.initrd if way is None else way.ramdisk(life.folder)
         boot = Boot(files.kernel, initrd, files.append, digest, files.firmware, image.is_disc)
@@ -192,6 +191,10 @@ class Planner:
         nic = nic_of(link)
         if way is not None and way.ssh is not None:
             link, nic = way.ssh.card(link)
+        if isinstance(request.work, OwnWork):
+            from belljar.machine.life.own_work import with_port
+
+            nic = with_port(nic, request.work)
         folders = host_folders(request.machine)
         shares = tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in folders)
         spec = DomainSpec(
@@ -223,11 +226,17 @@ def nic_of(link: Link) -> Nic | None:
     return Nic(link.mode, link.mac, link.egress, link.has_line, link.fd)
 
 
+def why_never_a_clone(work: Work) -> str:
+    """Why a guest with this work can be no clone; "": it can."""
+    is_by_line = isinstance(work, OwnWork) and work.ready.sign is Sign.LINE
+    return "it is awaited by a line on its console, which a clone's template has written" if is_by_line else ""
+
+
 def has_usual_way(request: Request, image: Image) -> bool:
     """Is this a machine like most: belljar's ramdisk, in an image that has all it needs?"""
     facts = image.facts
     wanted = request.machine.context in (Context.AUTO, Context.RAMDISK) and not facts.get("context")
-    wanted = wanted and request.payload is not None
+    wanted = wanted and request.work.has_agent
     return wanted and image.kernel is not None and bool(facts.get("agent_in_initrd") and facts.get("python"))
 
 
@@ -255,7 +264,7 @@ def qemu_owner(request: Request, setting: str, euid: int) -> tuple[int, int]:
         return euid, os.getegid()
     if setting not in ("", "auto"):
         return _account(setting)
-    account = request.payload.account if request.payload is not None else None
+    account = request.work.account
     if account is not None and account.uid != 0:
         return account.uid, account.gid
     if host_folders(request.machine):

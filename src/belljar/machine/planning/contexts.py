@@ -90,7 +90,8 @@ async def decide(
 ) -> Way:
     """The way for a request. Raises ContextImpossible, SshMissing; WorkshopFailed where the agent could not be put into the
     disk."""
-    if request.payload is None:
+    work = request.work
+    if not work.has_agent:
         return by_itself(request, image, images)
     if image.is_disc:
         raise ContextImpossible(
@@ -111,10 +112,8 @@ async def decide(
     if files.init and request.machine.network in UNANSWERED:
         files = replace(files, append=f"{files.append} {NO_WAITING}")
     if chosen.context is Context.CLOUD_INIT:
-        seed = cloud_init_seed(agent_source(), agent_unit(), request.user_data or b"", grows=grows)
-        return Way(
-            chosen, files, image, seed, private="" if request.user_data is None else "it has user data of its own"
-        )
+        seed = cloud_init_seed(agent_source(), agent_unit(), work.user_data or b"", grows=grows)
+        return Way(chosen, files, image, seed, private="" if work.user_data is None else "it has user data of its own")
     if chosen.context is Context.INJECT and not files.init:
         image, layer = await layers().get(image)
         return Way(chosen, files, image, layer=layer)
@@ -125,8 +124,8 @@ def by_itself(request: Request, image: Image, images: ImageStore) -> Way:
     """The way of a guest that knows its own work: its own init, without the agent; a disc brings its user data."""
     chosen = Chosen(Context.NONE, "it knows its own work")
     seed = None
-    if request.user_data is not None:
-        seed = user_seed(request.user_data, guest_uuid(request.id), f"belljar-{request.id}")
+    if request.work.user_data is not None:
+        seed = user_seed(request.work.user_data, guest_uuid(request.id), f"belljar-{request.id}")
     files = patient(images.boot_files(image, Context.NONE), image)
     return Way(chosen, files, image, seed, private="it knows its own work")
 

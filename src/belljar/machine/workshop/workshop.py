@@ -30,6 +30,7 @@ from belljar.model import (
     Payload,
     PlainFile,
     Request,
+    RunPayload,
     StdinKind,
     Transfer,
 )
@@ -150,7 +151,9 @@ class Workshop:
         )  # fmt: skip
         spec = MachineSpec(self._image, cpus=1, memory=MEMORY, context=Context.RAMDISK)
         id = os.urandom(6).hex()
-        return Request(id, spec, payload, name="", requester="workshop", created=time.time(), timeout=PATIENCE)
+        return Request(
+            id, spec, RunPayload(payload), name="", requester="workshop", created=time.time(), timeout=PATIENCE
+        )
 
 
 class _Words:

@@ -1,0 +1,212 @@
+"""What runs inside a machine, carried out: a payload that belljar starts, or a guest's own work (own_work.py).
+
+Both are the same to who keeps the machine: they begin, they can be asked to end, and they conclude the outcome.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Protocol
+
+from belljar.errors import (
+    BelljarError,
+    BootFailed,
+    GuestError,
+    GuestPoweredOff,
+    GuestRefused,
+    HostError,
+    OutputMissing,
+    UsageError,
+)
+from belljar.guest import ExitStatus, Guest, Process, Streams
+from belljar.hypervisor import Domain, EventKind
+from belljar.machine.extras.features import with_features
+from belljar.machine.life.console import Console
+from belljar.machine.life.life import Life
+from belljar.machine.orders import Ended
+from belljar.machine.parts import Parts
+from belljar.model import Cause, OwnWork, Payload, RunPayload, Work
+
+Furnish = Callable[[Guest, Payload], Awaitable[None]]
+
+
+class Present:
+    """What of a machine is there just now. Who keeps it fills this in; the others look here."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.domain: Domain | None = None
+        self.guest: Guest | None = None
+        self.process: Process | None = None
+        self.console: Console | None = None
+
+
+class Run(Protocol):
+    """One machine's work on its way."""
+
+    what: str  # in words
+    ended_by: frozenset[int]  # signals after which it gets its grace, once it has begun
+    cancelled: str  # what is said then
+    never_begun: str  # what is said where it had not begun
+
+    def is_begun(self) -> bool:
+        """Is there anything that can be asked to end?"""
+
+    async def await_ready(self, timeout: float) -> None:
+        """Wait until the guest is ready for its work. Raises BootTimeout."""
+
+    async def carry_out(self, streams: Streams) -> None:
+        """From its begin to the outcome; raises what ended it otherwise."""
+
+    async def ask_to_end(self) -> None:
+        """It may take its time, which others limit. Nobody hears this in a guest that is lost."""
+
+    async def signal(self, number: int, *, alone: bool = False) -> None:
+        """Deliver a signal; one that comes before the work began is delivered then. A guest that is lost hears nothing."""
+
+    async def kill(self) -> bool:
+        """Kill what is left of it, after its grace; False where only the machine's end does that."""
+
+    def explain_off(self, kind: EventKind, last_line: str) -> BelljarError:
+        """What it amounts to that the guest powered itself off, or rebooted."""
+
+    def conclude_off(self, error: GuestPoweredOff) -> None:
+        """Make this end the outcome, or raise it."""
+
+
+class PayloadRun:
+    """A payload in the guest's agent's hands."""
+
+    what = "the payload"
+    ended_by = frozenset({int(signal.SIGTERM)})
+    cancelled = "cancelled by TERM"
+    never_begun = "cancelled before the payload was started"
+
+    def __init__(self, work: RunPayload, life: Life, now: Present, parts: Parts, furnish: Furnish) -> None:
+        self._payload, self._life, self._now, self._parts, self._furnish = work.payload, life, now, parts, furnish
+        self._early: list[tuple[int, bool]] = []  # signals that came before the payload did
+
+    def is_begun(self) -> bool:
+        return self._now.process is not None
+
+    async def await_ready(self, timeout: float) -> None:
+        """Its agent has answered, and proved who it is: no more is wanted."""
+
+    async def carry_out(self, streams: Streams) -> None:
+        """Everything that happens inside: folders, account, files in, the payload itself, files out."""
+        life, guest = self._life, self._now.guest
+        assert guest is not None
+        life.begin_work()
+        payload = with_features(life.request, self._payload, life.begun, self._parts.hs06_per_cpu, life.outputs_url)
+        with life.phase("setup"):
+            await self._furnish(guest, payload)
+        with life.phase("run"):
+            status = await self._run(guest, payload, streams)
+        life.conclude(status)
+        life.record.tell("payload-ended", exit_code=status.exit_code, signal=status.signal)
+        with life.phase("fetch"):
+            try:
+                await self._fetch(guest, payload)
+            except (UsageError, GuestRefused, HostError) as error:
+                life.fail(error)
+        life.point("status-written")
+        life.settle()
+        if life.request.collect:
+            from belljar.machine.extras.collect import collect
+
+            with life.phase("collect"):
+                await collect(guest, life)
+
+    async def _run(self, guest: Guest, payload: Payload, streams: Streams) -> ExitStatus:
+        life = self._life
+        life.point("payload-sent")
+        life.record.write("payload", argv=[word[:200] for word in payload.argv[:20]])
+        life.is_begun = True
+        self._now.process = await guest.start(payload, streams)
+        life.point("payload-started")
+        early, self._early = self._early, []
+        for number, alone in early:
+            await self.signal(number, alone=alone)
+        status = await self._until_ended(self._now.process)
+        life.point("payload-ended")
+        return status
+
+    async def _until_ended(self, process: Process) -> ExitStatus:
+        """The payload's status; TERM at the time limit, and after the grace the machine's end."""
+        limit, grace = self._life.request.timeout, self._life.request.grace
+        waiting = asyncio.ensure_future(process.wait())
+        try:
+            done, _ = await asyncio.wait({waiting}, timeout=limit)
+            if not done:
+                why = f"the time limit of {limit:g} s was reached"
+                self._life.expect(Cause.WALLTIME, why)
+                await process.signal(signal.SIGTERM)
+                done, _ = await asyncio.wait({waiting}, timeout=grace)
+                if not done:
+                    raise Ended(Cause.WALLTIME, signal.SIGKILL, f"{why}; killed after {grace:g} s of grace")
+            return await waiting
+        finally:
+            waiting.cancel()
+
+    async def _fetch(self, guest: Guest, payload: Payload) -> None:
+        """Copy every output that can be had, then complain about the first that cannot."""
+        trouble: BelljarError | None = None
+        for item in payload.outputs:
+            try:
+                await guest.get(
+                    item.inside, item.outside, payload.account, payload.cwd, skip=item.skip, changed_only=item.changed_only
+                )  # fmt: skip
+            except (UsageError, GuestRefused, HostError) as error:
+                trouble = trouble or error
+        if self._life.request.machine.shares or self._life.request.keep:
+            await guest.end_payload()
+        has_failed = self._life.outcome.exit_code != 0
+        if trouble is not None and not (has_failed and isinstance(trouble, OutputMissing)):
+            raise trouble  # what a failing payload did not write is its own affair
+
+    async def ask_to_end(self) -> None:
+        await self.signal(signal.SIGTERM)
+
+    async def signal(self, number: int, *, alone: bool = False) -> None:
+        if self._now.process is None:
+            self._early.append((number, alone))
+            return
+        with suppress(GuestError):  # that it is lost is told by others
+            await self._now.process.signal(number, alone=alone)
+
+    async def kill(self) -> bool:
+        if self._payload.lingers:
+            await self.signal(signal.SIGKILL)
+        return self._payload.lingers
+
+    def explain_off(self, kind: EventKind, last_line: str) -> BelljarError:
+        if self._life.is_begun:
+            what = "powered the guest off" if kind is EventKind.SHUTDOWN else "rebooted the guest"
+            return GuestPoweredOff(f"the payload {what}")
+        return off_too_soon(kind, last_line)
+
+    def conclude_off(self, error: GuestPoweredOff) -> None:
+        raise error
+
+
+def off_too_soon(kind: EventKind, last_line: str) -> BootFailed:
+    """A guest that ended while it was booted for something."""
+    what = "powered itself off" if kind is EventKind.SHUTDOWN else "rebooted"
+    before = f": {last_line}" if last_line else ""
+    return BootFailed(f"the guest {what} before a payload was started{before}")
+
+
+def run_of(work: Work, life: Life, now: Present, parts: Parts, furnish: Furnish) -> Run:
+    """How this work is carried out."""
+    match work:
+        case RunPayload():
+            return PayloadRun(work, life, now, parts, furnish)
+        case OwnWork():
+            from belljar.machine.life.own_work import OwnRun
+
+            return OwnRun(work, life, now, furnish)

@@ -1,0 +1,50 @@
+"""Machines that know their own work, with belljar's agent in them and a sign that they are ready: real guests."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from tests.live.conftest import Belljar
+
+LONGEST = 60.0
+
+
+def running(belljar: Belljar, *words: str) -> str:
+    """A machine on its own with this work, when it is ready."""
+    done = belljar.run("--detach", *words)
+    assert done.returncode == 0, done.stderr
+    id = done.stdout.decode().strip()
+    end = time.monotonic() + LONGEST
+    while belljar.json("show", id)["state"] != "running":
+        assert time.monotonic() < end and belljar.json("show", id)["outcome"] is None, belljar("show", id).stdout
+        time.sleep(0.2)
+    return id
+
+
+def test_a_clone_without_a_payload_takes_commands_and_files_until_it_is_stopped(
+    belljar: Belljar, tmp_path: Path
+) -> None:
+    (tmp_path / "in").write_bytes(os.urandom(100))
+    id = running(belljar, "--ready", "agent", "--scratch", "16M")
+    assert belljar("cp", str(tmp_path / "in"), f"{id}:/root/f").returncode == 0
+    done = belljar(
+        "exec", id, "--", "sh", "-c", "hostname; cmp /root/f - && findmnt -n /scratch >/dev/null; exit 7", input=b""
+    )
+    assert (done.stdout.decode().strip(), done.returncode) == (f"belljar-{id}", 7)
+    assert belljar("cp", f"{id}:/root/f", str(tmp_path / "out")).returncode == 0
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "in").read_bytes()
+    begin = time.monotonic()
+    assert belljar("stop", id).returncode == 0
+    assert time.monotonic() - begin < 5  # no grace is waited for where nobody heeds the power button
+    outcome = belljar.json("show", id)["outcome"]
+    assert (outcome["cause"], outcome["start"], outcome["context"]) == ("cancelled", "clone", "ramdisk")
+    assert belljar.leftovers() == []
+
+
+def test_a_file_shows_that_the_guest_is_ready(belljar: Belljar) -> None:
+    id = running(belljar, "--ready", "file:/etc/passwd")
+    assert belljar("kill", id).returncode == 0
+    late = belljar.run("--ready", "file:/nowhere", "--name", "late", env={"BELLJAR_QEMU_BOOT_TIMEOUT": "5"})
+    assert late.returncode == 125 and b"waited 5 s for the file /nowhere in the guest" in late.stderr
