@@ -10,12 +10,18 @@ from __future__ import annotations
 import json
 from dataclasses import MISSING, dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 SCRATCH_PLACE = "/scratch"  # of a scratch disk in the guest
 MachineId = str  # 12 lower-case hexadecimal digits
+T = TypeVar("T")
+
+
+def setting(default: T, help: str, **facts: object) -> T:
+    """A key in a room's settings: its default, what it means, and where it has one its `unit` and its `minimum`."""
+    return field(default=default, metadata={"help": help, **facts})
 
 
 class State(str, Enum):

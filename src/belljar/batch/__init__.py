@@ -11,10 +11,10 @@ Only programs call this room, so its words stand in modules that a run without a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from belljar.model import GIB, MIB
+from belljar.model import GIB, MIB, setting
 
 if TYPE_CHECKING:
     from belljar.batch.install.pieces import SiteOfSystem
@@ -32,101 +32,60 @@ NAMED = ", ".join(f"{name} (experimental)" if name in EXPERIMENTAL else name for
 class Settings:
     """`[batch]` in the settings files."""
 
-    default_image: str = field(
-        default="", metadata={"help": "image of every job that names none; empty: such a job runs without a machine"}
+    default_image: str = setting("", "image of every job that names none; empty: such a job runs without a machine")
+    queue_images: tuple[str, ...] = setting(
+        (), "the queue (partition) is the environment: `QUEUE=IMAGE` each, for jobs that name no image"
     )
-    queue_images: tuple[str, ...] = field(
-        default=(),
-        metadata={"help": "the queue (partition) is the environment: `QUEUE=IMAGE` each, for jobs that name no image"},
+    allow: tuple[str, ...] = setting(
+        ("* *",),
+        "who may use which image, `WHO PATTERN` each; WHO is *, user:NAME, group:NAME or queue:NAME; PATTERN (debian*) is of the site's images, a lone * of users' own too",
     )
-    allow: tuple[str, ...] = field(
-        default=("* *",),
-        metadata={
-            "help": "who may use which image, `WHO PATTERN` each; WHO is *, user:NAME, group:NAME or queue:NAME; PATTERN (debian*) is of the site's images, a lone * of users' own too"
-        },
+    max_cpus: int = setting(0, "most virtual cpus of a job's machine; 0: no limit")
+    max_memory: int = setting(0, "most memory a job with a machine may ask for; 0: no limit", unit="bytes")
+    max_disk: int = setting(0, "largest disk a job may ask for; 0: no limit", unit="bytes")
+    scratch: int = setting(
+        0,
+        "size of a job's scratch disk at /scratch, or what the job asks for as disk; 0: none, and that is the machine's own disk",
+        unit="bytes",
     )
-    max_cpus: int = field(default=0, metadata={"help": "most virtual cpus of a job's machine; 0: no limit"})
-    max_memory: int = field(
-        default=0, metadata={"help": "most memory a job with a machine may ask for; 0: no limit", "unit": "bytes"}
+    overhead: int = setting(
+        224 * MIB, "what QEMU and belljar need of a job's memory limit; the guest gets the rest", unit="bytes"
     )
-    max_disk: int = field(default=0, metadata={"help": "largest disk a job may ask for; 0: no limit", "unit": "bytes"})
-    scratch: int = field(
-        default=0,
-        metadata={
-            "help": "size of a job's scratch disk at /scratch, or what the job asks for as disk; 0: none, and that is the machine's own disk",
-            "unit": "bytes",
-        },
+    overhead_percent: float = setting(5.0, "the same as a part of the limit; the larger one counts", unit="percent")
+    shares: tuple[str, ...] = setting(
+        ("/home:rw",),
+        "what every job's machine sees: host folders, `[virtiofs:]SRC[:DST][:ro|rw]`, left out where missing; `nfs://HOST/EXPORT:DST[:ro|rw]`, which needs `machine.network`",
     )
-    overhead: int = field(
-        default=224 * MIB,
-        metadata={
-            "help": "what QEMU and belljar need of a job's memory limit; the guest gets the rest",
-            "unit": "bytes",
-        },
+    stage_limit: int = setting(
+        GIB,
+        "a working directory outside of all shares is copied in and out if it is not larger; 0: such jobs are refused",
+        unit="bytes",
     )
-    overhead_percent: float = field(
-        default=5.0, metadata={"help": "the same as a part of the limit; the larger one counts", "unit": "percent"}
+    grace: float = setting(
+        0.0,
+        "time between TERM and the machine's end; 0: two seconds less than the system itself leaves",
+        unit="seconds",
     )
-    shares: tuple[str, ...] = field(
-        default=("/home:rw",),
-        metadata={
-            "help": "what every job's machine sees: host folders, `[virtiofs:]SRC[:DST][:ro|rw]`, left out where missing; `nfs://HOST/EXPORT:DST[:ro|rw]`, which needs `machine.network`"
-        },
+    retries: int = setting(3, "a job whose machine could not be had is started this often, then held")
+    retry_delay: float = setting(
+        30.0, "least time before the second start, doubled for each further one", unit="seconds"
     )
-    stage_limit: int = field(
-        default=GIB,
-        metadata={
-            "help": "a working directory outside of all shares is copied in and out if it is not larger; 0: such jobs are refused",
-            "unit": "bytes",
-        },
+    node_faults: int = setting(3, "after so many node faults in a row this node is closed; 0: never")
+    node_passes: int = setting(2, "a closed node is opened again after so many good self-checks in a row")
+    check_image: str = setting("", "image of the self-check's machine; empty: `image.default`")
+    gone_after: float = setting(
+        60.0, "`reap --batch` ends a machine whose job its system did not know twice, this long apart", unit="seconds"
     )
-    grace: float = field(
-        default=0.0,
-        metadata={
-            "help": "time between TERM and the machine's end; 0: two seconds less than the system itself leaves",
-            "unit": "seconds",
-        },
+    ask_timeout: float = setting(20.0, "longest time one command of a batch system may take", unit="seconds")
+    keep_env: tuple[str, ...] = setting(
+        (), "variables a job's machine gets although they belong to the host (LD_PRELOAD, ...)"
     )
-    retries: int = field(
-        default=3, metadata={"help": "a job whose machine could not be had is started this often, then held"}
+    drop_env: tuple[str, ...] = setting((), "further variables that stay outside; a trailing * stands for any ending")
+    collect: tuple[str, ...] = setting(
+        (), "guest folders that are archived with a job's records when it ends (/var/log)"
     )
-    retry_delay: float = field(
-        default=30.0,
-        metadata={"help": "least time before the second start, doubled for each further one", "unit": "seconds"},
-    )
-    node_faults: int = field(
-        default=3, metadata={"help": "after so many node faults in a row this node is closed; 0: never"}
-    )
-    node_passes: int = field(
-        default=2, metadata={"help": "a closed node is opened again after so many good self-checks in a row"}
-    )
-    check_image: str = field(default="", metadata={"help": "image of the self-check's machine; empty: `image.default`"})
-    gone_after: float = field(
-        default=60.0,
-        metadata={
-            "help": "`reap --batch` ends a machine whose job its system did not know twice, this long apart",
-            "unit": "seconds",
-        },
-    )
-    ask_timeout: float = field(
-        default=20.0, metadata={"help": "longest time one command of a batch system may take", "unit": "seconds"}
-    )
-    keep_env: tuple[str, ...] = field(
-        default=(),
-        metadata={"help": "variables a job's machine gets although they belong to the host (LD_PRELOAD, ...)"},
-    )
-    drop_env: tuple[str, ...] = field(
-        default=(), metadata={"help": "further variables that stay outside; a trailing * stands for any ending"}
-    )
-    collect: tuple[str, ...] = field(
-        default=(), metadata={"help": "guest folders that are archived with a job's records when it ends (/var/log)"}
-    )
-    collect_limit: int = field(
-        default=64 * MIB, metadata={"help": "largest such archive of one job; more is cut off", "unit": "bytes"}
-    )
-    hs06_per_cpu: float = field(
-        default=0.0, metadata={"help": "HS06 of one processor, told to jobs as a machine feature; 0: not told"}
-    )
+    collect_limit: int = setting(64 * MIB, "largest such archive of one job; more is cut off", unit="bytes")
+    hs06_per_cpu: float = setting(0.0, "HS06 of one processor, told to jobs as a machine feature; 0: not told")
 
 
 def load(system: str) -> Dialect:

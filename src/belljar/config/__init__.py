@@ -22,6 +22,7 @@ from belljar import batch, context, guest, hypervisor, image, machine, network
 from belljar.config.paths import Paths, default_paths, home, on_node
 from belljar.errors import BadSetting
 from belljar.host.files import only_root_writes
+from belljar.model import setting
 
 if TYPE_CHECKING:
     from belljar.config.merge import Mistake
@@ -34,24 +35,17 @@ DEFAULT_ORIGIN = "default"
 class Site:
     """`[site]` in the settings files."""
 
-    lock: tuple[str, ...] = field(
-        default=(
+    lock: tuple[str, ...] = setting((
             "image.*", "libvirt.*", "machine.cpus", "machine.hypervisor", "machine.memory", "machine.network", "network.*",
             "paths.*", "qemu.*",
-        ),
-        metadata={
-            "help": "settings that users cannot change, patterns of SECTION.KEY, beside batch.* and site.*, which they never can; the default holds in batch jobs, a list of the site's everywhere",
-        },
-    )  # fmt: skip
+        ), "settings that users cannot change, patterns of SECTION.KEY, beside batch.* and site.*, which they never can; the default holds in batch jobs, a list of the site's everywhere")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Testing:
     """`[testing]` in the settings files."""
 
-    abort_at: str = field(
-        default="", metadata={"help": "belljar kills itself with SIGKILL at this point of a machine's life; for tests"}
-    )
+    abort_at: str = setting("", "belljar kills itself with SIGKILL at this point of a machine's life; for tests")
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
-from belljar.model import GIB, MIB, Context
+from belljar.model import GIB, MIB, Context, setting
 
 
 class MetadataMode(str, Enum):
@@ -32,32 +32,22 @@ class TokenMode(str, Enum):
 class Settings:
     """`[context]` in the settings files."""
 
-    metadata: MetadataMode = field(
-        default=MetadataMode.AUTO,
-        metadata={
-            "help": "which machines in a user network have a metadata service: auto (with user data, or without a command), always, off"
-        },
+    metadata: MetadataMode = setting(
+        MetadataMode.AUTO,
+        "which machines in a user network have a metadata service: auto (with user data, or without a command), always, off",
     )
-    metadata_tokens: TokenMode = field(
-        default=TokenMode.OPTIONAL,
-        metadata={"help": "does EC2's part of it answer without a session token (IMDSv2): optional or required"},
+    metadata_tokens: TokenMode = setting(
+        TokenMode.OPTIONAL, "does EC2's part of it answer without a session token (IMDSv2): optional or required"
     )
-    joboutputs_size: int = field(
-        default=64 * MIB, metadata={"help": "bytes a machine may leave as joboutputs, in all", "unit": "bytes"}
-    )
-    joboutputs_count: int = field(default=100, metadata={"help": "files a machine may leave as joboutputs"})
-    cvmfs_proxy: str = field(
-        default="",
-        metadata={"help": "HTTP proxies for CernVM-FS, told to user data as ##user_data_option_cvmfs_proxy##"},
-    )
-    space: str = field(default="", metadata={"help": "the vacuum space this host is in, told to user data"})
-    site: str = field(default="", metadata={"help": "the site's name in the grid, told to user data"})
-    empty_disk: int = field(
-        default=20 * GIB,
-        metadata={
-            "help": "size of the empty disk of a machine that boots from a disc (a CernVM), where --disk is not given",
-            "unit": "bytes",
-        },
+    joboutputs_size: int = setting(64 * MIB, "bytes a machine may leave as joboutputs, in all", unit="bytes")
+    joboutputs_count: int = setting(100, "files a machine may leave as joboutputs")
+    cvmfs_proxy: str = setting("", "HTTP proxies for CernVM-FS, told to user data as ##user_data_option_cvmfs_proxy##")
+    space: str = setting("", "the vacuum space this host is in, told to user data")
+    site: str = setting("", "the site's name in the grid, told to user data")
+    empty_disk: int = setting(
+        20 * GIB,
+        "size of the empty disk of a machine that boots from a disc (a CernVM), where --disk is not given",
+        unit="bytes",
     )
 
 

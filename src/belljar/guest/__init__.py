@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from belljar.model import Account, FileServer, Payload, PlainFile, Usage
+from belljar.model import Account, FileServer, Payload, PlainFile, Usage, setting
 
 if TYPE_CHECKING:
     import socket
@@ -20,15 +20,9 @@ if TYPE_CHECKING:
 class Settings:
     """`[guest]` in the settings files."""
 
-    heartbeat: float = field(
-        default=10.0, metadata={"help": "the agent is asked for a sign of life this often", "unit": "seconds"}
-    )
-    lost_after: float = field(
-        default=120.0, metadata={"help": "a guest that gave no sign of life for this long is lost", "unit": "seconds"}
-    )
-    call_timeout: float = field(
-        default=60.0, metadata={"help": "longest time the agent may take for one small request", "unit": "seconds"}
-    )
+    heartbeat: float = setting(10.0, "the agent is asked for a sign of life this often", unit="seconds")
+    lost_after: float = setting(120.0, "a guest that gave no sign of life for this long is lost", unit="seconds")
+    call_timeout: float = setting(60.0, "longest time the agent may take for one small request", unit="seconds")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from belljar.errors import BadSetting, BelljarError
 from belljar.host import processes
-from belljar.model import Firmware, MachineId, NetworkMode, ShareKind
+from belljar.model import Firmware, MachineId, NetworkMode, ShareKind, setting
 
 if TYPE_CHECKING:
     from belljar.host.guard.egress import Egress
@@ -33,81 +33,46 @@ class Accelerator(str, Enum):
 class Settings:
     """`[qemu]` in the settings files."""
 
-    binary: str = field(
-        default="",
-        metadata={"help": "QEMU's program; empty: qemu-system-x86_64 or qemu-kvm from PATH and /usr/libexec"},
+    binary: str = setting("", "QEMU's program; empty: qemu-system-x86_64 or qemu-kvm from PATH and /usr/libexec")
+    accelerator: Accelerator = setting(
+        Accelerator.AUTO, "auto boots a tiny guest to find out whether KVM works; kvm or tcg insist"
     )
-    accelerator: Accelerator = field(
-        default=Accelerator.AUTO,
-        metadata={"help": "auto boots a tiny guest to find out whether KVM works; kvm or tcg insist"},
+    cpu: str = setting("auto", "CPU model of the guests; auto: host under KVM, a quick one under TCG")
+    uefi: str = setting("", "OVMF's file, for images that boot by UEFI; empty: looked for in the usual places")
+    virtiofsd: str = setting(
+        "",
+        "the program that serves folders shared by virtiofs; empty: virtiofsd from PATH, /usr/libexec and /usr/lib/qemu",
     )
-    cpu: str = field(
-        default="auto", metadata={"help": "CPU model of the guests; auto: host under KVM, a quick one under TCG"}
+    user: str = setting(
+        "auto", "user QEMU runs as when belljar runs as root; auto: the payload's user, or `belljar`, or `nobody`"
     )
-    uefi: str = field(
-        default="",
-        metadata={"help": "OVMF's file, for images that boot by UEFI; empty: looked for in the usual places"},
-    )
-    virtiofsd: str = field(
-        default="",
-        metadata={
-            "help": "the program that serves folders shared by virtiofs; empty: virtiofsd from PATH, /usr/libexec and /usr/lib/qemu"
-        },
-    )
-    user: str = field(
-        default="auto",
-        metadata={
-            "help": "user QEMU runs as when belljar runs as root; auto: the payload's user, or `belljar`, or `nobody`"
-        },
-    )
-    boot_timeout: float = field(
-        default=180.0, metadata={"help": "longest time from QEMU's start to the agent's answer", "unit": "seconds"}
-    )
-    qmp_timeout: float = field(
-        default=10.0, metadata={"help": "longest time QEMU may take to answer one command", "unit": "seconds"}
-    )
-    proof_timeout: float = field(
-        default=20.0, metadata={"help": "longest time the tiny guest that proves KVM may take", "unit": "seconds"}
-    )
-    template_days: int = field(default=7, metadata={"help": "templates older than this are rebuilt", "unit": "days"})
+    boot_timeout: float = setting(180.0, "longest time from QEMU's start to the agent's answer", unit="seconds")
+    qmp_timeout: float = setting(10.0, "longest time QEMU may take to answer one command", unit="seconds")
+    proof_timeout: float = setting(20.0, "longest time the tiny guest that proves KVM may take", unit="seconds")
+    template_days: int = setting(7, "templates older than this are rebuilt", unit="days")
 
 
 @dataclass(frozen=True)
 class LibvirtSettings:
     """`[libvirt]` in the settings files, for `machine.hypervisor = "libvirt:..."`."""
 
-    timeout: float = field(
-        default=15.0, metadata={"help": "longest time libvirt's daemon may take to answer a call", "unit": "seconds"}
+    timeout: float = setting(15.0, "longest time libvirt's daemon may take to answer a call", unit="seconds")
+    start_timeout: float = setting(60.0, "longest time it may take to start a guest's process", unit="seconds")
+    watch: float = setting(10.0, "time between two looks at the daemon of a running machine", unit="seconds")
+    memory_limit: int = setting(2 << 30, "a daemon that uses more is a node fault; 0: no limit", unit="bytes")
+    restart_command: tuple[str, ...] = setting(
+        (), "program and arguments that end the daemon and return when a new one answers; empty: none"
     )
-    start_timeout: float = field(
-        default=60.0, metadata={"help": "longest time it may take to start a guest's process", "unit": "seconds"}
+    restart_timeout: float = setting(60.0, "longest time that program may take", unit="seconds")
+    folder: str = setting(
+        "",
+        "folder of the sockets between belljar and QEMU, a short path;"
+        " empty: /run/belljar-libvirt, for users /tmp/belljar-libvirt-UID",
     )
-    watch: float = field(
-        default=10.0, metadata={"help": "time between two looks at the daemon of a running machine", "unit": "seconds"}
-    )
-    memory_limit: int = field(
-        default=2 << 30, metadata={"help": "a daemon that uses more is a node fault; 0: no limit", "unit": "bytes"}
-    )
-    restart_command: tuple[str, ...] = field(
-        default=(),
-        metadata={"help": "program and arguments that end the daemon and return when a new one answers; empty: none"},
-    )
-    restart_timeout: float = field(
-        default=60.0, metadata={"help": "longest time that program may take", "unit": "seconds"}
-    )
-    folder: str = field(
-        default="",
-        metadata={
-            "help": "folder of the sockets between belljar and QEMU, a short path;"
-            " empty: /run/belljar-libvirt, for users /tmp/belljar-libvirt-UID"
-        },
-    )
-    log_folder: str = field(
-        default="",
-        metadata={
-            "help": "where libvirt writes a log of each domain, which goes with its machine;"
-            " empty: /var/log/libvirt/qemu, for users ~/.cache/libvirt/qemu/log"
-        },
+    log_folder: str = setting(
+        "",
+        "where libvirt writes a log of each domain, which goes with its machine;"
+        " empty: /var/log/libvirt/qemu, for users ~/.cache/libvirt/qemu/log",
     )
 
 

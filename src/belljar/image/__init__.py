@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from belljar.model import GIB, MIB, Context, Firmware, MachineId
+from belljar.model import GIB, MIB, Context, Firmware, MachineId, setting
 
 if TYPE_CHECKING:
     from belljar.errors import BadSetting
@@ -22,79 +22,49 @@ if TYPE_CHECKING:
 class Settings:
     """`[image]` in the settings files."""
 
-    default: str = field(
-        default="debian12", metadata={"help": "image of a job that names none; debian12 is built on first use"}
+    default: str = setting("debian12", "image of a job that names none; debian12 is built on first use")
+    max_size: int = setting(64 * GIB, "largest download and largest unpacked image", unit="bytes")
+    stall_timeout: float = setting(
+        60.0,
+        "a download without a byte for this long, or with less than 1 KiB for each second of it, is broken off",
+        unit="seconds",
     )
-    max_size: int = field(
-        default=64 * GIB, metadata={"help": "largest download and largest unpacked image", "unit": "bytes"}
+    lock_timeout: float = setting(
+        3600.0, "longest wait for another process that fetches or builds the same image", unit="seconds"
     )
-    stall_timeout: float = field(
-        default=60.0,
-        metadata={
-            "help": "a download without a byte for this long, or with less than 1 KiB for each second of it, is broken off",
-            "unit": "seconds",
-        },
+    reserve: int = setting(256 * MIB, "free space the scratch disk must have for a machine to start", unit="bytes")
+    mirror: str = setting(
+        "", "Debian mirror for image builds; empty: as apt on this host is configured, else the suite's default"
     )
-    lock_timeout: float = field(
-        default=3600.0,
-        metadata={"help": "longest wait for another process that fetches or builds the same image", "unit": "seconds"},
+    sources: tuple[str, ...] = setting(
+        (),
+        "where images that are not here are looked for, in this order: folders and addresses (file, http, https)"
+        " that `belljar image publish` has filled",
     )
-    reserve: int = field(
-        default=256 * MIB,
-        metadata={"help": "free space the scratch disk must have for a machine to start", "unit": "bytes"},
+    trust: tuple[str, ...] = setting(
+        (),
+        "who may publish which names: lines `NAMES SIGNER`, with NAMES as in debian*|site-*, and SIGNER"
+        " ed25519:KEY, x509:FOLDER:DN (a pattern), or unsigned",
     )
-    mirror: str = field(
-        default="",
-        metadata={
-            "help": "Debian mirror for image builds; empty: as apt on this host is configured, else the suite's default"
-        },
+    sync_interval: float = setting(
+        300.0, "a job that misses an image asks a source for its index no more often than this", unit="seconds"
     )
-    sources: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "where images that are not here are looked for, in this order: folders and addresses (file, http, https)"
-            " that `belljar image publish` has filled"
-        },
+    stale_limit: float = setting(
+        7 * 86400.0, "an index whose source cannot be reached is used, with a note, for this long", unit="seconds"
     )
-    trust: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "who may publish which names: lines `NAMES SIGNER`, with NAMES as in debian*|site-*, and SIGNER"
-            " ed25519:KEY, x509:FOLDER:DN (a pattern), or unsigned"
-        },
+    formats: tuple[str, ...] = setting(
+        ("qcow2", "raw", "iso", "xz", "gzip", "zstd"),
+        "what an import may be: forms of disks, and programs they are packed by",
     )
-    sync_interval: float = field(
-        default=300.0,
-        metadata={
-            "help": "a job that misses an image asks a source for its index no more often than this",
-            "unit": "seconds",
-        },
+    cache_limit: int = setting(
+        0,
+        "while all images take more than this, those from sources go, the least recently used first; 0: no limit",
+        unit="bytes",
     )
-    stale_limit: float = field(
-        default=7 * 86400.0,
-        metadata={
-            "help": "an index whose source cannot be reached is used, with a note, for this long",
-            "unit": "seconds",
-        },
+    keep_days: float = setting(
+        0.0, "days after which `image gc` removes an unused image that came from a source; 0: never"
     )
-    formats: tuple[str, ...] = field(
-        default=("qcow2", "raw", "iso", "xz", "gzip", "zstd"),
-        metadata={"help": "what an import may be: forms of disks, and programs they are packed by"},
-    )
-    cache_limit: int = field(
-        default=0,
-        metadata={
-            "help": "while all images take more than this, those from sources go, the least recently used first; 0: no limit",
-            "unit": "bytes",
-        },
-    )
-    keep_days: float = field(
-        default=0.0,
-        metadata={"help": "days after which `image gc` removes an unused image that came from a source; 0: never"},
-    )
-    keep: tuple[str, ...] = field(
-        default=(), metadata={"help": "names, as in debian*, that neither limit touches; nor do they image.default"}
-    )
+    keep: tuple[str, ...] = setting((), "names, as in debian*, that neither limit touches; nor do they image.default")
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ Folders      where everything of a machine lies                    below
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from belljar.model import MIB, Context, MachineId, NetworkMode, Start
+from belljar.model import MIB, Context, MachineId, NetworkMode, Start, setting
 
 SMALLEST_MEMORY = 64 * MIB  # of any machine
 
@@ -20,61 +20,38 @@ SMALLEST_MEMORY = 64 * MIB  # of any machine
 class Settings:
     """`[machine]` in the settings files."""
 
-    hypervisor: str = field(
-        default="qemu",
-        metadata={
-            "help": "who runs the machines: qemu, or libvirt:URI such as libvirt:qemu:///system (docs/libvirt.md)"
-        },
+    hypervisor: str = setting(
+        "qemu", "who runs the machines: qemu, or libvirt:URI such as libvirt:qemu:///system (docs/libvirt.md)"
     )
-    cpus: int = field(default=1, metadata={"help": "virtual cpus of a machine that asks for none", "minimum": 1})
-    memory: int = field(
-        default=512 * MIB,
-        metadata={"help": "memory of a machine that asks for none", "unit": "bytes", "minimum": SMALLEST_MEMORY},
+    cpus: int = setting(1, "virtual cpus of a machine that asks for none", minimum=1)
+    memory: int = setting(512 * MIB, "memory of a machine that asks for none", unit="bytes", minimum=SMALLEST_MEMORY)
+    network: NetworkMode = setting(NetworkMode.NONE, "network of a machine that asks for none: none or user")
+    start: Start = setting(Start.AUTO, "auto: clone a template where one can be had; clone and cold insist")
+    context: Context = setting(
+        Context.AUTO,
+        "how a guest is given the agent where nothing is asked for: as the image is best served, or insist",
     )
-    network: NetworkMode = field(
-        default=NetworkMode.NONE, metadata={"help": "network of a machine that asks for none: none or user"}
+    grace: float = setting(10.0, "time between TERM and the machine's end", unit="seconds")
+    clone_timeout: float = setting(
+        30.0, "a clone that has not answered after this is booted cold instead", unit="seconds"
     )
-    start: Start = field(
-        default=Start.AUTO, metadata={"help": "auto: clone a template where one can be had; clone and cold insist"}
+    pack_files: int = setting(
+        1000,
+        "a folder of --in with so many files and folders gets into the machine as a packed disk; 0: not for their number",
     )
-    context: Context = field(
-        default=Context.AUTO,
-        metadata={
-            "help": "how a guest is given the agent where nothing is asked for: as the image is best served, or insist"
-        },
+    pack_size: int = setting(
+        64 * MIB,
+        "a folder of --in of this size gets into the machine as a packed disk; 0: not for its size",
+        unit="bytes",
     )
-    grace: float = field(default=10.0, metadata={"help": "time between TERM and the machine's end", "unit": "seconds"})
-    clone_timeout: float = field(
-        default=30.0,
-        metadata={"help": "a clone that has not answered after this is booted cold instead", "unit": "seconds"},
+    output_limit: int = setting(
+        64 * MIB,
+        "the latest part of a detached machine's stdout, and of its stderr, that is kept: at most this much of each",
+        unit="bytes",
+        minimum=4096,
     )
-    pack_files: int = field(
-        default=1000,
-        metadata={
-            "help": "a folder of --in with so many files and folders gets into the machine as a packed disk; 0: not for their number"
-        },
-    )
-    pack_size: int = field(
-        default=64 * MIB,
-        metadata={
-            "help": "a folder of --in of this size gets into the machine as a packed disk; 0: not for its size",
-            "unit": "bytes",
-        },
-    )
-    output_limit: int = field(
-        default=64 * MIB,
-        metadata={
-            "help": "the latest part of a detached machine's stdout, and of its stderr, that is kept: at most this much of each",
-            "unit": "bytes",
-            "minimum": 4096,
-        },
-    )
-    keep_days: int = field(
-        default=7, metadata={"help": "records and logs of ended machines are kept this long", "unit": "days"}
-    )
-    keep_count: int = field(
-        default=1000, metadata={"help": "at most this many ended machines are kept with their logs"}
-    )
+    keep_days: int = setting(7, "records and logs of ended machines are kept this long", unit="days")
+    keep_count: int = setting(1000, "at most this many ended machines are kept with their logs")
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ before it is made, is gone with the process that holds it or by `discard`, and i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from belljar.model import FileServer, MachineId, NetworkMode
+from belljar.model import FileServer, MachineId, NetworkMode, setting
 
 if TYPE_CHECKING:
     from belljar.errors import BadSetting
@@ -38,50 +38,35 @@ class AntiSpoofing(str, Enum):
 class Settings:
     """`[network]` in the settings files."""
 
-    egress: EgressMode = field(
-        default=EgressMode.GUARDED,
-        metadata={
-            "help": "guarded: machines with a user network reach no private, link-local or own address of their host; open: all it reaches"
-        },
+    egress: EgressMode = setting(
+        EgressMode.GUARDED,
+        "guarded: machines with a user network reach no private, link-local or own address of their host; open: all it reaches",
     )
-    allow: tuple[str, ...] = field(
-        default=(),
-        metadata={"help": "what a guarded machine may reach nevertheless: ADDRESS[/PREFIX][:PORT[/tcp|udp]], IPv4"},
+    allow: tuple[str, ...] = setting(
+        (), "what a guarded machine may reach nevertheless: ADDRESS[/PREFIX][:PORT[/tcp|udp]], IPv4"
     )
-    deny: tuple[str, ...] = field(
-        default=(), metadata={"help": "what a guarded machine may never reach, in the same form; stronger than allow"}
+    deny: tuple[str, ...] = setting((), "what a guarded machine may never reach, in the same form; stronger than allow")
+    bridges: tuple[str, ...] = setting(
+        (), "bridges of this host machines may be put on; the first is that of `--network bridge`"
     )
-    bridges: tuple[str, ...] = field(
-        default=(),
-        metadata={"help": "bridges of this host machines may be put on; the first is that of `--network bridge`"},
+    bridge_addresses: tuple[str, ...] = setting(
+        (),
+        "addresses this host gives to machines on a bridge: ADDRESS/PREFIX or FIRST-LAST/PREFIX; none: the guest asks for one itself",
     )
-    bridge_addresses: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "addresses this host gives to machines on a bridge: ADDRESS/PREFIX or FIRST-LAST/PREFIX; none: the guest asks for one itself"
-        },
+    bridge_gateway: str = setting("", "gateway of the machines that were given an address")
+    bridge_dns: str = setting("", "name server of the machines that were given an address")
+    anti_spoofing: AntiSpoofing = setting(
+        AntiSpoofing.AUTO,
+        "keep machines on a bridge from using others' addresses, by nftables: auto (only machines of root's, where nft is), required or off",
     )
-    bridge_gateway: str = field(default="", metadata={"help": "gateway of the machines that were given an address"})
-    bridge_dns: str = field(default="", metadata={"help": "name server of the machines that were given an address"})
-    anti_spoofing: AntiSpoofing = field(
-        default=AntiSpoofing.AUTO,
-        metadata={
-            "help": "keep machines on a bridge from using others' addresses, by nftables: auto (only machines of root's, where nft is), required or off"
-        },
+    mac_prefix: str = setting(
+        "52", "first octets of the machines' MAC addresses; the rest follows from the machine's id"
     )
-    mac_prefix: str = field(
-        default="52",
-        metadata={"help": "first octets of the machines' MAC addresses; the rest follows from the machine's id"},
+    mac_pool: tuple[str, ...] = setting(
+        (), "MAC addresses for machines on a bridge, ADDRESS or FIRST-LAST, in place of those by prefix and id"
     )
-    mac_pool: tuple[str, ...] = field(
-        default=(),
-        metadata={
-            "help": "MAC addresses for machines on a bridge, ADDRESS or FIRST-LAST, in place of those by prefix and id"
-        },
-    )
-    isolated_net: str = field(
-        default="10.98.0.0/24",
-        metadata={"help": "network of an isolated group; a machine has its number in the last octet"},
+    isolated_net: str = setting(
+        "10.98.0.0/24", "network of an isolated group; a machine has its number in the last octet"
     )
 
 
