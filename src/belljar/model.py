@@ -207,6 +207,11 @@ class MachineSpec:
         None  # bytes of a disk that a later machine of the same user may find again; of a guest without agent
     )
 
+    @property
+    def network_class(self) -> str:
+        """The mode, with the name of what the network is one of."""
+        return f"{self.network.value}:{self.network_name}" if self.network_name else self.network.value
+
 
 @dataclass(frozen=True)
 class RunPayload:
@@ -329,6 +334,26 @@ class Outcome:
     started: float = 0.0  # seconds since the epoch
     ended: float = 0.0
     troubles: tuple[str, ...] = ()  # steps of the machine's way out that failed, and why
+    requester: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
+    uid: int | None = None  # whose payload it was; of a guest at its own work, whose machine
+    account: str = ""
+    cpus: int = 0
+    memory: int = 0
+    disk: int | None = None
+    network: str = ""  # its class: "none", "user", "bridge:br0", "isolated:GROUP"
+    shutdown_code: int | None = None  # of the guest's own message
+    shutdown_message: str = ""
+
+    @classmethod
+    def of(cls, request: Request, cause: Cause, klass: OutcomeClass, **facts: Any) -> Outcome:
+        """With all that the request tells."""
+        machine, account = request.machine, request.work.account
+        return cls(
+            request.id, cause, klass, name=request.name, image=machine.image, requester=request.requester,
+            labels=request.labels, uid=account.uid if account else None, account=account.name if account else "",
+            cpus=machine.cpus, memory=machine.memory, disk=machine.disk, network=machine.network_class, **facts,
+        )  # fmt: skip
 
     @classmethod
     def from_json(cls, value: Any) -> Outcome:
@@ -417,7 +442,7 @@ def _record_from_json(kind: Any, value: Any, key: str) -> Any:
             found[one.name] = _from_json(hints[one.name], left.pop(name), place)
         elif one.default is MISSING and one.default_factory is MISSING:
             raise ValueError(f"{place}: is missing")
-        least = LEAST.get(one.name)
+        least = LEAST.get(one.name) if kind is not Outcome else None
         if least is not None and (number := found.get(one.name)) is not None:
             _must(number >= least, place, value[name], f"less than {least}")
     for name in left:

@@ -98,10 +98,9 @@ class Supervisor:
 def _never_begun(request: Request, ended: Ended) -> Outcome:
     """The outcome of a machine that was cancelled before it had a folder."""
     now = time.time()
-    return Outcome(
-        id=request.id, cause=ended.cause, klass=CLASSES[ended.cause], reason=ended.reason, signal=ended.number,
-        name=request.name, image=request.machine.image, started=now, ended=now,
-    )  # fmt: skip
+    return Outcome.of(
+        request, ended.cause, CLASSES[ended.cause], reason=ended.reason, signal=ended.number, started=now, ended=now
+    )
 
 
 def _explain(life: Life, error: BaseException) -> None:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 LARGEST_SCRIPT = 8 << 20
 LONGEST_SIGN = 200
+LONGEST_LABEL = 200
 LIMITS = ("CPU", "FSIZE", "DATA", "STACK", "CORE", "NPROC", "NOFILE", "MEMLOCK", "AS")
 GUEST_PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,199}")
@@ -68,8 +69,17 @@ def build(args: argparse.Namespace, settings: Settings) -> Request:
     return Request(
         id=os.urandom(6).hex(), machine=machine, work=_work(args, account), name=args.name, created=time.time(),
         timeout=_positive("--timeout", args.timeout), grace=defaults.grace if args.grace is None else args.grace, keep=args.keep,
-        collect=tuple(_collected(path) for path in args.collect), collect_limit=settings.batch.collect_limit,
+        labels=tuple(_label(text) for text in args.label), collect=tuple(_collected(path) for path in args.collect), collect_limit=settings.batch.collect_limit,
     )  # fmt: skip
+
+
+def _label(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (equals and NAME.fullmatch(name)) or len(value) > LONGEST_LABEL or name == "alias":
+        raise BadOption(
+            f"--label {text[:80]}: not of the form K=V: letters, digits and ._:@+- in K, at most 200 characters in V"
+        )
+    return name, value
 
 
 def image_name(text: str) -> str:

@@ -100,6 +100,13 @@ def _machine(parser: argparse.ArgumentParser) -> None:
         help="print the machine's ID once it is claimed, and let it live on its own; its payload reads nothing, or the file that"
         " standard input is, and `belljar logs --stdout` shows what it writes",
     )  # fmt: skip
+    machine.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="a fact of your own, kept with the machine's outcome",
+    )
     machine.add_argument("--name", default="", help="a name for the machine, for `belljar ps` and ID arguments")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Callable
@@ -28,6 +29,7 @@ from belljar.machine import (
     CONSOLE_LOG,
     CONTROL,
     FORWARDS,
+    JOBOUTPUTS,
     KEPT_DISK,
     LOCK,
     OUTCOME,
@@ -41,6 +43,9 @@ from belljar.machine.orders import Ended
 from belljar.model import Cause, RunPayload, State, dumps, to_json
 
 TAIL = 1 << 16
+MESSAGE = "shutdown_message"
+LONGEST_MESSAGE, LARGEST_MESSAGE = 300, 64 << 10
+FORM = re.compile(r"([1-9][0-9]{2}) (.*)")
 OURS = "belljar: "  # how lines begin by which belljar's init, and what it has others run, say why they give up
 PANIC = "Kernel panic - not syncing"  # what comes after it is a trace
 NOT_KEPT = (SEED, RAMDISK, CONTROL, *FORWARDS, VIRTIOFS_SOCKET)  # of a machine's folder
@@ -126,6 +131,8 @@ def put_away(life: Life, overlays: Overlays, usage: tuple[float, float, int]) ->
             with life.trying("a file of it was not removed"), suppress(FileNotFoundError):
                 os.unlink(path)
     life.point("before-release")
+    if os.path.exists(life.folder / JOBOUTPUTS / MESSAGE):
+        life.note(**shutdown_of(life.folder))
     outcome = life.sum_up(usage)
     with life.trying("its outcome is only told here"):
         keep_outcome(to_json(outcome), life.folder, ended)
@@ -138,6 +145,24 @@ def put_away(life: Life, overlays: Overlays, usage: tuple[float, float, int]) ->
         with life.trying("its disk was not kept"):
             _keep_disk(folders.overlay(request.id), ended / KEPT_DISK)
     life.release()
+
+
+def shutdown_of(folder: Path) -> dict[str, Any]:
+    """What the guest said of its own end, as facts of the outcome."""
+    code, line = message(folder / JOBOUTPUTS / MESSAGE)
+    return {"shutdown_code": code, "shutdown_message": line.partition(" ")[2]} if code else {}
+
+
+def message(path: Path) -> tuple[int, str]:
+    """(code, the line) of a `shutdown_message`: three digits, a blank, free text (HSF-TN-2016-04). (0, "") where there is
+    none, or none of this form. The guest wrote it."""
+    try:
+        text = read_capped(path, LARGEST_MESSAGE).decode(errors="replace")
+    except (OSError, BelljarError):
+        return 0, ""
+    line = "".join(char for char in text.partition("\n")[0] if char.isprintable())[:LONGEST_MESSAGE].strip()
+    found = FORM.match(line)
+    return (int(found[1]), line) if found else (0, "")
 
 
 def keep_outcome(outcome: dict[str, Any], folder: Path, ended: Path) -> None:

@@ -24,10 +24,10 @@ from belljar.host.processes import boot_id, owner
 from belljar.hypervisor import Hypervisor, Traces
 from belljar.journal import Event, Ledger, read
 from belljar.machine import KEPT_DISK, LOCK, OUTCOME, REQUEST, Folders
-from belljar.machine.cleaning.put_away import RETIRED, keep_outcome, retire
+from belljar.machine.cleaning.put_away import RETIRED, keep_outcome, retire, shutdown_of
 from belljar.machine.life.life import gate
 from belljar.machine.states import CLASSES
-from belljar.model import Cause, MachineId, Outcome, OutcomeClass, State, to_json
+from belljar.model import Cause, MachineId, Outcome, OutcomeClass, Request, State, to_json
 
 OF_A_MACHINE = re.compile(r"[0-9a-f]{12}\.(qcow2|scratch|foreign|empty|packed[0-9])")  # a file of `scratch`
 LOCK_PATIENCE = 10.0  # seconds for other reapers to be done
@@ -266,18 +266,30 @@ def _post_mortem(folder: Path, id: MachineId, events: list[Event]) -> Outcome:
     rebooted = any(event["event"] == "claim" and event.get("boot") != boot_id() for event in events)
     states = [event.get("state", "") for event in events if event["event"] == "state"]
     ends = [event for event in events if event["event"] == "payload-ended"]
-    request = {}
-    with suppress(OSError, ValueError, BelljarError):
-        request = read_json(folder / REQUEST, 1 << 24)
-    machine = request.get("machine") if isinstance(request.get("machine"), dict) else {}
     who = "the host was restarted" if rebooted else "belljar was killed"
     how = f"; the payload had ended with {_how(ends[-1])}" if ends else ""
     return Outcome(
         id=id, cause=Cause.NODE_FAULT, klass=OutcomeClass.TRANSIENT if rebooted else CLASSES[Cause.NODE_FAULT],
         reason=f"{who} while the machine was {states[-1] if states else State.REQUESTED.value}{how}",
-        name=str(request.get("name", "")), image=str((machine or {}).get("image", "")),
-        started=_began(events), ended=time.time(),
+        started=_began(events), ended=time.time(), **_asked(folder), **shutdown_of(folder),
     )  # fmt: skip
+
+
+def _asked(folder: Path) -> dict[str, Any]:
+    """What its record tells of the request, as facts of the outcome: secrets are left out there, so it is no whole one."""
+    with suppress(OSError, ValueError, KeyError, BelljarError):
+        asked = read_json(folder / REQUEST, 1 << 24)
+        work = asked.get("work")
+        payload = work.get("payload") if isinstance(work, dict) else None
+        account = payload.get("account") if isinstance(payload, dict) else None
+        bare = {name: asked.get(name) for name in ("id", "machine", "name", "requester", "labels")}
+        told = Outcome.of(Request.from_json({**bare, "work": {}}), Cause.NODE_FAULT, OutcomeClass.NODE)
+        who = (
+            {"uid": os.stat(folder).st_uid} if account is None else {"uid": account["uid"], "account": account["name"]}
+        )
+        kept = ("name", "image", "requester", "labels", "cpus", "memory", "disk", "network")
+        return {**{name: getattr(told, name) for name in kept}, **who}
+    return {}
 
 
 def _how(end: Event) -> str:

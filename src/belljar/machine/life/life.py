@@ -65,10 +65,11 @@ class Life:
         self.disks_are_wanted = False  # they outlive the machine, so QEMU is given time to write all of them
         self.quit_status: int | None = None  # of QEMU, as waitpid tells it
         self.troubles: list[str] = []  # of the way out
-        self.outcome = Outcome(
-            id=request.id, cause=Cause.NODE_FAULT, klass=OutcomeClass.NODE, reason="it has not ended", name=request.name,
-            image=request.machine.image, started=time.time(),
-        )  # fmt: skip
+        self.outcome = Outcome.of(
+            request, Cause.NODE_FAULT, OutcomeClass.NODE, reason="it has not ended", started=time.time()
+        )
+        if self.outcome.uid is None:
+            self.note(uid=os.geteuid())
         self._lock = lock
 
     def enter(self, state: State, **facts: Any) -> None:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 from belljar.errors import (
     BelljarError,
@@ -24,21 +22,18 @@ from belljar.errors import (
     NoSpace,
 )
 from belljar.guest import Streams
-from belljar.host.files import free_bytes, no_space_as_error, read_capped
+from belljar.host.files import free_bytes, no_space_as_error
 from belljar.host.guard.egress import Egress, rule
 from belljar.hypervisor import EventKind, ExtraDisk, Nic
 from belljar.machine import JOBOUTPUTS
-from belljar.machine.cleaning.put_away import OURS, deadline
+from belljar.machine.cleaning.put_away import MESSAGE, OURS, deadline, message
 from belljar.machine.life.life import Life
 from belljar.machine.life.work import Furnish, Present, off_too_soon
 from belljar.machine.orders import CANCELLING, Ended
 from belljar.machine.states import CLASSES
 from belljar.model import MIB, Account, Cause, Context, NetworkMode, OwnWork, Payload, Sign, State
 
-MESSAGE = "shutdown_message"
-LONGEST, LARGEST = 300, 64 << 10
 EMPTY, SMALLEST_ROOM = "empty", 256 * MIB
-FORM = re.compile(r"([1-9][0-9]{2}) (.*)")
 FAILED = 400  # and all above it: banned, no environment, a fault of the grid's, a transient one
 ROOT = Account("root", 0, 0, "root", home="/root")
 EVERYWHERE = rule("0.0.0.0/0")
@@ -202,17 +197,6 @@ def conclude(life: Life) -> None:
         from belljar.machine.extras.cache import left_in_order
 
         left_in_order(life)
-
-
-def message(path: Path) -> tuple[int, str]:
-    """(code, the line), or (0, "") where there is none, or none of this form. The guest wrote it."""
-    try:
-        text = read_capped(path, LARGEST).decode(errors="replace")
-    except (OSError, BelljarError):
-        return 0, ""
-    line = "".join(char for char in text.partition("\n")[0] if char.isprintable())[:LONGEST].strip()
-    found = FORM.match(line)
-    return (int(found[1]), line) if found else (0, "")
 
 
 def add_empty_disk(life: Life, size: int) -> None:
