@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from belljar.batch import Settings
-from belljar.batch.gridengine.lists import value, with_complexes, with_verifier, without_complexes, without_verifier
+from belljar.batch.gridengine.hooks import value, with_complexes, with_verifier, without_complexes, without_verifier
 from belljar.batch.gridengine.site import LIBRARY, SITE, fingerprint
 from belljar.batch.install.pieces import Advice, Change, OurFile, Place
 from belljar.errors import BadOption, CommandFailed, NotOurs

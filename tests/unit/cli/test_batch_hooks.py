@@ -268,3 +268,12 @@ def test_where_users_may_write_to_the_nodes_folder_root_remembers_elsewhere(node
     assert batch_hooks.memory_folder(house) == node.node / "batch"
     node.node.chmod(0o1777)
     assert batch_hooks.memory_folder(house) == house.settings.paths.store / "batch"
+
+
+# -- hooks of one system alone -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("system", ["gridengine", "htcondor", "lsf"])
+def test_a_systems_own_hooks_are_found(system: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["batch", "hook", system, "no-such"]) == 125
+    assert "no-such" in capsys.readouterr().err
