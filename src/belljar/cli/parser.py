@@ -90,6 +90,11 @@ def add_format(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=("table", "json"), default="table", help="for people or for programs")
 
 
+def add_repeatable(parser: argparse._ActionsContainer, flag: str, metavar: str, help: str, dest: str = "") -> None:
+    """An option that may be given several times; its values are a list."""
+    parser.add_argument(flag, action="append", default=[], metavar=metavar, help=help, dest=dest or None)
+
+
 def add_machine(parser: argparse.ArgumentParser) -> None:
     """The machine's id, a unique prefix of it, its name, or its batch job's id."""
     parser.add_argument(

@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from belljar import batch
-from belljar.cli.parser import add_format
+from belljar.cli.parser import add_format, add_repeatable
 from belljar.errors import BadOption, BelljarError, CommandFailed
 
 if TYPE_CHECKING:
@@ -59,34 +59,10 @@ def _site_acts(acts: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         one.add_argument(
             "--prefix", metavar="DIR", help="the launchers go to DIR/libexec (default: beside belljar itself)"
         )
-        one.add_argument(
-            "--commands",
-            action="append",
-            default=[],
-            metavar="DIR",
-            help="where the system's own commands are (default: PATH); repeatable",
-        )
-        one.add_argument(
-            "--variable",
-            action="append",
-            default=[],
-            metavar="NAME=VALUE",
-            help="a variable that these commands need; repeatable",
-        )
-        one.add_argument(
-            "--queue",
-            action="append",
-            default=[],
-            metavar="Q",
-            help="queue to change, where a system needs to know; repeatable",
-        )
-        one.add_argument(
-            "--set",
-            action="append",
-            default=[],
-            metavar="KEY=VALUE",
-            help="another option of the system; see its guide",
-        )
+        add_repeatable(one, "--commands", "DIR", "where the system's own commands are (default: PATH); repeatable")
+        add_repeatable(one, "--variable", "NAME=VALUE", "a variable that these commands need; repeatable")
+        add_repeatable(one, "--queue", "Q", "queue to change, where a system needs to know; repeatable")
+        add_repeatable(one, "--set", "KEY=VALUE", "another option of the system; see its guide")
     install.add_argument("-n", "--dry-run", action="store_true", help="show the differences and commands, do nothing")
     install.add_argument("--print", action="store_true", help="print every file whole and every command, do nothing")
     install.add_argument("--force", action="store_true", help="also replace files of ours that were changed by hand")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from belljar.cli.parser import add_format
+from belljar.cli.parser import add_format, add_repeatable
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -15,7 +15,7 @@ HELP = "Check what this host offers and explain what it lacks. Exits 1 when some
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--only", action="append", metavar="CHECK", help="only this check (repeatable)")
+    add_repeatable(parser, "--only", "CHECK", "only this check (repeatable)")
     add_format(parser)
 
 

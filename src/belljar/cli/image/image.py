@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.cli.image import disk as image_disk
 from belljar.cli.image import site as image_site
-from belljar.cli.parser import add_format, as_size
+from belljar.cli.parser import add_format, add_repeatable, as_size
 from belljar.model import Context
 
 if TYPE_CHECKING:
@@ -81,13 +81,7 @@ def _build(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--name", default="", help="the image's name (debian11, debian12, debian13)")
     parser.add_argument("--packages", nargs="+", default=[], metavar="PACKAGE", help="Debian packages to add")
-    parser.add_argument(
-        "--run",
-        action="append",
-        default=[],
-        metavar="CMD",
-        help="a shell command to run as root in the new system; repeatable",
-    )
+    add_repeatable(parser, "--run", "CMD", "a shell command to run as root in the new system; repeatable")
     parser.add_argument(
         "--disk", type=as_size, metavar="SIZE", help="the disk's size; it takes no space until written to (8G)"
     )

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.cli.parser import add_format, as_duration
+from belljar.cli.parser import add_format, add_repeatable, as_duration
 from belljar.errors import BadOption
 
 if TYPE_CHECKING:
@@ -27,10 +27,7 @@ def arguments(verbs: Any) -> None:
     sync.add_argument(
         "names", metavar="NAME", nargs="*", help="a name that a source offers; none: those that came from there before"
     )
-    sync.add_argument(
-        "--from", dest="sources", action="append", default=[], metavar="DIR|URL",
-        help="instead of `image.sources` in the settings; repeatable",
-    )  # fmt: skip
+    add_repeatable(sync, "--from", "DIR|URL", "instead of `image.sources` in the settings; repeatable", dest="sources")  # fmt: skip
     sync.add_argument("--all", action="store_true", help="every name that is offered")
     sync.add_argument(
         "-n", "--dry-run", action="store_true", help="only say what is offered, and what would be brought"
@@ -52,9 +49,7 @@ def _publish(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--to", required=True, metavar="DIR", help="the master store's folder; made when there is none")
     parser.add_argument("--as", dest="name", default="", metavar="NAME", help="its name there (one image)")
-    parser.add_argument(
-        "--unpublish", action="append", default=[], metavar="NAME", help="take a name away there; repeatable"
-    )
+    add_repeatable(parser, "--unpublish", "NAME", "take a name away there; repeatable")
     who = parser.add_mutually_exclusive_group(required=True)
     who.add_argument("--key", type=Path, metavar="FILE", help="the private key to sign with (`belljar image key`)")
     who.add_argument("--unsigned", action="store_true", help="sign nothing")

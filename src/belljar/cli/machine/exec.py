@@ -6,7 +6,7 @@ import argparse
 import asyncio
 from typing import TYPE_CHECKING
 
-from belljar.cli.parser import add_machine
+from belljar.cli.parser import add_machine, add_repeatable
 from belljar.errors import BadOption, BelljarError
 
 if TYPE_CHECKING:
@@ -20,12 +20,8 @@ HELP = "Run a second command in a running machine, as the machine's own user. Ex
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "belljar exec [options] ID -- CMD ARG..."
     parser.add_argument("--user", metavar="NAME|UID[:GID]", help="who the command is (default: the machine's user)")
-    parser.add_argument(
-        "--env", action="append", default=[], metavar="K=V", help="set a variable; K alone passes the caller's"
-    )
-    parser.add_argument(
-        "--env-file", action="append", default=[], metavar="FILE", help="lines K=V; # begins a comment line"
-    )
+    add_repeatable(parser, "--env", "K=V", "set a variable; K alone passes the caller's")
+    add_repeatable(parser, "--env-file", "FILE", "lines K=V; # begins a comment line")
     parser.add_argument("--inherit-env", action="store_true", help="pass the caller's whole environment")
     parser.add_argument("--cwd", metavar="PATH", help="working directory in the guest (default: the payload's)")
     parser.add_argument("-t", "--tty", action="store_true", help="give the command a terminal")

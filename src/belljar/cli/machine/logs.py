@@ -22,36 +22,22 @@ CHUNK = 1 << 16
 # Written here because Pythons break so long a choice at different places.
 USAGE = """%(prog)s [-h] [-f] [--stdout | --stderr | --console | --qemu | --virtiofsd | --journal |
                     --collected FILE | --joboutputs [NAME]] ID"""
+SHOWN = {
+    "stdout": "what the payload of a detached machine wrote",
+    "stderr": "the same, of its standard error",
+    "console": "the guest's serial console",
+    "qemu": "what QEMU wrote to stderr",
+    "virtiofsd": "what the programs wrote that share its folders by virtiofs",
+    "journal": "what belljar did, event by event",
+}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = USAGE
     add_machine(parser)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--stdout",
-        dest="which",
-        action="store_const",
-        const="stdout",
-        help="what the payload of a detached machine wrote",
-    )
-    which.add_argument(
-        "--stderr", dest="which", action="store_const", const="stderr", help="the same, of its standard error"
-    )
-    which.add_argument(
-        "--console", dest="which", action="store_const", const="console", help="the guest's serial console"
-    )
-    which.add_argument("--qemu", dest="which", action="store_const", const="qemu", help="what QEMU wrote to stderr")
-    which.add_argument(
-        "--virtiofsd",
-        dest="which",
-        action="store_const",
-        const="virtiofsd",
-        help="what the programs wrote that share its folders by virtiofs",
-    )
-    which.add_argument(
-        "--journal", dest="which", action="store_const", const="journal", help="what belljar did, event by event"
-    )
+    for name, help in SHOWN.items():
+        which.add_argument(f"--{name}", dest="which", action="store_const", const=name, help=help)
     which.add_argument(
         "--collected",
         metavar="FILE",

@@ -8,7 +8,7 @@ import resource
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from belljar.cli.parser import as_duration, as_size
+from belljar.cli.parser import add_repeatable, as_duration, as_size
 from belljar.errors import OUR_FAILURE
 from belljar.model import Cause, Context, OwnWork, RunPayload, Start
 
@@ -31,23 +31,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     _machine(parser)
     payload = parser.add_argument_group("the payload")
-    payload.add_argument(
-        "--in", dest="inputs", action="append", default=[], metavar="PATH[:DST]", help="file or folder copied in before"
-    )
-    payload.add_argument(
+    add_repeatable(payload, "--in", "PATH[:DST]", "file or folder copied in before", dest="inputs")
+    add_repeatable(
+        payload,
         "--out",
+        "PATH[:DST]",
+        "file or folder of the guest copied out after, also after a failure",
         dest="outputs",
-        action="append",
-        default=[],
-        metavar="PATH[:DST]",
-        help="file or folder of the guest copied out after, also after a failure",
     )
-    payload.add_argument(
-        "--env", action="append", default=[], metavar="K=V", help="set a variable; K alone passes the caller's"
-    )
-    payload.add_argument(
-        "--env-file", action="append", default=[], metavar="FILE", help="lines K=V; # begins a comment line"
-    )
+    add_repeatable(payload, "--env", "K=V", "set a variable; K alone passes the caller's")
+    add_repeatable(payload, "--env-file", "FILE", "lines K=V; # begins a comment line")
     payload.add_argument("--inherit-env", action="store_true", help="pass the caller's whole environment")
     payload.add_argument(
         "--cwd",
@@ -79,12 +72,11 @@ def _machine(parser: argparse.ArgumentParser) -> None:
         metavar="NETWORK",
         help="none; user: a way out through the host; bridge[:NAME]: on a bridge of the host; isolated:GROUP: with others of that group",
     )
-    machine.add_argument(
+    add_repeatable(
+        machine,
         "--share",
-        action="append",
-        default=[],
-        metavar="SRC[:DST][:ro|rw]",
-        help="host folder the guest sees (default: read-only, at the same path); with virtiofs: before it, by virtiofs; or an"
+        "SRC[:DST][:ro|rw]",
+        "host folder the guest sees (default: read-only, at the same path); with virtiofs: before it, by virtiofs; or an"
         " export that it mounts itself: nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]",
     )
     machine.add_argument(
@@ -100,13 +92,7 @@ def _machine(parser: argparse.ArgumentParser) -> None:
         help="print the machine's ID once it is claimed, and let it live on its own; its payload reads nothing, or the file that"
         " standard input is, and `belljar logs --stdout` shows what it writes",
     )  # fmt: skip
-    machine.add_argument(
-        "--label",
-        action="append",
-        default=[],
-        metavar="K=V",
-        help="a fact of your own, kept with the machine's outcome",
-    )
+    add_repeatable(machine, "--label", "K=V", "a fact of your own, kept with the machine's outcome")
     machine.add_argument("--name", default="", help="a name for the machine, for `belljar ps` and ID arguments")
 
 
@@ -122,15 +108,12 @@ def _user_data(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|URL",
         help="a template of at most 1 MiB; its ##user_data_...## patterns are filled in",
     )
-    group.add_argument(
-        "--user-data-option", action="append", default=[], metavar="K=V", help="the value of ##user_data_option_K##"
-    )
-    group.add_argument(
+    add_repeatable(group, "--user-data-option", "K=V", "the value of ##user_data_option_K##")
+    add_repeatable(
+        group,
         "--user-data-file",
-        action="append",
-        default=[],
-        metavar="K=PATH",
-        help="a file whose content is the value of ##user_data_option_K## and ##user_data_file_K##",
+        "K=PATH",
+        "a file whose content is the value of ##user_data_option_K## and ##user_data_file_K##",
     )
 
 
@@ -140,12 +123,11 @@ def _limits(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=as_duration, metavar="TIME", help="TERM the payload after this long, such as 90s or 2h"
     )
     limits.add_argument("--grace", type=as_duration, metavar="TIME", help="time between TERM and the machine's end")
-    limits.add_argument(
+    add_repeatable(
+        limits,
         "--collect",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="file or folder of the guest that is kept with the machine's records (`belljar logs ID --collected FILE`)",
+        "PATH",
+        "file or folder of the guest that is kept with the machine's records (`belljar logs ID --collected FILE`)",
     )
     limits.add_argument("--report", metavar="FILE", help="write the outcome there as JSON")
     limits.add_argument("--keep", action="store_true", help="keep the machine's disk and records for inspection")
