@@ -14,8 +14,8 @@ from pathlib import Path
 
 from belljar import __version__
 from belljar.batch import Settings
-from belljar.batch.gridengine.jsv import FLAG, RESERVED, SHELL
 from belljar.batch.gridengine.hooks import ALLOWED, value, with_complexes
+from belljar.batch.gridengine.jsv import FLAG, RESERVED, SHELL
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, Piece, Place
 from belljar.errors import BadOption, BelljarError
