@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import signal
 import stat
 from collections.abc import AsyncIterator, Iterator
@@ -143,7 +144,11 @@ async def test_an_agent_whose_host_is_gone_kills_the_payload_and_ends() -> None:
         async with talking(connection) as guest:
             done = await begin(guest, shell("echo $$; sleep 1000"))
             await said(done, b"\n")
-    assert not is_running(int(done.out))
+            payload = os.pidfd_open(int(done.out))
+    try:  # at its end the agent kills them, and does not wait
+        assert select.select([payload], [], [], 20)[0]
+    finally:
+        os.close(payload)
 
 
 # -- files ---------------------------------------------------------------------------------------------------------------
