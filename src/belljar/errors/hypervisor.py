@@ -29,6 +29,12 @@ class QmpError(HypervisorError):
     """QEMU refused a command."""
 
 
+class PlugRefused(HypervisorError):
+    """A clone could not be given the processors or the memory that its template does not have."""
+
+    hint = "Ask for another size; `belljar template build` makes a template of exactly this one."
+
+
 class QmpTimeout(HypervisorError):
     """QEMU did not answer in time."""
 

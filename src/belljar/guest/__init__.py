@@ -131,9 +131,15 @@ class Guest(Protocol):
         """In a clone: replace the ssh host keys that its template made at its boot; the guest's server shows the new ones.
         Without such keys this is nothing. Raises GuestRefused, AgentLost."""
 
-    async def settle(self) -> None:
+    async def settle(self) -> frozenset[str]:
         """Make the guest ready to become a template: caches warm, nothing open, nothing secret. After this the host
-        closes its end; the next thing the agent hears is a new greeting."""
+        closes its end; the next thing the agent hears is a new greeting. Returns in what its clones can be another than it:
+        "cpus", "memory", "less-memory", "disk", "card"."""
+
+    async def grow(self, cpus: int, *, plugged: int, surplus: int, disk: int) -> tuple[int, int]:
+        """In a clone: take into use what its template did not have. So many *cpus* in all, *plugged* bytes of memory, a
+        disk of so many bytes (0: as it was); *surplus* bytes are there and were not asked for. Returns the processors and
+        the bytes of memory there are then. Raises GuestRefused, AgentLost."""
 
     async def set_clock(self) -> float:
         """Set the guest's clock from ours; returns the skew measured afterwards, in seconds."""

@@ -17,6 +17,7 @@ from belljar.agent.wire import (
     ERROR,
     EXIT,
     GREETING,
+    GROW_PATIENCE,
     HELLO,
     KEYS_PATIENCE,
     MAX_CALL,
@@ -230,9 +231,18 @@ class Conversation:
     async def renew_keys(self) -> None:
         await self._call(b"renew_keys", more=KEYS_PATIENCE)
 
-    async def settle(self) -> None:
-        await self._call(b"settle", patience=10)
+    async def settle(self) -> frozenset[str]:
+        (said,) = await self._call(b"settle", answers=1, patience=10)
         self.close()  # the agent has done so too: it waits for the next greeting
+        return frozenset(said.split())
+
+    async def grow(self, cpus: int, *, plugged: int, surplus: int, disk: int) -> tuple[int, int]:
+        words = (b"%d" % number for number in (cpus, plugged, surplus, disk))
+        seen, memory = await self._call(b"grow", *words, answers=2, more=GROW_PATIENCE)
+        try:
+            return int(seen), int(memory)
+        except ValueError as exc:
+            raise AgentLost("the agent did not tell what the guest has now") from exc
 
     async def set_clock(self) -> float:
         return await self._make_sure(*await self._step_clock(b"to", time.time()))

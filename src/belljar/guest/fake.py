@@ -78,6 +78,8 @@ class Script:
     gets_for: float = 0.0
     collected: bytes = b""  # what `collect` gives
     collects_for: float | None = 0.0
+    grows: frozenset[str] = frozenset(("cpus", "memory", "less-memory", "disk", "card"))
+    seen: tuple[int, int] | None = None  # processors and bytes of memory it has after `grow`; None: all there should be
 
 
 class FakeGuest:
@@ -89,6 +91,7 @@ class FakeGuest:
         self.accounts: list[Account] = []
         self.payloads: list[Payload] = []
         self.servers: list[FileServer] = []
+        self.grown: list[tuple[int, int, int, int]] = []
         self._processes: list[FakeProcess] = []
         self._death: asyncio.TimerHandle | None = None
         self._error: AgentLost | None = None
@@ -111,8 +114,14 @@ class FakeGuest:
         )
         return replace(true, **self.script.proof)  # type: ignore[arg-type]
 
-    async def settle(self) -> None:
+    async def settle(self) -> frozenset[str]:
         self._do("settle")
+        return self.script.grows
+
+    async def grow(self, cpus: int, *, plugged: int, surplus: int, disk: int) -> tuple[int, int]:
+        self._do("grow")
+        self.grown.append((cpus, plugged, surplus, disk))
+        return self.script.seen or (cpus, 1 << 50)
 
     async def set_clock(self) -> float:
         self._do("set_clock")

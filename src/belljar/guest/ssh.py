@@ -87,7 +87,10 @@ class SshGuest:
         said = facts_of(answer.out)
         return read_proof(said, identity, await self.set_clock())
 
-    async def settle(self) -> None:
+    async def grow(self, cpus: int, *, plugged: int, surplus: int, disk: int) -> tuple[int, int]:
+        raise GuestRefused("a guest without an agent does not grow")
+
+    async def settle(self) -> frozenset[str]:
         """A clone's keys are only as good as its kernel's random numbers: where it cannot be given new ones for sure there is
         no template. Raises GuestRefused."""
         from belljar.guest.ssh_identity import SETTLE, UP
@@ -97,6 +100,7 @@ class SshGuest:
         await self._leave_server()
         await self._done(SETTLE, "settle", more=more)
         await self.link.hang_up()
+        return frozenset()
 
     async def _leave_server(self) -> None:
         """A server of ours, which costs a clone less than the image's own. Where there can be none that one does."""

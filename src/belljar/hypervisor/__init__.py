@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from belljar.errors import BadSetting, BelljarError
 from belljar.host import processes
-from belljar.model import Firmware, MachineId, NetworkMode, ShareKind, setting
+from belljar.model import MIB, Firmware, MachineId, NetworkMode, ShareKind, setting
 
 if TYPE_CHECKING:
     from belljar.host.guard.egress import Egress
@@ -126,6 +126,25 @@ class ExtraDisk:
 
 
 @dataclass(frozen=True)
+class Frame:
+    """The size an image's base template is booted with, and how far its clones can grow: processors and memory are plugged
+    into a clone, its disk is resized, its card is one the template never had."""
+
+    cpus: int
+    memory: int
+    disk: int
+    most_cpus: int
+    most_memory: int
+    has_card: bool = False  # the template has the card already: where the guest's own init looks after cards
+    words: str = ""  # of the kernel's command line, for a guest that grows
+    block: int = 128 * MIB  # in whole ones a guest takes memory: 128 MiB where it booted with less than 64 GiB
+
+
+# What a clone may be given that its template had not, and which the template's guest said it can make use of.
+CPUS, MEMORY, LESS_MEMORY, DISK_ROOM, CARD = GROWTHS = ("cpus", "memory", "less-memory", "disk", "card")
+
+
+@dataclass(frozen=True)
 class DomainSpec:
     """All a domain needs."""
 
@@ -149,6 +168,40 @@ class DomainSpec:
     # template keeps a copy, and its clones have that copy in the drive.
     seed: Path | None = None
     image_stored: float = 0.0  # when; a repaired image has another time, and no template of the damaged one
+    frame: Frame | None = None  # its template has this size, whatever its own; None: its own
+
+    @property
+    def of_template(self) -> DomainSpec:
+        """What its template is booted as."""
+        frame = self.frame
+        if frame is None:
+            return self
+        boot = self.boot
+        if boot.kernel is not None and frame.words and not boot.append.endswith(frame.words):
+            boot = replace(boot, append=f"{boot.append} {frame.words}")
+        card = self.nic if frame.has_card else None
+        return replace(self, cpus=frame.cpus, memory=frame.memory, disk_size=frame.disk, nic=card, boot=boot)
+
+    @property
+    def plugged(self) -> int:
+        """Bytes of memory that are plugged into a clone of its template."""
+        block = self.frame.block if self.frame else 1
+        return -(-max(self.memory - self.of_template.memory, 0) // block) * block
+
+    @property
+    def surplus(self) -> int:
+        """Bytes of memory that such a clone has and that were not asked for."""
+        return self.of_template.memory + self.plugged - self.memory
+
+    @property
+    def growth(self) -> frozenset[str]:
+        """In what it differs from its template."""
+        then = self.of_template
+        said = (
+            self.cpus > then.cpus, self.plugged > 0, self.surplus > 0,
+            self.disk_size > then.disk_size, (self.nic is None) != (then.nic is None),
+        )  # fmt: skip
+        return frozenset(name for name, differs in zip(GROWTHS, said, strict=True) if differs)
 
 
 class EventKind(str, Enum):
@@ -218,6 +271,7 @@ class Template:
     size: int = field(compare=False)  # bytes on disk by now
     created: float
     facts: Mapping[str, Any]  # what the key was made of
+    grows: frozenset[str] = frozenset()  # of GROWTHS: what its clones can be given
 
 
 @dataclass(frozen=True)
@@ -254,6 +308,10 @@ class Hypervisor(Protocol):
     def start(self, spec: DomainSpec) -> Domain:
         """Start cold. Returns as soon as the process runs. Raises HostError or HypervisorError."""
 
+    def frame(self, spec: DomainSpec, *, memory: int, disk: int) -> Frame | None:
+        """The size of a base template of so much memory and disk from which this domain can be cloned; None where clones
+        cannot be given more than their templates had, or not so much."""
+
     def find_template(self, spec: DomainSpec) -> Template | str:
         """A template that fits this spec exactly and is whole and trusted, or the reason why there is none."""
 
@@ -287,8 +345,9 @@ class Hypervisor(Protocol):
     def template_draft(self, spec: DomainSpec) -> Path:
         """Where the template for this spec is being made; removed by `discard` if it was never finished."""
 
-    async def save_template(self, spec: DomainSpec, domain: Domain) -> Template:
-        """Freeze a ready guest into a template. The domain has ended afterwards, whatever happens."""
+    async def save_template(self, spec: DomainSpec, domain: Domain, grows: Set[str] = frozenset()) -> Template:
+        """Freeze a ready guest into a template whose clones can be given *grows*. The domain has ended afterwards, whatever
+        happens."""
 
     def templates(self) -> list[Template]: ...
     def verify_template(self, template: Template) -> list[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Set
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -23,7 +23,7 @@ from belljar.errors import BelljarError, DomainDied, TemplateError
 from belljar.host.files import private_folder, remove_tree
 from belljar.host.locks import is_locked, try_lock
 from belljar.host.traffic import Call, Refusal
-from belljar.hypervisor import NO_TRACES, Accelerator, Boot, DomainEvent, DomainSpec, EventKind, Template, Traces
+from belljar.hypervisor import NO_TRACES, Accelerator, Boot, DomainEvent, DomainSpec, EventKind, Frame, Template, Traces
 from belljar.hypervisor.history import History
 from belljar.model import MachineId, to_json
 
@@ -154,6 +154,7 @@ class FakeHypervisor:
         self.domains: list[FakeDomain] = []  # all there ever were
         self.faults = Faults()
         self.kvm_works = False
+        self.can_grow = True  # clones can be given more than their templates had
         self.damaged: dict[str, str] = {}  # template key -> what is wrong with it
         self._run_guest = run_guest
 
@@ -181,6 +182,9 @@ class FakeHypervisor:
         if not self.template_draft(spec).exists():
             raise TemplateError("the template's draft is missing")
         return self._begin(spec)
+
+    def frame(self, spec: DomainSpec, *, memory: int, disk: int) -> Frame | None:
+        return Frame(1, memory, disk, 64, 1 << 40) if self.can_grow else None
 
     def find_template(self, spec: DomainSpec) -> Template | str:
         key = self._key(spec)
@@ -212,7 +216,7 @@ class FakeHypervisor:
     def abandoned_templates(self) -> list[Path]:
         return [path for path in self.folder.glob("*.draft") if not is_locked(path.with_suffix(".lock"))]
 
-    async def save_template(self, spec: DomainSpec, domain: FakeDomain) -> Template:
+    async def save_template(self, spec: DomainSpec, domain: FakeDomain, grows: Set[str] = frozenset()) -> Template:
         try:
             self.faults.strike("save_template")
             await domain.pause()
@@ -221,7 +225,8 @@ class FakeHypervisor:
         key = self._key(spec)
         remove_tree(self._path(key))
         draft = self.template_draft(spec)
-        (draft / "facts").write_text(json.dumps({"image_digest": spec.image_digest, "memory": spec.memory}))
+        facts = {"image_digest": spec.image_digest, "memory": spec.of_template.memory, "grows": sorted(grows)}
+        (draft / "facts").write_text(json.dumps(facts))
         draft.rename(self._path(key))
         self.damaged.pop(key, None)
         return self._read(key)
@@ -271,6 +276,7 @@ class FakeHypervisor:
         self.running.pop(domain.spec.id, None)
 
     def _key(self, spec: DomainSpec) -> str:
+        spec = spec.of_template
         kind = (
             spec.image_digest,
             spec.image_stored,
@@ -290,4 +296,5 @@ class FakeHypervisor:
     def _read(self, key: str) -> Template:
         folder = self._path(key)
         facts = json.loads((folder / "facts").read_text())
-        return Template(key, folder, 1 << 20, (folder / "facts").stat().st_mtime, facts)
+        made, grows = (folder / "facts").stat().st_mtime, frozenset(facts["grows"])
+        return Template(key, folder, 1 << 20, made, facts, grows)

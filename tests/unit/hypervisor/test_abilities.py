@@ -34,8 +34,13 @@ WITH_FILES = {**ADDRESSES, "values": [*ADDRESSES["values"], "file"]}
 WITH_ROM = {**RAM, "members": [*RAM["members"], {"name": "rom", "type": "4", "default": None}]}
 WITH_MONITORS = {**OBJECTS, "members": [*OBJECTS["members"], {"name": "monitor-qmp"}]}
 LOOP = {"name": "5", "meta-type": "object", "members": [{"name": "thread-pool-max", "default": None}]}  # from 7.1 on
+SLOTS = {
+    "name": "6",
+    "meta-type": "object",
+    "members": [{"name": n} for n in ("type", "vcpus-count", "props", "qom-path")],
+}
 OLD, LATER = (ADDRESSES, RAM, OBJECTS), (WITH_FILES, WITH_ROM, OBJECTS, LOOP)
-NEW = (WITH_FILES, WITH_ROM, WITH_MONITORS, LOOP)
+NEW = (WITH_FILES, WITH_ROM, WITH_MONITORS, LOOP, SLOTS)
 
 
 def answers(schema: Sequence[object]) -> bytes:

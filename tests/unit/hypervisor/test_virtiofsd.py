@@ -18,7 +18,7 @@ from belljar.errors import CommandMissing, DriverLacks, NoFolderServer, NotPermi
 from belljar.hypervisor import DomainSpec, EventKind, Settings, SharedFolder, find_virtiofsd, load
 from belljar.hypervisor.qemu import driver
 from belljar.hypervisor.qemu.cmdline import device_on_port
-from belljar.hypervisor.qemu.domain import Lines, QemuDomain
+from belljar.hypervisor.qemu.domain import Growing, Lines, QemuDomain
 from belljar.hypervisor.qemu.template import memory
 from belljar.hypervisor.qemu.virtiofs import virtiofsd
 from belljar.hypervisor.qemu.virtiofs.virtiofsd import (
@@ -345,6 +345,10 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     yield tmp_path
 
 
+def plugged(*devices: dict[str, object]) -> Growing:
+    return Growing(lambda _: [("device_add", device) for device in devices])
+
+
 async def commands(qemu: PlayedQemu) -> list[dict[str, object]]:
     """The next ones."""
     arrived, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -357,7 +361,7 @@ async def commands(qemu: PlayedQemu) -> list[dict[str, object]]:
 async def test_a_clones_devices_are_plugged_in_after_the_load_and_before_it_runs(folder: Path) -> None:
     qemu = PlayedQemu(folder, [])
     try:
-        qemu.domain.go_on("fd:7", [device_on_port(0, "share0"), device_on_port(1, "share2")])
+        qemu.domain.go_on("fd:7", plugged(device_on_port(0, "share0"), device_on_port(1, "share2")))
         connecting = asyncio.ensure_future(qemu.domain.connect())
         first = qemu.said()
         assert [one["execute"] for one in first] == ["qmp_capabilities", "migrate-set-capabilities", "migrate-incoming"]
@@ -381,19 +385,42 @@ async def test_a_clones_devices_are_plugged_in_after_the_load_and_before_it_runs
 
 
 async def test_a_device_that_qemu_refuses_is_a_failed_start(folder: Path) -> None:
-    from belljar.errors import QmpError
+    from belljar.errors import PlugRefused
 
     qemu = PlayedQemu(folder, [])
     try:
-        qemu.domain.go_on("fd:7", [device_on_port(0, "share0")])
+        qemu.domain.go_on("fd:7", plugged(device_on_port(0, "share0")))
         connecting = asyncio.ensure_future(qemu.domain.connect())
         for one in qemu.said():
             qemu.says({"return": {}, "id": one["id"]})
         qemu.says({"event": "MIGRATION", "data": {"status": "completed"}})
         for one in await commands(qemu):
             qemu.says({"error": {"class": "GenericError", "desc": "no port"}, "id": one["id"]})
-        with pytest.raises(QmpError, match="no port"):
+        with pytest.raises(PlugRefused, match="no port"):
             await asyncio.wait_for(connecting, 10)
+    finally:
+        await qemu.close()
+
+
+async def test_qemu_is_asked_for_its_processors_before_it_loads_and_a_clone_without_enough_does_not_run(
+    folder: Path,
+) -> None:
+    from belljar.errors import PlugRefused
+    from belljar.hypervisor.qemu.template.plugging import processors
+
+    qemu = PlayedQemu(folder, [])
+    try:
+        growing = Growing(lambda slots: [("device_add", one) for one in processors(2, slots)], wants_cpus=True)
+        qemu.domain.go_on("fd:7", growing)
+        connecting = asyncio.ensure_future(qemu.domain.connect())
+        for one in qemu.said():
+            asked = one["execute"] == "query-hotpluggable-cpus"
+            free = [{"type": "max-x86_64-cpu", "props": {"core-id": 1}}]
+            qemu.says({"return": free if asked else {}, "id": one["id"]})
+        qemu.says({"event": "MIGRATION", "data": {"status": "completed"}})
+        with pytest.raises(PlugRefused, match="room for 1 more"):
+            await asyncio.wait_for(connecting, 10)
+        assert qemu.said() == []
     finally:
         await qemu.close()
 
@@ -403,7 +430,7 @@ async def test_a_qemu_that_ends_while_it_loads_is_not_waited_for(folder: Path) -
 
     qemu = PlayedQemu(folder, [])
     try:
-        qemu.domain.go_on("fd:7", [device_on_port(0, "share0")])
+        qemu.domain.go_on("fd:7", plugged(device_on_port(0, "share0")))
         connecting = asyncio.ensure_future(qemu.domain.connect())
         for one in qemu.said()[:1]:
             qemu.says({"return": {}, "id": one["id"]})

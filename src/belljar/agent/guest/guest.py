@@ -7,6 +7,15 @@ import time
 
 from belljar.agent.guest.accounts import Account, free_name, with_groups, with_shadow, with_user
 from belljar.agent.guest.cgroups import Cgroup, Family
+from belljar.agent.guest.growth import (
+    Growth,
+    abilities,
+    blocks,
+    limit_for,
+    take_new_blocks,
+    total_memory,
+    work_of,
+)
 from belljar.agent.guest.host_keys import SSH, host_keys_since, renew_host_keys
 from belljar.agent.guest.libc import Libc, libc
 from belljar.agent.guest.mounts import PACKED_MODULES, checked_target, mount_packed
@@ -70,6 +79,8 @@ class Guest(Mounts):
         self.host_keys = []  # type: list[str]
         self.jobs = RUN + "/job"
         self.cgroup = ""
+        self.used = 0  # bytes of memory that the kernel and we have at the boot
+        self.blocks = 0  # of memory, in the template
         self.spare = None  # type: Cgroup | None
         self.zygote = None  # type: Zygote | None
 
@@ -103,13 +114,27 @@ class Guest(Mounts):
                 except OSError:
                     pass  # this kernel does without
         sizes = [int(word) * KIB for word in read_file("/proc/meminfo").split() if word.isdigit()]
-        total, available = sizes[0], sizes[2]
-        reserve = total - available + max(16 * MIB, total // 32)  # what the kernel and we have now, and some more
+        self.used = sizes[0] - sizes[2]
         try:
-            write_file(folder + "/memory.max", b"%d" % max(total - reserve, total // 2), flags=0)
+            write_file(folder + "/memory.max", b"%d" % limit_for(sizes[0], self.used, 0), flags=0)
         except OSError:
             pass
         return folder
+
+    def growth(self) -> bytes:
+        """In what a clone of this guest can be another."""
+        return " ".join(abilities()).encode("ascii")
+
+    def grow(self, words: Words) -> "Callable[[], bytes]":
+        """What takes all into use that this clone was given; for a child to do, which may wait."""
+        cpus, plugged, surplus, disk = words.number(), words.number(), words.number(), words.number()
+
+        def limit() -> None:
+            if self.cgroup and (plugged or surplus):
+                most = limit_for(total_memory(), self.used + plugged // 64, surplus)
+                write_file(self.cgroup + "/memory.max", b"%d" % most, flags=0)
+
+        return work_of(Growth(self.blocks, cpus, plugged, surplus, disk), limit)
 
     def describe(self) -> bytes:
         lines = [line.partition("=") for line in read_file("/etc/os-release").decode("utf-8", "replace").splitlines()]
@@ -313,6 +338,8 @@ class Guest(Mounts):
             os.path.lexists(folder)
         os.spawnv(os.P_WAIT, "/bin/sh", ["sh", "-c", "true; env true; exit 0"])
         load_modules(PACKED_MODULES)
+        take_new_blocks()
+        self.blocks = len(blocks())
         self.host_keys = host_keys_since(time.time() - time.monotonic(), SSH)
         self.after_payload()
         self._keep_features()

@@ -3,8 +3,10 @@
 import os
 import struct
 
-from belljar.agent.guest.system import Refused
+from belljar.agent.guest.system import Refused, write_file
 from belljar.agent.wire import U32
+
+RESCAN = "/sys/bus/pci/rescan"
 
 
 class Card:
@@ -21,9 +23,13 @@ class Card:
         self.control.close()
 
     def name(self) -> str:
-        for name in sorted(os.listdir("/sys/class/net")):
-            if os.path.exists("/sys/class/net/%s/device" % name):
-                return name
+        """A clone's card may be one that its template did not have: then the kernel is told to look at the bus anew."""
+        for look_anew in (False, True):
+            if look_anew and os.path.exists(RESCAN):
+                write_file(RESCAN, b"1", flags=0)
+            for name in sorted(os.listdir("/sys/class/net")):
+                if os.path.exists("/sys/class/net/%s/device" % name):
+                    return name
         raise Refused("refused", "the guest has no network card, or its kernel no driver for it")
 
     def _ask(self, request: int, name: str, value: bytes = b"") -> bytes:

@@ -50,6 +50,12 @@ class Rehearsal:
     def renew_keys(self) -> "Callable[[], None]":
         return lambda: None
 
+    def growth(self) -> bytes:
+        return b""
+
+    def grow(self, words: Words) -> "Callable[[], bytes]":
+        raise Refused("refused", "a rehearsal does not grow")
+
     def find_disks(self, words: Words) -> bytes:
         raise Refused("no-disk", "a rehearsal has no disks")
 

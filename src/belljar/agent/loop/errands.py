@@ -21,7 +21,12 @@ class Errand:
     """Work that may block, in a child: whoever asked for it is answered when it is done, or out of time."""
 
     def __init__(
-        self, agent: "Agent", numbers: "list[int]", seconds: int, late: "tuple[str, str]", work: "Callable[[], None]"
+        self,
+        agent: "Agent",
+        numbers: "list[int]",
+        seconds: int,
+        late: "tuple[str, str]",
+        work: "Callable[[], bytes | None]",
     ) -> None:
         self.agent, self.numbers, self.late = agent, numbers, late
         self.deadline = time.monotonic() + seconds
@@ -36,10 +41,9 @@ class Errand:
         signal.alarm(max(1, seconds))
 
     @staticmethod
-    def _run(writing: int, work: "Callable[[], None]") -> int:
-        said = b"done"
+    def _run(writing: int, work: "Callable[[], bytes | None]") -> int:
         try:
-            work()
+            said = b"done\0" + (work() or b"")
         except Refused as exc:
             said = ("%s\0%s" % (exc.kind, exc.message[:2000])).encode("utf-8", "replace")
         except BaseException as exc:
@@ -52,8 +56,8 @@ class Errand:
         self._close()
         kind, _, message = said.decode("utf-8", "replace").partition("\0")
         for number in self.numbers:
-            if said == b"done":
-                self.agent.send(REPLY, number)
+            if kind == "done":
+                self.agent.send(REPLY, number, message.encode("utf-8"))
             else:
                 self.agent.refuse(number, kind or "refused", message or "a child of the agent was killed")
 

@@ -21,6 +21,7 @@ from belljar.agent.wire import (
     DATA,
     EOF,
     GREETING,
+    GROW_PATIENCE,
     HELLO,
     KEYS_PATIENCE,
     PACKED_PATIENCE,
@@ -188,7 +189,11 @@ class Agent(Channel):
             return self.calls[name](words)
         if name == b"settle":
             self._settle()
-            return b""
+            return self.world.growth()
+        if name == b"grow":
+            too_late = "the guest did not take what it was given into use within %d s" % GROW_PATIENCE
+            Errand(self, [number], GROW_PATIENCE, ("refused", too_late), self.world.grow(words))
+            return None
         if name == b"mount_nfs":
             self._mount_nfs(number, words)
             return None

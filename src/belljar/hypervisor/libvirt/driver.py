@@ -9,6 +9,7 @@ import asyncio
 import os
 import re
 import time
+from collections.abc import Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,17 @@ from belljar.errors import BadSetting, DomainDied, DriverLacks, ImageCorrupt, Li
 from belljar.host.files import remove_tree
 from belljar.host.processes import all_pids, command_line, kill_and_wait, owner
 from belljar.host.threads import in_thread
-from belljar.hypervisor import NO_TRACES, Accelerator, Boot, DomainSpec, LibvirtSettings, Settings, Template, Traces
+from belljar.hypervisor import (
+    NO_TRACES,
+    Accelerator,
+    Boot,
+    DomainSpec,
+    Frame,
+    LibvirtSettings,
+    Settings,
+    Template,
+    Traces,
+)
 from belljar.hypervisor.libvirt.carrier import Carrier, needs_carrier
 from belljar.hypervisor.libvirt.daemon import Daemon, identity, resident
 from belljar.hypervisor.libvirt.domain import LibvirtDomain
@@ -140,6 +151,9 @@ class LibvirtHypervisor:
 
     # -- templates: none are made, those of the direct driver are kept in order -----------------------------------------
 
+    def frame(self, spec: DomainSpec, *, memory: int, disk: int) -> Frame | None:
+        return None
+
     def find_template(self, spec: DomainSpec) -> Template | str:
         return f"there is no template: {COLD}"
 
@@ -167,7 +181,7 @@ class LibvirtHypervisor:
     def start_template(self, spec: DomainSpec) -> LibvirtDomain:
         raise TemplateError(COLD)
 
-    async def save_template(self, spec: DomainSpec, domain: Any) -> Template:
+    async def save_template(self, spec: DomainSpec, domain: Any, grows: Set[str] = frozenset()) -> Template:
         raise TemplateError(COLD)
 
     def templates(self) -> list[Template]:

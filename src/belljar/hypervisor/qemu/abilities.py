@@ -25,13 +25,14 @@ QUESTION_TIMEOUT = 30.0
 DEVICES = (
     "virtio-blk-pci-non-transitional", "virtio-serial-pci-non-transitional", "virtio-rng-pci-non-transitional",
     "virtio-net-pci-non-transitional", "virtio-9p-pci-non-transitional", "vmgenid", "pvpanic-pci",
-    "vhost-user-fs-pci", "pcie-root-port",
+    "vhost-user-fs-pci", "pcie-root-port", "pc-dimm",
 )  # fmt: skip
 NEEDED = DEVICES[:3]
 # Of what its monitor understands: migration to and from `file:`, which later versions want for files; a RAM file that QEMU
-# need not be allowed to write (`rom`); monitors as objects, where `-mon` is deprecated; a bound on its threads.
-FILE_MIGRATION, READONLY_RAM, MONITOR_OBJECTS, FEW_THREADS = FEATURES = (
-    "file-migration", "readonly-ram", "monitor-objects", "few-threads",
+# need not be allowed to write (`rom`); monitors as objects, where `-mon` is deprecated; a bound on its threads; processors
+# that can be plugged in, and what they are called.
+FILE_MIGRATION, READONLY_RAM, MONITOR_OBJECTS, FEW_THREADS, PLUGGED_CPUS = FEATURES = (
+    "file-migration", "readonly-ram", "monitor-objects", "few-threads", "plugged-cpus",
 )  # fmt: skip
 SCHEMA = b'{"execute": "qmp_capabilities"}{"execute": "query-qmp-schema"}{"execute": "quit"}'
 
@@ -154,6 +155,8 @@ def read_schema(said: bytes) -> frozenset[str]:
             has.add(MONITOR_OBJECTS)
         if "thread-pool-max" in names:  # of the main loop
             has.add(FEW_THREADS)
+        if {"vcpus-count", "qom-path", "props"} <= names:  # what query-hotpluggable-cpus tells of each
+            has.add(PLUGGED_CPUS)
     return frozenset(has)
 
 

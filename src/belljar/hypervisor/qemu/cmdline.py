@@ -28,6 +28,8 @@ FUNCTIONS = 8
 FORWARD_ADDRESS, FORWARD_PORT = "127.0.0.1", 22  # never listened on
 BELOW = 100  # the file sets of what such disks stand on begin here
 STATE_SET = 99  # the file set of the device state
+SLOTS = 8  # for memory that is plugged in; each piece may be many times what is there already
+CARD_SLOT = LAST_SLOT - 4  # of a card that its template did not have; further disks do not come so far down
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
@@ -80,7 +82,7 @@ def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs)
         *entropy(),
         *agent_port(plugs.channel),
         *disk(plugs.layers, bootable=spec.boot.kernel is None, is_disc=spec.boot.is_disc),
-        *(network_card(spec.nic, plugs) if spec.nic else []),
+        *(network_card(spec.nic, plugs, is_late=spec.of_template.nic is None) if spec.nic else []),
         *shared_folders(spec, plugs),
         *(seed_disc(plugs) if spec.seed else []),
         *further_disks(spec.disks, plugs),
@@ -119,15 +121,19 @@ def sandbox() -> list[str]:
 
 def machine(spec: DomainSpec, cpu: str, ram: Ram | None) -> list[str]:
     """Board, processors, memory."""
-    megabytes = f"{spec.memory // MIB}M"
+    booted, frame = spec.of_template, spec.frame
+    most, room = booted.cpus, ""
+    if frame is not None:
+        most, room = frame.most_cpus, f",slots={SLOTS},maxmem={frame.most_memory // MIB}M"
+    count = f"cpus={booted.cpus}," + (f"maxcpus={most}," if frame else "")
     words = ["-accel", accelerator(spec.accelerator), "-cpu", cpu]
-    words += ["-smp", f"cpus={spec.cpus},sockets=1,cores={spec.cpus},threads=1", "-m", megabytes]
+    words += ["-smp", f"{count}sockets=1,cores={most},threads=1", "-m", f"{booted.memory // MIB}M{room}"]
     if ram is None:
         return [*words, "-M", MACHINE]
     backend: dict[str, Any] = {
         "qom-type": "memory-backend-file",
         "id": "ram",
-        "size": spec.memory,
+        "size": booted.memory,
         "mem-path": ram.path,
     }
     backend |= {"share": not ram.private}
@@ -286,11 +292,13 @@ def place_at_the_end(number: int) -> str:
     return f"addr={slot:#x}.{function:#x}" + (",multifunction=on" if function == 0 else "")
 
 
-def network_card(nic: Nic, plugs: Plugs) -> list[str]:
-    """The card is the same whatever it is plugged into: no backend here takes part in its offloads."""
+def network_card(nic: Nic, plugs: Plugs, *, is_late: bool = False) -> list[str]:
+    """The card is the same whatever it is plugged into: no backend here takes part in its offloads. *is_late*: its template
+    had none."""
+    place = f",addr={CARD_SLOT:#x}" if is_late else ""
     return [
         *("-netdev", network_backend(nic, plugs.network, is_draft=plugs.is_draft)),
-        *("-device", f"virtio-net-pci-non-transitional,netdev=net,mac={nic.mac},romfile="),
+        *("-device", f"virtio-net-pci-non-transitional,netdev=net,mac={nic.mac},romfile={place}"),
     ]
 
 

@@ -7,13 +7,13 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import BelljarError, DomainDied, QmpError
+from belljar.errors import BelljarError, DomainDied, HypervisorError, PlugRefused, QmpError
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.hypervisor.history import History
 from belljar.hypervisor.qemu.process.complaints import ended, explain
@@ -26,9 +26,20 @@ if TYPE_CHECKING:
     from belljar.hypervisor.qemu.network.outside import Outside
     from belljar.hypervisor.qemu.virtiofs.virtiofsd import FolderServer
 
+Command = tuple[str, dict[str, Any]]
+CPU_SLOTS = "query-hotpluggable-cpus"
+PLUGGING = ("object-add", "device_add", "block_resize")
 FINAL = ("completed", "failed", "cancelled")  # states of a migration that do not change any more
 LAST_RESORT = 10.0  # seconds SIGKILL may take; longer means a process in state D
 LAST_WORDS = 1.0  # seconds in which QEMU's own end explains the end of what served it
+
+
+@dataclass(frozen=True)
+class Growing:
+    """What a clone is given between the load of its state and its first instruction."""
+
+    commands: Callable[[Any], Sequence[Command]]  # made of QEMU's answer to CPU_SLOTS
+    wants_cpus: bool = False
 
 
 @dataclass
@@ -78,7 +89,7 @@ class QemuDomain:
         self._migration: asyncio.Future[str] | None = None
         self._is_loading = self._is_paused = False
         self._preliminaries: list[tuple[str, asyncio.Future[Any]]] = []
-        self._devices: Sequence[dict[str, Any]] = ()  # to be plugged in when the state is loaded
+        self._to_plug: Callable[[], Sequence[Command]] | None = None  # asked when the state is loaded
         self._is_plugged: asyncio.Future[None] | None = None
         self._over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._outside = None if egress is None and forward is None else _outside(egress, forward)
@@ -99,8 +110,15 @@ class QemuDomain:
         if self._is_plugged is not None:
             ends: set[asyncio.Future[Any]] = {self._is_plugged, self._over}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if self._is_plugged.done():
+                self._is_plugged.result()
         for command, future in self._preliminaries:
-            await self.answer(future, command)
+            try:
+                await self.answer(future, command)
+            except QmpError as exc:
+                if command not in PLUGGING:
+                    raise
+                raise PlugRefused(f"{command}: {exc.message}") from exc
         self._preliminaries.clear()
 
     async def pause(self) -> None:
@@ -158,19 +176,20 @@ class QemuDomain:
 
     # -- for the driver ------------------------------------------------------------------------------------------------
 
-    def go_on(self, state: str, devices: Sequence[dict[str, Any]] = ()) -> None:
+    def go_on(self, state: str, growing: Growing | None = None) -> None:
         """Load the device state at the address *state* and run the guest. The commands go out in one piece and
         are answered while nobody waits. `cont` is needed because the template was saved at a stop; a QEMU that comes to
-        it while it still loads forgets it, so it is said again when QEMU tells that the load is over. *devices* are plugged
-        in between, for there is no state of theirs to be loaded; the guest runs when it has them."""
+        it while it still loads forgets it, so it is said again when QEMU tells that the load is over. *growing* tells what
+        is plugged in between, for there is no state of it to be loaded; the guest runs when it has that."""
         self._is_loading = True
+        slots = self._monitor.send(CPU_SLOTS) if growing is not None and growing.wants_cpus else None
         wanted = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
         self.ask("migrate-set-capabilities", {"capabilities": wanted})
         self.ask("migrate-incoming", {"uri": state})
-        if devices:
-            self._devices, self._is_plugged = devices, asyncio.get_running_loop().create_future()
-        else:
-            self.ask("cont")
+        if growing is None:
+            return self.ask("cont")
+        self._is_plugged = asyncio.get_running_loop().create_future()
+        self._to_plug = lambda: growing.commands(slots.result() if slots is not None and slots.done() else None)
 
     def ask(self, command: str, arguments: dict[str, Any] | None = None) -> None:
         """Send a command whose answer `connect` waits for."""
@@ -211,8 +230,14 @@ class QemuDomain:
             self._history.tell(event)
 
     def _loaded(self) -> None:
-        for device in self._devices:
-            self.ask("device_add", device)
+        try:
+            for command, arguments in self._to_plug() if self._to_plug is not None else ():
+                self.ask(command, arguments)
+        except HypervisorError as exc:
+            if self._is_plugged is not None and not self._is_plugged.done():
+                self._is_plugged.set_exception(exc)
+                self._is_plugged.exception()  # `connect` raises it
+            return
         if not self._is_paused:
             self._monitor.send("cont")
         if self._is_plugged is not None and not self._is_plugged.done():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from belljar.errors import DomainDied, HostError, ImageCorrupt, NoAccelerator, TemplateError
 from belljar.host.files import private_folder
 from belljar.host.processes import all_pids, command_line, has_no_parent, kill_and_wait
-from belljar.hypervisor import NO_TRACES, Accelerator, Boot, DomainSpec, ExtraDisk, Settings, Template, Traces
+from belljar.hypervisor import NO_TRACES, Accelerator, Boot, DomainSpec, ExtraDisk, Frame, Settings, Template, Traces
 from belljar.hypervisor.qemu import abilities, cmdline
 from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.hypervisor.qemu.cmdline import MARK, Plugs, Ram, machine_uuid
 from belljar.hypervisor.qemu.disk import layers
-from belljar.hypervisor.qemu.domain import Lines, QemuDomain
+from belljar.hypervisor.qemu.domain import Growing, Lines, QemuDomain
 from belljar.hypervisor.qemu.process import launch as process
 from belljar.hypervisor.qemu.process.wiring import Wiring, wiring
 from belljar.hypervisor.qemu.template.folders import DISK, RAM, SEED, STATE, TemplateStore, copy_overlay, key_of
@@ -92,7 +92,7 @@ class QemuHypervisor:
 
         with wiring(spec.owner) as wires:
             here = self._standing(wires, template) if template else None
-            fd = wires.adopt(await own_memory(spec.memory, here / RAM if here else None))
+            fd = wires.adopt(await own_memory(spec.of_template.memory, here / RAM if here else None))
             memory = Ram(f"/proc/self/fd/{fd}", private=False)
             servers = await serve(spec, find(self._settings.virtiofsd))
             try:
@@ -141,10 +141,27 @@ class QemuHypervisor:
         doing = "going on from its template"
         domain = self._launch(spec, wires, disk, doing, memory, incoming=state, servers=servers)
         address = cmdline.state_address(state, self.abilities)
-        domain.go_on(address, [cmdline.device_on_port(at, server.share.tag) for at, server in enumerate(servers)])
+        domain.go_on(address, self._growing(spec, servers))
         return domain
 
+    @staticmethod
+    def _growing(spec: DomainSpec, servers: Sequence[FolderServer]) -> Growing | None:
+        """What the clone gets beyond its template. Most get nothing."""
+        folders = [cmdline.device_on_port(at, server.share.tag) for at, server in enumerate(servers)]
+        if not folders and not spec.growth:
+            return None
+        from belljar.hypervisor.qemu.template import plugging
+
+        return Growing(
+            lambda slots: [
+                *plugging.commands(spec, slots, is_shared=bool(servers)),
+                *(("device_add", folder) for folder in folders),
+            ],
+            wants_cpus=spec.cpus > spec.of_template.cpus,
+        )
+
     def start_template(self, spec: DomainSpec) -> QemuDomain:
+        spec = spec.of_template
         spec = replace(spec, disks=(), nic=replace(spec.nic, fd=-1) if spec.nic else None)  # each clone brings its own
         draft = self.template_draft(spec)
         with wiring(spec.owner) as wires:
@@ -223,6 +240,12 @@ class QemuHypervisor:
 
     # -- templates ---------------------------------------------------------------------------------------------------
 
+    def frame(self, spec: DomainSpec, *, memory: int, disk: int) -> Frame | None:
+        from belljar.hypervisor.qemu.template.plugging import frame_of
+
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return frame_of(spec, self.abilities, memory=memory, disk=disk, cpus=os.cpu_count() or 1, total=total)
+
     def find_template(self, spec: DomainSpec) -> Template | str:
         return self._templates.find(self._key(spec))
 
@@ -240,9 +263,10 @@ class QemuHypervisor:
         from belljar.hypervisor.qemu.template.making import keep_seed, make_overlay
 
         key, seed = self._key(spec), spec.seed
-        draft = await wholly_in_thread(lambda: self._templates.begin(key, spec.memory, spec.owner))
+        booted = spec.of_template
+        draft = await wholly_in_thread(lambda: self._templates.begin(key, booted.memory, spec.owner))
         base = await in_thread(image_disk.resolve)
-        await make_overlay(draft / DISK, base, spec.disk_size)
+        await make_overlay(draft / DISK, base, booted.disk_size)
         if seed:
             await wholly_in_thread(lambda: keep_seed(draft / SEED, seed))
 
@@ -252,12 +276,13 @@ class QemuHypervisor:
     def abandoned_templates(self) -> list[Path]:
         return self._templates.abandoned()
 
-    async def save_template(self, spec: DomainSpec, domain: Any) -> Template:
+    async def save_template(self, spec: DomainSpec, domain: Any, grows: Set[str] = frozenset()) -> Template:
         from belljar.hypervisor.qemu.template.making import freeze, publish
 
         key, facts = self._key(spec), self._facts(spec)
         await freeze(domain, self._templates.draft(key) / STATE, self.abilities, timeout=self._settings.boot_timeout)
-        return await publish(self._templates, key, facts, spec, ram_is_read=self.abilities.readonly_ram)
+        ram_is_read = self.abilities.readonly_ram
+        return await publish(self._templates, key, facts, spec.of_template, grows, ram_is_read=ram_is_read)
 
     def templates(self) -> list[Template]:
         return self._templates.all()
@@ -279,7 +304,7 @@ class QemuHypervisor:
 
     def _facts(self, spec: DomainSpec) -> Mapping[str, Any]:
         """Everything that a template and its clones must have in common."""
-        native = spec.accelerator is Accelerator.KVM
+        native, frame, spec = spec.accelerator is Accelerator.KVM, spec.frame, spec.of_template
         return {
             "image_digest": spec.image_digest,
             "image_stored": spec.image_stored,
@@ -292,6 +317,7 @@ class QemuHypervisor:
             "hardware": cmdline.hardware(spec, self.abilities, self._cpu(spec.accelerator)),
             "host_cpu": _host_cpu() if native else "",
             "owner": spec.owner[0],
+            **({"grows_to": [frame.most_cpus, frame.most_memory]} if frame else {}),
             **({"warm": list(spec.warm)} if spec.warm else {}),
             **({"uefi": abilities.identity(self._uefi)} if uses_uefi(spec.boot) else {}),
         }

@@ -36,6 +36,7 @@ from belljar.machine.life.work import Present, run_of
 from belljar.machine.orders import Ended, Orders, unless_cancelled
 from belljar.machine.parts import Parts
 from belljar.machine.planning.boot_plan import Plan
+from belljar.machine.planning.sizes import take_all_into_use
 from belljar.model import (
     FileServer,
     NetworkMode,
@@ -172,6 +173,7 @@ class Keeping:
             return
         with life.phase("identify"):
             await self._while_alive(prove(self._living_guest(), plan.link, life, is_clone=plan.template is not None))
+            await self._while_alive(take_all_into_use(self._living_guest(), plan.spec, life))
         if plan.template is not None:
             with suppress(OSError):
                 os.unlink(plan.template.folder / DOUBTS)  # it works

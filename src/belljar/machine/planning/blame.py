@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
-from belljar.errors import AgentLost, BelljarError, BootTimeout, HostKeysRefused
+from belljar.errors import AgentLost, BelljarError, BootTimeout, HostKeysRefused, PlugRefused
 from belljar.hypervisor import DomainSpec, Hypervisor, Template
 from belljar.machine import DOUBTS
 
@@ -22,8 +22,8 @@ def judge(error: BelljarError, template: Template, spec: DomainSpec, hypervisor:
     found = hypervisor.find_template(spec)
     if isinstance(found, Template) and found.created != template.created:
         return
-    if isinstance(error, HostKeysRefused):
-        return  # the image lacks something; the next template would be no better
+    if isinstance(error, (HostKeysRefused, PlugRefused)):
+        return  # the image lacks something, or the host; the next template would be no better
     if not isinstance(error, (BootTimeout, AgentLost)) or _doubt(template) >= DOUBTS_ENOUGH:
         hypervisor.remove_template(template.key)
 

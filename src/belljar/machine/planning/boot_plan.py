@@ -29,6 +29,7 @@ from belljar.machine import SEED, SMALLEST_MEMORY, VIRTIOFS_SOCKET, Settings
 from belljar.machine.extras.shares import has_nfs, has_virtiofs, host_folders, no_way_to_the_server, warm_for
 from belljar.machine.life.life import Life
 from belljar.machine.life.waiting import Showing, in_silence
+from belljar.machine.planning.sizes import in_base_frame
 from belljar.machine.planning.template import Mould
 from belljar.model import GIB, MIB, Context, NetworkMode, OwnWork, Request, ShareKind, Sign, Start, Work
 from belljar.network import Link
@@ -108,11 +109,11 @@ class Planner:
             if wanted is Start.CLONE:
                 raise TemplateError(f"no clone can be started: {private}")
             return await self._with_disk(life, image, Plan(spec, link, None, private, way))
-        template: Template | str = self._hypervisor.find_template(spec)
-        if isinstance(template, str) and way is not None and way.ssh is not None and way.ssh.never_cloned:
-            template = way.ssh.never_cloned
-        elif isinstance(template, str):
-            template = await self._make_template(life, image)
+        if way is not None and way.ssh is not None and way.ssh.never_cloned:
+            template = self._hypervisor.find_template(spec)
+            template = way.ssh.never_cloned if isinstance(template, str) else template
+        else:
+            spec, template = await self._template_for(life, spec, image, way)
         if isinstance(template, str):
             if wanted is Start.CLONE:
                 raise TemplateError(f"no clone can be started: {template}")
@@ -123,11 +124,41 @@ class Planner:
         return Plan(spec, link, template, way=way)
 
     async def template(self, life: Life, image: Image) -> Template:
-        """The template for a request, made now where there is none. Raises why it cannot be had."""
+        """The template of exactly this size, made now where there is none. Raises why it cannot be had."""
         spec, _, way = await self._spec(life, image)
         found = self._hypervisor.find_template(spec)
+        return found if isinstance(found, Template) else await self._make(life, spec, image, way)
+
+    async def _template_for(
+        self, life: Life, spec: DomainSpec, image: Image, way: Way | None
+    ) -> tuple[DomainSpec, Template | str]:
+        """One of exactly this size, if it is there; else the image's base template, made where it is missing, with the
+        machine as a clone of it; else one of this size, made now; or why there is none."""
+        found = self._hypervisor.find_template(spec)
         if isinstance(found, Template):
-            return found
+            return spec, found
+        framed = in_base_frame(spec, image, way, self._hypervisor)
+        if framed is not None:
+            base = await self._base_template(life, framed, image, way)
+            if isinstance(base, str):
+                return spec, base
+            if base is not None and framed.growth <= base.grows:
+                return framed, base
+        return spec, await self._make_template(life, spec, image, way)
+
+    async def _base_template(
+        self, life: Life, framed: DomainSpec, image: Image, way: Way | None
+    ) -> Template | str | None:
+        """Found or made; or why not; None where the machine may yet boot, for it has more memory."""
+        found = self._hypervisor.find_template(framed)
+        try:
+            return await self._make_template(life, framed, image, way) if isinstance(found, str) else found
+        except (BootTimeout, BootFailed):
+            if framed.of_template.memory >= framed.memory:
+                raise
+            return None
+
+    async def _make(self, life: Life, spec: DomainSpec, image: Image, way: Way | None) -> Template:
         with life.phase("template"):
             if way is not None:
                 way.make_seed(spec, for_template=True)
@@ -150,10 +181,10 @@ class Planner:
         spec, link, way = await self._spec(life, image)
         return await self._with_disk(life, image, Plan(spec, link, None, reason, way))
 
-    async def _make_template(self, life: Life, image: Image) -> Template | str:
+    async def _make_template(self, life: Life, spec: DomainSpec, image: Image, way: Way | None) -> Template | str:
         """A template made now, by us or by somebody who was before us; or why there is none."""
         try:
-            return await self.template(life, image)
+            return await self._make(life, spec, image, way)
         except (BootTimeout, BootFailed):
             raise  # this was a cold boot already, with all the time there is: a second one would not answer either
         except BelljarError as error:

@@ -67,7 +67,7 @@ class Mould:
         said = bytearray()
         drain = asyncio.ensure_future(_drain(domain.console, said))
         died = asyncio.ensure_future(_exit_of(domain))
-        settling = asyncio.ensure_future(self._settle(domain, guest, account, spec.warm, awaited))
+        settling = asyncio.ensure_future(self._settle(domain, guest, account, spec, awaited))
         try:
             await asyncio.wait({settling, died}, return_when=asyncio.FIRST_COMPLETED)
             if settling.done() and isinstance(settling.exception(), AgentLost):
@@ -75,10 +75,10 @@ class Mould:
             if died.done() and (not settling.done() or settling.exception() is not None):
                 await asyncio.wait({drain}, timeout=LAST_WORDS)
                 raise _complaint(died.result(), said)
-            await settling
+            grows = await settling
             guest.close()
             died.cancel()
-            return await self._hypervisor.save_template(spec, domain)
+            return await self._hypervisor.save_template(spec, domain, grows if spec.frame else frozenset())
         finally:
             for task in (drain, died, settling):
                 task.cancel()
@@ -91,17 +91,17 @@ class Mould:
             domain.console.close()
 
     async def _settle(
-        self, domain: Domain, guest: Guest, account: Account | None, warm: tuple[str, ...], awaited: str
-    ) -> None:
+        self, domain: Domain, guest: Guest, account: Account | None, spec: DomainSpec, awaited: str
+    ) -> frozenset[str]:
         async with deadline(self._timeout, awaited):
             await domain.connect()
             await guest.greet()
             if account is not None:  # whoever the template is made for is most likely to come again
                 await guest.add_account(account)
-            for what in warm:
+            for what in spec.warm:
                 with suppress(GuestRefused):  # an older agent, or a kernel without: the mount will say so
                     await guest.prepare_for(what)
-            await guest.settle()
+            return await guest.settle()
 
 
 async def _exit_of(domain: Domain) -> DomainEvent:

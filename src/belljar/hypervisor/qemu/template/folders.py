@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -96,7 +96,8 @@ class TemplateStore:
         if said["key"] != key or key_of(said["facts"]) != key:
             raise ValueError("its manifest is another template's")
         size = sum(os.lstat(folder / name).st_blocks * 512 for name in FILES)
-        return Template(key, folder, size, float(said["created"]), said["facts"])
+        grows = frozenset(map(str, said.get("grows", ())))
+        return Template(key, folder, size, float(said["created"]), said["facts"], grows)
 
     def changes(self, template: Template) -> list[str]:
         """What is no longer as it was when the template was made: size, times, inode, owner, mode. Cheap."""
@@ -155,6 +156,7 @@ class TemplateStore:
         facts: Mapping[str, Any],
         created: float,
         *,
+        grows: Set[str] = frozenset(),
         ram_is_read: bool,
         given_up: Callable[[], bool] = bool,
     ) -> Template:
@@ -173,9 +175,8 @@ class TemplateStore:
                     files[name] = {"sha256": digest(draft / name, given_up), "identity": identity(os.fstat(fd))}
                 finally:
                     os.close(fd)
-            write_whole(
-                draft / MANIFEST, dumps({"key": key, "created": created, "facts": facts, "files": files}), durable=True
-            )
+            said = {"key": key, "created": created, "facts": facts, "files": files, "grows": sorted(grows)}
+            write_whole(draft / MANIFEST, dumps(said), durable=True)
             if given_up():
                 raise TemplateError(GIVEN_UP)
             remove_tree(self.path(key))  # one that could not be used any more

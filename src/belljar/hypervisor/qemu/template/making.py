@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ async def freeze(domain: QemuDomain, state: Path, abilities: Abilities, *, timeo
 
 
 async def publish(
-    store: TemplateStore, key: str, facts: Mapping[str, Any], spec: DomainSpec, *, ram_is_read: bool
+    store: TemplateStore, key: str, facts: Mapping[str, Any], spec: DomainSpec, grows: Set[str], *, ram_is_read: bool
 ) -> Template:
     """Digest, sync, and give the template its name."""
 
@@ -86,7 +86,9 @@ async def publish(
     # Its backing file has the name the folder will have; nothing is opened here.
     base = str(store.path(key).resolve() / DISK)
     argv = ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "qcow2", "-b", base]
-    publishing = partial(store.publish, key, facts, time.time(), ram_is_read=ram_is_read, given_up=given_up.is_set)
+    publishing = partial(
+        store.publish, key, facts, time.time(), grows=grows, ram_is_read=ram_is_read, given_up=given_up.is_set
+    )
     try:
         await run_beside([*argv, str(draft / CLONE), str(spec.disk_size)], timeout=OVERLAY_TIMEOUT)
         return await wholly_in_thread(publishing, give_up=given_up.set)

@@ -1,0 +1,172 @@
+"""A clone that is larger than its template: what was plugged in while nobody looked is taken into use before the payload.
+
+The kernel adds memory in a thread of its own, and brings up no processor by itself. The host says how much there is to be;
+when all of it is in use it is told so, and without that no payload is started.
+"""
+
+import os
+import struct
+
+from belljar.agent.guest.network import RESCAN
+from belljar.agent.guest.system import Refused, kernel_events, read_file, write_file
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Callable
+
+BLOCKS = "/sys/devices/system/memory"
+PROCESSORS = "/sys/devices/system/cpu"
+# There for what the kernel can be given while it runs.
+HOTPLUG = "/sys/firmware/acpi/hotplug/%s/enabled"
+HELD = "/proc/sys/vm/nr_hugepages"
+TRIES = 8  # to bring up a processor
+EXT4_IOC_RESIZE_FS = 0x40086610
+
+
+def abilities() -> "list[str]":
+    """Of a clone of this guest: in what it can be another than its template."""
+    there = {
+        "cpus": os.path.exists(HOTPLUG % "processor"),
+        "memory": os.path.exists(HOTPLUG % "memory") and os.path.exists(BLOCKS + "/auto_online_blocks"),
+        "less-memory": os.path.exists(HELD) and large_page() > 0,
+        "disk": root_device() is not None,
+        "card": os.path.exists(RESCAN) and os.path.exists("/sys/bus/virtio/drivers/virtio_net"),
+    }
+    return sorted(name for name, is_there in there.items() if is_there)
+
+
+def take_new_blocks() -> None:
+    """From now on the kernel takes new memory into use by itself, for anything: what never goes again need not be movable."""
+    if os.path.exists(BLOCKS + "/auto_online_blocks"):
+        try:
+            write_file(BLOCKS + "/auto_online_blocks", b"online", flags=0)
+        except OSError:
+            pass  # a kernel that only hears "offline"; then it is done block by block
+
+
+def block_size() -> int:
+    return int(read_file(BLOCKS + "/block_size_bytes").strip() or b"0", 16)
+
+
+def blocks() -> "list[str]":
+    """The folders of all blocks of memory."""
+    if not os.path.isdir(BLOCKS):
+        return []
+    return [BLOCKS + "/" + name for name in os.listdir(BLOCKS) if name[:6] == "memory" and name[6:].isdigit()]
+
+
+def root_device() -> "str | None":
+    """The folder of the whole disk that the root file system fills, where that is one that grows; None elsewhere."""
+    facts = os.stat("/")
+    folder = "/sys/dev/block/%d:%d" % (os.major(facts.st_dev), os.minor(facts.st_dev))
+    if not os.path.exists(folder + "/size") or os.path.exists(folder + "/partition"):
+        return None
+    kinds = [line.split() for line in read_file("/proc/mounts").splitlines()]
+    return folder if any(row[1:3] == [b"/", b"ext4"] for row in kinds) else None
+
+
+class Growth:
+    """What the host says this clone has, to be made use of in a child of the agent."""
+
+    def __init__(self, known: int, cpus: int, plugged: int, surplus: int, disk: int) -> None:
+        """*known*: how many blocks of memory the template had; *surplus*: bytes that are there and were not asked for."""
+        self.cpus, self.surplus, self.disk = cpus, surplus, disk
+        size = block_size() if plugged else 1
+        self.blocks = known + (plugged // size if size else 0)
+
+    def take(self) -> None:
+        """Wait until everything is in use. Whoever started this child puts an end to it."""
+        events = kernel_events()  # listen first, then look
+        try:
+            while not self._has_memory() or not self._has_cpus():
+                events.recv(8192)
+        finally:
+            events.close()
+        if self.surplus:
+            hold_back(self.surplus)
+        if self.disk:
+            grow_root(self.disk)
+
+    def _has_memory(self) -> bool:
+        there = blocks()
+        for folder in there:
+            if read_file(folder + "/state").strip() == b"offline":
+                write_file(folder + "/state", b"online", flags=0)
+        return len(there) >= self.blocks
+
+    def _has_cpus(self) -> bool:
+        for name in os.listdir(PROCESSORS):
+            path = "%s/%s/online" % (PROCESSORS, name)
+            if name[:3] == "cpu" and name[3:].isdigit() and read_file(path).strip() == b"0":
+                self._bring_up(path)
+        return len(os.sched_getaffinity(0)) >= self.cpus
+
+    @staticmethod
+    def _bring_up(path: str) -> None:
+        """A kernel gives a processor ten seconds for its first sign of life, which on a busy host it may miss."""
+        for left in reversed(range(TRIES)):
+            try:
+                return write_file(path, b"1", flags=0)
+            except OSError:
+                if not left:
+                    raise
+
+    def seen(self) -> bytes:
+        """How many processors and bytes of memory a payload could have."""
+        return b"%d\0%d" % (len(os.sched_getaffinity(0)), total_memory())
+
+
+def total_memory() -> int:
+    return int(read_file("/proc/meminfo").split()[1]) * 1024
+
+
+def large_page() -> int:
+    for line in read_file("/proc/meminfo").splitlines():
+        if line.startswith(b"Hugepagesize:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def hold_back(size: int) -> None:
+    """Memory that nobody asked for is kept in large pages that nobody uses: the kernel never touches them, so the host never
+    has to give them. Raises Refused."""
+    count, before = -(-size // large_page()), int(read_file(HELD))
+    write_file(HELD, b"%d" % (before + count), flags=0)
+    if int(read_file(HELD)) < before + count:
+        raise Refused("refused", "%d MiB of memory that were not asked for cannot be held back" % (size >> 20))
+
+
+def grow_root(size: int) -> None:
+    """The root file system is to fill its disk of *size* bytes. No tool of the image is needed. Raises Refused."""
+    import fcntl
+
+    device = root_device()
+    there = int(read_file("%s/size" % device).strip() or b"0") * 512
+    if device is None or there < size:
+        raise Refused("refused", "the guest's disk has %d bytes, not %d" % (there, size))
+    fd = os.open("/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(fd, EXT4_IOC_RESIZE_FS, struct.pack("Q", size // os.fstatvfs(fd).f_bsize))
+    except OSError as exc:
+        raise Refused("refused", "the guest's file system does not grow with its disk: %s" % exc.strerror)
+    finally:
+        os.close(fd)
+
+
+def limit_for(total: int, used: int, surplus: int) -> int:
+    """What payloads may use of a guest with so much memory, of which *used* is the kernel's and ours and *surplus* more than
+    was asked for."""
+    meant = total - surplus
+    reserve = used + max(16 << 20, meant // 32)
+    return max(meant - reserve, meant // 2)
+
+
+def work_of(growth: Growth, limit: "Callable[[], None]") -> "Callable[[], bytes]":
+    """What a child does: all into use, then the payload's limit, then what there is."""
+
+    def work() -> bytes:
+        growth.take()
+        limit()
+        return growth.seen()
+
+    return work

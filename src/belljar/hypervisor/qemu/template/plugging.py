@@ -1,0 +1,79 @@
+"""What a clone gets that its template did not have, as commands for QEMU's monitor, between the load of its state and `cont`.
+
+A guest takes memory in whole blocks, so what is plugged in is rounded up to them; its agent keeps the rest from the payload.
+For each page of new memory the kernel needs 1/64 of it in the old: that bounds how much one piece can bring.
+https://www.kernel.org/doc/html/latest/admin-guide/mm/memory-hotplug.html
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from belljar.errors import PlugRefused
+from belljar.hypervisor import DomainSpec, Frame
+from belljar.hypervisor.qemu.abilities import PLUGGED_CPUS, Abilities
+from belljar.hypervisor.qemu.cmdline import SLOTS
+
+Command = tuple[str, dict[str, Any]]
+
+TIMES = 8  # so many times what is there can one piece of memory be: its bookkeeping then takes an eighth of that
+MOST_CPUS = 255  # more take an interrupt remapper
+MOST_MEMORY = 512 << 30  # of address space: an emulated processor has 40 bits of it
+WORDS = "swiotlb=512 memory_hotplug.memmap_on_memory=1 belljar.net"
+DISK = "disk0"
+
+
+def frame_of(spec: DomainSpec, abilities: Abilities, *, memory: int, disk: int, cpus: int, total: int) -> Frame | None:
+    """The size of a base template on a host of so many *cpus* and so much memory in *total*; None where this QEMU cannot
+    plug, or the domain does not fit."""
+    if "pc-dimm" not in abilities.devices or PLUGGED_CPUS not in abilities.features:
+        return None
+    memory = -(-memory // Frame.block) * Frame.block
+    most = min(max(power_of_two(total), 2 * memory), MOST_MEMORY)
+    frame = Frame(1, memory, disk, min(cpus, MOST_CPUS), most, words=WORDS)
+    fits = spec.cpus <= frame.most_cpus and spec.memory <= most and spec.disk_size >= disk
+    return frame if fits and len(pieces(spec.memory - memory, memory, frame.block)) <= SLOTS else None
+
+
+def power_of_two(size: int) -> int:
+    """The next one that is not smaller: a little memory more or less in the host makes no other template."""
+    return 1 << (size - 1).bit_length()
+
+
+def pieces(missing: int, there: int, block: int) -> list[int]:
+    """How *missing* bytes are plugged into a guest that has *there*, in whole blocks."""
+    found: list[int] = []
+    left = -(-max(missing, 0) // block) * block
+    while left > 0:
+        found.append(min(left, there * TIMES))
+        there, left = there + found[-1], left - found[-1]
+    return found
+
+
+def commands(spec: DomainSpec, slots: Any, *, is_shared: bool) -> list[Command]:
+    """All that is plugged in. *slots*: what QEMU answered to `query-hotpluggable-cpus`; *is_shared*: others map the guest's
+    memory, too. Raises PlugRefused."""
+    booted = spec.of_template
+    wanted: list[Command] = []
+    for number, size in enumerate(pieces(spec.plugged, booted.memory, Frame.block)):
+        kind = {"qom-type": "memory-backend-memfd", "share": True} if is_shared else {"qom-type": "memory-backend-ram"}
+        wanted.append(("object-add", {**kind, "id": f"more{number}", "size": size}))
+        wanted.append(("device_add", {"driver": "pc-dimm", "id": f"dimm{number}", "memdev": f"more{number}"}))
+    wanted += [("device_add", device) for device in processors(spec.cpus - booted.cpus, slots)]
+    if spec.disk_size > booted.disk_size:
+        wanted.append(("block_resize", {"node-name": DISK, "size": spec.disk_size}))
+    return wanted
+
+
+def processors(count: int, slots: Any) -> list[dict[str, Any]]:
+    """So many of those that QEMU says are free, in their order."""
+    if count <= 0:
+        return []
+    try:
+        free = [(str(one["type"]), dict(one["props"])) for one in slots if "qom-path" not in one]
+    except (TypeError, KeyError, ValueError) as exc:
+        raise PlugRefused("QEMU did not tell which processors can be plugged in") from exc
+    free.sort(key=lambda one: sorted(one[1].items()))
+    if len(free) < count:
+        raise PlugRefused(f"QEMU has room for {len(free)} more processors, {count} are wanted")
+    return [{"driver": kind, "id": f"cpu{number}", **props} for number, (kind, props) in enumerate(free[:count], 1)]

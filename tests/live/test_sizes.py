@@ -1,0 +1,41 @@
+"""One template serves machines of every size: what the guest has is what was asked for, before the payload's first instruction."""
+
+import json
+from pathlib import Path
+
+from tests.live.conftest import Belljar
+
+SEES = (
+    "nproc; cat /etc/machinefeatures/total_cpu; echo; awk '/MemTotal/{print $2} /HugePages_Total/{t=$2} /Hugepagesize/{print t*$2}'"
+    " /proc/meminfo; cat /sys/block/vda/size; df -k --output=size / | tail -1; ls /sys/class/net | tr '\\n' ' '"
+)
+GIB = 1 << 20  # of /proc/meminfo's unit
+
+
+def test_clones_of_other_sizes_have_what_was_asked_for_when_the_payload_begins(
+    belljar: Belljar, tmp_path: Path
+) -> None:
+    sizes = (
+        ("--memory", "512M"),
+        ("--cpus", "2", "--memory", "1800M"),
+        ("--memory", "300M", "--network", "user"),
+        ("--disk", "12G"),
+    )
+    seen, starts, templates = [], [], set()
+    for words in sizes:
+        report = tmp_path / "report"
+        done = belljar.run(*words, "--report", str(report), "--", "sh", "-c", SEES)
+        assert done.returncode == 0, done.stderr
+        cpus, feature, total, held, sectors, files, *cards = done.stdout.decode().split()
+        seen.append((int(cpus), int(feature), int(total) - int(held), int(sectors), int(files), cards))
+        outcome = json.loads(report.read_text())
+        starts.append((outcome["start"], outcome["start_reason"]))
+        templates.add(len(json.loads(belljar("template", "list", "--format", "json").stdout)))
+    assert starts == [("clone", "")] * 4 and len(templates) == 1  # the first one made it, the others needed no more
+    plain, large, small, wide = seen
+    assert [one[:2] for one in seen] == [(1, 1), (2, 2), (1, 1), (1, 1)]
+    assert 0.85 * GIB / 2 < plain[2] < GIB / 2
+    assert 0.93 * 1800 * 1024 < large[2] < 1800 * 1024
+    assert 0.75 * 300 * 1024 < small[2] < 300 * 1024
+    assert [one[5] for one in seen] == [["lo"], ["lo"], ["eth0", "lo"], ["lo"]]
+    assert wide[3] == 12 << 21 and wide[4] > plain[4] + 3 * GIB

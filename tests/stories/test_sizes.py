@@ -1,0 +1,73 @@
+"""One template per image: machines of other sizes are clones of it, and their payloads start with all of it or not at all."""
+
+from __future__ import annotations
+
+from tests.stories.conftest import House
+
+from belljar.errors import PlugRefused
+from belljar.guest.fake import Script
+from belljar.machine.planning.sizes import BASE_MEMORY
+from belljar.model import GIB, MIB, NetworkMode
+
+
+def test_machines_of_every_size_are_clones_of_one_template(house: House) -> None:
+    sizes = [(1, BASE_MEMORY), (2, BASE_MEMORY), (1, GIB), (2, 700 * MIB), (1, 64 * MIB)]
+    for number, (cpus, memory) in enumerate(sizes):
+        outcome = house.run(house.request(id=f"{number:012x}", machine={"cpus": cpus, "memory": memory}))
+        assert (outcome.exit_code, outcome.start) == (0, "clone")
+    assert len(house.hypervisor.templates()) == 1
+    assert [guest.grown for guest in house.guests] == [
+        [], [], [(2, 0, 0, 0)], [(1, 512 * MIB, 0, 0)], [(2, 256 * MIB, 68 * MIB, 0)], [(1, 0, 448 * MIB, 0)],
+    ]  # fmt: skip
+
+
+def test_a_payload_starts_when_its_guest_has_all_and_not_before(house: House) -> None:
+    house.run(house.request(machine={"cpus": 2, "memory": GIB}))
+    done = house.guests[-1].done
+    assert done.index("identify") < done.index("grow") < done.index("start")
+
+
+def test_a_clone_that_does_not_get_its_size_is_booted_cold_and_its_template_stays(house: House) -> None:
+    house.plan(Script(), Script(seen=(1, GIB)), Script())
+    outcome = house.run(house.request(machine={"cpus": 2, "memory": GIB}))
+    assert (outcome.exit_code, outcome.start) == (0, "cold")
+    assert "1 processors" in outcome.start_reason and "should have 2" in outcome.start_reason
+    assert "start" not in house.guests[1].done
+    assert house.domain().spec.frame is None and len(house.hypervisor.templates()) == 1
+
+
+def test_what_qemu_refuses_to_plug_does_not_cost_the_template(house: House) -> None:
+    house.run()
+    house.hypervisor.faults.connect.append(PlugRefused("device_add: no slot is free"))
+    outcome = house.run(house.request(id="1" * 12, machine={"cpus": 2}))
+    assert (outcome.exit_code, outcome.start) == (0, "cold") and "no slot is free" in outcome.start_reason
+    assert len(house.hypervisor.templates()) == 1
+
+
+def test_an_image_whose_kernel_takes_no_memory_gets_a_template_for_each_size(house: House) -> None:
+    house.plan(Script(grows=frozenset(("cpus",))))
+    for number, memory in enumerate((GIB, GIB, 2 * GIB)):
+        outcome = house.run(house.request(id=f"{number:012x}", machine={"memory": memory}))
+        assert (outcome.exit_code, outcome.start) == (0, "clone")
+    assert len(house.hypervisor.templates()) == 3  # the base, and two of their own
+    assert not any(guest.grown for guest in house.guests)
+
+
+def test_where_clones_cannot_grow_all_is_as_it_was(house: House) -> None:
+    house.hypervisor.can_grow = False
+    assert house.run(house.request(machine={"cpus": 2})).start == "clone"
+    assert [domain.spec.frame for domain in house.hypervisor.domains] == [None, None]
+
+
+def test_a_card_is_none_of_the_templates_affair(house: House) -> None:
+    for number, network in enumerate((NetworkMode.NONE, NetworkMode.USER)):
+        house.run(house.request(id=f"{number:012x}", machine={"network": network, "memory": BASE_MEMORY}))
+    assert len(house.hypervisor.templates()) == 1
+    assert [domain.spec.nic is None for domain in house.hypervisor.domains] == [True, True, False]
+
+
+def test_an_image_that_boots_with_more_memory_alone_gets_the_template_of_its_size(house: House) -> None:
+    house.plan(Script(boots_in=None), Script())
+    outcome = house.run(house.request(machine={"memory": 4 * GIB}))
+    assert (outcome.exit_code, outcome.start) == (0, "clone")
+    assert house.domain().spec.memory == 4 * GIB and house.domain().spec.frame is None

@@ -1,0 +1,89 @@
+"""A clone takes into use what was plugged in: files of the kernel, played by files of the test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from belljar.agent.guest import growth, system
+from belljar.agent.guest.growth import Growth, hold_back, limit_for
+
+MIB = 1 << 20
+
+
+class Silence:
+    """Events of a kernel that has nothing to tell."""
+
+    def recv(self, most: int) -> bytes:
+        raise TimeoutError("nothing more comes")
+
+    def close(self) -> None: ...
+
+
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A guest with four blocks of memory and one processor, and whatever a test adds."""
+    blocks, processors = tmp_path / "memory", tmp_path / "cpu"
+    for folder in (*(blocks / f"memory{number}" for number in range(4)), processors / "cpu0"):
+        folder.mkdir(parents=True)
+    for number in range(4):
+        (blocks / f"memory{number}/state").write_text("online\n")
+    (blocks / "block_size_bytes").write_text("8000000\n")
+    monkeypatch.setattr(growth, "BLOCKS", str(blocks))
+    monkeypatch.setattr(growth, "PROCESSORS", str(processors))
+    monkeypatch.setattr(growth, "kernel_events", Silence)
+    monkeypatch.setattr(growth.os, "sched_getaffinity", lambda _: {0, 1})
+    return tmp_path
+
+
+def test_new_blocks_and_processors_are_put_online(kernel: Path) -> None:
+    for number in (32, 33):
+        (kernel / f"memory/memory{number}").mkdir()
+        (kernel / f"memory/memory{number}/state").write_text("offline\n")
+    (kernel / "cpu/cpu1").mkdir()
+    (kernel / "cpu/cpu1/online").write_text("0\n")
+    Growth(4, 2, 256 * MIB, 0, 0).take()
+    assert [(kernel / f"memory/memory{number}/state").read_text()[:6] for number in (32, 33)] == ["online"] * 2
+    assert (kernel / "cpu/cpu1/online").read_text()[0] == "1"
+
+
+@pytest.mark.parametrize(("cpus", "plugged"), [(2, 128 * MIB), (3, 0)])
+def test_what_is_not_there_is_waited_for(kernel: Path, cpus: int, plugged: int) -> None:
+    with pytest.raises(TimeoutError):
+        Growth(4, cpus, plugged, 0, 0).take()
+
+
+def test_a_processor_that_gives_no_sign_of_life_is_tried_again(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (kernel / "cpu/cpu1").mkdir()
+    (kernel / "cpu/cpu1/online").write_text("0\n")
+    failures = [OSError(5, "I/O error")] * 2
+
+    def write(path: str, data: bytes, **more: int) -> None:
+        if failures:
+            raise failures.pop()
+        system.write_file(path, data, **more)
+
+    monkeypatch.setattr(growth, "write_file", write)
+    Growth(4, 2, 0, 0, 0).take()
+    assert not failures and (kernel / "cpu/cpu1/online").read_text()[0] == "1"
+
+
+def test_memory_that_was_not_asked_for_is_held_back_or_the_guest_says_no(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = tmp_path / "nr_hugepages"
+    held.write_text("3\n")
+    monkeypatch.setattr(growth, "HELD", str(held))
+    monkeypatch.setattr(growth, "large_page", lambda: 2 * MIB)
+    hold_back(68 * MIB)
+    assert held.read_text().split()[0] == "37"
+    monkeypatch.setattr(growth, "write_file", lambda *a, **k: None)  # a kernel that has no such pages left
+    with pytest.raises(system.Refused, match="68 MiB"):
+        hold_back(68 * MIB)
+
+
+def test_a_payload_may_use_what_was_asked_for_less_what_the_kernel_has() -> None:
+    assert limit_for(1024 * MIB, 100 * MIB, 0) == (1024 - 100 - 32) * MIB
+    assert limit_for(1024 * MIB, 100 * MIB, 512 * MIB) == (512 - 100 - 16) * MIB
+    assert limit_for(64 * MIB, 100 * MIB, 0) == 32 * MIB
