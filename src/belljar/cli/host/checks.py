@@ -54,6 +54,18 @@ class Finding:
     remedy: str = ""
 
 
+def ok(text: str) -> Finding:
+    return Finding(Grade.OK, text)
+
+
+def warn(text: str, remedy: str) -> Finding:
+    return Finding(Grade.WARN, text, remedy)
+
+
+def fail(text: str, remedy: str) -> Finding:
+    return Finding(Grade.FAIL, text, remedy)
+
+
 @dataclass(frozen=True)
 class Check:
     """One question to the host."""
@@ -69,14 +81,14 @@ def settings(house: House) -> Finding:
 
     loaded = inspect(Path(house.config_file) if house.config_file else None)
     if mistakes := all_mistakes(loaded):
-        return Finding(Grade.FAIL, "\n".join(map(str, mistakes)), "Correct them; `belljar config check` looks again.")
-    return Finding(Grade.OK, f"{len(loaded.origins)} set, the rest are defaults")
+        return fail("\n".join(map(str, mistakes)), "Correct them; `belljar config check` looks again.")
+    return ok(f"{len(loaded.origins)} set, the rest are defaults")
 
 
 def programs(house: House) -> Finding:
     missing = [entry for entry in PROGRAMS if not _program(house, entry[0])]
     if not missing:
-        return Finding(Grade.OK, "all there")
+        return ok("all there")
     text = "\n".join(f"{name} is missing ({use})" for name, _, _, use, _ in missing)
     grade = Grade.FAIL if any(vital for *_, vital in missing) else Grade.WARN
     if commands.which("apt-get") or not commands.which("dnf"):
@@ -94,7 +106,7 @@ def qemu(house: House) -> Finding:
     said = commands.run([binary, "--version"], timeout=20).out.decode(errors="replace")
     found = re.search(r"version (\d+)\.(\d+)(\.\d+)?", said)
     if found is None:
-        return Finding(Grade.FAIL, f"{binary} does not tell its version", "Set `qemu.binary` to a QEMU for x86_64.")
+        return fail(f"{binary} does not tell its version", "Set `qemu.binary` to a QEMU for x86_64.")
     tried = (
         ""
         if (int(found[1]), int(found[2])) in TRIED
@@ -105,12 +117,11 @@ def qemu(house: House) -> Finding:
     if b"user" not in commands.run([binary, "-M", "none", "-netdev", "help"], timeout=20).out:
         lacking.append("-netdev user")
     if lacking:
-        return Finding(
-            Grade.WARN,
+        return warn(
             f"{binary} {found[0][8:]} lacks {', '.join(lacking)}",
             "What needs these will be refused; install a full QEMU.",
         )
-    return Finding(Grade.OK, f"{binary}, {found[0]}, with all devices{tried}")
+    return ok(f"{binary}, {found[0]}, with all devices{tried}")
 
 
 def accelerator(house: House) -> Finding:
@@ -123,20 +134,16 @@ def accelerator(house: House) -> Finding:
     except BelljarError:
         flags = Path("/proc/cpuinfo").read_text()
         hint = "has" if "vmx" in flags or "svm" in flags else "does not have"
-        return Finding(
-            Grade.WARN,
-            f"not tried: there is no image yet (the cpu {hint} vmx or svm)",
-            "Run `belljar run -- true` once.",
-        )
+        return warn(f"not tried: there is no image yet (the cpu {hint} vmx or svm)", "Run `belljar run -- true` once.")
     boot = house.images.boot_files(image)
     chosen, why = house.hypervisor.accelerator(Boot(boot.kernel, boot.initrd, boot.append, boot.digest))
     right = of_users()
     if chosen is Accelerator.KVM:
         if right.is_lost:  # as root: jobs are other users'
-            return Finding(Grade.WARN, f"kvm: {why}\nof users' jobs: {right.text}", right.remedy)
-        return Finding(Grade.OK, f"kvm: {why}")
+            return warn(f"kvm: {why}\nof users' jobs: {right.text}", right.remedy)
+        return ok(f"kvm: {why}")
     slow = "Machines run in software: 5 to 20 times slower, otherwise the same."
-    return Finding(Grade.WARN, f"tcg: {why}", f"{slow} {right.remedy}".strip())
+    return warn(f"tcg: {why}", f"{slow} {right.remedy}".strip())
 
 
 def clone(house: House) -> Finding:
@@ -147,11 +154,11 @@ def clone(house: House) -> Finding:
     machine, image = house.settings.machine, house.settings.image.default
     if machine.start is Start.COLD or machine.hypervisor != "qemu":
         why = "`machine.start` is cold" if machine.start is Start.COLD else "by libvirt every machine boots"
-        return Finding(Grade.OK, f"not used: {why}")
+        return ok(f"not used: {why}")
     try:
         house.images.resolve(image)
     except BelljarError:
-        return Finding(Grade.WARN, "not tried: there is no image yet", "Run `belljar run -- true` once.")
+        return warn("not tried: there is no image yet", "Run `belljar run -- true` once.")
     try:
         took = _start_time(self_check(house, image, Start.CLONE))
     except BelljarError as exc:
@@ -159,8 +166,8 @@ def clone(house: House) -> Finding:
             self_check(house, image, Start.COLD)
         )  # fails, and so does the check, where nothing can be had
         text = f"no clone can be had: {exc.message}; every job boots its guest, which took {cold:.1f} s"
-        return Finding(Grade.WARN, text, exc.hint or "`belljar logs ID --qemu` shows what QEMU said.")
-    return Finding(Grade.OK, f"a clone of {image} was ready in {took:.1f} s")
+        return warn(text, exc.hint or "`belljar logs ID --qemu` shows what QEMU said.")
+    return ok(f"a clone of {image} was ready in {took:.1f} s")
 
 
 def _start_time(outcome: Outcome) -> float:
@@ -172,7 +179,7 @@ def uefi(house: House) -> Finding:
     from belljar.hypervisor.qemu.firmware import find_uefi
 
     try:
-        return Finding(Grade.OK, find_uefi(house.settings.qemu.uefi))
+        return ok(find_uefi(house.settings.qemu.uefi))
     except BelljarError as exc:
         return Finding(
             Grade.WARN if house.settings.qemu.uefi else Grade.OK, f"{exc.message} (few images need it)", exc.hint
@@ -191,12 +198,8 @@ def folders(house: House) -> Finding:
         except (BelljarError, OSError) as exc:
             wrong.append(f"{name} {exc}")
     if wrong:
-        return Finding(
-            Grade.FAIL,
-            "\n".join(wrong),
-            "Correct owner and mode (0700, yours), or set `paths.*` to folders of your own.",
-        )
-    return Finding(Grade.OK, ", ".join(f"{name} {path}" for name, path in _paths(house)))
+        return fail("\n".join(wrong), "Correct owner and mode (0700, yours), or set `paths.*` to folders of your own.")
+    return ok(", ".join(f"{name} {path}" for name, path in _paths(house)))
 
 
 def space(house: House) -> Finding:
@@ -206,8 +209,8 @@ def space(house: House) -> Finding:
     text = ", ".join(f"{name} {size(free[name])}" for name in least)
     if tight:
         remedy = f"Free space, or set {' and '.join(f'`paths.{name}`' for name in tight)} to a larger disk."
-        return Finding(Grade.WARN, f"little free space for {' and '.join(tight)}: {text}", remedy)
-    return Finding(Grade.OK, f"free: {text}")
+        return warn(f"little free space for {' and '.join(tight)}: {text}", remedy)
+    return ok(f"free: {text}")
 
 
 def images(house: House) -> Finding:
@@ -223,39 +226,38 @@ def images(house: House) -> Finding:
     wrong = [(image, why) for image in there if (why := house.images.complaint(image))]
     if wrong:
         remedies = [house.images.remedy(image.disk.parent, image.called) for image, _ in wrong]
-        return Finding(Grade.WARN, "\n".join(why for _, why in wrong), "\n".join(remedies))
-    return Finding(Grade.OK, f"{len(there)} in the store, the default {default} among them")
+        return warn("\n".join(why for _, why in wrong), "\n".join(remedies))
+    return ok(f"{len(there)} in the store, the default {default} among them")
 
 
 def templates(house: House) -> Finding:
     there = house.hypervisor.templates()
     if not there:
-        return Finding(Grade.OK, "none yet; the first job of an image and size makes one")
-    return Finding(Grade.OK, f"{len(there)} of {size(sum(one.size for one in there))} together")
+        return ok("none yet; the first job of an image and size makes one")
+    return ok(f"{len(there)} of {size(sum(one.size for one in there))} together")
 
 
 def leftovers(house: House) -> Finding:
     left = house.machines.leftovers()
     if left:
-        return Finding(
-            Grade.WARN,
+        return warn(
             "\n".join(f"{one.machine} {one.what} {one.path}".strip() for one in left),
             "`belljar reap` clears them away.",
         )
-    return Finding(Grade.OK, "none")
+    return ok("none")
 
 
 def namespaces(house: House) -> Finding:
     """Image builds by ordinary users unpack a system inside a user namespace."""
     if os.geteuid() == 0:
-        return Finding(Grade.OK, "not needed by root")
+        return ok("not needed by root")
     if not commands.which("unshare") or commands.run(["unshare", "-Ur", "true"], timeout=10, check=False).code:
         remedy = "Let root build images for all (`belljar image build debian` as root), or allow user namespaces."
-        return Finding(Grade.WARN, "user namespaces are not allowed: this user cannot build images", remedy)
+        return warn("user namespaces are not allowed: this user cannot build images", remedy)
     if not (_has_range("/etc/subuid") and _has_range("/etc/subgid") and commands.which("newuidmap")):
         remedy = "apt-get install uidmap; usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER"
-        return Finding(Grade.WARN, "no range of subordinate uids and gids: this user cannot build images", remedy)
-    return Finding(Grade.OK, "allowed, with a range of subordinate ids")
+        return warn("no range of subordinate uids and gids: this user cannot build images", remedy)
+    return ok("allowed, with a range of subordinate ids")
 
 
 def memory(house: House) -> Finding:
@@ -265,10 +267,8 @@ def memory(house: House) -> Finding:
     count = available // one
     text = f"{size(available)} {source}: room for {count} machines of {size(house.settings.machine.memory)}"
     if not count:
-        return Finding(
-            Grade.WARN, text, "Ask for less by --memory or `machine.memory`, or for more from the batch system."
-        )
-    return Finding(Grade.OK, text)
+        return warn(text, "Ask for less by --memory or `machine.memory`, or for more from the batch system.")
+    return ok(text)
 
 
 def limits(house: House) -> Finding:
@@ -283,12 +283,8 @@ def limits(house: House) -> Finding:
         if soft != resource.RLIM_INFINITY and soft < enough:
             low.append(f"RLIMIT_{name} is {soft}, a machine of default size wants {enough}")
     if low:
-        return Finding(
-            Grade.WARN,
-            "\n".join(low),
-            "Raise them with `ulimit`, or in the batch system's request (h_vmem, vmem, ...).",
-        )
-    return Finding(Grade.OK, "wide enough for a machine of default size")
+        return warn("\n".join(low), "Raise them with `ulimit`, or in the batch system's request (h_vmem, vmem, ...).")
+    return ok("wide enough for a machine of default size")
 
 
 def libvirt(house: House) -> Finding:
@@ -297,13 +293,13 @@ def libvirt(house: House) -> Finding:
 
     hypervisor = house.hypervisor
     if not isinstance(hypervisor, LibvirtHypervisor):
-        return Finding(Grade.OK, "not used: `machine.hypervisor` is qemu")
+        return ok("not used: `machine.hypervisor` is qemu")
     text, too_large = hypervisor.examine()
     if too_large:
-        return Finding(Grade.FAIL, f"{text}; {too_large}", "Restart libvirt's daemon, or raise `libvirt.memory_limit`.")
+        return fail(f"{text}; {too_large}", "Restart libvirt's daemon, or raise `libvirt.memory_limit`.")
     if not house.settings.libvirt.restart_command:
-        return Finding(Grade.WARN, f"{text}; nobody restarts its daemon", "Set `libvirt.restart_command`.")
-    return Finding(Grade.OK, text)
+        return warn(f"{text}; nobody restarts its daemon", "Set `libvirt.restart_command`.")
+    return ok(text)
 
 
 def clock(house: House) -> Finding:
@@ -314,15 +310,11 @@ def clock(house: House) -> Finding:
     import belljar
 
     if time.time() < os.stat(belljar.__file__).st_mtime - 86400:
-        return Finding(
-            Grade.FAIL, f"it is {time.strftime('%Y-%m-%d')} here, before belljar was installed", "Set the host's clock."
-        )
+        return fail(f"it is {time.strftime('%Y-%m-%d')} here, before belljar was installed", "Set the host's clock.")
     state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(1024))  # modes 0: only asks
     if state == 5:  # TIME_ERROR
-        return Finding(
-            Grade.WARN, "not synchronised, as far as the kernel knows", "Run chrony or systemd-timesyncd on this host."
-        )
-    return Finding(Grade.OK, "synchronised" if state >= 0 else "plausible")
+        return warn("not synchronised, as far as the kernel knows", "Run chrony or systemd-timesyncd on this host.")
+    return ok("synchronised" if state >= 0 else "plausible")
 
 
 def network(house: House) -> Finding:
@@ -332,19 +324,15 @@ def network(house: House) -> Finding:
     from belljar.network import EgressMode, shortfalls
 
     if house.settings.network.egress is EgressMode.OPEN:
-        return Finding(
-            Grade.WARN, "machines with a user network reach whatever this host reaches, its loopback too",
-            'Set `network.egress = "guarded"` and name in `network.allow` what they need.',
-        )  # fmt: skip
+        return warn("machines with a user network reach whatever this host reaches, its loopback too",
+            'Set `network.egress = "guarded"` and name in `network.allow` what they need.')  # fmt: skip
     nobody = (65534, 65534) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
     why = guard.prove(lambda argv: confined(argv, nobody))
     if why:
-        return Finding(
-            Grade.WARN, f"`--network user` is refused: {why}", 'Set `network.egress = "open"` if that may be.'
-        )
+        return warn(f"`--network user` is refused: {why}", 'Set `network.egress = "open"` if that may be.')
     for text in shortfalls(house.settings.network, is_root=os.geteuid() == 0):
-        return Finding(Grade.WARN, text, "Run such machines as root with nftables, or settle it in the settings.")
-    return Finding(Grade.OK, "what machines send can be guarded")
+        return warn(text, "Run such machines as root with nftables, or settle it in the settings.")
+    return ok("what machines send can be guarded")
 
 
 CHECKS = (
