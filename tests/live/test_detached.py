@@ -141,6 +141,31 @@ def test_a_flood_fills_no_disk(belljar: Belljar) -> None:
     assert kept.endswith(b"\n1999999\n2000000\n") and 500_000 < len(kept) < 1_300_000
 
 
+def test_a_deadline_is_moved_and_the_guest_is_told(belljar: Belljar) -> None:
+    id = detached(belljar, "--timeout", "1h", "--user", "54321", *WAITS)
+    until_it_said(belljar, id)
+    told = (
+        "exec",
+        "--user",
+        "0",
+        id,
+        "--",
+        "sh",
+        "-c",
+        "cat /etc/machinefeatures/shutdowntime; echo; stat -c %a /etc/machinefeatures/shutdowntime",
+    )
+    before = int(belljar(*told).stdout.split()[0])
+    moved = belljar("extend", id, "2h")
+    assert moved.returncode == 0 and moved.stdout.decode().startswith(f"{id}  20")
+    after, mode = belljar(*told).stdout.split()
+    assert abs(int(after) - before - 7200) <= 2 and mode == b"644"
+    assert belljar("stop", "--at", "+2s", id).returncode == 0
+    assert belljar("wait", id, "--timeout", str(LONGEST)).returncode == 128 + signal.SIGTERM
+    assert ledger(belljar)[0]["cause"] == "walltime" and belljar.leftovers() == []
+    late = belljar("extend", id, "1h")
+    assert late.returncode == 125 and b"has ended" in late.stderr
+
+
 # -- what programs use -------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,16 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/belljar"
 MODULES = sorted([*SOURCE.rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *(ROOT / "bench").rglob("*.py")])
 DOCS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
-LINTED = ("src", "tests", "bench", "scripts/demo", "scripts/reference", "examples/pi", "examples/whereami")
+LINTED = (
+    "src",
+    "tests",
+    "bench",
+    "scripts/demo",
+    "scripts/reference",
+    "examples/pi",
+    "examples/whereami",
+    "examples/executor",
+)
 # Each module of the guest agent, and the one file that is made of them.
 AGENT = [
     *(pytest.param((SOURCE / "agent" / name).read_bytes(), id=name) for name in bundle.PARTS),

@@ -34,6 +34,7 @@ VERBS = {
     "console": Entry("machine.console", "look at a machine's serial console"),
     "wait": Entry("machine.wait", "wait until a machine has ended, exit as its payload did"),
     "stop": Entry("machine.stop", "end a machine: TERM, a time of grace, then force"),
+    "extend": Entry("machine.extend", "let a machine live longer than its deadline"),
     "kill": Entry("machine.kill", "end a machine at once"),
     "kill-all": Entry("host.kill_all", "end every machine of this host, even when all else is broken"),
     "wrap": Entry("batch.wrap", "run a batch job: called by batch systems"),

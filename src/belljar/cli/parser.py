@@ -122,3 +122,20 @@ def as_duration(text: str) -> float:
         return duration(text)
     except ValueError as exc:
         raise argparse.ArgumentTypeError(str(exc)) from None
+
+
+def as_moment(text: str) -> float:
+    """Seconds since the epoch, for `type=`: a time of the next 24 hours, a date and time, or +DURATION."""
+    import time
+    from datetime import datetime, timedelta
+
+    if text.startswith("+"):
+        return time.time() + as_duration(text[1:])
+    now = datetime.now()
+    try:
+        if "T" in text or " " in text or text.count("-") == 2:
+            return datetime.fromisoformat(text).timestamp()
+        moment = datetime.combine(now.date(), datetime.strptime(text, "%H:%M").time())
+        return (moment if moment > now else moment + timedelta(days=1)).timestamp()
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(f"{text}: no moment such as 18:30, 2026-12-24T18:00 or +45m") from None

@@ -288,10 +288,11 @@ def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcom
 def make_request(here: Surroundings, job: Job, image: str, house: House) -> Request:
     from belljar.batch.job.request import Caller, build
     from belljar.cli.machine import request as words
+    from belljar.host.caller import rlimits, umask
 
     settings = house.settings
     caller = Caller(
-        account=words.account_of(None), umask=words._umask(), rlimits=words.rlimits(),
+        account=words.account_of(None), umask=umask(), rlimits=rlimits(),
         stdio=(words.kind(0), words.kind(1), words.kind(2)), shares=site_shares(settings.batch),
         network=settings.machine.network, start=settings.machine.start, cpus=settings.machine.cpus,
         context=settings.machine.context, memory=settings.machine.memory, terminal=os.isatty(0) and os.isatty(1),

@@ -63,23 +63,15 @@ def split(text: str) -> tuple[str, str]:
 
 async def _copy(house: House, view: MachineView, source: str, target: str, user: str | None, *, into: bool) -> None:
     from belljar.cli.machine import request as words
-    from belljar.cli.machine.exec import recorded
-    from belljar.machine.life import control
+    from belljar.machine.outside.talking import account_of, talk
 
-    asked = view.payload
-    account = words.account_of(user) if user else recorded(asked.get("account"))
-    cwd = os.fsencode(str(asked.get("cwd") or "/"))
-    connection = control.connect(view.folder)
-    control.ask(connection, "relay")
-    connection.setblocking(False)
-    guest = house.converse(connection)
+    account = words.account_of(user) if user else account_of(view) or words.account_of(None)
+    cwd = os.fsencode(str(view.payload.get("cwd") or "/"))
     try:
-        await guest.greet()
-        if into:
-            await guest.put(source, target, account, cwd)
-        else:
-            await guest.get(source, target, account, cwd)
+        async with talk(view, house.converse) as guest:
+            if into:
+                await guest.put(source, target, account, cwd)
+            else:
+                await guest.get(source, target, account, cwd)
     except OutputMissing as exc:
         raise OutputMissing(exc.message, hint="Correct ID:PATH.") from exc
-    finally:
-        guest.close()

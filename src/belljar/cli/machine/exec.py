@@ -11,8 +11,10 @@ from belljar.errors import BadOption, BelljarError
 
 if TYPE_CHECKING:
     from belljar.assembly import House
-    from belljar.guest import ExitStatus
-    from belljar.model import Account, Payload
+    from belljar.cli.machine.attend import StoppableLoop
+    from belljar.guest import ExitStatus, Guest
+    from belljar.machine import MachineView
+    from belljar.model import Payload
 
 HELP = "Run a second command in a running machine, as the machine's own user. Exits as `belljar run` does."
 
@@ -32,39 +34,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.batch.users import reach
     from belljar.cli.machine.attend import StoppableLoop
-    from belljar.machine.life import control
 
     # argparse takes the `--` behind a parameter away, and leaves one that stands behind it.
     args.command = ["--", *(args.command[1:] if args.command[:1] == ["--"] else args.command)]
     if args.command == ["--"]:
         raise BadOption("nothing to run", hint="Put `--` before the command: belljar exec ID -- CMD.")
     house, view = reach(house, args.machine)
-    payload = _payload(args, view.payload)
-    connection = control.connect(view.folder)
-    control.ask(connection, "relay")
-    connection.setblocking(False)
+    payload = _payload(args, view)
     loop = StoppableLoop()
     try:
-        status = loop.run_until_complete(_attend(house, connection, payload, loop))
+        status = loop.run_until_complete(_attend(house, view, payload, loop))
     finally:
         loop.close()
     return _leave(status)
 
 
-async def _attend(house: House, connection: object, payload: Payload, loop: object) -> ExitStatus:
+async def _attend(house: House, view: MachineView, payload: Payload, loop: StoppableLoop) -> ExitStatus:
     """Start the command, pass on what this process is sent, wait for its end."""
-    import socket
+    from belljar.machine.outside.talking import talk
 
-    from belljar.cli.machine.attend import StoppableLoop, listen, raw_terminal, streams_of
+    async with talk(view, house.converse) as guest:
+        return await _carry_out(guest, payload, loop)
+
+
+async def _carry_out(guest: Guest, payload: Payload, loop: StoppableLoop) -> ExitStatus:
+    from belljar.cli.machine.attend import listen, raw_terminal, streams_of
     from belljar.machine.orders import Orders, Pause, Resize, Resume, Signal
 
-    assert isinstance(connection, socket.socket) and isinstance(loop, StoppableLoop)
     orders = Orders()
     terminal = raw_terminal() if payload.terminal else None
     listen(loop, orders, terminal, alone=False)
-    guest = house.converse(connection)
     try:
-        await guest.greet()
         await guest.add_account(payload.account)
         process = await guest.start(payload, streams_of(payload))
 
@@ -86,31 +86,19 @@ async def _attend(house: House, connection: object, payload: Payload, loop: obje
         finally:
             obeying.cancel()
     finally:
-        guest.close()
         if terminal is not None:
             terminal.restore()
 
 
-def _payload(args: argparse.Namespace, asked: dict[str, object]) -> Payload:
+def _payload(args: argparse.Namespace, view: MachineView) -> Payload:
     from belljar.cli.machine import request as words
+    from belljar.machine.outside.talking import account_of
 
     args.inputs, args.outputs = [], []
     if args.cwd is None:
-        args.cwd = str(asked.get("cwd") or "/")
-    account = words.account_of(args.user) if args.user else recorded(asked.get("account"))
+        args.cwd = str(view.payload.get("cwd") or "/")
+    account = words.account_of(args.user) if args.user else account_of(view) or words.account_of(None)
     return words.payload(args, account)
-
-
-def recorded(value: object) -> Account:
-    """The account in the machine's record; the caller where there is none."""
-    from belljar.cli.machine import request as words
-    from belljar.model import Account
-
-    try:
-        assert isinstance(value, dict)
-        return Account(**{**value, "groups": tuple((int(gid), str(name)) for gid, name in value["groups"])})
-    except (AssertionError, KeyError, TypeError, ValueError):
-        return words.account_of(None)
 
 
 def _leave(status: ExitStatus) -> int:

@@ -6,7 +6,6 @@ import argparse
 import os
 import pwd
 import re
-import resource
 import stat
 import time
 from contextlib import suppress
@@ -16,6 +15,7 @@ from belljar.cli import CLOSED
 from belljar.cli.machine.networks import network_of
 from belljar.cli.machine.shares import shares
 from belljar.errors import BadOption, InputMissing, UnreadableScript
+from belljar.host.caller import caller, describe, plain_environment, rlimits, umask
 from belljar.model import (
     SCRATCH_PLACE,
     Account,
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 LARGEST_SCRIPT = 8 << 20
 LONGEST_SIGN = 200
 LONGEST_LABEL = 200
-LIMITS = ("CPU", "FSIZE", "DATA", "STACK", "CORE", "NPROC", "NOFILE", "MEMLOCK", "AS")
-GUEST_PATH = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,199}")
 
 
@@ -136,7 +134,7 @@ def payload(args: argparse.Namespace, account: Account) -> Payload:
         raise BadOption("--tty: standard input is not a terminal", hint="Leave --tty out where no person sits.")
     return Payload(
         argv=argv, script=script, account=account, cwd=working_directory(args.cwd, account), env=environment(args, account),
-        umask=_umask(), rlimits=rlimits(), terminal=args.tty, stdin=stdin, stdout=stdout, stderr=stderr,
+        umask=umask(), rlimits=rlimits(), terminal=args.tty, stdin=stdin, stdout=stdout, stderr=stderr,
         inputs=tuple(_input(text) for text in args.inputs), outputs=_outputs(args.outputs),
     )  # fmt: skip
 
@@ -186,7 +184,7 @@ def read_script(path: str) -> bytes:
 def account_of(wanted: str | None) -> Account:
     """The payload's user: the caller, or NAME, UID or UID:GID. Only root may name somebody else."""
     if wanted is None:
-        return describe(os.geteuid(), os.getegid(), tuple(os.getgroups()))
+        return caller()
     user, colon, group = wanted.partition(":")
     try:
         if user.isdigit():
@@ -204,37 +202,12 @@ def account_of(wanted: str | None) -> Account:
     return describe(entry.pw_uid, entry.pw_gid, None)
 
 
-def describe(uid: int, gid: int, groups: tuple[int, ...] | None) -> Account:
-    """What the user database says of these numbers; names are made up where it does not know them."""
-    import grp
-
-    if not (0 <= uid < 2**32 - 1 and 0 <= gid < 2**32 - 1):
-        raise BadOption(f"--user {uid}:{gid}: not a user or group number")
-    try:
-        entry = pwd.getpwuid(uid)
-        name, home, shell = entry.pw_name, entry.pw_dir, entry.pw_shell
-    except KeyError:
-        name, home, shell = f"user{uid}", f"/home/user{uid}", "/bin/sh"
-    if groups is None:
-        groups = tuple(os.getgrouplist(name, gid))
-    names = {}
-    for number in {gid, *groups}:
-        try:
-            names[number] = grp.getgrgid(number).gr_name
-        except KeyError:
-            names[number] = f"group{number}"
-    others = tuple((number, names[number]) for number in sorted(set(groups)) if number != gid)
-    return Account(
-        name=name, uid=uid, gid=gid, group=names[gid], groups=others, home=home or "/", shell=shell or "/bin/sh"
-    )
-
-
 def environment(args: argparse.Namespace, account: Account) -> tuple[tuple[bytes, bytes], ...]:
     """The payload's variables: a small fixed set or the caller's, then files, then single ones; the last one counts."""
     if args.inherit_env:
         env = dict(os.environb)
     else:
-        env = {b"PATH": GUEST_PATH, b"LANG": b"C.UTF-8", **_who(account)}
+        env = plain_environment(account)
         if args.tty and (term := os.environb.get(b"TERM")):
             env[b"TERM"] = term
     if getattr(args, "scratch", None) is not None:
@@ -250,11 +223,6 @@ def environment(args: argparse.Namespace, account: Account) -> tuple[tuple[bytes
         elif name in os.environb:
             env[name] = os.environb[name]
     return tuple(env.items())
-
-
-def _who(account: Account) -> dict[bytes, bytes]:
-    name = account.name.encode()
-    return {b"HOME": os.fsencode(account.home), b"USER": name, b"LOGNAME": name, b"SHELL": os.fsencode(account.shell)}
 
 
 def _env_file(path: str) -> dict[bytes, bytes]:
@@ -304,19 +272,6 @@ def is_stdout(facts: os.stat_result) -> bool:
         return False
     other = os.fstat(1)
     return (facts.st_dev, facts.st_ino) == (other.st_dev, other.st_ino)
-
-
-def rlimits() -> tuple[tuple[str, int, int], ...]:
-    return tuple((name, *resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))) for name in LIMITS)
-
-
-def _umask() -> int:
-    """This process's umask, read without changing it (threads may be making files)."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-        for line in file:
-            if line.startswith("Umask:"):
-                return int(line.split()[1], 8)
-    return 0o022
 
 
 def _input(text: str) -> Transfer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from belljar.cli.parser import as_duration
+from belljar.cli.parser import as_duration, as_moment
 from belljar.cli.several import add_machines, each
 
 if TYPE_CHECKING:
@@ -22,10 +22,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="time for the payload to end by itself (default: the machine's)",
     )
+    parser.add_argument(
+        "--at",
+        type=as_moment,
+        metavar="TIME",
+        help="not now: its deadline is this moment, such as 18:30, 2026-12-24T18:00 or +45m; returns at once",
+    )
     add_machines(parser)
 
 
 def run(args: argparse.Namespace, house: House) -> int:
+    if args.at is not None:
+        from belljar.cli.machine.extend import move
+        from belljar.errors import BadOption
+
+        if args.grace is not None:
+            raise BadOption("--grace with --at: at its deadline a machine has the grace it was begun with")
+        return each(args, lambda machine: move(house, machine, at=args.at))
     return each(args, lambda machine: end(house, machine, {"do": "stop", "grace": args.grace}))
 
 

@@ -20,15 +20,19 @@ LONGEST_ID = 200
 Pairs = tuple[tuple[bytes, bytes], ...]
 
 
-def features(request: Request, now: float, hs06_per_cpu: float = 0.0) -> tuple[tuple[PlainFile, ...], Pairs]:
+def features(
+    request: Request, now: float, hs06_per_cpu: float = 0.0, deadline: float | None = None
+) -> tuple[tuple[PlainFile, ...], Pairs]:
     """The files, root's own and readable by all, and the variables that name their folders."""
-    machine, job = values(request, now, hs06_per_cpu)
+    machine, job = values(request, now, hs06_per_cpu, deadline)
     return (*_files(MACHINE, machine), *_files(JOB, job)), VARIABLES
 
 
-def values(request: Request, now: float, hs06_per_cpu: float = 0.0) -> tuple[dict[str, str], dict[str, str]]:
+def values(
+    request: Request, now: float, hs06_per_cpu: float = 0.0, deadline: float | None = None
+) -> tuple[dict[str, str], dict[str, str]]:
     """Machine features and job features by their keys. *now* is the moment from which the payload's time counts; 0 for
-    *hs06_per_cpu* tells nothing about speed."""
+    *hs06_per_cpu* tells nothing about speed. *deadline*: where an order moved it to, in place of the time limit."""
     cpus = request.machine.cpus
     machine = {"total_cpu": str(cpus)}
     job = {
@@ -43,7 +47,7 @@ def values(request: Request, now: float, hs06_per_cpu: float = 0.0) -> tuple[dic
         job["scratch_limit_bytes"] = str(room)
     if hs06_per_cpu > 0:
         machine["hs06"] = job["hs06_job"] = hs06(hs06_per_cpu * cpus)
-    wall = time_left(request, now)
+    wall = time_left(request, now, deadline)
     if wall is not None:
         end = str(int(now) + wall)
         machine["shutdowntime"] = job["shutdowntime_job"] = end
@@ -52,11 +56,16 @@ def values(request: Request, now: float, hs06_per_cpu: float = 0.0) -> tuple[dic
 
 
 def with_features(
-    request: Request, payload: Payload, now: float, hs06_per_cpu: float, outputs_url: str = ""
+    request: Request,
+    payload: Payload,
+    now: float,
+    hs06_per_cpu: float,
+    outputs_url: str = "",
+    deadline: float | None = None,
 ) -> Payload:
     """The payload with these files and variables. A variable of its own by one of these names is replaced. *outputs_url*:
     where it may PUT files that are kept."""
-    files, variables = features(request, now, hs06_per_cpu)
+    files, variables = features(request, now, hs06_per_cpu, deadline)
     if outputs_url:
         variables += ((b"JOBOUTPUTS", outputs_url.encode()),)
     ours = dict(variables)
@@ -64,9 +73,11 @@ def with_features(
     return replace(payload, files=payload.files + files, env=env + variables)
 
 
-def time_left(request: Request, now: float) -> int | None:
+def time_left(request: Request, now: float, deadline: float | None = None) -> int | None:
     """Whole seconds until the first of the request's limits ends the payload; None where there is no limit."""
     limits = [] if request.timeout is None else [request.timeout]
+    if deadline is not None:
+        limits = [deadline - now]
     if request.wall_limit is not None:
         limits.append(request.created + request.wall_limit - now)
     return max(int(min(limits)), 0) if limits else None

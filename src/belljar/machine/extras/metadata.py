@@ -50,7 +50,9 @@ class Answering:
     def _features(self) -> Features:
         """What the files in a guest with an agent say, too. Before there is a payload, time counts from the machine's start."""
         life = self._life
-        machine, job = values(life.request, life.begun or life.outcome.started, self._parts.hs06_per_cpu)
+        machine, job = values(
+            life.request, life.begun or life.outcome.started, self._parts.hs06_per_cpu, life.moved_deadline
+        )
         return {"machinefeatures": machine, "jobfeatures": job}
 
 

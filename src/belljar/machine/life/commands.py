@@ -6,8 +6,9 @@ import asyncio
 import signal
 import socket
 from contextlib import suppress
+from typing import TypeGuard
 
-from belljar.errors import GuestError, HypervisorError
+from belljar.errors import GuestError, HostError, HypervisorError
 from belljar.machine.life.control import Answer
 from belljar.machine.life.life import Life
 from belljar.machine.life.work import Present, Run
@@ -15,6 +16,8 @@ from belljar.machine.orders import CANCELLING, Ended, GraceOver, Kill, Orders, P
 from belljar.machine.parts import Relay
 from belljar.model import Cause, State
 
+FAR = 1e11  # seconds since the epoch: the year 5138
+IN_TIME = (State.REQUESTED, State.PREPARING, State.STARTING, State.BOOTING, State.READY, State.RUNNING)
 LAST_MOMENT = 2.0  # seconds for a payload that was killed to be gone
 
 
@@ -101,12 +104,33 @@ class Obeying:
             case "kill":
                 self._orders.give(Kill())
                 return {"ok": True}
+            case "deadline":
+                return await self._move_deadline(question)
             case "relay":
                 return await self._relay(connection)
             case "console":
                 return await self._attach_console(connection)
             case other:
                 return {"error": f"unknown request {str(other)[:40]!r}"}
+
+    async def _move_deadline(self, question: Answer) -> Answer:
+        """`at` a moment, or `by` some seconds later than it was. Journaled, then done, then told to the guest."""
+        life, deadline = self._life, self._life.deadline
+        at, by = question.get("at"), question.get("by")
+        if is_number(by) and deadline.at is None:
+            return {"error": "it has no deadline that could come later; `belljar stop --at TIME` gives it one"}
+        moved = deadline.at + by if is_number(by) and deadline.at is not None else at
+        if not is_number(moved):
+            return {"error": f"deadline: neither a moment nor seconds: {str(question)[:80]}"}
+        if deadline.has_passed or life.state not in IN_TIME:
+            return {"error": "it is being ended: its deadline cannot be moved any more"}
+        try:
+            life.record.write("deadline", at=moved)
+            deadline.move(moved)
+            await self._run.tell_deadline()
+        except (HostError, GuestError) as exc:
+            return {"error": f"its deadline was not told everywhere: {exc.message}"}
+        return {"ok": True, "at": moved}
 
     async def _relay(self, connection: socket.socket) -> Answer | None:
         if self._life.state is State.RUNNING and self.now.guest is None:
@@ -123,3 +147,7 @@ class Obeying:
         await asyncio.get_running_loop().sock_sendall(connection, b'{"ok": true}\n')
         await self.now.console.attach(connection)
         return None
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < FAR

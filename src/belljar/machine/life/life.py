@@ -18,6 +18,7 @@ from belljar.host.processes import boot_id
 from belljar.hypervisor import ExtraDisk
 from belljar.journal import Record
 from belljar.machine import LOCK, REQUEST, Folders
+from belljar.machine.life.deadline import Deadline
 from belljar.machine.orders import Ended
 from belljar.machine.states import CLASSES, check_move, class_of_error
 from belljar.model import Cause, Outcome, OutcomeClass, Request, State, Usage, dumps, to_json
@@ -52,6 +53,7 @@ class Life:
         self.phases: dict[str, float] = {}
         self.is_begun = False  # its work has
         self.is_proved = False  # its guest has an identity of its own
+        self.deadline = Deadline()
         self.begun = 0.0  # when the work's time began, seconds since the epoch
         self.is_settled = False
         self.identities: list[Path] = []
@@ -158,6 +160,12 @@ class Life:
     def begin_work(self) -> None:
         """From now on its time counts."""
         self.begun = time.time()
+        self.deadline.begin(self.request.timeout)
+
+    @property
+    def moved_deadline(self) -> float | None:
+        """Where an order moved it to, in seconds since the epoch."""
+        return self.deadline.at if self.deadline.is_moved else None
 
     @property
     def outputs_url(self) -> str:

@@ -81,17 +81,20 @@ class OwnRun:
 
     async def carry_out(self, streams: Streams) -> None:
         """Until its time is over: then its power button is pressed, and after the grace it is the machine's end."""
-        life, never = self._life, asyncio.get_running_loop().create_future()
+        life = self._life
         life.begin_work()
         life.is_begun = True
-        limit, grace = life.request.timeout, life.request.grace
+        grace = life.request.grace
         with life.phase("run"):
-            await asyncio.wait({never}, timeout=limit)
-            why = f"the time limit of {limit:g} s was reached"
+            await life.deadline.passed()
+            why = life.deadline.why
             life.expect(Cause.WALLTIME, why)
             await self.ask_to_end()
-            await asyncio.wait({never}, timeout=grace)
+            await asyncio.sleep(grace)
         raise Ended(Cause.WALLTIME, signal.SIGKILL, f"{why}; the guest did not power itself off within {grace:g} s")
+
+    async def tell_deadline(self) -> None:
+        """Its metadata service tells it when it asks."""
 
     async def ask_to_end(self) -> None:
         """Press its power button. With belljar's own init nobody heeds that: what runs there is ended, and the machine."""

@@ -23,7 +23,7 @@ from belljar.errors import (
 )
 from belljar.guest import ExitStatus, Guest, Process, Streams
 from belljar.hypervisor import Domain, EventKind
-from belljar.machine.extras.features import with_features
+from belljar.machine.extras.features import features, with_features
 from belljar.machine.life.console import Console
 from belljar.machine.life.life import Life
 from belljar.machine.orders import Ended
@@ -62,6 +62,9 @@ class Run(Protocol):
 
     async def carry_out(self, streams: Streams) -> None:
         """From its begin to the outcome; raises what ended it otherwise."""
+
+    async def tell_deadline(self) -> None:
+        """Its deadline was moved: let the features in the guest say so. Raises GuestError."""
 
     async def ask_to_end(self) -> None:
         """It may take its time, which others limit. Nobody hears this in a guest that is lost."""
@@ -102,7 +105,9 @@ class PayloadRun:
         life, guest = self._life, self._now.guest
         assert guest is not None
         life.begin_work()
-        payload = with_features(life.request, self._payload, life.begun, self._parts.hs06_per_cpu, life.outputs_url)
+        payload = with_features(
+            life.request, self._payload, life.begun, self._parts.hs06_per_cpu, life.outputs_url, life.moved_deadline
+        )
         with life.phase("setup"):
             await self._furnish(guest, payload)
         with life.phase("run"):
@@ -138,12 +143,12 @@ class PayloadRun:
 
     async def _until_ended(self, process: Process) -> ExitStatus:
         """The payload's status; TERM at the time limit, and after the grace the machine's end."""
-        limit, grace = self._life.request.timeout, self._life.request.grace
-        waiting = asyncio.ensure_future(process.wait())
+        deadline, grace = self._life.deadline, self._life.request.grace
+        waiting, over = asyncio.ensure_future(process.wait()), asyncio.ensure_future(deadline.passed())
         try:
-            done, _ = await asyncio.wait({waiting}, timeout=limit)
-            if not done:
-                why = f"the time limit of {limit:g} s was reached"
+            await asyncio.wait({waiting, over}, return_when=asyncio.FIRST_COMPLETED)
+            if not waiting.done():
+                why = deadline.why
                 self._life.expect(Cause.WALLTIME, why)
                 await process.signal(signal.SIGTERM)
                 done, _ = await asyncio.wait({waiting}, timeout=grace)
@@ -152,6 +157,7 @@ class PayloadRun:
             return await waiting
         finally:
             waiting.cancel()
+            over.cancel()
 
     async def _fetch(self, guest: Guest, payload: Payload) -> None:
         """Copy every output that can be had, then complain about the first that cannot."""
@@ -168,6 +174,13 @@ class PayloadRun:
         has_failed = self._life.outcome.exit_code != 0
         if trouble is not None and not (has_failed and isinstance(trouble, OutputMissing)):
             raise trouble  # what a failing payload did not write is its own affair
+
+    async def tell_deadline(self) -> None:
+        if self._now.guest is not None and self._now.process is not None:
+            files, _ = features(
+                self._life.request, self._life.begun, self._parts.hs06_per_cpu, self._life.moved_deadline
+            )
+            await self._now.guest.place(files, self._payload.account)
 
     async def ask_to_end(self) -> None:
         await self.signal(signal.SIGTERM)

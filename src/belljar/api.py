@@ -1,0 +1,379 @@
+"""The public door for Python programs: run something in a fresh machine, start machines that live on, see and end them.
+
+    import belljar.api as belljar
+    belljar.run(["echo", "hello"]).stdout        # b"hello\\n"
+
+Each call that waits comes twice: `run` for plain programs, `arun` for those with an event loop. All of it works with the settings
+of this host and user, as the `belljar` command does. A machine that is started is kept by a process of its own, never by the
+caller's, so it makes no difference which thread asks. Errors are those of `belljar.errors`. docs/api.md has examples.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, TypedDict, TypeVar, Unpack
+
+from belljar.assembly import House
+from belljar.errors import OUR_FAILURE, BelljarError, MachineBusy, NoSuchMachine
+from belljar.guest import Streams
+from belljar.host.caller import caller, plain_environment, rlimits, umask
+from belljar.host.threads import in_thread
+from belljar.journal import Event
+from belljar.machine import STDERR_LOG, STDOUT_LOG, MachineView
+from belljar.machine.life import control
+from belljar.machine.life.output import kept
+from belljar.machine.outside import detached, talking
+from belljar.machine.outside.registry import Machines
+from belljar.machine.outside.watching import ENDED, Stream
+from belljar.model import (
+    MachineId,
+    MachineSpec,
+    NetworkMode,
+    Outcome,
+    Payload,
+    Request,
+    RunPayload,
+    State,
+    StdinKind,
+    Transfer,
+)
+
+__all__ = ["Completed", "Failed", "Machine", "Options", "aevents", "arun", "astart", "events", "find", "machines",
+           "request", "run", "start"]  # fmt: skip
+
+T = TypeVar("T")
+Word = str | bytes
+BEGUN = (State.RUNNING.value, "paused")
+
+
+class Options(TypedDict, total=False):
+    """What may be said of a machine and its payload; the settings decide the rest."""
+
+    image: str
+    cpus: int
+    memory: int  # bytes
+    disk: int  # bytes
+    network: NetworkMode
+    name: str
+    requester: str
+    labels: Mapping[str, str]
+    script: bytes  # copied in and run by its `#!` line; argv[0] is its name
+    cwd: Word
+    env: Mapping[str, str]
+    inputs: Mapping[str, str]  # path here -> path in the guest
+    outputs: Mapping[str, str]  # path in the guest -> path here
+    timeout: float  # seconds
+    grace: float  # seconds between TERM and the end
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What came of a payload, and what it wrote: of each stream the latest part, `machine.output_limit` at most."""
+
+    outcome: Outcome
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def exit_code(self) -> int:
+        """As a shell tells it: 128 + N for signal N; 125 where it never ran."""
+        if self.outcome.signal is not None:
+            return 128 + self.outcome.signal
+        return OUR_FAILURE if self.outcome.exit_code is None else self.outcome.exit_code
+
+    def check(self) -> Completed:
+        """Itself, where the payload ended with 0. Raises Failed."""
+        if self.exit_code != 0:
+            raise Failed(self)
+        return self
+
+
+class Failed(BelljarError):
+    """A payload that was to end with 0 did not."""
+
+    def __init__(self, completed: Completed) -> None:
+        outcome = completed.outcome
+        super().__init__(f"{outcome.id}: {outcome.reason}", hint=outcome.hint or f"See `belljar show {outcome.id}`.")
+        self.completed = completed
+
+
+class Machine:
+    """A machine, live or ended. Made by `start`, `find` and `machines`."""
+
+    def __init__(self, id: MachineId, house: House, started: detached.Started | None = None) -> None:
+        self.id = id
+        self._house, self._started = house, started
+
+    def __repr__(self) -> str:
+        return f"<Machine {self.id}>"
+
+    @property
+    def view(self) -> MachineView:
+        """What is known of it now. Raises NoSuchMachine."""
+        return self._house.machines.find(self.id)
+
+    def wait(self, timeout: float | None = None) -> Outcome:
+        """Sleep until it has ended. Raises TimeoutError."""
+        return _sync(_within(self.await_end(), timeout))
+
+    async def await_end(self) -> Outcome:
+        """Return when it has ended. Waiting for many at once costs nothing while nothing happens."""
+        return await _machines_of_this_loop(self._house).ended(self.id)
+
+    async def await_running(self) -> None:
+        """Return when its work has begun; what talks to its guest waits for that by itself. Raises MachineBusy where it ended
+        before."""
+        stream = self._house.machines.events()
+        view = self.view
+        if view.ended is None and view.state not in BEGUN:
+            async for event in stream:
+                if event["machine"] == self.id and (event.get("state") in BEGUN or event["event"] == ENDED):
+                    break
+            view = self.view
+        else:
+            stream.close()
+        if view.ended is not None:
+            raise MachineBusy(f"{self.id}: has ended", hint="`Machine.wait` tells how.")
+
+    def exec(self, argv: Sequence[Word], stdin: bytes = b"") -> tuple[int, bytes, bytes]:
+        """A second command beside the payload, as its user: exit code, stdout, stderr. Raises MachineBusy, NoSuchMachine."""
+        return _sync(self.aexec(argv, stdin))
+
+    async def aexec(self, argv: Sequence[Word], stdin: bytes = b"") -> tuple[int, bytes, bytes]:
+        """`exec`. A cancel ends the command."""
+        await self.await_running()
+        view, out, err = self.view, _Collected(), _Collected()
+        account = talking.account_of(view) or caller()
+        payload = Payload(
+            tuple(map(os.fsencode, argv)), account, cwd=os.fsencode(str(view.payload.get("cwd") or "/")),
+            env=tuple(plain_environment(account).items()),
+        )  # fmt: skip
+        async with talking.talk(view, self._house.converse) as guest:
+            await guest.add_account(account)
+            process = await guest.start(payload, Streams(_Known(stdin), out, err))
+            status = await process.wait()
+        code = 128 + status.signal if status.signal is not None else status.exit_code
+        return OUR_FAILURE if code is None else code, bytes(out.data), bytes(err.data)
+
+    def put(self, outside: str, inside: str) -> None:
+        """Copy a file or folder of this host into the guest."""
+        _sync(self.aput(outside, inside))
+
+    async def aput(self, outside: str, inside: str) -> None:
+        """`put`."""
+        await self.await_running()
+        view = self.view
+        async with talking.talk(view, self._house.converse) as guest:
+            await guest.put(_absolute(outside), inside, talking.account_of(view) or caller(), b"/")
+
+    def get(self, inside: str, outside: str) -> None:
+        """Copy a file or folder of the guest to this host. Raises OutputMissing."""
+        _sync(self.aget(inside, outside))
+
+    async def aget(self, inside: str, outside: str) -> None:
+        """`get`."""
+        await self.await_running()
+        view = self.view
+        async with talking.talk(view, self._house.converse) as guest:
+            await guest.get(inside, _absolute(outside), talking.account_of(view) or caller(), b"/")
+
+    def stop(self, grace: float | None = None) -> Outcome:
+        """TERM to the payload, the machine's end after the grace; returns when it is gone. Stopping what ended is success."""
+        return _sync(self.astop(grace))
+
+    async def astop(self, grace: float | None = None) -> Outcome:
+        """`stop`."""
+        self.ask("stop", grace=grace)
+        return await self.await_end()
+
+    def extend(self, seconds: float) -> float:
+        """Its deadline comes later by this; returns when that is, in seconds since the epoch. Raises MachineBusy where it has
+        none, or it has passed."""
+        return self._move(by=seconds)
+
+    def stop_at(self, moment: float) -> float:
+        """Its deadline is this moment now, in seconds since the epoch. Raises MachineBusy where the last one has passed."""
+        return self._move(at=moment)
+
+    def _move(self, **how: float) -> float:
+        with control.connect(self.view.folder) as connection:
+            return float(control.ask(connection, "deadline", **how)["at"])
+
+    def ask(self, do: str, **facts: Any) -> None:
+        """One order to its keeper; nothing where there is none any more."""
+        view = self.view
+        if view.alive:
+            with suppress(NoSuchMachine), control.connect(view.folder) as connection:  # it may end meanwhile
+                control.ask(connection, do, **facts)
+
+    @property
+    def stdout(self) -> bytes:
+        """What its payload wrote so far, where it was started by `start`."""
+        return b"".join(kept(self.view.folder / STDOUT_LOG))
+
+    @property
+    def stderr(self) -> bytes:
+        return b"".join(kept(self.view.folder / STDERR_LOG))
+
+    def release(self) -> None:
+        """Let a tied machine go: it is stopped."""
+        if self._started is not None:
+            self._started.release()
+
+
+# -- doors -----------------------------------------------------------------------------------------------------------
+
+
+def run(argv: Sequence[Word] | Request, *, stdin: bytes = b"", **options: Unpack[Options]) -> Completed:
+    """Run a command in its own fresh machine, and return when that is gone. The machine ends with this process, however that
+    ends. Raises what kept it from being begun; what happened afterwards is in the outcome."""
+    return _sync(arun(argv, stdin=stdin, **options))
+
+
+async def arun(argv: Sequence[Word] | Request, *, stdin: bytes = b"", **options: Unpack[Options]) -> Completed:
+    """`run`. A cancel stops the machine."""
+    machine = await astart(argv, stdin=stdin, tied=True, **options)
+    try:
+        outcome = await machine.await_end()
+    finally:
+        machine.release()
+    return Completed(outcome, machine.stdout, machine.stderr)
+
+
+def start(
+    argv: Sequence[Word] | Request, *, stdin: bytes = b"", tied: bool = False, **options: Unpack[Options]
+) -> Machine:
+    """A machine that lives on its own from now on: it is claimed when this returns. A *tied* one is stopped when it is
+    released, or this process ends."""
+    house = _house()
+    wanted = argv if isinstance(argv, Request) else request(argv, **options)
+    file = os.memfd_create("stdin") if stdin else None
+    try:
+        if file is not None:
+            with open(file, "wb", closefd=False) as whole:
+                whole.write(stdin)
+            os.lseek(file, 0, os.SEEK_SET)
+        started = detached.start(wanted, config_file=house.config_file, stdin=file, tied=tied)
+    finally:
+        if file is not None:
+            os.close(file)
+    return Machine(started.id, house, started)
+
+
+async def astart(
+    argv: Sequence[Word] | Request, *, stdin: bytes = b"", tied: bool = False, **options: Unpack[Options]
+) -> Machine:
+    """`start`."""
+    return await in_thread(lambda: start(argv, stdin=stdin, tied=tied, **options), undo=Machine.release)
+
+
+def machines(*, ended: bool = False) -> list[Machine]:
+    """The live machines of this user, oldest first; with *ended* those too whose records are kept."""
+    house = _house()
+    return [Machine(view.id, house) for view in house.machines.list(ended=ended)]
+
+
+def find(reference: str) -> Machine:
+    """By id, unique beginning of it, name or batch job's id. Raises NoSuchMachine, AmbiguousMachine."""
+    house = _house()
+    return Machine(house.machines.find(reference).id, house)
+
+
+def aevents(since: str | None = None) -> Stream:
+    """What happens to all machines, for `async for`: first what the journals of the living have, then what comes, without
+    end. Each is a dict with `machine`, `time` and `event`; the event `ended` has a `position` to go on *since* another time."""
+    return _house().machines.events(since)
+
+
+def events(since: str | None = None) -> Iterator[Event]:
+    """`aevents`, for plain programs."""
+    with asyncio.Runner() as runner:
+        coming = aiter(aevents(since))
+        while True:
+            yield runner.run(anext(coming))  # type: ignore[arg-type]
+
+
+def request(argv: Sequence[Word], **options: Unpack[Options]) -> Request:
+    """What `start` asks for, by the settings and these options, of this process's user."""
+    house, account = _house(), caller()
+    defaults = house.settings.machine
+    env = plain_environment(account) | {os.fsencode(k): os.fsencode(v) for k, v in options.get("env", {}).items()}
+    payload = Payload(
+        tuple(map(os.fsencode, argv)), account, script=options.get("script"), cwd=os.fsencode(options.get("cwd", "/")),
+        env=tuple(env.items()), umask=umask(), rlimits=rlimits(), stdin=StdinKind.NULL,
+        inputs=tuple(Transfer(os.path.abspath(here), there) for here, there in options.get("inputs", {}).items()),
+        outputs=tuple(Transfer(os.path.abspath(here), there) for there, here in options.get("outputs", {}).items()),
+    )  # fmt: skip
+    machine = MachineSpec(
+        options.get("image", house.settings.image.default), options.get("cpus", defaults.cpus),
+        options.get("memory", defaults.memory), options.get("disk"), options.get("network", defaults.network),
+        start=defaults.start, context=defaults.context,
+    )  # fmt: skip
+    return Request(
+        os.urandom(6).hex(), machine, RunPayload(payload), name=options.get("name", ""),
+        requester=options.get("requester", "api"), created=time.time(), timeout=options.get("timeout"),
+        grace=options.get("grace", defaults.grace), labels=tuple(options.get("labels", {}).items()),
+    )  # fmt: skip
+
+
+# -- small helps -----------------------------------------------------------------------------------------------------
+
+
+@cache
+def _house() -> House:
+    return House()
+
+
+_of_loops: dict[int, tuple[asyncio.AbstractEventLoop, Machines]] = {}
+
+
+def _machines_of_this_loop(house: House) -> Machines:
+    """One watch for all machines that an event loop waits for."""
+    loop = asyncio.get_running_loop()
+    for key, (other, _) in list(_of_loops.items()):
+        if other.is_closed():
+            _of_loops.pop(key, None)
+    return _of_loops.setdefault(id(loop), (loop, Machines(house.folders, house.reaper)))[1]
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(path)
+
+
+async def _within(work: Coroutine[Any, Any, T], timeout: float | None) -> T:
+    async with asyncio.timeout(timeout):
+        return await work
+
+
+def _sync(work: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner() as runner:
+        return runner.run(work)
+
+
+class _Known:
+    """A source of known bytes."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def read(self, limit: int) -> bytes:
+        part, self._data = self._data[:limit], self._data[limit:]
+        return part
+
+
+class _Collected:
+    """A sink that keeps all of it."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    async def write(self, data: bytes) -> None:
+        self.data += data
+
+    async def close(self) -> None: ...
