@@ -135,7 +135,7 @@ class House:
                 hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, planner=planner,
                 make_guest=self.converse, relay=_relay, folders=self.folders, settings=machine,
                 networks=networks, boot_timeout=qemu.boot_timeout, point=self._point, hs06_per_cpu=self.settings.batch.hs06_per_cpu,
-                context=self.settings.context,
+                context=self.settings.context, host=self.settings.host,
             )
         )  # fmt: skip
 

@@ -289,6 +289,7 @@ class Request:
     labels: tuple[tuple[str, str], ...] = ()  # what else is known of the job: ("queue", "night"), ...
     collect: tuple[str, ...] = ()  # files and folders of the guest that are kept with the machine's records
     collect_limit: int = 64 * MIB  # bytes of that archive; more is cut off
+    is_allotted: bool = False  # a batch system has set memory and processors aside for it
 
     @classmethod
     def from_json(cls, value: Any) -> Request:

@@ -15,6 +15,7 @@ import pytest
 
 from belljar.guest import Streams
 from belljar.guest.fake import FakeGuest, Script
+from belljar.host.room import Settings as HostSettings
 from belljar.hypervisor.fake import FakeDomain, FakeHypervisor
 from belljar.image.fake import FakeOverlays, FakeStore
 from belljar.journal import Event, read
@@ -71,6 +72,7 @@ class House:
         self.passed: list[str] = []
         self.at: dict[str, Callable[[], None]] = {}  # what happens at a point of the machine's life
         self.settings = Settings()
+        self.host = HostSettings(kept_memory=0, cpus_per_cpu=0.0)
         self.networks: Networks | None = None
         self.showing: Showing = in_silence
         self.reaper = Reaper(self.folders, self.hypervisor)
@@ -117,7 +119,7 @@ class House:
                 hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, planner=planner,
                 make_guest=self._guest, relay=self._relay, folders=self.folders, settings=self.settings,
                 boot_timeout=BOOT_TIMEOUT, point=self._point,
-                networks=self.networks,
+                networks=self.networks, host=self.host,
             )
         )  # fmt: skip
 

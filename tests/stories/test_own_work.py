@@ -243,7 +243,8 @@ def test_with_an_agent_it_is_a_clone_with_an_identity_of_its_own(house: House) -
 
 def test_its_shares_and_its_scratch_disk_are_there_before_it_is_ready(house: House, tmp_path: Path) -> None:
     share = Share(str(tmp_path), "/data")
-    house.run(own_work(house, machine={"shares": (share,), "scratch": 16 << 20}, work=AGENT), (60.0, Stop()))
+    house.at["after-agent"] = lambda: asyncio.get_running_loop().call_later(60.0, house.orders.give, Stop()) and None
+    house.run(own_work(house, machine={"shares": (share,), "scratch": 16 << 20}, work=AGENT))
     assert any("mount" in word for word in house.guests[-1].done)
     assert any("scratch" in word for word in house.guests[-1].done)
 

@@ -346,7 +346,7 @@ def on_another_disk(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_record_that_lies_on_another_disk_is_copied_and_the_folder_goes(house: House) -> None:
     assert house.run(house.request()).exit_code == 0
     assert house.leftovers() == [] and house.saved_outcome()["exit_code"] == 0
-    assert sorted(os.listdir(house.folders.run)) == ["gate", "identities", "machines"]
+    assert sorted(os.listdir(house.folders.run)) == ["gate", "identities", "machines", "room"]
     assert "lock" not in os.listdir(house.folders.ended("0123456789ab"))
 
 
@@ -377,4 +377,4 @@ def test_a_folder_that_was_on_its_way_out_is_removed(house: House) -> None:
     house.run()
     (house.folders.run / ".retired-0123456789ab").mkdir()
     assert {item.what for item in house.reaper.full()} == {"stray file"}
-    assert sorted(os.listdir(house.folders.run)) == ["gate", "identities", "machines"]
+    assert sorted(os.listdir(house.folders.run)) == ["gate", "identities", "machines", "room"]

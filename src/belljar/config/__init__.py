@@ -22,6 +22,7 @@ from belljar import batch, context, guest, hypervisor, image, machine, network
 from belljar.config.paths import Paths, default_paths, home, on_node
 from belljar.errors import BadSetting
 from belljar.host.files import only_root_writes
+from belljar.host.room import Settings as HostSettings
 from belljar.model import setting
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Site:
     """`[site]` in the settings files."""
 
     lock: tuple[str, ...] = setting((
-            "image.*", "libvirt.*", "machine.cpus", "machine.hypervisor", "machine.memory", "machine.network", "network.*",
+            "host.*", "image.*", "libvirt.*", "machine.cpus", "machine.hypervisor", "machine.memory", "machine.network", "network.*",
             "paths.*", "qemu.*",
         ), "settings that users cannot change, patterns of SECTION.KEY, beside batch.* and site.*, which they never can; the default holds in batch jobs, a list of the site's everywhere")  # fmt: skip
 
@@ -53,6 +54,7 @@ class Settings:
     """All settings, by section."""
 
     paths: Paths
+    host: HostSettings = field(default_factory=HostSettings)
     machine: machine.Settings = field(default_factory=machine.Settings)
     qemu: hypervisor.Settings = field(default_factory=hypervisor.Settings)
     libvirt: hypervisor.LibvirtSettings = field(default_factory=hypervisor.LibvirtSettings)
@@ -67,6 +69,7 @@ class Settings:
 
 SECTIONS: Mapping[str, type[Any]] = {
     "paths": Paths,
+    "host": HostSettings,
     "machine": machine.Settings,
     "qemu": hypervisor.Settings,
     "libvirt": hypervisor.LibvirtSettings,

@@ -25,6 +25,12 @@ class NoMemory(HostError):
     hint = "Wait for other machines to end, or ask for less with --memory."
 
 
+class NoProcessors(HostError):
+    """The host's processors are given to other machines."""
+
+    hint = "Wait for other machines to end, ask for fewer with --cpus, or set `host.cpus_per_cpu`."
+
+
 class NoStore(HostError):
     """The store of images cannot be read here, or lacks an image that the site means every node to have."""
 

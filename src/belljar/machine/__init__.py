@@ -93,6 +93,7 @@ VIRTIOFSD_LOG, VIRTIOFS_SOCKET = "virtiofsd.log", "virtiofs.sock"  # of the hype
 SEED = "seed.iso"
 KEPT_DISK = "overlay.qcow2"  # after `run --keep`
 JOBOUTPUTS = "joboutputs"  # a folder: what the guest put there
+RESERVED = "reserved.json"  # what of the host is kept for it while it lives
 DOUBTS = "doubts"  # in the folder of a template: a byte for each silent clone since the last one that came up
 STDOUT_LOG, STDERR_LOG = "stdout.log", "stderr.log"  # of a detached machine's payload
 KEEPER_LOG = "keeper.log"  # what its keeper itself says

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from belljar.context import Settings as ContextSettings
 from belljar.guest import Guest
+from belljar.host.room import Settings as HostSettings
 from belljar.hypervisor import Hypervisor
 from belljar.image import ImageStore, Overlays
 from belljar.machine import Folders, Settings
@@ -35,3 +36,4 @@ class Parts:
     networks: Networks | None = None  # None: nothing is joined, as for fakes
     hs06_per_cpu: float = 0.0  # told to payloads as a machine feature; 0: not told
     context: ContextSettings = field(default_factory=ContextSettings)
+    host: HostSettings = field(default_factory=HostSettings)

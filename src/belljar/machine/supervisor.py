@@ -21,6 +21,7 @@ from belljar.machine.cleaning import put_away as fates
 from belljar.machine.cleaning.reaper import prune
 from belljar.machine.life.keeping import Keeping
 from belljar.machine.life.life import GATE_TIMEOUT, Life, claim, gate
+from belljar.machine.life.reservation import reserve
 from belljar.machine.life.waiting import holding, lock_of
 from belljar.machine.orders import Ended, Orders, unless_cancelled
 from belljar.machine.parts import Parts
@@ -49,6 +50,7 @@ class Supervisor:
                 return _never_begun(request, ended)
         keeping = Keeping(life, orders, parts)
         try:
+            await reserve(request, parts.folders, parts.host)
             if equip is not None:
                 equip(life)
             await keeping.live(streams)
@@ -81,6 +83,7 @@ class Supervisor:
         parts = self._parts
         life = await self._claim(request)
         try:
+            await reserve(request, parts.folders, parts.host)
             life.enter(State.PREPARING)
             image = parts.planner.image(request)
             async with holding(parts.images, image, request.id):

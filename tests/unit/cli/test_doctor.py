@@ -11,9 +11,10 @@ import pytest
 from belljar.cli.host import checks, doctor
 from belljar.cli.host.checks import CHECKS, Check, Finding, Grade
 from belljar.errors import BadOption, CommandFailed, ImageUnknown
+from belljar.host import room
 from belljar.host.commands import Finished
 from belljar.machine.cleaning.reaper import Undone
-from belljar.model import GIB, Cause, Outcome, OutcomeClass, Start
+from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass, Start
 
 
 def test_a_check_that_breaks_is_a_failed_check_and_the_others_go_on(
@@ -178,9 +179,10 @@ def test_a_tight_limit_on_address_space_is_found(monkeypatch: pytest.MonkeyPatch
 
 
 def test_memory_tells_how_many_machines_there_is_room_for(monkeypatch: pytest.MonkeyPatch, house: Any) -> None:
-    monkeypatch.setattr(checks, "_available_memory", lambda: (2 * GIB, "free"))
+    monkeypatch.setattr(room, "host_memory", lambda proc: (8 * GIB, 2 * GIB + 256 * MIB))
+    monkeypatch.setattr(room, "own_groups", lambda proc: ())
     assert "room for 3 machines of 512 MiB" in checks.memory(house).text
-    monkeypatch.setattr(checks, "_available_memory", lambda: (1 << 20, "free"))
+    monkeypatch.setattr(room, "host_memory", lambda proc: (8 * GIB, 1 << 20))
     assert checks.memory(house).grade is Grade.WARN
 
 

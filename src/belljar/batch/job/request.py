@@ -73,7 +73,7 @@ def build(here: Surroundings, job: Job, image: str, caller: Caller, settings: Se
     return Request(
         id=os.urandom(6).hex(), machine=machine, work=RunPayload(payload(here, job, caller, settings)),
         name=f"{job.system}:{job.id}", requester=f"{job.system}:{job.id}", created=now, wall_limit=job.wall,
-        collect=settings.collect, collect_limit=settings.collect_limit,
+        collect=settings.collect, collect_limit=settings.collect_limit, is_allotted=True,
         grace=settings.grace or job.grace, labels=(*labels, *((name, text) for name, text in facts if text)),
     )  # fmt: skip
 

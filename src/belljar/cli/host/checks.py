@@ -261,11 +261,16 @@ def namespaces(house: House) -> Finding:
 
 
 def memory(house: House) -> Finding:
-    """For how many machines of default size is there room now, by the host and by our control group."""
-    one = house.settings.machine.memory + QEMU_OVERHEAD
-    available, source = _available_memory()
-    count = available // one
-    text = f"{size(available)} {source}: room for {count} machines of {size(house.settings.machine.memory)}"
+    """For how many machines of default size is there room now, by the host, our control groups and what is reserved."""
+    from belljar.machine.life.reservation import room_now
+
+    room, one = room_now(house.folders, house.settings.host), house.settings.machine.memory + QEMU_OVERHEAD
+    count = room.memory // one
+    text = (
+        f"{size(room.memory)} left on {room.bound}: room for {count} machines of {size(house.settings.machine.memory)}"
+    )
+    if room.machines:
+        text += f"; {room.machines} machines have reserved {size(room.memory_reserved)} and {room.cpus_taken} cpus"
     if not count:
         return warn(text, "Ask for less by --memory or `machine.memory`, or for more from the batch system.")
     return ok(text)
@@ -401,33 +406,3 @@ def _has_range(file: str) -> bool:
         return any(line.split(":")[0] in (user, str(os.getuid())) for line in Path(file).read_text().splitlines())
     except (OSError, KeyError):
         return False
-
-
-def _available_memory() -> tuple[int, str]:
-    """Bytes, and what bounds them."""
-    facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(facts["MemAvailable"].split()[0]) * 1024
-    bound = _cgroup_room()
-    return (
-        (bound, "left in our control group")
-        if bound is not None and bound < available
-        else (available, "free on this host")
-    )
-
-
-def _cgroup_room() -> int | None:
-    """Bytes our control group and those above it still allow (version 2); None without a bound."""
-    try:
-        own = next(line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
-        return None
-    room: list[int] = []
-    group = Path("/sys/fs/cgroup") / own.strip("/")
-    for folder in (group, *group.parents):
-        try:
-            limit, used = (folder / "memory.max").read_text().strip(), int((folder / "memory.current").read_text())
-        except (OSError, ValueError):
-            continue
-        if limit.isdecimal():
-            room.append(max(0, int(limit) - used))
-    return min(room, default=None)

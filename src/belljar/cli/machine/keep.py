@@ -131,7 +131,9 @@ def _keep(request: Request, stdin: int | None, tied: bool, writer: int, house: H
             _tell(writer, {"id": request.id})
             writer = -1
 
-        attend_alone(house, request, _streams(request, stdin, house), claimed, tie=0 if tied else None)
+        outcome = attend_alone(house, request, _streams(request, stdin, house), claimed, tie=0 if tied else None)
+        if outcome.error:  # else it was cancelled
+            answer = {"error": outcome.error, "message": outcome.reason, "hint": outcome.hint}
     except BelljarError as exc:
         answer = answer_of(exc)
     except OSError as exc:

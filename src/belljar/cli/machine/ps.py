@@ -42,7 +42,19 @@ def run(args: argparse.Namespace, house: House) -> int:
         print("".join(f"{machine.id}\n" for machine in machines), end="")
         return 0
     show(machines, HEADS, [row(machine, now) for machine in machines], as_=args.format)
+    if args.format == "table" and any(machine.alive for machine in machines):
+        print(_room(house))
     return 0
+
+
+def _room(house: House) -> str:
+    """What the machines have reserved of this host, and what is left."""
+    from belljar.cli.render import size
+    from belljar.machine.life.reservation import room_now
+
+    room = room_now(house.folders, house.settings.host)
+    cpus = "" if room.cpus == float("inf") else f" of {room.cpus:g}"
+    return f"reserved: {size(room.memory_reserved)} of memory ({size(room.memory)} left), {room.cpus_taken}{cpus} cpus"
 
 
 def _of_all(house: House, own: list[tuple[object, ...]], args: argparse.Namespace) -> int:

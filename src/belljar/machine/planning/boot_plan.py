@@ -22,6 +22,7 @@ from belljar.errors import (
     ShareMissing,
     TemplateError,
 )
+from belljar.host.room import host_memory
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Boot, DomainSpec, Hypervisor, Nic, SharedFolder, Template
 from belljar.image import Image, ImageStore, Overlays
@@ -367,19 +368,6 @@ def check_mounts(request: Request, image: Image) -> None:
         if share.kind.value not in known:
             kind = NoVirtiofs if share.kind is ShareKind.VIRTIOFS else NoNineP
             raise kind(f"--share {share.source}: the kernel of the image {image.called} has no {share.kind.value}")
-
-
-def host_memory() -> tuple[int, int]:
-    """(total, available) bytes of this host."""
-    facts = {}
-    with open("/proc/meminfo", encoding="ascii") as file:
-        for line in file:
-            name, _, rest = line.partition(":")
-            if name in ("MemTotal", "MemAvailable"):
-                facts[name] = int(rest.split()[0]) * 1024
-            if len(facts) == 2:
-                break
-    return facts["MemTotal"], facts["MemAvailable"]
 
 
 def _account(name: str) -> tuple[int, int]:
