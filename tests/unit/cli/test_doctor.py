@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import belljar.hypervisor.qemu.abilities  # noqa: F401 - before a test has `which` lie
 from belljar.cli.host import checks, doctor
 from belljar.cli.host.checks import CHECKS, Check, Finding, Grade
 from belljar.errors import BadOption, CommandFailed, ImageUnknown
