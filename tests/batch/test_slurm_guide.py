@@ -56,6 +56,10 @@ def store_of(cluster: Cluster) -> Path:
         shutil.copytree(folder, store / folder.name, copy_function=linked)
         for name in (IMAGE, LONG):
             (store / "names" / name).symlink_to(f"../{folder.name}")
+        # Where the files had to be copied they are others than the manifest knows, until all their bytes were looked at.
+        cluster.site.run(
+            str(cluster.site.belljar), "image", "verify", IMAGE, env={"BELLJAR_PATHS_STORE": str(store.parent)}
+        )
     return store.parent
 
 

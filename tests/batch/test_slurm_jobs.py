@@ -60,7 +60,7 @@ def test_another_folder_and_an_input_file(cluster: Cluster) -> None:
 
 def test_the_variables_of_slurm_are_inside(cluster: Cluster) -> None:
     native, guest = both(cluster, "env | grep ^SLURM | sort", "--time=5", "--cpus-per-task=2", "--mem=700")
-    volatile = rb"SLURM_(JOB_?ID|TASK_PID|NODELIST|JOB_NODELIST|TOPOLOGY_ADDR|JOB_COMMENT|JOB_(START|END)_TIME)=.*|SLURMD_NODENAME=.*"
+    volatile = rb"SLURM_(JOB_?ID|JOB_SLUID|TASK_PID|NODELIST|JOB_NODELIST|TOPOLOGY_ADDR|JOB_COMMENT|JOB_(START|END)_TIME)=.*|SLURMD_NODENAME=.*"
     assert re.sub(volatile, b"", guest.out) == re.sub(volatile, b"", native.out)
     assert f"SLURM_JOB_ID={guest.job}".encode() in guest.out
 
@@ -153,10 +153,10 @@ def test_much_output(cluster: Cluster) -> None:
 
 def test_what_was_asked_for_is_inside(cluster: Cluster) -> None:
     text = "nproc; awk '/MemTotal/ {print int($2/1024)}' /proc/meminfo; for f in allocated_cpu wall_limit_secs; do cat $JOBFEATURES/$f; echo; done"
-    ended = cluster.run(text, VM, "--cpus-per-task=2", "--mem=1G", "--time=4")
+    ended = cluster.run(text, VM, "--cpus-per-task=2", "--mem=1G", "--time=10")
     cpus, memory, allocated, wall = map(int, ended.out.split())
     assert cpus == allocated == 2 and 600 <= memory <= 1024 - 200
-    assert 180 < wall <= 240  # what is left of it
+    assert 300 < wall <= 600  # what is left of it
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.batch.slurm_fixtures import SETTINGS, VM, Cluster
 
 # All that a process can tell of how it was started.
 LOOK = r"""#!/bin/bash
-env -0 | tr '\0' '\n' | grep -v '^SLURM_\(JOB_\?ID\|JOB_\(START\|END\)_TIME\|TASK_PID\)=' | sort
+env -0 | tr '\0' '\n' | grep -v '^SLURM_\(JOB_\?ID\|JOB_SLUID\|JOB_\(START\|END\)_TIME\|TASK_PID\)=' | sort
 tr '\0' '\n' </proc/$$/cmdline
 cat /proc/$PPID/comm; ps -o pgid= -o sid= -p $$ | awk -v p=$$ '{print ($1 == p), ($2 == p)}'
 grep -E '^(Sig[BIC]|Shd|Cap|NoNew|Umask|Groups|Seccomp:)' /proc/self/status; ulimit -a; ulimit -aH

@@ -76,9 +76,10 @@ def openpbs(prefix: Path) -> Iterator[tuple[str, ...]]:
     with _host() as entry:
         Path("/etc/pbs.conf").write_text(OF_OPENPBS.format(prefix=prefix, host=HOST))
         _run(entry, "chmod", "4755", prefix / "sbin/pbs_rcp", prefix / "sbin/pbs_iff")
+        _run(entry, "install", "-d", "-o", "postgres", "-g", "postgres", "/run/postgresql")  # a room's /run is empty
         _run(entry, prefix / "libexec/pbs_init.d", "start")
         qmgr = prefix / "bin/qmgr"
-        for directive in (f"create node {HOST}", "set server flatuid=True", "set server job_history_enable=False"):
+        for directive in ("set server flatuid=True", "set server job_history_enable=False"):
             _run(entry, qmgr, "-c", directive)
         _until(entry, "state = free", prefix / "bin/pbsnodes", "-a")
         yield entry
