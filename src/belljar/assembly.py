@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Any
 
-    from belljar.guest import Guest
+    from belljar.guest import Guest, SshKeys
     from belljar.guest.conversation import Conversation
-    from belljar.hypervisor import Hypervisor, Template
+    from belljar.host.interpreter import Interpreter
+    from belljar.hypervisor import Domain, Hypervisor, Template
     from belljar.image.store.overlay import DiskOverlays
     from belljar.image.store.store import Store
     from belljar.machine.cleaning.reaper import Reaper
@@ -141,11 +142,23 @@ class House:
 
     def ssh(self) -> SshHouse:
         """What guests without an agent are reached with."""
-        from belljar.guest import ssh_guest
+        from belljar.guest import Parcel, ssh_guest
+        from belljar.image import agent_unit
         from belljar.machine.planning.ssh import SshHouse
 
-        settings = self.settings.guest
-        return SshHouse(self.folders.store / "ssh", lambda dial, keys, tell: ssh_guest(dial, keys, settings, tell))
+        settings, parcel = self.settings.guest, Parcel(agent_unit(), self.interpreter)
+
+        def guest(domain: Domain, keys: SshKeys, tell: Callable[[str], None], is_draft: bool) -> Guest:
+            return ssh_guest(domain.channel, domain.dial, keys, parcel, settings, tell, is_draft=is_draft)
+
+        return SshHouse(self.folders.store / "ssh", guest)
+
+    def interpreter(self) -> Interpreter:
+        """This host's Python, for guests without one that fits."""
+        from belljar.agent import bundle
+        from belljar.host.interpreter import interpreter
+
+        return interpreter(self.images.work_folder("interpreters"), bundle.source())
 
     def layers(self) -> Layers:
         """Images with the agent put in."""
@@ -243,10 +256,7 @@ def _heeding(work: Coroutine[Any, Any, Template]) -> Template:
 
 
 async def _relay(guest: Guest, connection: socket.socket) -> None:
-    """Let a second client talk to the guest. Imported when there is one: most jobs never have one. Where there is no agent
-    it is hung up on."""
-    if not hasattr(guest, "open_channel"):
-        return connection.close()
+    """Let a second client talk to the guest. Imported when there is one: most jobs never have one."""
     from belljar.guest.relay import serve
 
     await serve(guest, connection)

@@ -15,9 +15,10 @@ from pathlib import Path
 
 import asyncssh
 
-from belljar.guest import OWN_SSH_PORT, Settings, SshKeys
+from belljar.guest import Parcel, Settings, SshKeys
 from belljar.guest.ssh import SshGuest
 from belljar.guest.ssh_link import Patience
+from belljar.host.interpreter import Interpreter
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/bin")
 CAN_RUN = os.geteuid() == 0 and SSHD is not None and shutil.which("unshare") is not None
@@ -25,7 +26,10 @@ SETUP = """\
 set -e
 mount --make-rprivate /
 mount -t tmpfs tmpfs {folder}/own
-mkdir {folder}/own/upper {folder}/own/work
+mkdir {folder}/own/upper {folder}/own/work {folder}/own/lib {folder}/own/work-of-lib
+mount -t overlay overlay -o lowerdir=/usr/lib,upperdir={folder}/own/lib,workdir={folder}/own/work-of-lib /usr/lib
+mount -t tmpfs tmpfs /sys/fs/cgroup
+mount -t tmpfs tmpfs /sys/class
 mount -t overlay overlay -o lowerdir=/etc,upperdir={folder}/own/upper,workdir={folder}/own/work /etc
 mount -t tmpfs tmpfs /run
 mkdir -p /run/sshd
@@ -36,7 +40,7 @@ cp {folder}/authorized /etc/ssh/visitors
 chmod 644 /etc/ssh/visitors
 cp {folder}/host /etc/ssh/ssh_host_ed25519_key
 chmod 600 /etc/ssh/ssh_host_ed25519_key
-exec setpriv --bounding-set=-sys_time {sshd} -D -e -f {folder}/config -p {port}
+exec setpriv --bounding-set=-sys_time,-sys_module {sshd} -D -e -f {folder}/config -p {port}
 """
 CONFIG = """\
 ListenAddress 127.0.0.1
@@ -65,11 +69,11 @@ class Server:
     told: list[str] = field(default_factory=list)
     lines: list[socket.socket] = field(default_factory=list)
 
-    async def dial(self, number: int = 0) -> socket.socket:
-        line, port = socket.socket(), OWN_SSH_PORT if number else self.port
+    async def dial(self) -> socket.socket:
+        line = socket.socket()
         line.setblocking(False)
         try:
-            await asyncio.get_running_loop().sock_connect(line, ("127.0.0.1", port))
+            await asyncio.get_running_loop().sock_connect(line, ("127.0.0.1", self.port))
         except BaseException:
             line.close()
             raise
@@ -77,13 +81,24 @@ class Server:
         return line
 
     @asynccontextmanager
-    async def guest(self, patience: Patience | None = None, **settings: float) -> AsyncIterator[SshGuest]:
-        guest = SshGuest(self.dial, self.keys, Settings(**settings), self.told.append, patience)
+    async def guest(self, patience: Patience | None = None, *, is_draft: bool = False) -> AsyncIterator[SshGuest]:
+        """One without a port: the agent is brought there, and speaks over the session."""
+        ours, theirs = socket.socketpair()
+        guest = SshGuest(
+            ours, self.dial, self.keys, Parcel("", no_interpreter), Settings(), self.told.append, is_draft=is_draft,
+            patience=patience,
+        )  # fmt: skip
         try:
             await guest.greet()
             yield guest
         finally:
             guest.close()
+            ours.close()
+            theirs.close()
+
+
+def no_interpreter() -> Interpreter:
+    raise AssertionError("this host has a Python of its own")
 
 
 def without_penalties() -> str:

@@ -34,6 +34,16 @@ def source() -> bytes:
     return "".join([HEAD, "\n", *(line + "\n" for line in sorted(imports)), *bodies]).encode("utf-8")
 
 
+def compiled() -> bytes:
+    """The agent as bytecode of the Python that runs this, so that an emulated guest which has the same one need not compile it.
+    Never checked against the source's time."""
+    import importlib.util
+    import marshal
+
+    code = compile(source(), "agent.py", "exec", dont_inherit=True)
+    return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
+
+
 def digest() -> bytes:
     """Stands for what `source` gives, and is made sooner: of the sources, and of what joins them."""
     from hashlib import sha256

@@ -5,9 +5,9 @@ import sys
 
 from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.rehearsal import Rehearsal
-from belljar.agent.guest.system import kernel_events, kill_quietly, read_file, say
+from belljar.agent.guest.system import kernel_events, kill_quietly, read_file, say, write_all
 from belljar.agent.loop.loop import Agent
-from belljar.agent.wire import PORT
+from belljar.agent.wire import KIB, PORT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,20 +37,55 @@ def lookup_port(name: str) -> str:
     return ""
 
 
+def stdio() -> int:
+    """A socket for what comes by our standard streams, which may be pipes: one descriptor for both ways, as a port is. Two other
+    processes carry, our parent and its other child; none of our own, which may be killed with a payload's."""
+    import _socket
+
+    ours, theirs = _socket.socketpair()
+    if os.fork():
+        ours.close()
+        try:
+            if os.fork():
+                os.close(0)
+                carry(theirs.fileno(), 1)
+            else:
+                os.close(1)
+                carry(0, theirs.fileno())
+                theirs.shutdown(_socket.SHUT_WR)
+        finally:
+            os._exit(0)
+    nothing = os.open("/dev/null", os.O_RDWR)
+    for number in (0, 1):
+        os.dup2(nothing, number)
+    os.close(nothing)
+    theirs.close()
+    return ours.detach()
+
+
+def carry(source: int, target: int) -> None:
+    """All that comes, to its end."""
+    data = os.read(source, 64 * KIB)
+    while data:
+        write_all(target, data)
+        data = os.read(source, 64 * KIB)
+
+
 def main(argv: "list[str]") -> int:
-    """As the guest's service without arguments; `--rehearse FD` as an ordinary process over an open socket."""
+    """As the guest's service without arguments, or with `--stdio` where a session of the host's carries the frames;
+    `--rehearse FD` as an ordinary process over an open socket."""
     if argv[:1] == ["--rehearse"] and len(argv) == 2:
         fd, world = int(argv[1]), Rehearsal()  # type: int, Guest | Rehearsal
         os.set_inheritable(fd, False)
         world.prepare()
-    elif not argv:
+    elif not argv or argv == ["--stdio"]:
         world = Guest()
         world.prepare()  # first: a port's name is there a moment before it can be opened
-        fd = os.open(find_port(PORT), os.O_RDWR | os.O_CLOEXEC)
+        fd = stdio() if argv else os.open(find_port(PORT), os.O_RDWR | os.O_CLOEXEC)
     else:
-        say("usage: agent.py [--rehearse FD]")
+        say("usage: agent.py [--stdio | --rehearse FD]")
         return 2
-    agent = Agent(fd, world, is_port=isinstance(world, Guest))
+    agent = Agent(fd, world, is_port=not argv)
     agent.run()
     for process in agent.dying:
         kill_quietly(process.pid, signal.SIGKILL)

@@ -15,6 +15,8 @@ from belljar.model import Account, FileServer, Payload, PlainFile, Usage, settin
 if TYPE_CHECKING:
     import socket
 
+    from belljar.host.interpreter import Interpreter
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -209,17 +211,13 @@ class Guest(Protocol):
         """Stop talking; every waiting call raises AgentLost."""
 
 
-OWN_SSH_PORT = 822  # of the guest, where belljar's own ssh server listens in clones
-
-
 @dataclass(frozen=True)
 class SshKeys:
     """How belljar and the ssh server of a guest know each other. Keys are texts in OpenSSH's formats."""
 
     private: str = field(repr=False)  # belljar's
     user: str = "root"  # another one must be allowed `sudo -n`
-    host: tuple[str, ...] = ()  # public keys the server may show; none: whichever it shows first
-    of_clone: bool = False  # a clone's guest: its template may have a server of belljar's own, behind the second port
+    host: tuple[str, ...] = ()  # public keys the server may show; none: whichever it shows
 
 
 @dataclass(frozen=True)
@@ -233,18 +231,33 @@ class SshDelivery:
     host_dropbear: bytes = field(repr=False)  # the private one once more, in dropbear's format
 
 
-def ssh_delivery(secret: bytes, purpose: str, user: str) -> SshDelivery:
-    """The keys for a purpose: the same ones from the same secret of 32 bytes or more, whoever asks. Raises SshMissing."""
-    from belljar.guest.ssh_keys import keys_from
+@dataclass(frozen=True)
+class Parcel:
+    """What a guest is brought beside the agent."""
 
-    return keys_from(secret, purpose, user)
+    unit: str  # the agent's systemd unit, as images have it that start the agent themselves
+    interpreter: Callable[[], Interpreter]  # asked where the guest has none that fits
+
+
+def ssh_delivery(user: str) -> SshDelivery:
+    """Keys nobody had before, for one boot of a guest. Raises SshMissing."""
+    from belljar.guest.ssh_keys import fresh_keys
+
+    return fresh_keys(user)
 
 
 def ssh_guest(
-    dial: Callable[[int], Awaitable[socket.socket]], keys: SshKeys, settings: Settings, tell: Callable[[str], None]
+    channel: socket.socket,
+    dial: Callable[[], Awaitable[socket.socket]],
+    keys: SshKeys,
+    parcel: Parcel,
+    settings: Settings,
+    tell: Callable[[str], None],
+    *,
+    is_draft: bool,
 ) -> Guest:
-    """A guest without an agent, behind the ssh servers *dial* connects to: 0 is the image's own, 1 the one that
-    belljar leaves in a template. *tell* hears of each change in how it goes."""
+    """A guest whose agent is brought by the ssh server *dial* connects to, and then speaks over *channel* as all do. *tell*
+    hears of each change in how it goes. *is_draft*: it is to become a template."""
     from belljar.guest.ssh import SshGuest
 
-    return SshGuest(dial, keys, settings, tell)
+    return SshGuest(channel, dial, keys, parcel, settings, tell, is_draft=is_draft)

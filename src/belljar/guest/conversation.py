@@ -99,7 +99,7 @@ class Conversation:
     # -- begin and end
 
     async def greet(self) -> Hello:
-        self.close()
+        self._lose(AgentLost("another conversation began"))
         loop = asyncio.get_running_loop()
         opening = greeting(os.urandom(16))
         self._hello = loop.create_future()

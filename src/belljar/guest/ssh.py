@@ -1,338 +1,212 @@
-"""A guest without an agent, behind its own ssh server: implements `Guest` as far as a shell can carry it.
+"""A guest the agent is brought to over its own ssh server: implements `Guest` as a conversation that begins with a delivery.
 
-Nothing of a request is ever part of a command: commands are fixed words and numbers of ours, the rest travels as files.
-How a payload ended is read from a record the guest's script wrote (ssh_scripts.py), never from ssh's own status, so a
-connection that broke is made anew and the record read again. What a shell cannot carry is listed in docs/contexts.md.
+The delivery is one connection: a look around, then an archive with the agent, how it is started, and an interpreter where
+the guest's own does not fit. From then on frames go by the virtio port, as in every guest, and ssh is left alone; a clone never
+sees it. Where the guest has no driver for the port, the same frames go over the standard streams of a session (`Carrier`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
+import gzip
+import io
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+import sys
+import tarfile
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any
 
-from belljar.agent.guest.accounts import Account as GuestAccount
-from belljar.agent.guest.accounts import free_name, with_groups, with_shadow, with_user
-from belljar.agent.guest.system import Refused
-from belljar.agent.wire import Words
-from belljar.errors import AgentLost, GuestRefused, NoDisk, NoNfs, NoNineP, NoPackedFolders, NoVirtiofs
-from belljar.guest import OWN_SSH_PORT, Hello, Identity, IdentityProof, Settings, Sink, SshKeys, Streams
-from belljar.guest.conversation import account_words
+from belljar.agent import bundle
+from belljar.agent.wire import PORT
+from belljar.errors import GuestRefused
+from belljar.guest import Hello, Parcel, Settings, SshKeys
+from belljar.guest.conversation import Conversation
 from belljar.guest.process import one_line
-from belljar.guest.ssh_archive import archive, sorted_files, unpacking
-from belljar.guest.ssh_link import Link, Patience, Tell, library, lost
-from belljar.guest.ssh_process import SshProcess
-from belljar.guest.ssh_scripts import JOBS, PROBE, Means, job_files, text
-from belljar.model import Account, FileServer, Payload, PlainFile
+from belljar.guest.ssh_link import WINDOW, Dial, Link, Patience, Tell, library
+from belljar.host.interpreter import command
+from belljar.host.threads import in_thread
 
-if TYPE_CHECKING:
-    from belljar.guest.ssh_link import Answer
-    from belljar.guest.ssh_process import Watcher
+FOLDER = "/usr/lib/belljar"  # in the guest; like everything below a fixed word of ours
+INTERPRETER = f"{FOLDER}/python"
+OWN_PYTHONS = "/usr/bin/python3 /usr/local/bin/python3 /usr/libexec/platform-python"
+NEEDS = "ctypes, errno, fcntl, gc, os, resource, select, shutil, stat, struct, tarfile, tempfile, termios"
 
-LONGEST_WORD = 128 * 1024 - 1  # of one argument or variable, for Linux
-WHOLE_COMMAND = 2 * 1024 * 1024 - 64 * 1024
-ACCOUNT_FILES = ("/etc/passwd", "/etc/shadow", "/etc/group")
+# What there is: a Python that can run the agent, systemd, our port. Each a line; the driver is loaded where that can be done.
+PROBE = f"""\
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+for p in {OWN_PYTHONS}; do
+    [ -x $p ] && v=$($p -I -S -c 'import sys, {NEEDS}; print("%d.%d" % sys.version_info[:2]); sys.exit(sys.version_info < (3, 6))' 2> /dev/null < /dev/null) &&
+        echo "python $p $v" && break
+done
+[ -d /run/systemd/system ] && echo systemd yes
+command -v gzip > /dev/null && echo gzip yes
+ours() {{
+    for n in /sys/class/virtio-ports/*/name; do
+        [ -r "$n" ] && read -r v < "$n" && [ "$v" = {PORT} ] && return 0
+    done
+    return 1
+}}
+ours || modprobe virtio_console 2> /dev/null
+tries=0
+until ours || [ ! -d /sys/class/virtio-ports ] || [ $tries -gt 100 ]; do
+    tries=$((tries + 1))
+    sleep 0.1 2> /dev/null || sleep 1
+done
+ours && echo port yes
+exit 0
+"""
+UNPACK = f"sh -c 'umask 022; rm -rf {FOLDER}; mkdir -p {FOLDER} && %star -x -p -f - -C {FOLDER} && sh {FOLDER}/start'"
+STAY = f"sh {FOLDER}/stay"
+
+START_BY_SYSTEMD = f"""\
+mkdir -p /run/systemd/system && cp {FOLDER}/unit /run/systemd/system/belljar-agent.service || exit 1
+systemctl --no-block start belljar-agent.service 2> /dev/null && exit 0
+systemctl daemon-reload && systemctl --no-block start belljar-agent.service
+"""
+# A session of its own, so that it outlives ours; its complaints go to the console, as those of a service.
+START = """\
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin out=/dev/null own=
+export PATH
+command -v setsid > /dev/null && own=setsid
+( : > /dev/console ) 2> /dev/null && out=/dev/console
+cd / && $own {agent} < /dev/null > $out 2>&1 &
+"""
+STAY_HERE = """\
+PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
+export PATH
+cd / && exec {agent} --stdio
+"""
 
 
-class SshGuest:
-    """One guest. Closing it makes every waiting call raise AgentLost; it does not come back."""
+class SshGuest(Conversation):
+    """One guest. *is_draft*: it is to become a template, so its conversation must go by the port."""
 
     def __init__(
         self,
-        dial: Callable[[int], Awaitable[socket.socket]],
+        channel: socket.socket,
+        dial: Dial,
         keys: SshKeys,
+        parcel: Parcel,
         settings: Settings,
         tell: Tell,
+        *,
+        is_draft: bool = False,
         patience: Patience | None = None,
     ) -> None:
-        self.link = Link(dial, keys, settings, tell, patience)
-        self.means = Means()
-        self._settings, self._tell, self._kernel = settings, tell, ""
-        self._number = 0
-        self._processes: list[SshProcess] = []
-        self._accounts: dict[Account, str] = {}  # the names they have in the guest
-
-    # -- begin and end
+        super().__init__(channel, settings)
+        self._link = Link(dial, keys, tell, settings.heartbeat, patience or Patience())
+        self._parcel, self._tell, self._is_draft = parcel, tell, is_draft
+        self._carrier: Carrier | None = None
+        self._is_delivered = False
 
     async def greet(self) -> Hello:
-        await self.link.open(patiently=True)
-        said = facts_of((await self._done(PROBE, "look around in the guest")).out)
-        yes = {name for name, value in said.items() if value == "yes"}
-        self._kernel = said.get("kernel", "")
-        self.means = Means(
-            waiter=said.get("waiter", "sh"), dropper=said.get("dropper", ""),
-            **{name: name in yes for name in ("prlimit", "cgroup", "setsid", "gnu_tar", "nanoseconds")},
-        )  # fmt: skip
-        return Hello(1, "ssh", said.get("boot", ""), said.get("os", ""), self._kernel, "", "nine_p" in yes)
+        if not self._is_delivered:
+            await self._deliver()
+            self._is_delivered = True
+        return await super().greet()
 
     def close(self) -> None:
-        error = AgentLost("the conversation with the guest was closed")
-        for process in self._processes:
-            process.fail(error)
-        self.link.close()
+        super().close()
+        if self._carrier is not None:
+            self._carrier.close()
+        self._link.close()
 
-    # -- who it is
-
-    async def identify(self, identity: Identity) -> IdentityProof:
-        from belljar.guest.ssh_identity import fresh_host_key, identity_script, read_proof
-
-        private, public = fresh_host_key()
-        answer = await self._done(
-            identity_script(identity, private, public, is_told=not self.link.is_by_ours), "take its identity"
-        )
-        self.link.trust(public)
-        said = facts_of(answer.out)
-        return read_proof(said, identity, await self.set_clock())
-
-    async def grow(self, cpus: int, *, plugged: int, surplus: int, disk: int) -> tuple[int, int]:
-        raise GuestRefused("a guest without an agent does not grow")
-
-    async def settle(self) -> frozenset[str]:
-        """A clone's keys are only as good as its kernel's random numbers: where it cannot be given new ones for sure there is
-        no template. Raises GuestRefused."""
-        from belljar.guest.ssh_identity import SETTLE, UP
-
-        more = 9 * self._settings.call_timeout
-        await self._done(UP, "come up", more=more)
-        await self._leave_server()
-        await self._done(SETTLE, "settle", more=more)
-        await self.link.hang_up()
-        return frozenset()
-
-    async def _leave_server(self) -> None:
-        """A server of ours, which costs a clone less than the image's own. Where there can be none that one does."""
-        from belljar.guest.ssh_identity import NO_SERVER, server_script
-
-        started = await self.link.script(
-            server_script(self.link.public, OWN_SSH_PORT), more=self._settings.call_timeout
-        )
-        why = await self.link.move() if started.code == 0 else "it cannot be started"
-        if why:
-            self._tell(f"no server of belljar's own at its second port: {why}")
-            await self._done(NO_SERVER, "end a server")
-
-    async def set_clock(self) -> float:
-        from belljar.guest.ssh_identity import TELL, steer_clock
-
-        async def ask(script: str) -> bytes:
-            return (await self._done(f"{TELL}{script}", "tell the time")).out
-
-        return await steer_clock(ask, precise=self.means.nanoseconds)
-
-    # -- places
-
-    async def mount(self, tag: str, target: str, *, readonly: bool) -> None:
-        how = "ro" if readonly else "rw"
-        script = (
-            f"T={text(target)}; mkdir -p \"$T\" || exit 5\n"
-            "grep -q 9p /proc/filesystems || modprobe -a 9p 9pnet_virtio 2> /dev/null || modprobe 9p 2> /dev/null\n"
-            "modprobe 9pnet_virtio 2> /dev/null\n"
-            "grep -q 9p /proc/filesystems || exit 6\n"
-            f"exec mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,nosuid,nodev,{how} {text(tag)} \"$T\"\n"
-        )  # fmt: skip
-        answer = await self.link.script(script)
-        if answer.code == 6:
-            raise NoNineP(
-                "the guest's kernel has no 9p",
-                hint="Copy files with `--in` and `--out`, or use an image whose kernel has 9p.",
+    async def _deliver(self) -> None:
+        """The agent runs in the guest when this returns, or will as soon as the guest's init has done the rest."""
+        found = facts_of(await self._link.open(PROBE))
+        has_port = "port" in found
+        if self._is_draft and not has_port:
+            raise GuestRefused(
+                "the guest has no driver for belljar's port (virtio_console): its conversation goes over ssh, which no clone takes along",
+                hint="Add `--start cold`, or put the kernel module `virtio_console` into the image.",
             )
-        check(answer, f"mount {target}")
+        archive = await in_thread(lambda: self._archive(found, has_port=has_port))
+        if "gzip" in found:  # an emulated guest unpacks it sooner than it deciphers what it would have to
+            archive = await in_thread(lambda: gzip.compress(archive, 6))
+        answer = await self._link.run(UNPACK % ("gzip -d -c | " if "gzip" in found else ""), archive)
+        if answer.code:
+            why = one_line(answer.err.decode(errors="replace").strip())[:300] or f"exit code {answer.code}"
+            raise GuestRefused(f"the guest could not take the agent: {why}")
+        self._tell(f"agent delivered, with {found.get('python') or 'an interpreter'}")
+        if has_port:
+            return await self._link.leave()
+        self._tell("no driver for the port: the conversation goes over ssh")
+        self._carrier = await Carrier.begin(self._link)
+        self._connection = self._carrier.ours
 
-    async def mount_virtiofs(self, tag: str, target: str, *, readonly: bool) -> None:
-        raise NoVirtiofs("folders by virtiofs are not mounted over ssh", hint="Share them without `virtiofs:`.")
+    def _archive(self, found: dict[str, str], *, has_port: bool) -> bytes:
+        """What is unpacked in the guest, as a tar archive."""
+        path, _, version = found.get("python", "").partition(" ")
+        python = f"{path} -I -S" if path else command(INTERPRETER)
+        files = [("agent.py", bundle.source(), 0o644)]
+        leaf = "agent.py"
+        if not path or version == f"{sys.version_info[0]}.{sys.version_info[1]}":
+            leaf = "agent.pyc"
+            files.append((leaf, bundle.compiled(), 0o644))
+        agent = f"{python} {FOLDER}/{leaf}"
+        if not has_port:
+            files += [("start", b"exit 0\n", 0o644), ("stay", STAY_HERE.format(agent=agent).encode(), 0o644)]
+        elif "systemd" in found:
+            files += [("start", START_BY_SYSTEMD.encode(), 0o644), ("unit", unit_for(self._parcel.unit, agent), 0o644)]
+        else:
+            files.append(("start", START.format(agent=agent).encode(), 0o644))
+        if not path:
+            files += [(f"python/{name}", data, mode) for name, data, mode in self._parcel.interpreter().files()]
+        return archive_of(files)
 
-    async def mount_nfs(self, server: FileServer, target: str, *, readonly: bool) -> None:
-        raise NoNfs(
-            "exports of a file server are not mounted over ssh", hint="Use an image with Python, or a host folder."
-        )
 
-    async def find_disks(self, names: Sequence[str]) -> list[str]:
-        script = (
-            "[ -w /sys/bus/pci/rescan ] && echo 1 > /sys/bus/pci/rescan\n"
-            "look() { for s in /sys/block/*/serial; do [ -r \"$s\" ] || continue\n"
-            "read -r v < \"$s\" || [ -n \"$v\" ] || continue; d=${s%/serial}; echo \"disk-$v /dev/${d##*/}\"; done; }\n"
-            "tries=0\n"
-            f"until look > /run/belljar/disks; [ $(wc -l < /run/belljar/disks) -ge {len(names)} ] || [ $tries -gt 100 ]; do\n"
-            "tries=$((tries + 1)); sleep 0.1; done\ncat /run/belljar/disks\n"
-        )  # fmt: skip
-        said = facts_of((await self._done(script, "look for its disks", more=15)).out)
-        found = [said.get(f"disk-{name}", "") for name in names]
-        if missing := [name for name, device in zip(names, found, strict=True) if not device]:
-            raise NoDisk(f"the guest does not see its disk {missing[0]}")
-        return found
+class Carrier:
+    """Frames over the standard streams of an ssh session: one end of a socket pair is the conversation's."""
 
-    async def mount_scratch(self, device: str, target: str, account: Account) -> None:
-        where = f'T={text(target)}; mkdir -p "$T" && mount -t ext4 -o nosuid,nodev,noatime {text(device)} "$T"'
-        await self._done(f'{where} && chown {account.uid}:{account.gid} "$T" && chmod 0700 "$T"', f"mount {target}")
+    def __init__(self, process: Any) -> None:
+        self._process = process
+        self.ours, self._theirs = socket.socketpair()
+        self._theirs.setblocking(False)
+        self._tasks = [asyncio.ensure_future(self._outwards()), asyncio.ensure_future(self._inwards())]
 
-    async def mount_packed(self, name: str, device: str, inside: str, account: Account, cwd: bytes | None) -> None:
-        raise NoPackedFolders("folders that come as disks are not mounted over ssh")
+    @classmethod
+    async def begin(cls, link: Link) -> Carrier:
+        """Start the agent in a session of its own, which ends with it. Raises AgentLost, GuestRefused."""
+        return cls(await link.process(STAY, stderr=asyncio.subprocess.DEVNULL))
 
-    async def renew_keys(self) -> None:
-        """`identify` has done that."""
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        self._process.channel.abort()
+        for end in (self.ours, self._theirs):
+            end.close()
 
-    async def prepare_for(self, what: str) -> None:
-        raise GuestRefused(f"{what}: not over ssh")
+    async def _outwards(self) -> None:
+        loop = asyncio.get_running_loop()
+        with suppress(OSError, library().Error):
+            while data := await loop.sock_recv(self._theirs, WINDOW):
+                self._process.stdin.write(data)
+                await self._process.stdin.drain()
 
-    # -- accounts and files
-
-    async def add_account(self, account: Account) -> None:
-        """By the same rules as the agent's, worked out here: the guest sends its files and gets them back."""
-        if account in self._accounts:
-            return
-        words = account_words(account)
-        user = GuestAccount(Words(words))
-        try:
-            user.check()
-        except Refused as exc:
-            raise GuestRefused(str(exc)) from exc
-        self._accounts[account] = account.name
-        if user.is_plain_root():
-            return
-        said = await self._read(ACCOUNT_FILES)
-        name = free_name(said[0], user.name, user.uid)
-        new = [with_user(said[0], user), with_shadow(said[1], name), with_groups(said[2], user, name)]
-        lines = ["umask 077"]
-        for path, old, text_now in zip(ACCOUNT_FILES, said, new, strict=True):
-            if old != text_now:
-                mode = "0640" if path == "/etc/shadow" else "0644"
-                lines.append(f"printf %s {text(text_now)} > {path}.belljar && chmod {mode} {path}.belljar || exit 5")
-                lines.append(f"mv {path}.belljar {path} || exit 5")
-        lines.append(
-            f'umask 022; H={text(account.home)}; [ -d "$H" ] || {{ mkdir -p "$H" && chmod 0700 "$H" &&'
-            f' chown {account.uid}:{account.gid} "$H"; }}'
-        )
-        await self._done("\n".join(lines), f"make the account {name} with its home folder {account.home}")
-        self._accounts[account] = name
-
-    async def place(self, files: Sequence[PlainFile], account: Account) -> None:
-        from belljar.guest.ssh_files import place_script
-
-        await self.add_account(account)
-        folder = self._next_folder()
-        contents = {str(number): file.data for number, file in enumerate(files) if file.data is not None}
-        await self._send(folder, contents)
-        await self._done(place_script(files, account, folder), "make the payload's files")
-
-    async def put(
-        self, outside: str, inside: str, account: Account, cwd: bytes | None, *, skip: tuple[str, ...] = ()
-    ) -> None:
-        from belljar.guest.ssh_files import put
-
-        await self.add_account(account)
-        await put(self, outside, inside, account, cwd, skip)
-
-    async def get(
-        self,
-        inside: str,
-        outside: str,
-        account: Account,
-        cwd: bytes | None,
-        *,
-        skip: tuple[str, ...] = (),
-        changed_only: bool = False,
-    ) -> None:
-        from belljar.guest.ssh_files import get
-
-        await self.add_account(account)
-        await get(self, inside, outside, account, cwd, skip=skip, changed_only=changed_only)
-
-    async def collect(self, paths: Sequence[str], sink: Sink) -> None:
-        from belljar.guest.ssh_files import collect
-
-        await collect(self, paths, sink)
-
-    # -- payloads
-
-    async def start(self, payload: Payload, streams: Streams) -> SshProcess:
-        refuse_what_no_kernel_takes(payload)
-        await self.add_account(payload.account)
-        quick, slow = sorted_files(payload.files)
-        if slow:
-            await self.place(slow, payload.account)
-        folder = self._next_folder()
-        script = None
-        if payload.script is not None:
-            name = os.path.basename((payload.argv[0] if payload.argv else b"").rstrip(b"/")) or b"script"
-            script = f"{folder}/script/".encode() + name
-        files = job_files(payload, self.means, folder, self._number, script=script)
-        contents: dict[str, bytes] = dict(files)
-        if payload.script is not None and script is not None:
-            contents["script/" + os.fsdecode(os.path.basename(script))] = payload.script
-        watcher = await self._make_ready(folder, contents, quick, f"{payload.account.uid}:{payload.account.gid}")
-        process = SshProcess(self.link, folder, names_of(payload), streams, watcher)
-        self._processes.append(process)
-        await process.begin(payload.terminal)
-        return process
-
-    async def _make_ready(
-        self, folder: str, contents: dict[str, bytes], files: Sequence[PlainFile], owner: str
-    ) -> Watcher:
-        """Put a payload's files there; returns the session that tells what becomes of it."""
-        own = f"chown {owner} error become && chmod 0600 error && chmod 0400 become"
-        script = f"[ ! -d script ] || {{ chmod 0711 script && chown {owner} script/* && chmod 0700 script/*; }}"
-        more = f"cd {folder} && mkfifo -m 0600 started && : > error && {own} && {{ {script}; }} && : > {JOBS}/began"
-        watcher = await self.link.process(f"sh -c '{unpacking(folder)} && {more} && exec sh {folder}/watch'")
+    async def _inwards(self) -> None:
+        """Its end is the conversation's, which then says that the guest is lost."""
+        loop = asyncio.get_running_loop()
+        with suppress(OSError, library().Error):
+            while data := await self._process.stdout.read(WINDOW):
+                await loop.sock_sendall(self._theirs, data)
         with suppress(OSError):
-            watcher.stdin.write(archive(folder, contents, files))
-            watcher.stdin.write_eof()
-        try:
-            async with asyncio.timeout(self._settings.call_timeout):
-                if await watcher.stdout.readline() == b"ready\n":
-                    return watcher
-                why = one_line((await watcher.stderr.read(500)).decode(errors="replace"))
-        except TimeoutError as exc:
-            raise AgentLost(f"the guest did not make a payload ready within {self._settings.call_timeout:g} s") from exc
-        except (library().Error, OSError) as exc:
-            raise lost(exc) from exc
-        raise GuestRefused(f"the guest could not make a payload ready: {why}")
-
-    async def end_payload(self) -> None:
-        """Kill what is left of the payloads, unmount what was mounted for them, write everything out."""
-        for process in self._processes:
-            if not process.is_over:
-                await process.signal(9)
-        script = (
-            "for g in /sys/fs/cgroup/belljar/*/; do [ -d \"$g\" ] && echo 1 > \"$g/cgroup.kill\"; done 2> /dev/null\n"
-            "while read -r tag where kind rest; do [ \"$kind\" = 9p ] && umount \"$where\"; done < /proc/mounts\nsync\nexit 0\n"
-        )  # fmt: skip
-        await self._done(script, "end the payload", more=30)
-        running = [process.wait() for process in self._processes if not process.is_over]
-        await asyncio.gather(*running, return_exceptions=True)
-
-    # -- small helps
-
-    async def _read(self, paths: Sequence[str]) -> list[str]:
-        """Text files of the guest; one that is not there is empty."""
-        end = f"--{os.urandom(8).hex()}--"
-        script = "\n".join(f"[ ! -e {path} ] || cat {path}; echo; echo {end}" for path in paths)
-        said = (await self._done(script, "read its files")).out.decode("utf-8", "surrogateescape")
-        return [part.removeprefix("\n") for part in said.split(f"\n{end}")[: len(paths)]]
-
-    def _next_folder(self) -> str:
-        self._number += 1
-        return f"{JOBS}/{self._number}"
-
-    async def _send(self, folder: str, contents: dict[str, bytes]) -> None:
-        """Files into a folder of ours in the guest, which is made for them."""
-        check(
-            await self.link.run(f"sh -c '{unpacking(folder)}'", archive(folder, contents)), "take the payload's files"
-        )
-
-    async def _done(self, script: str, what: str, *, more: float = 0.0) -> Answer:
-        answer = await self.link.script(script, more=more)
-        check(answer, what)
-        return answer
+            self._theirs.shutdown(socket.SHUT_RDWR)
 
 
-def check(answer: Answer, what: str) -> None:
-    """Raise GuestRefused for a command that did not work."""
-    if answer.code:
-        why = one_line(answer.err.decode("utf-8", "replace").strip().replace("\n", "; ")) or f"exit code {answer.code}"
-        raise GuestRefused(f"the guest could not {what}: {why[:300]}")
+def unit_for(unit: str, agent: str) -> bytes:
+    """The agent's unit for this guest: started by these words, and not before cloud-init is done."""
+    lines = [f"ExecStart={agent}" if line.startswith("ExecStart=") else line for line in unit.splitlines()]
+    return "\n".join([*lines, ""]).replace("After=", "After=cloud-final.service ", 1).encode()
+
+
+def archive_of(files: list[tuple[str, bytes, int]]) -> bytes:
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, data, mode in files:
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(data), mode
+            archive.addfile(member, io.BytesIO(data))
+    return whole.getvalue()
 
 
 def facts_of(said: bytes) -> dict[str, str]:
@@ -342,22 +216,3 @@ def facts_of(said: bytes) -> dict[str, str]:
         name, _, value = line.partition(" ")
         found.setdefault(one_line(name), one_line(value.strip()))
     return found
-
-
-def refuse_what_no_kernel_takes(payload: Payload) -> None:
-    """Raises GuestRefused. A shell would fail in the middle, with words of its own."""
-    words = [*payload.argv, *(key + b"=" + value for key, value in payload.env)]
-    if any(b"\0" in word for word in (*words, payload.cwd or b"", payload.program or b"")):
-        raise GuestRefused("a NUL byte in a name, an argument or the environment")
-    if any(len(word) > LONGEST_WORD for word in words) or sum(len(word) + 9 for word in words) > WHOLE_COMMAND:
-        raise GuestRefused(
-            "arguments and environment are more than the guest's kernel takes",
-            hint="Give the payload its data in a file (`--in`) or on its standard input.",
-        )
-
-
-def names_of(payload: Payload) -> dict[str, str]:
-    """What a payload's failure to start is about, by its kind."""
-    name = payload.program or (payload.argv[0] if payload.argv else b"")
-    where = os.fsdecode(payload.cwd) if payload.cwd else payload.account.home
-    return {"no-cwd": one_line(where), "": one_line(os.fsdecode(name))}

@@ -1,27 +1,19 @@
-"""Keys for an ssh guest: belljar's, and the one its server is to have. A pure function of a secret."""
+"""Fresh keys for a guest that is entered by ssh: belljar's, and the one its server is to have."""
 
 from __future__ import annotations
 
-from hashlib import sha256
-from hmac import digest
 from typing import Any
 
 from belljar.guest import SshDelivery, SshKeys
 from belljar.guest.ssh_link import library
 
-ED25519 = bytes.fromhex("302e020100300506032b657004220420")  # what stands before the 32 bytes of such a key in PKCS #8
 
-
-def keys_from(secret: bytes, purpose: str, user: str) -> SshDelivery:
+def fresh_keys(user: str) -> SshDelivery:
     """See `belljar.guest.ssh_delivery`."""
-    ours, hosts = (_key(secret, f"{purpose} {whose}") for whose in ("client", "host"))
+    ours, hosts = (library().generate_private_key("ssh-ed25519") for _ in range(2))
     public, host_public = (key.export_public_key().decode().strip() for key in (ours, hosts))
     keys = SshKeys(ours.export_private_key().decode(), user, (host_public,))
     return SshDelivery(keys, public, hosts.export_private_key().decode(), host_public, _of_dropbear(hosts))
-
-
-def _key(secret: bytes, purpose: str) -> Any:
-    return library().import_private_key(ED25519 + digest(secret, purpose.encode(), sha256))
 
 
 def _of_dropbear(key: Any) -> bytes:

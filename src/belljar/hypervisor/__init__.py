@@ -98,7 +98,6 @@ class Nic:
     has_line: bool = False  # its frames are carried by a descriptor
     fd: int = -1  # that descriptor, ours, lent to the domain: a tap, or a socket; -1 (a template's): nothing there
     forward: int = 0  # user network: a port of the guest that `Domain.dial` reaches; nobody else does
-    second: int = 0  # another one: `Domain.dial(1)`
     is_shut: bool = False  # user network: nothing goes out
 
 
@@ -254,8 +253,8 @@ class Domain(Protocol):
         """What the guard of a user network has to tell, from the start on, to one listener; ends with the domain. A
         domain without a guard tells nothing. Calls that nobody takes are closed with the domain."""
 
-    async def dial(self, number: int = 0) -> socket.socket:
-        """A connection to the first or second port of the guest that its card forwards, non-blocking. Whether the guest
+    async def dial(self) -> socket.socket:
+        """A connection to the port of the guest that its card forwards, non-blocking. Whether the guest
         answers there is seen when it speaks. Raises OSError."""
 
     def usage(self) -> tuple[float, float, int]:

@@ -110,7 +110,7 @@ class FakeDomain:
                 self._heard.clear()
                 await self._heard.wait()
 
-    async def dial(self, number: int = 0) -> socket.socket:
+    async def dial(self) -> socket.socket:
         raise ConnectionRefusedError("nobody listens in a guest that is not there")
 
     def usage(self) -> tuple[float, float, int]:

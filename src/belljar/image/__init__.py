@@ -214,6 +214,15 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     return mistakes(settings)
 
 
+def agent_digest() -> str:
+    """Stands for the agent and its unit, as they are put into guests."""
+    from hashlib import sha256
+
+    from belljar.agent import bundle
+
+    return sha256("\n".join((bundle.digest().hex(), agent_unit())).encode()).hexdigest()
+
+
 def layer_name(image: Image) -> str:
     """The name of the layer that puts the present agent into this image's disk, in the store's folder `layers`."""
     from hashlib import sha256

@@ -88,7 +88,7 @@ class Folders:
 
 # files of a machine's folder
 RAMDISK = "ramdisk"  # one of this machine's own
-FORWARDS = ("forward.sock", "forward-2.sock")  # of the hypervisor
+FORWARD = "forward.sock"  # of the hypervisor
 VIRTIOFSD_LOG, VIRTIOFS_SOCKET = "virtiofsd.log", "virtiofs.sock"  # of the hypervisor, too
 SEED = "seed.iso"
 KEPT_DISK = "overlay.qcow2"  # after `run --keep`

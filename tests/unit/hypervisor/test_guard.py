@@ -193,9 +193,7 @@ def test_a_forwarded_port_is_a_socket_in_our_folder_and_no_port(tmp_path: Path) 
     found = Under(Egress(), place).run("forwarding")
     caller.join()
     assert place.stat().st_mode & 0o777 == 0o600
-    assert place.with_name("forward-2.sock").stat().st_mode & 0o777 == 0o600
     assert found.pop("family") and found == {
-        "the second port": "None", "listens": "None",
         "bind": "None", "listen": "None", "a second one": "EACCES", "a number": "None", "and no more": "EACCES",
         "heard": "in",
     }  # fmt: skip

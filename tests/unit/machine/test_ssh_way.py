@@ -11,11 +11,12 @@ import pytest
 from tests.unit.machine.test_contexts import image, request
 
 from belljar.errors import ContextImpossible, GuestRefused
+from belljar.host.guard.egress import Egress
 from belljar.hypervisor import Accelerator, Boot, DomainSpec
 from belljar.image import SSH_WORD, BootFiles, Image
 from belljar.image.fake import FakeStore
 from belljar.machine.planning.contexts import Way, decide
-from belljar.machine.planning.ssh import SshHouse, SshWay
+from belljar.machine.planning.ssh import SshHouse, SshWay, card_of_clone
 from belljar.model import Context, NetworkMode
 from belljar.network import Link, plan
 
@@ -28,7 +29,7 @@ class Direct(FakeStore):
 
 
 def decided(folder: Path, found: Any) -> Way:
-    house = SshHouse(folder / "ssh", lambda dial, keys, tell: None)  # type: ignore[arg-type,return-value]
+    house = SshHouse(folder / "ssh", lambda domain, keys, tell, is_draft: None)  # type: ignore[arg-type,return-value]
     wanted = request(Context.SSH)
     return asyncio.run(decide(wanted, found, Direct(), lambda: None, lambda: house))  # type: ignore[arg-type,return-value]
 
@@ -46,28 +47,26 @@ def spec(folder: Path) -> DomainSpec:
     )  # fmt: skip
 
 
-def test_each_machine_has_a_key_of_its_own_and_its_template_always_the_same(tmp_path: Path) -> None:
-    one, two = way_of(tmp_path, image()), way_of(tmp_path, image())
-    assert one.own.public != two.own.public and one.own.host_public != two.own.host_public
-    assert (one.templates.public, one.templates.keys.host) == (two.templates.public, two.templates.keys.host)
-    assert one.templates.public != way_of(tmp_path, replace(image(), digest="f" * 64)).templates.public
-    assert (tmp_path / "ssh/secret").stat().st_mode & 0o777 == 0o600 and (
-        tmp_path / "ssh"
-    ).stat().st_mode & 0o777 == 0o700
+def test_each_boot_has_keys_of_its_own(tmp_path: Path) -> None:
+    one, two = way_of(tmp_path, image()).delivery, way_of(tmp_path, image()).delivery
+    assert one.public != two.public and one.host_public != two.host_public
+    assert one.keys.host == (one.host_public,)
 
 
 def test_the_ways_digest_says_nothing_of_the_machines_own_keys(tmp_path: Path) -> None:
     assert decided(tmp_path, image()).digest == decided(tmp_path, image()).digest
 
 
+def test_a_template_of_another_agent_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = decided(tmp_path, image()).digest
+    monkeypatch.setattr("belljar.agent.bundle.digest", lambda: b"another")
+    assert decided(tmp_path, image()).digest != before
+
+
 def test_a_cold_start_after_a_template_has_a_disc_of_its_own(tmp_path: Path) -> None:
-    way = decided(tmp_path, image())
-    way.make_seed(spec(tmp_path), for_template=True)
-    before = (tmp_path / "seed").read_bytes()
-    way.make_seed(spec(tmp_path))
-    after = (tmp_path / "seed").read_bytes()
-    assert way.ssh is not None
-    assert way.ssh.templates.public.encode() in before and way.ssh.own.public.encode() in after
+    for way in (decided(tmp_path, image()), decided(tmp_path, image())):
+        way.make_seed(spec(tmp_path))
+        assert way.ssh is not None and way.ssh.delivery.public.encode() in (tmp_path / "seed").read_bytes()
 
 
 def test_an_image_without_cloud_init_gets_its_keys_with_the_ramdisk(tmp_path: Path) -> None:
@@ -80,11 +79,12 @@ def test_an_image_without_cloud_init_gets_its_keys_with_the_ramdisk(tmp_path: Pa
     way.make_seed(spec(tmp_path))
     made = (tmp_path / "ramdisk").read_bytes()
     assert way.ssh is not None
-    assert made.startswith(b"base") and way.ssh.own.public.encode() in made and way.ssh.own.host_public.encode() in made
+    keys = way.ssh.delivery
+    assert made.startswith(b"base") and keys.public.encode() in made and keys.host_public.encode() in made
 
 
 def test_a_user_who_is_not_root_is_only_for_cloud_init(tmp_path: Path) -> None:
-    assert way_of(tmp_path, image(ssh_user="debian")).own.keys.user == "debian"
+    assert way_of(tmp_path, image(ssh_user="debian")).delivery.keys.user == "debian"
     with pytest.raises(ContextImpossible, match="takes belljar's key"):
         way_of(tmp_path, image(ssh_user="debian", cloud_init=False))
     with pytest.raises(ContextImpossible, match="not possible"):
@@ -92,14 +92,20 @@ def test_a_user_who_is_not_root_is_only_for_cloud_init(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_a_network_has_a_card_nothing_gets_out_of(tmp_path: Path) -> None:
-    link, nic = way_of(tmp_path, image()).card(Link(NetworkMode.NONE))
+    none = Link(NetworkMode.NONE)
+    nic = way_of(tmp_path, image()).card(none)
     assert nic.is_shut and nic.forward == 22 and nic.egress is not None and nic.egress.deny
-    assert link.mac == nic.mac and link.address
+    clones = card_of_clone(nic, none)
+    assert clones.is_shut and not clones.forward and clones.egress is None and clones.mac == nic.mac
 
 
-def test_a_machine_with_a_user_network_keeps_its_egress(tmp_path: Path) -> None:
-    _, nic = way_of(tmp_path, image()).card(plan(NetworkMode.USER, "0123456789ab"))
+def test_a_machine_with_a_user_network_keeps_its_egress_and_only_its_first_boot_is_entered(tmp_path: Path) -> None:
+    link = plan(NetworkMode.USER, "0123456789ab")
+    nic = way_of(tmp_path, image()).card(link)
     assert not nic.is_shut and nic.forward == 22 and nic.egress is not None and nic.egress.allow
+    guarded = replace(link, egress=Egress(deny=nic.egress.allow))
+    assert way_of(tmp_path, image()).card(guarded).egress == guarded.egress
+    assert card_of_clone(nic, guarded) == replace(nic, forward=0, egress=guarded.egress)
 
 
 @pytest.mark.parametrize("link", [Link(NetworkMode.BRIDGE, "52:00"), Link(NetworkMode.ISOLATED, "52:00")])

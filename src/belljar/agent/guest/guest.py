@@ -21,7 +21,7 @@ from belljar.agent.guest.libc import Libc, libc
 from belljar.agent.guest.mounts import PACKED_MODULES, checked_target, mount_packed
 from belljar.agent.guest.network import Card
 from belljar.agent.guest.shares import Mounts
-from belljar.agent.guest.system import load_modules, make_folder, now, read_file, rewrite, write_file
+from belljar.agent.guest.system import load_modules, make_folder, now, read_file, rewrite, say, write_file
 from belljar.agent.payload.zygote import Zygote
 from belljar.agent.wire import KIB, MIB, Words, hello_of
 
@@ -91,7 +91,10 @@ class Guest(Mounts):
         if os.statvfs(RUN).f_flag & os.ST_NOEXEC:
             self.jobs = "/var/lib/belljar/job"
             make_folder(self.jobs, 0o711)
-        write_file("/proc/self/oom_score_adj", b"-1000")
+        try:
+            write_file("/proc/self/oom_score_adj", b"-1000")
+        except PermissionError:  # of an ssh server with few rights
+            say("not spared where the guest is short of memory")
         self.random = os.open("/dev/urandom", os.O_RDWR | os.O_CLOEXEC)
         self.cgroup = self._make_cgroup()
 

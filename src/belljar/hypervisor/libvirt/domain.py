@@ -111,10 +111,10 @@ class LibvirtDomain:
         async for item in self._carrier.outside.traffic():
             yield item
 
-    async def dial(self, number: int = 0) -> socket.socket:
+    async def dial(self) -> socket.socket:
         if self._carrier is None:
             raise OSError(errno.ENOTCONN, "this machine forwards no port")
-        return await self._carrier.outside.dial(number)
+        return await self._carrier.outside.dial()
 
     def usage(self) -> tuple[float, float, int]:
         self._measure()

@@ -307,7 +307,7 @@ def network_backend(nic: Nic, line: int, *, is_draft: bool = False) -> str:
     given, as for a template, a hub with nobody else on it."""
     if not nic.has_line:
         shut = ",restrict=on" if is_draft or nic.is_shut else ""
-        return "user,id=net,ipv6=off" + shut + "".join(map(forwarding, (nic.forward, nic.second), range(2)))
+        return "user,id=net,ipv6=off" + shut + forwarding(nic.forward)
     if line < 0:
         return "hubport,id=net,hubid=0"
     kind = "tap,id=net,vhost=off" if nic.mode is NetworkMode.BRIDGE else "socket,id=net"
@@ -324,10 +324,10 @@ def carrier(binary: str, id: str, nic: Nic, wire: int) -> list[str]:
     ]
 
 
-def forwarding(port: int, number: int = 0) -> str:
+def forwarding(port: int) -> str:
     """A port of the guest, where there is one. QEMU asks for one of the host to listen on, and is given a socket in our folder instead: see
     the guard, which knows what is asked for by this address."""
-    return f",hostfwd=tcp:{FORWARD_ADDRESS}:{FORWARD_PORT + number}-:{port}" if port else ""
+    return f",hostfwd=tcp:{FORWARD_ADDRESS}:{FORWARD_PORT}-:{port}" if port else ""
 
 
 def shared_folders(spec: DomainSpec, plugs: Plugs) -> list[str]:

@@ -164,10 +164,10 @@ class QemuDomain:
         async for item in self._outside.traffic():
             yield item
 
-    async def dial(self, number: int = 0) -> socket.socket:
+    async def dial(self) -> socket.socket:
         if self._outside is None:
             raise OSError(errno.ENOTCONN, "this machine forwards no port")
-        return await self._outside.dial(number)
+        return await self._outside.dial()
 
     def usage(self) -> tuple[float, float, int]:
         user, system, peak = self._child.usage or measure(self.pid)

@@ -54,10 +54,9 @@ def agent_part(image: Image) -> bytes:
 
     entries = [cpio.folder("belljar"), cpio.folder("inject")]
     entries += [cpio.file(name, path.read_bytes(), mode) for name, path, mode in OUR_FILES]
-    agent = bundle.source()
-    entries.append(cpio.file("belljar/agent.py", agent))
+    entries.append(cpio.file("belljar/agent.py", bundle.source()))
     if _same_python(image):
-        entries.append(cpio.file("belljar/agent.pyc", _compiled(agent)))
+        entries.append(cpio.file("belljar/agent.pyc", bundle.compiled()))
     return cpio.archive(entries)
 
 
@@ -107,12 +106,3 @@ def is_static(program: bytes) -> bool:
 def _same_python(image: Image) -> bool:
     """Can the guest's python run what ours compiles? It takes the same minor version."""
     return bool(image.facts.get("python") == f"{sys.version_info[0]}.{sys.version_info[1]}")
-
-
-def _compiled(agent: bytes) -> bytes:
-    """The agent as bytecode, so that an emulated guest need not compile it. Never checked against the source's time."""
-    import importlib.util
-    import marshal
-
-    code = compile(agent, "/run/belljar/agent.py", "exec", dont_inherit=True)
-    return importlib.util.MAGIC_NUMBER + (0).to_bytes(12, "little") + marshal.dumps(code)

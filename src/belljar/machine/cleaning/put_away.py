@@ -28,7 +28,7 @@ from belljar.journal import Ledger
 from belljar.machine import (
     CONSOLE_LOG,
     CONTROL,
-    FORWARDS,
+    FORWARD,
     JOBOUTPUTS,
     KEPT_DISK,
     LOCK,
@@ -48,7 +48,7 @@ LONGEST_MESSAGE, LARGEST_MESSAGE = 300, 64 << 10
 FORM = re.compile(r"([1-9][0-9]{2}) (.*)")
 OURS = "belljar: "  # how lines begin by which belljar's init, and what it has others run, say why they give up
 PANIC = "Kernel panic - not syncing"  # what comes after it is a trace
-NOT_KEPT = (SEED, RAMDISK, CONTROL, *FORWARDS, VIRTIOFS_SOCKET)  # of a machine's folder
+NOT_KEPT = (SEED, RAMDISK, CONTROL, FORWARD, VIRTIOFS_SOCKET)  # of a machine's folder
 ExplainOff = Callable[[EventKind, str], BelljarError]  # what a guest's own end amounts to, with the console's last line
 RETIRED = ".retired-"  # the folder of a machine whose record was copied already
 

@@ -194,8 +194,8 @@ class Keeping:
             from belljar.machine.extras.network import listen
 
             self._tasks += [loop.create_task(listen(domain.traffic(), life))]
-        if plan.way is not None and plan.way.ssh is not None:
-            self.now.guest = plan.way.ssh.guest_of(life, of_template=plan.template is not None)(domain)
+        if plan.template is None and plan.way is not None and plan.way.ssh is not None:
+            self.now.guest = plan.way.ssh.guest(life, is_draft=False)(domain)
         elif life.request.work.has_agent:
             self.now.guest = self.parts.make_guest(domain.channel)
 

@@ -12,7 +12,6 @@ from belljar.errors import (
     BelljarError,
     BootFailed,
     BootTimeout,
-    ContextImpossible,
     GuestRefused,
     ImpossibleSize,
     NoMemory,
@@ -121,6 +120,10 @@ class Planner:
             return await self._with_disk(life, image, Plan(spec, link, None, template, way))
         self._overlays.check_room(spec.disk.parent)
         self._intend(life, spec)
+        if way is not None and way.ssh is not None and spec.nic is not None:
+            from belljar.machine.planning.ssh import card_of_clone
+
+            spec = replace(spec, nic=card_of_clone(spec.nic, link))
         self._hypervisor.clone_disk(template, spec)
         return Plan(spec, link, template, way=way)
 
@@ -162,12 +165,12 @@ class Planner:
     async def _make(self, life: Life, spec: DomainSpec, image: Image, way: Way | None) -> Template:
         with life.phase("template"):
             if way is not None:
-                way.make_seed(spec, for_template=True)
+                way.make_seed(spec)
             awaited = "the template's agent to answer" if way is None else way.awaited
             image = image if way is None else way.image
             account, make_guest = life.request.work.account, None
             if way is not None and way.ssh is not None:
-                make_guest = way.ssh.first_guest(life)
+                make_guest = way.ssh.guest(life, is_draft=True)
             what = f"Making a template of {life.request.machine.image}, once"
             try:
                 with self._showing(what, spec.image_digest):
@@ -220,9 +223,7 @@ class Planner:
         accelerator, why = await in_thread(lambda: self._hypervisor.accelerator(shared))
         life.note(accelerator=accelerator.value, accelerator_reason=why)
         link = life.joined.link if life.joined else plan_link(request.machine.network, request.id)
-        nic = nic_of(link)
-        if way is not None and way.ssh is not None:
-            link, nic = way.ssh.card(link)
+        nic = nic_of(link) if way is None or way.ssh is None else way.ssh.card(link)
         if isinstance(request.work, OwnWork):
             from belljar.machine.life.own_work import with_port
 
@@ -240,8 +241,6 @@ class Planner:
         )  # fmt: skip
         if has_virtiofs(request.machine):
             self._hypervisor.check(spec)
-            if way is not None and way.ssh is not None:
-                raise no_virtiofs_by_ssh(request)
         return spec, link, way
 
     async def _way(self, request: Request, image: Image) -> Way:
@@ -276,13 +275,6 @@ def no_way_for_user_data(request: Request) -> BadUserData:
     return BadUserData(
         f"image {request.machine.image}: nothing would bring the user data to the guest",
         hint="Give the machine `--network user`, where it finds them at http://169.254.169.254, or `--context cloud-init`.",
-    )
-
-
-def no_virtiofs_by_ssh(request: Request) -> ContextImpossible:
-    return ContextImpossible(
-        f"image {request.machine.image}: folders by virtiofs are not mounted over ssh",
-        hint="Share them without `virtiofs:`, or use a context with an agent.",
     )
 
 

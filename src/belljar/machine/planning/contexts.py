@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from belljar.context import Chosen, Means, Seed, choose, cloud_init_seed, user_seed
 from belljar.errors import ContextImpossible
 from belljar.hypervisor import DomainSpec, guest_uuid
-from belljar.image import SSH_WORD, BootFiles, Image, ImageStore, agent_source, agent_unit
+from belljar.image import SSH_WORD, BootFiles, Image, ImageStore, agent_digest, agent_source, agent_unit
 from belljar.machine import RAMDISK
 from belljar.machine.planning.layers import Layers
 from belljar.model import Context, NetworkMode, Request
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 AWAITED = {
     Context.CLOUD_INIT: "the guest's cloud-init to end, and then its agent to answer",
     Context.INJECT: "the guest's own init to start the agent that was put into it, and the agent to answer",
-    Context.SSH: "the guest's ssh server to let belljar in (how far it came is in `belljar logs ID --journal`)",
+    Context.SSH: "the guest's ssh server to let belljar in, and then its agent to answer (how far it came is in"
+    " `belljar logs ID --journal`)",
     Context.NONE: "the agent that the image has to start itself to answer",
 }
 
@@ -48,7 +49,7 @@ class Way:
     files: BootFiles
     image: Image  # whose disk is the one the machine's own stands on
     seed: Seed | None = None
-    layer: str = ""  # digest of what was put into the image's disk
+    layer: str = ""  # digest of what was put into the image's disk, or will be over ssh
     ssh: SshWay | None = None
     private: str = ""  # why it is of use to one machine alone, so that there is no template; empty: it is not
 
@@ -67,15 +68,15 @@ class Way:
         """Where the ramdisk lies, or will, of a machine with this folder."""
         return folder / RAMDISK if self.ssh is not None and self.ssh.injects else self.files.initrd
 
-    def make_seed(self, spec: DomainSpec, *, for_template: bool = False) -> None:
+    def make_seed(self, spec: DomainSpec) -> None:
         """The disc of a cold start or a template, where there is to be one and it is not there yet; a clone has its
         template's."""
         if self.ssh is not None and self.ssh.injects:
             assert spec.boot.initrd is not None and self.files.initrd is not None
-            return self.ssh.write_ramdisk(spec.boot.initrd, self.files.initrd, for_template=for_template)
+            return self.ssh.write_ramdisk(spec.boot.initrd, self.files.initrd)
         if self.ssh is not None and spec.seed is not None:
-            spec.seed.unlink(missing_ok=True)  # the machine's own has other keys
-            self.ssh.seed(for_template=for_template).write(spec.seed)
+            spec.seed.unlink(missing_ok=True)  # one that was made for a template has other keys
+            self.ssh.seed().write(spec.seed)
             return
         if self.seed is not None and spec.seed is not None and not spec.seed.exists():
             self.seed.write(spec.seed)
@@ -104,11 +105,13 @@ async def decide(
     if chosen.context is Context.SSH:
         from belljar.machine.planning.ssh import make
 
-        way = make(ssh, image, files, grows=grows)
+        way, agent = make(ssh, image, files, grows=grows), agent_digest()
         if not way.injects:
-            return Way(chosen, files, image, way.seed(for_template=True), ssh=way)
+            return Way(chosen, files, image, way.seed(), layer=agent, ssh=way)
         # The ramdisk is the machine's own: belljar's, with the keys behind it.
-        return Way(chosen, replace(files, append=f"{files.append} {SSH_WORD}"), image, layer=SSH_WORD, ssh=way)
+        return Way(
+            chosen, replace(files, append=f"{files.append} {SSH_WORD}"), image, layer=f"{SSH_WORD} {agent}", ssh=way
+        )
     if files.init and request.machine.network in UNANSWERED:
         files = replace(files, append=f"{files.append} {NO_WAITING}")
     if chosen.context is Context.CLOUD_INIT:

@@ -1,19 +1,17 @@
-"""The ssh context of a machine: its keys, its card, its guest. Imported by machines that take this way."""
+"""The ssh context of a machine: its keys, its card, and the guest the agent is brought to. Imported by machines that take this way."""
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from belljar.context import Seed, ssh_seed
 from belljar.errors import BelljarError, ContextImpossible, GuestRefused
-from belljar.guest import OWN_SSH_PORT, Guest, SshDelivery, SshKeys, ssh_delivery
+from belljar.guest import Guest, SshDelivery, SshKeys, ssh_delivery
 from belljar.host.files import private_folder, read_capped, write_whole
 from belljar.host.guard.egress import Egress, rule
 from belljar.hypervisor import Domain, Nic
@@ -23,12 +21,11 @@ from belljar.model import NetworkMode
 from belljar.network import Link
 from belljar.network import plan as plan_link
 
-MakeSshGuest = Callable[[Callable[[int], Awaitable[socket.socket]], SshKeys, Callable[[str], None]], Guest]
+MakeSshGuest = Callable[[Domain, SshKeys, Callable[[str], None], bool], Guest]  # the last: is it to become a template?
 
 PORT = 22
 SAME_CARD = "000000000000"
 EVERYWHERE = rule("0.0.0.0/0")
-SECRET_SIZE = 32
 LONGEST_REASON = 1000
 REMEMBERED = 7 * 86400.0  # seconds; belljar and QEMU are renewed, and may do better
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
@@ -41,24 +38,12 @@ class SshHouse:
     folder: Path
     make_guest: MakeSshGuest
 
-    def secret(self) -> bytes:
-        """From which the keys of templates are made, so that nobody has to keep them. Made with the first one."""
-        path = private_folder(self.folder) / "secret"
-        if not path.exists():
-            draft = path.with_suffix(f".{os.getpid()}")
-            write_whole(draft, os.urandom(SECRET_SIZE), durable=True)
-            with suppress(FileExistsError):
-                os.link(draft, path)
-            draft.unlink()
-        return read_capped(path, SECRET_SIZE)
-
 
 @dataclass(frozen=True)
 class SshWay:
-    """One machine's keys: its own, for a cold start, and those its template has or will have."""
+    """The keys of one boot. A clone has no use for any: its agent is there."""
 
-    own: SshDelivery
-    templates: SshDelivery
+    delivery: SshDelivery
     grows: bool
     injects: bool  # belljar's ramdisk puts the keys in; else the image's cloud-init
     memory: Path  # what was learned about templates of such guests
@@ -75,45 +60,44 @@ class SshWay:
     def remember(self, error: GuestRefused) -> None:
         """The guest would refuse again, after another boot."""
         with suppress(BelljarError, OSError):
+            private_folder(self.memory.parent)
             write_whole(self.memory, error.message.encode()[:LONGEST_REASON])
 
-    def seed(self, *, for_template: bool) -> Seed:
-        one = self.templates if for_template else self.own
+    def seed(self) -> Seed:
+        one = self.delivery
         return ssh_seed(one.keys.user, one.public, one.host_private, one.host_public, grows=self.grows)
 
-    def write_ramdisk(self, path: Path, base: Path, *, for_template: bool) -> None:
+    def write_ramdisk(self, path: Path, base: Path) -> None:
         """The image's ramdisk with the keys behind it."""
-        one = self.templates if for_template else self.own
+        one = self.delivery
         write_whole(
             path, base.read_bytes() + ssh_part(one.public, one.host_private, one.host_public, one.host_dropbear)
         )
 
-    def guest_of(self, life: Life, *, of_template: bool) -> Callable[[Domain], Guest]:
-        """How the guest of a domain is spoken to, one with its template's keys or its own. What becomes of each try is in the
-        journal."""
-        keys = replace(self.templates.keys, of_clone=True) if of_template else self.own.keys
-        return lambda domain: self.make_guest(domain.dial, keys, teller(life))
+    def guest(self, life: Life, *, is_draft: bool) -> Callable[[Domain], Guest]:
+        """How the agent is brought to a guest that boots, and then spoken to. What becomes of each try is in the journal."""
 
-    def first_guest(self, life: Life) -> Callable[[Domain], Guest]:
-        """How the guest is spoken to that becomes a template."""
-        return lambda domain: self.make_guest(domain.dial, self.templates.keys, teller(life))
+        def tell(what: str) -> None:
+            life.record.tell("ssh", seen=what)
 
-    def card(self, link: Link) -> tuple[Link, Nic]:
-        """The link and the card of a machine that is reached by ssh. One that asked for no network has a card, too, behind
-        which there is nothing but belljar. All have the same MAC address: nobody else is on their networks, and a clone that
-        took another one would lose its template's DHCP lease, and belljar with it. Raises ContextImpossible."""
-        own = plan_link(NetworkMode.USER, SAME_CARD)
+        return lambda domain: self.make_guest(domain, self.delivery.keys, tell, is_draft)
+
+    def card(self, link: Link) -> Nic:
+        """The card of a machine that is entered by ssh when it boots. One that asked for no network has a card, too, behind
+        which there is nothing but belljar. Raises ContextImpossible."""
         if link.mode is NetworkMode.NONE:
-            link = replace(own, egress=Egress(deny=(EVERYWHERE,)))
-            return link, Nic(link.mode, link.mac, link.egress, forward=PORT, second=OWN_SSH_PORT, is_shut=True)
-        if link.mode is not NetworkMode.USER:
+            own = plan_link(NetworkMode.USER, SAME_CARD)
+            return Nic(own.mode, own.mac, Egress(deny=(EVERYWHERE,)), forward=PORT, is_shut=True)
+        if link.mode is not NetworkMode.USER or link.has_line:
             raise ContextImpossible(
                 f"--context ssh reaches its guest through QEMU's own user network, not by --network {link.mode.value}"
             )
-        link = replace(link, mac=own.mac)
-        return link, Nic(
-            link.mode, link.mac, link.egress or Egress(allow=(EVERYWHERE,)), forward=PORT, second=OWN_SSH_PORT
-        )
+        return Nic(link.mode, link.mac, link.egress or Egress(allow=(EVERYWHERE,)), forward=PORT)
+
+
+def card_of_clone(nic: Nic, link: Link) -> Nic:
+    """The same card where nobody comes in by it any more; so it needs no guard, but the one its machine's network has."""
+    return replace(nic, forward=0, egress=link.egress)
 
 
 def make(house: Callable[[], SshHouse] | None, image: Image, files: BootFiles, *, grows: bool) -> SshWay:
@@ -128,17 +112,4 @@ def make(house: Callable[[], SshHouse] | None, image: Image, files: BootFiles, *
             " and it is not started by belljar's own ramdisk"
         )
     ours = house()
-    own = ssh_delivery(os.urandom(SECRET_SIZE), "machine", user)
-    return SshWay(
-        own,
-        ssh_delivery(ours.secret(), f"template {image.digest}", user),
-        grows,
-        injects,
-        ours.folder / f"{image.digest[:32]}.refused",
-        ours.make_guest,
-    )
-
-
-def teller(life: Life) -> Callable[[str], None]:
-    """Journals how it goes with the guest's ssh server."""
-    return lambda what: life.record.tell("ssh", seen=what)
+    return SshWay(ssh_delivery(user), grows, injects, ours.folder / f"{image.digest[:32]}.refused", ours.make_guest)

@@ -27,7 +27,6 @@ from belljar.host.guard.egress import Egress, Transport, Verdict, decide, is_own
 from belljar.host.guard.seccomp import ANY, Libc, Notice, Program, failing
 from belljar.host.traffic import Call, Refusal, Tell
 from belljar.hypervisor.qemu.cmdline import FORWARD_ADDRESS, FORWARD_PORT
-from belljar.hypervisor.qemu.network.outside import second_of
 from belljar.hypervisor.qemu.process.launch import Spawn, spawn
 
 CLOSE, DUP2, SOCKET, CONNECT, SENDTO, SENDMSG, BIND, LISTEN, SETSOCKOPT = 3, 33, 41, 42, 44, 46, 49, 50, 54
@@ -79,9 +78,8 @@ class QemuGuard:
         self._failure: BaseException | None = None
         self._may_listen = egress.listens or forward is not None
         self._forwarding: set[int] = set()  # the inodes of such sockets
-        places = () if forward is None else (forward, second_of(forward))
-        # Where sockets are to listen in place of the ports QEMU asks for.
-        self._forwards = {(FORWARD_ADDRESS, FORWARD_PORT + number): path for number, path in enumerate(places)}
+        # Where a socket is to listen in place of the port QEMU asks for.
+        self._forwards = {} if forward is None else {(FORWARD_ADDRESS, FORWARD_PORT): forward}
         self._calls: dict[int, Callable[[Notice], int]] = {
             CONNECT: self._connect, SENDTO: self._send, BIND: self._bind, LISTEN: self._listen,
         }  # fmt: skip

@@ -32,16 +32,15 @@ class Outside:
         """See `Domain.traffic`."""
         return self._traffic.items()
 
-    async def dial(self, number: int = 0) -> socket.socket:
+    async def dial(self) -> socket.socket:
         """See `Domain.dial`."""
         if self._forward is None:
             raise OSError(errno.ENOTCONN, "this machine forwards no port")
-        place = second_of(self._forward) if number else self._forward
         line = socket.socket(socket.AF_UNIX)
         line.setblocking(False)
         folder = os.open(self._forward.parent, os.O_PATH | os.O_CLOEXEC)
         try:  # by a path that is short however long the folder's own is
-            await self._loop.sock_connect(line, f"/proc/self/fd/{folder}/{place.name}")
+            await self._loop.sock_connect(line, f"/proc/self/fd/{folder}/{self._forward.name}")
         except BaseException:
             line.close()
             raise
@@ -52,7 +51,6 @@ class Outside:
     def end(self) -> None:
         if self._forward is not None:
             self._forward.unlink(missing_ok=True)
-            second_of(self._forward).unlink(missing_ok=True)
         self._traffic.end()
 
     def _guarded(self, egress: Egress) -> Spawn:
@@ -62,8 +60,3 @@ class Outside:
         guard = QemuGuard(egress, self._traffic.tell, self._forward)
         start: Callable[..., int] = lambda argv, fds, stderr: guard.spawn(spawn, argv, fds, stderr)  # noqa: E731
         return start
-
-
-def second_of(forward: Path) -> Path:
-    """Beside the socket that stands for the first port, the one for the second."""
-    return forward.with_name(f"{forward.stem}-2{forward.suffix}")

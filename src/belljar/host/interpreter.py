@@ -1,0 +1,214 @@
+"""An interpreter that travels: this host's own Python, for a guest that has none which fits.
+
+The program, its loader, the libraries the loader names, and of the standard library only what a script imports, found by
+importing it here. Modules are bytecode, so that an emulated guest compiles nothing. One tar archive, made once:
+
+    FOLDER/SHA256.tar       the archive, named by its content
+    FOLDER/KEY              a link to it; the key stands for this Python, this script and this recipe
+    FOLDER/lock             held by whoever makes one
+
+In the guest it is started by its own loader (`command`), so nothing of the guest's is needed but its kernel: no C
+library, and not this one's either.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from types import CodeType
+
+from belljar.errors import HostError
+from belljar.host.commands import run
+from belljar.host.files import no_space_as_error, write_whole
+from belljar.host.locks import locked
+
+FORMAT = 1  # of the archive; a new one is made when it changes
+LIBRARY = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}"
+PT_INTERP = 3
+PATIENCE = 120.0  # seconds: another process copies some 12 MiB
+LARGEST_FILE = 128 << 20
+ALWAYS = ("encodings.ascii", "encodings.latin_1", "encodings.utf_8", "json")
+# The library does without these where they are missing, and so does the agent, which packs nothing.
+NEVER = ("_bz2", "_lzma", "bz2", "lzma")
+
+LISTING = """\
+import sys
+for name in sys.argv[1].split(","):
+    sys.modules[name] = None
+for name in sys.argv[2].split(","):
+    __import__(name)
+for name, module in sorted(sys.modules.items()):
+    path = getattr(module, "__file__", None)
+    if path and name != "__main__":
+        print(name, path, hasattr(module, "__path__"), sep="\\t")
+"""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """An archive with an interpreter."""
+
+    digest: str  # sha256 of the archive, hexadecimal
+    path: Path
+
+    def files(self) -> Iterator[tuple[str, bytes, int]]:
+        """(path below its folder, content, mode) of each file."""
+        import tarfile
+
+        with tarfile.open(self.path) as archive:
+            for member in archive:
+                content = archive.extractfile(member)
+                if content is not None:
+                    yield member.name, content.read(), member.mode
+
+
+def command(folder: str) -> str:
+    """How a guest starts the interpreter whose archive was unpacked there. By the loader's own options: a variable would be
+    inherited by payloads."""
+    return f"{folder}/loader --library-path {folder} {folder}/python -I -S"
+
+
+def interpreter(folder: Path, script: bytes) -> Interpreter:
+    """The one for *script*, made now where it is missing; *folder* is ours. Raises HostError, CommandFailed, LockTimeout, NoSpace."""
+    link = folder / _key(script)
+    if (found := _known(link)) is None:
+        with locked(folder / "lock", timeout=PATIENCE, what="copy this host's Python for guests"):
+            found = _known(link) or _make(link, script)
+    return found
+
+
+def _known(link: Path) -> Interpreter | None:
+    with suppress(OSError):
+        path = link.parent / os.readlink(link)
+        if path.exists():
+            return Interpreter(path.stem, path)
+    return None
+
+
+def _make(link: Path, script: bytes) -> Interpreter:
+    data = _archive(script)
+    path = link.parent / f"{sha256(data).hexdigest()}.tar"
+    write_whole(path, data)
+    draft = link.with_suffix(".draft")
+    with no_space_as_error(link):
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(path.name)
+        draft.rename(link)
+    return Interpreter(path.stem, path)
+
+
+def _key(script: bytes) -> str:
+    program = os.stat(_program())
+    words = (FORMAT, sys.version, _program(), program.st_size, program.st_mtime_ns, sha256(script).hexdigest())
+    return sha256(repr(words).encode()).hexdigest()
+
+
+def _program() -> str:
+    """The Python that runs this, not one that leads to it from a virtual environment."""
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable) or sys.executable)
+
+
+def _archive(script: bytes) -> bytes:
+    import tarfile
+
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for name, data, mode in sorted(_parts(script)):
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = len(data), mode
+            archive.addfile(member, io.BytesIO(data))
+    return made.getvalue()
+
+
+def _parts(script: bytes) -> Iterator[tuple[str, bytes, int]]:
+    """Every file of the archive: its path, its content, its mode."""
+    program = _program()
+    binary = _read(program)
+    loader = _loader_of(binary)
+    if not loader:
+        raise HostError(
+            f"{program}: has no loader, so it cannot be taken along into guests",
+            hint="Use an image with Python 3.6 or later.",
+        )
+    yield "python", binary, 0o755
+    yield "loader", _read(loader), 0o755
+    extensions = []
+    for name, path, is_package in _modules(script):
+        inner = name.replace(".", "/")
+        if path.endswith(".py"):
+            leaf = f"{inner}/__init__" if is_package else inner
+            yield f"{LIBRARY}/{leaf}.pyc", _bytecode(path, f"{leaf}.py"), 0o644
+        else:
+            extensions.append(path)
+            yield f"{LIBRARY}/lib-dynload/{os.path.basename(path)}", _read(path), 0o755
+    for name, path in sorted(_libraries(loader, [program, *extensions]).items()):
+        yield name, _read(path), 0o755
+    if not extensions:
+        yield f"{LIBRARY}/lib-dynload/none", b"", 0o644  # Python looks for the folder
+
+
+def _modules(script: bytes) -> list[tuple[str, str, bool]]:
+    """(name, file, is it a package) of each module that importing all that the script ever imports loads."""
+    import ast
+
+    names = set(ALWAYS)
+    for node in ast.walk(ast.parse(script)):
+        if isinstance(node, ast.Import):
+            names.update(one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    argv = [_program(), "-I", "-S", "-c", LISTING, ",".join(NEVER), ",".join(sorted(names))]
+    rows = (line.split("\t") for line in run(argv, timeout=PATIENCE, env={}).out.decode().splitlines())
+    found = [(name, path, is_package == "True") for name, path, is_package in rows]
+    # The part of the library that Python has in itself is not loaded from files, but `os` tells it where the others are.
+    return [(name, path, is_package) for name, path, is_package in found if name not in ("os.path",)]
+
+
+def _bytecode(path: str, shown: str) -> bytes:
+    import importlib.util
+    import marshal
+
+    code: CodeType = compile(_read(path), shown, "exec", dont_inherit=True)
+    return importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(code)
+
+
+def _libraries(loader: str, programs: list[str]) -> dict[str, str]:
+    """What the loader would load for these, by the name it is looked for. Raises HostError for what it does not find."""
+    found = {}
+    for program in programs:
+        for line in run([loader, "--list", program], timeout=PATIENCE, env={}).out.decode().splitlines():
+            name, arrow, rest = line.strip().partition(" => ")
+            path = rest.partition(" (")[0]
+            if arrow and not os.path.isfile(path):
+                raise HostError(f"{program}: needs the library {name}, which this host does not have")
+            if arrow and os.path.realpath(path) != os.path.realpath(loader):
+                found[os.path.basename(name)] = path
+    return found
+
+
+def _loader_of(program: bytes) -> str:
+    """The loader an ELF program asks for; empty where it asks for none."""
+    if program[:4] != b"\x7fELF" or program[4] != 2:
+        return ""
+    (table,) = struct.unpack_from("<Q", program, 32)
+    size, count = struct.unpack_from("<HH", program, 54)
+    for index in range(count):
+        kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", program, table + index * size)
+        if kind == PT_INTERP:
+            return program[offset : offset + length].rstrip(b"\0").decode()
+    return ""
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        data = file.read(LARGEST_FILE + 1)
+    if len(data) > LARGEST_FILE:
+        raise HostError(f"{path}: larger than {LARGEST_FILE >> 20} MiB, so it is not taken along into guests")
+    return data
