@@ -21,12 +21,15 @@ from belljar.agent.wire import Words, join
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    from typing import Callable, TypeVar
+
+    T = TypeVar("T")
 
 MOUNT_PATIENCE = 5.0  # seconds for a 9p device whose driver is still being loaded
 PLUG_PATIENCE = 15.0  # seconds for a virtiofs device that was plugged in while nobody looked
 DISK_PATIENCE = 10.0  # seconds for a disk that the bus shows, until its driver is loaded
 VIRTIOFS_MODULES = ("virtiofs",)
+NINEP = b"trans=virtio,version=9p2000.L,msize=512000,cache=mmap,access=client"
 
 
 class Mounts:
@@ -43,33 +46,15 @@ class Mounts:
         checked_target(target)
         try:
             os.makedirs(target, exist_ok=True)
-            self._mount_9p(tag, target, 0 if how == b"rw" else Libc.MS_RDONLY)
+            flags = Libc.MS_NOSUID | Libc.MS_NODEV | (0 if how == b"rw" else Libc.MS_RDONLY)
+            missing = (errno.ENOENT, errno.EBUSY)  # while its driver is loaded
+            awaited(lambda: libc().mount(tag, target, b"9p", flags, NINEP), missing, MOUNT_PATIENCE)
         except OSError as exc:
             if exc.errno == errno.ENODEV:
                 raise Refused("no-9p", "the guest's kernel has no 9p file system")
             raise Refused("refused", "%s: cannot mount the share: %s" % (shown(target), exc.strerror))
         self.mounts.append(target)
         return b""
-
-    def _mount_9p(self, tag: bytes, target: bytes, flags: int) -> None:
-        """The device may still be missing while its driver is loaded: then wait for the kernel's next event."""
-        options = b"trans=virtio,version=9p2000.L,msize=512000,cache=mmap,access=client"
-        events, deadline = None, time.monotonic() + MOUNT_PATIENCE
-        while True:
-            try:
-                return libc().mount(tag, target, b"9p", flags | Libc.MS_NOSUID | Libc.MS_NODEV, options)
-            except OSError as exc:
-                left = deadline - time.monotonic()
-                if exc.errno not in (errno.ENOENT, errno.EBUSY) or left <= 0:
-                    raise
-            if events is None:
-                events = kernel_events()  # listen first, then look once more
-            else:
-                events.settimeout(left)
-                try:
-                    events.recv(8192)
-                except OSError:
-                    pass
 
     def mount_virtiofs(self, words: Words) -> bytes:
         """Mount a folder by virtiofs. The server looks at the host's files each time it is asked."""
@@ -79,38 +64,15 @@ class Mounts:
             os.makedirs(target, exist_ok=True)
             if b"\tvirtiofs\n" not in filesystems():
                 load_modules(VIRTIOFS_MODULES)
-            self._mount_plugged(tag, target, flags)
+            # A tag that the kernel does not know is EINVAL to it. A clone's device was plugged in while its guest stood still.
+            plugged = lambda: libc().mount(tag, target, b"virtiofs", flags, b"")  # noqa: E731
+            awaited(plugged, (errno.EINVAL,), PLUG_PATIENCE, rescan=True)
         except OSError as exc:
             if exc.errno == errno.ENODEV:
                 raise Refused("no-virtiofs", "the guest's kernel has no virtiofs file system")
             raise Refused("refused", "%s: cannot mount the share: %s" % (shown(target), exc.strerror))
         self.mounts.append(target)
         return b""
-
-    def _mount_plugged(self, tag: bytes, target: bytes, flags: int) -> None:
-        """A tag that the kernel does not know is EINVAL to it. A clone's device was plugged in while its guest stood still:
-        the kernel is told to look at the bus anew, and then its events are waited for."""
-        events, deadline = None, time.monotonic() + PLUG_PATIENCE
-        try:
-            while True:
-                try:
-                    return libc().mount(tag, target, b"virtiofs", flags, b"")
-                except OSError as exc:
-                    left = deadline - time.monotonic()
-                    if exc.errno != errno.EINVAL or left <= 0:
-                        raise
-                if events is None:
-                    events = kernel_events()  # listen first, then look once more
-                    write_file("/sys/bus/pci/rescan", b"1", flags=0)
-                else:
-                    events.settimeout(left)
-                    try:
-                        events.recv(8192)
-                    except OSError:
-                        pass
-        finally:
-            if events is not None:
-                events.close()
 
     def prepare_for(self, words: Words) -> bytes:
         """Before a template is saved: what its clones would otherwise each load anew."""
@@ -133,30 +95,19 @@ class Mounts:
         """The devices of the disks with these serials. Where one is missing the kernel looks at the bus anew: a clone has
         disks that its template never had."""
         serials = words.some()
-        found = disks()
-        if not set(serials) <= set(found):
-            found = self._rescan(set(serials))
-        missing = [shown(serial) for serial in serials if serial not in found]
-        if missing:
-            raise Refused("no-disk", "the guest's kernel does not find the disk %s" % ", ".join(missing))
-        return join(*[b"/dev/" + found[serial] for serial in serials])
 
-    def _rescan(self, wanted: "set[bytes]") -> "dict[bytes, bytes]":
-        """The driver is there already, as a rule, and the disk too when the kernel is done; else wait for its events."""
-        events, deadline = kernel_events(), time.monotonic() + DISK_PATIENCE
+        def look() -> "dict[bytes, bytes]":
+            found = disks()
+            missing = [shown(serial) for serial in serials if serial not in found]
+            if missing:
+                raise OSError(errno.ENXIO, ", ".join(missing))
+            return found
+
         try:
-            write_file("/sys/bus/pci/rescan", b"1", flags=0)
-            while True:
-                found, left = disks(), deadline - time.monotonic()
-                if wanted <= set(found) or left <= 0:
-                    return found
-                events.settimeout(left)
-                try:
-                    events.recv(8192)
-                except OSError:
-                    pass
-        finally:
-            events.close()
+            found = awaited(look, (errno.ENXIO,), DISK_PATIENCE, rescan=True)
+        except OSError as exc:
+            raise Refused("no-disk", "the guest's kernel does not find the disk %s" % exc.strerror)
+        return join(*[b"/dev/" + found[serial] for serial in serials])
 
     def mount_scratch(self, words: Words) -> bytes:
         """An empty disk at its place, which is the payload's user's own."""
@@ -214,3 +165,30 @@ class Mounts:
 
     def forget_mounts(self) -> None:
         self.mounts, self.remote = [], set()
+
+
+def awaited(attempt: "Callable[[], T]", missing: "tuple[int, ...]", patience: float, rescan: bool = False) -> "T":
+    """What *attempt* returns. Where it fails by one of the *missing* errors a driver or a device is still to come: with *rescan* the
+    kernel is told to look at the bus anew, and then each of its events is waited for, and it is tried again. Raises OSError."""
+    events, deadline = None, time.monotonic() + patience
+    try:
+        while True:
+            try:
+                return attempt()
+            except OSError as exc:
+                left = deadline - time.monotonic()
+                if exc.errno not in missing or left <= 0:
+                    raise
+            if events is None:
+                events = kernel_events()  # listen first, then look once more
+                if rescan:
+                    write_file("/sys/bus/pci/rescan", b"1", flags=0)
+            else:
+                events.settimeout(left)
+                try:
+                    events.recv(8192)
+                except OSError:
+                    pass
+    finally:
+        if events is not None:
+            events.close()
