@@ -54,6 +54,10 @@ class House:
         """Raises BadSettings with every mistake there is."""
         return self._load()
 
+    def inspect(self) -> config.Loaded:
+        """The settings as far as they can be understood, and the mistakes in them."""
+        return config.inspect(self.config_file, in_job=self.in_job)
+
     def be_lenient(self) -> None:
         """From now on go by what can be understood of the settings: a hook has its work to do though they hold mistakes."""
         self.is_lenient = True

@@ -29,15 +29,15 @@ from belljar.batch import load
 from belljar.batch.install import commands as client
 from belljar.batch.job.terms import Ending, Surroundings
 from belljar.batch.node import faults as node
-from belljar.cli.batch import hooks as batch_hooks
 from belljar.cli.batch import node as batch_node
-from belljar.cli.batch import wrap
-from belljar.cli.batch.client import runner
 from belljar.errors import ImageCorrupt
 from belljar.guest.fake import FakeGuest, Script
 from belljar.host.privileges import user_of
 from belljar.hypervisor.fake import FakeHypervisor
 from belljar.image.fake import FakeOverlays, FakeStore
+from belljar.jobs import hooks as batch_hooks
+from belljar.jobs import wrap
+from belljar.jobs.client import runner
 
 NODE = "n1"
 # `sbatch --comment=vm=debian12 -t 5 job.sh` under Slurm 22.05.8: what the job got, its number and its folder left out.

@@ -37,7 +37,7 @@ def test_the_command_line_is_read_without_anything_heavy() -> None:
 def test_the_parts_that_run_a_job_are_made_without_anything_heavy() -> None:
     loaded = loaded_by(
         "from belljar.assembly import House\n"
-        "from belljar.cli.machine import attend, run, request\n"
+        "from belljar.cli.machine import run, request\nfrom belljar.jobs import attend, caller\n"
         "house = House(None)\n"
         "house.supervisor(), house.reaper, house.images, house.hypervisor"
     )

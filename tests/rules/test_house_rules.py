@@ -152,7 +152,7 @@ def test_the_pages_made_from_the_sources_are_current() -> None:
 
 def test_the_docs_name_every_verb_setting_and_error() -> None:
     cli = (ROOT / "docs/reference/cli.md").read_text()
-    assert [verb for verb in VERBS if f"belljar {verb}" not in cli] == []
+    assert [verb for verb in VERBS if f"belljar {verb}" not in cli and verb not in HIDDEN] == []
     settings = (ROOT / "docs/reference/settings.md").read_text()
     assert [
         key for _, key, *_ in every_setting(load(environ={}, etc=Path("/nowhere"))) if f"`{key}`" not in settings
@@ -178,7 +178,7 @@ def anchors(page: Path) -> set[str]:
 @pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_in_the_docs_exist(path: Path) -> None:
     for verb in re.findall(r"`belljar (?:--\S+ )*([a-z][a-z-]+)", path.read_text()):
-        assert verb in VERBS or verb in HIDDEN, verb
+        assert verb in VERBS, verb
 
 
 def test_every_decision_is_listed() -> None:

@@ -1,31 +1,27 @@
-"""The door of the batch room: speaks a batch system's language, as text.
+"""The door of the batch room: batch systems, each found by its folder.
 
-    load(name)       the Dialect: what a system says to a job, and how it is answered    slurm.py, gridengine.py, ...
-    load_site(name)  what a site must install, and whether it is there                   slurm_site.py, ...
-    terms.py         the words the dialects have in common;  siting.py: those of the sites
+    names()        of all there are
+    load(name)     a System: its dialect, what its site installs, its own hooks    system.py
+    job/           jobs as values: terms, rules, requests, verdicts
+    install/       what a site installs: pieces, and the engine that puts them in place and takes them out
+    node/          faults of a node, machines that outlived their jobs
 
 A dialect reads the surroundings a job was started in and tells what they mean; what becomes of the machine is judged
-once for all systems (verdict.py), and the dialect says it in the system's own words. Nothing here starts a machine.
-Only programs call this room, so its words stand in modules that a run without a batch system never imports.
+once for all systems (job/verdict.py), and the dialect says it in the system's own words. Nothing here starts a machine.
+Only jobs/ and programs call this room, so its words stand in modules that a run without a batch system never imports.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from belljar.model import GIB, MIB, setting
 
 if TYPE_CHECKING:
-    from belljar.batch.install.pieces import SiteOfSystem
-    from belljar.batch.job.terms import Dialect
-
-FOLDERS = {
-    "slurm": "slurm", "gridengine": "gridengine", "openpbs": "pbs.openpbs", "torque": "pbs.torque", "htcondor": "htcondor", "lsf": "lsf",
-}  # fmt: skip
-SYSTEMS = tuple(FOLDERS)
-EXPERIMENTAL = ("lsf",)  # never met the real system
-NAMED = ", ".join(f"{name} (experimental)" if name in EXPERIMENTAL else name for name in SYSTEMS)  # for --help
+    from belljar.batch.system import System
 
 
 @dataclass(frozen=True)
@@ -88,24 +84,27 @@ class Settings:
     hs06_per_cpu: float = setting(0.0, "HS06 of one processor, told to jobs as a machine feature; 0: not told")
 
 
-def load(system: str) -> Dialect:
-    """The dialect of a system. Raises BadOption for a name that is not in SYSTEMS."""
+def names() -> tuple[str, ...]:
+    """Of all batch systems there are."""
+    return tuple(sorted(name for name, _ in _folders()))
+
+
+def load(name: str) -> System:
+    """The system of this name; nothing of the others is imported. Raises BadOption where there is none."""
     from importlib import import_module
 
-    _check(system)
-    return cast("Dialect", import_module(f"belljar.batch.{FOLDERS[system]}.dialect").DIALECT)
-
-
-def load_site(system: str) -> SiteOfSystem:
-    """What a site needs for this system."""
-    from importlib import import_module
-
-    _check(system)
-    return cast("SiteOfSystem", import_module(f"belljar.batch.{FOLDERS[system]}.site").SITE)
-
-
-def _check(system: str) -> None:
+    for found, package in _folders():
+        if found == name:
+            return cast("System", import_module(package).SYSTEM)
     from belljar.errors import BadOption
 
-    if system not in SYSTEMS:
-        raise BadOption(f"{system}: no such batch system", hint=f"Known are {', '.join(SYSTEMS)}.")
+    raise BadOption(f"{name}: no such batch system", hint=f"Known are {', '.join(names())}.")
+
+
+def _folders() -> Iterator[tuple[str, str]]:
+    """(name, package) of each folder here, or one deeper, that has a dialect."""
+    for top in __path__:
+        for outer in os.listdir(top):
+            for inner in ("", *(os.listdir(f"{top}/{outer}") if os.path.isdir(f"{top}/{outer}") else ())):
+                if os.path.exists(f"{top}/{outer}/{inner}/dialect.py"):
+                    yield inner or outer, ".".join(filter(None, (__name__, outer, inner)))

@@ -12,43 +12,50 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
+from belljar.host import descriptors
+
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
 
 class Entry(NamedTuple):
-    """A verb: its module below belljar.cli, and one line for `belljar --help`."""
+    """A verb: its module below belljar.cli, and one line for `belljar --help`, in a group there; without one it is hidden."""
 
     module: str
+    group: str
     help: str
 
 
+RUNNING, MACHINES, IMAGES, BATCH, HOST = "Run", "Machines", "Images", "Batch systems", "This host"
 VERBS = {
-    "run": Entry("machine.run", "run a command or a script in its own fresh virtual machine"),
-    "ps": Entry("machine.ps", "list machines"),
-    "show": Entry("machine.show", "show everything known about a machine"),
-    "logs": Entry("machine.logs", "show a machine's journal, console and QEMU's words"),
-    "events": Entry("machine.events", "show what happens to machines"),
-    "exec": Entry("machine.exec", "run a second command in a running machine"),
-    "cp": Entry("machine.cp", "copy files into or out of a running machine"),
-    "console": Entry("machine.console", "look at a machine's serial console"),
-    "wait": Entry("machine.wait", "wait until a machine has ended, exit as its payload did"),
-    "stop": Entry("machine.stop", "end a machine: TERM, a time of grace, then force"),
-    "extend": Entry("machine.extend", "let a machine live longer than its deadline"),
-    "kill": Entry("machine.kill", "end a machine at once"),
-    "kill-all": Entry("host.kill_all", "end every machine of this host, even when all else is broken"),
-    "wrap": Entry("batch.wrap", "run a batch job: called by batch systems"),
-    "batch": Entry("batch.batch", "put belljar into a batch system, check it, take it out; look after this node"),
-    "reap": Entry("host.reap", "finish what dead belljar processes left behind"),
-    "image": Entry("image.image", "build, import, list, verify and remove images"),
-    "template": Entry("image.template", "list, verify and remove templates (booted guests, frozen)"),
-    "cache": Entry("image.cache", "prepare, list and remove disks that later machines find again"),
-    "doctor": Entry("host.doctor", "check what this host offers and explain what it lacks"),
-    "config": Entry("host.config", "show or check the settings"),
-    "completion": Entry("host.completion", "print a completion script for bash, zsh or fish"),
-    "version": Entry("host.version", "show the version of belljar and of what it stands on"),
+    "run": Entry("machine.run", RUNNING, "run a command or a script in its own fresh virtual machine"),
+    "exec": Entry("machine.exec", RUNNING, "run a second command in a running machine"),
+    "cp": Entry("machine.cp", RUNNING, "copy files into or out of a running machine"),
+    "ps": Entry("machine.ps", MACHINES, "list machines"),
+    "show": Entry("machine.show", MACHINES, "show everything known about a machine"),
+    "logs": Entry("machine.logs", MACHINES, "show a machine's journal, console and QEMU's words"),
+    "events": Entry("machine.events", MACHINES, "show what happens to machines"),
+    "console": Entry("machine.console", MACHINES, "look at a machine's serial console"),
+    "wait": Entry("machine.wait", MACHINES, "wait until machines have ended, exit as the payload did"),
+    "stop": Entry("machine.stop", MACHINES, "end machines: TERM, a time of grace, then force"),
+    "extend": Entry("machine.extend", MACHINES, "let a machine live longer than its deadline"),
+    "kill": Entry("machine.kill", MACHINES, "end machines at once"),
+    "kill-all": Entry("host.kill_all", MACHINES, "end every machine of this host, even when all else is broken"),
+    "reap": Entry("host.reap", MACHINES, "finish what dead belljar processes left behind"),
+    "image": Entry("image.image", IMAGES, "build, import, list, verify and remove images"),
+    "template": Entry("image.template", IMAGES, "list, verify and remove templates (booted guests, frozen)"),
+    "cache": Entry("image.cache", IMAGES, "prepare, list and remove disks that later machines find again"),
+    "batch": Entry(
+        "batch.batch", BATCH, "put belljar into a batch system, check it, take it out; look after this node"
+    ),
+    "doctor": Entry("host.doctor", HOST, "check what this host offers and explain what it lacks"),
+    "config": Entry("host.config", HOST, "show or check the settings"),
+    "completion": Entry("host.completion", HOST, "print a completion script for bash, zsh or fish"),
+    "version": Entry("host.version", HOST, "show the version of belljar and of what it stands on"),
+    "internal": Entry("batch.internal", "", "what batch systems call: launchers and hooks"),
+    "keep": Entry("machine.keep", "", "what programs call: keep a machine whose request is on standard input"),
 }
-HIDDEN = {"keep": "machine.keep"}  # verbs for programs: not in the overview
+HIDDEN = frozenset(verb for verb, entry in VERBS.items() if not entry.group)
 OUR_FAILURE = 125
 
 
@@ -75,28 +82,13 @@ class CommandLine(NamedTuple):
     wants: str = ""  # "help" or "version"
 
 
-def _cover_closed_descriptors() -> tuple[int, ...]:
-    """Open /dev/null on every standard descriptor that is closed, so that no file of ours lands there."""
-    closed = []
-    for descriptor in (0, 1, 2):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            opened = os.open(os.devnull, os.O_RDONLY if descriptor == 0 else os.O_WRONLY)
-            assert opened == descriptor  # the lowest free number; those below it are open by now
-            os.set_inheritable(descriptor, True)
-            closed.append(descriptor)
-    return tuple(closed)
-
-
 def _forget_nameless_variable() -> None:
     """An entry `=x` has no name. Python reads it and can neither take it away nor hand it on, with an error each time."""
     os.environ._data.pop(b"", None)  # type: ignore[attr-defined]
 
 
 _forget_nameless_variable()
-CLOSED = _cover_closed_descriptors()
-"""The standard descriptors that were closed when the program began."""
+assert descriptors  # covered before a file is opened
 
 
 def entry(commands: str | None = None) -> NoReturn:
@@ -234,9 +226,31 @@ def split(arguments: Sequence[str]) -> CommandLine:
     verb, *rest = words
     if verb == "help":
         return CommandLine(rest[0], ["--help"]) if rest else CommandLine("", [], wants="help")
-    if verb not in VERBS and verb not in HIDDEN:
+    verb, rest = _renamed(verb, rest)
+    if verb not in VERBS:
         raise BadOption(f"{verb}: no such verb", hint=_meant(verb))
     return CommandLine(verb, rest, config_file, verbose)
+
+
+def _renamed(verb: str, rest: list[str]) -> tuple[str, list[str]]:
+    """What launchers and hooks installed by belljar 0.1 say, in today's words. A person is told."""
+    before, act = [verb, *rest[:1]], rest[0] if rest else ""
+    if verb == "wrap":
+        verb, rest, before = "internal", ["wrap", *rest], ["wrap"]
+    elif verb == "batch" and act in ("prolog", "epilog", "ask", "hook"):
+        verb = "internal"
+    elif verb == "batch" and act == "method":
+        verb, rest = "internal", ["hook", *rest[1:]]
+    elif verb == "batch" and act == "jsv":
+        verb, rest = "internal", ["hook", *rest[1:2], "jsv", *rest[2:]]
+    else:
+        return verb, rest
+    if sys.stderr is not None and sys.stderr.isatty():
+        complain(
+            f"`belljar {' '.join(before)}` is `belljar {verb} {rest[0]}` now",
+            "`belljar batch install SYSTEM` writes launchers and hooks anew.",
+        )
+    return verb, rest
 
 
 def parser_of(verb: str) -> ArgumentParser:
@@ -253,18 +267,20 @@ def _import_verb(verb: str) -> Verb:
     from importlib import import_module
     from typing import cast
 
-    return cast(Verb, import_module(f"belljar.cli.{HIDDEN.get(verb) or VERBS[verb].module}"))
+    return cast(Verb, import_module(f"belljar.cli.{VERBS[verb].module}"))
 
 
 def overview() -> str:
     """What `belljar --help` prints."""
-    lines = [f"  {verb:<11} {text}" for verb, (_, text) in VERBS.items()]
+    lines = []
+    for group in dict.fromkeys(entry.group for entry in VERBS.values() if entry.group):
+        lines += ["", f"{group}:"]
+        lines += [f"  {verb:<11} {entry.help}" for verb, entry in VERBS.items() if entry.group == group]
     return "\n".join(
         (
             "usage: belljar [--config FILE] [-v] VERB ...",
             "",
             "Every batch job in its own fresh virtual machine.",
-            "",
             *lines,
             "",
             "  --config FILE    settings that stand before those of the site and the user",
@@ -278,19 +294,15 @@ def overview() -> str:
 
 def complain(message: str, hint: str) -> None:
     """Say on stderr what went wrong and what to do next."""
-    from belljar.cli.render import plain
+    from belljar.jobs import words
 
-    with suppress(OSError):  # where nothing can be told, the exit code still tells
-        for text in message.splitlines() or [""]:
-            print(f"belljar: {plain(text)}", file=sys.stderr)
-        if hint:
-            print(f"hint: {plain(hint)}", file=sys.stderr)
+    words.complain(message, hint)
 
 
 def _meant(word: str) -> str:
     from belljar.cli.parser import meant
 
-    return meant(word, VERBS, "belljar ").strip() or "See `belljar --help`."
+    return meant(word, VERBS.keys() - HIDDEN, "belljar ").strip() or "See `belljar --help`."
 
 
 def _reader_is_gone() -> bool:

@@ -6,12 +6,9 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from belljar.jobs.words import plain
+
 KIB = 1024
-
-
-def plain(text: str) -> str:
-    """*text* without what could steer a terminal: names, reasons and logs may come from a guest."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

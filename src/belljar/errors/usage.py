@@ -111,7 +111,7 @@ class MachineBusy(UsageError):
 
 
 class NotInAJob(UsageError):
-    """`belljar wrap` was called where no batch system started it."""
+    """`belljar internal wrap` was called where no batch system started it."""
 
     hint = "The batch system calls this; to run something by hand, use `belljar run`."
 

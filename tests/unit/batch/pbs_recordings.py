@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from belljar.batch.job.terms import Surroundings
-from belljar.cli.batch.wrap import surroundings
+from belljar.jobs.wrap import surroundings
 
 FOLDER = Path(__file__).resolve().parents[2] / "recordings"
 

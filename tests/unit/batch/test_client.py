@@ -130,7 +130,7 @@ def test_a_variable_of_several_lines_is_refused(value: str) -> None:
 
 
 def test_slurm_is_found_by_its_conf_and_its_commands_are_told_where_that_is(tmp_path: Path) -> None:
-    needs = batch.load_site("slurm").needs
+    needs = batch.load("slurm").site.needs
     assert needs.home({"SLURM_CONF": "/opt/slurm/etc/slurm.conf"}) == Path("/opt/slurm/etc")
     assert needs.home({}) is None
     (tmp_path / "slurm.conf").touch()
@@ -139,15 +139,15 @@ def test_slurm_is_found_by_its_conf_and_its_commands_are_told_where_that_is(tmp_
 
 
 def test_a_cell_of_grid_engine_is_known_by_its_folder() -> None:
-    needs = batch.load_site("gridengine").needs
+    needs = batch.load("gridengine").site.needs
     assert needs.home({"SGE_ROOT": "/sge", "SGE_CELL": "c"}) == Path("/sge/c/common")
     found = find("gridengine", needs, Path("/sge/c/common"), {"PATH": "", "SGE_QMASTER_PORT": "6444", "SGE_CELL": "x"})
     assert found.variables == {"SGE_ROOT": "/sge", "SGE_CELL": "c", "SGE_QMASTER_PORT": "6444"}
 
 
-@pytest.mark.parametrize("system", batch.SYSTEMS)
+@pytest.mark.parametrize("system", batch.names())
 def test_every_command_of_a_dialect_is_in_its_table(system: str) -> None:
-    dialect, needs = batch.load(system), batch.load_site(system).needs
+    dialect, needs = batch.load(system).dialect, batch.load(system).site.needs
     node = [
         dialect.alive(),
         dialect.why_closed("n1"),
@@ -201,7 +201,7 @@ def test_slurm_in_an_odd_place_is_called_there_by_hooks_and_users(
     monkeypatch.delenv("SLURM_CONF")
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
     launcher = str(opened / "opt/libexec/belljar-slurm")
-    asked = subprocess.run([launcher, "batch", "ask", "slurm"], env={"SLURM_CONF": "/tmp/x"}, capture_output=True)
+    asked = subprocess.run([launcher, "internal", "ask", "slurm"], env={"SLURM_CONF": "/tmp/x"}, capture_output=True)
     assert (asked.returncode, asked.stdout, asked.stderr) == (0, b"it knows of 1 running jobs\n", b"")
     log.write_text("")
     subprocess.run(

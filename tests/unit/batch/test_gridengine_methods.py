@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from belljar.batch import Settings, load
 from belljar.batch.gridengine import methods
+from belljar.batch.system import Call
 from belljar.errors import BadOption
 from belljar.host.processes import is_stopped
 
@@ -88,6 +90,11 @@ def stopped(pid: int) -> bool:
     return is_stopped(pid)
 
 
+def run(name: str, words: list[str]) -> int:
+    settings, nobody = Settings, lambda: pytest.fail("a method asks for nothing else")
+    return load("gridengine").hook(name)(Call(name, tuple(words), {}, settings, nobody, nobody, nobody))
+
+
 def sleeper(start: Any) -> Any:
     # No shell: one that is in a vfork when its group is stopped waits for the child, and is not seen as stopped itself.
     code = "import os, signal\nsignal.signal(15, lambda *_: os.write(1, b'term\\n'))\nos.write(1, b'ready\\n')\n"
@@ -98,31 +105,31 @@ def sleeper(start: Any) -> Any:
 
 def test_a_job_in_no_machine_is_stopped_and_goes_on(start: Any) -> None:
     job = sleeper(start)
-    assert methods.run("suspend", [str(job.pid)]) == 0
+    assert run("suspend", [str(job.pid)]) == 0
     assert stopped(job.pid)
-    assert methods.run("resume", [str(job.pid)]) == 0
+    assert run("resume", [str(job.pid)]) == 0
     assert not is_stopped(job.pid)
 
 
 def test_a_job_in_no_machine_is_killed_at_once(start: Any) -> None:
     job = sleeper(start)
     begin = time.monotonic()
-    assert methods.run("terminate", [str(job.pid), "--grace", "30"]) == 0
+    assert run("terminate", [str(job.pid), "--grace", "30"]) == 0
     assert job.child.wait(5) == -signal.SIGKILL
     assert time.monotonic() - begin < 5 and job.line() == ""
 
 
 def test_the_wrapper_halts_its_machine_before_it_is_stopped(wrapper: Any) -> None:
     job = wrapper()
-    methods.run("suspend", [str(job.pid)])
+    run("suspend", [str(job.pid)])
     assert job.line() == "paused" and is_stopped(job.pid)
-    methods.run("resume", [str(job.pid)])
+    run("resume", [str(job.pid)])
     assert job.line() == "goes on" and not is_stopped(job.pid)
 
 
 def test_the_wrapper_gets_term_and_may_end_by_itself(wrapper: Any) -> None:
     job = wrapper()
-    methods.run("terminate", [str(job.pid), "--grace", "30"])
+    run("terminate", [str(job.pid), "--grace", "30"])
     assert job.line() in ("term", "goes on") and job.child.wait(5) == 0
 
 
@@ -131,7 +138,7 @@ def test_a_wrapper_that_is_stopped_or_stubborn_ends_all_the_same(wrapper: Any, m
     job = wrapper("stubborn")
     os.kill(job.pid, signal.SIGSTOP)
     begin = time.monotonic()
-    methods.run("terminate", [str(job.pid), "--grace", "1"])
+    run("terminate", [str(job.pid), "--grace", "1"])
     assert job.child.wait(5) == -signal.SIGKILL
     assert 1 < time.monotonic() - begin < 5
     assert "term" in (job.line(), job.line())
@@ -141,7 +148,7 @@ def test_a_wrapper_that_is_stopped_or_stubborn_ends_all_the_same(wrapper: Any, m
 def test_a_job_that_is_gone_is_no_trouble(name: str, start: Any) -> None:
     job = start("/bin/true")
     job.child.wait(10)
-    assert methods.run(name, [str(job.pid)]) == 0
+    assert run(name, [str(job.pid)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -149,9 +156,9 @@ def test_a_job_that_is_gone_is_no_trouble(name: str, start: Any) -> None:
 )
 def test_a_line_that_names_no_process_is_refused(argv: list[str]) -> None:
     with pytest.raises(BadOption):
-        methods.run("terminate", argv)
+        run("terminate", argv)
 
 
 def test_an_unknown_method_is_refused() -> None:
     with pytest.raises(BadOption):
-        methods.run("explode", ["12"])
+        run("explode", ["12"])

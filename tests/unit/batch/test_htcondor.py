@@ -63,7 +63,7 @@ def tell(asked: CondorJob, verdict: Verdict, tries: int = 1, **changes: Any) -> 
 
 
 def test_it_is_found_by_its_name() -> None:
-    assert batch.load("htcondor") is DIALECT and DIALECT.name == "htcondor"
+    assert batch.load("htcondor").dialect is DIALECT and DIALECT.name == "htcondor"
 
 
 # -- what a job finds ----------------------------------------------------------------------------------------------------

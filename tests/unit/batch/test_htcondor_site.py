@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.batch import Settings, load_site
+from belljar.batch import Settings, load
 from belljar.batch.htcondor.ads import Expression, value_of
 from belljar.batch.htcondor.site import SITE, requirement, requirements, sentence, shared_here, start
 from belljar.batch.install.pieces import Change, Guard, OurFile, Place
@@ -40,7 +40,7 @@ def file(folder: Path, name: str, settings: Settings | None = None) -> OurFile:
 
 
 def test_one_file_of_settings_and_three_scripts(tmp_path: Path) -> None:
-    assert load_site("htcondor") is SITE
+    assert load("htcondor").site is SITE
     pieces = [one for one in SITE.pieces(place(tmp_path)) if isinstance(one, OurFile)]
     assert [(one.path.name, one.mode) for one in pieces] == [
         ("belljar-prepare", 0o755), ("belljar-publish", 0o755), ("belljar-pool-images", 0o755),

@@ -71,7 +71,7 @@ def run(read: LsfJob, env: Mapping[str, str] | None = None) -> tuple[int, str]:
 
 
 def test_a_job_with_a_command() -> None:
-    assert batch.load("lsf") is DIALECT and DIALECT.name == "lsf"
+    assert batch.load("lsf").dialect is DIALECT and DIALECT.name == "lsf"
     read = job()
     assert (read.id, read.name, read.queue, read.image) == ("4711", "night run", "normal", "debian12")
     assert (read.cpus, read.memory, read.disk, read.wall) == (2, 2048 * MIB, None, 3600), "of the first host"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.batch import Settings, load_site
+from belljar.batch import Settings, load
 from belljar.batch.install.pieces import Advice, OurFile, OurLines, Place
 from belljar.batch.install.record import Record
 from belljar.batch.install.removal import refuse_called
@@ -37,7 +37,7 @@ def profile(at: Place) -> tuple[str, ...]:
 
 
 def test_a_profile_with_our_starter_hooks_and_bound(tmp_path: Path) -> None:
-    assert load_site("lsf") is SITE
+    assert load("lsf").site is SITE
     lines = profile(place(tmp_path, replace(Settings(), retries=5)))
     assert lines[0] == "Begin Application" and lines[-1] == "End Application"
     assert f"JOB_STARTER = exec {tmp_path}/libexec/wrap-lsf; %USRCMD" in lines
@@ -118,7 +118,7 @@ def test_only_a_refusal_stops_a_submission(tmp_path: Path, code: int, abort: str
     )
     env = {"PATH": "/usr/bin:/bin", "LSB_SUB_ABORT_VALUE": abort}
     done = subprocess.run(["sh", script, "image=a b"], env=env, capture_output=True, check=False, timeout=20)
-    assert (done.returncode, done.stdout) == (expected, b"batch hook lsf esub image=a b\n")
+    assert (done.returncode, done.stdout) == (expected, b"internal hook lsf esub image=a b\n")
 
 
 def test_hooks_never_fail_a_job(tmp_path: Path) -> None:

@@ -115,10 +115,10 @@ def test_a_report_of_a_hostile_user_is_a_few_plain_words() -> None:
 
 
 def test_the_nodes_name_is_the_systems_own_and_never_an_option() -> None:
-    assert node.name_of("slurm", {"SLURMD_NODENAME": "n1"}, "host") == "n1"
-    assert node.name_of("slurm", {"SLURMD_NODENAME": "-x"}, "host") == "host"
-    assert node.name_of("slurm", {"SLURMD_NODENAME": "../n"}, "host") == "host"
-    assert node.name_of("gridengine", {"SLURMD_NODENAME": "n1"}, "host") == "host"
+    assert node.name_of("SLURMD_NODENAME", {"SLURMD_NODENAME": "n1"}, "host") == "n1"
+    assert node.name_of("SLURMD_NODENAME", {"SLURMD_NODENAME": "-x"}, "host") == "host"
+    assert node.name_of("SLURMD_NODENAME", {"SLURMD_NODENAME": "../n"}, "host") == "host"
+    assert node.name_of("", {"SLURMD_NODENAME": "n1"}, "host") == "host"
 
 
 def test_what_is_remembered_is_there_again_and_nonsense_is_as_nothing(tmp_path: Path) -> None:

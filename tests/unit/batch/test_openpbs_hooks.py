@@ -211,9 +211,9 @@ def test_begin_makes_a_folder_for_notes_and_end_removes_it(hooks: Hooks) -> None
     hooks.run(pbs_module.event_of("EXECJOB_BEGIN", hooks.job(asked)))
     folder = hooks.folder / "notes/7.srv"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and stat.S_IMODE(folder.parent.stat().st_mode) == 0o755
-    assert hooks.calls.read_text() == f"batch prolog openpbs 7.srv {USER}\n"
+    assert hooks.calls.read_text() == f"internal prolog openpbs 7.srv {USER}\n"
     hooks.run(pbs_module.event_of("EXECJOB_END", hooks.job(asked)))
-    assert not folder.exists() and hooks.calls.read_text().endswith(f"batch epilog openpbs 7.srv {USER}\n")
+    assert not folder.exists() and hooks.calls.read_text().endswith(f"internal epilog openpbs 7.srv {USER}\n")
 
 
 def test_a_job_without_an_image_leaves_no_trace(hooks: Hooks) -> None:

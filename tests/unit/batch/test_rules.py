@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.batch import SYSTEMS, Settings, load
+from belljar.batch import Settings, load, names
 from belljar.batch.job.environment import for_guest
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, image_for, may_be_own, queue_images, rules
 from belljar.batch.job.sizes import ADDRESS_SPACE, DATA_SPACE, SMALLEST_GUEST, guest_memory, overhead, rounded
@@ -196,10 +196,10 @@ def test_a_search_path_keeps_what_the_guest_has(path: bytes, inside: bytes) -> N
 # -- dialects ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_a_dialect_keeps_nothing_of_a_job(system: str) -> None:
+@pytest.mark.parametrize("name", names())
+def test_a_dialect_keeps_nothing_of_a_job(name: str) -> None:
     """What belongs to a job is in its value: two jobs of one process do not meet."""
-    assert vars(load(system)) == {}
+    assert vars(load(name).dialect) == {}
 
 
 # -- verdict -------------------------------------------------------------------------------------------------------------

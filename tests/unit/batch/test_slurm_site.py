@@ -84,7 +84,7 @@ def test_hooks_end_well_whatever_happens(tmp_path: Path, verb: str, does: str) -
     hook.write_bytes(files(with_command)[f"belljar-{verb}"].content)
     hook.chmod(0o755)
     assert subprocess.run([hook], env={}, check=False, timeout=20).returncode == 0
-    assert (tmp_path / "called").read_text() == f"batch {verb} slurm\n"
+    assert (tmp_path / "called").read_text() == f"internal {verb} slurm\n"
 
 
 def test_our_own_lines_are_not_taken_for_the_sites(tmp_path: Path) -> None:

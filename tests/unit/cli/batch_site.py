@@ -12,11 +12,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from belljar.assembly import House
 from belljar.batch import Settings
 from belljar.batch.job.terms import Ending, Job, Surroundings, Verdict
+from belljar.batch.slurm.site import SITE
 from belljar.errors import NotInAJob
 from belljar.host.privileges import User, as_user
 from belljar.machine.life.life import claim
@@ -121,7 +123,7 @@ class Node:
         return House(str(self.config))
 
     def prolog(self, user: User) -> None:
-        from belljar.cli.batch.hooks import make_folder
+        from belljar.jobs.node import make_folder
 
         make_folder(self.house, user)
 
@@ -179,3 +181,8 @@ def make_node() -> Node:
     folder = Path(tempfile.mkdtemp(prefix="belljar-node-", dir="/var/tmp"))
     folder.chmod(0o755)
     return Node(folder)
+
+
+def paper_system(node: Node) -> SimpleNamespace:
+    """Slurm, that talks as the node's dialect does."""
+    return SimpleNamespace(name="slurm", dialect=node.dialect, site=SITE, node_variable="SLURMD_NODENAME", untried="")

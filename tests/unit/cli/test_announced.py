@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from belljar.cli.machine import attend
-from belljar.cli.machine.attend import Announced
+from belljar.jobs import attend
+from belljar.jobs.attend import Announced
 from belljar.machine.orders import Order, Orders, Resume, Signal
 
 NOTICE, TERM = Signal(signal.SIGUSR2), Signal(signal.SIGTERM)

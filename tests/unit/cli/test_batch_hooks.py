@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.unit.cli.batch_site import ALICE, BOB, Node, make_node
+from tests.unit.cli.batch_site import ALICE, BOB, Node, make_node, paper_system
 
 from belljar import batch
 from belljar.cli import main
-from belljar.cli.batch import hooks as batch_hooks
+from belljar.jobs import hooks as batch_hooks
+from belljar.jobs import node as node_of_jobs
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hooks run as root")
 FAULT = {"class": "node", "cause": "node-fault", "error": "NoSpace", "reason": "no space left"}
@@ -26,7 +27,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     made = make_node()
     for name in [one for one in os.environ if one.startswith("BELLJAR_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(batch, "load", lambda name: made.dialect)
+    monkeypatch.setattr(batch, "load", lambda name: paper_system(made))
     monkeypatch.setattr(os, "environ", os.environ.copy())
     yield made
     made.close()
@@ -101,7 +102,7 @@ def test_a_hook_does_not_fail_for_broken_settings_an_unknown_system_or_a_defect(
 
 
 def test_a_hook_says_nothing_on_the_jobs_stderr_unless_asked(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--config", str(node.config), "batch", "epilog", "slurm"]) == 0
+    assert main(["--config", str(node.config), "internal", "epilog", "slurm"]) == 0
     output = capsys.readouterr()
     assert output.out == output.err == ""
 
@@ -238,7 +239,6 @@ def test_an_administrator_closes_and_opens_it(node: Node, capsys: pytest.Capture
 def test_the_self_check_opens_what_we_closed_after_enough_passes_and_nothing_else(
     node: Node, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from belljar.cli.batch import node as batch_node
     from belljar.errors import CommandFailed
 
     def fails(house: object, image: str) -> None:
@@ -246,12 +246,12 @@ def test_the_self_check_opens_what_we_closed_after_enough_passes_and_nothing_els
 
     assert node.dialect.closed is not None
     node_verb(node, "close", "test")
-    monkeypatch.setattr(batch_node, "as_a_job", lambda house, image: None)
+    monkeypatch.setattr(node_of_jobs, "as_a_job", lambda house, image: None)
     assert node_verb(node, "test") == 0
     assert node.dialect.closed.exists()
-    monkeypatch.setattr(batch_node, "as_a_job", fails)
+    monkeypatch.setattr(node_of_jobs, "as_a_job", fails)
     assert node_verb(node, "test") == 1
-    monkeypatch.setattr(batch_node, "as_a_job", lambda house, image: None)
+    monkeypatch.setattr(node_of_jobs, "as_a_job", lambda house, image: None)
     assert [node_verb(node, "test"), node.dialect.closed.exists()] == [0, True], (
         "the failure between began the count anew"
     )
@@ -265,15 +265,16 @@ def test_the_self_check_opens_what_we_closed_after_enough_passes_and_nothing_els
 
 def test_where_users_may_write_to_the_nodes_folder_root_remembers_elsewhere(node: Node) -> None:
     house = node.house
-    assert batch_hooks.memory_folder(house) == node.node / "batch"
+    assert node_of_jobs.memory_folder(house) == node.node / "batch"
     node.node.chmod(0o1777)
-    assert batch_hooks.memory_folder(house) == house.settings.paths.store / "batch"
+    assert node_of_jobs.memory_folder(house) == house.settings.paths.store / "batch"
 
 
 # -- hooks of one system alone -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("system", ["gridengine", "htcondor", "lsf"])
-def test_a_systems_own_hooks_are_found(system: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["batch", "hook", system, "no-such"]) == 125
-    assert "no-such" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("system", "name"), [(name, hook) for name in batch.names() for hook in batch.load(name).hooks]
+)
+def test_a_systems_own_hooks_are_found(system: str, name: str) -> None:
+    assert callable(batch.load(system).hook(name))

@@ -17,9 +17,10 @@ from belljar import batch
 from belljar.assembly import House
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, OurLines, Piece, Place
+from belljar.batch.slurm import site as site_of_slurm
 from belljar.cli import main
 from belljar.cli.batch import look as batch_look
-from belljar.cli.batch.batch import go_by_the_site
+from belljar.cli.batch.internal import go_by_the_site
 from belljar.cli.batch.site import own_prefix
 from belljar.config import BadSettings
 from belljar.network import AntiSpoofing
@@ -40,7 +41,7 @@ class PaperSite:
             OurFile(
                 "a hook",
                 place.folder / "hook.sh",
-                f"#!/bin/sh\nexec {place.belljar} batch epilog slurm\n".encode(),
+                f"#!/bin/sh\nexec {place.belljar} internal epilog slurm\n".encode(),
                 0o755,
             ),
             OurLines(
@@ -71,7 +72,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PaperSite]
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/paper.conf").write_text("Name=c\n")
     made = PaperSite(tmp_path / "etc")
-    monkeypatch.setattr(batch, "load_site", lambda name: made)
+    monkeypatch.setattr(site_of_slurm, "SITE", made)
     yield made
 
 
@@ -258,10 +259,10 @@ def test_a_nodes_folder_that_is_not_roots_is_found_by_check(tmp_path: Path) -> N
 
 
 def test_a_system_without_such_a_hook_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["batch", "jsv", "lsf"]) == 125
-    assert main(["batch", "method", "slurm", "suspend"]) == 125
-    assert "has no method" in capsys.readouterr().err
-    assert main(["batch", "hook", "nosystem", "x"]) == 125
+    assert main(["internal", "hook", "lsf", "jsv"]) == 125
+    assert "lsf: has no hook 'jsv'" in capsys.readouterr().err
+    assert main(["internal", "hook", "slurm", "suspend"]) == 125
+    assert main(["internal", "hook", "nosystem", "x"]) == 125
 
 
 def test_other_acts_are_not_imported_by_one() -> None:
@@ -269,12 +270,12 @@ def test_other_acts_are_not_imported_by_one() -> None:
 import sys
 sys.path[:] = {sys.path!r}
 from belljar.cli import main
-main(["batch", "prolog", "slurm"])
+main(["internal", "prolog", "slurm"])
 print(*sys.modules)
 """
     done = subprocess.run([sys.executable, "-IS", "-c", code], capture_output=True, text=True, timeout=60)
     loaded = set(done.stdout.split())
-    assert "belljar.cli.batch.hooks" in loaded
+    assert "belljar.jobs.hooks" in loaded
     for heavy in (
         "belljar.cli.batch.site",
         "belljar.batch.install.engine",

@@ -12,14 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.unit.cli.batch_site import ALICE, BOB, Node, make_node
+from tests.unit.cli.batch_site import ALICE, BOB, Node, make_node, paper_system
 
 from belljar import batch
 from belljar.cli import main
 from belljar.cli.batch import clean as batch_clean
-from belljar.cli.batch import users
 from belljar.cli.machine.cp import split
 from belljar.errors import AmbiguousMachine, NoSuchMachine
+from belljar.jobs import orphans, users
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root sees everybody's machines")
 GOOD = {"class": "payload", "cause": "finished", "exit_code": 0, "image_digest": "sha256-feed"}
@@ -30,7 +30,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     made = make_node()
     for key in ("run", "scratch", "store", "logs"):  # root's own; users' folders obey the site's settings alone
         monkeypatch.setenv(f"BELLJAR_PATHS_{key.upper()}", str(made.folder / "root" / key))
-    monkeypatch.setattr(batch, "load", lambda name: made.dialect)
+    monkeypatch.setattr(batch, "load", lambda name: paper_system(made))
     yield made
     made.close()
 
@@ -116,7 +116,7 @@ def test_one_user_whose_records_hang_hides_nobody_elses(node: Node, monkeypatch:
     monkeypatch.setattr(users, "LOOK_TIMEOUT", 2.0)  # which is enough for whose do not
     monkeypatch.setattr(users, "become", lambda user: None)  # this process goes on
     assert users.reach(node.house, "slurm:7")[1].id == "0123456789ab"
-    rows, trouble = users.rows_of_all(node.house, ended=True)
+    rows, trouble = users.rows_of_all(node.house, lambda view: {"ID": view.id, "REQUESTER": view.requester}, ended=True)
     assert [row["ID"] for row in rows] == ["0123456789ab"]
     assert len(trouble) == 1 and trouble[0].startswith("bin: ")
 
@@ -244,15 +244,15 @@ def test_what_a_user_reports_is_read_as_a_strangers_word() -> None:
         [["a", ["cli:7"]]],
         [["a", ["slurm:" + "7" * 999]]],
     ):
-        assert batch_clean._owned(raw, ALICE) == []
-    (one,) = batch_clean._owned([["a", ["slurm:7", "x:9", "gridengine:3"]]], ALICE)
+        assert orphans._owned(raw, ALICE) == []
+    (one,) = orphans._owned([["a", ["slurm:7", "x:9", "gridengine:3"]]], ALICE)
     assert (one.live.system, one.live.jobs) == ("slurm", {"7"})
 
 
 def test_a_memory_that_is_nonsense_is_as_none(tmp_path: Path) -> None:
     for nonsense in ("", "[]", '{"a": "b"}', '{"a": null}'):
         (tmp_path / "m").write_text(nonsense)
-        assert batch_clean.remembered(tmp_path / "m") == {}
+        assert orphans.remembered(tmp_path / "m") == {}
 
 
 def test_the_verb_takes_a_system_or_none(node: Node) -> None:

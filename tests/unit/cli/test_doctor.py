@@ -129,7 +129,7 @@ def test_that_jobs_can_be_cloned_is_proved_and_not_believed(
             phases={"prepare": 9.0, "start": 0.5, "boot": 0.75, "identify": 0.25},
         )
 
-    monkeypatch.setattr("belljar.cli.batch.node.self_check", self_check)
+    monkeypatch.setattr("belljar.jobs.node.self_check", self_check)
     paper = SimpleNamespace(images=SimpleNamespace(resolve=lambda name: None), settings=house.settings)
     if grade is None:
         with pytest.raises(CommandFailed, match=text):

@@ -62,7 +62,7 @@ def test_a_mistyped_verb_is_told_the_one_that_was_meant(capsys: pytest.CaptureFi
 def test_help_names_every_verb(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
     shown = capsys.readouterr().out
-    assert [name for name in VERBS if f"  {name} " not in shown] == []
+    assert [name for name, entry in VERBS.items() if entry.group and f"  {name} " not in shown] == []
 
 
 def test_without_a_verb_help_goes_to_stderr_and_it_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,7 +183,7 @@ def in_process(code: str, **kwargs: object) -> subprocess.CompletedProcess[bytes
 def test_standard_descriptors_that_were_closed_are_known_and_covered() -> None:
     code = """
 os.close(0); os.close(2); sys.stdin = sys.stderr = None
-from belljar.cli import CLOSED
+from belljar.host.descriptors import CLOSED
 assert CLOSED == (0, 2), CLOSED
 assert os.readlink('/proc/self/fd/0') == os.readlink('/proc/self/fd/2') == '/dev/null'
 assert open('/etc/passwd').fileno() > 2
@@ -236,6 +236,31 @@ def test_a_mistyped_act_is_told_the_one_that_was_meant(
     said = capsys.readouterr().err
     assert said.startswith("belljar: ") and "no such word for `belljar " in said and "hint: One of " in said
     assert (f"Did you mean `{meant}`?" in said) if meant else "Did you mean" not in said
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("wrap slurm --image=x a", "internal wrap slurm --image=x a"), ("batch prolog lsf", "internal prolog lsf"),
+        ("batch epilog torque 7 bob", "internal epilog torque 7 bob"), ("batch ask slurm", "internal ask slurm"),
+        ("batch hook lsf esub image=x", "internal hook lsf esub image=x"),
+        ("batch hook gridengine complexes remove", "internal hook gridengine complexes remove"),
+        ("batch method gridengine suspend 7 --spool /x", "internal hook gridengine suspend 7 --spool /x"),
+        ("batch jsv gridengine --per-slot=a,b", "internal hook gridengine jsv --per-slot=a,b"),
+    ],
+)  # fmt: skip
+def test_launchers_and_hooks_of_an_earlier_belljar_go_on(old: str, new: str) -> None:
+    """Until `batch install` writes them anew, or `batch uninstall` takes them out."""
+    assert split(old.split()) == split(new.split())
+
+
+def test_what_batch_systems_call_is_no_verb_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "internal" not in shown and "keep" not in shown and "wrap" not in shown
+    assert [line for line in shown.splitlines() if line.endswith(":")] == [
+        "Run:", "Machines:", "Images:", "Batch systems:", "This host:",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("verb", ["image", "template", "cache"])

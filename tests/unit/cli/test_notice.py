@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cli.batch import notice
+from belljar.jobs import notice
 
 STARTER = """
 import os, signal, sys
-from belljar.cli.batch import notice
+from belljar.jobs import notice
 notice.LATE = float(sys.argv[1])
 notice.stand_by((signal.SIGUSR2, 0.0))
 os.execv(sys.executable, [sys.executable, "-c", sys.argv[2]])

@@ -8,9 +8,9 @@ import pytest
 
 from belljar.cli.machine import wait
 from belljar.cli.machine.logs import for_terminal, story
-from belljar.cli.machine.run import finish_the_dead
 from belljar.errors import AmbiguousMachine, BelljarError, NoSuchMachine
 from belljar.host.locks import try_lock
+from belljar.jobs.caller import finish_the_dead
 from belljar.machine.cleaning.reaper import Undone
 
 Call = Callable[..., int]

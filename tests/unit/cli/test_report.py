@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cli.machine.run import Report, leave, tell_troubles
+from belljar.cli.machine.run import Report, leave
 from belljar.errors import BadOption
+from belljar.jobs.words import tell_troubles
 from belljar.model import Cause, Outcome, OutcomeClass
 
 END = Outcome("0123456789ab", Cause.FINISHED, OutcomeClass.PAYLOAD, exit_code=3)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cli.machine.shares import of_site, share
 from belljar.errors import BadOption, BadSetting
+from belljar.jobs.shares import of_site, share
 from belljar.model import Share, ShareKind
 
 

@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from belljar.cli.machine import attend
-from belljar.cli.machine.attend import StoppableLoop
+from belljar.jobs import attend
+from belljar.jobs.attend import StoppableLoop
 
 SCRIPT = """
 import asyncio, sys, time
-from belljar.cli.machine import attend
+from belljar.jobs import attend
 attend.UNLIKELY = 0.3
 loop = attend.StoppableLoop()
 

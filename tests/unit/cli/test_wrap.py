@@ -16,10 +16,10 @@ import pytest
 from belljar.batch import Settings
 from belljar.batch.job.ending import carry_out
 from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict
-from belljar.cli.batch import wrap
-from belljar.cli.batch.wrap import count_tries, leave, surroundings
 from belljar.errors import BadOption
 from belljar.host import commands
+from belljar.jobs import wrap
+from belljar.jobs.wrap import count_tries, leave, surroundings
 from belljar.model import Cause, Outcome, OutcomeClass
 
 FAKE = """
@@ -39,7 +39,7 @@ class Fake:
 sys.modules["belljar.batch.slurm.dialect"] = types.SimpleNamespace(DIALECT=Fake())
 from belljar.cli import entry
 config = [] if sys.argv[1] == "-" else ["--config", sys.argv[1]]
-sys.argv = ["belljar", *config, "wrap", "slurm", *sys.argv[2:]]
+sys.argv = ["belljar", *config, "internal", "wrap", "slurm", *sys.argv[2:]]
 entry()
 """
 LOOK = r"""

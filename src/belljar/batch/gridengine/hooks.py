@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from belljar.batch.gridengine.dialect import NOTICE
 from belljar.batch.gridengine.jsv import ASKED, ASKED_DISK, FLAG, SHELL
 from belljar.batch.install.commands import Client
+from belljar.batch.system import Call
 from belljar.errors import BadOption, NotOurs
 
 TIMEOUT = 20.0
@@ -30,18 +31,19 @@ COMPLEXES = {
 ALLOWED = "a"  # of jsv_allowed_mod: belljar delays the next start of a job by `qalter -a`
 
 
-def run(name: str, argv: Sequence[str], client: Client) -> int:
+def run(call: Call) -> int:
     """One change. Raises CommandFailed where the server refuses it."""
+    client = call.client()
     acts: dict[tuple[str, ...], Callable[..., None]] = {
         ("complexes", "add"): lambda: _complexes(client, with_complexes),
         ("complexes", "remove"): lambda: _complexes(client, without_complexes),
         ("verifier", "set"): lambda path: _global(client, lambda text: with_verifier(text, path)),
         ("verifier", "unset"): lambda path: _global(client, lambda text: without_verifier(text, path)),
     }
-    act = acts.get((name, *argv[:1]))
-    if act is None or len(argv) != (1 if name == "complexes" else 2):
-        raise BadOption(f"{name}: no such hook of Grid Engine", hint="complexes add|remove; verifier set|unset FILE.")
-    act(*argv[1:])
+    act = acts.get((call.name, *call.words[:1]))
+    if act is None or len(call.words) != (1 if call.name == "complexes" else 2):
+        raise BadOption(f"{call.name}: wrong words", hint="complexes add|remove; verifier set|unset FILE.")
+    act(*call.words[1:])
     return 0
 
 

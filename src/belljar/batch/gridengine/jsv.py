@@ -12,13 +12,14 @@ import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from belljar.batch import Settings
 from belljar.batch.gridengine import spool as gridengine_spool
 from belljar.batch.gridengine.dialect import DISK, IMAGE, MEMORY, RERUN, WALL
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, check_name
 from belljar.batch.job.sizes import guest_memory
+from belljar.batch.system import Call
 from belljar.errors import BadSetting, BelljarError, ImageNotAllowed
 from belljar.model import GIB
 
@@ -200,11 +201,11 @@ def _line(text: str) -> str:
 # -- the process ---------------------------------------------------------------------------------------------------------
 
 
-def run(settings: Any, images: Callable[[], Collection[str] | None] = lambda: None, per_slot: str = "") -> int:
-    """Speak with the server over standard input and output until it says QUIT or hangs up. *settings*: all of the
-    site's; only `batch` is looked at. *per_slot*: names with commas between."""
-    words = per_slot.split(",")
-    verifier = Verifier(settings.batch, groups=groups_of, images=images, per_slot=[word for word in words if word])
+def run(call: Call) -> int:
+    """Speak with the server over standard input and output until it says QUIT or hangs up. `--per-slot=NAMES`: complexes
+    that this site counts for each slot, with commas between."""
+    words = [word for one in call.words for word in one.removeprefix("--per-slot=").split(",") if word]
+    verifier = Verifier(call.settings(), groups=groups_of, images=call.images, per_slot=words)
     converse(verifier, sys.stdin.buffer, sys.stdout.buffer)
     return 0
 

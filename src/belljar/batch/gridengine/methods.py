@@ -24,11 +24,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from belljar.batch.gridengine.dialect import GRACE
 from belljar.batch.gridengine.spool import config
-from belljar.errors import BadOption
+from belljar.batch.system import Call
+from belljar.errors import BadOption, BelljarError
 from belljar.host.processes import PROC, all_pids, command_line, is_stopped, start_time
 
 PAUSE = 10.0  # seconds the wrapper may take to halt the vcpus and stop
@@ -39,18 +39,18 @@ ENTRY = (b"wrap", b"gridengine")
 LAUNCHER = b"wrap-gridengine"
 
 
-def run(name: str, argv: Sequence[str], settings: Any = None) -> int:
+def run(call: Call) -> int:
     """Carry out one method, with the grace of the site's settings where they have one. Exits 0 also where the job is
     gone already: another code changes nothing."""
-    methods: dict[str, Callable[[int, float, Path], None]] = {
-        "suspend": suspend, "resume": resume, "terminate": terminate
-    }  # fmt: skip
-    if name not in methods:
-        raise BadOption(f"{name}: no method of Grid Engine", hint="Known are suspend, resume and terminate.")
-    own = float(settings.batch.grace) if settings is not None else 0.0
-    pid, grace, spool = _arguments(argv, own or GRACE - LAST_WORDS)
+    method: Callable[[int, float, Path], None] = {"suspend": suspend, "resume": resume, "terminate": terminate}[
+        call.name
+    ]
+    own = 0.0
+    with suppress(BelljarError):  # a job is ended also where a mistake in the settings keeps it from being begun
+        own = call.settings().grace
+    pid, grace, spool = _arguments(call.words, own or GRACE - LAST_WORDS)
     with suppress(ProcessLookupError):
-        methods[name](pid, grace, spool)
+        method(pid, grace, spool)
     return 0
 
 

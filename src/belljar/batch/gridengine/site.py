@@ -29,7 +29,7 @@ HOOK_TEXT = """#!/bin/sh
 # Prolog and epilog of Grid Engine's queues, as root: prolog|epilog JOB TASK OWNER. The environment is the job's and is
 # not taken over. The exit code is always 0: with any other one Grid Engine closes the queue.
 /usr/bin/env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin SGE_ROOT={root} SGE_CELL={cell} \\
-    timeout -k 5 {deadline} {belljar} batch "$1" gridengine "$2" "$3" "$4" </dev/null >/dev/null 2>&1 || :
+    timeout -k 5 {deadline} {belljar} internal "$1" gridengine "$2" "$3" "$4" </dev/null >/dev/null 2>&1 || :
 exit 0
 """
 METHOD_TEXT = """#!/bin/sh
@@ -37,7 +37,7 @@ METHOD_TEXT = """#!/bin/sh
 # Grid Engine does without them. What announces an end (`qsub -notify`, s_cpu) goes to all processes of the job, to this
 # one too, and a method that died of it is not started again.
 trap '' HUP INT QUIT TERM USR1 USR2 XCPU
-{belljar} batch method gridengine "$1" "$2" --spool "$SGE_JOB_SPOOL_DIR" && exit 0
+{belljar} internal hook gridengine "$1" "$2" --spool "$SGE_JOB_SPOOL_DIR" && exit 0
 case $1 in suspend) signal=STOP ;; resume) signal=CONT ;; *) signal=KILL ;; esac
 kill -s $signal -- "-$2"
 exit 0
@@ -46,7 +46,7 @@ VERIFIER_TEXT = """#!/bin/sh
 # Grid Engine's server starts this as its administrator, once for each of its threads, and again when this file changes.
 # belljar {version}, {fingerprint} of its program and the site's settings: other ones make another file, so `install` is
 # all that is needed after a change.
-exec {belljar} batch jsv gridengine --per-slot={per_slot}
+exec {belljar} internal hook gridengine jsv --per-slot={per_slot}
 """
 
 
@@ -71,7 +71,7 @@ class GridEngineSite:
     def pieces(self, place: Place) -> list[Piece]:
         """Option `queue`: names with commas between. Raises BadOption."""
         found: list[Piece] = list(_files(place))
-        belljar = (str(place.belljar), "batch", "hook", "gridengine")
+        belljar = (str(place.belljar), "internal", "hook", "gridengine")
         found.append(
             Change(
                 "complexes: what users ask with", ("qconf", "-sc"), _has_complexes,

@@ -1,1 +1,5 @@
-"""HTCondor."""
+"""HTCondor, 9.0 and later."""
+
+from belljar.batch.system import System
+
+SYSTEM = System(__name__, "HTCondor", ends_words=True, hooks={"prepare": "hooks:run"})

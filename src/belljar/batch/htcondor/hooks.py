@@ -1,4 +1,4 @@
-"""`belljar batch hook htcondor prepare`: HOOK_PREPARE_JOB. Looks at a job's ad before anything of it is started.
+"""`belljar internal hook htcondor prepare`: HOOK_PREPARE_JOB. Looks at a job's ad before anything of it is started.
 
 condor_starter runs the hook as the job's user with the ad on standard input, and merges what it prints into the ad.
 HookStatusCode 1 to 299 puts the job on hold with HookStatusMessage as the reason; older versions take no notice of it,
@@ -10,23 +10,23 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 
 from belljar.batch import Settings
 from belljar.batch.htcondor.ads import LARGEST, Ad, parse, string
 from belljar.batch.htcondor.dialect import disk_of, image_of, size_of
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, image_for
-from belljar.errors import BadOption, BelljarError
+from belljar.batch.system import Call
+from belljar.errors import BelljarError
 from belljar.model import MIB
 
 HOLD = 25  # our subcode of the hold
 
 
-def run_for(asker: Asker, name: str, words: Sequence[str], settings: Settings, env: Mapping[str, str]) -> int:
+def run(call: Call) -> int:
     """Reads the ad, prints what is to be added to it. Exits 0 whatever is found: another code is a hold without words."""
-    if name != "prepare":
-        raise BadOption(f"htcondor: has no hook {name!r}", hint="It has `prepare`.")
-    os.write(1, prepare(sys.stdin.buffer.read(LARGEST), asker.user, asker.groups, settings))
+    asker = call.asker()
+    os.write(1, prepare(sys.stdin.buffer.read(LARGEST), asker.user, asker.groups, call.settings()))
     return 0
 
 

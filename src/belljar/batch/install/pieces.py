@@ -16,7 +16,7 @@ class Place:
     """Where a site's files go, and what is known there."""
 
     settings: Settings
-    wrapper: Path  # the executable that systems start: `belljar wrap SYSTEM` in one word
+    wrapper: Path  # the executable that systems start: `belljar internal wrap SYSTEM` in one word
     belljar: Path  # the `belljar` command for hooks
     store: Path  # of the images
     folder: Path  # of the system's configuration: /etc/slurm, mom_priv, ...

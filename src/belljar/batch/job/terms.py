@@ -15,7 +15,7 @@ from belljar.model import Outcome, Transfer
 class Surroundings:
     """All that a system gives a job it starts. Bytes are as the kernel has them."""
 
-    argv: tuple[bytes, ...]  # what follows `belljar wrap SYSTEM` and its options
+    argv: tuple[bytes, ...]  # what follows `belljar internal wrap SYSTEM` and its options
     env: tuple[tuple[bytes, bytes], ...]  # in order, as at the start of this process
     cwd: bytes
     uid: int

@@ -1,4 +1,4 @@
-"""`belljar batch hook lsf esub`: what esub.vm does at submit. `bsub -a "vm(image=NAME)"` asks for a machine.
+"""`belljar internal hook lsf esub`: what esub.vm does at submit. `bsub -a "vm(image=NAME)"` asks for a machine.
 
 bsub writes what was asked for into $LSB_SUB_PARM_FILE, and reads what is to be changed from $LSB_SUB_MODIFY_FILE and
 $LSB_SUB_MODIFY_ENVFILE; the exit code $LSB_SUB_ABORT_VALUE refuses the job, and what is on stderr is shown to the user.
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from belljar.batch import Settings
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, image_for
 from belljar.batch.lsf.dialect import DISK, IMAGE, MEMORY, WALL, memory_of
+from belljar.batch.system import Call
 from belljar.errors import BadOption, BelljarError
 from belljar.model import GIB, KIB, MIB
 
@@ -34,14 +35,13 @@ class Changes:
     env: dict[str, str] = field(default_factory=dict)
 
 
-def run_for(asker: Asker, name: str, words: Sequence[str], settings: Settings, env: Mapping[str, str]) -> int:
+def run(call: Call) -> int:
     """The esub itself: in the user's environment, on the host of bsub."""
-    if name != "esub":
-        raise BadOption(f"lsf: has no hook {name!r}", hint="It has `esub`.")
+    env = call.env
     try:
         with open(env["LSB_SUB_PARM_FILE"], "rb") as file:
             asked = parameters(file.read(LARGEST))
-        changes = esub(words, asked, env, asker, settings)
+        changes = esub(call.words, asked, env, call.asker(), call.settings())
         _append(env["LSB_SUB_MODIFY_FILE"], changes.options)
         _append(env["LSB_SUB_MODIFY_ENVFILE"], changes.env)
     except BelljarError as exc:

@@ -23,13 +23,13 @@ HOOK = """#!/bin/sh
 # {name} of LSF on the execution host. A failing PRE_EXEC would keep jobs waiting for ever: the exit code is always 0.
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
-timeout -k 5 {deadline} {belljar} batch {verb} lsf </dev/null || :
+timeout -k 5 {deadline} {belljar} internal {verb} lsf </dev/null || :
 exit 0
 """
 
 ESUB = """#!/bin/sh
 # bsub -a "vm(image=NAME)". Refuses by the exit code that LSF names; where belljar itself fails, the job goes on.
-{belljar} batch hook lsf esub "$@"
+{belljar} internal hook lsf esub "$@"
 code=$?
 [ "$code" = "${{LSB_SUB_ABORT_VALUE:-97}}" ] && exit "$code"
 exit 0

@@ -24,8 +24,6 @@ REMEMBERED = 64  # machines that were counted already; a job that comes again le
 GOOD = (OutcomeClass.PAYLOAD.value, OutcomeClass.WALLTIME.value)
 # A machine that died with its job tells nothing about the node: whoever ends a job may kill QEMU first.
 KILLED = ("", "DomainKilled")
-# Where a system tells its hooks by which name it knows this node. Others know it by its host name.
-NAMED_BY = {"slurm": "SLURMD_NODENAME"}
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
@@ -113,9 +111,9 @@ def is_hopeless(node: Node, limit: int) -> bool:
     return bool(limit) and node.failures >= limit and not node.closed
 
 
-def name_of(system: str, env: Mapping[str, str], host: str) -> str:
-    """The node's name in its system's words."""
-    named = env.get(NAMED_BY.get(system, ""), "")
+def name_of(variable: str, env: Mapping[str, str], host: str) -> str:
+    """The node's name in its system's words: by the variable that tells its hooks, else its host name."""
+    named = env.get(variable, "")
     return named if NODE_NAME.fullmatch(named) else host
 
 

@@ -1,1 +1,5 @@
-"""Slurm."""
+"""Slurm, 22.05 and later."""
+
+from belljar.batch.system import System
+
+SYSTEM = System(__name__, "Slurm", node_variable="SLURMD_NODENAME")

@@ -30,7 +30,7 @@ HOOK = """#!/bin/sh
 # {name} of Slurm, as root on the node. Its exit code is always 0: with any other one slurmd drains the node.
 PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
-timeout -k 5 {deadline} {belljar} batch {verb} slurm </dev/null || :
+timeout -k 5 {deadline} {belljar} internal {verb} slurm </dev/null || :
 exit 0
 """
 

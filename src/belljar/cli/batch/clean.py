@@ -3,38 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import time
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from belljar import batch
-from belljar.batch.node.orphans import Answer, Decision, Live, ask, decide
-from belljar.cli.batch.client import runner
-from belljar.errors import BelljarError
-from belljar.host.files import private_folder, read_json, write_whole
-from belljar.host.locks import locked
-from belljar.host.privileges import User, as_user
+from belljar.jobs import orphans
 
 if TYPE_CHECKING:
     from belljar.assembly import House
-
-MEMORY = "batch-gone.json"
-USER_TIMEOUT = 60.0  # seconds to look through one user's folders, or to end machines there
-LOCK_TIMEOUT = 10.0
-SHOWN = ("USER", "MACHINE", "JOB", "WHAT")
-
-
-@dataclass(frozen=True)
-class Owned:
-    """A live machine of a batch job, and whose it is; None: our own."""
-
-    user: User | None
-    machine: str
-    live: Live
 
 
 def run(args: argparse.Namespace, house: House) -> int:
@@ -42,149 +17,11 @@ def run(args: argparse.Namespace, house: House) -> int:
     from belljar.cli import complain
     from belljar.cli.render import show
 
-    machines, trouble = live_machines(house, dry=args.dry_run)
-    wanted = batch.SYSTEMS if args.batch == "all" else (args.batch,)
-    systems = sorted({one.live.system for one in machines} & set(wanted))
-    timeout = house.settings.batch.ask_timeout
-    answers = {name: ask(batch.load(name), runner(house, name, timeout)) for name in systems}
-    trouble += [
-        f"{name} cannot be asked, its machines are left alone: {one.trouble}"
-        for name, one in answers.items()
-        if one.living is None
-    ]
-    ours = [one for one in machines if one.live.system in wanted]
-    decision = judge(house, [one.live for one in ours], answers, dry=args.dry_run)
-    rows = [
-        result(house, one, decision, dry=args.dry_run)
-        for one in ours
-        if one.live.key in (*decision.to_end, *decision.waiting)
-    ]
-    if rows or args.format == "json":
-        show(
-            [dict(zip(("user", "machine", "job", "what"), row, strict=True)) for row in rows],
-            SHOWN,
-            rows,
-            as_=args.format,
-        )
+    systems = batch.names() if args.batch == "all" else (args.batch,)
+    found, trouble = orphans.settle(house, systems, dry=args.dry_run)
+    if found or args.format == "json":
+        rows = [tuple(one.values()) for one in found]
+        show(found, ("USER", "MACHINE", "JOB", "WHAT"), rows, as_=args.format)
     for line in trouble:
         complain(line, "")
     return 1 if trouble else 0
-
-
-def judge(house: House, live: list[Live], answers: dict[str, Answer], *, dry: bool) -> Decision:
-    """Decide, with what is remembered from the time before."""
-    folder = memory_folder(house)
-    path = folder / MEMORY
-    now = time.clock_gettime(time.CLOCK_BOOTTIME)  # nobody sets it, and no machine outlives a boot
-    gone_after = house.settings.batch.gone_after
-    if dry:
-        return decide(live, answers, remembered(path), now, gone_after)
-    private_folder(folder)
-    with locked(path.with_suffix(".lock"), timeout=LOCK_TIMEOUT, what="remember which jobs are gone"):
-        decision = decide(live, answers, remembered(path), now, gone_after)
-        write_whole(path, json.dumps(decision.remembered).encode() + b"\n")
-    return decision
-
-
-def memory_folder(house: House) -> Path:
-    from belljar.cli.batch import hooks as batch_hooks
-
-    return batch_hooks.memory_folder(house) if os.geteuid() == 0 else house.folders.run
-
-
-def remembered(path: Path) -> dict[str, float]:
-    """What was not known before; a file that makes no sense is as none."""
-    try:
-        return {key: float(value) for key, value in read_json(path, 1 << 22).items()}
-    except (OSError, ValueError, TypeError, BelljarError):
-        return {}
-
-
-def result(house: House, one: Owned, decision: Decision, *, dry: bool) -> tuple[str, str, str, str]:
-    """A row of the table; ends the machine where that was decided."""
-    owner = one.user.name if one.user else ""
-    job = ", ".join(f"{one.live.system}:{id}" for id in sorted(one.live.jobs)[:3])
-    if one.live.key not in decision.to_end:
-        what = f"job unknown; ended when it is so in {house.settings.batch.gone_after:g} s again"
-    elif dry:
-        what = "would be ended"
-    else:
-        what = end(house, one)
-    return owner, one.machine, job, what
-
-
-def end(house: House, one: Owned) -> str:
-    try:
-        if one.user is None:
-            return _end(house, one.machine).decode()
-        work = partial(_end, house.of_user(one.user.uid, one.user.home), one.machine)
-        return as_user(one.user, work, timeout=USER_TIMEOUT, what="end a machine").decode("ascii", "replace")[:80]
-    except BelljarError as exc:
-        return f"not ended: {exc.message}"
-
-
-def _end(house: House, machine: str) -> bytes:
-    from belljar.machine.cleaning.ending import end as end_machine
-
-    for view in house.machines.list():
-        if view.id == machine and not end_machine(view, house.hypervisor, house.reaper):
-            return b"does not go away"
-    return b"ended"
-
-
-# -- looking -------------------------------------------------------------------------------------------------------------
-
-
-def live_machines(house: House, *, dry: bool) -> tuple[list[Owned], list[str]]:
-    """Every live machine of a batch job, ours and, for root, every user's; what a dead supervisor left is finished on
-    the way. And what could not be looked at."""
-    from belljar.cli.batch.users import users_of
-
-    seen = json.loads(_look(house, dry=dry))
-    found, trouble = _owned(seen[0], None), _stuck(seen[1])
-    for user in users_of(house):
-        try:
-            look = partial(_look, house.of_user(user.uid, user.home), dry=dry)
-            seen = json.loads(as_user(user, look, timeout=USER_TIMEOUT, what="look for machines"))
-            found += _owned(seen[0], user)
-            trouble += [f"{user.name}: {line}" for line in _stuck(seen[1])]
-        except (BelljarError, ValueError, RecursionError, LookupError, TypeError) as exc:
-            trouble.append(f"{user.name}'s machines cannot be seen: {exc}")
-    return found, trouble
-
-
-def _look(house: House, *, dry: bool) -> bytes:
-    """JSON of [machine, [names]] for each, and of what could not be finished; runs as the machines' owner."""
-    from belljar.machine.outside.registry import jobs_of
-
-    if not house.folders.run.is_dir():
-        return b"[[], []]"
-    stuck = []
-    if not dry:
-        try:
-            stuck = [f"{one.machine} {one.what}: {one.error}" for one in house.machines.reap() if one.error]
-        except BelljarError as exc:
-            stuck = [exc.message]
-    views = [view for view in house.machines.list() if view.alive]
-    return json.dumps([[[view.id, sorted(jobs_of(view))[:8]] for view in views if jobs_of(view)], stuck]).encode()
-
-
-def _stuck(raw: Any) -> list[str]:
-    return [line[:300] for line in raw if isinstance(line, str)][:20] if isinstance(raw, list) else []
-
-
-def _owned(raw: Any, user: User | None) -> list[Owned]:
-    """What the look reported, as far as it makes sense: a user's word about that user's machines."""
-    found = []
-    for one in raw if isinstance(raw, list) else []:
-        if not (isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], list)):
-            continue
-        names = [name for name in one[1] if isinstance(name, str) and len(name) <= 200]
-        pairs = [(system, id) for system, colon, id in (name.partition(":") for name in names) if colon and id]
-        system = next((system for system, _ in pairs if system in batch.SYSTEMS), None)
-        if system is None:
-            continue
-        jobs = frozenset(id for other, id in pairs if other == system)
-        owner = str(user.uid) if user else ""
-        found.append(Owned(user, one[0], Live(f"{owner}/{one[0]}", system, jobs)))
-    return found

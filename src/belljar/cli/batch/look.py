@@ -45,7 +45,7 @@ def commands(ours: Client, place: Place) -> Iterator[Finding]:
     """What the launchers will run, run by one of them, as a job's user would."""
     system = ours.system
     remedy = f"`belljar batch install {system}` where they are in PATH, or with --commands DIR."
-    missing = ours.missing(batch.load_site(system).needs)
+    missing = ours.missing(batch.load(system).site.needs)
     where = " ".join(dict.fromkeys(os.path.dirname(path) for path in ours.programs.values()))
     detail = f"not found: {', '.join(missing)}" if missing else where
     yield Finding(f"commands of {system}", not missing, detail, remedy if missing else "")
@@ -54,9 +54,9 @@ def commands(ours: Client, place: Place) -> Iterator[Finding]:
 
 
 def _asked(system: str, place: Place) -> Finding:
-    from belljar.cli.batch.node import tester
+    from belljar.jobs.node import tester
 
-    what, argv = f"a job's user can ask {system}", [str(place.belljar), "batch", "ask", system]
+    what, argv = f"a job's user can ask {system}", [str(place.belljar), "internal", "ask", system]
     timeout = place.settings.ask_timeout + LAUNCH
     user = tester() if os.geteuid() == 0 else user_of(str(os.geteuid()))
 
@@ -162,7 +162,7 @@ def _images(house: House, place: Place) -> Iterator[Finding]:
 
 def _shares(house: House) -> Finding:
     """What every job would be refused for; the folders and servers themselves are looked for when a job starts."""
-    from belljar.cli.machine.shares import of_site
+    from belljar.jobs.shares import of_site
     from belljar.model import NetworkMode, ShareKind
 
     what = "batch.shares"
@@ -179,7 +179,7 @@ def _shares(house: House) -> Finding:
 
 def _out_of_shares(house: House) -> Iterator[Finding]:
     """Templates and users' images are read with the user's rights on the node: no machine may write them."""
-    from belljar.cli.machine.shares import of_site
+    from belljar.jobs.shares import of_site
 
     paths = house.settings.paths
     with suppress(BelljarError):  # told with the shares

@@ -14,8 +14,8 @@ from belljar import batch
 from belljar.batch.install import commands as client
 from belljar.batch.install.engine import TO_DO, Engine, Status, Step
 from belljar.batch.install.pieces import Change, Guard, OurFile, OurLines, Piece, Place, SiteOfSystem
-from belljar.cli.batch.client import own_prefix
 from belljar.errors import BadOption, HostError
+from belljar.jobs.client import own_prefix
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -64,7 +64,8 @@ def install(args: argparse.Namespace, house: House) -> int:
 def check(args: argparse.Namespace, house: House) -> int:
     """Every finding, the bad ones with a remedy; exit 1 when there is one."""
     from belljar.cli.batch import look as batch_look
-    from belljar.cli.render import as_json, plain
+    from belljar.cli.render import as_json
+    from belljar.jobs.words import plain
 
     engine, place, _, ours = prepare(args, house)
     found = [*batch_look.commands(ours, place), *engine.check(), *batch_look.findings(house, place)]
@@ -81,7 +82,7 @@ def check(args: argparse.Namespace, house: House) -> int:
 
 def uninstall(args: argparse.Namespace, house: House) -> int:
     """Take out what install put in."""
-    from belljar.cli.render import plain
+    from belljar.jobs.words import plain
 
     engine, _, _, _ = prepare(args, house)
     done = engine.uninstall(force=args.force)
@@ -100,7 +101,7 @@ def prepare(args: argparse.Namespace, house: House) -> tuple[Engine, Place, Site
     from belljar.batch.install import record as siting_record
 
     system: str = args.system
-    site = batch.load_site(system)
+    site = batch.load(system).site
     folder = Path(args.folder).absolute() if args.folder else site.needs.home(os.environ) or site.default_folder
     try:
         before = siting_record.load(siting_record.path_of(folder, system))
@@ -160,17 +161,13 @@ def launchers(ours: Client, place: Place, config_file: Path | None) -> list[Piec
     of the system's commands."""
     config = ["--config", str(config_file.absolute())] if config_file else []
     system = ours.system
-    wrap = [*config, "wrap", system, *_end(system)]
+    # Where the redirect says nothing to us, all that follows is the job's, dashes or not.
+    wrap = [*config, "internal", "wrap", system, *(["--"] if batch.load(system).ends_words else [])]
     return [
         OurFile("the system's commands", client.path_of(place.wrapper, system), ours.as_json()),
         _launcher(system, "belljar for hooks, with this site's settings", place.belljar, config),
         _launcher(system, "what the system starts in place of a job", place.wrapper, wrap),
     ]
-
-
-def _end(system: str) -> list[str]:
-    """Where the redirect itself says nothing to us, all that follows is the job's, dashes or not."""
-    return ["--"] if system in ("gridengine", "torque", "htcondor") else []
 
 
 def _launcher(system: str, purpose: str, path: Path, words: list[str]) -> OurFile:
@@ -203,7 +200,8 @@ def row_of(step: Step) -> dict[str, Any]:
 
 
 def tell_installed(done: list[Step], now: list[Step], trouble: list[str]) -> None:
-    from belljar.cli.render import plain, show
+    from belljar.cli.render import show
+    from belljar.jobs.words import plain
 
     rows = [(step.piece.purpose, str(step.path or ""), outcome_of(step)) for step in done]
     if rows:

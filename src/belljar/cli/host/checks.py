@@ -148,7 +148,7 @@ def accelerator(house: House) -> Finding:
 
 def clone(house: House) -> Finding:
     """Jobs are cloned from a booted guest. That a guest boots proves nothing of that."""
-    from belljar.cli.batch.node import self_check
+    from belljar.jobs.node import self_check
     from belljar.model import Start
 
     machine, image = house.settings.machine, house.settings.image.default

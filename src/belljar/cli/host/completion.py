@@ -106,7 +106,7 @@ def offered(before: Sequence[str], current: str, house: House) -> Iterator[tuple
     try:
         line = split(before)
         if not line.verb:
-            verbs = {verb: known.help for verb, known in VERBS.items()}
+            verbs = {verb: known.help for verb, known in VERBS.items() if known.group}
             yield from (verbs | GLOBAL).items() if not line.wants else ()
             return
         parser, waiting, number = parser_of(line.verb), None, 0

@@ -76,7 +76,8 @@ def _locked(name: str, loaded: Loaded) -> str:
 
 
 def _check(loaded: Loaded, told: tuple[str, ...], form: str) -> int:
-    from belljar.cli.render import as_json, plain
+    from belljar.cli.render import as_json
+    from belljar.jobs.words import plain
 
     if form == "json":
         print(as_json({"ok": not loaded.mistakes, "mistakes": loaded.mistakes, "notes": told}))

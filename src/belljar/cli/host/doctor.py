@@ -58,7 +58,7 @@ def _chosen(checks: tuple[Check, ...], only: list[str] | None) -> tuple[Check, .
 
 
 def _print(check: Check, finding: Finding) -> None:
-    from belljar.cli.render import plain
+    from belljar.jobs.words import plain
 
     first, *more = finding.text.splitlines() or [""]
     print(f"{finding.grade.value:<5} {check.name:<12} {plain(first)}", flush=True)

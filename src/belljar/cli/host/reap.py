@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--batch",
         nargs="?",
         const="all",
-        choices=("all", *batch.SYSTEMS),
+        choices=("all", *batch.names()),
         metavar="SYSTEM",
         help="ask the batch systems which jobs live, or only this one",
     )

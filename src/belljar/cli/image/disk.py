@@ -175,8 +175,8 @@ class ArchiveSink:
 
 def _found(house: House, reference: str, held: ExitStack) -> Image:
     """The image of this name, or the kept disk of this machine, held while it is worked on."""
-    from belljar.cli.batch.users import reach
     from belljar.image.store import qcow2
+    from belljar.jobs.users import reach
     from belljar.machine import KEPT_DISK
     from belljar.machine.workshop.workshop import kept_disk
 

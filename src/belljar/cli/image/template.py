@@ -81,7 +81,8 @@ def show_all(args: argparse.Namespace, house: House) -> int:
 
 
 def show_one(args: argparse.Namespace, house: House) -> int:
-    from belljar.cli.render import as_json, moment, plain, size
+    from belljar.cli.render import as_json, moment, size
+    from belljar.jobs.words import plain
 
     template = _chosen(house, args.keys)[0]
     if args.format == "json":
@@ -126,8 +127,8 @@ def expire(args: argparse.Namespace, house: House) -> int:
 
 def build(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.machine.request import account_of, at_least, image_name
-    from belljar.cli.machine.shares import check_number
     from belljar.cli.render import as_json, size
+    from belljar.jobs.shares import check_number
     from belljar.model import MachineSpec, Share, ShareKind
 
     defaults = house.settings.machine

@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, house: House) -> int:
-    from belljar.cli.batch.users import reach
+    from belljar.jobs.users import reach
     from belljar.machine.life import control
 
     house, view = reach(house, args.machine)
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace, house: House) -> int:
     connection.settimeout(None)
     if not os.isatty(0):
         return _pump(connection.fileno())
-    from belljar.cli.machine.terminal import RawTerminal
+    from belljar.jobs.terminal import RawTerminal
 
     terminal = RawTerminal(0)
     print(f"console of {view.id}; Ctrl-] leaves", file=sys.stderr)

@@ -7,7 +7,7 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
-from belljar.batch import SYSTEMS
+from belljar import batch
 from belljar.errors import BadOption, InputMissing, OutputMissing, OutputUnwritable
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, house: House) -> int:
-    from belljar.cli.batch.users import reach
+    from belljar.jobs.users import reach
 
     source_id, source = split(args.source)
     target_id, target = split(args.target)
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, house: House) -> int:
 def split(text: str) -> tuple[str, str]:
     """(ID, PATH), or ("", PATH) for a path here: one with a slash before its first colon, or without a colon."""
     id, colon, path = text.partition(":")
-    if id in SYSTEMS and colon:  # a batch id has a colon of its own
+    if colon and id in batch.names():  # a batch id has a colon of its own
         number, colon, path = path.partition(":")
         id = f"{id}:{number}"
     if not colon or "/" in id or os.path.lexists(text):

@@ -11,8 +11,8 @@ from belljar.errors import BadOption, BelljarError
 
 if TYPE_CHECKING:
     from belljar.assembly import House
-    from belljar.cli.machine.attend import StoppableLoop
     from belljar.guest import ExitStatus, Guest
+    from belljar.jobs.attend import StoppableLoop
     from belljar.machine import MachineView
     from belljar.model import Payload
 
@@ -32,8 +32,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, house: House) -> int:
-    from belljar.cli.batch.users import reach
-    from belljar.cli.machine.attend import StoppableLoop
+    from belljar.jobs.attend import StoppableLoop
+    from belljar.jobs.users import reach
 
     # argparse takes the `--` behind a parameter away, and leaves one that stands behind it.
     args.command = ["--", *(args.command[1:] if args.command[:1] == ["--"] else args.command)]
@@ -58,7 +58,7 @@ async def _attend(house: House, view: MachineView, payload: Payload, loop: Stopp
 
 
 async def _carry_out(guest: Guest, payload: Payload, loop: StoppableLoop) -> ExitStatus:
-    from belljar.cli.machine.attend import listen, raw_terminal, streams_of
+    from belljar.jobs.attend import listen, raw_terminal, streams_of
     from belljar.machine.orders import Orders, Pause, Resize, Resume, Signal
 
     orders = Orders()

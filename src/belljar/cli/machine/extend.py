@@ -25,7 +25,7 @@ def run(args: argparse.Namespace, house: House) -> int:
 
 def move(house: House, reference: str, **how: float) -> int:
     """Give a living machine another deadline, `at` a moment or `by` some seconds later, and say which it is now."""
-    from belljar.cli.batch.users import reach
+    from belljar.jobs.users import reach
     from belljar.machine.life import control
     from belljar.machine.life.deadline import stamp
 

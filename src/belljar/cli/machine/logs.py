@@ -59,7 +59,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, house: House) -> int:
-    from belljar.cli.batch.users import reach
+    from belljar.jobs.users import reach
     from belljar.machine import CONSOLE_LOG, QEMU_LOG, STDERR_LOG, STDOUT_LOG, VIRTIOFSD_LOG
 
     house, machine = reach(house, args.machine)
@@ -94,7 +94,7 @@ def story(event: Event) -> str:
     """One event as one line: the time, what happened, the facts."""
     import time
 
-    from belljar.cli.render import plain
+    from belljar.jobs.words import plain
 
     seconds = event.get("time", 0.0)
     clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) + f".{int(seconds % 1 * 1000):03}"
@@ -161,8 +161,8 @@ def _deliver(folder: Path, target: str) -> int:
 
 def _joboutputs(folder: Path, name: str) -> int:
     """The names of the guest's files, or one of them. Parts of files that never came whole are none."""
-    from belljar.cli.render import plain
     from belljar.errors import OutputMissing
+    from belljar.jobs.words import plain
     from belljar.machine import JOBOUTPUTS
 
     if not name:

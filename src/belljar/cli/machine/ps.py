@@ -60,13 +60,14 @@ def _room(house: House) -> str:
 def _of_all(house: House, own: list[tuple[object, ...]], args: argparse.Namespace) -> int:
     """Exit 1 when some user's machines could not be listed."""
     from belljar.cli import complain
-    from belljar.cli.batch.users import rows_of_all
     from belljar.cli.render import show
     from belljar.errors import NotPermitted
+    from belljar.jobs.users import rows_of_all
 
     if os.geteuid() != 0:
         raise NotPermitted("--all-users: only root sees everybody's machines")
-    rows, trouble = rows_of_all(house, ended=args.all)
+    now = time.time()
+    rows, trouble = rows_of_all(house, lambda view: dict(zip(HEADS, row(view, now), strict=True)), ended=args.all)
     facts = [{"USER": "root", **dict(zip(HEADS, one, strict=True))} for one in own] + rows
     show(facts, ("USER", *HEADS), [tuple(one.get(head) for head in ("USER", *HEADS)) for one in facts], as_=args.format)
     for line in trouble:

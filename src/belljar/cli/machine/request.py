@@ -11,11 +11,11 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from belljar.cli import CLOSED
 from belljar.cli.machine.networks import network_of
-from belljar.cli.machine.shares import shares
 from belljar.errors import BadOption, InputMissing, UnreadableScript
 from belljar.host.caller import caller, describe, plain_environment, rlimits, umask
+from belljar.jobs.caller import kind
+from belljar.jobs.shares import shares
 from belljar.model import (
     SCRATCH_PLACE,
     Account,
@@ -28,7 +28,6 @@ from belljar.model import (
     RunPayload,
     Sign,
     Start,
-    StdinKind,
     Transfer,
     Work,
 )
@@ -254,24 +253,6 @@ def working_directory(wanted: str | None, account: Account) -> bytes | None:
         return os.getcwdb()
     except FileNotFoundError:
         return b"/"
-
-
-def kind(number: int) -> StdinKind:
-    """What the caller's descriptor is, as far as the payload can tell the difference."""
-    if number in CLOSED:
-        return StdinKind.CLOSED
-    facts = os.fstat(number)
-    if stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.makedev(1, 3):
-        return StdinKind.NULL
-    return StdinKind.STDOUT if number == 2 and is_stdout(facts) else StdinKind.STREAM
-
-
-def is_stdout(facts: os.stat_result) -> bool:
-    """Does descriptor 1 lead to the same file, pipe or terminal?"""
-    if 1 in CLOSED:
-        return False
-    other = os.fstat(1)
-    return (facts.st_dev, facts.st_ino) == (other.st_dev, other.st_ino)
 
 
 def _input(text: str) -> Transfer:

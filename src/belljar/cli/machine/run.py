@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -16,12 +15,10 @@ if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.model import Outcome, Request
 
-START_PATIENCE = 2.0  # seconds a start spends on the dead, at most
 HELP = (
     "Run a command, or a script that is copied in, in its own fresh virtual machine. Exits with the payload's own code; "
     "death by a signal is death by the same signal; 125: belljar itself failed, 126: not executable, 127: not found."
 )
-SMALL_STACK = 2 << 20  # bytes, for threads of QEMU where a limit counts them
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -135,7 +132,9 @@ def _limits(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.machine import request
-    from belljar.cli.machine.attend import attend
+    from belljar.jobs.attend import attend
+    from belljar.jobs.caller import finish_the_dead, widen_limits
+    from belljar.jobs.words import tell_troubles
 
     wanted = request.build(args, house.settings)
     if args.detach:
@@ -177,26 +176,6 @@ def detach(wanted: Request, args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def finish_the_dead(house: House) -> None:
-    """What dead supervisors left is cleared away at every start; what cannot be is no reason not to start."""
-    stuck = {one.machine for one in house.reaper.quick(START_PATIENCE) if one.error}
-    if stuck:
-        from belljar.cli import complain
-
-        complain(f"what is left of {', '.join(sorted(stuck)[:3])} cannot be cleared away; see `belljar reap`", "")
-
-
-def widen_limits() -> None:
-    """The caller's soft limits are the payload's, inside. We and QEMU, with its large files, take what we may have."""
-    for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_DATA, resource.RLIMIT_AS):
-        _, hard = resource.getrlimit(limit)
-        resource.setrlimit(limit, (hard, hard))
-    if resource.getrlimit(resource.RLIMIT_DATA)[1] != resource.RLIM_INFINITY:  # which counts the stack of each thread
-        soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
-        if soft == resource.RLIM_INFINITY or soft > SMALL_STACK:
-            resource.setrlimit(resource.RLIMIT_STACK, (SMALL_STACK, hard))
-
-
 def leave(outcome: Outcome) -> int:
     """Turn the outcome into this process's own end."""
     from belljar.cli import complain
@@ -221,15 +200,6 @@ def tell(outcome: Outcome, complain: object) -> None:
         f"{outcome.id}: {outcome.reason}",
         outcome.hint if not outcome.payload_ran or outcome.error else "",
     )
-
-
-def tell_troubles(outcome: Outcome) -> None:
-    """What went wrong with the machine when all was over: no affair of the payload's, and its end stays as it is."""
-    from belljar.cli import complain
-
-    if outcome.troubles:
-        hint = "`belljar reap` finishes it, once what is named there is mended."
-        complain(f"{outcome.id}: its machine could not be put away whole: {'; '.join(outcome.troubles)}", hint)
 
 
 class Report:

@@ -23,8 +23,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, house: House) -> int:
-    from belljar.cli.batch.users import reach
-    from belljar.cli.render import as_json, plain
+    from belljar.cli.render import as_json
+    from belljar.jobs.users import reach
+    from belljar.jobs.words import plain
 
     house, machine = reach(house, args.machine)
     if args.format == "json":

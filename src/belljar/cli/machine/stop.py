@@ -44,9 +44,9 @@ def run(args: argparse.Namespace, house: House) -> int:
 
 def end(house: House, reference: str, question: dict[str, object]) -> int:
     """Ask the supervisor to end the machine, then wait until its lock is free. An ended machine is success."""
-    from belljar.cli.batch.users import reach
     from belljar.cli.machine.wait import until_ended
     from belljar.errors import NoSuchMachine
+    from belljar.jobs.users import reach
     from belljar.machine.life import control
 
     house, view = reach(house, reference)

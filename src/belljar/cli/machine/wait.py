@@ -38,7 +38,7 @@ def run(args: argparse.Namespace, house: House) -> int:
 
 def wait(house: House, reference: str, timeout: float | None) -> int:
     """The exit code of one machine, when it has ended."""
-    from belljar.cli.batch.users import reach
+    from belljar.jobs.users import reach
 
     house, machine = reach(house, reference)
     outcome = until_ended(house, machine.id, timeout)

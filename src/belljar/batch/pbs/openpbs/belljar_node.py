@@ -2,10 +2,10 @@
 # mypy: ignore-errors
 """belljar's hook on the nodes of an OpenPBS site: starts the jobs that are to have a machine through belljar's wrapper.
 
-    execjob_begin        the job arrives: make its folder for notes, call `belljar batch prolog`
+    execjob_begin        the job arrives: make its folder for notes, call `belljar internal prolog`
     execjob_launch       its program is about to start: start the wrapper instead, which runs it in a machine
     execjob_epilogue     it ended: carry out the wrapper's note (again later, or hold), if there is one
-    execjob_end          it is gone: call `belljar batch epilog`, remove the folder for notes
+    execjob_end          it is gone: call `belljar internal epilog`, remove the folder for notes
     exechost_startup     pbs_mom starts: end machines whose job is gone
     exechost_periodic    the same, now and then
 
@@ -139,7 +139,7 @@ def begin(event, config):
         job.delete()
         event.reject("belljar: a variable or argument of this job is not UTF-8: submit it without, or without an image")
     make_folder(job, config)
-    belljar(config, "batch", "prolog", "openpbs", str(job.id), str(job.euser))
+    belljar(config, "internal", "prolog", "openpbs", str(job.id), str(job.euser))
 
 
 def launch(event, config):
@@ -258,7 +258,7 @@ def end(event, config):
     folder = folder_of(job, config)
     if not os.path.isdir(folder):
         return
-    belljar(config, "batch", "epilog", "openpbs", str(job.id), str(job.euser))
+    belljar(config, "internal", "epilog", "openpbs", str(job.id), str(job.euser))
     shutil.rmtree(folder, ignore_errors=True)
 
 

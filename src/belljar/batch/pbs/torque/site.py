@@ -23,7 +23,7 @@ umask 022
 if [ -n "$PBS_NODEFILE" ]; then
     printf '%s\\n%s\\n' "$5" "$6" >"$PBS_NODEFILE{record}"
 fi
-{belljar} batch prolog torque "$@" </dev/null >/dev/null 2>&1
+{belljar} internal prolog torque "$@" </dev/null >/dev/null 2>&1
 exit 0
 """
 EPILOGUE = """\
@@ -32,7 +32,7 @@ EPILOGUE = """\
 if [ -n "$PBS_NODEFILE" ]; then
     rm -f "$PBS_NODEFILE{record}"
 fi
-{belljar} batch epilog torque "$@" </dev/null >/dev/null 2>&1
+{belljar} internal epilog torque "$@" </dev/null >/dev/null 2>&1
 exit 0
 """
 

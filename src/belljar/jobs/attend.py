@@ -17,17 +17,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from belljar.cli.batch.notice import LATE, Notice
 from belljar.guest import Streams
 from belljar.guest.stdio import FdSink, FdSource
+from belljar.jobs.notice import LATE, Notice
 from belljar.machine.orders import Order, Orders, Pause, Resize, Resume, Signal, Stop
 from belljar.model import Outcome, Payload, Request, RunPayload, StdinKind
 
 assert quick_asyncio
 
 if TYPE_CHECKING:
-    from belljar.assembly import House
-    from belljar.cli.machine.terminal import RawTerminal
+    from belljar.jobs import House
+    from belljar.jobs.terminal import RawTerminal
     from belljar.machine.life.life import Life
 
 FORWARDED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "XCPU", "ALRM")
@@ -220,7 +220,7 @@ async def suspend(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | N
 
 
 def raw_terminal() -> RawTerminal:
-    from belljar.cli.machine.terminal import RawTerminal
+    from belljar.jobs.terminal import RawTerminal
 
     terminal = RawTerminal(0)
     terminal.enter()

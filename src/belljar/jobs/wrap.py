@@ -1,4 +1,4 @@
-"""`belljar wrap SYSTEM`: what a batch system starts in place of a job's script. Every job of a site may come this way.
+"""`belljar internal wrap SYSTEM`: what a batch system starts in place of a job's script. Every job of a site may come this way.
 
 A job that wants no machine becomes what its system would have started: by execve, with the environment as it came, so
 that nothing of belljar is left in its process. The others get a machine and this process ends as they end.
@@ -6,7 +6,6 @@ that nothing of belljar is left in its process. The others get a machine and thi
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import resource
@@ -14,7 +13,7 @@ import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from belljar import batch
 from belljar.batch.job.terms import Ending, Job, Surroundings, Verdict
@@ -24,31 +23,20 @@ from belljar.host.files import read_capped
 from belljar.model import Cause, Outcome, OutcomeClass
 
 if TYPE_CHECKING:
-    from belljar.assembly import House
     from belljar.batch.job.ending import Run
     from belljar.batch.job.terms import Dialect
-    from belljar.config import Settings
+    from belljar.jobs import House
     from belljar.model import Request
 
-HELP = (
-    "Started by a batch system in place of a job's script (see `belljar batch install`). A job that asks for an image runs"
-    " in its own fresh virtual machine and ends here as it ended there; every other job runs as if this were not there."
-)
 LARGEST_FILE = 16 << 20
 LONGEST_LINE = 64 << 10
 DECIDES_THE_IMAGE = ("batch.default_image", "batch.queue_images")
 KEPT = ("HOME", "USER", "LOGNAME", "LANG", "TERM", "TZ")  # of the job's variables, for belljar itself and QEMU
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "belljar wrap SYSTEM [--WORD=VALUE ...] [--] ARG..."
-    parser.add_argument("system", metavar="SYSTEM", help=batch.NAMED)
-    parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="ARG", help="as the batch system gives them")
-
-
-def run(args: argparse.Namespace, house: House) -> int:
-    dialect = batch.load(args.system)
-    here = surroundings(args.rest)
+def run(system: str, words: list[str], house: House) -> int:
+    dialect = batch.load(system).dialect
+    here = surroundings(words)
     clear_environment(here)
     job = dialect.read(here)
     here = replace(here, env=tuple(pair for pair in here.env if pair[0] not in job.redirect))
@@ -69,9 +57,9 @@ def run(args: argparse.Namespace, house: House) -> int:
     except OSError as exc:
         problem = HostError(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc))
         outcome = refused(problem, job, image, settings)
-    from belljar.cli.batch.client import runner
+    from belljar.jobs.client import runner
 
-    return leave(dialect, job, outcome, settings.batch, runner(house, args.system, settings.batch.ask_timeout))
+    return leave(dialect, job, outcome, settings.batch, runner(house, system, settings.batch.ask_timeout))
 
 
 # -- settings ------------------------------------------------------------------------------------------------------------
@@ -84,15 +72,13 @@ class Trouble(NamedTuple):
     hides_the_image: bool  # which image a job gets cannot be told for certain
 
 
-def understood(house: House) -> tuple[Settings, Trouble | None]:
+def understood(house: House) -> tuple[Any, Trouble | None]:
     """The settings, and what is wrong with them. Then they are what can be understood of them: a mistake of the site's
     makes no job fail, for jobs without a machine need none of this and the others can be tried elsewhere."""
     try:
         return house.settings, None
     except BelljarError as exc:
-        from belljar import config
-
-        loaded = config.inspect(house.config_file, in_job=True)
+        loaded = house.inspect()
         own = [mistake for mistake in loaded.mistakes if mistake.is_users]
         hides = any(one.key in ("", "batch", *DECIDES_THE_IMAGE) and not one.is_users for one in loaded.mistakes)
         text = "; ".join(str(mistake) for mistake in own or loaded.mistakes) or exc.message
@@ -176,7 +162,7 @@ def become(here: Surroundings, job: Job, house: House, settings: batch.Settings)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN if ignored >> (number - 1) & 1 else signal.SIG_DFL)
     if job.notice is not None:
-        from belljar.cli.batch.notice import stand_by
+        from belljar.jobs.notice import stand_by
 
         stand_by(job.notice)
     command = job.native
@@ -193,11 +179,11 @@ def become(here: Surroundings, job: Job, house: House, settings: batch.Settings)
     except OSError as exc:
         if command.unstarted is not None:
             from belljar.batch.job.ending import carry_out
-            from belljar.cli.batch.client import runner
+            from belljar.jobs.client import runner
 
             run = runner(house, job.system, settings.ask_timeout)
             return end(carry_out(command.unstarted(exc), run)[0])
-        from belljar.cli import complain
+        from belljar.jobs.words import complain
 
         complain(f"{os.fsdecode(command.path)}: {exc.strerror}", "")
         os._exit(126 if exc.errno in (8, 13) else 127)
@@ -266,15 +252,15 @@ def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcom
     request = make_request(here, job, image, house)
     from belljar.batch.job.policy import may_be_own
     from belljar.batch.job.request import asker_of
-    from belljar.cli.machine.attend import attend
-    from belljar.cli.machine.request import account_of
-    from belljar.cli.machine.run import START_PATIENCE, widen_limits
+    from belljar.host.caller import caller
+    from belljar.jobs.attend import attend
+    from belljar.jobs.caller import START_PATIENCE, widen_limits
 
     widen_limits()
     house.reaper.quick(START_PATIENCE)  # what cannot be finished is the site's affair, not this job's
     try:
         house.images.settle(house.settings.image.default, own=True)  # the workshop's
-        house.images.settle(image, own=may_be_own(asker_of(account_of(None), job), house.settings.batch))
+        house.images.settle(image, own=may_be_own(asker_of(caller(), job), house.settings.batch))
         house.images.ensure(image)
         house.images.resolve(image)
     except ImageUnknown as exc:
@@ -287,13 +273,14 @@ def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcom
 
 def make_request(here: Surroundings, job: Job, image: str, house: House) -> Request:
     from belljar.batch.job.request import Caller, build
-    from belljar.cli.machine import request as words
+    from belljar.host.caller import caller as own
     from belljar.host.caller import rlimits, umask
+    from belljar.jobs.caller import kind
 
     settings = house.settings
     caller = Caller(
-        account=words.account_of(None), umask=umask(), rlimits=rlimits(),
-        stdio=(words.kind(0), words.kind(1), words.kind(2)), shares=site_shares(settings.batch),
+        account=own(), umask=umask(), rlimits=rlimits(),
+        stdio=(kind(0), kind(1), kind(2)), shares=site_shares(settings.batch),
         network=settings.machine.network, start=settings.machine.start, cpus=settings.machine.cpus,
         context=settings.machine.context, memory=settings.machine.memory, terminal=os.isatty(0) and os.isatty(1),
         own=tuple(map(str, (settings.paths.run, settings.paths.scratch, settings.paths.store, settings.paths.logs))),
@@ -302,7 +289,7 @@ def make_request(here: Surroundings, job: Job, image: str, house: House) -> Requ
 
 
 def site_shares(settings: batch.Settings):  # type: ignore[no-untyped-def]
-    from belljar.cli.machine.shares import of_site
+    from belljar.jobs.shares import of_site
 
     return of_site(settings.shares)
 
@@ -310,7 +297,7 @@ def site_shares(settings: batch.Settings):  # type: ignore[no-untyped-def]
 # -- the way out ---------------------------------------------------------------------------------------------------------
 
 
-def refused(error: BelljarError, job: Job, image: str, settings: Settings) -> Outcome:
+def refused(error: BelljarError, job: Job, image: str, settings: Any) -> Outcome:
     """The outcome of a request that never became a machine, on record like all others."""
     from belljar.machine import Folders
     from belljar.machine.planning.refusal import outcome_of, put_on_record
@@ -327,7 +314,7 @@ def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings
     job, tries = count_tries(dialect, job, run) if outcome.klass in AGAIN else (job, 1)
     verdict = judge(outcome, job, tries, settings)
     tell(outcome, verdict)
-    from belljar.cli.machine.run import tell_troubles
+    from belljar.jobs.words import tell_troubles
 
     tell_troubles(outcome)
     from belljar.batch.job.ending import carry_out, let_in, take_back
@@ -335,7 +322,7 @@ def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings
     ignore_signals(verdict)
     ending, trouble = carry_out(dialect.tell(job, verdict, outcome, tries, settings), run)
     if trouble:
-        from belljar.cli import complain
+        from belljar.jobs.words import complain
 
         complain(trouble, "")
     if ending.delay and wait_for_term(ending.delay) and not ending.opens:
@@ -343,7 +330,7 @@ def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings
     try:
         let_in(ending)
     except OSError as exc:
-        from belljar.cli import complain
+        from belljar.jobs.words import complain
 
         complain(f"{exc.filename}: {exc.strerror}: the system cannot see that the job is to start again", "")
     return end(ending)
@@ -360,7 +347,7 @@ def count_tries(dialect: Dialect, job: Job, run: Run) -> tuple[Job, int]:
 
 def tell(outcome: Outcome, verdict: Verdict) -> None:
     """One line on the job's stderr where the job did not end by itself."""
-    from belljar.cli import complain
+    from belljar.jobs.words import complain
 
     if verdict is Verdict.MIRROR and (outcome.cause in (Cause.FINISHED, Cause.CANCELLED)) and not outcome.error:
         return

@@ -10,17 +10,19 @@ import json
 import os
 import pwd
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from belljar.errors import AmbiguousMachine, BelljarError, NoSuchMachine
-from belljar.host.privileges import User, as_user, become
+from belljar.host.privileges import LARGEST_REPORT, User, as_user, become
 
 if TYPE_CHECKING:
-    from belljar.assembly import House
+    from belljar.jobs import House
     from belljar.machine import MachineView
 
+H = TypeVar("H", bound="House")
 LOOK_TIMEOUT = 10.0  # seconds for a look into one user's folders
 
 
@@ -49,7 +51,7 @@ def _user(uid: int, gid: int) -> User:
     return User(uid, entry.pw_gid, entry.pw_name, entry.pw_dir)
 
 
-def reach(house: House, reference: str) -> tuple[House, MachineView]:
+def reach(house: H, reference: str) -> tuple[H, MachineView]:
     """The machine, and the house it is in. Root finds the machines of all users of this node, by `USER/ID` those of one,
     and then this process is that user. A live machine comes before those that ended.
     Raises NoSuchMachine, AmbiguousMachine."""
@@ -111,12 +113,14 @@ def _look(house: House, user: User, wanted: str) -> Found | None:
     return None
 
 
-def rows_of_all(house: House, *, ended: bool) -> tuple[list[dict[str, Any]], list[str]]:
+def rows_of_all(
+    house: House, describe: Callable[[MachineView], dict[str, Any]], *, ended: bool
+) -> tuple[list[dict[str, Any]], list[str]]:
     """(what `ps` shows of every user's machines, what could not be looked at). Only text and numbers come back."""
     rows, trouble = [], []
     for user in users_of(house):
         try:
-            look = partial(_rows, house, user, ended)
+            look = partial(_rows, house, user, describe, ended)
             found = json.loads(as_user(user, look, timeout=LOOK_TIMEOUT, what="list machines"))
         except (BelljarError, ValueError, RecursionError) as exc:
             trouble.append(f"{user.name}: {exc}")
@@ -127,17 +131,12 @@ def rows_of_all(house: House, *, ended: bool) -> tuple[list[dict[str, Any]], lis
     return rows, trouble
 
 
-def _rows(house: House, user: User, ended: bool) -> bytes:
-    import time
-
-    from belljar.cli.machine.ps import HEADS, row
-    from belljar.host.privileges import LARGEST_REPORT
-
-    now, rows, size = time.time(), [], 0
+def _rows(house: House, user: User, describe: Callable[[MachineView], dict[str, Any]], ended: bool) -> bytes:
+    rows, size = [], 0
     for view in reversed(
         house.of_user(user.uid, user.home).machines.list(ended=ended)
     ):  # the newest, where not all fit
-        text = dict(zip(HEADS, row(view, now), strict=True))
+        text = describe(view)
         size += len(json.dumps(text)) + 2
         if size > LARGEST_REPORT - 16:
             break

@@ -1,4 +1,4 @@
-"""`belljar batch prolog|epilog SYSTEM`: what a batch system calls as root around each job of this node.
+"""`belljar internal prolog|epilog SYSTEM`: what a batch system calls as root around each job of this node.
 
 A hook that fails hurts more than it helps: on several systems it takes the node or the queue out of service. So both
 exit 0 whatever happens, and what went wrong goes to the system's log. Whatever the job set in their environment is
@@ -12,7 +12,6 @@ import os
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar import batch
@@ -21,12 +20,11 @@ from belljar.host.commands import SEARCH_PATH
 from belljar.host.privileges import User, as_user, user_of
 
 if TYPE_CHECKING:
-    from belljar.assembly import House
     from belljar.batch.job.terms import Dialect
     from belljar.batch.node.faults import Report
+    from belljar.jobs import House
 
 USER_TIMEOUT = 10.0  # seconds for the child that works as the job's user
-KEPT_FOLDER = 0o700
 LONGEST_AGO = 60 * 86400.0  # seconds since a job that ends now was started
 
 
@@ -37,7 +35,7 @@ def run(act: str, system: str, words: list[str], house: House) -> int:
     try:
         os.environ.clear()
         os.environ["PATH"] = SEARCH_PATH
-        dialect = batch.load(system)
+        dialect = batch.load(system).dialect
         try:
             house.settings  # noqa: B018 - read here: a mistake in them is told once, and the work is done all the same
         except BelljarError as exc:
@@ -55,9 +53,9 @@ def log(system: str, act: str, text: str, verbose: bool) -> None:
     """One line in the system's log; on stderr, which may be the job's own output file, only with -v."""
     import syslog
 
-    from belljar.cli.render import plain
+    from belljar.jobs.words import plain
 
-    line = plain(f"belljar batch {act} {system}: {text}")[:500]
+    line = plain(f"belljar internal {act} {system}: {text}")[:500]
     with suppress(OSError):
         syslog.openlog("belljar", syslog.LOG_PID, syslog.LOG_DAEMON)
         syslog.syslog(syslog.LOG_WARNING, line)
@@ -76,33 +74,9 @@ def prolog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house:
     _, name = dialect.epilog(env, words)
     user = user_of(name)
     if user.uid != 0:
+        from belljar.jobs.node import make_folder
+
         make_folder(house, user)
-
-
-def make_folder(house: House, user: User) -> None:
-    """`NODE/UID`, 0700, the user's. NODE is root's, so nobody can have put something else there; where everybody may
-    write to it, a link or a stranger's folder is left alone and said."""
-    from belljar.config.paths import of_user
-    from belljar.errors import UnsafeFolder
-    from belljar.host.files import is_missing, private_folder
-
-    node = house.settings.paths.node
-    assert node is not None
-    if is_missing(node):
-        private_folder(node, mode=0o711)
-    path = of_user(node, user.uid)
-    with suppress(FileExistsError):
-        os.mkdir(path, KEPT_FOLDER)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        facts = os.fstat(descriptor)
-        if facts.st_uid not in (0, user.uid):
-            raise UnsafeFolder(f"{path}: belongs to uid {facts.st_uid}, not to {user.name}")
-        if facts.st_uid != user.uid or facts.st_gid != user.gid:
-            os.fchown(descriptor, user.uid, user.gid)
-        os.fchmod(descriptor, KEPT_FOLDER)
-    finally:
-        os.close(descriptor)
 
 
 # -- after the job -------------------------------------------------------------------------------------------------------
@@ -122,7 +96,7 @@ def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house:
         log(dialect.name, "epilog", f"{job}: {node.one_line(str(line))}", house.verbose)
     report = node.report_of(raw, job)
     if report is not None:
-        account(dialect, node.name_of(dialect.name, env, os.uname().nodename), report, house)
+        account(dialect, node.name_of(batch.load(dialect.name).node_variable, env, os.uname().nodename), report, house)
 
 
 def finish(house: House, user: User, job: str) -> bytes:
@@ -158,30 +132,21 @@ def end_machines(house: House, job: str) -> list[str]:
 
 def account(dialect: Dialect, node_name: str, report: Report, house: House) -> None:
     """Count it; close the node where it was one fault too many."""
-    from belljar.batch.node import faults as node
+    from belljar.batch.node import faults
+    from belljar.jobs import node
+    from belljar.jobs.client import runner
 
     settings = house.settings.batch
-    memory = node.Memory(memory_folder(house), dialect.name, node_name)
-    known = memory.read()
-    if report.machine in known.counted:
+    memory = faults.Memory(node.memory_folder(house), dialect.name, node_name)
+    if report.machine in memory.read().counted:
         return
     with memory.locked():
-        now, is_to_be_closed = node.count(memory.read(), report, settings.node_faults)
+        now, is_to_be_closed = faults.count(memory.read(), report, settings.node_faults)
         memory.write(now)
     if is_to_be_closed:
-        from belljar.cli.batch.client import runner
-        from belljar.cli.batch.node import close
-
-        reason = f"belljar: {now.faults} node faults in a row: {report.reason}"
-        close(dialect, node_name, reason, memory, runner(house, dialect.name, settings.ask_timeout))
+        this = node.Known(dialect, node_name, memory, runner(house, dialect.name, settings.ask_timeout))
+        this.close(f"{node.OUR_WORD}: {now.faults} node faults in a row: {report.reason}")
         log(dialect.name, "epilog", f"{report.job}: node {node_name} closed: {report.reason}", house.verbose)
-
-
-def memory_folder(house: House) -> Path:
-    """Where root remembers this node: below the node's folder where only root can put something, else in the store."""
-    paths = house.settings.paths
-    is_roots = paths.node is not None and paths.node.is_dir() and not os.stat(paths.node).st_mode & 0o022
-    return (paths.node if paths.node is not None and is_roots else paths.store) / "batch"
 
 
 def _object(said: bytes) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from belljar import batch
 from belljar.batch.install import commands as client
 
 if TYPE_CHECKING:
-    from belljar.assembly import House
     from belljar.batch.install.commands import Client
     from belljar.batch.job.ending import Run
+    from belljar.jobs import House
 
 
 def runner(house: House, system: str, timeout: float) -> Run:
@@ -29,7 +29,7 @@ def client_of(house: House, system: str) -> Client:
     """By the list that `batch install` made. Without one, what is in PATH has to do: there it is a person who asks."""
     launcher = house.commands or own_prefix() / "libexec/belljar"
     known = client.read(client.path_of(launcher, system), system)
-    return known or client.find(system, batch.load_site(system).needs, None, os.environ)
+    return known or client.find(system, batch.load(system).site.needs, None, os.environ)
 
 
 def own_prefix() -> Path:

@@ -1,0 +1,167 @@
+"""This node: taken out of service and put back, and whether a machine works on it."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from belljar.batch.node import faults
+from belljar.errors import BelljarError, CommandFailed
+from belljar.host.privileges import User, as_user, user_of
+
+if TYPE_CHECKING:
+    from belljar.batch.job.ending import Run
+    from belljar.batch.job.terms import Dialect
+    from belljar.jobs import House
+    from belljar.model import Outcome, Start
+
+TEST_TIMEOUT = 300.0  # seconds for the self-check's machine: it may have to boot a template first
+TESTERS = ("belljar", "nobody")
+KEPT_FOLDER = 0o700
+OUR_WORD = "belljar"  # begins every reason of ours
+
+
+def memory_folder(house: House) -> Path:
+    """Where root remembers this node: below the node's folder where only root can put something, else in the store."""
+    node: Path | None = house.settings.paths.node
+    store: Path = house.settings.paths.store
+    is_roots = node is not None and node.is_dir() and not os.stat(node).st_mode & 0o022
+    return (node if node is not None and is_roots else store) / "batch"
+
+
+def make_folder(house: House, user: User) -> None:
+    """`NODE/UID`, 0700, the user's. NODE is root's, so nobody can have put something else there; where everybody may
+    write to it, a link or a stranger's folder is left alone and said."""
+    from belljar.errors import UnsafeFolder
+    from belljar.host.files import is_missing, private_folder
+
+    node = house.settings.paths.node
+    assert node is not None
+    if is_missing(node):
+        private_folder(node, mode=0o711)
+    path = node / str(user.uid)
+    with suppress(FileExistsError):
+        os.mkdir(path, KEPT_FOLDER)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        facts = os.fstat(descriptor)
+        if facts.st_uid not in (0, user.uid):
+            raise UnsafeFolder(f"{path}: belongs to uid {facts.st_uid}, not to {user.name}")
+        if facts.st_uid != user.uid or facts.st_gid != user.gid:
+            os.fchown(descriptor, user.uid, user.gid)
+        os.fchmod(descriptor, KEPT_FOLDER)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Known:
+    """The node by its name in one system, with what is remembered of it, and a way to run that system's commands."""
+
+    dialect: Dialect
+    name: str
+    memory: faults.Memory
+    run: Run
+
+    def is_closed_by_us(self) -> bool:
+        """Asked of the system: it knows what an administrator did meanwhile."""
+        command = self.dialect.why_closed(self.name)
+        return bool(command) and self.dialect.closed_by_us(self.run(command))
+
+    def close(self, reason: str) -> None:
+        """Take the node out of service. It is remembered as closed only when the system took it."""
+        for argv in self.dialect.close_node(self.name, reason):
+            self.run(argv)
+        with self.memory.locked():
+            self.memory.write(replace(self.memory.read(), closed=time.time(), reason=reason, passes=0))
+
+    def reopen(self) -> None:
+        """Put the node into service again and begin to count from nothing."""
+        for argv in self.dialect.open_node(self.name):
+            self.run(argv)
+        with self.memory.locked():
+            self.memory.write(replace(self.memory.read(), closed=0.0, faults=0, jobs=(), passes=0))
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What a self-check led to."""
+
+    passed: bool
+    reason: str
+    opened: bool
+    passes: int  # in a row
+
+
+def test(house: House, node: Known) -> Tested:
+    """Start a small machine. A node that belljar closed is opened after enough passes in a row, and one on which too many
+    of these fail is closed."""
+    settings, begin = house.settings.batch, time.monotonic()
+    try:
+        as_a_job(house, settings.check_image or house.settings.image.default)
+        passed, reason = True, f"a machine ran in {time.monotonic() - begin:.1f} s"
+    except (BelljarError, OSError) as exc:
+        passed, reason = False, str(exc)
+    with node.memory.locked():
+        now, may_open = faults.checked(node.memory.read(), passed, reason, settings.node_passes)
+        node.memory.write(now)
+    if faults.is_hopeless(now, settings.node_faults):
+        node.close(f"{OUR_WORD}: self-check: {faults.one_line(reason)}")
+    opened = may_open and node.is_closed_by_us()
+    if opened:
+        node.reopen()
+    return Tested(passed, reason, opened, now.passes)
+
+
+def as_a_job(house: House, image: str) -> None:
+    """The self-check as an ordinary user in a folder of the node's, where jobs are; without such folders as it is called.
+    Raises CommandFailed when no machine could be had."""
+    if os.geteuid() != 0 or house.settings.paths.node is None:
+        self_check(house, image)
+        return
+    user = tester()
+    make_folder(house, user)
+
+    def check() -> bytes:
+        self_check(house.of_user(user.uid, user.home), image)
+        return b""
+
+    as_user(user, check, timeout=TEST_TIMEOUT + 30, what="start a machine")
+
+
+def tester() -> User:
+    """belljar's own user where there is one, else nobody."""
+    for name in TESTERS:
+        try:
+            return user_of(name).with_groups()
+        except BelljarError:
+            continue
+    return user_of("65534")
+
+
+def self_check(house: House, image: str, start: Start | None = None) -> Outcome:
+    """A machine of this image that ran `true`, started as the settings say unless told how. Raises CommandFailed."""
+    from belljar.host.caller import caller
+    from belljar.jobs.attend import attend
+    from belljar.jobs.caller import widen_limits
+    from belljar.model import MachineSpec, Payload, Request, RunPayload, StdinKind
+
+    null = StdinKind.NULL
+    payload = Payload((b"true",), caller(), cwd=b"/", stdin=null, stdout=null, stderr=null)
+    machine = house.settings.machine
+    begin = start or machine.start
+    spec = MachineSpec(image, 1, machine.memory, network=machine.network, start=begin, context=machine.context)
+    request = Request(
+        os.urandom(6).hex(), spec, RunPayload(payload), name="self-check", requester="node test", created=time.time(),
+        timeout=TEST_TIMEOUT, grace=1.0,
+    )  # fmt: skip
+    widen_limits()
+    house.reaper.quick()
+    outcome = attend(house, request)
+    if outcome.exit_code != 0 or outcome.error:
+        raise CommandFailed(outcome.reason or f"the machine ended with {outcome.exit_code}", hint=outcome.hint)
+    return outcome
