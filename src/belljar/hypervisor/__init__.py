@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from belljar.errors import BadSetting, BelljarError
+from belljar.errors import BadSetting, BelljarError, TemplateError
 from belljar.host import processes
 from belljar.model import MIB, Firmware, MachineId, NetworkMode, ShareKind, setting
 
@@ -293,19 +293,8 @@ class Traces:
 NO_TRACES = Traces()
 
 
-class Hypervisor(Protocol):
-    """Starts domains, cold or as clones of a template, and keeps the templates."""
-
-    def accelerator(self, boot: Boot) -> tuple[Accelerator, str]:
-        """The accelerator to use for guests of this kernel, and why. Proved once, then remembered. May block for
-        `proof_timeout` the first time. Raises NoAccelerator when the settings insist on one that does not work."""
-
-    def check(self, spec: DomainSpec) -> None:
-        """Refuse, before anything is made, what this driver or this host cannot give a machine. Raises DriverLacks,
-        CommandMissing, HostError."""
-
-    def start(self, spec: DomainSpec) -> Domain:
-        """Start cold. Returns as soon as the process runs. Raises HostError or HypervisorError."""
+class Templates(Protocol):
+    """Makes templates, and what a clone of one starts from. Of drivers that can freeze a guest."""
 
     def frame(self, spec: DomainSpec, *, memory: int, disk: int) -> Frame | None:
         """The size of a base template of so much memory and disk from which this domain can be cloned; None where clones
@@ -317,36 +306,49 @@ class Hypervisor(Protocol):
     def clone_disk(self, template: Template, spec: DomainSpec) -> None:
         """Put a fresh overlay over the template's disk at `spec.disk`."""
 
-    async def launch(self, spec: DomainSpec, template: Template | None) -> Domain:
-        """`start`, or `start_clone` with a template, without holding the event loop for longer than a process takes to
-        spawn, and with the folders shared by virtiofs, which the other two do without. Cancelled, it leaves nothing that
-        `discard` does not find. Raises NotPermitted and NoFolderServer, too."""
-
-    def start_clone(self, spec: DomainSpec, template: Template) -> Domain:
-        """Start as a clone: the guest goes on where the template stood. Returns as soon as the process runs."""
-
     def template_lock(self, spec: DomainSpec) -> Path:
         """The lock file under which a template for this spec is built by one process at a time."""
+
+    def template_draft(self, spec: DomainSpec) -> Path:
+        """Where the template for this spec is being made; removed by `discard` if it was never finished."""
+
+    async def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
+        """Make the folder of a template in the making (journal it before: `template_draft`)."""
 
     def start_template(self, spec: DomainSpec) -> Domain:
         """Start cold in a way that `save_template` can follow. `spec.disk` is ignored: the template brings its own,
         an overlay on *spec.image_disk* made by `prepare_template`."""
 
-    async def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
-        """Make the folder of a template in the making (journal it before: `template_draft`)."""
+    async def save_template(self, spec: DomainSpec, domain: Domain, grows: Set[str] = frozenset()) -> Template:
+        """Freeze a ready guest into a template whose clones can be given *grows*. The domain has ended afterwards, whatever
+        happens."""
 
     def abandon_template(self, spec: DomainSpec) -> None:
         """Remove what `prepare_template` and a start after it have made, for who holds the template's lock."""
 
+
+class Hypervisor(Protocol):
+    """Starts domains, cold or as clones of a template, and keeps the templates there are in order."""
+
+    @property
+    def cloning(self) -> Templates | str:
+        """Who makes and clones templates for it; or why every domain is booted."""
+
+    def accelerator(self, boot: Boot) -> tuple[Accelerator, str]:
+        """The accelerator to use for guests of this kernel, and why. Proved once, then remembered. May block for
+        `proof_timeout` the first time. Raises NoAccelerator when the settings insist on one that does not work."""
+
+    def check(self, spec: DomainSpec) -> None:
+        """Refuse, before anything is made, what this driver or this host cannot give a machine. Raises DriverLacks,
+        CommandMissing, HostError."""
+
+    async def launch(self, spec: DomainSpec, template: Template | None) -> Domain:
+        """Start cold, or as a clone: then the guest goes on where the template stood. Returns as soon as the process runs, and
+        does not hold the event loop for longer than a process takes to spawn. Cancelled, it leaves nothing that
+        `discard` does not find. Raises NotPermitted and NoFolderServer, too."""
+
     def abandoned_templates(self) -> list[Path]:
         """Folders of templates in the making whose maker is dead."""
-
-    def template_draft(self, spec: DomainSpec) -> Path:
-        """Where the template for this spec is being made; removed by `discard` if it was never finished."""
-
-    async def save_template(self, spec: DomainSpec, domain: Domain, grows: Set[str] = frozenset()) -> Template:
-        """Freeze a ready guest into a template whose clones can be given *grows*. The domain has ended afterwards, whatever
-        happens."""
 
     def templates(self) -> list[Template]: ...
     def verify_template(self, template: Template) -> list[str]:
@@ -366,6 +368,14 @@ class Hypervisor(Protocol):
         """Leave no process of this machine: none that *traces* name, and of those that say they are the machine's none
         that is the caller's or of an owner they tell. Finding none is success. Raises DomainDied for one that does not go
         away within *patience* seconds."""
+
+
+def cloning_of(hypervisor: Hypervisor) -> Templates:
+    """Who makes and clones its templates. Raises TemplateError where there are none."""
+    cloning = hypervisor.cloning
+    if isinstance(cloning, str):
+        raise TemplateError(cloning)
+    return cloning
 
 
 def guest_uuid(id: MachineId) -> str:

@@ -1,7 +1,7 @@
 """A hypervisor without machines, for tests of those who use one. Domains are socket pairs whose far ends a test drives.
 
     hypervisor = FakeHypervisor(folder)
-    domain = hypervisor.start(spec)
+    domain = await hypervisor.launch(spec, None)
     domain.guest                        # the guest's end of the agent's channel
     domain.happen(EventKind.PANICKED)   # what a guest or QEMU may do by itself
     domain.end()
@@ -23,7 +23,19 @@ from belljar.errors import BelljarError, DomainDied, TemplateError
 from belljar.host.files import private_folder, remove_tree
 from belljar.host.locks import is_locked, try_lock
 from belljar.host.traffic import Call, Refusal
-from belljar.hypervisor import NO_TRACES, Accelerator, Boot, DomainEvent, DomainSpec, EventKind, Frame, Template, Traces
+from belljar.hypervisor import (
+    NO_TRACES,
+    Accelerator,
+    Boot,
+    Domain,
+    DomainEvent,
+    DomainSpec,
+    EventKind,
+    Frame,
+    Template,
+    Templates,
+    Traces,
+)
 from belljar.hypervisor.history import History
 from belljar.model import MachineId, to_json
 
@@ -186,6 +198,10 @@ class FakeHypervisor:
     def frame(self, spec: DomainSpec, *, memory: int, disk: int) -> Frame | None:
         return Frame(1, memory, disk, 64, 1 << 40) if self.can_grow else None
 
+    @property
+    def cloning(self) -> Templates:
+        return self
+
     def find_template(self, spec: DomainSpec) -> Template | str:
         key = self._key(spec)
         if key in self.damaged:
@@ -216,7 +232,7 @@ class FakeHypervisor:
     def abandoned_templates(self) -> list[Path]:
         return [path for path in self.folder.glob("*.draft") if not is_locked(path.with_suffix(".lock"))]
 
-    async def save_template(self, spec: DomainSpec, domain: FakeDomain, grows: Set[str] = frozenset()) -> Template:
+    async def save_template(self, spec: DomainSpec, domain: Domain, grows: Set[str] = frozenset()) -> Template:
         try:
             self.faults.strike("save_template")
             await domain.pause()

@@ -9,7 +9,6 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ from belljar.hypervisor import (
     Accelerator,
     Boot,
     DomainSpec,
-    Frame,
     LibvirtSettings,
     Settings,
     Template,
@@ -151,38 +149,12 @@ class LibvirtHypervisor:
 
     # -- templates: none are made, those of the direct driver are kept in order -----------------------------------------
 
-    def frame(self, spec: DomainSpec, *, memory: int, disk: int) -> Frame | None:
-        return None
-
-    def find_template(self, spec: DomainSpec) -> Template | str:
+    @property
+    def cloning(self) -> str:
         return f"there is no template: {COLD}"
-
-    def clone_disk(self, template: Template, spec: DomainSpec) -> None:
-        raise TemplateError(COLD)
-
-    def start_clone(self, spec: DomainSpec, template: Template) -> LibvirtDomain:
-        raise TemplateError(COLD)
-
-    def template_lock(self, spec: DomainSpec) -> Path:
-        return self._direct.template_lock(spec)
-
-    def template_draft(self, spec: DomainSpec) -> Path:
-        return self._direct.template_draft(spec)
-
-    async def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
-        raise TemplateError(COLD)
-
-    def abandon_template(self, spec: DomainSpec) -> None:
-        self._direct.abandon_template(spec)
 
     def abandoned_templates(self) -> list[Path]:
         return self._direct.abandoned_templates()
-
-    def start_template(self, spec: DomainSpec) -> LibvirtDomain:
-        raise TemplateError(COLD)
-
-    async def save_template(self, spec: DomainSpec, domain: Any, grows: Set[str] = frozenset()) -> Template:
-        raise TemplateError(COLD)
 
     def templates(self) -> list[Template]:
         return self._direct.templates()

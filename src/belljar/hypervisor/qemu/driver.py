@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any
 from belljar.errors import DomainDied, HostError, ImageCorrupt, NoAccelerator, TemplateError
 from belljar.host.files import private_folder
 from belljar.host.processes import all_pids, command_line, has_no_parent, kill_and_wait
-from belljar.hypervisor import NO_TRACES, Accelerator, Boot, DomainSpec, ExtraDisk, Frame, Settings, Template, Traces
+from belljar.hypervisor import (
+    NO_TRACES,
+    Accelerator,
+    Boot,
+    DomainSpec,
+    ExtraDisk,
+    Frame,
+    Settings,
+    Template,
+    Templates,
+    Traces,
+)
 from belljar.hypervisor.qemu import abilities, cmdline
 from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.hypervisor.qemu.cmdline import MARK, Plugs, Ram, machine_uuid
@@ -245,6 +256,10 @@ class QemuHypervisor:
 
         total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         return frame_of(spec, self.abilities, memory=memory, disk=disk, cpus=os.cpu_count() or 1, total=total)
+
+    @property
+    def cloning(self) -> Templates:
+        return self
 
     def find_template(self, spec: DomainSpec) -> Template | str:
         return self._templates.find(self._key(spec))

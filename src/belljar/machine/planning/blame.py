@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 
 from belljar.errors import AgentLost, BelljarError, BootTimeout, HostKeysRefused, PlugRefused
-from belljar.hypervisor import DomainSpec, Hypervisor, Template
+from belljar.hypervisor import DomainSpec, Hypervisor, Template, cloning_of
 from belljar.machine import DOUBTS
 
 DOUBTS_ENOUGH = 2
@@ -19,7 +19,7 @@ DOUBTS_ENOUGH = 2
 
 def judge(error: BelljarError, template: Template, spec: DomainSpec, hypervisor: Hypervisor) -> None:
     """Remove the template, or remember what is held against it. One that was made anew meanwhile is left alone."""
-    found = hypervisor.find_template(spec)
+    found = cloning_of(hypervisor).find_template(spec)
     if isinstance(found, Template) and found.created != template.created:
         return
     if isinstance(error, (HostKeysRefused, PlugRefused)):

@@ -23,7 +23,7 @@ from belljar.errors import (
 )
 from belljar.host.room import host_memory
 from belljar.host.threads import in_thread
-from belljar.hypervisor import Boot, DomainSpec, Hypervisor, Nic, SharedFolder, Template
+from belljar.hypervisor import Boot, DomainSpec, Hypervisor, Nic, SharedFolder, Template, cloning_of
 from belljar.image import Image, ImageStore, Overlays
 from belljar.machine import SEED, SMALLEST_MEMORY, VIRTIOFS_SOCKET, Settings
 from belljar.machine.extras.shares import has_nfs, has_virtiofs, host_folders, no_way_to_the_server, warm_for
@@ -105,12 +105,15 @@ class Planner:
         wanted = life.request.machine.start
         if wanted is Start.COLD:
             return await self._with_disk(life, image, Plan(spec, link, None, "asked for", way))
-        if private := (way.private if way is not None else "") or why_never_a_clone(life.request.work):
+        private = (way.private if way is not None else "") or why_never_a_clone(life.request.work)
+        if not private and isinstance(self._hypervisor.cloning, str):
+            private = self._hypervisor.cloning
+        if private:
             if wanted is Start.CLONE:
                 raise TemplateError(f"no clone can be started: {private}")
             return await self._with_disk(life, image, Plan(spec, link, None, private, way))
         if way is not None and way.ssh is not None and way.ssh.never_cloned:
-            template = self._hypervisor.find_template(spec)
+            template = cloning_of(self._hypervisor).find_template(spec)
             template = way.ssh.never_cloned if isinstance(template, str) else template
         else:
             spec, template = await self._template_for(life, spec, image, way)
@@ -124,13 +127,13 @@ class Planner:
             from belljar.machine.planning.ssh import card_of_clone
 
             spec = replace(spec, nic=card_of_clone(spec.nic, link))
-        self._hypervisor.clone_disk(template, spec)
+        cloning_of(self._hypervisor).clone_disk(template, spec)
         return Plan(spec, link, template, way=way)
 
     async def template(self, life: Life, image: Image) -> Template:
         """The template of exactly this size, made now where there is none. Raises why it cannot be had."""
         spec, _, way = await self._spec(life, image)
-        found = self._hypervisor.find_template(spec)
+        found = cloning_of(self._hypervisor).find_template(spec)
         return found if isinstance(found, Template) else await self._make(life, spec, image, way)
 
     async def _template_for(
@@ -138,10 +141,10 @@ class Planner:
     ) -> tuple[DomainSpec, Template | str]:
         """One of exactly this size, if it is there; else the image's base template, made where it is missing, with the
         machine as a clone of it; else one of this size, made now; or why there is none."""
-        found = self._hypervisor.find_template(spec)
+        found = cloning_of(self._hypervisor).find_template(spec)
         if isinstance(found, Template):
             return spec, found
-        framed = in_base_frame(spec, image, way, self._hypervisor)
+        framed = in_base_frame(spec, image, way, cloning_of(self._hypervisor))
         if framed is not None:
             base = await self._base_template(life, framed, image, way)
             if isinstance(base, str):
@@ -154,7 +157,7 @@ class Planner:
         self, life: Life, framed: DomainSpec, image: Image, way: Way | None
     ) -> Template | str | None:
         """Found or made; or why not; None where the machine may yet boot, for it has more memory."""
-        found = self._hypervisor.find_template(framed)
+        found = cloning_of(self._hypervisor).find_template(framed)
         try:
             return await self._make_template(life, framed, image, way) if isinstance(found, str) else found
         except (BootTimeout, BootFailed):

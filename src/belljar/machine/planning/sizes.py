@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from belljar.errors import GuestRefused, PlugRefused
 from belljar.guest import Guest
-from belljar.hypervisor import DomainSpec, Hypervisor
+from belljar.hypervisor import DomainSpec, Templates
 from belljar.image import Image
 from belljar.machine.life.life import Life
 from belljar.model import MIB, Context
@@ -24,7 +24,7 @@ CAREFUL_MEMORY = 1024 * MIB  # of one that boots its own init: one that needs mo
 BOOKKEEPING = 32  # the guest's kernel takes less than the 32nd part of new memory for itself
 
 
-def in_base_frame(spec: DomainSpec, image: Image, way: Way | None, hypervisor: Hypervisor) -> DomainSpec | None:
+def in_base_frame(spec: DomainSpec, image: Image, way: Way | None, templates: Templates) -> DomainSpec | None:
     """The machine as a clone of its image's base template; None where there is none of any use to it."""
     if image.is_disc or (way is not None and way.ssh is not None):
         return None
@@ -32,7 +32,7 @@ def in_base_frame(spec: DomainSpec, image: Image, way: Way | None, hypervisor: H
     has_own_init = way is not None and way.chosen.context is not Context.RAMDISK
     usual = CAREFUL_MEMORY if has_own_init else BASE_MEMORY
     memory = max(usual, least) if isinstance(least, int) else usual
-    frame = hypervisor.frame(spec, memory=memory, disk=image.virtual_size)
+    frame = templates.frame(spec, memory=memory, disk=image.virtual_size)
     # An init of the image's own looks after the cards that it finds when it boots.
     return None if frame is None else replace(spec, frame=replace(frame, has_card=has_own_init))
 

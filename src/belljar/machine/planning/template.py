@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from belljar.errors import AgentLost, BelljarError, BootFailed, GuestRefused, HypervisorError, TemplateError
 from belljar.guest import Guest
-from belljar.hypervisor import Domain, DomainEvent, DomainSpec, EventKind, Hypervisor, Template
+from belljar.hypervisor import Domain, DomainEvent, DomainSpec, EventKind, Hypervisor, Template, Templates, cloning_of
 from belljar.image import Image
 from belljar.journal import Record
 from belljar.machine.cleaning.put_away import deadline, last_words
@@ -37,32 +37,34 @@ class Mould:
     ) -> Template:
         """Raises BootFailed and BootTimeout, when the guest does not come up; TemplateError, LockTimeout, NoSpace: the
         caller then boots cold. *awaited*: what the boot waits for, in words. *make_guest*: for guests without an agent."""
-        path = self._hypervisor.template_lock(spec)
+        templates = cloning_of(self._hypervisor)
+        path = templates.template_lock(spec)
         record.tell("template-wait", lock=str(path), owner=spec.owner[0])
         lock = await lock_of(path, timeout=self._timeout, what="make this template")
         try:
-            found = self._hypervisor.find_template(spec)
+            found = templates.find_template(spec)
             if isinstance(found, Template):
                 return found
-            record.intend("template", self._hypervisor.template_draft(spec))
+            record.intend("template", templates.template_draft(spec))
             try:
-                await self._hypervisor.prepare_template(spec, image.disk)
-                return await self._cast(spec, account, awaited, make_guest)
+                await templates.prepare_template(spec, image.disk)
+                return await self._cast(templates, spec, account, awaited, make_guest)
             except BaseException:
                 with suppress(OSError):  # it is in the journal
-                    self._hypervisor.abandon_template(spec)
+                    templates.abandon_template(spec)
                 raise
         finally:
             lock.release()
 
     async def _cast(
         self,
+        templates: Templates,
         spec: DomainSpec,
         account: Account | None,
         awaited: str,
         make_guest: Callable[[Domain], Guest] | None,
     ) -> Template:
-        domain = self._hypervisor.start_template(spec)
+        domain = templates.start_template(spec)
         guest = self._make_guest(domain.channel) if make_guest is None else make_guest(domain)
         said = bytearray()
         drain = asyncio.ensure_future(_drain(domain.console, said))
@@ -78,7 +80,7 @@ class Mould:
             grows = await settling
             guest.close()
             died.cancel()
-            return await self._hypervisor.save_template(spec, domain, grows if spec.frame else frozenset())
+            return await templates.save_template(spec, domain, grows if spec.frame else frozenset())
         finally:
             for task in (drain, died, settling):
                 task.cancel()

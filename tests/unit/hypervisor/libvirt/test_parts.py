@@ -33,7 +33,7 @@ from belljar.errors import (
 )
 from belljar.host.guard.egress import Egress
 from belljar.host.locks import is_locked, locked
-from belljar.hypervisor import DomainSpec, ExtraDisk, LibvirtSettings, Nic, Settings, load
+from belljar.hypervisor import DomainSpec, ExtraDisk, LibvirtSettings, Nic, Settings, cloning_of, load
 from belljar.hypervisor.libvirt import daemon as daemons
 from belljar.hypervisor.libvirt import driver, lines, link, log, starting
 from belljar.hypervisor.libvirt.carrier import needs_carrier
@@ -455,13 +455,11 @@ def test_an_open_user_network_and_further_disks_are_taken() -> None:
     driver.check(replace(with_nic(), disks=(disk,)))
 
 
-async def test_clones_are_refused_in_words(tmp_path: Path) -> None:
+def test_clones_are_refused_in_words(tmp_path: Path) -> None:
     hypervisor = load(Settings(), tmp_path, SYSTEM)
-    assert "booted cold" in str(hypervisor.find_template(COLD))
+    assert "booted cold" in str(hypervisor.cloning)
     with pytest.raises(TemplateError, match="booted cold"):
-        await hypervisor.prepare_template(COLD, tmp_path)
-    with pytest.raises(TemplateError, match="booted cold"):
-        hypervisor.start_template(COLD)
+        cloning_of(hypervisor)
 
 
 # -- what libvirt says ---------------------------------------------------------------------------------------------------
