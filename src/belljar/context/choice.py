@@ -8,7 +8,7 @@ from belljar.model import Context
 
 # What `auto` tries, in this order, and why each is taken.
 PREFERENCE = (
-    (Context.RAMDISK, "its kernel is started directly, and it has Python"),
+    (Context.RAMDISK, "its kernel is started directly"),
     (Context.NONE, "it starts the agent itself"),
     (Context.CLOUD_INIT, "it has cloud-init"),
     (Context.INJECT, "it has systemd and Python"),
@@ -26,15 +26,13 @@ def choose(wanted: Context, means: Means, name: str) -> Chosen:
     for context, why in PREFERENCE:
         if not lacks(context, means) and (context is not Context.NONE or means.agent):
             return Chosen(context, why)
-    if means.ramdisk:  # its init looks for a Python in more places, and says so when there is none
-        return Chosen(Context.RAMDISK, "its kernel is started directly, and nothing else can be done")
     return Chosen(Context.NONE, "nothing else is known to work: the image has to start the agent itself")
 
 
 def lacks(context: Context, means: Means) -> list[str]:
     """What an image is missing for this context; empty: nothing."""
     wants = {
-        Context.RAMDISK: (("kernel that belljar can start directly", means.ramdisk), ("Python", means.python)),
+        Context.RAMDISK: (("kernel that belljar can start directly", means.ramdisk),),
         Context.CLOUD_INIT: (
             ("cloud-init", means.cloud_init), ("systemd", means.init == "systemd"), ("Python", means.python),
         ),
@@ -46,7 +44,7 @@ def lacks(context: Context, means: Means) -> list[str]:
 
 def _insisted(context: Context, means: Means, name: str, why: str) -> Chosen:
     missing = lacks(context, means)
-    if means.ramdisk if context is Context.RAMDISK else not means.is_known:
+    if context is not Context.RAMDISK and not means.is_known:
         missing = []  # what was not found, or not looked for, may still be there
     if missing:
         raise ContextImpossible(

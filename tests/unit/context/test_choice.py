@@ -25,7 +25,7 @@ NOTHING = Means()
         (replace(STOCK, ramdisk=False, cloud_init=False), INJECT),
         (replace(STOCK, ramdisk=False, init="other"), SSH),
         (replace(STOCK, ramdisk=False, python=False), SSH),
-        (replace(STOCK, python=False), SSH),
+        (replace(STOCK, python=False), RAMDISK),
         (Means(ramdisk=True), RAMDISK),
         (Means(sshd=True), SSH),
         (NOTHING, NONE),
@@ -48,7 +48,7 @@ def test_what_is_asked_for_goes_before_what_the_importer_said(wanted: Context) -
 @pytest.mark.parametrize(
     ("wanted", "means", "missing"),
     [
-        (RAMDISK, NOTHING, ["kernel that belljar can start directly", "Python"]),
+        (RAMDISK, NOTHING, ["kernel that belljar can start directly"]),
         (CLOUD_INIT, replace(STOCK, cloud_init=False), ["cloud-init"]),
         (CLOUD_INIT, replace(STOCK, init="other"), ["systemd"]),
         (CLOUD_INIT, NOTHING, ["cloud-init", "systemd", "Python"]),
@@ -71,8 +71,8 @@ def test_an_importers_wish_that_cannot_be_had_is_refused_and_not_replaced() -> N
         choose(AUTO, replace(STOCK, own=SSH, sshd=False), "site")
 
 
-def test_a_ramdisk_that_is_asked_for_is_tried_although_no_python_was_found() -> None:
-    """belljar's own init looks for it in more places, and says so when there is none."""
+def test_a_ramdisk_needs_no_python_of_the_image() -> None:
+    """It brings one along."""
     assert choose(RAMDISK, Means(ramdisk=True), "old").context is RAMDISK
 
 

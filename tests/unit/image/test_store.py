@@ -28,6 +28,7 @@ from belljar.image.boot import initramfs
 from belljar.image.intake import intake
 from belljar.image.store import manifest, sweep
 from belljar.image.store.store import Store
+from belljar.model import Context
 
 Publish = Callable[..., Image]
 
@@ -315,6 +316,21 @@ def test_bytecode_is_for_a_guest_with_our_python_only(store: Store, publish: Pub
     assert initramfs.boot_digest(ours) != initramfs.boot_digest(other)
 
 
+@pytest.mark.parametrize(
+    ("version", "is_carried"), [("", True), ("2.7", True), ("3.5", True), ("3.6", False), ("3", False)]
+)
+def test_an_image_without_a_python_that_fits_gets_ours_with_the_ramdisk(
+    store: Store, publish: Publish, version: str, is_carried: bool
+) -> None:
+    image = publish("base")
+    image = replace(image, facts={"agent_in_initrd": True, "python": version, "init": "/sbin/init"})
+    usual, by_ssh = store.boot_files(image), store.boot_files(image, Context.SSH)
+    assert usual.initrd is not None and by_ssh.initrd is not None
+    assert (b"belljar/python/loader\0" in usual.initrd.read_bytes()) is is_carried
+    assert (usual.initrd != by_ssh.initrd) is is_carried  # over ssh it is sent where it is found to be missing
+    assert store.boot_files(image) == usual
+
+
 def test_an_image_without_a_kernel_boots_by_firmware(store: Store, publish: Publish) -> None:
     boot = store.boot_files(publish("base", direct=False))
     assert (boot.kernel, boot.initrd, boot.append) == (None, None, "")
@@ -425,7 +441,7 @@ def test_gc_leaves_what_was_made_while_it_looked(
             made[0].touch()
         return found
 
-    monkeypatch.setattr(initramfs, "boot_digest", lambda image: image.digest)
+    monkeypatch.setattr(initramfs, "boot_digest", lambda image, python=None: image.digest)
     monkeypatch.setattr(store, "images", images)
     assert list(sweep._ramdisks(store, False)) == []
     assert len(made) == 2 and all(path.exists() for path in made)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from belljar.agent import bundle
@@ -16,6 +16,8 @@ from belljar.image import Image
 from belljar.model import Context
 
 if TYPE_CHECKING:
+    from belljar.host.interpreter import Interpreter
+    from belljar.image.boot import cpio
     from belljar.image.boot.modules import Selection
 
 INSIDE = Path(__file__).parent / "inside"
@@ -48,19 +50,22 @@ def image_part(busybox: bytes, selection: Selection) -> bytes:
     return cpio.archive(entries)
 
 
-def agent_part(image: Image) -> bytes:
-    """The archive that belongs to this version of belljar: /init, and what it copies to /run/belljar of the guest."""
+def agent_part(image: Image, python: Interpreter | None = None) -> bytes:
+    """The archive that belongs to this version of belljar: /init, and what it copies to /run/belljar of the guest. *python*: for
+    an image that has none which fits."""
     from belljar.image.boot import cpio
 
     entries = [cpio.folder("belljar"), cpio.folder("inject")]
     entries += [cpio.file(name, path.read_bytes(), mode) for name, path, mode in OUR_FILES]
     entries.append(cpio.file("belljar/agent.py", bundle.source()))
-    if _same_python(image):
+    if python is not None:
+        entries += _unpacked(python)
+    if python is not None or _same_python(image):
         entries.append(cpio.file("belljar/agent.pyc", bundle.compiled()))
     return cpio.archive(entries)
 
 
-def boot_digest(image: Image) -> str:
+def boot_digest(image: Image, python: Interpreter | None = None) -> str:
     """Stands for everything that is booted: the image's kernel, ramdisk and command line, and the present agent."""
     from hashlib import sha256
 
@@ -68,10 +73,30 @@ def boot_digest(image: Image) -> str:
         f"{image.boot_digest} {image.created!r}".encode()
     )  # a repaired image has nothing of the damaged one
     digest.update(sys.implementation.cache_tag.encode() if _same_python(image) else b"-")
+    if python is not None:
+        digest.update(python.digest.encode())
     for _, path, _ in OUR_FILES:
         digest.update(sha256(path.read_bytes()).digest())
     digest.update(bundle.digest())
     return digest.hexdigest()
+
+
+def fits(image: Image) -> bool:
+    """Can the image's own Python run the agent? What is only known to be some Python 3, or not known, is believed to."""
+    major, _, minor = str(image.facts.get("python", "3")).partition(".")
+    return major == "3" and (not minor.isdigit() or int(minor) >= 6)
+
+
+def _unpacked(python: Interpreter) -> list[cpio.Entry]:
+    """Its files, each folder before what lies in it."""
+    from belljar.image.boot import cpio
+
+    files = [(f"belljar/python/{name}", data, mode) for name, data, mode in python.files()]
+    folders = {str(parent) for name, _, _ in files for parent in PurePosixPath(name).parents} - {".", "belljar"}
+    return [
+        *(cpio.folder(name) for name in sorted(folders)),
+        *(cpio.file(name, data, mode) for name, data, mode in files),
+    ]
 
 
 def own_init(image: Image) -> str:

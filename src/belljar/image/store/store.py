@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from belljar.agent import bundle
 from belljar.errors import (
     BadOption,
     ImageCorrupt,
@@ -31,6 +32,7 @@ from belljar.errors import (
     NotPermitted,
 )
 from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync_file, sync_folder, write_whole
+from belljar.host.interpreter import Interpreter, interpreter
 from belljar.host.locks import locked, try_lock
 from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Users, nobody
 from belljar.image.boot import initramfs
@@ -143,13 +145,14 @@ class Store:
             return BootFiles(None, None, "", "uefi" if firmware is Firmware.UEFI else "", firmware)
         if image.initrd is None or not image.facts.get("agent_in_initrd"):
             return BootFiles(image.kernel, image.initrd, image.append, image.boot_digest)
-        digest = initramfs.boot_digest(image)
+        python = self.python_for(image) if context in (Context.AUTO, Context.RAMDISK) else None
+        digest = initramfs.boot_digest(image, python)
         cached = self.folder / "cache" / digest
         if not _is_whole(cached, image.initrd):
             self._folder("cache")
             with no_space_as_error(cached):
                 write_whole(
-                    cached, image.initrd.read_bytes() + initramfs.agent_part(image), mode=self.file_mode | 0o200
+                    cached, image.initrd.read_bytes() + initramfs.agent_part(image, python), mode=self.file_mode | 0o200
                 )
         if not (words := initramfs.words_for(image, context)):
             return BootFiles(image.kernel, cached, image.append, digest)
@@ -157,6 +160,10 @@ class Store:
         return BootFiles(
             image.kernel, cached, append, initramfs.digest_with(digest, words), init=initramfs.own_init(image)
         )
+
+    def python_for(self, image: Image) -> Interpreter | None:
+        """This host's Python, where the image has none that fits."""
+        return None if initramfs.fits(image) else interpreter(self._folder("interpreters"), bundle.source())
 
     @contextmanager
     def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> Iterator[None]:

@@ -77,7 +77,9 @@ def _ramdisks(store: Store, dry_run: bool) -> Iterator[Path]:
     there = _finished(store.folder / "cache")  # looked at first: what is made from now on is of an image not seen here
     wanted = set()
     with suppress(ImageCorrupt):
-        wanted = {initramfs.boot_digest(image) for image in store.images()}
+        images = store.images()
+        wanted = {initramfs.boot_digest(image) for image in images}
+        wanted |= {initramfs.boot_digest(image, store.python_for(image)) for image in images}
     for cached in there:
         if cached.name not in wanted:
             if not dry_run:
