@@ -95,7 +95,8 @@ class House:
         from belljar.hypervisor import load
 
         settings = self.settings
-        return load(settings.qemu, settings.paths.store, settings.machine.hypervisor, settings.libvirt)
+        paths = settings.paths
+        return load(settings.qemu, paths.store, settings.machine.hypervisor, settings.libvirt, paths.site_store)
 
     @cached_property
     def reaper(self) -> Reaper:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from tests.stories.conftest import House
 
 from belljar.errors import PlugRefused
@@ -71,3 +73,15 @@ def test_an_image_that_boots_with_more_memory_alone_gets_the_template_of_its_siz
     outcome = house.run(house.request(machine={"memory": 4 * GIB}))
     assert (outcome.exit_code, outcome.start) == (0, "clone")
     assert house.domain().spec.memory == 4 * GIB and house.domain().spec.frame is None
+
+
+def test_a_template_of_the_site_saves_a_user_the_boot(house: House, tmp_path: Path) -> None:
+    site = House(tmp_path / "site")
+    site.run()
+    house.hypervisor.site = site.hypervisor
+    outcome = house.run(house.request(machine={"cpus": 2, "memory": GIB}))
+    assert (outcome.exit_code, outcome.start) == (0, "clone")
+    assert len(house.hypervisor.domains) == 1  # nothing was booted
+    for domain in site.hypervisor.domains:
+        for end in (domain.channel, domain.guest, domain.console, domain.serial):
+            end.close()

@@ -50,6 +50,9 @@ class Settings:
     qmp_timeout: float = setting(10.0, "longest time QEMU may take to answer one command", unit="seconds")
     proof_timeout: float = setting(20.0, "longest time the tiny guest that proves KVM may take", unit="seconds")
     template_days: int = setting(7, "templates older than this are rebuilt", unit="days")
+    site_templates: bool = setting(
+        True, "root's base templates can be read by all users of this host, whose machines are clones of them"
+    )
 
 
 @dataclass(frozen=True)
@@ -312,6 +315,10 @@ class Templates(Protocol):
     def template_draft(self, spec: DomainSpec) -> Path:
         """Where the template for this spec is being made; removed by `discard` if it was never finished."""
 
+    async def adopt_template(self, spec: DomainSpec) -> Template | None:
+        """A copy of the site's own template for this spec, where it has one; for who holds the template's lock, as for
+        `prepare_template`. Raises TemplateError, NoSpace."""
+
     async def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
         """Make the folder of a template in the making (journal it before: `template_draft`)."""
 
@@ -416,13 +423,14 @@ def load(
     store: Path,
     driver: str = "qemu",
     libvirt: LibvirtSettings = LibvirtSettings(),
+    site_store: Path | None = None,
 ) -> Hypervisor:
     """The hypervisor of these settings. *store* is a folder of this user's own: templates and remembered answers go there.
-    *driver*: `qemu`, or `libvirt:` and a URI. Raises BadSetting."""
+    *site_store*: root's, whose templates serve this user too; None: *store* is the site's itself. *driver*: `qemu`, or `libvirt:` and a URI. Raises BadSetting."""
     if driver != "qemu":
         from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
 
         return LibvirtHypervisor(driver, settings, libvirt, store)
     from belljar.hypervisor.qemu.driver import QemuHypervisor
 
-    return QemuHypervisor(settings, store)
+    return QemuHypervisor(settings, store, site_store)

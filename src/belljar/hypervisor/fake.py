@@ -166,6 +166,7 @@ class FakeHypervisor:
         self.domains: list[FakeDomain] = []  # all there ever were
         self.faults = Faults()
         self.kvm_works = False
+        self.site: FakeHypervisor | None = None  # whose templates serve this one's users
         self.can_grow = True  # clones can be given more than their templates had
         self.damaged: dict[str, str] = {}  # template key -> what is wrong with it
         self._run_guest = run_guest
@@ -220,6 +221,13 @@ class FakeHypervisor:
 
     def template_draft(self, spec: DomainSpec) -> Path:
         return self.folder / f"{self._key(spec)}.draft"
+
+    async def adopt_template(self, spec: DomainSpec) -> Template | None:
+        if self.site is None or not isinstance(self.site.find_template(spec), Template):
+            return None
+        self._path(self._key(spec)).mkdir()
+        (self._path(self._key(spec)) / "facts").write_text((self.site._path(self._key(spec)) / "facts").read_text())
+        return self._read(self._key(spec))
 
     async def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
         self.faults.strike("prepare_template")

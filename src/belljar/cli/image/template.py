@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from belljar.hypervisor import Template
 
 HELP = (
-    "Templates are booted guests, frozen: one for each image and size of machine. Jobs get clones of them. They are made "
+    "Templates are booted guests, frozen: one for each image, from which machines of every size are cloned. Jobs get clones of them. They are made "
     "on the first job of their kind, trusted only while nothing in them has changed, and made again when they are old."
 )
 SIZES = ("memory", "disk_size")  # facts in bytes

@@ -54,8 +54,14 @@ RUNNERS = ("setpriv",)  # what a QEMU of ours is for the millisecond before it i
 class QemuHypervisor:
     """Implements `Hypervisor`."""
 
-    def __init__(self, settings: Settings, store: Path) -> None:
+    def __init__(self, settings: Settings, store: Path, site_store: Path | None = None) -> None:
+        """*site_store*: whose base templates serve the user of *store*; None: those of *store* serve others."""
         self._settings, self._store = settings, store
+        shares = settings.site_templates
+        self._site = (
+            TemplateStore(site_store / TEMPLATES, days=settings.template_days) if site_store and shares else None
+        )
+        self._serves_others = shares and site_store is None and os.geteuid() == 0
         self._templates = TemplateStore(store / TEMPLATES, days=settings.template_days)
 
     @cached_property
@@ -262,7 +268,31 @@ class QemuHypervisor:
         return self
 
     def find_template(self, spec: DomainSpec) -> Template | str:
-        return self._templates.find(self._key(spec))
+        found = self._templates.find(self._key(spec))
+        if isinstance(found, str) and self.abilities.readonly_ram:
+            return self._template_of_site(spec) or found
+        return found
+
+    def _template_of_site(self, spec: DomainSpec) -> Template | None:
+        """Imported by those who have no template of their own. Exact templates are their users' own affair."""
+        if self._site is None or spec.frame is None:
+            return None
+        from belljar.hypervisor.qemu.template.site import find
+
+        return find(self._site, self._facts(spec))
+
+    async def adopt_template(self, spec: DomainSpec) -> Template | None:
+        if self._site is None or (template := self._template_of_site(spec)) is None:
+            return None
+        from belljar.host.threads import wholly_in_thread
+        from belljar.hypervisor.qemu.template.making import publish
+        from belljar.hypervisor.qemu.template.site import copy
+
+        key, site, booted = self._key(spec), self._site, spec.of_template
+        draft = await wholly_in_thread(lambda: self._templates.begin(key, booted.memory, spec.owner))
+        await wholly_in_thread(lambda: copy(site, template, draft))
+        ram_is_read = self.abilities.readonly_ram
+        return await publish(self._templates, key, self._facts(spec), booted, template.grows, ram_is_read=ram_is_read)
 
     def clone_disk(self, template: Template, spec: DomainSpec) -> None:
         copy_overlay(template, spec.disk, spec.owner)
@@ -297,7 +327,10 @@ class QemuHypervisor:
         key, facts = self._key(spec), self._facts(spec)
         await freeze(domain, self._templates.draft(key) / STATE, self.abilities, timeout=self._settings.boot_timeout)
         ram_is_read = self.abilities.readonly_ram
-        return await publish(self._templates, key, facts, spec.of_template, grows, ram_is_read=ram_is_read)
+        is_open = self._serves_others and bool(grows)
+        return await publish(
+            self._templates, key, facts, spec.of_template, grows, ram_is_read=ram_is_read, is_open=is_open
+        )
 
     def templates(self) -> list[Template]:
         return self._templates.all()

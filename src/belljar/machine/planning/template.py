@@ -47,6 +47,8 @@ class Mould:
                 return found
             record.intend("template", templates.template_draft(spec))
             try:
+                if (adopted := await self._of_site(templates, spec, record)) is not None:
+                    return adopted
                 await templates.prepare_template(spec, image.disk)
                 return await self._cast(templates, spec, account, awaited, make_guest)
             except BaseException:
@@ -55,6 +57,15 @@ class Mould:
                 raise
         finally:
             lock.release()
+
+    @staticmethod
+    async def _of_site(templates: Templates, spec: DomainSpec, record: Record) -> Template | None:
+        """A copy of the site's, where that can be had: what stands in its way is no reason not to make one."""
+        try:
+            return await templates.adopt_template(spec)
+        except TemplateError as error:
+            record.tell("site-template", reason=error.message)
+            return None
 
     async def _cast(
         self,

@@ -158,10 +158,11 @@ class TemplateStore:
         *,
         grows: Set[str] = frozenset(),
         ram_is_read: bool,
+        is_open: bool = False,
         given_up: Callable[[], bool] = bool,
     ) -> Template:
-        """The finished draft becomes the template. What QEMU need not write is taken away from its user. Raises
-        TemplateError once it is *given_up*."""
+        """The finished draft becomes the template. What QEMU need not write is taken away from its user. *is_open*: other
+        users may read it. Raises TemplateError once it is *given_up*."""
         draft = self.draft(key)
         with no_space_as_error(draft):
             files = {}
@@ -170,13 +171,18 @@ class TemplateStore:
                 try:
                     if name != RAM or ram_is_read:
                         give(fd, (os.geteuid(), os.getegid()))
-                        os.fchmod(fd, 0o444)  # its folder is closed to others
+                        os.fchmod(fd, 0o444)  # its folder is closed to others, as a rule
+                    elif is_open:
+                        os.fchmod(fd, 0o644)
                     os.fsync(fd)
                     files[name] = {"sha256": digest(draft / name, given_up), "identity": identity(os.fstat(fd))}
                 finally:
                     os.close(fd)
             said = {"key": key, "created": created, "facts": facts, "files": files, "grows": sorted(grows)}
-            write_whole(draft / MANIFEST, dumps(said), durable=True)
+            write_whole(draft / MANIFEST, dumps(said), mode=0o644 if is_open else 0o600, durable=True)
+            if is_open:
+                self.folder.chmod(0o755)
+                draft.chmod(0o755)
             if given_up():
                 raise TemplateError(GIVEN_UP)
             remove_tree(self.path(key))  # one that could not be used any more

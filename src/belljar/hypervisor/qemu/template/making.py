@@ -78,7 +78,14 @@ async def freeze(domain: QemuDomain, state: Path, abilities: Abilities, *, timeo
 
 
 async def publish(
-    store: TemplateStore, key: str, facts: Mapping[str, Any], spec: DomainSpec, grows: Set[str], *, ram_is_read: bool
+    store: TemplateStore,
+    key: str,
+    facts: Mapping[str, Any],
+    spec: DomainSpec,
+    grows: Set[str],
+    *,
+    ram_is_read: bool,
+    is_open: bool = False,
 ) -> Template:
     """Digest, sync, and give the template its name."""
 
@@ -87,7 +94,14 @@ async def publish(
     base = str(store.path(key).resolve() / DISK)
     argv = ["qemu-img", "create", "-q", "-u", "-f", "qcow2", "-F", "qcow2", "-b", base]
     publishing = partial(
-        store.publish, key, facts, time.time(), grows=grows, ram_is_read=ram_is_read, given_up=given_up.is_set
+        store.publish,
+        key,
+        facts,
+        time.time(),
+        grows=grows,
+        ram_is_read=ram_is_read,
+        is_open=is_open,
+        given_up=given_up.is_set,
     )
     try:
         await run_beside([*argv, str(draft / CLONE), str(spec.disk_size)], timeout=OVERLAY_TIMEOUT)
