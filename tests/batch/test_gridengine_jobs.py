@@ -73,7 +73,7 @@ def test_each_task_of_an_array_has_a_machine_of_its_own(cell: Cell) -> None:
 
 
 def test_the_machine_is_as_large_as_the_job_asked(cell: Cell) -> None:
-    text = "nproc; awk '/MemTotal/ {print $2}' /proc/meminfo; df -B1 --output=size / | tail -1; cat $PE_HOSTFILE; echo $NSLOTS; echo $(cat $JOBFEATURES/wall_limit_secs); test -d $TMPDIR && test -O $TMPDIR && echo own"
+    text = "nproc; awk '/MemTotal/ {m=$2} /HugePages_Total/ {n=$2} /Hugepagesize/ {print m-n*$2}' /proc/meminfo; df -B1 --output=size / | tail -1; cat $PE_HOSTFILE; echo $NSLOTS; echo $(cat $JOBFEATURES/wall_limit_secs); test -d $TMPDIR && test -O $TMPDIR && echo own"
     plain = cell.submit(text, *IN_MACHINE)
     large = cell.submit(text, "-pe", "smp", "2", "-l", "mem_free=1G,vm_disk=10G,h_rt=1:0:0", *IN_MACHINE)
     bounded = cell.submit(text, "-l", "h_vmem=2G", *IN_MACHINE)

@@ -152,7 +152,7 @@ def test_much_output(cluster: Cluster) -> None:
 
 
 def test_what_was_asked_for_is_inside(cluster: Cluster) -> None:
-    text = "nproc; awk '/MemTotal/ {print int($2/1024)}' /proc/meminfo; for f in allocated_cpu wall_limit_secs; do cat $JOBFEATURES/$f; echo; done"
+    text = "nproc; awk '/MemTotal/ {m=$2} /HugePages_Total/ {n=$2} /Hugepagesize/ {print int((m-n*$2)/1024)}' /proc/meminfo; for f in allocated_cpu wall_limit_secs; do cat $JOBFEATURES/$f; echo; done"
     ended = cluster.run(text, VM, "--cpus-per-task=2", "--mem=1G", "--time=10")
     cpus, memory, allocated, wall = map(int, ended.out.split())
     assert cpus == allocated == 2 and 600 <= memory <= 1024 - 200
@@ -200,7 +200,7 @@ def test_a_partition_gives_its_image(cluster: Cluster) -> None:
 @pytest.mark.slow
 def test_a_job_submitted_from_inside_an_array_is_its_own(cluster: Cluster) -> None:
     inner = cluster.script(
-        "echo inner $(hostname) $SLURM_JOB_ID; awk '/MemTotal/ {print int($2/1024)}' /proc/meminfo", "inner.sh"
+        "echo inner $(hostname) $SLURM_JOB_ID; awk '/MemTotal/ {m=$2} /HugePages_Total/ {n=$2} /Hugepagesize/ {print int((m-n*$2)/1024)}' /proc/meminfo", "inner.sh"
     )
     cluster.submit(f"sbatch --wait --mem=700 -o inner.out {VM} {inner}", "--array=7", "--mem=1500", env={})
     cluster.lab.until(lambda: cluster.read("inner.out").count(b"\n") > 1, "the inner job's output", 120)
