@@ -200,7 +200,8 @@ def test_a_partition_gives_its_image(cluster: Cluster) -> None:
 @pytest.mark.slow
 def test_a_job_submitted_from_inside_an_array_is_its_own(cluster: Cluster) -> None:
     inner = cluster.script(
-        "echo inner $(hostname) $SLURM_JOB_ID; awk '/MemTotal/ {m=$2} /HugePages_Total/ {n=$2} /Hugepagesize/ {print int((m-n*$2)/1024)}' /proc/meminfo", "inner.sh"
+        "echo inner $(hostname) $SLURM_JOB_ID; awk '/MemTotal/ {m=$2} /HugePages_Total/ {n=$2} /Hugepagesize/ {print int((m-n*$2)/1024)}' /proc/meminfo",
+        "inner.sh",
     )
     cluster.submit(f"sbatch --wait --mem=700 -o inner.out {VM} {inner}", "--array=7", "--mem=1500", env={})
     cluster.lab.until(lambda: cluster.read("inner.out").count(b"\n") > 1, "the inner job's output", 120)
