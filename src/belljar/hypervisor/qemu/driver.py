@@ -31,7 +31,7 @@ from belljar.hypervisor.qemu import abilities, cmdline
 from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.hypervisor.qemu.cmdline import MARK, Plugs, Ram, machine_uuid
 from belljar.hypervisor.qemu.disk import layers
-from belljar.hypervisor.qemu.domain import Growing, Lines, QemuDomain
+from belljar.hypervisor.qemu.domain import Lines, QemuDomain
 from belljar.hypervisor.qemu.process import launch as process
 from belljar.hypervisor.qemu.process.wiring import Wiring, wiring
 from belljar.hypervisor.qemu.template.folders import DISK, RAM, SEED, STATE, TemplateStore, copy_overlay, key_of
@@ -158,24 +158,13 @@ class QemuHypervisor:
         doing = "going on from its template"
         domain = self._launch(spec, wires, disk, doing, memory, incoming=state, servers=servers)
         address = cmdline.state_address(state, self.abilities)
-        domain.go_on(address, self._growing(spec, servers))
+        growing = None
+        if servers or spec.growth:  # most clones get nothing beyond their template
+            from belljar.hypervisor.qemu.template import plugging
+
+            growing = plugging.growing(spec, [server.share.tag for server in servers])
+        domain.go_on(address, growing)
         return domain
-
-    @staticmethod
-    def _growing(spec: DomainSpec, servers: Sequence[FolderServer]) -> Growing | None:
-        """What the clone gets beyond its template. Most get nothing."""
-        folders = [cmdline.device_on_port(at, server.share.tag) for at, server in enumerate(servers)]
-        if not folders and not spec.growth:
-            return None
-        from belljar.hypervisor.qemu.template import plugging
-
-        return Growing(
-            lambda slots: [
-                *plugging.commands(spec, slots, is_shared=bool(servers)),
-                *(("device_add", folder) for folder in folders),
-            ],
-            wants_cpus=spec.cpus > spec.of_template.cpus,
-        )
 
     def start_template(self, spec: DomainSpec) -> QemuDomain:
         spec = spec.of_template
@@ -284,15 +273,10 @@ class QemuHypervisor:
     async def adopt_template(self, spec: DomainSpec) -> Template | None:
         if self._site is None or (template := self._template_of_site(spec)) is None:
             return None
-        from belljar.host.threads import wholly_in_thread
-        from belljar.hypervisor.qemu.template.making import publish
-        from belljar.hypervisor.qemu.template.site import copy
+        from belljar.hypervisor.qemu.template.site import adopt
 
-        key, site, booted = self._key(spec), self._site, spec.of_template
-        draft = await wholly_in_thread(lambda: self._templates.begin(key, booted.memory, spec.owner))
-        await wholly_in_thread(lambda: copy(site, template, draft))
-        ram_is_read = self.abilities.readonly_ram
-        return await publish(self._templates, key, self._facts(spec), booted, template.grows, ram_is_read=ram_is_read)
+        key, facts, is_read = self._key(spec), self._facts(spec), self.abilities.readonly_ram
+        return await adopt(self._site, template, self._templates, key, facts, spec, ram_is_read=is_read)
 
     def clone_disk(self, template: Template, spec: DomainSpec) -> None:
         copy_overlay(template, spec.disk, spec.owner)
@@ -327,10 +311,8 @@ class QemuHypervisor:
         key, facts = self._key(spec), self._facts(spec)
         await freeze(domain, self._templates.draft(key) / STATE, self.abilities, timeout=self._settings.boot_timeout)
         ram_is_read = self.abilities.readonly_ram
-        is_open = self._serves_others and bool(grows)
-        return await publish(
-            self._templates, key, facts, spec.of_template, grows, ram_is_read=ram_is_read, is_open=is_open
-        )
+        open_to, booted = self._serves_others and bool(grows), spec.of_template
+        return await publish(self._templates, key, facts, booted, grows, ram_is_read=ram_is_read, is_open=open_to)
 
     def templates(self) -> list[Template]:
         return self._templates.all()

@@ -7,12 +7,14 @@ https://www.kernel.org/doc/html/latest/admin-guide/mm/memory-hotplug.html
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from belljar.errors import PlugRefused
 from belljar.hypervisor import DomainSpec, Frame
 from belljar.hypervisor.qemu.abilities import PLUGGED_CPUS, Abilities
-from belljar.hypervisor.qemu.cmdline import SLOTS
+from belljar.hypervisor.qemu.cmdline import SLOTS, device_on_port
+from belljar.hypervisor.qemu.domain import Growing
 
 Command = tuple[str, dict[str, Any]]
 
@@ -33,6 +35,15 @@ def frame_of(spec: DomainSpec, abilities: Abilities, *, memory: int, disk: int, 
     frame = Frame(1, memory, disk, min(cpus, MOST_CPUS), most, words=WORDS)
     fits = spec.cpus <= frame.most_cpus and spec.memory <= most and spec.disk_size >= disk
     return frame if fits and len(pieces(spec.memory - memory, memory, frame.block)) <= SLOTS else None
+
+
+def growing(spec: DomainSpec, tags: Sequence[str]) -> Growing:
+    """All that a clone gets; *tags*: of the folders that are served to it by virtiofs."""
+    folders = [("device_add", device_on_port(at, tag)) for at, tag in enumerate(tags)]
+    return Growing(
+        lambda slots: [*commands(spec, slots, is_shared=bool(tags)), *folders],
+        wants_cpus=spec.cpus > spec.of_template.cpus,
+    )
 
 
 def power_of_two(size: int) -> int:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BelljarError, TemplateError
-from belljar.hypervisor import Template
+from belljar.host.threads import wholly_in_thread
+from belljar.hypervisor import DomainSpec, Template
 from belljar.hypervisor.qemu.template.folders import CLONE, FILES, RAM, SEED, TemplateStore
+from belljar.hypervisor.qemu.template.making import publish
 from belljar.hypervisor.qemu.template.memory import copy_data
 
 FICLONE = 0x40049409
@@ -33,6 +35,17 @@ def find(store: TemplateStore, facts: Mapping[str, Any]) -> Template | None:
                 if isinstance(store.find(one.key), Template) and os.access(one.folder / RAM, os.R_OK):
                     return one
     return None
+
+
+async def adopt(
+    site: TemplateStore, template: Template, store: TemplateStore, key: str, facts: Mapping[str, Any], spec: DomainSpec,
+    *, ram_is_read: bool,
+) -> Template:  # fmt: skip
+    """A copy of the site's template in a user's own store. Raises TemplateError, NoSpace."""
+    booted = spec.of_template
+    draft = await wholly_in_thread(lambda: store.begin(key, booted.memory, spec.owner))
+    await wholly_in_thread(lambda: copy(site, template, draft))
+    return await publish(store, key, facts, booted, template.grows, ram_is_read=ram_is_read)
 
 
 def copy(site: TemplateStore, template: Template, draft: Path) -> None:
