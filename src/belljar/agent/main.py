@@ -80,8 +80,10 @@ def main(argv: "list[str]") -> int:
         world.prepare()
     elif not argv or argv == ["--stdio"]:
         world = Guest()
-        world.prepare()  # first: a port's name is there a moment before it can be opened
-        fd = stdio() if argv else os.open(find_port(PORT), os.O_RDWR | os.O_CLOEXEC)
+        fd = stdio() if argv else -1  # forks, and it is the agent that orphans have to come to
+        world.prepare()
+        if not argv:  # now: a port's name is there a moment before it can be opened
+            fd = os.open(find_port(PORT), os.O_RDWR | os.O_CLOEXEC)
     else:
         say("usage: agent.py [--stdio | --rehearse FD]")
         return 2

@@ -123,6 +123,7 @@ WRONG = {
     "enum": ("7", "'neither'", "''", "[]"),
     "tuple": ("7", "'alone'", "true", "[7]", "[true]", '["a\\nb"]'),
     "float": ("'7'", "[]", "true", "-1", "nan"),
+    "bool": ("7", "'maybe'", "[]", "1.5"),
     "percent": ("'7'", "[]", "true", "-1", "inf"),
 }
 EVERY_KEY = [
