@@ -1,13 +1,12 @@
 """A node under Slurm on which nothing is real but belljar: jobs with all that Slurm gives them, on the shipped fakes.
 
-Each job goes the whole of the wrapper's way, `cli/wrap.run` to its Ending, and then the epilog's, in this process:
+Each job goes the whole of the wrapper's way, `jobs/wrap.run` to its Ending, and then the epilog's, in this process:
 settings, folders, locks, journal, ledger, node marks and Slurm's commands (stand-ins) are files and processes as ever.
 What a process has only once is put back after each job: streams, signals, variables, limits.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -29,7 +28,6 @@ from belljar.batch import load
 from belljar.batch.install import commands as client
 from belljar.batch.job.terms import Ending, Surroundings
 from belljar.batch.node import faults as node
-from belljar.cli.batch import node as batch_node
 from belljar.errors import ImageCorrupt
 from belljar.guest.fake import FakeGuest, Script
 from belljar.host.privileges import user_of
@@ -38,6 +36,7 @@ from belljar.image.fake import FakeOverlays, FakeStore
 from belljar.jobs import hooks as batch_hooks
 from belljar.jobs import wrap
 from belljar.jobs.client import runner
+from belljar.jobs.node import Known
 
 NODE = "n1"
 # `sbatch --comment=vm=debian12 -t 5 job.sh` under Slurm 22.05.8: what the job got, its number and its folder left out.
@@ -171,7 +170,7 @@ class Node:
             if case.dies:
                 assert os.WTERMSIG(self._in_child(house)) == signal.SIGKILL, case.name
             else:
-                wrap.run(argparse.Namespace(system="slurm", rest=[]), house)
+                wrap.run("slurm", [], house)
             assert not house.hypervisor.running, f"{case.name}: a domain is left"
             klass = self._epilog(number, house)
         ending = None if case.dies else self._endings.pop()
@@ -185,7 +184,7 @@ class Node:
         if child == 0:
             try:
                 signal.alarm(60)
-                wrap.run(argparse.Namespace(system="slurm", rest=[]), house)
+                wrap.run("slurm", [], house)
             finally:
                 os._exit(1)
         return os.waitpid(child, 0)[1]
@@ -219,7 +218,7 @@ class Node:
         job = f"slurm:{number}"
         report = node.report_of(json.loads(batch_hooks.finish(house, self.user, job)), job)
         assert report is not None, f"no record of job {number}"
-        batch_hooks.account(load("slurm"), NODE, report, house)
+        batch_hooks.account(load("slurm").dialect, NODE, report, house)
         return report.klass
 
     def _output(self) -> bytes:
@@ -251,7 +250,8 @@ class Node:
         memory = node.Memory(self.top / "store/batch", "slurm", NODE)
         with own_process(self._null, self._out):
             house = FakeHouse(self.config, Case("reopen"))
-            batch_node.reopen(load("slurm"), NODE, memory, runner(house, "slurm", 20.0))
+            known = Known(load("slurm").dialect, NODE, memory, runner(house, "slurm", 20.0))
+            known.reopen()
 
     def files(self) -> dict[str, int]:
         """Files and folders, by what they are for."""

@@ -32,6 +32,7 @@ from belljar.hypervisor import (
     LibvirtSettings,
     Settings,
     Template,
+    cloning_of,
     load,
 )
 from belljar.hypervisor.fake import FakeHypervisor
@@ -275,10 +276,9 @@ async def test_templates_grow_old(caster: Lab) -> None:
 @pytest.mark.live
 async def test_a_driver_without_templates_says_so(libvirt_daemon: Any, tmp_path: Path) -> None:
     lab = libvirt_lab(tmp_path, libvirt_daemon)
-    spec = lab.fresh(new_id())
-    assert "always booted cold" in str(lab.hypervisor.find_template(spec))
+    assert "always booted cold" in str(lab.hypervisor.cloning)
     with pytest.raises(TemplateError, match="always booted cold"):
-        await lab.hypervisor.prepare_template(spec, lab.base)
+        cloning_of(lab.hypervisor)
 
 
 async def test_a_launch_is_a_start_that_can_be_waited_for(lab: Lab) -> None:

@@ -50,7 +50,7 @@ class Early(Conversation):
         process = await self.start(payload, Streams(None, None, None))
         status = await process.wait()
         assert status.exit_code == 0, status
-        await super().settle()
+        return await super().settle()
 
 House.mould = property(lambda self: Mould(self.hypervisor, lambda port: Early(port, self.settings.guest), timeout=120))
 sys.exit(cli.main(sys.argv[2:]))
@@ -77,6 +77,7 @@ SAME = {"early pid"}
 
 def test_eight_clones_at_once_are_eight_machines(belljar: Belljar, tmp_path: Path) -> None:
     belljar.env.update(BELLJAR_PATHS_STORE=str(tmp_path / "store"), BELLJAR_PATHS_SITE_STORE=str(STORE))
+    belljar.env["BELLJAR_QEMU_SITE_TEMPLATES"] = "false"
     words = ("run", "--network", "user", "--start", "clone")
     made = [sys.executable, "-I", "-c", WITH_EARLY, EARLY, *words, "--", "true"]
     done = subprocess.run(

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.live.conftest import Belljar
+from tests.live.conftest import STORE, Belljar
 
 SEES = (
     "nproc; cat /etc/machinefeatures/total_cpu; echo; awk '/MemTotal/{print $2} /HugePages_Total/{t=$2} /Hugepagesize/{print t*$2}'"
@@ -21,6 +21,7 @@ def test_clones_of_other_sizes_have_what_was_asked_for_when_the_payload_begins(
         ("--memory", "300M", "--network", "user"),
         ("--disk", "12G"),
     )
+    belljar.env.update(BELLJAR_PATHS_STORE=str(tmp_path / "store"), BELLJAR_PATHS_SITE_STORE=str(STORE))
     seen, starts, templates = [], [], set()
     for words in sizes:
         report = tmp_path / "report"

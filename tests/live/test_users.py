@@ -238,7 +238,9 @@ def test_another_users_machines_are_closed(users: list[User]) -> None:
     root = Belljar(owner.home, STORE)
     root.env.update(theirs, BELLJAR_PATHS_SCRATCH=str(owner.scratch))
     assert root("exec", "job", "--", "id", "-u").stdout == b"%d\n" % owner.uid
-    assert root("stop", "job").returncode == 0 and job.wait(LONGEST) == -15
+    stopped = root("stop", "job")
+    assert stopped.returncode == 0, stopped.stderr
+    assert job.wait(LONGEST) == -15
 
 
 def test_a_machine_cannot_be_put_into_somebody_elses_folders(users: list[User]) -> None:

@@ -91,7 +91,11 @@ class Growth:
         there = blocks()
         for folder in there:
             if read_file(folder + "/state").strip() == b"offline":
-                write_file(folder + "/state", b"online", flags=0)
+                try:
+                    write_file(folder + "/state", b"online", flags=0)
+                except OSError:
+                    if read_file(folder + "/state").strip() != b"online":  # the kernel came first
+                        raise
         return len(there) >= self.blocks
 
     def _has_cpus(self) -> bool:

@@ -72,7 +72,7 @@ class Ends:
         """An event that is set whenever this machine's folder goes."""
         if self._watch is None:
             self._watch = Watch()
-            self._watch.add(private_folder(self._folders.machines), GONE)
+            self._watch.add(_there(self._folders.machines), GONE)
             asyncio.get_running_loop().add_reader(self._watch.fileno(), self._hear, self._watch)
         changed = asyncio.Event()
         self._waiting.setdefault(id, set()).add(changed)
@@ -99,6 +99,11 @@ class Ends:
             self._watch = None
 
 
+def _there(folder: Path) -> Path:
+    """The folder, made where it is not there. Root may look at anybody's."""
+    return folder if folder.is_dir() else private_folder(folder)
+
+
 def _until_free(lock: Path) -> None:
     with suppress(FileNotFoundError), open(lock, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
@@ -121,8 +126,8 @@ class Stream:
         self._folders = folders
         self._watch = Watch()
         machines, logs = (
-            private_folder(folders.machines),
-            private_folder(folders.logs),
+            _there(folders.machines),
+            _there(folders.logs),
         )  # a missing one cannot be watched
         self._machines = self._watch.add(machines, IN_CREATE | GONE | IN_MOVED_TO)
         self._logs = self._watch.add(logs, IN_MODIFY)

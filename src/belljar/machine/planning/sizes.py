@@ -6,6 +6,7 @@ plugged in. Its payload starts when the guest has all of that in use, or not at 
 
 from __future__ import annotations
 
+import resource
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ BOOKKEEPING = 32  # the guest's kernel takes less than the 32nd part of new memo
 
 def in_base_frame(spec: DomainSpec, image: Image, way: Way | None, templates: Templates) -> DomainSpec | None:
     """The machine as a clone of its image's base template; None where there is none of any use to it."""
-    if image.is_disc or (way is not None and way.ssh is not None):
+    if image.is_disc or (way is not None and way.ssh is not None) or _counts_what_is_never_used():
         return None
     least = image.facts.get("least_memory", 0)
     has_own_init = way is not None and way.chosen.context is not Context.RAMDISK
@@ -35,6 +36,12 @@ def in_base_frame(spec: DomainSpec, image: Image, way: Way | None, templates: Te
     frame = templates.frame(spec, memory=memory, disk=image.virtual_size)
     # An init of the image's own looks after the cards that it finds when it boots.
     return None if frame is None else replace(spec, frame=replace(frame, has_card=has_own_init))
+
+
+def _counts_what_is_never_used() -> bool:
+    """Are we under a limit on what a process could use (`ulimit -v`, `-d`)? Whole blocks of memory may be too much for it."""
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return any(limit != resource.RLIM_INFINITY for limit in limits)
 
 
 async def take_all_into_use(guest: Guest, spec: DomainSpec, life: Life) -> None:
