@@ -1,7 +1,7 @@
-"""Carries one Request to one Outcome. The life a machine follows is in states.py, how it is lived in keeping.py.
+"""Carries one Request to one Outcome. The life a machine follows is in states.py, how it is lived in life/keeping.py.
 
 The supervisor runs inside the job, as its user; the domain is its child. Nothing of a machine outlives `keep`, and when
-the supervisor itself is killed the domain dies with it and recover.py undoes the rest from the journal.
+the supervisor itself is killed the domain dies with it and cleaning/reaper.py undoes the rest from the journal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A machine while it lives: the way in, the payload, the way out. What the outside asks meanwhile is obeying.py's affair."""
+"""A machine while it lives: the way in, the payload, the way out. What the outside asks meanwhile is commands.py's affair."""
 
 from __future__ import annotations
 
