@@ -84,7 +84,7 @@ class Context(str, Enum):
     RAMDISK = "ramdisk"  # belljar's own ramdisk and init bring the agent; the image's init never runs
     CLOUD_INIT = "cloud-init"  # the image's own init; a NoCloud disc whose user-data installs the agent
     INJECT = "inject"  # the image's own init; the agent is written into its file system before the first boot
-    SSH = "ssh"  # the image's own init and sshd; no agent, no Python
+    SSH = "ssh"  # the image's own init; its sshd brings the agent, and a Python where there is none
     NONE = "none"  # the image knows its own work, or brings its own agent
 
 

@@ -20,7 +20,7 @@ from belljar.host.locks import locked, try_lock
 from belljar.hypervisor.qemu.template.making import make_overlay
 from belljar.image import Image
 from belljar.machine import supervisor
-from belljar.machine.cleaning import put_away as fates
+from belljar.machine.cleaning import put_away
 from belljar.machine.life.life import gate
 from belljar.machine.orders import Orders, Signal
 from belljar.model import MIB, Cause, Outcome
@@ -120,7 +120,7 @@ def test_while_its_record_is_moved_to_a_disk_that_does_not_answer(
 ) -> None:
     """It was told in time; the record is the reaper's."""
     may_end = threading.Event()
-    monkeypatch.setattr(fates, "retire", lambda *a: may_end.wait(LONGEST))
+    monkeypatch.setattr(put_away, "retire", lambda *a: may_end.wait(LONGEST))
     try:
         outcome = house.run(house.request(), (1000.0, Signal(signal.SIGTERM)))
     finally:

@@ -19,7 +19,7 @@ from belljar.errors import DomainDied
 from belljar.host.locks import is_locked, locked
 from belljar.hypervisor import Traces
 from belljar.journal import read
-from belljar.machine.cleaning import put_away as fates
+from belljar.machine.cleaning import put_away
 from belljar.machine.cleaning import reaper as recover
 from belljar.machine.cleaning.ending import end
 from belljar.machine.cleaning.put_away import retire
@@ -367,7 +367,7 @@ def test_what_nobody_would_have_kept_never_reaches_another_disk(house: House, mo
     def fail(path: Path) -> None:
         raise OSError(errno.EIO, "Input/output error", str(path))
 
-    monkeypatch.setattr(fates, "remove_tree", fail)
+    monkeypatch.setattr(put_away, "remove_tree", fail)
     house.reaper.quick()
     assert {"journal.jsonl", "outcome.json"} <= set(os.listdir(house.folders.ended("0123456789ab")))
     assert not {"seed.iso", "ramdisk"} & set(os.listdir(house.folders.ended("0123456789ab")))

@@ -17,7 +17,7 @@ from belljar.errors import BelljarError, HostError, LockTimeout
 from belljar.guest import Streams
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Template
-from belljar.machine.cleaning import put_away as fates
+from belljar.machine.cleaning import put_away
 from belljar.machine.cleaning.reaper import prune
 from belljar.machine.life.keeping import Keeping
 from belljar.machine.life.life import GATE_TIMEOUT, Life, claim, gate
@@ -95,7 +95,7 @@ class Supervisor:
             raise
         finally:
             life.leave_towards(State.CLEANING)
-            fates.put_away(life, parts.overlays, (0.0, 0.0, 0))
+            put_away.put_away(life, parts.overlays, (0.0, 0.0, 0))
 
 
 def _never_begun(request: Request, ended: Ended) -> Outcome:

@@ -167,7 +167,7 @@ AGENT_BY = {
     Context.RAMDISK: "belljar brings the agent along, but no python3 was found in it, which the agent needs",
     Context.CLOUD_INIT: "its cloud-init starts the agent",
     Context.INJECT: "before its first job a machine puts the agent into a layer above it",
-    Context.SSH: "jobs come by its ssh server, without the agent",
+    Context.SSH: "its ssh server brings the agent",
     Context.NONE: "nothing in it is known to start the agent: install that (`belljar image agent --help`)",
 }
 

@@ -23,7 +23,7 @@ from belljar.host.threads import in_thread
 from belljar.image import Image
 from belljar.journal import read
 from belljar.machine import DOUBTS, Settings
-from belljar.machine.cleaning import put_away as fates
+from belljar.machine.cleaning import put_away
 from belljar.machine.cleaning.reaper import traces_of
 from belljar.machine.extras.shares import find_servers, has_nfs, mount_all
 from belljar.machine.life.commands import Obeying
@@ -187,7 +187,7 @@ class Keeping:
         domain = self.now.domain
         life.record.write("spawned", pid=domain.pid, started=start_time(domain.pid), argv=domain.argv)
         loop = asyncio.get_running_loop()
-        self._fate = loop.create_task(fates.read(self.now.domain.events(), life, self._run.explain_off))
+        self._fate = loop.create_task(put_away.read(self.now.domain.events(), life, self._run.explain_off))
         self.now.console = Console(life.folder, self.now.domain.console, awaited_line(life.request.work))
         self._tasks.append(loop.create_task(self.now.console.run()))
         if plan.spec.nic is not None and plan.spec.nic.egress is not None:
@@ -201,7 +201,7 @@ class Keeping:
 
     async def _greet(self, longest: float, awaited: str) -> None:
         assert self.now.domain is not None
-        async with fates.deadline(longest, awaited):
+        async with put_away.deadline(longest, awaited):
             # The monitor's handshake runs beside the boot: neither waits for the other, nor for one that failed.
             both = asyncio.ensure_future(self.now.domain.connect()), asyncio.ensure_future(self._hear())
             try:
@@ -242,7 +242,7 @@ class Keeping:
                 life.leave_towards(State.STOPPING)
                 life.point("before-stop")
                 await self._drop_domain()
-                fates.own_limit(life, self._usage)
+                put_away.own_limit(life, self._usage)
                 life.point("after-stop")
             elif life.state in (State.STARTING, State.BOOTING):
                 life.leave_towards(State.STOPPING)
@@ -256,7 +256,7 @@ class Keeping:
                 await self._control.close()
         life.leave_towards(State.CLEANING)
         # Records may lie on a file server that does not answer: whoever is told to end then leaves the rest to a reaper.
-        work = asyncio.ensure_future(in_thread(lambda: fates.put_away(life, self.parts.overlays, self._usage)))
+        work = asyncio.ensure_future(in_thread(lambda: put_away.put_away(life, self.parts.overlays, self._usage)))
         try:
             await unless_cancelled(asyncio.wait({work}), self._orders)
         except Ended:
