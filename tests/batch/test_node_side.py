@@ -63,7 +63,7 @@ class Node:
         with open(out, "wb") as file:
             os.chown(out, entry.pw_uid, entry.pw_gid)
             process = subprocess.Popen(
-                [str(self.site.belljar), "--config", str(self.site.config), "wrap", "slurm", "--image=debian12 --time=9", str(spool)],
+                [str(self.site.belljar), "--config", str(self.site.config), "internal", "wrap", "slurm", "--image=debian12 --time=9", str(spool)],
                 stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=facts, cwd=self.site.home(user),
                 user=entry.pw_uid, group=entry.pw_gid, extra_groups=[], start_new_session=True,
             )  # fmt: skip

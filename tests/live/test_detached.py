@@ -178,7 +178,7 @@ def request(**changes: Any) -> Request:
 
 def test_a_tied_machine_ends_with_who_holds_the_tie(belljar: Belljar) -> None:
     one = request()
-    keeper = belljar.popen("keep", "--tied", stdin=subprocess.PIPE)
+    keeper = belljar.popen("internal", "keep", "--tied", stdin=subprocess.PIPE)
     assert keeper.stdin is not None and keeper.stdout is not None
     keeper.stdin.write(dumps(one) + b"\n")
     keeper.stdin.flush()
@@ -192,13 +192,13 @@ def test_a_tied_machine_ends_with_who_holds_the_tie(belljar: Belljar) -> None:
 
 def test_the_same_request_makes_no_second_machine(belljar: Belljar) -> None:
     line = dumps(request())
-    first, second = belljar("keep", input=line), belljar("keep", input=line)
+    first, second = belljar("internal", "keep", input=line), belljar("internal", "keep", input=line)
     assert first.returncode == 0 and second.returncode == 125
     answer = json.loads(second.stdout)
     assert answer["error"] == "BadRequest" and answer["message"].startswith("id: ") and answer["hint"]
     id = json.loads(first.stdout)["id"]
     assert belljar("kill", id).returncode == 0
-    assert json.loads(belljar("keep", input=line).stdout)["error"] == "BadRequest"  # nor does it afterwards
+    assert json.loads(belljar("internal", "keep", input=line).stdout)["error"] == "BadRequest"  # nor does it afterwards
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_the_same_request_makes_no_second_machine(belljar: Belljar) -> None:
     ],
 )
 def test_what_cannot_be_kept_is_answered_with_class_and_hint(belljar: Belljar, line: bytes, told: str) -> None:
-    done = belljar("keep", input=line)
+    done = belljar("internal", "keep", input=line)
     answer = json.loads(done.stdout)
     assert done.returncode == 125 and answer["message"].startswith(told) and answer["hint"] and answer["error"]
     assert belljar.leftovers() == []

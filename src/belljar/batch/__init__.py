@@ -98,7 +98,7 @@ def load(name: str) -> System:
             return cast("System", import_module(package).SYSTEM)
     from belljar.errors import BadOption
 
-    raise BadOption(f"{name}: no such batch system", hint=f"Known are {', '.join(names())}.")
+    raise BadOption(f"{name!r}: no such batch system", hint=f"Known are {', '.join(names())}.")
 
 
 def _folders() -> Iterator[tuple[str, str]]:

@@ -52,8 +52,7 @@ VERBS = {
     "config": Entry("host.config", HOST, "show or check the settings"),
     "completion": Entry("host.completion", HOST, "print a completion script for bash, zsh or fish"),
     "version": Entry("host.version", HOST, "show the version of belljar and of what it stands on"),
-    "internal": Entry("batch.internal", "", "what batch systems call: launchers and hooks"),
-    "keep": Entry("machine.keep", "", "what programs call: keep a machine whose request is on standard input"),
+    "internal": Entry("batch.internal", "", "what batch systems and programs call"),
 }
 HIDDEN = frozenset(verb for verb, entry in VERBS.items() if not entry.group)
 OUR_FAILURE = 125
@@ -226,31 +225,9 @@ def split(arguments: Sequence[str]) -> CommandLine:
     verb, *rest = words
     if verb == "help":
         return CommandLine(rest[0], ["--help"]) if rest else CommandLine("", [], wants="help")
-    verb, rest = _renamed(verb, rest)
     if verb not in VERBS:
         raise BadOption(f"{verb}: no such verb", hint=_meant(verb))
     return CommandLine(verb, rest, config_file, verbose)
-
-
-def _renamed(verb: str, rest: list[str]) -> tuple[str, list[str]]:
-    """What launchers and hooks installed by belljar 0.1 say, in today's words. A person is told."""
-    before, act = [verb, *rest[:1]], rest[0] if rest else ""
-    if verb == "wrap":
-        verb, rest, before = "internal", ["wrap", *rest], ["wrap"]
-    elif verb == "batch" and act in ("prolog", "epilog", "ask", "hook"):
-        verb = "internal"
-    elif verb == "batch" and act == "method":
-        verb, rest = "internal", ["hook", *rest[1:]]
-    elif verb == "batch" and act == "jsv":
-        verb, rest = "internal", ["hook", *rest[1:2], "jsv", *rest[2:]]
-    else:
-        return verb, rest
-    if sys.stderr is not None and sys.stderr.isatty():
-        complain(
-            f"`belljar {' '.join(before)}` is `belljar {verb} {rest[0]}` now",
-            "`belljar batch install SYSTEM` writes launchers and hooks anew.",
-        )
-    return verb, rest
 
 
 def parser_of(verb: str) -> ArgumentParser:

@@ -1,7 +1,8 @@
-"""`belljar internal prolog|epilog SYSTEM`: what a batch system calls as root around each job of this node.
+"""What batch systems call besides the wrapper: `belljar internal prolog|epilog SYSTEM` as root around each job of this node,
+and `hook SYSTEM NAME`, a program of one system's own.
 
-A hook that fails hurts more than it helps: on several systems it takes the node or the queue out of service. So both
-exit 0 whatever happens, and what went wrong goes to the system's log. Whatever the job set in their environment is
+A prolog or epilog that fails hurts more than it helps: on several systems it takes the node or the queue out of service. So
+both exit 0 whatever happens, and what went wrong goes to the system's log. Whatever the job set in their environment is
 looked at by the dialect and nobody else.
 """
 
@@ -12,14 +13,16 @@ import os
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from belljar import batch
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, CommandFailed
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.privileges import User, as_user, user_of
 
 if TYPE_CHECKING:
+    from belljar.batch import Settings
+    from belljar.batch.job.policy import Asker
     from belljar.batch.job.terms import Dialect
     from belljar.batch.node.faults import Report
     from belljar.jobs import House
@@ -155,3 +158,64 @@ def _object(said: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return raw if isinstance(raw, dict) else {}
+
+
+# -- hooks of a system's own ---------------------------------------------------------------------------------------------
+
+
+def own(system: str, words: list[str], house: House) -> int:
+    """A program that only this system has. Most of them run as a job's user: what that user may not set, or has set
+    wrongly, is told to the job by the wrapper; here it changes nothing."""
+    from belljar.batch.system import Call
+    from belljar.jobs.client import client_of
+
+    name, *rest = words or [""]
+    hook = batch.load(system).hook(name)
+
+    def settings() -> Settings:
+        go_by_the_site(house)
+        return cast("Settings", house.settings.batch)
+
+    return hook(
+        Call(
+            name, tuple(rest), os.environ, settings, _asker,
+            client=lambda: client_of(house, system), images=lambda: _known_images(house),
+        )
+    )  # fmt: skip
+
+
+def go_by_the_site(house: House) -> None:
+    """A user's own mistakes in the settings are left out."""
+    try:
+        house.settings  # noqa: B018 - to see whether they can be read
+    except BelljarError:
+        if all(one.is_users for one in house.inspect().mistakes):
+            house.be_lenient()
+
+
+def ask(system: str, house: House) -> int:
+    """How many running jobs the system knows, asked as any job's user would. Raises CommandFailed."""
+    from belljar.batch.node.orphans import ask
+    from belljar.jobs.client import runner
+
+    answer = ask(batch.load(system).dialect, runner(house, system, house.settings.batch.ask_timeout))
+    if answer.living is None:
+        raise CommandFailed(answer.trouble)
+    return len(answer.living)
+
+
+def _asker() -> Asker:
+    from belljar.batch.job.policy import Asker
+    from belljar.host.caller import caller
+
+    account = caller()
+    return Asker(account.name, {account.group, *(group for _, group in account.groups)})
+
+
+def _known_images(house: House) -> list[str] | None:
+    """The names of the site's images; None where its store cannot be seen from here (a submit host)."""
+    paths = house.settings.paths
+    try:
+        return os.listdir((paths.site_store or paths.store) / "images/names")
+    except OSError:
+        return None

@@ -34,7 +34,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
 
 
 def call(node: Node, act: str, *words: str) -> int:
-    return main(["--config", str(node.config), "-v", "batch", act, "slurm", *words])
+    return main(["--config", str(node.config), "-v", "internal", act, "slurm", *words])
 
 
 def state(node: Node) -> dict[str, Any]:
@@ -87,18 +87,18 @@ def test_a_hook_never_fails_whatever_it_is_told(node: Node, act: str, words: tup
 def test_a_hook_does_not_fail_for_broken_settings_an_unknown_system_or_a_defect(
     node: Node, act: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["--config", "/nonexistent", "batch", act, "slurm", "7", "nobody"]) == 0
+    assert main(["--config", "/nonexistent", "internal", act, "slurm", "7", "nobody"]) == 0
     node.config.write_text("nonsense")
     assert call(node, act, "7", "nobody") == 0
     assert "not TOML" in capsys.readouterr().err
     monkeypatch.undo()
-    assert main(["batch", act, "nosystem"]) == 0
+    assert main(["internal", act, "nosystem"]) == 0
 
     def broken(name: str) -> object:
         raise RuntimeError("a defect")
 
     monkeypatch.setattr(batch, "load", broken)
-    assert main(["batch", act, "slurm"]) == 0
+    assert main(["internal", act, "slurm"]) == 0
 
 
 def test_a_hook_says_nothing_on_the_jobs_stderr_unless_asked(node: Node, capsys: pytest.CaptureFixture[str]) -> None:

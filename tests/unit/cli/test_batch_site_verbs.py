@@ -20,9 +20,9 @@ from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, OurLi
 from belljar.batch.slurm import site as site_of_slurm
 from belljar.cli import main
 from belljar.cli.batch import look as batch_look
-from belljar.cli.batch.internal import go_by_the_site
 from belljar.cli.batch.site import own_prefix
 from belljar.config import BadSettings
+from belljar.jobs.hooks import go_by_the_site
 from belljar.network import AntiSpoofing
 from belljar.network import Settings as Network
 

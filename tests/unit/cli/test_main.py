@@ -238,20 +238,10 @@ def test_a_mistyped_act_is_told_the_one_that_was_meant(
     assert (f"Did you mean `{meant}`?" in said) if meant else "Did you mean" not in said
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("wrap slurm --image=x a", "internal wrap slurm --image=x a"), ("batch prolog lsf", "internal prolog lsf"),
-        ("batch epilog torque 7 bob", "internal epilog torque 7 bob"), ("batch ask slurm", "internal ask slurm"),
-        ("batch hook lsf esub image=x", "internal hook lsf esub image=x"),
-        ("batch hook gridengine complexes remove", "internal hook gridengine complexes remove"),
-        ("batch method gridengine suspend 7 --spool /x", "internal hook gridengine suspend 7 --spool /x"),
-        ("batch jsv gridengine --per-slot=a,b", "internal hook gridengine jsv --per-slot=a,b"),
-    ],
-)  # fmt: skip
-def test_launchers_and_hooks_of_an_earlier_belljar_go_on(old: str, new: str) -> None:
-    """Until `batch install` writes them anew, or `batch uninstall` takes them out."""
-    assert split(old.split()) == split(new.split())
+@pytest.mark.parametrize("words", [["wrap", "slurm"], ["batch", "prolog", "slurm"], ["keep"]])
+def test_old_words_of_hooks_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 125
+    assert "no such" in capsys.readouterr().err
 
 
 def test_what_batch_systems_call_is_no_verb_for_people(capsys: pytest.CaptureFixture[str]) -> None:

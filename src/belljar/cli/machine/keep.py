@@ -1,4 +1,4 @@
-"""`belljar keep`: take a request on standard input, and become the keeper of its machine. For programs, not for people."""
+"""`belljar internal keep`: take a request on standard input, and become the keeper of its machine. For programs, not for people."""
 
 from __future__ import annotations
 

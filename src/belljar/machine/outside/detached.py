@@ -1,6 +1,6 @@
 """Ask for a machine that lives on its own: the whole request goes to a new process, which answers once it is claimed.
 
-The process is `belljar keep`. It gets the request as one line of JSON on its standard input, so that nothing of it is ever in a
+The process is `belljar internal keep`. It gets the request as one line of JSON on its standard input, so that nothing of it is ever in a
 file or a command line, forks its keeper off, and tells what came of that as one line of JSON on its standard output:
 {"id": ...}, or {"error": class, "message": ..., "hint": ...}.
 """
@@ -50,7 +50,7 @@ def start(
     """Have the request carried out by a process of its own, and return when its machine is claimed. *stdin*: a descriptor
     of the file that the payload reads. Raises what kept it from being claimed, HostError after *patience* seconds."""
     words = ["--config", str(config_file)] if config_file is not None else []
-    words += ["keep"] + (["--tied"] if tied else [])
+    words += ["internal", "keep"] + (["--tied"] if tied else [])
     copies = [] if stdin is None else [os.dup(stdin)]  # its own 0 carries the request
     words += ["--stdin", str(copies[0])] if copies else []
     try:
