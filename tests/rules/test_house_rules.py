@@ -1,13 +1,15 @@
-"""Rules of the house that a machine can check."""
+"""Rules of the house that a machine can check. Each is one test, which names every offender."""
 
+import argparse
 import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-import pytest
+from tests.rules.offenders import assert_none
 
 from belljar import errors
 from belljar.agent import bundle
@@ -29,11 +31,9 @@ LINTED = (
     "examples/executor",
 )
 # Each module of the guest agent, and the one file that is made of them.
-AGENT = [
-    *(pytest.param((SOURCE / "agent" / name).read_bytes(), id=name) for name in bundle.PARTS),
-    pytest.param(bundle.source(), id="bundle"),
-]
+AGENT = {**{name: (SOURCE / "agent" / name).read_bytes() for name in bundle.PARTS}, "bundle": bundle.source()}
 LONGEST_MODULE, LONGEST_FUNCTION = 500, 60
+SUFFIXES = ("log", "sh", "py")  # `qemu.log` is a file
 ERRORS = sorted(
     (one for one in vars(errors).values() if isinstance(one, type) and issubclass(one, errors.BelljarError)),
     key=lambda one: one.__name__,
@@ -63,76 +63,83 @@ def test_format_is_right() -> None:
 # -- modules -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_a_module_is_read_in_one_sitting(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= LONGEST_MODULE
+def test_a_module_is_read_in_one_sitting() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in MODULES}
+    assert_none(f"{name}: {length} lines" for name, length in lengths.items() if length > LONGEST_MODULE)
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_a_module_opens_with_what_it_is_for_and_its_functions_fit_in_the_head(path: Path) -> None:
-    tree = ast.parse(path.read_bytes())
-    assert ast.get_docstring(tree) or not tree.body, "no docstring"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert node.end_lineno is not None
-            assert node.end_lineno - node.lineno < LONGEST_FUNCTION, f"{node.name} is too long"
+def test_a_module_opens_with_what_it_is_for_and_its_functions_fit_in_the_head() -> None:
+    trees = {path.relative_to(SOURCE): ast.parse(path.read_bytes()) for path in SOURCE.rglob("*.py")}
+    assert_none(str(path) for path, tree in trees.items() if tree.body and not ast.get_docstring(tree))
+    assert_none(
+        f"{path}: {node.name}"
+        for path, tree in trees.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (node.end_lineno or 0) - node.lineno >= LONGEST_FUNCTION
+    )
 
 
-@pytest.mark.parametrize("path", [*MODULES, *DOCS], ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_speaks_of_the_place_where_it_was_written(path: Path) -> None:
-    if path == Path(__file__):
-        return
+def test_nothing_speaks_of_the_place_where_it_was_written() -> None:
     words = re.compile(r"/work/(main|shared)|\bissue\s*#?\d|\bTODO\b|\bFIXME\b", re.IGNORECASE)
-    assert not (found := words.search(path.read_text())), found
+    pages = {path: path.read_text() for path in (*MODULES, *DOCS) if path != Path(__file__)}
+    assert_none(f"{path}: {found[0]}" for path, text in pages.items() if (found := words.search(text)))
 
 
-@pytest.mark.parametrize("text", AGENT)
-def test_the_agent_can_be_read_by_an_old_python(text: bytes) -> None:
-    ast.parse(text, feature_version=(3, 6))
+def test_the_agent_can_be_read_by_an_old_python() -> None:
+    for name, text in AGENT.items():
+        ast.parse(text, name, feature_version=(3, 6))
 
 
-@pytest.mark.parametrize("text", AGENT)
-def test_the_agent_imports_only_the_standard_library(text: bytes) -> None:
+def test_the_agent_imports_only_the_standard_library() -> None:
+    assert_none(f"{name}: {module}" for name, text in AGENT.items() for module in foreign_imports(text))
+
+
+def foreign_imports(text: bytes) -> Iterator[str]:
+    """Modules that are neither Python's nor the agent's own; the one file has none of these, see test_bundle."""
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [one.name for one in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            ours = {
-                name for name in names if name.startswith("belljar.agent.")
-            }  # none in the one file, see test_bundle
-            assert {name.split(".")[0] for name in {*names} - ours} <= sys.stdlib_module_names
+        names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in names:
+            if not name.startswith("belljar.agent.") and name.split(".")[0] not in sys.stdlib_module_names:
+                yield name
 
 
 # -- errors and settings -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
-def test_an_error_tells_what_to_do_next_and_is_explained(error: type[errors.BelljarError]) -> None:
-    assert error.hint.endswith((".", ")")) and "\n" not in error.hint
-    assert error.__doc__
-    assert error.exit_code == 125
+def test_an_error_tells_what_to_do_next_and_is_explained() -> None:
+    explained = {
+        error.__name__: bool(error.__doc__) and error.hint.endswith((".", ")")) and "\n" not in error.hint
+        for error in ERRORS
+    }
+    assert_none(name for name, is_explained in explained.items() if not is_explained)
+    assert_none(error.__name__ for error in ERRORS if error.exit_code != 125)
 
 
 def test_the_tree_of_errors_names_every_branch() -> None:
     branches = [error.__name__ for error in ERRORS if errors.BelljarError in error.__bases__]
     assert errors.__doc__ and len(branches) > 5
-    assert [name for name in branches if name not in errors.__doc__] == []
+    assert_none(name for name in branches if name not in errors.__doc__)
 
 
-@pytest.mark.parametrize("section", SECTIONS)
-def test_a_setting_has_a_help_text_and_a_default(section: str) -> None:
-    assert is_dataclass(SECTIONS[section])
-    for one in fields(SECTIONS[section]):
-        assert one.metadata.get("help"), f"{section}.{one.name}"
+def test_a_setting_has_a_help_text_and_a_default() -> None:
+    assert all(map(is_dataclass, SECTIONS.values()))
+    assert_none(
+        f"{section}.{one.name}"
+        for section, settings in SECTIONS.items()
+        for one in fields(settings)
+        if not one.metadata.get("help")
+    )
 
 
 # -- verbs -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_verb_can_explain_itself(verb: str) -> None:
-    text = parser_of(verb).format_help()
-    assert "usage: belljar" in text
-    assert len(text.split("\n\n")) > 1, "no description"
+def test_a_verb_can_explain_itself() -> None:
+    helps = {verb: parser_of(verb).format_help() for verb in VERBS}
+    assert_none(verb for verb, text in helps.items() if "usage: belljar" not in text)
+    assert_none(verb for verb, text in helps.items() if len(text.split("\n\n")) < 2)
 
 
 def test_every_reading_verb_speaks_json() -> None:
@@ -152,21 +159,26 @@ def test_the_pages_made_from_the_sources_are_current() -> None:
 
 def test_the_docs_name_every_verb_setting_and_error() -> None:
     cli = (ROOT / "docs/reference/cli.md").read_text()
-    assert [verb for verb in VERBS if f"belljar {verb}" not in cli and verb not in HIDDEN] == []
+    assert_none(verb for verb in VERBS if f"belljar {verb}" not in cli and verb not in HIDDEN)
     settings = (ROOT / "docs/reference/settings.md").read_text()
-    assert [
+    assert_none(
         key for _, key, *_ in every_setting(load(environ={}, etc=Path("/nowhere"))) if f"`{key}`" not in settings
-    ] == []
+    )
     pages = (ROOT / "docs/reference/errors.md").read_text()
-    assert [error.__name__ for error in ERRORS if f"`{error.__name__}`" not in pages] == []
+    assert_none(error.__name__ for error in ERRORS if f"`{error.__name__}`" not in pages)
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_between_pages_lead_somewhere(path: Path) -> None:
+def test_links_between_pages_lead_somewhere() -> None:
+    assert_none(f"{path}: {link}" for path in DOCS for link in broken_links(path))
+
+
+def broken_links(path: Path) -> Iterator[str]:
     for target, heading in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", path.read_text()):
         page = path.parent / target if target else path
-        assert "://" in target or page.exists(), target
-        assert not heading or heading in anchors(page), f"{target}#{heading}"
+        if "://" not in target and not page.exists():
+            yield target
+        elif heading and heading not in anchors(page):
+            yield f"{target}#{heading}"
 
 
 def anchors(page: Path) -> set[str]:
@@ -175,10 +187,46 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_commands_in_the_docs_exist(path: Path) -> None:
-    for verb in re.findall(r"`belljar (?:--\S+ )*([a-z][a-z-]+)", path.read_text()):
-        assert verb in VERBS, verb
+def test_commands_in_the_docs_exist() -> None:
+    command = re.compile(r"`belljar (?:--\S+ )*([a-z][a-z-]+)")
+    assert_none(f"{path}: {verb}" for path in DOCS for verb in command.findall(path.read_text()) if verb not in VERBS)
+
+
+def test_options_settings_and_modules_in_the_docs_exist() -> None:
+    """Decisions and the changelog also speak of what is gone."""
+    pages = [path for path in DOCS if path.parent.name != "decisions" and path.name != "CHANGELOG.md"]
+    assert_none(f"{path}: {word}" for path in pages for word in unknown_words(path))
+
+
+def unknown_words(path: Path) -> Iterator[str]:
+    """Options of a verb of ours, `section.key`, and dotted names of modules that are named in code, and are not there."""
+    for span in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)):
+        if (call := re.match(r"belljar ([a-z][a-z-]+)(.*)", span)) and call[1] in VERBS:
+            known, words = set(options_of(parser_of(call[1]))), call[2].partition(" -- ")[0]
+            yield from (
+                f"{span}: {word}" for word in re.findall(r"(?<=[ \[])--[a-z][a-z-]*", words) if word not in known
+            )
+        key = re.fullmatch(r"([a-z]+)\.([a-z_]+)", span)
+        is_known = not key or key[1] not in SECTIONS or key[2] in (*SUFFIXES, *SECTIONS[key[1]].__dataclass_fields__)
+        module = re.fullmatch(r"belljar((?:\.[a-z_]+)+)", span)
+        if not is_known or (module and not is_named(module[1].split(".")[1:])):
+            yield span
+
+
+def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Those of the verb and of all its acts."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if isinstance(action, argparse._SubParsersAction):
+            for act in action.choices.values():
+                yield from options_of(act)
+
+
+def is_named(parts: list[str]) -> bool:
+    """Is it a module of ours, or a name in one?"""
+    module, name = SOURCE.joinpath(*parts), SOURCE.joinpath(*parts[:-1])
+    texts = [path.read_text() for path in (name.with_suffix(".py"), name / "__init__.py") if path.exists()]
+    return module.is_dir() or module.with_suffix(".py").exists() or any(parts[-1] in text for text in texts)
 
 
 def test_every_decision_is_listed() -> None:

@@ -2,9 +2,10 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-import pytest
+from tests.rules.offenders import assert_none
 
 SOURCE = Path(__file__).parents[2] / "src/belljar"
 FLOORS = {
@@ -44,8 +45,13 @@ def room_of(module: str) -> str:
     return module.split(".")[1] if "." in module else ""
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
+@cache
+def imports(path: Path) -> list[tuple[int, str]]:
     """(line, module) of each import, lazy ones too; those for type checkers alone are left out."""
+    return list(found_imports(path))
+
+
+def found_imports(path: Path) -> Iterator[tuple[int, str]]:
     tree = ast.parse(path.read_bytes())
     only_types = {
         id(inner)
@@ -67,43 +73,48 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{node.module}.{one.name}" if is_module or is_room else str(node.module)
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_arrows_point_down_and_neighbours_never_meet(path: Path) -> None:
-    own = room_of(name_of(path))
-    for line, module in imports(path):
-        other = room_of(module) if module.startswith("belljar.") else ""
-        if not other or not own or other == own or (own, other) in DOWN_WITHIN_A_FLOOR:
-            continue
-        assert FLOORS[other] < FLOORS[own], f"{path}:{line}: {own} must not import {other}"
-
-
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_another_room_is_entered_by_its_door(path: Path) -> None:
-    own = room_of(name_of(path))
-    for line, module in imports(path):
-        other = room_of(module) if module.startswith("belljar.") else ""
-        if other and other != own and own not in (*PROGRAMS, *KEEPERS) and other not in OPEN_ROOMS:
-            assert module.count(".") == 1, f"{path}:{line}: {own} must import belljar.{other}, not {module}"
-
-
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_only_programs_know_the_settings_files_and_the_environment(path: Path) -> None:
-    own = room_of(name_of(path))
-    if own in (*PROGRAMS, *KEEPERS, "host", "agent"):  # host: PATH, to find a program; agent: it lives in the guest
-        return
-    if name_of(path) in HANDS_ON_THE_ENVIRONMENT:
-        return
-    text = path.read_text()
-    assert "os.environ" not in text and "os.getenv" not in text, f"{path}: a room is handed its settings"
-
-
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_a_foreign_library_has_one_owner(path: Path) -> None:
-    for line, module in imports(path):
-        owner = FOREIGN.get(module.split(".")[0])
+def crossings() -> Iterator[tuple[str, str, str, str]]:
+    """(where, own room, other room, module) of each import of another room of ours."""
+    for path in MODULES:
         own = room_of(name_of(path))
-        # rich also draws the progress of image verbs
-        assert owner in (None, own) or own == "cli", f"{path}:{line}: {module} belongs to {owner}"
+        for line, module in imports(path):
+            other = room_of(module) if module.startswith("belljar.") else ""
+            if other and other != own:
+                yield f"{path}:{line}", own, other, module
+
+
+def test_arrows_point_down_and_neighbours_never_meet() -> None:
+    assert_none(
+        f"{where}: {own} must not import {other}"
+        for where, own, other, _ in crossings()
+        if own and (own, other) not in DOWN_WITHIN_A_FLOOR and FLOORS[other] >= FLOORS[own]
+    )
+
+
+def test_another_room_is_entered_by_its_door() -> None:
+    assert_none(
+        f"{where}: {own} must import belljar.{other}, not {module}"
+        for where, own, other, module in crossings()
+        if own not in (*PROGRAMS, *KEEPERS) and other not in OPEN_ROOMS and module.count(".") != 1
+    )
+
+
+def test_only_programs_know_the_settings_files_and_the_environment() -> None:
+    """host: PATH, to find a program; agent: it lives in the guest. Any other room is handed its settings."""
+    allowed = (*PROGRAMS, *KEEPERS, "host", "agent")
+    rooms = [path for path in MODULES if room_of(name_of(path)) not in allowed]
+    texts = {name_of(path): path.read_text() for path in rooms if name_of(path) not in HANDS_ON_THE_ENVIRONMENT}
+    assert_none(name for name, text in texts.items() if "os.environ" in text or "os.getenv" in text)
+
+
+def test_a_foreign_library_has_one_owner() -> None:
+    """rich also draws the progress of image verbs."""
+    used = [(name_of(path), line, module.split(".")[0]) for path in MODULES for line, module in imports(path)]
+    assert_none(
+        f"{name}:{line}: {library} belongs to {FOREIGN[library]}"
+        for name, line, library in used
+        if library in FOREIGN and room_of(name) not in (FOREIGN[library], "cli")
+    )
 
 
 def test_every_room_has_its_floor() -> None:

@@ -35,15 +35,12 @@ def test_a_state_in_which_a_domain_may_exist_never_skips_stopping(state: State) 
     assert State.CLEANING not in MOVES[state] and State.STOPPING in MOVES[state]
 
 
-@pytest.mark.parametrize(
-    ("before", "after"), [(before, after) for before in State for after in State if after not in MOVES[before]]
-)
-def test_what_is_not_in_the_table_cannot_happen(before: State, after: State) -> None:
-    with pytest.raises(ImpossibleMove):
-        check_move(before, after)
+def test_what_is_not_in_the_table_cannot_happen() -> None:
+    for before, after in ((before, after) for before in State for after in State if after not in MOVES[before]):
+        with pytest.raises(ImpossibleMove):
+            check_move(before, after)
 
 
-@pytest.mark.parametrize("kind", ALL_ERRORS, ids=lambda kind: kind.__name__)
-def test_the_advice_on_retrying_decides_what_the_batch_system_is_told(kind: type[BelljarError]) -> None:
+def test_the_advice_on_retrying_decides_what_the_batch_system_is_told() -> None:
     wanted = {Retry.NEVER: OutcomeClass.USER, Retry.LATER: OutcomeClass.TRANSIENT, Retry.ELSEWHERE: OutcomeClass.NODE}
-    assert class_of_error(kind("x")) is wanted[kind.retry]
+    assert [kind.__name__ for kind in ALL_ERRORS if class_of_error(kind("x")) is not wanted[kind.retry]] == []
