@@ -294,7 +294,7 @@ class Request:
     @classmethod
     def from_json(cls, value: Any) -> Request:
         """The inverse of `to_json`; what has a default may be left out. Raises ValueError with key and value."""
-        made: Request = _from_json(cls, value, "")
+        made: Request = from_json(cls, value, "")
         return made
 
 
@@ -359,7 +359,7 @@ class Outcome:
     @classmethod
     def from_json(cls, value: Any) -> Outcome:
         """The inverse of `to_json`. Raises ValueError with key and value."""
-        made: Outcome = _from_json(cls, value, "")
+        made: Outcome = from_json(cls, value, "")
         return made
 
     @property
@@ -403,7 +403,7 @@ def _has_all(kind: Any, value: Any) -> bool:
     return isinstance(value, dict) and all(name in value for name in needed)
 
 
-def _from_json(kind: Any, value: Any, key: str) -> Any:
+def from_json(kind: Any, value: Any, key: str = "") -> Any:
     """The value of this type. *key*: where it stands, such as machine.cpus. Raises ValueError."""
     import types
     from typing import Union, get_args, get_origin
@@ -413,18 +413,18 @@ def _from_json(kind: Any, value: Any, key: str) -> Any:
         if value is None and type(None) in inner:
             return None
         among = [one for one in inner if one is not type(None)]
-        return _from_json(next((one for one in among if _has_all(one, value)), among[-1]), value, key)
+        return from_json(next((one for one in among if _has_all(one, value)), among[-1]), value, key)
     if origin is tuple:
         is_open = inner[-1] is Ellipsis
         if not isinstance(value, (list, tuple)) or not (is_open or len(value) == len(inner)):
             raise _bad(key, value, "not a list" if is_open else f"not a list of {len(inner)}")
         kinds = [inner[0]] * len(value) if is_open else inner
         return tuple(
-            _from_json(one, item, f"{key}[{n}]") for n, (one, item) in enumerate(zip(kinds, value, strict=True))
+            from_json(one, item, f"{key}[{n}]") for n, (one, item) in enumerate(zip(kinds, value, strict=True))
         )
     if origin is dict:
         _must(isinstance(value, dict), key, value, "not an object")
-        return {name: _from_json(inner[1], item, f"{key}.{name}") for name, item in value.items()}
+        return {name: from_json(inner[1], item, f"{key}.{name}") for name, item in value.items()}
     if hasattr(kind, "__dataclass_fields__"):
         return _record_from_json(kind, value, key)
     return _plain_from_json(kind, value, key)
@@ -440,7 +440,7 @@ def _record_from_json(kind: Any, value: Any, key: str) -> Any:
         name = RESERVED.get(one.name, one.name)
         place = f"{key}.{name}" if key else name
         if name in left:
-            found[one.name] = _from_json(hints[one.name], left.pop(name), place)
+            found[one.name] = from_json(hints[one.name], left.pop(name), place)
         elif one.default is MISSING and one.default_factory is MISSING:
             raise ValueError(f"{place}: is missing")
         least = LEAST.get(one.name) if kind is not Outcome else None

@@ -197,7 +197,7 @@ def guarded(
     folder: Path, node: Path | None = Path("/var/lib/node"), options: dict[str, str] | None = None, **said: bytes
 ) -> dict[str, str]:
     where = replace(place(folder, **said), node=node, options=options or {})
-    seen = {one.purpose: one.look() for one in SITE.pieces(where) if isinstance(one, Guard)}
+    seen = {one.purpose: one.seen() for one in SITE.pieces(where) if isinstance(one, Guard)}
     return {name: text for name, text in seen.items() if text}
 
 

@@ -14,10 +14,9 @@ import pytest
 from belljar.batch import Settings
 from belljar.batch.install import engine as siting_engine
 from belljar.batch.install import files as siting_files
-from belljar.batch.install import marks
 from belljar.batch.install import record as siting_record
-from belljar.batch.install.engine import Engine, Status
-from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, OurLines, Piece, Place
+from belljar.batch.install.engine import Engine
+from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, OurLines, Piece, Place, Status
 from belljar.errors import BadOption, CommandFailed, CommandHung, CommandMissing, NotOurs, SystemSilent
 
 CONF = b"# the site's own\nClusterName=c\nSelectType=x\n"
@@ -355,7 +354,7 @@ def test_another_version_replaces_its_own_lines_and_files_where_they_stand(bench
 def test_lines_for_one_file_from_two_pieces_stand_between_one_pair_of_marks(bench: Bench) -> None:
     bench.site.made = [bench.lines("A=1"), bench.file(), bench.lines("B=2")]
     bench.engine().install()
-    assert bench.conf.read_bytes() == CONF + marks.block(("A=1", "B=2"), "#")
+    assert bench.conf.read_bytes() == CONF + siting_files.block(("A=1", "B=2"), "#")
 
 
 def test_a_link_to_the_sites_file_stays_a_link(bench: Bench) -> None:
@@ -457,7 +456,7 @@ def test_rereading_that_fails_is_told_and_undoes_nothing(bench: Bench) -> None:
 def test_check_tells_what_is_wrong_and_what_to_do(bench: Bench) -> None:
     bench.site.made = [bench.file(), bench.change()]
     bench.site.seen = [Finding("version", False, "too old", "Take a newer one.")]
-    found = bench.engine().check()
+    found = list(bench.engine().check())
     assert [one.is_good for one in found] == [False, False, False, False]
     assert found[0].remedy == "belljar batch install paper"
     bench.engine().install()

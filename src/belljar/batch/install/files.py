@@ -1,19 +1,23 @@
-"""Files of a site, written whole with their owner and mode kept, and each write with the way to take it back."""
+"""Files of a site: written whole with their owner and mode kept, each write with the way to take it back; and our lines in
+one of them, between two marks."""
 
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from belljar.errors import NotOurs
 from belljar.host.files import read_capped, write_whole
 
 LARGEST_FILE = 16 << 20
 BACKUP = ".before-belljar"
+BEGIN, END = "belljar begin", "belljar end"
 
-Undo = list[Callable[[], None]]
+Undo = list[Callable[[], object]]
 
 
 def real(path: Path) -> Path:
@@ -29,15 +33,28 @@ def read(path: Path) -> bytes | None:
         return None
 
 
+def put(path: Path, text: bytes, mode: int, like: os.stat_result | None, undo: Undo) -> None:
+    """Write a file whole, with the owner and mode of *like*, and remember how to take that back."""
+    missing = [one for one in path.parents if not one.exists()]
+    for folder in reversed(missing):
+        os.mkdir(folder)
+        os.chmod(folder, 0o755)
+        undo.append(partial(os.rmdir, folder))
+    _remember(path, undo)
+    _write(path, text, stat.S_IMODE(like.st_mode) if like else mode, like)
+
+
+def remove(path: Path, undo: Undo) -> None:
+    """Remove a file, and remember how to take that back. Raises FileNotFoundError where there is none."""
+    _remember(path, undo)
+    path.unlink()
+
+
 def keep_copy(path: Path, text: bytes, undo: Undo) -> None:
     """The file as it was, beside it; an older copy stays, for that is the true original."""
     copy = path.with_name(path.name + BACKUP)
     if not copy.exists():
-        undo.append(lambda: copy.unlink(missing_ok=True))
-        facts = os.stat(path)
-        write_whole(copy, text, mode=0o600)
-        os.chown(copy, facts.st_uid, facts.st_gid)
-        os.chmod(copy, stat.S_IMODE(facts.st_mode))
+        put(copy, text, 0o600, os.stat(path), undo)
 
 
 def drop_copy(path: Path, undo: Undo) -> None:
@@ -47,29 +64,13 @@ def drop_copy(path: Path, undo: Undo) -> None:
         remove(copy, undo)
 
 
-def remove(path: Path, undo: Undo) -> None:
-    """Remove a file, and remember how to take that back. Raises FileNotFoundError where there is none."""
-    text, facts = read_capped(path, LARGEST_FILE), os.stat(path)
-    undo.append(lambda: _write(path, text, stat.S_IMODE(facts.st_mode), facts))
-    path.unlink()
-
-
-def put(path: Path, text: bytes, mode: int, like: os.stat_result | None, undo: Undo) -> None:
-    """Write a file whole, with the owner and mode of *like*, and remember how to take that back."""
-    before, facts = read(path), os.stat(path) if path.exists() else None
-    made = _make_folders(path.parent)
-
-    def back() -> None:
-        if before is None or facts is None:
-            path.unlink(missing_ok=True)
-        else:
-            _write(path, before, stat.S_IMODE(facts.st_mode), facts)
-        for folder in made:
-            with suppress(OSError):
-                os.rmdir(folder)
-
-    undo.append(back)
-    _write(path, text, stat.S_IMODE(like.st_mode) if like else mode, like)
+def _remember(path: Path, undo: Undo) -> None:
+    text = read(path)
+    if text is None:
+        undo.append(partial(path.unlink, missing_ok=True))
+    else:
+        facts = os.stat(path)
+        undo.append(partial(_write, path, text, stat.S_IMODE(facts.st_mode), facts))
 
 
 def _write(path: Path, text: bytes, mode: int, like: os.stat_result | None) -> None:
@@ -79,13 +80,56 @@ def _write(path: Path, text: bytes, mode: int, like: os.stat_result | None) -> N
     os.chmod(path, mode)
 
 
-def _make_folders(folder: Path) -> list[Path]:
-    """Make it with its parents, readable by all. Returns those that were made, innermost first."""
-    missing = []
-    while not folder.exists():
-        missing.append(folder)
-        folder = folder.parent
-    for one in reversed(missing):
-        os.mkdir(one)
-        os.chmod(one, 0o755)
-    return missing
+# -- our lines -----------------------------------------------------------------------------------------------------------
+
+
+def block(lines: Sequence[str], comment: str) -> bytes:
+    """The lines with their marks."""
+    return "".join(f"{line}\n" for line in (f"{comment} {BEGIN}", *lines, f"{comment} {END}")).encode()
+
+
+def with_lines(text: bytes, lines: Sequence[str], comment: str, where: str) -> bytes:
+    """*text* with our lines: where our marks stand already, else at its end. Raises NotOurs for marks that do not pair."""
+    begin, end = _span(text, comment, where)
+    newline = b"\n" if begin == end and text and not text.endswith(b"\n") else b""
+    return text[:begin] + newline + block(lines, comment) + text[end:]
+
+
+def without_lines(text: bytes, comment: str, where: str) -> bytes:
+    """*text* without our lines and marks."""
+    begin, end = _span(text, comment, where)
+    return text[:begin] + text[end:]
+
+
+def clashes(text: bytes, patterns: Sequence[str], comment: str, where: str) -> list[str]:
+    """`line N: TEXT` for each line outside our marks, comments apart, that begins with one of the patterns."""
+    begin, end = _span(text, comment, where)
+    found, at = [], 0
+    for number, line in enumerate(text.splitlines(keepends=True), 1):
+        is_ours = begin <= at < end
+        at += len(line)
+        plain = line.decode("utf-8", "replace").strip()
+        is_read = not (is_ours or plain.startswith(comment))
+        if is_read and any(re.match(pattern, plain, re.IGNORECASE) for pattern in patterns):
+            found.append(f"line {number}: {plain[:100]}")
+    return found
+
+
+def _span(text: bytes, comment: str, where: str) -> tuple[int, int]:
+    """Where our marks begin and end, in bytes; twice the end of the text where there are none."""
+    begins, ends, at = [], [], 0
+    for line in text.splitlines(keepends=True):
+        word = line.strip()
+        if word == f"{comment} {BEGIN}".encode():
+            begins.append(at)
+        at += len(line)
+        if word == f"{comment} {END}".encode():
+            ends.append(at)
+    if not begins and not ends:
+        return len(text), len(text)
+    if len(begins) != 1 or len(ends) != 1 or ends[0] <= begins[0]:
+        raise NotOurs(
+            f"{where}: the marks `{comment} {BEGIN}` and `{comment} {END}` do not pair",
+            hint="Repair the file by hand: each mark once, the first before the second.",
+        )
+    return begins[0], ends[0]

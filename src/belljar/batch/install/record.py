@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from belljar.host.files import read_json, write_whole
+from belljar.model import from_json
 
 LARGEST = 1 << 20
 
 
-@dataclass
+@dataclass(frozen=True)
 class Edited:
     """A file of the site's in which lines of ours stand."""
 
@@ -26,7 +25,7 @@ class Edited:
 class Choice:
     """What decides which pieces there are, besides the site's settings."""
 
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
     wrapper: str = ""
     belljar: str = ""
 
@@ -35,16 +34,16 @@ class Choice:
 class Record:
     """One installation of one system in one folder."""
 
-    options: Mapping[str, str] = field(default_factory=dict)  # as they were given; `check` and `uninstall` need them
     prefix: str = ""
-    choices: list[Choice] = field(default_factory=list)  # those of which a piece may stand: one, but amid a change
+    choices: tuple[Choice, ...] = ()  # those whose pieces may be there: one, and during a change the new one behind it
     files: dict[str, str] = field(default_factory=dict)  # path -> sha256 of what we wrote
     edited: dict[str, Edited] = field(default_factory=dict)
-    changes: list[str] = field(default_factory=list)  # purposes of the settings that we made, and not the site before
+    changes: tuple[str, ...] = ()  # purposes of the settings that we made, and not the site before
 
     @property
-    def is_empty(self) -> bool:
-        return not (self.files or self.edited or self.changes)
+    def options(self) -> dict[str, str]:
+        """As they were given; `check` and `uninstall` need them."""
+        return self.choices[-1].options if self.choices else {}
 
 
 def path_of(folder: Path, system: str) -> Path:
@@ -54,33 +53,20 @@ def path_of(folder: Path, system: str) -> Path:
 def load(path: Path) -> Record:
     """The record; an empty one where nothing was installed. Raises ValueError for what is no record of ours."""
     try:
-        raw = read_json(path, LARGEST)
+        record: Record = from_json(Record, read_json(path, LARGEST))
     except (FileNotFoundError, NotADirectoryError):
         return Record()
-    try:
-        edited = {
-            str(name): Edited(bool(one["existed"]), bool(one["lacked_newline"])) for name, one in raw["edited"].items()
-        }
-        return Record(
-            options={str(key): str(value) for key, value in raw["options"].items()}, prefix=str(raw["prefix"]),
-            files={str(key): str(value) for key, value in raw["files"].items()}, edited=edited,
-            changes=[str(one) for one in raw["changes"]], choices=[_choice(one) for one in raw.get("choices", ())],
-        )  # fmt: skip
-    except (KeyError, TypeError, AttributeError) as exc:
-        raise ValueError(f"{path}: not a record of an installation") from exc
-
-
-def _choice(raw: Mapping[str, Any]) -> Choice:
-    options = {str(key): str(value) for key, value in raw["options"].items()}
-    return Choice(options, str(raw["wrapper"]), str(raw["belljar"]))
+    except ValueError as exc:
+        raise ValueError(f"{path}: not a record of an installation: {exc}") from exc
+    return record
 
 
 def save(path: Path, record: Record) -> None:
     """Write it whole; nothing is left of an empty one."""
-    if record.is_empty:
-        path.unlink(missing_ok=True)
-    else:
+    if record.files or record.edited or record.changes:
         write_whole(path, json.dumps(asdict(record), indent=1).encode() + b"\n", mode=0o644)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def digest(content: bytes) -> str:

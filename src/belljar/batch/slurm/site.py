@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from belljar.batch import Settings
-from belljar.batch.install import marks
+from belljar.batch.install import files
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place
 from belljar.batch.slurm import lua as slurm_lua
@@ -205,7 +205,7 @@ def _conf(place: Place) -> dict[str, list[str]]:
             continue
         seen.add(path)
         try:
-            text = marks.take(path.read_bytes(), "#", str(path)).decode(errors="replace")
+            text = files.without_lines(path.read_bytes(), "#", str(path)).decode(errors="replace")
         except OSError:
             continue
         for line in text.splitlines():

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from belljar import batch
 from belljar.batch.install import commands as client
-from belljar.batch.install.engine import TO_DO, Engine, Status, Step
-from belljar.batch.install.pieces import Change, Guard, OurFile, OurLines, Piece, Place, SiteOfSystem
+from belljar.batch.install.engine import TO_DO, Engine
+from belljar.batch.install.pieces import Advice, Change, OurFile, OurLines, Piece, Place, SiteOfSystem, Status, Step
 from belljar.errors import BadOption, HostError
 from belljar.jobs.client import own_prefix
 
@@ -255,7 +255,7 @@ def print_all(steps: list[Step], after: tuple[tuple[str, ...], ...]) -> None:
             print(f"-- {piece.path} (mode {piece.mode:04o})")
             print(piece.content.decode(errors="replace"))
         elif isinstance(piece, OurLines):
-            from belljar.batch.install.marks import block
+            from belljar.batch.install.files import block
 
             print(f"-- lines in {piece.path}")
             print(block(piece.lines, piece.comment).decode())
@@ -266,10 +266,10 @@ def print_all(steps: list[Step], after: tuple[tuple[str, ...], ...]) -> None:
             if piece.stdin:
                 print(f"-- their standard input\n{piece.stdin.decode(errors='replace')}")
             print()
-        elif isinstance(piece, Guard):
-            print(f"-- {step.detail}\n")
-        else:
+        elif isinstance(piece, Advice):
             print(f"-- by hand\n{piece.text}\n")
+        else:
+            print(f"-- {step.detail}\n")
     if after:
         print("== have it read again")
         for argv in after:
