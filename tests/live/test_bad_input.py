@@ -140,7 +140,8 @@ def test_no_space_for_the_records_is_said(belljar: Belljar, where: str) -> None:
 def test_no_space_for_a_template_is_a_cold_boot(belljar: Belljar, tmp_path: Path) -> None:
     store = tmp_path / "store"
     (store / "templates").mkdir(parents=True)
-    belljar.env.update(BELLJAR_PATHS_STORE=str(store), BELLJAR_PATHS_SITE_STORE=str(STORE))
+    site = {"BELLJAR_PATHS_SITE_STORE": str(STORE), "BELLJAR_QEMU_SITE_TEMPLATES": "false"}
+    belljar.env.update(BELLJAR_PATHS_STORE=str(store), **site)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m,mode=700", "tmpfs", str(store / "templates")], check=True)
     try:
         done = belljar.run("--report", str(tmp_path / "r"), *RUN)

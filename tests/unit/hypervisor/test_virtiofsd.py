@@ -384,6 +384,29 @@ async def test_a_clones_devices_are_plugged_in_after_the_load_and_before_it_runs
         await qemu.close()
 
 
+@pytest.mark.parametrize("is_paused", [False, True])
+async def test_a_disk_grows_when_the_clone_runs_for_newer_qemus_refuse_it_before(folder: Path, is_paused: bool) -> None:
+    qemu = PlayedQemu(folder, [])
+    try:
+        growing = Growing(lambda _: [("block_resize", {"size": 7}), ("device_add", {"id": "cpu1"})])
+        qemu.domain.go_on("fd:7", growing)
+        connecting = asyncio.ensure_future(qemu.domain.connect())
+        pausing = asyncio.ensure_future(qemu.domain.pause()) if is_paused else None
+        await asyncio.sleep(0)
+        for one in qemu.said():
+            qemu.says({"return": {}, "id": one["id"]})
+        if pausing is not None:
+            await asyncio.wait_for(pausing, 10)
+        qemu.says({"event": "MIGRATION", "data": {"status": "completed"}})
+        then = await commands(qemu)
+        assert [one["execute"] for one in then] == ["device_add", "cont", "block_resize", *(["stop"] if is_paused else [])]
+        for one in then:
+            qemu.says({"return": {}, "id": one["id"]})
+        await asyncio.wait_for(connecting, 10)
+    finally:
+        await qemu.close()
+
+
 async def test_a_device_that_qemu_refuses_is_a_failed_start(folder: Path) -> None:
     from belljar.errors import PlugRefused
 

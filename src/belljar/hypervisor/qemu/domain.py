@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 Command = tuple[str, dict[str, Any]]
 CPU_SLOTS = "query-hotpluggable-cpus"
-PLUGGING = ("object-add", "device_add", "block_resize")
+RESIZE = "block_resize"
+PLUGGING = ("object-add", "device_add", RESIZE)
 FINAL = ("completed", "failed", "cancelled")  # states of a migration that do not change any more
 LAST_RESORT = 10.0  # seconds SIGKILL may take; longer means a process in state D
 LAST_WORDS = 1.0  # seconds in which QEMU's own end explains the end of what served it
@@ -36,7 +37,7 @@ LAST_WORDS = 1.0  # seconds in which QEMU's own end explains the end of what ser
 
 @dataclass(frozen=True)
 class Growing:
-    """What a clone is given between the load of its state and its first instruction."""
+    """What a clone is given when its state is loaded: before its first instruction, but for a larger disk."""
 
     commands: Callable[[Any], Sequence[Command]]  # made of QEMU's answer to CPU_SLOTS
     wants_cpus: bool = False
@@ -230,16 +231,23 @@ class QemuDomain:
             self._history.tell(event)
 
     def _loaded(self) -> None:
+        """A disk grows when QEMU has taken it over, which it does at `cont`; newer ones refuse it before."""
         try:
-            for command, arguments in self._to_plug() if self._to_plug is not None else ():
-                self.ask(command, arguments)
+            wanted = self._to_plug() if self._to_plug is not None else ()
         except HypervisorError as exc:
             if self._is_plugged is not None and not self._is_plugged.done():
                 self._is_plugged.set_exception(exc)
                 self._is_plugged.exception()  # `connect` raises it
             return
-        if not self._is_paused:
+        grown = [one for one in wanted if one[0] == RESIZE]
+        for command, arguments in (one for one in wanted if one[0] != RESIZE):
+            self.ask(command, arguments)
+        if grown or not self._is_paused:
             self._monitor.send("cont")
+        for command, arguments in grown:
+            self.ask(command, arguments)
+        if grown and self._is_paused:
+            self._monitor.send("stop")
         if self._is_plugged is not None and not self._is_plugged.done():
             self._is_plugged.set_result(None)
 

@@ -1,4 +1,4 @@
-"""What a clone gets that its template did not have, as commands for QEMU's monitor, between the load of its state and `cont`.
+"""What a clone gets that its template did not have, as commands for QEMU's monitor, when its state is loaded.
 
 A guest takes memory in whole blocks, so what is plugged in is rounded up to them; its agent keeps the rest from the payload.
 For each page of new memory the kernel needs 1/64 of it in the old: that bounds how much one piece can bring.
