@@ -399,7 +399,12 @@ async def test_a_disk_grows_when_the_clone_runs_for_newer_qemus_refuse_it_before
             await asyncio.wait_for(pausing, 10)
         qemu.says({"event": "MIGRATION", "data": {"status": "completed"}})
         then = await commands(qemu)
-        assert [one["execute"] for one in then] == ["device_add", "cont", "block_resize", *(["stop"] if is_paused else [])]
+        assert [one["execute"] for one in then] == [
+            "device_add",
+            "cont",
+            "block_resize",
+            *(["stop"] if is_paused else []),
+        ]
         for one in then:
             qemu.says({"return": {}, "id": one["id"]})
         await asyncio.wait_for(connecting, 10)
