@@ -8,7 +8,7 @@ HEAVY = {
     "rich", "httpx", "httpcore", "anyio", "tarfile", "zipfile", "tempfile", "shutil", "subprocess", "multiprocessing", "ctypes",
     "difflib", "pdb", "unittest", "xml", "urllib.request", "http.client", "email", "importlib.metadata", "uuid", "random", "hashlib._",
     "tomllib", "curses", "pydoc", "decimal", "sqlite3", "ssl", "concurrent.futures.process",
-    "belljar.config.merge", "belljar.config.convert", "belljar.config.reference", "belljar.cli.host.checks", "belljar.host.watch",
+    "belljar.config.merge", "belljar.config.convert", "belljar.config.reference", "belljar.jobs.doctor", "belljar.host.watch",
     "belljar.image.build.debian", "belljar.image.intake.sources", "belljar.host.guard.egress",
 }  # fmt: skip
 BROUGHT_BY_ASYNCIO = {"subprocess"}

@@ -1,7 +1,7 @@
 """The `belljar` command: finds the verb, imports only its module, turns errors into one line, a hint and an exit code.
 
-Each verb is a module of this package with `HELP` (what it does, for `--help`), `arguments(parser)` and
-`run(args, house)`. Exit codes: the verb's own; 125 for everything belljar itself could not do, wrong options included.
+A module of this package has a table `VERBS` of those it carries out (parser.Verb). Exit codes: the verb's own; 125 for
+everything belljar itself could not do, wrong options included.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from belljar.host import descriptors
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
+
+    from belljar.cli.parser import Verb
 
 
 class Entry(NamedTuple):
@@ -29,46 +31,33 @@ class Entry(NamedTuple):
 RUNNING, MACHINES, IMAGES, BATCH, HOST = "Run", "Machines", "Images", "Batch systems", "This host"
 VERBS = {
     "run": Entry("machine.run", RUNNING, "run a command or a script in its own fresh virtual machine"),
-    "exec": Entry("machine.exec", RUNNING, "run a second command in a running machine"),
-    "cp": Entry("machine.cp", RUNNING, "copy files into or out of a running machine"),
-    "ps": Entry("machine.ps", MACHINES, "list machines"),
+    "exec": Entry("machine.inside", RUNNING, "run a second command in a running machine"),
+    "cp": Entry("machine.inside", RUNNING, "copy files into or out of a running machine"),
+    "ps": Entry("machine.show", MACHINES, "list machines"),
     "show": Entry("machine.show", MACHINES, "show everything known about a machine"),
     "logs": Entry("machine.logs", MACHINES, "show a machine's journal, console and QEMU's words"),
-    "events": Entry("machine.events", MACHINES, "show what happens to machines"),
-    "console": Entry("machine.console", MACHINES, "look at a machine's serial console"),
-    "wait": Entry("machine.wait", MACHINES, "wait until machines have ended, exit as the payload did"),
-    "stop": Entry("machine.stop", MACHINES, "end machines: TERM, a time of grace, then force"),
-    "extend": Entry("machine.extend", MACHINES, "let a machine live longer than its deadline"),
-    "kill": Entry("machine.kill", MACHINES, "end machines at once"),
+    "events": Entry("machine.logs", MACHINES, "show what happens to machines"),
+    "console": Entry("machine.inside", MACHINES, "look at a machine's serial console"),
+    "wait": Entry("machine.ending", MACHINES, "wait until machines have ended, exit as the payload did"),
+    "stop": Entry("machine.ending", MACHINES, "end machines: TERM, a time of grace, then force"),
+    "extend": Entry("machine.ending", MACHINES, "let a machine live longer than its deadline"),
+    "kill": Entry("machine.ending", MACHINES, "end machines at once"),
     "kill-all": Entry("host.kill_all", MACHINES, "end every machine of this host, even when all else is broken"),
     "reap": Entry("host.reap", MACHINES, "finish what dead belljar processes left behind"),
     "image": Entry("image.image", IMAGES, "build, import, list, verify and remove images"),
     "template": Entry("image.template", IMAGES, "list, verify and remove templates (booted guests, frozen)"),
-    "cache": Entry("image.cache", IMAGES, "prepare, list and remove disks that later machines find again"),
+    "cache": Entry("image.template", IMAGES, "prepare, list and remove disks that later machines find again"),
     "batch": Entry(
         "batch.batch", BATCH, "put belljar into a batch system, check it, take it out; look after this node"
     ),
     "doctor": Entry("host.doctor", HOST, "check what this host offers and explain what it lacks"),
     "config": Entry("host.config", HOST, "show or check the settings"),
     "completion": Entry("host.completion", HOST, "print a completion script for bash, zsh or fish"),
-    "version": Entry("host.version", HOST, "show the version of belljar and of what it stands on"),
+    "version": Entry("host.doctor", HOST, "show the version of belljar and of what it stands on"),
     "internal": Entry("batch.internal", "", "what batch systems and programs call"),
 }
 HIDDEN = frozenset(verb for verb, entry in VERBS.items() if not entry.group)
 OUR_FAILURE = 125
-
-
-class Verb(Protocol):
-    """What a verb's module offers."""
-
-    HELP: str
-
-    def arguments(self, parser: ArgumentParser, /) -> None:
-        """Add the verb's options and parameters."""
-
-    def run(self, args: Namespace, house: Any, /) -> int:
-        """Do it and return the exit code. What goes wrong is raised as BelljarError. *house* is the House, and None for
-        a verb that says NEEDS_NO_HOUSE: it works though everything else is broken."""
 
 
 class CommandLine(NamedTuple):
@@ -154,16 +143,14 @@ def _carry_out(line: CommandLine, commands: str | None) -> int:
     if line.wants == "help" or not line.verb:
         print(overview(), file=sys.stdout if line.wants else sys.stderr)
         return 0 if line.wants else OUR_FAILURE
-    module = _import_verb(line.verb)
-    parser = parser_of(line.verb)
-    args = parser.parse_args(line.rest)
+    args = parser_of(line.verb).parse_args(line.rest)
     house = None
-    if not getattr(module, "NEEDS_NO_HOUSE", False):
+    if verb_of(line.verb).needs_house:
         from belljar.assembly import House
 
         config_file, verbose = args.config_file or line.config_file, line.verbose or args.verbose
         house = House(config_file, verbose=verbose, commands=commands)
-    return with_hints(lambda: module.run(args, house), args)
+    return with_hints(lambda: args.carry_out(args, house), args)
 
 
 def with_hints(act: Callable[[], int], args: Namespace) -> int:
@@ -230,21 +217,22 @@ def split(arguments: Sequence[str]) -> CommandLine:
     return CommandLine(verb, rest, config_file, verbose)
 
 
-def parser_of(verb: str) -> ArgumentParser:
+def parser_of(name: str) -> ArgumentParser:
     """The parser of one verb, global options included."""
     from belljar.cli.parser import Parser
 
-    module = _import_verb(verb)
-    parser = Parser(prog=f"belljar {verb}", description=module.HELP)
-    module.arguments(parser)
+    verb = verb_of(name)
+    parser = Parser(prog=f"belljar {name}", description=verb.help, usage=verb.usage or None)
+    parser.take(verb)
     return parser
 
 
-def _import_verb(verb: str) -> Verb:
+def verb_of(name: str) -> Verb:
+    """What this verb does and takes; of all verbs only its module is imported."""
     from importlib import import_module
     from typing import cast
 
-    return cast(Verb, import_module(f"belljar.cli.{VERBS[verb].module}"))
+    return cast("Verb", import_module(f"belljar.cli.{VERBS[name].module}").VERBS[name])
 
 
 def overview() -> str:

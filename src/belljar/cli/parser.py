@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable
-from typing import Any, NoReturn
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 from belljar.errors import BadOption
 
@@ -57,6 +59,15 @@ class Parser(argparse.ArgumentParser):
         common.add_argument("--config", dest="config_file", metavar="FILE", help=argparse.SUPPRESS)
         common.add_argument("-v", "--verbose", action="store_true", help=argparse.SUPPRESS)
 
+    def take(self, verb: Verb) -> None:
+        """Its options and parameters, with those of its acts; `args.act` and `args.carry_out` are of the one that is meant."""
+        self.set_defaults(carry_out=verb.run)
+        verb.options(self) if callable(verb.options) else add(self, verb.options)
+        acts = self.add_subparsers(dest="act", metavar="ACT", required=True) if verb.acts else None
+        for name, act in verb.acts.items():
+            assert acts is not None
+            acts.add_parser(name, help=act.help, usage=act.usage or None).take(act)
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Raises BadOption with the word that was meant."""
         if action.choices is not None and value not in action.choices:
@@ -83,6 +94,56 @@ def acts_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParse
     """The parsers below this one, by the long name of each."""
     below = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     return {name: one for found in below for name, one in found.items() if name not in ALIASES.values()}
+
+
+class Verb(NamedTuple):
+    """What a verb, or an act of one, does and takes."""
+
+    help: str
+    run: Callable[[argparse.Namespace, Any], int] | None = None  # raises what goes wrong as BelljarError
+    options: str | Callable[[argparse.ArgumentParser], None] = ""  # rows for `add`, or what adds them
+    acts: Mapping[str, Verb] = {}
+    needs_house: bool = True  # False: it works though everything else is broken, and gets None
+    usage: str = ""
+
+
+def add(parser: argparse.ArgumentParser, rows: str) -> None:
+    """Options and parameters from a table, one a line; a line that begins with | goes on with the one above.
+
+    -n --dry-run | text         a switch             TIME, SIZE, MOMENT and N are read as such
+    --grace TIME | text         an option with a value; `*` behind it: repeatable; `=WORD`: its default; `!`: required
+    FILE :path | text           a parameter that is a path
+    IMAGE * @images | text      a parameter, any number of them (`+`: at least one, `?`: at most one), as args.images
+    / --qemu @which | text      only one of those with a slash may be given; args.which is the switch's name
+    """
+    either = None
+    for row in filter(str.strip, re.sub(r"\n\s*\| ", " ", rows).splitlines()):
+        left, _, text = row.partition(" | ")
+        names, facts, words = list[str](), dict[str, Any](help=text.strip()), left.split()
+        for word in words:
+            if word.startswith("-"):
+                names.append(word)
+            elif word in ("*", "+", "?"):
+                facts.update({"action": "append", "default": []} if names and word == "*" else {"nargs": word})
+            elif word[0] in "@=":
+                facts["dest" if word[0] == "@" else "default"] = word[1:]
+            elif word == ":path":
+                facts["type"] = Path
+            elif word == "!":
+                facts["required"] = True
+            elif word.startswith("{"):
+                facts["choices"] = word[1:-1].split(",")
+            elif word != "/":
+                facts["metavar"] = word
+                facts.update({"type": TYPES[word]} if word in TYPES else {})
+        if not names:
+            names = [facts.pop("dest", str(facts.get("metavar", "")).lower())]
+        elif not facts.keys() & {"metavar", "choices"}:
+            kept = {"action": "store_const", "const": names[-1][2:]} if "dest" in facts else {"action": "store_true"}
+            facts.update(kept)
+        if words[0] == "/":
+            either = either or parser.add_mutually_exclusive_group(required=facts.pop("required", False))
+        (either if words[0] == "/" and either else parser).add_argument(*names, **facts)
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
@@ -139,3 +200,9 @@ def as_moment(text: str) -> float:
         return (moment if moment > now else moment + timedelta(days=1)).timestamp()
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"{text}: no moment such as 18:30, 2026-12-24T18:00 or +45m") from None
+
+
+TYPES: Mapping[str, Callable[[str], object]] = {"TIME": as_duration, "SIZE": as_size, "MOMENT": as_moment, "N": int}
+FORMAT = "--format {table,json} =table | for people or for programs"
+MACHINE = """ID @machine | the machine's id, a unique prefix of it, its name, or its batch job's id (slurm:4711); root: USER/ID too"""
+MACHINES = MACHINE.replace("@machine", "+ @machines")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from belljar.jobs.words import plain
-
-KIB = 1024
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -65,16 +62,6 @@ def show(value: Any, heads: Sequence[str], rows: Sequence[Sequence[object]], *, 
     print(as_json(value) if as_ == "json" else table(heads, rows))
 
 
-def size(count: int) -> str:
-    """About so many bytes, for people."""
-    amount = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < KIB:
-            return f"{amount:.3g} {unit}" if unit != "B" else f"{count} B"
-        amount /= KIB
-    return f"{amount:.3g} TiB"
-
-
 def duration(seconds: float) -> str:
     """About so long, for people."""
     if seconds < 60:
@@ -92,8 +79,3 @@ def moment(timestamp: float | None) -> str:
     import time
 
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(timestamp)) if timestamp else ""
-
-
-def is_terminal() -> bool:
-    """Does a person look at our output?"""
-    return sys.stdout.isatty()

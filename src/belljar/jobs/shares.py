@@ -1,4 +1,4 @@
-"""What `--share` and `batch.shares` may say: host folders, by 9p or virtiofs, and exports of NFS servers."""
+"""What `--share`, `batch.shares` and `--network` may say: host folders, by 9p or virtiofs, exports of NFS servers; networks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 
-from belljar.errors import BadOption, BadSetting
-from belljar.model import Share, ShareKind
+from belljar.errors import BadOption, BadSetting, NoSuchNetwork
+from belljar.model import NetworkMode, Share, ShareKind
 
 GUESTS_OWN = ("/", "/proc", "/sys", "/dev", "/run")
 SCHEME = "nfs://"
@@ -97,3 +97,17 @@ def _checked(text: str, target: str) -> str:
     if target in GUESTS_OWN:
         raise BadOption(f"--share {text}: {target} is the guest's own", hint="Name another folder as DST.")
     return target
+
+
+def network_of(text: str) -> tuple[NetworkMode, str]:
+    """none, user, bridge, bridge:NAME or isolated:GROUP. Raises NoSuchNetwork; whether there is such a one is seen later."""
+    kind, colon, name = text.partition(":")
+    try:
+        mode = NetworkMode(kind)
+    except ValueError:
+        raise NoSuchNetwork(f"--network {text[:80]!r}: no such kind of network") from None
+    if colon and (mode not in (NetworkMode.BRIDGE, NetworkMode.ISOLATED) or not name):
+        raise NoSuchNetwork(f"--network {text[:80]!r}: {'no name may follow' if name else 'the name is missing'}")
+    if mode is NetworkMode.ISOLATED and not name:
+        raise NoSuchNetwork("--network isolated: the name of the group is missing")
+    return mode, name

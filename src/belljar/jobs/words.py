@@ -15,6 +15,16 @@ def plain(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+def size(count: int) -> str:
+    """About so many bytes, for people."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.3g} {unit}" if unit != "B" else f"{count} B"
+        amount /= 1024
+    return f"{amount:.3g} TiB"
+
+
 def complain(message: str, hint: str) -> None:
     """Say on stderr what went wrong and what to do next."""
     with suppress(OSError):  # where nothing can be told, the exit code still tells

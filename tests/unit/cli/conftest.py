@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from belljar import config
-from belljar.cli import VERBS, parser_of
+from belljar.cli import parser_of
 from belljar.machine import Folders, MachineView
 from belljar.machine.cleaning.reaper import Undone
 from belljar.machine.outside.registry import Machines
@@ -102,10 +102,8 @@ def call(house: PaperHouse) -> Callable[..., int]:
     """Call a verb as main does, in the paper house."""
 
     def call(verb: str, *words: str) -> int:
-        from importlib import import_module
-
         args: argparse.Namespace = parser_of(verb).parse_args(list(words))
-        return int(import_module(f"belljar.cli.{VERBS[verb].module}").run(args, house))
+        return int(args.carry_out(args, house))
 
     return call
 

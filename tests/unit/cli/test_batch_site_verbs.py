@@ -19,9 +19,9 @@ from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, OurLines, Piece, Place
 from belljar.batch.slurm import site as site_of_slurm
 from belljar.cli import main
-from belljar.cli.batch import look as batch_look
-from belljar.cli.batch.site import own_prefix
 from belljar.config import BadSettings
+from belljar.jobs import check as batch_look
+from belljar.jobs.client import own_prefix
 from belljar.jobs.hooks import go_by_the_site
 from belljar.network import AntiSpoofing
 from belljar.network import Settings as Network
@@ -277,7 +277,7 @@ print(*sys.modules)
     loaded = set(done.stdout.split())
     assert "belljar.jobs.hooks" in loaded
     for heavy in (
-        "belljar.cli.batch.site",
+        "belljar.cli.batch.batch",
         "belljar.batch.install.engine",
         "asyncio",
         "difflib",

@@ -65,7 +65,7 @@ def test_where_nothing_may_follow_nothing_is_offered(words: list[str]) -> None:
 
 
 def test_it_is_silent_when_the_settings_are_broken(capsys: pytest.CaptureFixture[str]) -> None:
-    completion.run(SimpleNamespace(shell="words", rest=["show", ""]), Broken())  # type: ignore[arg-type]
+    completion.completion(SimpleNamespace(shell="words", rest=["show", ""]), Broken())  # type: ignore[arg-type]
     output = capsys.readouterr()
     assert output.out == output.err == ""
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from belljar.cli.host import checks
 from belljar.config import BadSettings, load
+from belljar.jobs import doctor as checks
 
 
 @pytest.fixture(autouse=True)

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 import belljar.hypervisor.qemu.abilities  # noqa: F401 - before a test has `which` lie
-from belljar.cli.host import checks, doctor
-from belljar.cli.host.checks import CHECKS, Check, Finding, Grade
+from belljar.cli.host import doctor
 from belljar.errors import BadOption, CommandFailed, ImageUnknown
 from belljar.host import room
 from belljar.host.commands import Finished
+from belljar.jobs import doctor as checks
+from belljar.jobs.doctor import CHECKS, Check, Finding, Grade
 from belljar.machine.cleaning.reaper import Undone
 from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass, Start
 
@@ -25,7 +26,7 @@ def test_a_check_that_breaks_is_a_failed_check_and_the_others_go_on(
         raise KeyError("x")
 
     fine = Check("fine", "", lambda house: Finding(Grade.OK, "good"))
-    monkeypatch.setattr(checks, "CHECKS", (Check("broken", "", breaks), fine))
+    monkeypatch.setattr(doctor, "CHECKS", (Check("broken", "", breaks), fine))
     assert call("doctor") == 1
     assert "fail  broken" in (shown := capsys.readouterr().out) and "ok    fine" in shown
 
@@ -34,14 +35,14 @@ def test_warnings_alone_are_no_failure_and_come_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch, call: Any, capsys: Any
 ) -> None:
     monkeypatch.setattr(
-        checks, "CHECKS", (Check("slow", "", lambda house: Finding(Grade.WARN, "slow", "buy another")),)
+        doctor, "CHECKS", (Check("slow", "", lambda house: Finding(Grade.WARN, "slow", "buy another")),)
     )
     assert call("doctor") == 0
     assert "-> buy another" in capsys.readouterr().out
 
 
 def test_json_tells_everything_about_each_check(monkeypatch: pytest.MonkeyPatch, call: Any, capsys: Any) -> None:
-    monkeypatch.setattr(checks, "CHECKS", (Check("a", "why", lambda house: Finding(Grade.OK, "b", "c")),))
+    monkeypatch.setattr(doctor, "CHECKS", (Check("a", "why", lambda house: Finding(Grade.OK, "b", "c")),))
     call("doctor", "--format", "json")
     assert json.loads(capsys.readouterr().out) == [
         {"check": "a", "meaning": "why", "grade": "ok", "text": "b", "remedy": "c"}
@@ -190,7 +191,7 @@ def test_memory_tells_how_many_machines_there_is_room_for(monkeypatch: pytest.Mo
 def test_wrong_settings_are_a_failed_check_not_a_crash(house: Any, tmp_path: Path) -> None:
     house.config_file = tmp_path / "wrong.toml"
     house.config_file.write_text("[machine]\ncpus = 'x'")
-    finding = checks.settings(house)
+    finding = doctor.settings(house)
     assert finding.grade is Grade.FAIL and "machine.cpus" in finding.text
 
 
@@ -203,5 +204,5 @@ def test_examine_turns_an_error_of_ours_into_its_message_and_hint(house: Any) ->
     def fails(house: object) -> Finding:
         raise ImageUnknown("x")
 
-    finding = doctor.examine(Check("a", "", fails), house)
+    finding = Check("a", "", fails).examine(house)
     assert (finding.grade, finding.text, finding.remedy) == (Grade.FAIL, "x", ImageUnknown.hint)

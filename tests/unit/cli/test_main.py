@@ -8,12 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from belljar import cli
 from belljar.cli import VERBS, main, split
+from belljar.cli.host import doctor
+from belljar.cli.parser import Verb
 from belljar.errors import BadOption, DomainDied, NoSuchMachine, about
 
 PYTHON = [sys.executable, "-I"]
@@ -24,8 +25,8 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], int]], None]
     """Put a verb of the test's own in the place of `version`."""
 
     def put(does: Callable[[], int]) -> None:
-        module = SimpleNamespace(HELP="A test.", arguments=lambda parser: None, run=lambda args, house: does())
-        monkeypatch.setitem(sys.modules, "belljar.cli.host.version", module)
+        made = Verb("A test.", lambda args, house: does(), needs_house=False)
+        monkeypatch.setitem(doctor.VERBS, "version", made)
 
     return put
 

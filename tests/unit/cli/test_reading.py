@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from belljar.cli.machine import wait
+from belljar.cli.machine import ending
 from belljar.cli.machine.logs import for_terminal, story
 from belljar.errors import AmbiguousMachine, BelljarError, NoSuchMachine
 from belljar.host.locks import try_lock
@@ -201,7 +201,7 @@ def test_wait_for_a_machine_that_never_ran_its_payload_says_why(call: Call, hous
 
 def test_wait_gives_up_at_its_deadline(call: Call, house: Any) -> None:
     holder = try_lock(house.machine("aaaaaaaaaaaa") / "lock")
-    with pytest.raises(wait.NotEnded, match="still running after"):
+    with pytest.raises(ending.NotEnded, match="still running after"):
         call("wait", "aaa", "--timeout", "0.01")
     assert holder
 

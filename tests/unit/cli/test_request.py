@@ -269,6 +269,6 @@ def test_null_and_streams_are_told_apart(tmp_path: Path) -> None:
     [("user", "user", ""), ("bridge", "bridge", ""), ("bridge:br1", "bridge", "br1"), ("isolated:a", "isolated", "a")],
 )
 def test_a_network_may_have_a_name(text: str, mode: str, name: str) -> None:
-    from belljar.cli.machine.networks import network_of
+    from belljar.jobs.shares import network_of
 
     assert network_of(text) == (mode, name)

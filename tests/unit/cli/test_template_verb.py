@@ -13,7 +13,6 @@ import pytest
 
 from belljar import config
 from belljar.cli import parser_of
-from belljar.cli.image.template import run
 from belljar.errors import TemplateError
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, Template
 from belljar.hypervisor.fake import FakeHypervisor
@@ -76,7 +75,8 @@ Call = Callable[..., int]
 @pytest.fixture
 def call(house: PaperHouse) -> Call:
     def do(*words: str) -> int:
-        return run(parser_of("template").parse_args(words), house)  # type: ignore[arg-type]
+        args = parser_of("template").parse_args(words)
+        return int(args.carry_out(args, house))
 
     return do
 

@@ -14,8 +14,6 @@ import pytest
 from tests.unit.image.image_parts import ext4, system
 from tests.unit.image.site import Site
 
-from belljar.cli.host import checks
-from belljar.cli.host.checks import Grade
 from belljar.cli.image import image as verb
 from belljar.cli.parser import Parser
 from belljar.errors import ImageCorrupt, ImageMismatch, NotPermitted
@@ -23,6 +21,8 @@ from belljar.image import Image, Settings, layer_name
 from belljar.image.intake.sources import Order, bring
 from belljar.image.site import sync
 from belljar.image.store.store import Store
+from belljar.jobs import doctor as checks
+from belljar.jobs.doctor import Grade
 
 Publish = Callable[..., Image]
 Typed = Callable[..., int]
@@ -50,8 +50,9 @@ def damaged(store: Store, image: Image) -> Image:
 def typing(store: Store) -> Typed:
     def typed(*words: str) -> int:
         parser = Parser(prog="belljar image")
-        verb.arguments(parser)
-        return verb.run(parser.parse_args(words), SimpleNamespace(images=store))  # type: ignore[arg-type]
+        parser.take(verb.VERBS["image"])
+        args = parser.parse_args(words)
+        return int(args.carry_out(args, SimpleNamespace(images=store)))
 
     return typed
 

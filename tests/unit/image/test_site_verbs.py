@@ -23,9 +23,10 @@ Typed = Callable[..., int]
 def typed() -> Typed:
     def typed(store: Store, *words: object) -> int:
         parser = Parser(prog="belljar image")
-        verb.arguments(parser)
+        parser.take(verb.VERBS["image"])
         house = SimpleNamespace(images=store, settings=SimpleNamespace(image=store.settings))
-        return verb.run(parser.parse_args([str(word) for word in words]), house)  # type: ignore[arg-type]
+        args = parser.parse_args([str(word) for word in words])
+        return int(args.carry_out(args, house))
 
     return typed
 

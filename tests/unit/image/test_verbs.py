@@ -30,8 +30,9 @@ def typed(store: Store) -> Typed:
 
     def typed(*words: str) -> int:
         parser = Parser(prog="belljar image")
-        verb.arguments(parser)
-        return verb.run(parser.parse_args(words), SimpleNamespace(images=store))  # type: ignore[arg-type]
+        parser.take(verb.VERBS["image"])
+        args = parser.parse_args(words)
+        return int(args.carry_out(args, SimpleNamespace(images=store)))
 
     return typed
 

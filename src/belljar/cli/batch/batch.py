@@ -3,73 +3,300 @@
 from __future__ import annotations
 
 import argparse
-from importlib import import_module
-from typing import TYPE_CHECKING
+import os
+import shlex
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from belljar import batch
-from belljar.cli.parser import add_format, add_repeatable
+from belljar.batch.install.engine import TO_DO
+from belljar.batch.install.files import block
+from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, OurLines, Status, Step
+from belljar.batch.node import faults
+from belljar.cli import complain
+from belljar.cli.parser import FORMAT, Verb, add
+from belljar.cli.render import as_json, show
+from belljar.errors import BadOption, BelljarError
+from belljar.jobs import node
+from belljar.jobs.client import runner
+from belljar.jobs.install import Asked, Site, site_for
+from belljar.jobs.words import plain
 
 if TYPE_CHECKING:
     from belljar.assembly import House
 
-HELP = (
-    "Put belljar into a batch system, so that jobs run in machines: install writes every file and setting (--dry-run and "
-    "--print only show them), check tells what is wrong, uninstall takes all out; node looks after this node."
-)
+
+def _site(args: argparse.Namespace, house: House) -> Site:
+    queue = {"queue": ",".join(args.queue)} if args.queue else {}
+    variables, options = pairs(args.variable, "--variable"), {**queue, **pairs(args.set, "--set")}
+    commands, anew = ":".join(args.commands), args.act == "install"
+    return site_for(args.system, Asked(args.folder or "", args.prefix or "", commands, variables, options, anew), house)
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    acts = parser.add_subparsers(dest="act", metavar="ACT", required=True)
-    _site_acts(acts)
-    _node_acts(acts)
+def pairs(words: list[str], option: str) -> dict[str, str]:
+    """KEY=VALUE each. Raises BadOption."""
+    for word in words:
+        if "=" not in word.lstrip("="):
+            raise BadOption(f"{option} {word}: not of the form KEY=VALUE")
+    return dict(word.split("=", 1) for word in words)
 
 
-def _site_acts(acts: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    install = acts.add_parser("install", help="put the files and settings of a system in place; twice is as once")
-    check = acts.add_parser(
-        "check", help="look at every file and setting; exit 1 when something is wrong, with remedies"
+def install(args: argparse.Namespace, house: House) -> int:
+    """Put everything in place, or only show what that would be."""
+    site = _site(args, house)
+    if args.print:
+        print_all(site.engine.plan(), site.site.after(site.place))
+        return 0
+    if args.dry_run:
+        show_plan(site.engine.plan(), site.site.after(site.place), args.format)
+        return 0
+    if missing := site.commands.missing(site.site.needs):
+        complain(f"not found: {', '.join(missing)}", f"Say where {args.system}'s commands are: --commands DIR.")
+    done = site.engine.install(prefix=site.prefix, force=args.force)
+    trouble = site.engine.reread() if done else []
+    if args.format == "json":
+        print(as_json({"done": [row_of(step) for step in done], "trouble": trouble}))
+    else:
+        tell_installed(done, site.engine.plan(), trouble)
+    return 1 if trouble else 0
+
+
+def check(args: argparse.Namespace, house: House) -> int:
+    """Every finding, the bad ones with a remedy; exit 1 when there is one."""
+    from belljar.jobs import check
+
+    site = _site(args, house)
+    found = [*check.commands(site.commands, site.place), *site.engine.check(), *check.findings(house, site.place)]
+    is_good = all(one.is_good for one in found)
+    if args.format == "json":
+        print(as_json({"ok": is_good, "findings": found}))
+        return 0 if is_good else 1
+    for one in found:
+        print(plain(f"{'ok ' if one.is_good else 'BAD'}  {one.what}{f': {one.detail}' if one.detail else ''}"))
+        if one.remedy:
+            print(plain(f"     remedy: {one.remedy}"))
+    return 0 if is_good else 1
+
+
+def uninstall(args: argparse.Namespace, house: House) -> int:
+    """Take out what install put in."""
+    engine = _site(args, house).engine
+    done = engine.uninstall(force=args.force)
+    for line in done or ["Nothing of belljar's is installed there."]:
+        print(plain(line))
+    for line in engine.reread() if done else []:
+        print(plain(f"not done, repeat it by hand: {line}"))
+    return 0
+
+
+# -- words ---------------------------------------------------------------------------------------------------------------
+
+
+def row_of(step: Step) -> dict[str, Any]:
+    return {
+        "purpose": step.piece.purpose, "path": step.path, "state": step.status, "detail": step.detail,
+        "kind": type(step.piece).__name__,
+    }  # fmt: skip
+
+
+def tell_installed(done: list[Step], now: list[Step], trouble: list[str]) -> None:
+    rows = [(step.piece.purpose, str(step.path or ""), outcome_of(step)) for step in done]
+    if rows:
+        show(None, ("WHAT", "WHERE", "STATE"), rows, as_="table")
+    else:
+        print("All is in place.")
+    for step in now:
+        if step.status is Status.ADVICE:
+            for line in f"by hand: {step.piece.purpose}: {getattr(step.piece, 'text', '')}".splitlines():
+                print(plain(line))
+    for line in trouble:
+        print(plain(f"not done, repeat it by hand: {line}"))
+
+
+def outcome_of(step: Step) -> str:
+    """What was done to a piece."""
+    if step.status is not Status.LEFTOVER:
+        return "done"
+    return step.detail or "taken out"
+
+
+def show_plan(steps: list[Step], after: tuple[Argv, ...], form: str) -> None:
+    """How each piece stands, and what would be changed: differences of files, commands."""
+    if form == "json":
+        print(as_json([{**row_of(step), "diff": "".join(_diff(step)), "commands": _commands(step)} for step in steps]))
+        return
+    rows = [(step.piece.purpose, str(step.path or ""), step.status.value, step.detail) for step in steps]
+    show(None, ("WHAT", "WHERE", "STATE", "DETAIL"), rows, as_="table")
+    for step in steps:
+        if step.status is Status.ADVICE:
+            print(f"\nby hand: {getattr(step.piece, 'text', '')}")
+        elif step.status is not Status.THERE:
+            print("\n" + "".join(_diff(step)), end="")
+            for argv in _commands(step):
+                print(_shell(argv))
+    if any(step.status in (*TO_DO, Status.LEFTOVER) for step in steps):
+        for argv in after:
+            print(_shell(argv))
+
+
+def print_all(steps: list[Step], after: tuple[Argv, ...]) -> None:
+    """Every file whole and every command, for whoever puts them in place by other means."""
+    for step in steps:
+        piece = step.piece
+        if step.status is Status.LEFTOVER:
+            continue
+        print(f"== {piece.purpose}")
+        if isinstance(piece, OurFile):
+            print(f"-- {piece.path} (mode {piece.mode:04o})")
+            print(piece.content.decode(errors="replace"))
+        elif isinstance(piece, OurLines):
+            print(f"-- lines in {piece.path}")
+            print(block(piece.lines, piece.comment).decode())
+        elif isinstance(piece, Change):
+            print("-- commands")
+            for argv in piece.do:
+                print(_shell(argv))
+            if piece.stdin:
+                print(f"-- their standard input\n{piece.stdin.decode(errors='replace')}")
+            print()
+        elif isinstance(piece, Advice):
+            print(f"-- by hand\n{piece.text}\n")
+        else:
+            print(f"-- {step.detail}\n")
+    if after:
+        print("== have it read again")
+        for argv in after:
+            print(_shell(argv))
+
+
+def _diff(step: Step) -> list[str]:
+    import difflib
+
+    if step.path is None or step.after is None:
+        return []
+    before, after = ((part or b"").decode(errors="replace").splitlines(True) for part in (step.before, step.after))
+    lines = difflib.unified_diff(before, after, str(step.path), str(step.path))
+    return [line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines]
+
+
+def _commands(step: Step) -> list[Argv]:
+    if not isinstance(step.piece, Change) or step.status is Status.THERE:
+        return []
+    return list(step.piece.undo if step.status is Status.LEFTOVER else step.piece.do)
+
+
+def _shell(argv: Argv) -> str:
+    return f"$ {shlex.join(argv)}"
+
+
+# -- the node ------------------------------------------------------------------------------------------------------------
+
+
+def node_(args: argparse.Namespace, house: House) -> int:
+    """Exit 1 where the system cannot be asked, or the self-check failed."""
+    system = batch.load(args.system)
+    name = args.node or faults.name_of(system.node_variable, os.environ, os.uname().nodename)
+    if not faults.NODE_NAME.fullmatch(name):
+        raise BadOption(f"{name!r}: not a node's name")
+    memory = faults.Memory(node.memory_folder(house), args.system, name)
+    known = node.Known(system.dialect, name, memory, runner(house, args.system, house.settings.batch.ask_timeout))
+    if args.action == "close":
+        if not args.reason:
+            raise BadOption("close: wants a reason", hint="belljar batch node SYSTEM close 'broken disk'")
+        known.close(f"{node.OUR_WORD}: {faults.one_line(args.reason)}")
+        return 0
+    if args.action == "open":
+        known.reopen()
+        return 0
+    facts, text, code = _test(known, house) if args.action == "test" else _status(known)
+    if args.format == "json":
+        print(as_json({"node": name, **facts}))
+    else:
+        print("\n".join(plain(line) for line in (f"node {name}: {text[0]}", *text[1:])))
+    return code
+
+
+def _status(known: node.Known) -> tuple[dict[str, object], list[str], int]:
+    """What the system says and what is remembered."""
+    from belljar.jobs.kvm import of_users
+
+    now, right, trouble = known.memory.read(), of_users(), ""
+    by_us: bool | None = None
+    try:
+        by_us = known.is_closed_by_us()
+    except BelljarError as exc:
+        trouble = exc.message
+    facts: dict[str, object] = {
+        "closed_by_belljar": by_us, "trouble": trouble, "faults": now.faults, "passes": now.passes, "reason": now.reason,
+        "closed": bool(now.closed), "kvm_is_lost": right.is_lost, "kvm": right.text,
+    }  # fmt: skip
+    state = f"unknown: {trouble}" if trouble else "closed by belljar" if by_us else "not closed by belljar"
+    counted = f"faults in a row: {now.faults}; passed self-checks in a row: {now.passes}"
+    text = [state, counted, *([f"last reason: {now.reason}"] if now.reason else [])]
+    return facts, [*text, f"kvm{' IS LOST' if right.is_lost else ''}: {right.text}"], 1 if trouble else 0
+
+
+def _test(known: node.Known, house: House) -> tuple[dict[str, object], list[str], int]:
+    """A small machine; exit 1: it failed."""
+    done = node.test(house, known)
+    end = f"{'passed' if done.passed else 'FAILED'}: {done.reason}{'; opened again' if done.opened else ''}"
+    return {**vars(done)}, [end], 0 if done.passed else 1
+
+
+SITE = """
+    --folder DIR | where the system's settings are (default: its usual place)
+    --prefix DIR | the launchers go to DIR/libexec (default: beside belljar itself)
+    --commands DIR * | where the system's own commands are (default: PATH); repeatable
+    --variable NAME=VALUE * | a variable that these commands need; repeatable
+    --queue Q * | queue to change, where a system needs to know; repeatable
+    --set KEY=VALUE * | another option of the system; see its guide
+    """
+
+
+def _system(rows: str) -> Callable[[argparse.ArgumentParser], None]:
+    def options(parser: argparse.ArgumentParser) -> None:
+        known = [batch.load(name) for name in batch.names()]
+        named = ", ".join(f"{one.name} (experimental)" if one.untried else one.name for one in known)
+        parser.add_argument("system", metavar="SYSTEM", choices=[one.name for one in known], help=named)
+        add(parser, rows)
+
+    return options
+
+
+VERBS = {
+    "batch": Verb(
+        "Put belljar into a batch system, so that jobs run in machines: install writes every file and setting (--dry-run and "
+        "--print only show them), check tells what is wrong, uninstall takes all out; node looks after this node.",
+        acts={
+            "install": Verb(
+                "put the files and settings of a system in place; to do it twice changes nothing",
+                install,
+                _system(f"""{SITE}
+                -n --dry-run | show the differences and commands, do nothing
+                --print | print every file whole and every command, do nothing
+                --force | also replace files of ours that were changed by hand
+                {FORMAT}"""),
+            ),
+            "check": Verb(
+                "look at every file and setting; exit 1 when something is wrong, with remedies",
+                check,
+                _system(SITE + FORMAT),
+            ),
+            "uninstall": Verb(
+                "take out what install put in",
+                uninstall,
+                _system(f"{SITE} --force | also remove files of ours that were changed by hand"),
+            ),
+            "node": Verb(
+                "this node: in service or not, and why; test it with a small machine",
+                node_,
+                _system(f"""
+                {{status,close,open,test}} @action | status; close REASON; open; test: start a small machine, open a node that belljar closed after
+                | enough passes
+                REASON ? = | with close: shown by the batch system
+                --node NAME = | the node's name (default: this host's)
+                {FORMAT}"""),
+            ),
+        },
     )
-    uninstall = acts.add_parser("uninstall", help="take out what install put in")
-    for one in (install, check, uninstall):
-        _system(one)
-        one.add_argument("--folder", metavar="DIR", help="where the system's settings are (default: its usual place)")
-        one.add_argument(
-            "--prefix", metavar="DIR", help="the launchers go to DIR/libexec (default: beside belljar itself)"
-        )
-        add_repeatable(one, "--commands", "DIR", "where the system's own commands are (default: PATH); repeatable")
-        add_repeatable(one, "--variable", "NAME=VALUE", "a variable that these commands need; repeatable")
-        add_repeatable(one, "--queue", "Q", "queue to change, where a system needs to know; repeatable")
-        add_repeatable(one, "--set", "KEY=VALUE", "another option of the system; see its guide")
-    install.add_argument("-n", "--dry-run", action="store_true", help="show the differences and commands, do nothing")
-    install.add_argument("--print", action="store_true", help="print every file whole and every command, do nothing")
-    install.add_argument("--force", action="store_true", help="also replace files of ours that were changed by hand")
-    uninstall.add_argument("--force", action="store_true", help="also remove files of ours that were changed by hand")
-    add_format(install)
-    add_format(check)
-
-
-def _node_acts(acts: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    node = acts.add_parser("node", help="this node: in service or not, and why; test it with a small machine")
-    _system(node)
-    node.add_argument(
-        "what",
-        choices=("status", "close", "open", "test"),
-        help="status; close REASON; open; test: start a small machine, open a node that belljar closed after enough passes",
-    )
-    node.add_argument("reason", nargs="?", default="", metavar="REASON", help="with close: shown by the batch system")
-    node.add_argument("--node", default="", metavar="NAME", help="the node's name (default: this host's)")
-    add_format(node)
-
-
-def _system(parser: argparse.ArgumentParser) -> None:
-    known = [batch.load(name) for name in batch.names()]
-    named = ", ".join(f"{one.name} (experimental)" if one.untried else one.name for one in known)
-    parser.add_argument("system", metavar="SYSTEM", choices=[one.name for one in known], help=named)
-
-
-def run(args: argparse.Namespace, house: House) -> int:
-    if args.act == "node":
-        from belljar.cli.batch import node
-
-        return node.run(args, house)
-    return int(getattr(import_module("belljar.cli.batch.site"), args.act)(args, house))
+}

@@ -5,24 +5,20 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from belljar.cli.parser import Parser, Verb
+
 if TYPE_CHECKING:
     from belljar.assembly import House
 
-HELP = (
-    "What batch systems and programs call. wrap SYSTEM: in place of a job's script. prolog SYSTEM, epilog SYSTEM: around each "
-    "job, as root. hook SYSTEM NAME: a program that only this system has. ask SYSTEM: which jobs the system knows, as a user's "
-    "job would ask it. keep: keep the machine whose request is on standard input."
-)
 ACTS = ("wrap", "prolog", "epilog", "hook", "ask", "keep")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "belljar internal ACT [SYSTEM] [ARG ...]"
+def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("act", metavar="ACT", choices=ACTS, help=", ".join(ACTS))
     parser.add_argument("rest", nargs=argparse.REMAINDER, metavar="ARG", help="the system's name, and what it gives")
 
 
-def run(args: argparse.Namespace, house: House) -> int:
+def internal(args: argparse.Namespace, house: House) -> int:
     if args.act == "keep":
         return _keep(args.rest, house)
     system, *words = args.rest or [""]
@@ -42,8 +38,19 @@ def run(args: argparse.Namespace, house: House) -> int:
 
 def _keep(words: list[str], house: House) -> int:
     from belljar.cli.machine import keep
-    from belljar.cli.parser import Parser
 
     parser = Parser(prog="belljar internal keep", description=keep.HELP)
     keep.arguments(parser)
     return keep.run(parser.parse_args(words), house)
+
+
+VERBS = {
+    "internal": Verb(
+        "What batch systems and programs call. wrap SYSTEM: in place of a job's script. prolog SYSTEM, epilog SYSTEM: around each "
+        "job, as root. hook SYSTEM NAME: a program that only this system has. ask SYSTEM: which jobs the system knows, as a user's "
+        "job would ask it. keep: keep the machine whose request is on standard input.",
+        internal,
+        _options,
+        usage="belljar internal ACT [SYSTEM] [ARG ...]",
+    )
+}

@@ -10,15 +10,12 @@ import argparse
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from belljar.cli.parser import acts_of
+from belljar.cli.parser import Verb, acts_of
+from belljar.errors import BadOption, BelljarError
 
 if TYPE_CHECKING:
     from belljar.assembly import House
 
-HELP = (
-    "Print a completion script. bash: `belljar completion bash > /etc/bash_completion.d/belljar`; "
-    "zsh: into a folder of $fpath as `_belljar`; fish: into ~/.config/fish/completions/belljar.fish."
-)
 WORDS = "words"  # what the scripts ask for while somebody types
 # A parameter of this name is completed with words that only the running system knows.
 ASKED = {"machine": "machines", "machines": "machines", "image": "images", "images": "images"}
@@ -82,12 +79,7 @@ complete -c belljar -f -a '(__belljar_words)'"""
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", metavar="{bash,zsh,fish}", choices=(*SCRIPTS, WORDS), help="the shell to make it for")
-    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-
-
-def run(args: argparse.Namespace, house: House) -> int:
+def completion(args: argparse.Namespace, house: House) -> int:
     if args.shell != WORDS:
         print(SCRIPTS[args.shell])
         return 0
@@ -101,7 +93,6 @@ def run(args: argparse.Namespace, house: House) -> int:
 def offered(before: Sequence[str], current: str, house: House) -> Iterator[tuple[str, str]]:
     """(word, what it is) of all that may follow these words; ("", "") where it may be a file."""
     from belljar.cli import VERBS, parser_of, split
-    from belljar.errors import BadOption
 
     try:
         line = split(before)
@@ -142,8 +133,6 @@ def _options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
 
 def _values(action: argparse.Action, house: House) -> Iterator[tuple[str, str]]:
     """What may stand for this parameter, or behind this option. A broken house has nothing to offer: completion is silent."""
-    from belljar.errors import BelljarError
-
     if isinstance(action, argparse._SubParsersAction):
         yield from ((one.dest, one.help or "") for one in action._choices_actions)
     elif action.choices:
@@ -164,3 +153,18 @@ def _machines(house: House) -> list[tuple[str, str]]:
 
 def _images(house: House) -> list[tuple[str, str]]:
     return [(name, image.os) for image in house.images.images() for name in image.names]
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", metavar="{bash,zsh,fish}", choices=(*SCRIPTS, WORDS), help="the shell to make it for")
+    parser.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+
+VERBS = {
+    "completion": Verb(
+        "Print a completion script. bash: `belljar completion bash > /etc/bash_completion.d/belljar`; "
+        "zsh: into a folder of $fpath as `_belljar`; fish: into ~/.config/fish/completions/belljar.fish.",
+        completion,
+        _arguments,
+    )
+}

@@ -7,31 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.cli.parser import add_format
+from belljar.cli.parser import FORMAT, Verb
+from belljar.cli.render import as_json, show
+from belljar.jobs.words import plain
 
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.config import Loaded
 
-HELP = (
-    "Show the settings that hold, where each comes from and which of them only the site sets (site.lock), or check them: every"
-    " mistake in every file at once."
-)
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what", choices=("show", "check"), help="show: the settings that hold; check: exit 1 when there are mistakes"
-    )
-    parser.add_argument(
-        "--origin",
-        action="store_true",
-        help="with show: the file and line, or variable, a value comes from, and whether only the site can set it",
-    )
-    add_format(parser)
-
-
-def run(args: argparse.Namespace, house: House) -> int:
+def config(args: argparse.Namespace, house: House) -> int:
     from belljar.config import BadSettings, inspect
 
     loaded = inspect(_file(house))
@@ -51,7 +36,6 @@ def _file(house: House) -> Path | None:
 
 
 def _show(loaded: Loaded, with_origin: bool, form: str) -> None:
-    from belljar.cli.render import show
     from belljar.config import DEFAULT_ORIGIN, every_setting
     from belljar.config.reference import value_text
 
@@ -76,9 +60,6 @@ def _locked(name: str, loaded: Loaded) -> str:
 
 
 def _check(loaded: Loaded, told: tuple[str, ...], form: str) -> int:
-    from belljar.cli.render import as_json
-    from belljar.jobs.words import plain
-
     if form == "json":
         print(as_json({"ok": not loaded.mistakes, "mistakes": loaded.mistakes, "notes": told}))
     elif loaded.mistakes:
@@ -90,3 +71,16 @@ def _check(loaded: Loaded, told: tuple[str, ...], form: str) -> int:
         for note in told:
             print(plain(f"note: {note}"))
     return 1 if loaded.mistakes else 0
+
+
+VERBS = {
+    "config": Verb(
+        "Show the settings that hold, where each comes from and which of them only the site sets (site.lock), or check them: every"
+        " mistake in every file at once.",
+        config,
+        f"""
+        {{show,check}} @what | show: the settings that hold; check: exit 1 when there are mistakes
+        --origin | with show: the file and line, or variable, a value comes from, and whether only the site can set it
+        {FORMAT}""",
+    )
+}

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from belljar.cli.parser import add_format, add_repeatable
+import belljar
+from belljar.cli.parser import FORMAT, Verb
+from belljar.cli.render import as_json, show
+from belljar.config import inspect
+from belljar.config.meaning import all_mistakes
+from belljar.errors import BadOption
+from belljar.jobs.doctor import CHECKS as CHECKS_OF_HOST
+from belljar.jobs.doctor import Check, Finding, Grade, fail, ok
+from belljar.jobs.words import plain
 
 if TYPE_CHECKING:
     from belljar.assembly import House
-    from belljar.cli.host.checks import Check, Finding
-
-HELP = "Check what this host offers and explain what it lacks. Exits 1 when something is missing without which no machine runs."
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    add_repeatable(parser, "--only", "CHECK", "only this check (repeatable)")
-    add_format(parser)
-
-
-def run(args: argparse.Namespace, house: House) -> int:
-    from belljar.cli.host.checks import CHECKS, Grade
-
+def doctor(args: argparse.Namespace, house: House) -> int:
     results = []
     for check in _chosen(CHECKS, args.only):
-        finding = examine(check, house)
+        finding = check.examine(house)
         results.append((check, finding))
         if args.format == "table":
             _print(check, finding)
@@ -33,24 +34,17 @@ def run(args: argparse.Namespace, house: House) -> int:
     return 1 if any(finding.grade is Grade.FAIL for _, finding in results) else 0
 
 
-def examine(check: Check, house: House) -> Finding:
-    """Carry out one check. One that breaks is a failed one, and the others go on."""
-    from belljar.cli.host.checks import Finding, Grade
-    from belljar.errors import BelljarError
+def settings(house: Any) -> Finding:
+    loaded = inspect(house.config_file)
+    if mistakes := all_mistakes(loaded):
+        return fail("\n".join(map(str, mistakes)), "Correct them; `belljar config check` looks again.")
+    return ok(f"{len(loaded.origins)} set, the rest are defaults")
 
-    try:
-        return check.look(house)
-    except BelljarError as exc:
-        return Finding(Grade.FAIL, exc.message, exc.hint)
-    except Exception as exc:
-        return Finding(
-            Grade.FAIL, f"the check broke: {type(exc).__name__}: {exc}", "This is a defect of belljar or of the host."
-        )
+
+CHECKS = (Check("settings", "the settings files can be understood", settings), *CHECKS_OF_HOST)
 
 
 def _chosen(checks: tuple[Check, ...], only: list[str] | None) -> tuple[Check, ...]:
-    from belljar.errors import BadOption
-
     names = [check.name for check in checks]
     if unknown := [name for name in only or () if name not in names]:
         raise BadOption(f"{unknown[0]}: no such check", hint=f"There are {', '.join(names)}.")
@@ -58,8 +52,6 @@ def _chosen(checks: tuple[Check, ...], only: list[str] | None) -> tuple[Check, .
 
 
 def _print(check: Check, finding: Finding) -> None:
-    from belljar.jobs.words import plain
-
     first, *more = finding.text.splitlines() or [""]
     print(f"{finding.grade.value:<5} {check.name:<12} {plain(first)}", flush=True)
     for line in more:
@@ -69,19 +61,38 @@ def _print(check: Check, finding: Finding) -> None:
 
 
 def _print_json(results: list[tuple[Check, Finding]]) -> None:
-    from belljar.cli.render import as_json
+    print(as_json([{"check": one.name, "meaning": one.meaning, **vars(found)} for one, found in results]))
 
-    print(
-        as_json(
-            [
-                {
-                    "check": check.name,
-                    "meaning": check.meaning,
-                    "grade": finding.grade,
-                    "text": finding.text,
-                    "remedy": finding.remedy,
-                }
-                for check, finding in results
-            ]
-        )
-    )
+
+# -- version -------------------------------------------------------------------------------------------------------------
+
+
+def version(args: argparse.Namespace, house: None) -> int:
+    facts = versions()
+    show(facts, ("what", "version"), list(facts.items()), as_=args.format)
+    return 0
+
+
+def versions() -> dict[str, str]:
+    """Name and version of each layer."""
+    kernel = os.uname()
+    return {
+        "belljar": belljar.__version__,
+        "python": platform.python_version(),
+        "kernel": f"{kernel.sysname} {kernel.release} {kernel.machine}",
+        "installed": str(Path(belljar.__file__).parent),
+    }
+
+
+VERBS = {
+    "doctor": Verb(
+        "Check what this host offers and explain what it lacks. Exits 1 when something is missing without which no machine runs.",
+        doctor,
+        f"""
+        --only CHECK * | only this check (repeatable)
+        {FORMAT}""",
+    ),
+    "version": Verb(
+        "Show the version of belljar, of Python and of the system it runs on.", version, FORMAT, needs_house=False
+    ),
+}

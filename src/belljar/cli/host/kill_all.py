@@ -14,14 +14,10 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
 
-from belljar.cli.parser import add_format
+from belljar.cli.parser import FORMAT, Verb
+from belljar.cli.render import show
 from belljar.host import processes
 
-HELP = (
-    "Kill every QEMU process that carries belljar's mark, all at once, and report what became of each. Root: those of "
-    "every user; others: their own. Needs no settings, no store and no running belljar."
-)
-NEEDS_NO_HOUSE = True
 MARK = re.compile(rb"(?:^|,)guest=belljar-([A-Za-z0-9._-]{1,80})(?:,|$)")
 DEADLINE = 10.0  # seconds until a killed process must be gone
 
@@ -34,14 +30,7 @@ class Found(NamedTuple):
     owner: int
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-n", "--dry-run", action="store_true", help="only say what would be killed")
-    add_format(parser)
-
-
-def run(args: argparse.Namespace, house: None) -> int:
-    from belljar.cli.render import show
-
+def kill_all(args: argparse.Namespace, house: None) -> int:
     found = [one for one in marked() if os.geteuid() in (0, one.owner)]
     survivors = [] if args.dry_run else processes.kill_and_wait([one.pid for one in found], timeout=DEADLINE)
     results = [
@@ -68,3 +57,16 @@ def _result(one: Found, survivors: list[int], dry: bool) -> str:
     if dry:
         return "would be killed"
     return f"still there after {DEADLINE:.0f} s (the kernel holds it)" if one.pid in survivors else "killed"
+
+
+VERBS = {
+    "kill-all": Verb(
+        "Kill every QEMU process that carries belljar's mark, all at once, and report what became of each. Root: those of "
+        "every user; others: their own. Needs no settings, no store and no running belljar.",
+        kill_all,
+        f"""
+        -n --dry-run | only say what would be killed
+        {FORMAT}""",
+        needs_house=False,
+    )
+}

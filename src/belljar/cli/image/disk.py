@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from belljar.cli.parser import Verb
 from belljar.errors import BadOption, ImageUnknown, InputMissing, MachineBusy, NoSuchMachine, OutputUnwritable
 from belljar.host.files import named_when_whole
 
@@ -24,40 +25,6 @@ LOGS = ("/var/log",)
 OWNER = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 KEPT_FACTS = ("context", "ssh_user", "suite", "added")
 TAR, TAR_GZ = (".tar",), (".tar.gz", ".tgz")
-
-
-def arguments(verbs: Any) -> None:
-    """Add the three verbs."""
-    extract = verbs.add_parser("extract", help="copy files and folders out of an image, or out of a kept machine")
-    _disk(extract)
-    extract.add_argument("paths", metavar="PATH", nargs="+", help="a path in it")
-    extract.add_argument(
-        "-o", "--output", metavar="DIR|FILE.tar[.gz]", type=Path, default=Path("."),
-        help="the folder they are copied into, as your own files; or an archive, with owners and modes (default: .)",
-    )  # fmt: skip
-    archive = verbs.add_parser("archive", help="put log folders of a kept machine, or of an image, into an archive")
-    _disk(archive)
-    archive.add_argument("paths", metavar="PATH", nargs="*", help=f"a path in it (default: {' '.join(LOGS)})")
-    archive.add_argument(
-        "-o", "--output", metavar="FILE.tar[.gz]", type=Path, help="default: its name and the date, here"
-    )
-    insert = verbs.add_parser("insert", help="make a new image of one, with files and folders put in")
-    insert.add_argument("image", metavar="IMAGE", help="name or digest; it stays as it is")
-    insert.add_argument(
-        "items",
-        metavar="SRC:DST",
-        nargs="+",
-        help="a path here and its absolute path in the image; a folder's / takes it in",
-    )
-    insert.add_argument("--name", required=True, help="the new image's name")
-    insert.add_argument("--mode", metavar="OCTAL", help="of what is put in (default: as it is here)")
-    insert.add_argument("--owner", metavar="UID[:GID]", default="0:0", help="of what is put in, in numbers (0:0)")
-
-
-def _disk(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "disk", metavar="IMAGE|ID", help="an image, or a machine that has ended and was run with --keep"
-    )
 
 
 def extract(args: argparse.Namespace, house: House) -> int:
@@ -109,9 +76,6 @@ def survey(house: House, disk: Path, size: int, target: Path) -> None:
         sink.finish()
     finally:
         os.close(descriptor)
-
-
-VERBS = {"extract": extract, "archive": archive, "insert": insert}
 
 
 def is_archive(path: Path) -> bool:
@@ -261,3 +225,35 @@ def _run(work: Any) -> None:
 
     asyncio.run(work)
     sys.stdout.flush()
+
+
+DISK = "IMAGE|ID @disk | an image, or a machine that has ended and was run with --keep"
+ACTS = {
+    "extract": Verb(
+        "copy files and folders out of an image, or out of a kept machine",
+        extract,
+        f"""
+        {DISK}
+        PATH + @paths | a path in it
+        -o --output DIR|FILE.tar[.gz] :path =. | the folder they are copied into, as your own files; or an archive, with owners and
+        | modes (default: .)""",
+    ),
+    "archive": Verb(
+        "put log folders of a kept machine, or of an image, into an archive",
+        archive,
+        f"""
+        {DISK}
+        PATH * @paths | a path in it (default: {" ".join(LOGS)})
+        -o --output FILE.tar[.gz] :path | default: its name and the date, here""",
+    ),
+    "insert": Verb(
+        "make a new image of one, with files and folders put in",
+        insert,
+        """
+        IMAGE | name or digest; it stays as it is
+        SRC:DST + @items | a path here and its absolute path in the image; a folder's / takes it in
+        --name NAME ! | the new image's name
+        --mode OCTAL | of what is put in (default: as it is here)
+        --owner UID[:GID] =0:0 | of what is put in, in numbers (0:0)""",
+    ),
+}

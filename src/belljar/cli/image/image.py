@@ -4,132 +4,26 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.cli.image import disk as image_disk
 from belljar.cli.image import site as image_site
-from belljar.cli.parser import add_format, add_repeatable, as_size
-from belljar.model import Context
+from belljar.cli.parser import FORMAT, Verb
+from belljar.cli.render import moment
+from belljar.cli.render import show as put
+from belljar.context.choice import choose
+from belljar.errors import BadOption
+from belljar.jobs.words import size
+from belljar.machine.planning.contexts import means_by, means_of
+from belljar.model import Context, Firmware
 
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.image import Image
     from belljar.image.intake.intake import Judge
 
-HELP = "Build, import, list, show, verify, name and remove images."
 HEADS = ("NAME", "DIGEST", "STATE", "OS", "BOOT", "DISK", "STORED", "CREATED", "SOURCE")
 SHORT = 12  # digits of a digest that are shown
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    verbs = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
-    _build(verbs.add_parser("build", help="build a Debian image with mmdebstrap"))
-    _import(verbs.add_parser("import", help="take in a disk from a file or an address: qcow2 or raw, packed or not"))
-    add_format(verbs.add_parser("list", help="list the images"))
-    show = verbs.add_parser("show", help="show all that is known of one image")
-    _reference(show)
-    add_format(show)
-    verify = verbs.add_parser(
-        "verify",
-        help="read images whole and compare their digests; exit 1 when one is wrong, which is not started then",
-    )
-    verify.add_argument("images", metavar="IMAGE", nargs="*", help="name or digest; none: every image")
-    add_format(verify)
-    repair = verbs.add_parser(
-        "repair", help="read an image whole and, where bytes are wrong, bring the same ones again from where it came"
-    )
-    _reference(repair)
-    remove = verbs.add_parser("remove", help="take a name away, and the image with its last name")
-    _reference(remove)
-    remove.add_argument(
-        "--force", action="store_true", help="all its names at once; also one that is corrupt, or that a template needs"
-    )
-    gc = verbs.add_parser(
-        "gc",
-        help="remove what nobody can use: nameless images, broken drafts, old downloads; and what `image.cache_limit` and"
-        " `image.keep_days` want gone",
-    )
-    gc.add_argument("-n", "--dry-run", action="store_true", help="only say what would be removed")
-    add_format(gc)
-    tag = verbs.add_parser("tag", help="give an image one more name")
-    _reference(tag)
-    tag.add_argument("name", metavar="NAME", help="its new name")
-    change = verbs.add_parser("set", help="change how an image is started and contextualized")
-    _reference(change)
-    change.add_argument("--firmware", choices=("bios", "uefi"), help="of a disk that is not booted directly")
-    _context(change, None)
-    change.add_argument(
-        "--ssh-user",
-        metavar="NAME",
-        help="whom `--context ssh` logs in as; another one than root must be allowed `sudo -n` (root)",
-    )
-    image_disk.arguments(verbs)
-    image_site.arguments(verbs)
-    agent = verbs.add_parser(
-        "agent", help="print the guest agent, to install it in an image that belljar cannot boot directly"
-    )
-    one = agent.add_mutually_exclusive_group(required=True)
-    one.add_argument("--print", dest="part", action="store_const", const="agent", help="the agent: one Python file")
-    one.add_argument("--unit", dest="part", action="store_const", const="unit", help="a systemd unit that starts it")
-
-
-def _build(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("system", choices=("debian",), help="what to build")
-    parser.add_argument(
-        "--suite", default="bookworm", choices=("bullseye", "bookworm", "trixie"), help="Debian's release (bookworm)"
-    )
-    parser.add_argument("--name", default="", help="the image's name (debian11, debian12, debian13)")
-    parser.add_argument("--packages", nargs="+", default=[], metavar="PACKAGE", help="Debian packages to add")
-    add_repeatable(parser, "--run", "CMD", "a shell command to run as root in the new system; repeatable")
-    parser.add_argument(
-        "--disk", type=as_size, metavar="SIZE", help="the disk's size; it takes no space until written to (8G)"
-    )
-
-
-def _import(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="FILE|URL", help="a path, or an address: file, http, https")
-    parser.add_argument("--name", required=True, help="the image's name")
-    parser.add_argument(
-        "--kind", choices=("disk", "iso"), default="disk",
-        help="iso: a disc that the BIOS boots, such as a CernVM's; its guests know their own work",
-    )  # fmt: skip
-    parser.add_argument(
-        "--sha256", default="", metavar="DIGEST", help="of the file as it comes; anything else is refused"
-    )
-    parser.add_argument(
-        "--signer", metavar="x509:FOLDER:DN", default="",
-        help="only if it carries a signature, as CernVM images do, by one whose certificate an authority in FOLDER vouches for"
-        " and whose whole name fits the pattern DN",
-    )  # fmt: skip
-    parser.add_argument(
-        "--kernel", type=Path, metavar="FILE", help="boot this kernel; else one is looked for in the disk"
-    )
-    parser.add_argument("--initrd", type=Path, metavar="FILE", help="its ramdisk; else belljar makes one")
-    parser.add_argument("--append", metavar="WORDS", help="the kernel's command line")
-    parser.add_argument(
-        "--firmware",
-        choices=("auto", "bios", "uefi", "none"),
-        default="auto",
-        help="auto: a kernel out of the disk, else firmware; bios, uefi: the disk's own boot loader; none: never firmware",
-    )
-    _context(parser, "auto")
-
-
-def _context(parser: argparse.ArgumentParser, default: str | None) -> None:
-    parser.add_argument(
-        "--context", choices=[one.value for one in Context], default=default,
-        help="how its guests are contextualized, where a job does not say (auto: the first way that it can)",
-    )  # fmt: skip
-
-
-def _reference(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("image", metavar="IMAGE", help="name, digest or the digest's first digits")
-
-
-def run(args: argparse.Namespace, house: House) -> int:
-    """Hand over to the function of this name below."""
-    return VERBS[args.what](args, house)
 
 
 def build(args: argparse.Namespace, house: House) -> int:
@@ -145,18 +39,10 @@ def import_(args: argparse.Namespace, house: House) -> int:
 
     context = Context(args.context)
     order = Order(
-        args.source,
-        args.name,
-        args.sha256.lower(),
-        args.kernel,
-        args.initrd,
-        args.append,
-        args.firmware,
-        context,
-        args.signer,
-        args.kind == "iso",
-    )
-    image = bring(house.images, order, lambda *told: _survey(house, *told), _judge(context, args.name))
+        args.source, args.name, args.sha256.lower(), args.kernel, args.initrd, args.append, args.firmware, context,
+        args.signer, args.kind == "iso",
+    )  # fmt: skip
+    image = bring(house.images, order, lambda *told: image_disk.survey(house, *told), _judge(context, args.name))
     if words := told_of(image, args.firmware):
         print(f"belljar: {words}", file=sys.stderr)
     print(image.digest)
@@ -180,9 +66,6 @@ NOT_LOOKED_INTO = (
 
 def told_of(image: Image, asked: str) -> str:
     """What its importer should know of how an image starts, and how its guests get the agent; "" where all is as usual."""
-    from belljar.context.choice import choose
-    from belljar.machine.planning.contexts import means_of
-
     means = means_of(image)
     chosen = choose(Context.AUTO, means, image.called).context
     if image.is_disc or (image.kernel is not None and chosen is not Context.NONE and means.python):
@@ -205,35 +88,20 @@ def told_of(image: Image, asked: str) -> str:
 
 def _judge(context: Context, name: str) -> Judge | None:
     """Refuses an image that cannot be contextualized as its importer wants."""
-    from belljar.context.choice import choose
-    from belljar.machine.planning.contexts import means_by
-
     if context is Context.AUTO:
         return None
     return lambda facts, has_kernel: choose(context, means_by(facts, has_kernel), name)
 
 
-def _survey(house: House, disk: Path, size: int, target: Path) -> None:
-    """Have a machine look into a disk whose file systems this host does not read."""
-    from belljar.cli.image.disk import survey
-
-    survey(house, disk, size, target)
-
-
 def list_(args: argparse.Namespace, house: House) -> int:
-    from belljar.cli.render import show
-
     images = house.images.images()
     facts = [_facts(house, image) for image in images]
     rows = [_row(image, one["state"]) for image, one in zip(images, facts, strict=True)]
-    show(facts, HEADS, rows, as_=args.format)
+    put(facts, HEADS, rows, as_=args.format)
     return 0
 
 
 def show(args: argparse.Namespace, house: House) -> int:
-    from belljar.cli.render import moment, size
-    from belljar.cli.render import show as put
-
     image = house.images.find(args.image)
     facts = _facts(house, image)
     sizes = {name: size(facts[name]) for name in ("virtual_size", "stored")}
@@ -247,13 +115,11 @@ def show(args: argparse.Namespace, house: House) -> int:
 
 
 def verify(args: argparse.Namespace, house: House) -> int:
-    from belljar.cli.render import show
-
     images = [house.images.find(reference) for reference in args.images] or house.images.images()
     found = [(image, house.images.verify(image)) for image in images]
     values = [{"digest": image.digest, "names": image.names, "wrong": wrong} for image, wrong in found]
     rows = [(_called(image), image.digest[:SHORT], "; ".join(wrong) or "as it was stored") for image, wrong in found]
-    show(values, ("NAME", "DIGEST", "STATE"), rows, as_=args.format)
+    put(values, ("NAME", "DIGEST", "STATE"), rows, as_=args.format)
     bad = [image for image, wrong in found if wrong]
     for image in bad:
         what = "is not started until it is repaired" if image.store == house.images.folder else "is damaged"
@@ -267,7 +133,7 @@ def verify(args: argparse.Namespace, house: House) -> int:
 def repair(args: argparse.Namespace, house: House) -> int:
     from belljar.image.intake.repair import repair as act
 
-    image, was_wrong = act(house.images, args.image, lambda *told: _survey(house, *told))
+    image, was_wrong = act(house.images, args.image, lambda *told: image_disk.survey(house, *told))
     print(f"{image.called} {image.digest} {'repaired' if was_wrong else 'as it was stored'}")
     return 0
 
@@ -278,10 +144,8 @@ def remove(args: argparse.Namespace, house: House) -> int:
 
 
 def gc(args: argparse.Namespace, house: House) -> int:
-    from belljar.cli.render import show
-
     removed = [str(path) for path in house.images.gc(dry_run=args.dry_run)]
-    show(removed, ("WOULD BE REMOVED" if args.dry_run else "REMOVED",), [(path,) for path in removed], as_=args.format)
+    put(removed, ("WOULD BE REMOVED" if args.dry_run else "REMOVED",), [(path,) for path in removed], as_=args.format)
     return 0
 
 
@@ -291,11 +155,7 @@ def tag(args: argparse.Namespace, house: House) -> int:
 
 
 def set_(args: argparse.Namespace, house: House) -> int:
-    from belljar.context.choice import choose
-    from belljar.errors import BadOption
     from belljar.image.intake.amend import amend
-    from belljar.machine.planning.contexts import means_of
-    from belljar.model import Firmware
 
     if args.context is None and args.firmware is None and args.ssh_user is None:
         raise BadOption("nothing to change", hint="Give --context, --firmware or --ssh-user.")
@@ -311,19 +171,11 @@ def set_(args: argparse.Namespace, house: House) -> int:
 def agent(args: argparse.Namespace, house: House) -> int:
     from belljar.image import agent_source, agent_unit
 
-    sys.stdout.write(agent_unit() if args.part == "unit" else agent_source())
+    sys.stdout.write(agent_unit() if args.unit else agent_source())
     return 0
 
 
-VERBS = {
-    "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "repair": repair, "remove": remove, "gc": gc, "tag": tag,
-    "agent": agent, **image_disk.VERBS, **image_site.VERBS, "set": set_,
-}  # fmt: skip
-
-
 def _row(image: Image, state: str) -> tuple[Any, ...]:
-    from belljar.cli.render import moment, size
-
     firmware = f"firmware ({image.facts.get('use_firmware') or 'bios'})"
     how = "kernel" if image.kernel else "disc" if image.is_disc else firmware
     stored = _stored(image)
@@ -352,3 +204,91 @@ def _called(image: Image) -> str:
 
 def _words(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+IMAGE = "IMAGE | name, digest or the digest's first digits"
+CONTEXT = "{" + ",".join(one.value for one in Context) + "}"
+CONTEXT_HELP = "how its guests are contextualized, where a job does not say (auto: the first way that it can)"
+VERBS = {
+    "image": Verb(
+        "Build, import, list, show, verify, name and remove images.",
+        acts={
+            "build": Verb(
+                "build a Debian image with mmdebstrap",
+                build,
+                """
+                {debian} @system | what to build
+                --suite {bullseye,bookworm,trixie} =bookworm | Debian's release (bookworm)
+                --name NAME = | the image's name (debian11, debian12, debian13)
+                --packages PACKAGE + = | Debian packages to add
+                --run CMD * | a shell command to run as root in the new system; repeatable
+                --disk SIZE | the disk's size; it takes no space until written to (8G)""",
+            ),
+            "import": Verb(
+                "take in a disk from a file or an address: qcow2 or raw, packed or not",
+                import_,
+                f"""
+                FILE|URL @source | a path, or an address: file, http, https
+                --name NAME ! | the image's name
+                --kind {{disk,iso}} =disk | iso: a disc that the BIOS boots, such as a CernVM's; its guests know their own work
+                --sha256 DIGEST = | of the file as it comes; anything else is refused
+                --signer x509:FOLDER:DN = | only if it carries a signature, as CernVM images do, by one whose certificate an authority in
+                | FOLDER vouches for and whose whole name fits the pattern DN
+                --kernel FILE :path | boot this kernel; else one is looked for in the disk
+                --initrd FILE :path | its ramdisk; else belljar makes one
+                --append WORDS | the kernel's command line
+                --firmware {{auto,bios,uefi,none}} =auto | auto: a kernel out of the disk, else firmware; bios, uefi: the disk's own boot
+                | loader; none: never firmware
+                --context {CONTEXT} =auto | {CONTEXT_HELP}""",
+            ),
+            "list": Verb("list the images", list_, FORMAT),
+            "show": Verb("show all that is known of one image", show, f"{IMAGE}\n{FORMAT}"),
+            "verify": Verb(
+                "read images whole and compare their digests; exit 1 when one is wrong, which is not started then",
+                verify,
+                f"""
+                IMAGE * @images | name or digest; none: every image
+                {FORMAT}""",
+            ),
+            "repair": Verb(
+                "read an image whole and, where bytes are wrong, bring the same ones again from where it came",
+                repair,
+                IMAGE,
+            ),
+            "remove": Verb(
+                "take a name away, and the image with its last name",
+                remove,
+                f"""
+                {IMAGE}
+                --force | all its names at once; also one that is corrupt, or that a template needs""",
+            ),
+            "gc": Verb(
+                "remove what nobody can use: nameless images, broken drafts, old downloads; and what `image.cache_limit` and"
+                " `image.keep_days` want gone",
+                gc,
+                f"""
+                -n --dry-run | only say what would be removed
+                {FORMAT}""",
+            ),
+            "tag": Verb("give an image one more name", tag, f"{IMAGE}\nNAME | its new name"),
+            "set": Verb(
+                "change how an image is started and contextualized",
+                set_,
+                f"""
+                {IMAGE}
+                --firmware {{bios,uefi}} | of a disk that is not booted directly
+                --context {CONTEXT} | {CONTEXT_HELP}
+                --ssh-user NAME | whom `--context ssh` logs in as; another one than root must be allowed `sudo -n` (root)""",
+            ),
+            **image_disk.ACTS,
+            **image_site.ACTS,
+            "agent": Verb(
+                "print the guest agent, to install it in an image that belljar cannot boot directly",
+                agent,
+                """
+                / --print ! | the agent: one Python file
+                / --unit | a systemd unit that starts it""",
+            ),
+        },
+    ),
+}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from belljar.cli.parser import add_format, add_repeatable, as_duration
+from belljar.cli.parser import FORMAT, Verb
+from belljar.cli.render import show
 from belljar.errors import BadOption
 
 if TYPE_CHECKING:
@@ -18,52 +18,6 @@ NOTHING_YET = (
     " what they offer, `belljar image sync NAME` brings one image, `belljar image sync --all` every one."
 )
 SHORT = 12  # digits of a digest that are shown
-
-
-def arguments(verbs: Any) -> None:
-    """Add the three verbs."""
-    _publish(verbs.add_parser("publish", help="put images into a master store, for all hosts of a site"))
-    sync = verbs.add_parser("sync", help="bring images of the site's sources up to date here; exit 1 when one fails")
-    sync.add_argument(
-        "names", metavar="NAME", nargs="*", help="a name that a source offers; none: those that came from there before"
-    )
-    add_repeatable(sync, "--from", "DIR|URL", "instead of `image.sources` in the settings; repeatable", dest="sources")  # fmt: skip
-    sync.add_argument("--all", action="store_true", help="every name that is offered")
-    sync.add_argument(
-        "-n", "--dry-run", action="store_true", help="only say what is offered, and what would be brought"
-    )
-    sync.add_argument(
-        "--forget", action="store_true", help="first forget which versions were seen: for a master store made anew"
-    )
-    add_format(sync)
-    key = verbs.add_parser("key", help="make a key to sign with, or show the public part of one, as for `image.trust`")
-    key.add_argument("file", metavar="FILE", type=Path, help="made when there is none")
-
-
-def _publish(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "images",
-        metavar="IMAGE",
-        nargs="*",
-        help="name or digest; none: the index is only renewed, or changed as below",
-    )
-    parser.add_argument("--to", required=True, metavar="DIR", help="the master store's folder; made when there is none")
-    parser.add_argument("--as", dest="name", default="", metavar="NAME", help="its name there (one image)")
-    add_repeatable(parser, "--unpublish", "NAME", "take a name away there; repeatable")
-    who = parser.add_mutually_exclusive_group(required=True)
-    who.add_argument("--key", type=Path, metavar="FILE", help="the private key to sign with (`belljar image key`)")
-    who.add_argument("--unsigned", action="store_true", help="sign nothing")
-    parser.add_argument(
-        "--certificate",
-        type=Path,
-        metavar="FILE",
-        help="the key's X.509 certificate and those between it and an authority",
-    )
-    parser.add_argument(
-        "--valid", type=as_duration, default=0.0, metavar="TIME",
-        help="hosts refuse this index when it is older, so renew it in time (default: never)",
-    )  # fmt: skip
-    parser.add_argument("--prune", action="store_true", help="remove files there that no name has used for a week, too")
 
 
 def publish(args: argparse.Namespace, house: House) -> int:
@@ -87,7 +41,6 @@ def publish(args: argparse.Namespace, house: House) -> int:
 
 def sync(args: argparse.Namespace, house: House) -> int:
     """Bring what is named, or what has changed."""
-    from belljar.cli.render import show
     from belljar.image.site.master import Master
     from belljar.image.site.sync import FAILED
     from belljar.image.site.sync import sync as act
@@ -121,4 +74,35 @@ def key(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-VERBS = {"publish": publish, "sync": sync, "key": key}
+ACTS = {
+    "publish": Verb(
+        "put images into a master store, for all hosts of a site",
+        publish,
+        """
+        IMAGE * @images | name or digest; none: the index is only renewed, or changed as below
+        --to DIR ! | the master store's folder; made when there is none
+        --as NAME @name = | its name there (one image)
+        --unpublish NAME * | take a name away there; repeatable
+        / --key FILE :path ! | the private key to sign with (`belljar image key`)
+        / --unsigned | sign nothing
+        --certificate FILE :path | the key's X.509 certificate and those between it and an authority
+        --valid TIME =0s | hosts refuse this index when it is older, so renew it in time (default: never)
+        --prune | remove files there that no name has used for a week, too""",
+    ),
+    "sync": Verb(
+        "bring images of the site's sources up to date here; exit 1 when one fails",
+        sync,
+        f"""
+        NAME * @names | a name that a source offers; none: those that came from there before
+        --from DIR|URL * @sources | instead of `image.sources` in the settings; repeatable
+        --all | every name that is offered
+        -n --dry-run | only say what is offered, and what would be brought
+        --forget | first forget which versions were seen: for a master store made anew
+        {FORMAT}""",
+    ),
+    "key": Verb(
+        "make a key to sign with, or show the public part of one, as for `image.trust`",
+        key,
+        "FILE :path | made when there is none",
+    ),
+}

@@ -1,4 +1,5 @@
-"""`belljar template ...`: booted guests, frozen, of which jobs get clones."""
+"""`belljar template ...`: booted guests, frozen, of which jobs get clones; and `belljar cache ...`: the disks that machines of this
+user find again (`belljar run --cache`)."""
 
 from __future__ import annotations
 
@@ -6,65 +7,22 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from belljar.cli.parser import add_format, as_size
-from belljar.errors import TemplateError
+from belljar.cli.parser import FORMAT, Verb
+from belljar.cli.render import as_json, duration, moment, show
+from belljar.errors import BadOption, TemplateError
+from belljar.jobs.words import plain, size
+from belljar.machine.extras import cache as caches
 from belljar.model import Context, NetworkMode
 
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.hypervisor import Template
+    from belljar.machine.extras.cache import Cache
 
-HELP = (
-    "Templates are booted guests, frozen: one for each image, from which machines of every size are cloned. Jobs get clones of them. They are made "
-    "on the first job of their kind, trusted only while nothing in them has changed, and made again when they are old."
-)
 SIZES = ("memory", "disk_size")  # facts in bytes
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    acts = parser.add_subparsers(dest="act", metavar="ACT", required=True)
-    add_format(acts.add_parser("list", help="list the templates of this user"))
-    one = acts.add_parser("show", help="show what a template was made of")
-    _add_keys(one, nargs=1)
-    add_format(one)
-    verify = acts.add_parser("verify", help="compute every digest again; exit 1 when something is wrong")
-    _add_keys(verify, nargs="*", note="; none: all")
-    add_format(verify)
-    remove = acts.add_parser("remove", help="remove templates; machines that run on them go on")
-    _add_keys(remove, nargs="*")
-    remove.add_argument("--all", action="store_true", help="remove every template of this user")
-    acts.add_parser("expire", help="remove templates past their age (`qemu.template_days`) and unfinished ones")
-    build = acts.add_parser("build", help="make the template for a kind of machine now, before its first job")
-    build.add_argument("--image", help="the image; default: as `belljar run`")
-    build.add_argument("--cpus", type=int, help="virtual processors")
-    build.add_argument("--memory", type=as_size, metavar="SIZE", help="memory, as 2G or 512M")
-    build.add_argument("--disk", type=as_size, metavar="SIZE", help="size of the disk; default: the image's")
-    build.add_argument("--network", choices=[mode.value for mode in NetworkMode], help="what its card is plugged into")
-    build.add_argument(
-        "--context", choices=[context.value for context in Context], help="how its guest is given the agent"
-    )
-    build.add_argument(
-        "--shares", type=int, default=0, metavar="N", help="how many shared folders its clones can mount"
-    )
-    build.add_argument(
-        "--virtiofs", type=int, default=0, metavar="N", help="how many of `--share virtiofs:...` its clones can mount"
-    )
-    build.add_argument("--nfs", action="store_true", help="for machines that mount exports (`--share nfs://...`)")
-    add_format(build)
-
-
-def _add_keys(parser: argparse.ArgumentParser, *, nargs: int | str, note: str = "") -> None:
-    parser.add_argument("keys", metavar="KEY", nargs=nargs, help=f"a template's key, or the beginning of one{note}")
-
-
-def run(args: argparse.Namespace, house: House) -> int:
-    acts = {"list": show_all, "show": show_one, "verify": verify, "remove": remove, "expire": expire, "build": build}
-    return acts[args.act](args, house)
-
-
 def show_all(args: argparse.Namespace, house: House) -> int:
-    from belljar.cli.render import duration, show, size
-
     templates = house.hypervisor.templates()
     images = {image.digest: image.names for image in house.images.images()} if templates else {}
     names = {one.key: images.get(one.facts.get("image_digest", ""), ()) for one in templates}
@@ -81,10 +39,7 @@ def show_all(args: argparse.Namespace, house: House) -> int:
 
 
 def show_one(args: argparse.Namespace, house: House) -> int:
-    from belljar.cli.render import as_json, moment, size
-    from belljar.jobs.words import plain
-
-    template = _chosen(house, args.keys)[0]
+    template = _chosen(house, [args.key])[0]
     if args.format == "json":
         print(as_json(_described(template)))
         return 0
@@ -102,8 +57,6 @@ def show_one(args: argparse.Namespace, house: House) -> int:
 
 
 def verify(args: argparse.Namespace, house: House) -> int:
-    from belljar.cli.render import show
-
     found = {one.key: house.hypervisor.verify_template(one) for one in _chosen(house, args.keys, or_all=True)}
     rows = [(key, "; ".join(wrong) or "whole") for key, wrong in found.items()]
     show(found, ("KEY", "STATE"), rows, as_=args.format)
@@ -127,7 +80,6 @@ def expire(args: argparse.Namespace, house: House) -> int:
 
 def build(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.machine.request import account_of, at_least, image_name
-    from belljar.cli.render import as_json, size
     from belljar.jobs.shares import check_number
     from belljar.model import MachineSpec, Share, ShareKind
 
@@ -171,3 +123,97 @@ def _described(template: Template) -> dict[str, Any]:
         "key": template.key, "folder": str(template.folder), "size": template.size, "created": template.created,
         "facts": dict(template.facts),
     }  # fmt: skip
+
+
+# -- caches --------------------------------------------------------------------------------------------------------------
+
+
+def prepare(args: argparse.Namespace, house: House) -> int:
+    if args.count < 1 or args.count > caches.MOST:
+        raise BadOption(f"--count {args.count}: from 1 to {caches.MOST}")
+    list(caches.prepare(house.folders, args.count, args.size))
+    return list_caches(args, house)
+
+
+def list_caches(args: argparse.Namespace, house: House) -> int:
+    return _show_caches(caches.found(house.folders), args.format)
+
+
+def remove_caches(args: argparse.Namespace, house: House) -> int:
+    return _show_caches(list(caches.remove(house.folders)), args.format, is_gone=True)
+
+
+def _show_caches(caches: list[Cache], form: str, *, is_gone: bool = False) -> int:
+    values, rows = [], []
+    for cache in caches:
+        facts = None if is_gone else cache.path.stat()
+        state, length = ("removed", 0) if facts is None else (cache.state(), facts.st_size)
+        stored = 0 if facts is None else facts.st_blocks * 512
+        values.append(
+            {"number": cache.number, "state": state, "size": length, "stored": stored, "path": str(cache.path)}
+        )
+        rows.append((cache.number, state, size(length), size(stored), cache.path))
+    show(values, ("NUMBER", "STATE", "SIZE", "STORED", "FILE"), rows, as_=form)
+    return 0
+
+
+KEYS = "KEY {} @keys | a template's key, or the beginning of one{}"
+NETWORKS, CONTEXTS = (",".join(one.value for one in kind) for kind in (NetworkMode, Context))
+VERBS = {
+    "template": Verb(
+        "Templates are booted guests, frozen: one for each image, from which machines of every size are cloned. They are made on the "
+        "first job of their kind, trusted only while nothing in them has changed, and made again when they are old.",
+        acts={
+            "list": Verb("list the templates of this user", show_all, FORMAT),
+            "show": Verb(
+                "show what a template was made of",
+                show_one,
+                f"KEY | a template's key, or the beginning of one\n{FORMAT}",
+            ),
+            "verify": Verb(
+                "compute every digest again; exit 1 when something is wrong",
+                verify,
+                f"{KEYS.format('*', '; none: all')}\n{FORMAT}",
+            ),
+            "remove": Verb(
+                "remove templates; machines that run on them go on",
+                remove,
+                f"""
+                {KEYS.format("*", "")}
+                --all | remove every template of this user""",
+            ),
+            "expire": Verb("remove templates past their age (`qemu.template_days`) and unfinished ones", expire),
+            "build": Verb(
+                "make the template for a kind of machine now, before its first job",
+                build,
+                f"""
+                --image IMAGE | the image; default: as `belljar run`
+                --cpus N | virtual processors
+                --memory SIZE | memory, as 2G or 512M
+                --disk SIZE | size of the disk; default: the image's
+                --network {{{NETWORKS}}} | what its card is plugged into
+                --context {{{CONTEXTS}}} | how its guest is given the agent
+                --shares N =0 | how many shared folders its clones can mount
+                --virtiofs N =0 | how many of `--share virtiofs:...` its clones can mount
+                --nfs | for machines that mount exports (`--share nfs://...`)
+                {FORMAT}""",
+            ),
+        },
+    ),
+    "cache": Verb(
+        "Prepare, list and remove cache disks: `belljar run --cache SIZE` gives a machine one that no other machine has, and that"
+        " keeps what is on it when the guest powers itself off.",
+        acts={
+            "prepare": Verb(
+                "have caches ready before machines ask for them",
+                prepare,
+                f"""
+                --count N =1 | how many, in all (1)
+                --size SIZE ! | such as 20G; sparse at first
+                {FORMAT}""",
+            ),
+            "list": Verb("list the caches", list_caches, FORMAT),
+            "remove": Verb("remove every cache that no machine has", remove_caches, FORMAT),
+        },
+    ),
+}

@@ -1,66 +1,34 @@
-"""`belljar logs ID`: what a machine, its console and its QEMU wrote, also after its end."""
+"""`belljar logs ID` and `belljar events`: what a machine, its console and its QEMU wrote, also after its end; and what happens to
+all machines, in one stream."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.cli.parser import add_machine
+from belljar.cli.parser import FORMAT, MACHINE, Verb
+from belljar.cli.render import as_json_line
+from belljar.errors import BadOption, OutputMissing
+from belljar.jobs.words import plain
+from belljar.journal import read
+from belljar.machine import COLLECTED, CONSOLE_LOG, JOBOUTPUTS, QEMU_LOG, STDERR_LOG, STDOUT_LOG, VIRTIOFSD_LOG
 
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.journal import Event
+    from belljar.machine.outside.watching import Stream
 
-HELP = "Show what is written about a machine: its journal, its serial console, QEMU's own words. Without an option: all three."
 CHUNK = 1 << 16
 
 
-# Written here because Pythons break so long a choice at different places.
-USAGE = """%(prog)s [-h] [-f] [--stdout | --stderr | --console | --qemu | --virtiofsd | --journal |
-                    --collected FILE | --joboutputs [NAME]] ID"""
-SHOWN = {
-    "stdout": "what the payload of a detached machine wrote",
-    "stderr": "the same, of its standard error",
-    "console": "the guest's serial console",
-    "qemu": "what QEMU wrote to stderr",
-    "virtiofsd": "what the programs wrote that share its folders by virtiofs",
-    "journal": "what belljar did, event by event",
-}
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = USAGE
-    add_machine(parser)
-    which = parser.add_mutually_exclusive_group()
-    for name, help in SHOWN.items():
-        which.add_argument(f"--{name}", dest="which", action="store_const", const=name, help=help)
-    which.add_argument(
-        "--collected",
-        metavar="FILE",
-        help="write the archive of what was kept of the guest (`run --collect`) there, or - ",
-    )
-    which.add_argument(
-        "--joboutputs",
-        nargs="?",
-        const="",
-        metavar="NAME",
-        help="the files the guest put there to be kept; with a name, what is in that one",
-    )
-    parser.add_argument(
-        "-f",
-        "--follow",
-        action="store_true",
-        help="go on until the machine has ended (of the journal, unless said otherwise)",
-    )
-
-
-def run(args: argparse.Namespace, house: House) -> int:
+def logs(args: argparse.Namespace, house: House) -> int:
     from belljar.jobs.users import reach
-    from belljar.machine import CONSOLE_LOG, QEMU_LOG, STDERR_LOG, STDOUT_LOG, VIRTIOFSD_LOG
 
     house, machine = reach(house, args.machine)
     folder = machine.folder
@@ -92,10 +60,6 @@ def run(args: argparse.Namespace, house: House) -> int:
 
 def story(event: Event) -> str:
     """One event as one line: the time, what happened, the facts."""
-    import time
-
-    from belljar.jobs.words import plain
-
     seconds = event.get("time", 0.0)
     clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) + f".{int(seconds % 1 * 1000):03}"
     what = str(event.get("state") if event["event"] == "state" else event["event"])
@@ -108,15 +72,11 @@ def story(event: Event) -> str:
 
 
 def _fact(value: object) -> str:
-    import json
-
     text = value if isinstance(value, str) else json.dumps(value)
     return text if text and " " not in text else json.dumps(text)
 
 
 def _print_journal(folder: Path) -> None:
-    from belljar.journal import read
-
     for event in read(folder):
         print(story(event))
 
@@ -133,9 +93,6 @@ def _copy(path: Path) -> None:
 def _deliver(folder: Path, target: str) -> int:
     """Write the archive of collected folders to a file of the caller's own, or to standard output. It is the guest's, so
     it is not unpacked here."""
-    from belljar.errors import BadOption, OutputMissing
-    from belljar.machine import COLLECTED
-
     if target == "-" and sys.stdout.isatty():
         raise BadOption("--collected -: an archive is not for a terminal", hint="Name a file, or pipe it to `tar tv`.")
     try:
@@ -161,18 +118,14 @@ def _deliver(folder: Path, target: str) -> int:
 
 def _joboutputs(folder: Path, name: str) -> int:
     """The names of the guest's files, or one of them. Parts of files that never came whole are none."""
-    from belljar.errors import OutputMissing
-    from belljar.jobs.words import plain
-    from belljar.machine import JOBOUTPUTS
-
-    if not name:
-        for entry in joboutputs(folder):
-            print(f"{entry.stat().st_size:>12}  {plain(entry.name)}")
-        return 0
     for entry in joboutputs(folder):
-        if entry.name == name:
+        if not name:
+            print(f"{entry.stat().st_size:>12}  {plain(entry.name)}")
+        elif entry.name == name:
             _copy(entry)
             return 0
+    if not name:
+        return 0
     raise OutputMissing(
         f"{folder.name}: the guest has left no {name!r}",
         hint=f"`belljar logs {folder.name} --{JOBOUTPUTS}` names what it has left.",
@@ -181,8 +134,6 @@ def _joboutputs(folder: Path, name: str) -> int:
 
 def joboutputs(folder: Path) -> list[Path]:
     """What the guest has put, by name."""
-    from belljar.machine import JOBOUTPUTS
-
     try:
         return sorted(path for path in (folder / JOBOUTPUTS).iterdir() if not path.name.startswith("."))
     except OSError:
@@ -218,3 +169,74 @@ def for_terminal(data: bytes) -> str:
     """Text that shows escape sequences instead of obeying them."""
     text = data.decode(errors="replace").replace("\r\n", "\n")
     return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
+
+
+# -- events --------------------------------------------------------------------------------------------------------------
+
+
+def events(args: argparse.Namespace, house: House) -> int:
+    import asyncio
+
+    begin = time.time() - args.since
+    # Those to come are watched before those so far are read: nothing falls between.
+    stream = house.machines.events() if args.follow else None
+    shown = set()
+    for event in past(house, begin):
+        shown.add(_key(event))
+        _print(event, args.format)
+
+    async def follow(stream: Stream) -> None:
+        async for event in stream:
+            if event.get("time", 0.0) >= begin and _key(event) not in shown:
+                _print(event, args.format)
+
+    if stream is not None:
+        asyncio.run(follow(stream))
+    return 0
+
+
+def past(house: House, begin: float) -> list[Event]:
+    """The events of all machines since then, live and ended, by time."""
+    events = []
+    for machine in house.machines.list(ended=True):
+        if machine.ended is None or machine.ended >= begin:
+            events += [{**event, "machine": machine.id} for event in read(machine.folder)]
+    return sorted((event for event in events if event.get("time", 0.0) >= begin), key=lambda event: event["time"])
+
+
+def _print(event: Event, form: str) -> None:
+    print(as_json_line(event) if form == "json" else f"{event['machine']}  {story(event)}", flush=True)
+
+
+def _key(event: Event) -> tuple[object, ...]:
+    return event["machine"], event.get("time"), event.get("event"), event.get("state")
+
+
+VERBS = {
+    "logs": Verb(
+        "Show what is written about a machine: its journal, its serial console, QEMU's own words. Without an option: all three.",
+        logs,
+        f"""
+        {MACHINE}
+        / --stdout @which | what the payload of a detached machine wrote
+        / --stderr @which | the same, of its standard error
+        / --console @which | the guest's serial console
+        / --qemu @which | what QEMU wrote to stderr
+        / --virtiofsd @which | what the programs wrote that share its folders by virtiofs
+        / --journal @which | what belljar did, event by event
+        / --collected FILE | write the archive of what was kept of the guest (`run --collect`) there, or -
+        / --joboutputs NAME ? | the files the guest put there to be kept; with a name, what is in that one
+        -f --follow | go on until the machine has ended (of the journal, unless said otherwise)""",
+        # Written here because Pythons break so long a choice at different places.
+        usage="""%(prog)s [-h] [-f] [--stdout | --stderr | --console | --qemu | --virtiofsd | --journal |
+                    --collected FILE | --joboutputs [NAME]] ID""",
+    ),
+    "events": Verb(
+        "Show what happened to the machines of this user, oldest first; with -f go on with what happens from now on.",
+        events,
+        f"""
+        -f --follow | go on with what happens from now on, until interrupted
+        --since TIME =1d | how far back to begin, such as 1h (default: 1d)
+        {FORMAT}""",
+    ),
+}

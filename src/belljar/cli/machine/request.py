@@ -11,11 +11,10 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from belljar.cli.machine.networks import network_of
 from belljar.errors import BadOption, InputMissing, UnreadableScript
 from belljar.host.caller import caller, describe, plain_environment, rlimits, umask
 from belljar.jobs.caller import kind
-from belljar.jobs.shares import shares
+from belljar.jobs.shares import network_of, shares
 from belljar.model import (
     SCRATCH_PLACE,
     Account,

@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from belljar.cli.parser import add_repeatable, as_duration, as_size
+from belljar.cli.parser import Verb, add_repeatable, as_duration, as_size
 from belljar.errors import OUR_FAILURE
 from belljar.model import Cause, Context, OwnWork, RunPayload, Start
 
@@ -144,9 +144,9 @@ def run(args: argparse.Namespace, house: House) -> int:
     finish_the_dead(house)
     house.images.ensure(wanted.machine.image)
     if args.user_data is not None:
-        from belljar.cli.machine.userdata import with_user_data
+        from belljar.jobs.userdata import with_user_data
 
-        wanted = with_user_data(wanted, args, house)
+        wanted = with_user_data(wanted, args.user_data, args.user_data_option, args.user_data_file, house)
     outcome = attend(house, wanted)
     from belljar.cli import complain
 
@@ -168,9 +168,9 @@ def detach(wanted: Request, args: argparse.Namespace, house: House) -> int:
         if is_given:
             raise BadOption(f"{option} with --detach: nobody is there for it", hint="`belljar wait ID` tells the end.")
     if args.user_data is not None:
-        from belljar.cli.machine.userdata import with_user_data
+        from belljar.jobs.userdata import with_user_data
 
-        wanted = with_user_data(wanted, args, house)
+        wanted = with_user_data(wanted, args.user_data, args.user_data_option, args.user_data_file, house)
     stdin = 0 if isinstance(wanted.work, RunPayload) and stat.S_ISREG(os.fstat(0).st_mode) else None
     print(detached.start(wanted, config_file=house.config_file, stdin=stdin).id)
     return 0
@@ -239,3 +239,6 @@ def _open_report(path: str) -> int:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as exc:
         raise BadOption(f"--report {path}: {exc.strerror}", hint="Give a file that can be written to.") from exc
+
+
+VERBS = {"run": Verb(HELP, run, arguments)}

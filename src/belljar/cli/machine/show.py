@@ -1,11 +1,26 @@
-"""`belljar show ID`: everything that is known about one machine."""
+"""`belljar ps` and `belljar show ID`: the machines of this user in a table, and everything that is known about one."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import pwd
+import shlex
+import time
 from typing import TYPE_CHECKING, Any
 
-from belljar.cli.parser import add_format, add_machine
+from belljar.cli import complain
+from belljar.cli.machine.logs import joboutputs
+from belljar.cli.parser import FORMAT, MACHINE, Verb
+from belljar.cli.render import as_json, duration, moment
+from belljar.cli.render import show as put
+from belljar.errors import BadOption, NotPermitted
+from belljar.jobs.users import reach, rows_of_all
+from belljar.jobs.words import plain, size
+from belljar.journal import JOURNAL, read
+from belljar.machine import COLLECTED, CONSOLE_LOG, KEPT_DISK, OUTCOME, QEMU_LOG, REQUEST, VIRTIOFSD_LOG
+from belljar.machine.life.reservation import room_now
+from belljar.machine.outside.registry import jobs_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,20 +28,77 @@ if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.machine import MachineView
 
-HELP = "Show everything that is known about one machine: what was asked, where it stands, how it ended, how long each phase took."
 NETWORK = ("network", "network-refused")  # events
+HEADS = ("ID", "NAME", "STATE", "IMAGE", "START", "CPUS", "MEMORY", "REQUESTER", "AGE", "RESULT")
+Facts = list[tuple[str, Any]]
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    add_machine(parser)
-    add_format(parser)
+def ps(args: argparse.Namespace, house: House) -> int:
+    machines = house.machines.list(ended=args.all)
+    now = time.time()
+    if args.all_users and args.quiet:
+        raise BadOption("--quiet with --all-users: an id without its user names no machine")
+    if args.all_users:
+        return _of_all(house, [row(machine, now) for machine in machines], args)
+    if args.quiet:
+        print("".join(f"{machine.id}\n" for machine in machines), end="")
+        return 0
+    put(machines, HEADS, [row(machine, now) for machine in machines], as_=args.format)
+    if args.format == "table" and any(machine.alive for machine in machines):
+        print(_room(house))
+    return 0
 
 
-def run(args: argparse.Namespace, house: House) -> int:
-    from belljar.cli.render import as_json
-    from belljar.jobs.users import reach
-    from belljar.jobs.words import plain
+def _room(house: House) -> str:
+    """What the machines have reserved of this host, and what is left."""
+    room = room_now(house.folders, house.settings.host)
+    cpus = "" if room.cpus == float("inf") else f" of {room.cpus:g}"
+    return f"reserved: {size(room.memory_reserved)} of memory ({size(room.memory)} left), {room.cpus_taken}{cpus} cpus"
 
+
+def _of_all(house: House, own: list[tuple[object, ...]], args: argparse.Namespace) -> int:
+    """Exit 1 when some user's machines could not be listed."""
+    if os.geteuid() != 0:
+        raise NotPermitted("--all-users: only root sees everybody's machines")
+    now = time.time()
+    rows, trouble = rows_of_all(house, lambda view: dict(zip(HEADS, row(view, now), strict=True)), ended=args.all)
+    facts = [{"USER": "root", **dict(zip(HEADS, one, strict=True))} for one in own] + rows
+    put(facts, ("USER", *HEADS), [tuple(one.get(head) for head in ("USER", *HEADS)) for one in facts], as_=args.format)
+    for line in trouble:
+        complain(line, "")
+    return 1 if trouble else 0
+
+
+def row(machine: MachineView, now: float) -> tuple[object, ...]:
+    """One line of the table."""
+    # A supervisor that is dead left its last state behind; `belljar reap` will finish what it began.
+    state = machine.state if machine.alive or machine.ended else f"{machine.state} (abandoned)"
+    age = duration(max(0.0, now - machine.created)) if machine.created else ""
+    return (
+        machine.id, machine.name, state, machine.image, machine.start, machine.cpus, size(machine.memory),
+        machine.requester, age, result(machine),
+    )  # fmt: skip
+
+
+def result(machine: MachineView) -> str:
+    """How it ended, in a word or two."""
+    outcome = machine.outcome
+    if not outcome:
+        return ""
+    if outcome.get("signal") is not None:
+        end = f"signal {outcome['signal']}"
+    elif outcome.get("exit_code") is not None:
+        end = f"exit {outcome['exit_code']}"
+    else:
+        end = ""
+    cause = str(outcome.get("cause", ""))
+    return end if cause == "finished" else f"{cause} {end}".strip()
+
+
+# -- show ----------------------------------------------------------------------------------------------------------------
+
+
+def show(args: argparse.Namespace, house: House) -> int:
     house, machine = reach(house, args.machine)
     if args.format == "json":
         print(as_json(_described(machine, house)))
@@ -43,9 +115,6 @@ def run(args: argparse.Namespace, house: House) -> int:
 
 def _described(machine: MachineView, house: House) -> dict[str, Any]:
     """What the table shows, for programs."""
-    from belljar.cli.machine.logs import joboutputs
-    from belljar.journal import read
-
     files = {**_files(machine), **{f"joboutput {path.name}": path for path in joboutputs(machine.folder)}}
     return {
         **{name: getattr(machine, name) for name in machine.__dataclass_fields__},
@@ -56,7 +125,7 @@ def _described(machine: MachineView, house: House) -> dict[str, Any]:
     }
 
 
-def sections(machine: MachineView) -> list[tuple[str, list[tuple[str, Any]]]]:
+def sections(machine: MachineView) -> list[tuple[str, Facts]]:
     """What the table shows, by heading; empty facts are left out when it is printed."""
     return [
         (f"machine {machine.id}", _machine(machine)),
@@ -72,9 +141,7 @@ def sections(machine: MachineView) -> list[tuple[str, list[tuple[str, Any]]]]:
     ]
 
 
-def _machine(machine: MachineView) -> list[tuple[str, Any]]:
-    from belljar.cli.render import moment, size
-
+def _machine(machine: MachineView) -> Facts:
     asked = machine.request.get("machine") or {}
     shares = [
         f"{one['source']} on {one['target']}{' (read-only)' if one.get('readonly') else ''}"
@@ -102,23 +169,18 @@ def _machine(machine: MachineView) -> list[tuple[str, Any]]:
     ]
 
 
-def _other_starts(machine: MachineView, house: House) -> list[tuple[str, Any]]:
-    from belljar.cli.machine.ps import result
-    from belljar.cli.render import moment
-
+def _other_starts(machine: MachineView, house: House) -> Facts:
     return [(one.id, f"{moment(one.created)}  {result(one) or one.state}") for one in _same_job(machine, house)]
 
 
 def _same_job(machine: MachineView, house: House) -> list[MachineView]:
     """The machines that the same batch job had before, or has elsewhere on this node."""
-    from belljar.machine.outside.registry import jobs_of
-
     jobs = jobs_of(machine)
     others = house.machines.list(ended=True) if jobs else []
     return [one for one in others if jobs_of(one) & jobs and one.id != machine.id]
 
 
-def _job(machine: MachineView) -> list[tuple[str, Any]]:
+def _job(machine: MachineView) -> Facts:
     """What else is known of a batch job: its queue, its name, its other ids, how often it was started before."""
     labels = machine.request.get("labels")
     pairs = [one for one in labels if isinstance(one, list) and len(one) == 2] if isinstance(labels, list) else []
@@ -130,12 +192,10 @@ def _job(machine: MachineView) -> list[tuple[str, Any]]:
     ]
 
 
-def _network(machine: MachineView) -> list[tuple[str, Any]]:
+def _network(machine: MachineView) -> Facts:
     """Its addresses, where they are its own, and where it was kept from going."""
-    from belljar.journal import read
-
     events = read(machine.folder)
-    lines: list[tuple[str, Any]] = []
+    lines: Facts = []
     for event in events:
         if event["event"] == "network":
             lines += [("MAC address", event.get("mac")), ("address", event.get("address"))]
@@ -148,22 +208,14 @@ def _network(machine: MachineView) -> list[tuple[str, Any]]:
     return lines
 
 
-def _records(machine: MachineView) -> list[tuple[str, Any]]:
+def _records(machine: MachineView) -> Facts:
     """Where each thing lies that is kept of it, and how QEMU was started."""
-    import shlex
-
-    from belljar.cli.machine.logs import joboutputs
-    from belljar.cli.render import size
-
     found = [(name, f"{path} ({size(path.stat().st_size)})") for name, path in _files(machine).items()]
     found += [("joboutput", f"{path.name} ({size(path.stat().st_size)})") for path in joboutputs(machine.folder)]
     return [*found, ("QEMU", shlex.join(_argv(machine)))]
 
 
 def _files(machine: MachineView) -> dict[str, Path]:
-    from belljar.journal import JOURNAL
-    from belljar.machine import COLLECTED, CONSOLE_LOG, KEPT_DISK, OUTCOME, QEMU_LOG, REQUEST, VIRTIOFSD_LOG
-
     files = {
         "request": REQUEST, "outcome": OUTCOME, "journal": JOURNAL, "console": CONSOLE_LOG, "QEMU's words": QEMU_LOG,
         "virtiofsd": VIRTIOFSD_LOG, "collected": COLLECTED, "disk": KEPT_DISK,
@@ -174,15 +226,11 @@ def _files(machine: MachineView) -> dict[str, Path]:
 
 def _argv(machine: MachineView) -> list[str]:
     """How QEMU was started, the last time."""
-    from belljar.journal import read
-
     found = [event.get("argv") for event in read(machine.folder) if event["event"] == "spawned"]
     return [str(word) for word in found[-1]] if found and isinstance(found[-1], list) else []
 
 
-def _payload(payload: dict[str, Any]) -> list[tuple[str, Any]]:
-    import shlex
-
+def _payload(payload: dict[str, Any]) -> Facts:
     account = payload.get("account") or {}
     return [
         ("command", shlex.join(map(str, payload.get("argv") or []))),
@@ -193,7 +241,7 @@ def _payload(payload: dict[str, Any]) -> list[tuple[str, Any]]:
     ]
 
 
-def _outcome(outcome: dict[str, Any]) -> list[tuple[str, Any]]:
+def _outcome(outcome: dict[str, Any]) -> Facts:
     guest, host = outcome.get("guest") or {}, outcome.get("host") or {}
     return [
         ("cause", outcome.get("cause")),
@@ -217,17 +265,33 @@ def _in_brackets(text: object) -> str:
 
 
 def _usage(usage: dict[str, Any]) -> str:
-    from belljar.cli.render import size
-
     if not usage.get("peak_memory"):
         return ""
     return f"{usage.get('user', 0):.2f} s user, {usage.get('system', 0):.2f} s system, {size(usage['peak_memory'])} at most"
 
 
 def _user(uid: int) -> str:
-    import pwd
-
     try:
         return f"{pwd.getpwuid(uid).pw_name} ({uid})"
     except KeyError:
         return str(uid)
+
+
+VERBS = {
+    "ps": Verb(
+        "List the machines that run, with -a also those that ended and whose records are kept.",
+        ps,
+        f"""
+        -a --all | ended machines too
+        --all-users | as root: of every user with a folder below `paths.node`, root's own too
+        -q --quiet | only the ids, one a line
+        {FORMAT}""",
+    ),
+    "show": Verb(
+        "Show everything that is known about one machine: what was asked, where it stands, how it ended, how long each phase took.",
+        show,
+        f"""
+        {MACHINE}
+        {FORMAT}""",
+    ),
+}

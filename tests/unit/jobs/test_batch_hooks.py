@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.unit.cli.batch_site import ALICE, BOB, Node, make_node, paper_system
+from tests.unit.jobs.paper_node import ALICE, BOB, Node, make_node, paper_system
 
 from belljar import batch
 from belljar.cli import main

@@ -12,12 +12,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tests.unit.cli.batch_site import ALICE, BOB, Node, make_node, paper_system
+from tests.unit.jobs.paper_node import ALICE, BOB, Node, make_node, paper_system
 
 from belljar import batch
 from belljar.cli import main
-from belljar.cli.batch import clean as batch_clean
-from belljar.cli.machine.cp import split
+from belljar.cli.host import reap as reaping
+from belljar.cli.machine.inside import split
 from belljar.errors import AmbiguousMachine, NoSuchMachine
 from belljar.jobs import orphans, users
 
@@ -160,7 +160,7 @@ def test_who_is_not_root_cannot_list_everybodys(node: Node) -> None:
 
 def reap(node: Node, *words: str, batch: str = "all") -> int:
     args = SimpleNamespace(batch=batch, dry_run="-n" in words, format="json")
-    return batch_clean.run(args, node.house)  # type: ignore[arg-type]
+    return reaping.reap(args, node.house)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ KEEPER = """
 import json, os, signal, sys, time
 sys.path[:] = json.loads(sys.argv[1])
 from pathlib import Path
-from tests.unit.cli.batch_site import request_for
+from tests.unit.jobs.paper_node import request_for
 from belljar.machine import Folders
 from belljar.machine.life.life import claim
 run, scratch, store, logs = map(Path, json.loads(sys.argv[2]))

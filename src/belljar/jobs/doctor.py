@@ -13,13 +13,13 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.cli.render import size
 from belljar.errors import BelljarError, ImageUnknown
 from belljar.host import commands, files
+from belljar.jobs.words import size
 from belljar.model import GIB, MIB
 
 if TYPE_CHECKING:
-    from belljar.assembly import House
+    from belljar.jobs import House
     from belljar.model import Outcome
 
 DEVICES = (
@@ -74,15 +74,15 @@ class Check:
     meaning: str
     look: Callable[[House], Finding]
 
-
-def settings(house: House) -> Finding:
-    from belljar.config import inspect
-    from belljar.config.meaning import all_mistakes
-
-    loaded = inspect(Path(house.config_file) if house.config_file else None)
-    if mistakes := all_mistakes(loaded):
-        return fail("\n".join(map(str, mistakes)), "Correct them; `belljar config check` looks again.")
-    return ok(f"{len(loaded.origins)} set, the rest are defaults")
+    def examine(self, house: House) -> Finding:
+        """Look. A check that breaks is a failed one, and the others go on."""
+        try:
+            return self.look(house)
+        except BelljarError as exc:
+            return fail(exc.message, exc.hint)
+        except Exception as exc:
+            text = f"the check broke: {type(exc).__name__}: {exc}"
+            return fail(text, "This is a defect of belljar or of the host.")
 
 
 def programs(house: House) -> Finding:
@@ -126,8 +126,8 @@ def qemu(house: House) -> Finding:
 
 def accelerator(house: House) -> Finding:
     """What really runs a guest. That /dev/kvm opens proves nothing."""
-    from belljar.cli.host.kvm import of_users
     from belljar.hypervisor import Accelerator, Boot
+    from belljar.jobs.kvm import of_users
 
     try:
         image = house.images.resolve(house.settings.image.default)
@@ -341,7 +341,6 @@ def network(house: House) -> Finding:
 
 
 CHECKS = (
-    Check("settings", "the settings files can be understood", settings),
     Check("programs", "the programs belljar calls are installed", programs),
     Check("qemu", "QEMU is new enough and has the devices machines are made of", qemu),
     Check("accelerator", "what runs the guests: the processor itself (kvm) or software (tcg)", accelerator),

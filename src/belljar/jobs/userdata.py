@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import stat
 from collections.abc import Callable
@@ -12,13 +11,15 @@ from typing import TYPE_CHECKING
 from belljar.errors import BadUserData
 
 if TYPE_CHECKING:
-    from belljar.assembly import House
+    from belljar.jobs import House
     from belljar.model import Request
 
 SCHEMES = ("http://", "https://")
 
 
-def with_user_data(request: Request, args: argparse.Namespace, house: House) -> Request:
+def with_user_data(
+    request: Request, template: str, named_options: list[str], named_files: list[str], house: House
+) -> Request:
     """The request with its user data. Raises BadUserData, DownloadFailed."""
     from belljar import __version__
     from belljar.context.userdata import About, fill_in, patterns
@@ -28,7 +29,7 @@ def with_user_data(request: Request, args: argparse.Namespace, house: House) -> 
 
     with_data: Callable[[bytes], Request] = lambda data: replace(request, work=replace(request.work, user_data=data))  # noqa: E731
     settings = house.settings.context
-    url = args.user_data if args.user_data.startswith(SCHEMES) else ""
+    url = template if template.startswith(SCHEMES) else ""
     image = house.images.resolve(request.machine.image)
     base = answering.BASE_URL if answering.is_wanted(with_data(b""), settings.metadata) else ""
     has_files = isinstance(request.work, RunPayload)
@@ -40,14 +41,14 @@ def with_user_data(request: Request, args: argparse.Namespace, house: House) -> 
         jobfeatures=f"{base}/jobfeatures" if base else "/etc/jobfeatures" if has_files else "",
         joboutputs=f"{base}/joboutputs" if base else "",
     )  # fmt: skip
-    files = {name: _read(path, "--user-data-file") for name, path in _pairs("--user-data-file", args.user_data_file)}
-    options = {name: os.fsencode(text) for name, text in _pairs("--user-data-option", args.user_data_option)}
+    files = {name: _read(path, "--user-data-file") for name, path in _pairs("--user-data-file", named_files)}
+    options = {name: os.fsencode(text) for name, text in _pairs("--user-data-option", named_options)}
     for name in files.keys() & options.keys():
         raise BadUserData(f"--user-data-option {name} and --user-data-file {name}: one of them only")
     if settings.cvmfs_proxy and "cvmfs_proxy" not in files:
         options.setdefault("cvmfs_proxy", settings.cvmfs_proxy.encode())
-    template = _fetch(url, house) if url else _read(args.user_data, "--user-data")
-    return with_data(fill_in(template, patterns(about, options, files)))
+    text = _fetch(url, house) if url else _read(template, "--user-data")
+    return with_data(fill_in(text, patterns(about, options, files)))
 
 
 def _pairs(option: str, words: list[str]) -> list[tuple[str, str]]:

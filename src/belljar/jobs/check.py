@@ -17,7 +17,7 @@ from belljar.host.commands import run
 from belljar.host.privileges import as_user, user_of
 
 if TYPE_CHECKING:
-    from belljar.assembly import House
+    from belljar.jobs import House
 
 EVERYBODY_ENTERS = stat.S_IXOTH
 FIRST_USER = 1000  # below are system users
@@ -27,7 +27,7 @@ LAUNCH = 10.0  # seconds for a launcher to start on a busy node
 def findings(house: House, place: Place) -> Iterator[Finding]:
     """All of them, in the order a job meets them."""
     yield from _entered_by_all("the launcher", place.wrapper)
-    yield from _entered_by_all("belljar itself", Path(__file__).resolve().parents[2])
+    yield from _entered_by_all("belljar itself", Path(__file__).resolve().parents[1])
     if house.config_file is not None:
         yield from _entered_by_all("the settings file", house.config_file.absolute())
         yield from _is_the_sites(Path(os.path.realpath(house.config_file)))
@@ -125,7 +125,7 @@ def _node_folder(node: Path | None) -> Iterator[Finding]:
 
 
 def _qemu(house: House) -> Finding:
-    from belljar.cli.host.checks import Grade, qemu
+    from belljar.jobs.doctor import Grade, qemu
 
     try:
         seen = qemu(house)
@@ -136,8 +136,8 @@ def _qemu(house: House) -> Finding:
 
 def _kvm(house: House) -> Finding:
     """Nobody else notices that jobs run in software: the payload's own words say nothing of it."""
-    from belljar.cli.host.kvm import of_users
     from belljar.hypervisor import Accelerator
+    from belljar.jobs.kvm import of_users
 
     if house.settings.qemu.accelerator is Accelerator.TCG:
         return Finding("/dev/kvm", True, "not used: qemu.accelerator is tcg")

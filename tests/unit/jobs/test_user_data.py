@@ -12,11 +12,12 @@ import pytest
 from tests.unit.image.http_server import serving
 
 from belljar.cli import parser_of, split
-from belljar.cli.machine import request, userdata
+from belljar.cli.machine import request
 from belljar.config import load
 from belljar.context import Settings
 from belljar.errors import BadOption, BadUserData, DownloadFailed
 from belljar.image import Settings as ImageSettings
+from belljar.jobs import userdata
 from belljar.model import OwnWork, Probe, Request, RunPayload, Sign
 
 
@@ -35,7 +36,7 @@ def filled(*words: str, **context: Any) -> bytes:
         settings=SimpleNamespace(context=Settings(**context), image=ImageSettings(stall_timeout=2.0)),
         images=SimpleNamespace(resolve=lambda name: SimpleNamespace(source="https://example.org/cernvm.iso")),
     )
-    made = userdata.with_user_data(built(*words), args, house)  # type: ignore[arg-type]
+    made = userdata.with_user_data(built(*words), args.user_data, args.user_data_option, args.user_data_file, house)  # type: ignore[arg-type]
     assert made.work.user_data is not None
     return made.work.user_data
 

@@ -1,0 +1,185 @@
+"""`belljar wait`, `stop`, `extend`, `kill`: a machine's end, waited for, ordered, put off."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn
+
+from belljar.cli.parser import MACHINE, MACHINES, Verb
+from belljar.errors import OUR_FAILURE, BadOption, BelljarError, NoSuchMachine
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.machine import MachineView
+    from belljar.model import Outcome
+
+
+class NotEnded(BelljarError):
+    """The machine did not end within --timeout."""
+
+    hint = "It goes on running; wait again, or end it with `belljar stop ID`."
+
+
+def wait(args: argparse.Namespace, house: House) -> int:
+    """The exit code of each machine's payload, when it has ended."""
+    return each(args, lambda machine: wait_for(house, machine, args.timeout))
+
+
+def wait_for(house: House, reference: str, timeout: float | None) -> int:
+    from belljar.jobs.users import reach
+
+    house, machine = reach(house, reference)
+    outcome = until_ended(house, machine.id, timeout)
+    code = exit_code(outcome)
+    if code == OUR_FAILURE and outcome.exit_code is None:
+        raise BelljarError(f"{machine.id}: {outcome.reason}", hint=outcome.hint or None)
+    return code
+
+
+def exit_code(outcome: Outcome) -> int:
+    """The code by which a shell would know this end."""
+    if outcome.signal is not None:
+        return 128 + outcome.signal
+    return OUR_FAILURE if outcome.exit_code is None else outcome.exit_code
+
+
+def until_ended(house: House, id: str, timeout: float | None) -> Outcome:
+    """What came of the machine, once it has ended. Raises NotEnded after *timeout* seconds."""
+    from belljar.host import quick_asyncio  # isort: skip - it must come before asyncio
+
+    import asyncio
+
+    assert quick_asyncio
+
+    async def ended() -> Outcome:
+        async with asyncio.timeout(timeout):
+            return await house.machines.ended(id)
+
+    try:
+        return asyncio.run(ended())
+    except TimeoutError:
+        raise NotEnded(f"{id}: still running after {timeout:g} s") from None
+
+
+def stop(args: argparse.Namespace, house: House) -> int:
+    if args.at is None:
+        return each(args, lambda machine: end(house, machine, {"do": "stop", "grace": args.grace}))
+    if args.grace is not None:
+        raise BadOption("--grace with --at: at its deadline a machine has the grace it was begun with")
+    return each(args, lambda machine: move(house, machine, at=args.at))
+
+
+def kill(args: argparse.Namespace, house: House) -> int:
+    return each(args, lambda machine: end(house, machine, {"do": "kill"}))
+
+
+def extend(args: argparse.Namespace, house: House) -> int:
+    return move(house, args.machine, by=args.by)
+
+
+def end(house: House, reference: str, question: dict[str, object]) -> int:
+    """Ask the supervisor to end the machine, then wait until its lock is free. An ended machine is success."""
+    from belljar.jobs.users import reach
+    from belljar.machine.life import control
+
+    house, view = reach(house, reference)
+    if view.ended:
+        return 0
+    if view.alive:
+        let_go_on(view)
+    try:
+        with control.connect(view.folder) as connection:
+            control.ask(connection, str(question.pop("do")), **question)
+    except NoSuchMachine:
+        if view.alive:
+            raise
+        house.machines.reap()  # its supervisor is dead: finish what it left
+        return 0
+    until_ended(house, view.id, None)
+    return 0
+
+
+def let_go_on(view: MachineView) -> None:
+    """A supervisor that was suspended (Ctrl-Z, a batch system) hears nothing: continue it, so that it can end."""
+    import signal
+    from contextlib import suppress
+
+    from belljar.host.processes import is_stopped
+    from belljar.journal import read
+
+    for event in read(view.folder)[:1]:
+        pid = event.get("pid")  # of whoever holds the machine's lock
+        if event["event"] == "claim" and isinstance(pid, int) and pid > 1 and is_stopped(pid):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGCONT)
+
+
+def move(house: House, reference: str, **how: float) -> int:
+    """Give a living machine another deadline, `at` a moment or `by` some seconds later, and say which it is now."""
+    from belljar.jobs.users import reach
+    from belljar.machine.life import control
+    from belljar.machine.life.deadline import stamp
+
+    house, view = reach(house, reference)
+    if not view.alive:
+        raise NoSuchMachine(f"{view.id}: the machine has ended")
+    with control.connect(view.folder) as connection:
+        answer = control.ask(connection, "deadline", **how)
+    print(f"{view.id}  {stamp(float(answer['at']))}")
+    return 0
+
+
+# -- several machines ----------------------------------------------------------------------------------------------------
+
+
+def each(args: argparse.Namespace, act: Callable[[str], int]) -> int:
+    """One act on several machines: each in a process of its own, all at once, so that one that goes wrong keeps no other,
+    and root can become the user of each. The exit code of the first that has one other than 0, in the order named."""
+    names = list(dict.fromkeys(args.machines))
+    if len(names) == 1:
+        args.machine = names[0]  # for hints
+        return act(names[0])
+    children = [os.fork() or _be(args, one, act) for one in names]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return next((code if code > 0 else 128 - code for code in codes if code), 0)
+
+
+def _be(args: argparse.Namespace, machine: str, act: Callable[[str], int]) -> NoReturn:
+    from belljar.cli import told, with_hints
+
+    code, args.machine = OUR_FAILURE, machine
+    try:
+        code = told(lambda: with_hints(lambda: act(machine), args), detail=args.verbose)
+    finally:
+        os._exit(code)
+
+
+VERBS = {
+    "wait": Verb(
+        "Wait until a machine has ended, then exit with its payload's code (128 + N where signal N ended it; "
+        "125 where it never ran, or where --timeout passed before). Of several, the first code that is not 0.",
+        wait,
+        f"""
+        {MACHINES}
+        --timeout TIME | give up waiting after this long, such as 90s or 5m""",
+    ),
+    "stop": Verb(
+        "End machines: TERM to the payload, and after the grace the machine itself. Returns when all are gone.",
+        stop,
+        f"""
+        --grace TIME | time for the payload to end by itself (default: the machine's)
+        --at MOMENT | not now: its deadline is this moment, such as 18:30, 2026-12-24T18:00 or +45m; returns at once
+        {MACHINES}""",
+    ),
+    "extend": Verb(
+        "Let a machine live longer: its deadline comes later by this time. `belljar stop --at` sets one. The guest's features "
+        "tell it.",
+        extend,
+        f"""
+        {MACHINE}
+        TIME @by | how much later, such as 30m or 2h""",
+    ),
+    "kill": Verb("End machines at once, without asking their payloads. Returns when all are gone.", kill, MACHINES),
+}

@@ -1,0 +1,250 @@
+"""`belljar exec`, `cp`, `console`: into a running machine, with a second command, with files, by hand."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import select
+import sys
+from typing import TYPE_CHECKING
+
+from belljar import batch
+from belljar.cli.parser import MACHINE, Verb, add
+from belljar.errors import BadOption, BelljarError, InputMissing, OutputMissing, OutputUnwritable
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+    from belljar.guest import ExitStatus, Guest
+    from belljar.jobs.attend import StoppableLoop
+    from belljar.machine import MachineView
+    from belljar.model import Account, Payload
+
+LEAVE = b"\x1d"  # Ctrl-]
+
+
+# -- exec ----------------------------------------------------------------------------------------------------------------
+
+
+def exec_(args: argparse.Namespace, house: House) -> int:
+    """A second process beside the payload, with the same contract."""
+    from belljar.jobs.attend import StoppableLoop
+    from belljar.jobs.users import reach
+
+    # argparse takes the `--` behind a parameter away, and leaves one that stands behind it.
+    args.command = ["--", *(args.command[1:] if args.command[:1] == ["--"] else args.command)]
+    if args.command == ["--"]:
+        raise BadOption("nothing to run", hint="Put `--` before the command: belljar exec ID -- CMD.")
+    house, view = reach(house, args.machine)
+    payload = _payload(args, view)
+    loop = StoppableLoop()
+    try:
+        status = loop.run_until_complete(_attend(house, view, payload, loop))
+    finally:
+        loop.close()
+    return _leave(status)
+
+
+async def _attend(house: House, view: MachineView, payload: Payload, loop: StoppableLoop) -> ExitStatus:
+    """Start the command, pass on what this process is sent, wait for its end."""
+    from belljar.machine.outside.talking import talk
+
+    async with talk(view, house.converse) as guest:
+        return await _carry_out(guest, payload, loop)
+
+
+async def _carry_out(guest: Guest, payload: Payload, loop: StoppableLoop) -> ExitStatus:
+    from belljar.jobs.attend import listen, raw_terminal, streams_of
+    from belljar.machine.orders import Orders, Pause, Resize, Resume, Signal
+
+    orders = Orders()
+    terminal = raw_terminal() if payload.terminal else None
+    listen(loop, orders, terminal, alone=False)
+    try:
+        await guest.add_account(payload.account)
+        process = await guest.start(payload, streams_of(payload))
+
+        async def pass_on() -> None:
+            while True:
+                match await orders.next():
+                    case Signal(number=number):
+                        await process.signal(number)
+                    case Resize(rows=rows, columns=columns):
+                        await process.resize(rows, columns)
+                    case Pause(done=done):
+                        done.set()  # this process stops; the machine belongs to somebody else and goes on
+                    case Resume():
+                        pass
+
+        passing = asyncio.ensure_future(pass_on())
+        try:
+            return await process.wait()
+        finally:
+            passing.cancel()
+    finally:
+        if terminal is not None:
+            terminal.restore()
+
+
+def _payload(args: argparse.Namespace, view: MachineView) -> Payload:
+    from belljar.cli.machine import request as words
+
+    args.inputs, args.outputs = [], []
+    if args.cwd is None:
+        args.cwd = str(view.payload.get("cwd") or "/")
+    return words.payload(args, _account(args.user, view))
+
+
+def _account(user: str | None, view: MachineView) -> Account:
+    """Who is meant: the user that was named, else the machine's."""
+    from belljar.cli.machine import request as words
+    from belljar.machine.outside.talking import account_of
+
+    return words.account_of(user) if user else account_of(view) or words.account_of(None)
+
+
+def _leave(status: ExitStatus) -> int:
+    from belljar.host.processes import die_by
+
+    if status.error:
+        raise CannotStart(f"the command could not be started: {status.message or status.error}", code=status.exit_code)
+    if status.signal is not None:
+        die_by(status.signal)
+    return status.exit_code or 0
+
+
+class CannotStart(BelljarError):
+    """The guest could not start the command."""
+
+    hint = "Check the command's path inside the guest."
+
+    def __init__(self, message: str, *, code: int | None) -> None:
+        super().__init__(message)
+        self.exit_code = code or self.exit_code
+
+
+# -- cp ------------------------------------------------------------------------------------------------------------------
+
+
+def cp(args: argparse.Namespace, house: House) -> int:
+    """Files into or out of a running machine."""
+    from belljar.jobs.users import reach
+
+    source_id, source = split(args.source)
+    target_id, target = split(args.target)
+    if bool(source_id) == bool(target_id):
+        hint = "For example: belljar cp 3f2a:/etc/os-release ."
+        raise BadOption("one of SRC and DST must be ID:PATH, the other a path here", hint=hint)
+    if target_id and not os.path.lexists(source):
+        raise InputMissing(f"{source}: does not exist", hint="Correct SRC.")
+    house, view = reach(house, source_id or target_id)
+    if source_id and os.path.isdir(target):
+        target = os.path.join(target, os.path.basename(source.rstrip("/")) or source_id)
+    if source_id and not os.path.isdir(folder := os.path.dirname(target)):
+        raise OutputUnwritable(f"{folder}: no such folder here", hint="Make it, or name another place.")
+    asyncio.run(_copy(house, view, source, target, args.user, into=bool(target_id)))
+    return 0
+
+
+def split(text: str) -> tuple[str, str]:
+    """(ID, PATH), or ("", PATH) for a path here: one with a slash before its first colon, or without a colon."""
+    id, colon, path = text.partition(":")
+    if colon and id in batch.names():  # a batch id has a colon of its own
+        number, colon, path = path.partition(":")
+        id = f"{id}:{number}"
+    if not colon or "/" in id or os.path.lexists(text):
+        return "", os.path.abspath(text)
+    if not id or not path:
+        raise BadOption(f"{text}: not of the form ID:PATH")
+    return id, path
+
+
+async def _copy(house: House, view: MachineView, source: str, target: str, user: str | None, *, into: bool) -> None:
+    from belljar.machine.outside.talking import talk
+
+    account, cwd = _account(user, view), os.fsencode(str(view.payload.get("cwd") or "/"))
+    try:
+        async with talk(view, house.converse) as guest:
+            await (guest.put if into else guest.get)(source, target, account, cwd)
+    except OutputMissing as exc:
+        raise OutputMissing(exc.message, hint="Correct ID:PATH.") from exc
+
+
+# -- console -------------------------------------------------------------------------------------------------------------
+
+
+def console(args: argparse.Namespace, house: House) -> int:
+    """The serial console, as it speaks; what is typed goes to it."""
+    from belljar.jobs.users import reach
+    from belljar.machine.life import control
+
+    house, view = reach(house, args.machine)
+    connection = control.connect(view.folder)
+    control.ask(connection, "console")
+    connection.settimeout(None)
+    if not os.isatty(0):
+        return _pump(connection.fileno())
+    from belljar.jobs.terminal import RawTerminal
+
+    terminal = RawTerminal(0)
+    print(f"console of {view.id}; Ctrl-] leaves", file=sys.stderr)
+    terminal.enter()
+    try:
+        return _pump(connection.fileno())
+    finally:
+        terminal.restore()
+
+
+def _pump(console: int) -> int:
+    """Bytes both ways until the machine ends, our input ends, or Ctrl-] is typed."""
+    poller = select.poll()
+    poller.register(console, select.POLLIN)
+    poller.register(0, select.POLLIN)
+    while True:
+        for descriptor, _ in poller.poll():
+            data = os.read(descriptor, 4096)
+            if descriptor == console:
+                if not data:
+                    return 0
+                os.write(1, data)
+            elif not data:
+                poller.unregister(0)
+            elif LEAVE in data and os.isatty(0):
+                return 0
+            else:
+                os.write(console, data)
+
+
+def _exec_options(parser: argparse.ArgumentParser) -> None:
+    add(
+        parser,
+        f"""
+        --user NAME|UID[:GID] | who the command is (default: the machine's user)
+        --env K=V * | set a variable; K alone passes the caller's
+        --env-file FILE * | lines K=V; # begins a comment line
+        --inherit-env | pass the caller's whole environment
+        --cwd PATH | working directory in the guest (default: the payload's)
+        -t --tty | give the command a terminal
+        {MACHINE}""",
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD", help=argparse.SUPPRESS)
+
+
+VERBS = {
+    "exec": Verb(
+        "Run a second command in a running machine, as the machine's own user. Exits as `belljar run` does.",
+        exec_, _exec_options, usage="belljar exec [options] ID -- CMD ARG...",
+    ),
+    "cp": Verb(
+        "Copy a file or folder into or out of a running machine: one of SRC and DST is ID:PATH, the other a path here.",
+        cp,
+        """
+        --user NAME|UID[:GID] | who reads and writes in the guest (default: the machine's user)
+        SRC @source | PATH here, or ID:PATH in the machine
+        DST @target | ID:PATH in the machine, or PATH here""",
+    ),
+    "console": Verb(
+        "Look at a running machine's serial console. Leave with Ctrl-]. What it said before is in `belljar logs ID --console`.",
+        console, MACHINE,
+    ),
+}  # fmt: skip

@@ -1,0 +1,129 @@
+"""`belljar batch install`: the engine of one system on this host, with its commands, its launchers and what was chosen before."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from belljar import batch
+from belljar.batch.install import commands as client
+from belljar.batch.install import record as records
+from belljar.batch.install.engine import Engine
+from belljar.batch.install.pieces import OurFile, Piece, Place, SiteOfSystem
+from belljar.errors import BadOption, HostError
+from belljar.jobs.client import own_prefix
+
+if TYPE_CHECKING:
+    from belljar.batch.install.commands import Client
+    from belljar.jobs import House
+
+LONGEST_SHEBANG = 120  # of 127 that older kernels read
+
+LAUNCHER = """\
+#!{python} -IS
+# Made by `belljar batch install {system}`: {purpose}.
+import sys
+
+sys.path += {libraries!r}
+sys.argv[1:1] = {words!r}
+from belljar.cli import entry
+
+entry({commands!r})
+"""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What an administrator asks for; what is left out is as at the last installation."""
+
+    folder: str = ""
+    prefix: str = ""
+    commands: str = ""  # folders, with colons between
+    variables: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    anew: bool = False  # look for the system's commands again
+
+
+class Site(NamedTuple):
+    """One system on this host."""
+
+    engine: Engine
+    place: Place
+    site: SiteOfSystem
+    commands: Client
+    prefix: str
+
+
+def site_for(system: str, asked: Asked, house: House) -> Site:
+    """Options that were given at the installation hold until others are. Raises BadOption."""
+    site = batch.load(system).site
+    folder = Path(asked.folder).absolute() if asked.folder else site.needs.home(os.environ) or site.default_folder
+    try:
+        before = records.load(records.path_of(folder, system))
+    except ValueError as exc:
+        raise BadOption(str(exc), hint="Repair or remove that file.") from exc
+    prefixes = [Path(one).absolute() for one in (asked.prefix, before.prefix) if one] or [own_prefix()]
+    ours = client_for(system, asked, site, folder, prefixes)
+    settings, libexec = house.settings, prefixes[0] / "libexec"
+    timeout = settings.batch.ask_timeout
+
+    def execute(argv: tuple[str, ...], stdin: bytes) -> bytes:
+        return ours.run(argv, timeout, stdin)
+
+    place = Place(
+        settings=settings.batch, wrapper=libexec / f"wrap-{system}", belljar=libexec / f"belljar-{system}",
+        store=settings.paths.site_store or settings.paths.store, folder=folder, options={**before.options, **asked.options},
+        node=settings.paths.node, run=lambda argv: execute(argv, b""),
+    )  # fmt: skip
+    own = functools.partial(launchers, ours, config_file=house.config_file)
+    return Site(Engine(system, site, place, own, execute), place, site, ours, asked.prefix or before.prefix)
+
+
+def client_for(system: str, asked: Asked, site: SiteOfSystem, folder: Path, prefixes: list[Path]) -> Client:
+    """The system's commands: those of the installation, which `install` looks for anew. Raises BadOption."""
+    listed = [client.path_of(prefix / "libexec/belljar", system) for prefix in prefixes]
+    known = next((one for path in listed if (one := client.read(path, system))), None)
+    if known is not None and not asked.anew:
+        return known
+    return client.find(
+        system, site.needs, folder, os.environ, folders=asked.commands, named=asked.variables, known=known
+    )
+
+
+def launchers(ours: Client, place: Place, config_file: Path | None) -> list[Piece]:
+    """The executables that systems and hooks start: one word each, whatever their environment says; and what they know
+    of the system's commands."""
+    config = ["--config", str(config_file.absolute())] if config_file else []
+    system = ours.system
+    # Where the redirect says nothing to us, all that follows is the job's, dashes or not.
+    wrap = [*config, "internal", "wrap", system, *(["--"] if batch.load(system).ends_words else [])]
+    return [
+        OurFile("the system's commands", client.path_of(place.wrapper, system), ours.as_json()),
+        _launcher(system, "belljar for hooks, with this site's settings", place.belljar, config),
+        _launcher(system, "what the system starts in place of a job", place.wrapper, wrap),
+    ]
+
+
+def _launcher(system: str, purpose: str, path: Path, words: list[str]) -> OurFile:
+    python = sys.executable
+    if len(python) > LONGEST_SHEBANG or any(char.isspace() for char in python):
+        raise HostError(f"{python}: a path that a `#!` line cannot hold", hint="Install belljar with another Python.")
+    listed = os.fspath(client.path_of(path, system))
+    text = LAUNCHER.format(
+        python=python, system=system, purpose=purpose, libraries=_libraries(), words=words, commands=listed
+    )
+    return OurFile(purpose, path, text.encode(), 0o755)
+
+
+def _libraries() -> list[str]:
+    """Where this belljar is, and what it needs: in one folder where it was installed, in two where it runs in a checkout."""
+    found = [Path(__file__).resolve().parents[2]]
+    if (needed := importlib.util.find_spec("h11")) is not None and needed.origin is not None:
+        found.append(Path(needed.origin).resolve().parents[1])
+    return [os.fspath(one) for one in dict.fromkeys(found)]
