@@ -8,7 +8,7 @@ from tests.live.conftest import Belljar
 from tests.live.test_faults import report
 
 from belljar.batch import Settings
-from belljar.batch.job.sizes import guest_memory
+from belljar.batch.job.policy import guest_memory
 
 
 def test_a_limit_on_processor_time_ends_the_payload_as_it_would_outside(belljar: Belljar, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from belljar.batch.install import commands as client
 
 if TYPE_CHECKING:
     from belljar.batch.install.commands import Client
-    from belljar.batch.job.ending import Run
+    from belljar.batch.job.verdict import Run
     from belljar.jobs import House
 
 

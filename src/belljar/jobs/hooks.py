@@ -87,6 +87,7 @@ def prolog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house:
 
 def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house: House) -> None:
     """End what still lives of the job, as its user; count what that user's records say of the node."""
+    from belljar.batch.job.terms import one_line
     from belljar.batch.node import faults as node
 
     id, name = dialect.epilog(env, words)
@@ -96,7 +97,7 @@ def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house:
     raw = _object(said)
     ended = raw.get("ended")
     for line in ended[:20] if isinstance(ended, list) else []:
-        log(dialect.name, "epilog", f"{job}: {node.one_line(str(line))}", house.verbose)
+        log(dialect.name, "epilog", f"{job}: {one_line(str(line))}", house.verbose)
     report = node.report_of(raw, job)
     if report is not None:
         account(dialect, node.name_of(batch.load(dialect.name).node_variable, env, os.uname().nodename), report, house)

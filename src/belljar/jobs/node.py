@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from belljar.batch.job.terms import one_line
 from belljar.batch.node import faults
 from belljar.errors import BelljarError, CommandFailed
 from belljar.host.privileges import User, as_user, user_of
 
 if TYPE_CHECKING:
-    from belljar.batch.job.ending import Run
     from belljar.batch.job.terms import Dialect
+    from belljar.batch.job.verdict import Run
     from belljar.jobs import House
     from belljar.model import Outcome, Start
 
@@ -110,7 +111,7 @@ def test(house: House, node: Known) -> Tested:
         now, may_open = faults.checked(node.memory.read(), passed, reason, settings.node_passes)
         node.memory.write(now)
     if faults.is_hopeless(now, settings.node_faults):
-        node.close(f"{OUR_WORD}: self-check: {faults.one_line(reason)}")
+        node.close(f"{OUR_WORD}: self-check: {one_line(reason)}")
     opened = may_open and node.is_closed_by_us()
     if opened:
         node.reopen()

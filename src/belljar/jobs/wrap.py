@@ -23,8 +23,8 @@ from belljar.host.files import read_capped
 from belljar.model import Cause, Outcome, OutcomeClass
 
 if TYPE_CHECKING:
-    from belljar.batch.job.ending import Run
     from belljar.batch.job.terms import Dialect
+    from belljar.batch.job.verdict import Run
     from belljar.jobs import House
     from belljar.model import Request
 
@@ -178,7 +178,7 @@ def become(here: Surroundings, job: Job, house: House, settings: batch.Settings)
         execute(command.path, list(command.argv), here)
     except OSError as exc:
         if command.unstarted is not None:
-            from belljar.batch.job.ending import carry_out
+            from belljar.batch.job.verdict import carry_out
             from belljar.jobs.client import runner
 
             run = runner(house, job.system, settings.ask_timeout)
@@ -317,7 +317,7 @@ def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings
     from belljar.jobs.words import tell_troubles
 
     tell_troubles(outcome)
-    from belljar.batch.job.ending import carry_out, let_in, take_back
+    from belljar.batch.job.verdict import carry_out, let_in, take_back
 
     ignore_signals(verdict)
     ending, trouble = carry_out(dialect.tell(job, verdict, outcome, tries, settings), run)

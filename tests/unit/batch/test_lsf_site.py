@@ -75,9 +75,9 @@ def test_a_warning_does_not_keep_lsf_from_reading_again(tmp_path: Path) -> None:
 
 def test_wrong_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadOption, match="unit"):
-        SITE.pieces(place(tmp_path, options={"unit": "GB; id"}))
+        list(SITE.pieces(place(tmp_path, options={"unit": "GB; id"})))
     with pytest.raises(BadOption, match="split"):
-        SITE.pieces(place(tmp_path / "with blank"))
+        list(SITE.pieces(place(tmp_path / "with blank")))
 
 
 def test_the_esub_goes_where_bsub_looks_or_somebody_is_told(tmp_path: Path) -> None:

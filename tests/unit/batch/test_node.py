@@ -111,7 +111,7 @@ def test_a_report_of_a_hostile_user_is_a_few_plain_words() -> None:
     found = node.report_of(raw, "slurm:1")
     assert found is not None
     assert found.error == "" and not found.is_fault
-    assert found.reason.startswith("a??[31m`id`?x") and len(found.reason) == node.LONGEST_REASON
+    assert found.reason.startswith("a??[31m`id`?x") and len(found.reason) == 200
 
 
 def test_the_nodes_name_is_the_systems_own_and_never_an_option() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from belljar.batch import Settings
 from belljar.batch.install.pieces import Advice, Change, OurFile, OurLines, Place
-from belljar.batch.job.sizes import smallest_limit
+from belljar.batch.job.policy import smallest_limit
 from belljar.batch.pbs.openpbs import site as openpbs_site
 from belljar.batch.pbs.torque import site as torque_site
 from belljar.errors import BadOption, CommandFailed, NotOurs

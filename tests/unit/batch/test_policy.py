@@ -17,8 +17,7 @@ from tests.unit.batch.test_openpbs_hooks import Hooks, submit
 from tests.unit.batch.test_slurm_lua import SCRIPT, Submission
 
 from belljar.batch.job import judge, policy
-from belljar.batch.job.policy import Asker
-from belljar.batch.job.sizes import SMALLEST_GUEST, guest_memory
+from belljar.batch.job.policy import SMALLEST_GUEST, Asker, guest_memory
 from belljar.errors import BelljarError
 from belljar.model import MIB
 

@@ -7,9 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.batch import Settings, load, names
-from belljar.batch.job.environment import for_guest
-from belljar.batch.job.policy import Asker, check_allowed, check_limits, image_for, may_be_own, queue_images, rules
-from belljar.batch.job.sizes import ADDRESS_SPACE, DATA_SPACE, SMALLEST_GUEST, guest_memory, overhead, rounded
+from belljar.batch.job.policy import (
+    ADDRESS_SPACE,
+    DATA_SPACE,
+    SMALLEST_GUEST,
+    Asker,
+    check_allowed,
+    check_limits,
+    guest_memory,
+    image_for,
+    may_be_own,
+    overhead,
+    queue_images,
+    rounded,
+    rules,
+)
+from belljar.batch.job.request import for_guest
 from belljar.batch.job.terms import Job, Verdict
 from belljar.batch.job.verdict import delay, judge, why
 from belljar.errors import BadSetting, ImageNotAllowed, OverLimit

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from belljar.batch import Settings
-from belljar.batch.job.ending import carry_out
 from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict
+from belljar.batch.job.verdict import carry_out
 from belljar.errors import BadOption
 from belljar.host import commands
 from belljar.jobs import wrap

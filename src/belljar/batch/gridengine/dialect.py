@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 from belljar.batch import Settings
 from belljar.batch.gridengine import spool as gridengine_spool
-from belljar.batch.job.terms import Dialect, Ending, Job, Staged, Surroundings, Verdict
-from belljar.batch.job.verdict import delay, why
+from belljar.batch.job.terms import Dialect, Ending, Job, Staged, Surroundings, Verdict, whole
+from belljar.batch.job.verdict import delay, has_begun, why
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import Outcome
 
@@ -45,7 +45,7 @@ class GridEngineJob(Job):
     forbids_error: bool = False  # FORBID_APPERROR: so is 100
 
 
-class GridEngine:
+class GridEngine(Dialect):
     """The dialect."""
 
     name = NAME
@@ -59,7 +59,7 @@ class GridEngine:
         folder = env.get("SGE_JOB_SPOOL_DIR", b"")
         spool = _spool(here, folder)
         binary = gridengine_spool.is_binary(env, spool)
-        slots = _number(spool.get("host_slots", b"")) or _number(env.get("NSLOTS", b"")) or 1
+        slots = whole(spool.get("host_slots", b"").decode("latin-1")) or whole(here.var("NSLOTS")) or 1
         return GridEngineJob(
             system=NAME, id=f"{number}.{task}" if task else number, name=here.var("JOB_NAME"), queue=here.var("QUEUE"),
             image=here.var(IMAGE), native=gridengine_spool.native(here.argv, env, spool),
@@ -84,7 +84,7 @@ class GridEngine:
             return _hold(job, why(outcome, tries, verdict, settings))
         if verdict is Verdict.MIRROR:
             return _mirror(outcome)
-        if verdict is not Verdict.FAIL and _has_begun(outcome) and not job.reruns:
+        if verdict is not Verdict.FAIL and has_begun(outcome) and not job.reruns:
             return Ending(exit_code=OUR_FAILURE)
         reason = why(outcome, tries, verdict, settings)
         if verdict is Verdict.REQUEUE and not job.forbids_reschedule:
@@ -187,10 +187,6 @@ def _mirror(outcome: Outcome) -> Ending:
     return Ending(signal=KILL)
 
 
-def _has_begun(outcome: Outcome) -> bool:
-    return "run" in outcome.phases
-
-
 def _requeue(job: GridEngineJob, tries: int, reason: str, pause: float, ended: float) -> Ending:
     """Exit 99, with the count in the job's context. `qalter -a` delays the next start of a whole job only, so an array's
     task waits where it is. A host that may not speak to the server cannot count: there the second failure holds.
@@ -237,8 +233,4 @@ def _reason(job: GridEngineJob) -> str:
     return f"belljar_reason_{job.task}" if job.task else "belljar_reason"
 
 
-def _number(text: bytes) -> int | None:
-    return int(text) if text.isdigit() and len(text) < 10 else None
-
-
-DIALECT: Dialect = GridEngine()
+DIALECT = GridEngine()

@@ -17,8 +17,7 @@ from typing import BinaryIO
 from belljar.batch import Settings
 from belljar.batch.gridengine import spool as gridengine_spool
 from belljar.batch.gridengine.dialect import DISK, IMAGE, MEMORY, RERUN, WALL
-from belljar.batch.job.policy import Asker, check_allowed, check_limits, check_name
-from belljar.batch.job.sizes import guest_memory
+from belljar.batch.job.policy import Asker, check_allowed, check_limits, check_name, guest_memory
 from belljar.batch.system import Call
 from belljar.errors import BadSetting, BelljarError, ImageNotAllowed
 from belljar.model import GIB

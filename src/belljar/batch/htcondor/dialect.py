@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from belljar.batch import Settings
 from belljar.batch.htcondor.ads import Ad, Expression, parse, string
-from belljar.batch.job.terms import Command, Ending, Job, Staged, Surroundings, Verdict
+from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict
 from belljar.batch.job.verdict import delay, why
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import GIB, KIB, MIB, Outcome
@@ -48,8 +48,8 @@ class CondorJob(Job):
     starts: int = 0  # of its program, this one not yet counted
 
 
-class HTCondor:
-    """Implements `Dialect`."""
+class HTCondor(Dialect):
+    """None of its commands counts starts: a node may not ask or write the schedd's queue. NumShadowStarts in the ad has to do."""
 
     name = "htcondor"
 
@@ -88,20 +88,11 @@ class HTCondor:
                 # start again at once, here or elsewhere, so this process keeps it for a while.
                 text = reason.encode("ascii", "replace") + b"\n"
                 folder = os.path.dirname(job.error_file)
-                return Ending(
-                    exit_code=1, files=((job.error_file, text),), opens=folder, delay=delay(tries, settings)
-                )  # fmt: skip
+                return Ending(1, files=((job.error_file, text),), opens=folder, delay=delay(tries, settings))
             case Verdict.HOLD:
                 return _held(job.chirp, job.starts, reason, failed)
             case _:
                 return failed
-
-    def count(self, job: Job) -> tuple[str, ...]:
-        """None: a node may not ask or write the schedd's queue. NumShadowStarts in the ad has to do."""
-        return ()
-
-    def counted(self, job: Job, printed: bytes) -> Job:
-        return job
 
     def alive(self) -> tuple[str, ...]:
         return ("condor_status", "-constraint", of_this_host(), "-af", "Name", "JobId")

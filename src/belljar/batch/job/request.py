@@ -1,4 +1,4 @@
-"""From a Job to the Request for its machine."""
+"""From a Job to the Request for its machine; and which of its variables reach the guest: all but those about the host."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from belljar.batch import Settings
-from belljar.batch.job.environment import Pairs, for_guest
-from belljar.batch.job.policy import Asker, check_allowed, check_limits
-from belljar.batch.job.sizes import guest_memory
+from belljar.batch.job.policy import Asker, check_allowed, check_limits, guest_memory
 from belljar.batch.job.terms import Command, Job, Surroundings
 from belljar.errors import DirectoryTooLarge, UnreadableScript
 from belljar.model import (
@@ -30,6 +28,16 @@ from belljar.model import (
     Transfer,
 )
 
+Pairs = tuple[tuple[bytes, bytes], ...]
+
+# What tells a program of the host where things of the host are, or speaks to a daemon of the host's session.
+HOST_ONLY = (
+    "LD_*", "DBUS_*", "XDG_RUNTIME_DIR", "XDG_SESSION_*", "XDG_SEAT", "XDG_VTNR", "SSH_AUTH_SOCK", "SSH_AGENT_PID", "SSH_CONNECTION",
+    "SSH_CLIENT", "SSH_TTY", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "KRB5CCNAME", "NOTIFY_SOCKET", "LISTEN_*",
+    "INVOCATION_ID", "JOURNAL_STREAM", "SYSTEMD_*", "GPG_AGENT_INFO", "BELLJAR_*", "GLIBC_TUNABLES", "MALLOC_*",
+)  # fmt: skip
+SYSTEM_PATH = (b"/usr/local/sbin", b"/usr/local/bin", b"/usr/sbin", b"/usr/bin", b"/sbin", b"/bin")
+ALSO_THERE = (*SYSTEM_PATH, b"/usr/local/games", b"/usr/games")
 LARGEST_SCRIPT = 6 * MIB
 LARGEST_FILE = MIB  # a scheduler's file; a larger one stays outside
 MOST_ENTRIES = 100_000  # of a folder that is copied
@@ -104,6 +112,37 @@ def environment(here: Surroundings, job: Job, inside: Iterable[str], settings: S
     if not settings.scratch:
         return env
     return (*((name, value) for name, value in env if name != b"TMPDIR"), (b"TMPDIR", SCRATCH_PLACE.encode()))
+
+
+def for_guest(env: Pairs, settings: Settings, inside: Iterable[str]) -> Pairs:
+    """The job's variables without the host's own, in order. PATH keeps the folders every system has and those below
+    the folders *inside*, which the guest sees at the same path."""
+    kept = tuple(word.encode() for word in settings.keep_env)
+    dropped = tuple(word.encode() for word in (*HOST_ONLY, *settings.drop_env))
+    folders = tuple(folder.rstrip("/").encode("utf-8", "surrogateescape") for folder in inside)
+    result = []
+    for name, value in env:
+        if name and (_fits(name, kept) or not _fits(name, dropped)):
+            result.append((name, _path(value, folders) if name == b"PATH" else value))
+    return tuple(result)
+
+
+def _fits(name: bytes, patterns: tuple[bytes, ...]) -> bool:
+    return any(name.startswith(one[:-1]) if one.endswith(b"*") else name == one for one in patterns)
+
+
+def _path(value: bytes, folders: tuple[bytes, ...]) -> bytes:
+    """What of a search path the guest can have. Never empty: an empty PATH means the current folder."""
+
+    def is_there(entry: bytes) -> bool:
+        if not entry.startswith(b"/"):
+            return True  # "." and its like
+        return entry.rstrip(b"/") in ALSO_THERE or any(entry == f or entry.startswith(f + b"/") for f in folders)
+
+    entries = [entry for entry in value.split(b":") if is_there(entry)]
+    if not any(entry in SYSTEM_PATH for entry in entries):
+        entries += SYSTEM_PATH
+    return b":".join(entries)
 
 
 def _most(caller: Caller, limit: str) -> int:

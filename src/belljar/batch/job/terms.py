@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -107,6 +108,26 @@ class Ending:
     otherwise: Ending | None = None
 
 
+def whole(text: str) -> int | None:
+    """A number of decimal digits; None for all else."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
+
+
+def one_line(text: str, longest: int = 200, *, without: str = "") -> str:
+    """Plain printable ASCII, for comments of batch systems and for logs."""
+    return "".join(char if " " <= char <= "~" and char not in without else "?" for char in text)[:longest]
+
+
+NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+
+
+def one_node(name: str) -> str:
+    """Raises ValueError for what a system's command would take for an option, for more than one node, or for none."""
+    if not NODE_NAME.fullmatch(name) or name.upper() == "ALL":
+        raise ValueError(f"{name[:60]!r} is no name of a node")
+    return name
+
+
 class Dialect(Protocol):
     """One batch system's language. No input or output but through what it is handed, and nothing kept of a job: what
     belongs to a job is in its `Job`, of which a system may have a kind of its own."""
@@ -121,9 +142,11 @@ class Dialect(Protocol):
 
     def count(self, job: Job) -> tuple[str, ...]:
         """The command that tells how often this job was requeued by us; () where the system cannot keep a number."""
+        return ()
 
     def counted(self, job: Job, printed: bytes) -> Job:
         """The job with that number, `failed_starts`, and whatever else of the command's answer `tell` needs."""
+        return job
 
     def alive(self) -> tuple[str, ...]:
         """The command that lists the jobs the system knows to run on this node."""

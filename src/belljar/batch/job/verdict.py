@@ -1,10 +1,19 @@
-"""What is to become of a job, judged from its machine's outcome: one rule for all systems."""
+"""What is to become of a job, judged from its machine's outcome: one rule for all systems; and its Ending carried out: the
+system's commands, each under a deadline, then files. The process's own end is the caller's."""
 
 from __future__ import annotations
 
+import os
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+
 from belljar.batch import Settings
-from belljar.batch.job.terms import Job, Verdict
+from belljar.batch.job.terms import Ending, Job, Verdict, one_line
+from belljar.errors import BelljarError
 from belljar.model import Outcome, OutcomeClass
+
+Run = Callable[[tuple[str, ...]], bytes]  # a command of the system; raises CommandFailed, CommandMissing
 
 AGAIN = (OutcomeClass.NODE, OutcomeClass.TRANSIENT)
 
@@ -35,11 +44,66 @@ def _is_ours(outcome: Outcome) -> bool:
 
 def why(outcome: Outcome, tries: int, verdict: Verdict, settings: Settings) -> str:
     """One line for the system's own comment: plain text, at most 200 characters."""
-    text = "".join(c if " " <= c <= "~" else "?" for c in outcome.reason)
     count = f"try {tries} of {max(settings.retries, 1)}: " if verdict in (Verdict.REQUEUE, Verdict.HOLD) else ""
-    return f"belljar: {count}{text}"[:200]
+    return one_line(f"belljar: {count}{outcome.reason}")
 
 
 def delay(tries: int, settings: Settings) -> float:
     """Seconds before the next start: doubled each time, a day at most."""
     return min(settings.retry_delay * float(2 ** (tries - 1)), 86400.0)
+
+
+def has_begun(outcome: Outcome) -> bool:
+    """Was the payload started? What it did is done."""
+    return "run" in outcome.phases
+
+
+def mirror(outcome: Outcome) -> Ending:
+    """End as the payload ended; one that was ended before it began ends by TERM, as a native job does."""
+    if outcome.signal is None and outcome.exit_code is None:
+        return Ending(exit_code=None, signal=15)
+    return Ending(exit_code=None if outcome.signal is not None else outcome.exit_code, signal=outcome.signal)
+
+
+# -- the ending ----------------------------------------------------------------------------------------------------------
+
+
+def carry_out(ending: Ending, run: Run) -> tuple[Ending, str]:
+    """Run what the ending wants run. Returns the ending that holds then, and what went wrong on the way."""
+    trouble = ""
+    while True:
+        try:
+            for argv in ending.commands:
+                run(argv)
+            for path, content in ending.files:
+                _write(path, content)
+            return ending, trouble
+        except (BelljarError, OSError) as exc:
+            trouble = f"{trouble}; {exc}" if trouble else str(exc)
+            if ending.otherwise is None:
+                return ending, trouble
+            ending = ending.otherwise
+
+
+def take_back(ending: Ending) -> None:
+    """Remove what it wrote."""
+    for path, _ in ending.files:
+        with suppress(OSError):
+            os.unlink(path)
+
+
+def let_in(ending: Ending) -> None:
+    """HTCondor's starter looks for the file as another user, in a folder that is the job's alone: let it through, and read.
+    The group's bits are for a site where that user is in the job's group. Raises OSError."""
+    if ending.opens:
+        for path, _ in ending.files:
+            os.chmod(path, 0o644)
+        os.chmod(ending.opens, stat.S_IMODE(os.stat(ending.opens).st_mode) | 0o011)
+
+
+def _write(path: bytes, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, content)
+    finally:
+        os.close(descriptor)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from belljar.batch import Settings
-from belljar.batch.job.terms import Command, Ending, Job, Staged, Surroundings, Verdict
+from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict, whole
 from belljar.batch.job.verdict import delay, why
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import GIB, KIB, MIB, Outcome
@@ -49,8 +49,8 @@ class LsfJob(Job):
     may_exit_again: bool = False  # its queue or profile requeues a job that ends with AGAIN
 
 
-class Lsf:
-    """Implements `Dialect`."""
+class Lsf(Dialect):
+    """The dialect."""
 
     name = "lsf"
 
@@ -64,8 +64,8 @@ class Lsf:
         return LsfJob(
             system=self.name, id=id_of(here.var), name=here.var("LSB_JOBNAME"), queue=here.var("LSB_QUEUE"),
             image=here.var(IMAGE), native=native, script=file + b".shell" if command.startswith(SHELL_FILE) else b"",
-            cpus=_cpus(here), memory=_number(here.var(MEMORY)) or rusage, disk=_number(here.var(DISK)),
-            wall=_number(here.var(WALL)), started_before=1 if here.var("LSB_RESTART") == "Y" else 0,
+            cpus=_cpus(here), memory=whole(here.var(MEMORY)) or rusage, disk=whole(here.var(DISK)) or None,
+            wall=whole(here.var(WALL)) or None, started_before=1 if here.var("LSB_RESTART") == "Y" else 0,
             grace=float(KILL_INTERVAL - 2), staged=Staged(into=_files(here)),
             may_exit_again=str(AGAIN) in re.findall(r"[0-9]+", here.var("LSB_EXIT_REQUEUE")),
         )  # fmt: skip
@@ -86,9 +86,8 @@ class Lsf:
                     otherwise=by_code if job.may_exit_again else failed,
                 )  # fmt: skip
             case Verdict.HOLD:
-                return Ending(
-                    OUR_FAILURE, commands=(note, ("brequeue", "-H", "-r", job.id)), delay=KILLED_IN, otherwise=failed
-                )
+                hold = (note, ("brequeue", "-H", "-r", job.id))
+                return Ending(OUR_FAILURE, commands=hold, delay=KILLED_IN, otherwise=failed)
             case _:
                 return failed
 
@@ -195,11 +194,7 @@ def _cpus(here: Surroundings) -> int | None:
     words = here.var("LSB_MCPU_HOSTS").split()
     if len(words) >= 2 and words[1].isdecimal():
         return int(words[1][:9]) or None
-    return _number(here.var("LSB_DJOB_NUMPROC")) or _number(here.var("LSB_MAX_NUM_PROCESSORS"))
-
-
-def _number(text: str) -> int | None:
-    return int(text) or None if text.isdecimal() and len(text) < 19 else None
+    return whole(here.var("LSB_DJOB_NUMPROC")) or whole(here.var("LSB_MAX_NUM_PROCESSORS")) or None
 
 
 def _files(here: Surroundings) -> tuple[bytes, ...]:

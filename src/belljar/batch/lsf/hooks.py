@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from belljar.batch import Settings
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, image_for
+from belljar.batch.job.terms import whole
 from belljar.batch.lsf.dialect import DISK, IMAGE, MEMORY, WALL, memory_of
 from belljar.batch.system import Call
 from belljar.errors import BadOption, BelljarError
@@ -66,13 +67,14 @@ def esub(
         # A job that is submitted from within another one has that one's words in its environment.
         return Changes(env={name: "" for name in (IMAGE, MEMORY, DISK, WALL) if env.get(name)})
     disk = _size(wanted["disk"]) if "disk" in wanted else None
-    memory = _kib(asked.get("LSB_SUB_RLIMIT_RSS", ""))
+    memory = (whole(asked.get("LSB_SUB_RLIMIT_RSS", "")) or 0) * KIB
     reserved = memory_of(asked.get("LSB_SUB_RES_REQ", ""), "MB")
     check_allowed(image, asker, settings)
-    check_limits(_number(asked.get("LSB_SUB_NUM_PROCESSORS", "")), memory or reserved, disk, settings)
+    cpus = whole(asked.get("LSB_SUB_NUM_PROCESSORS", "")) or None
+    check_limits(cpus, memory or reserved, disk, settings)
     facts = {
         IMAGE: image if wanted.get("image") else "", MEMORY: str(memory or ""), DISK: str(disk or ""),
-        WALL: str(_number(asked.get("LSB_SUB_RLIMIT_RUN", "")) or ""),
+        WALL: str(whole(asked.get("LSB_SUB_RLIMIT_RUN", "")) or ""),
     }  # fmt: skip
     options = {} if asked.get("LSB_SUB3_APP") or not wanted else {"LSB_SUB3_APP": PROFILE}
     return Changes(options, {name: value for name, value in facts.items() if value or env.get(name)})
@@ -123,12 +125,3 @@ def _size(text: str) -> int:
     if not match:
         raise BadOption(f"-a vm(disk={text[:40]!r}): not a size such as 20G", hint="Without a letter it is in MB.")
     return int(match[1]) * {"K": KIB, "G": GIB, "T": 1 << 40}.get(match[2].upper(), MIB)
-
-
-def _kib(text: str) -> int | None:
-    number = _number(text)
-    return None if number is None else number * KIB
-
-
-def _number(text: str) -> int | None:
-    return int(text) or None if text.isdecimal() and len(text) < 16 else None

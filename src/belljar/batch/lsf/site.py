@@ -8,25 +8,17 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place
+from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place, hook_text
 from belljar.batch.job.policy import queue_images
 from belljar.batch.lsf.dialect import AGAIN
 from belljar.batch.lsf.hooks import PROFILE
 from belljar.errors import BadOption, BelljarError
 
-HOOK_DEADLINE = 60  # seconds
-
-HOOK = """#!/bin/sh
-# {name} of LSF on the execution host. A failing PRE_EXEC would keep jobs waiting for ever: the exit code is always 0.
-PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-export PATH
-timeout -k 5 {deadline} {belljar} internal {verb} lsf </dev/null || :
-exit 0
-"""
-
+COMMENT = "{name} of LSF on the execution host. A failing PRE_EXEC would keep jobs waiting for ever: the exit code is always 0."
 ESUB = """#!/bin/sh
 # bsub -a "vm(image=NAME)". Refuses by the exit code that LSF names; where belljar itself fails, the job goes on.
 {belljar} internal hook lsf esub "$@"
@@ -54,42 +46,28 @@ class LsfSite:
         bins=lambda variables: (variables["LSF_BINDIR"],) if "LSF_BINDIR" in variables else (),
     )  # fmt: skip
 
-    def pieces(self, place: Place) -> list[Piece]:
+    def pieces(self, place: Place) -> Iterator[Piece]:
         """Options: `serverdir`, $LSF_SERVERDIR; `unit`, the site's LSF_UNIT_FOR_LIMITS (default MB)."""
-        libexec = place.wrapper.parent
+        libexec, settings = place.wrapper.parent, place.settings
         if re.search(r"[\s;\"'$`\\]", str(place.wrapper)):
             raise BadOption(f"{place.wrapper}: LSF's shell would split this path", hint="Choose another --prefix.")
-        belljar = shlex.quote(str(place.belljar))
-        hooks = [
-            OurFile(
-                f"{name} of jobs with machines", libexec / f"lsf-{verb}",
-                HOOK.format(name=name, verb=verb, belljar=belljar, deadline=HOOK_DEADLINE).encode(), 0o755,
-                caller=place.folder / "lsb.queues",
-            )
-            for name, verb in (("PRE_EXEC", "prolog"), ("POST_EXEC", "epilog"))
-        ]  # fmt: skip
+        for name, verb in (("PRE_EXEC", "prolog"), ("POST_EXEC", "epilog")):
+            text, caller = hook_text(place, "lsf", verb, COMMENT.format(name=name)), place.folder / "lsb.queues"
+            yield OurFile(f"{name} of jobs with machines", libexec / f"lsf-{verb}", text, 0o755, caller=caller)
         server = place.options.get("serverdir", "")
-        esub = Path(server or libexec) / f"esub.{PROFILE}"
-        found: list[Piece] = [
-            *hooks,
-            OurFile("asks for a machine at submit", esub, ESUB.format(belljar=belljar).encode(), 0o755),
-        ]
-        found.append(
-            OurLines(
-                "application profile with our job starter", place.folder / "lsb.applications",
-                ("Begin Application", f"NAME = {PROFILE}", "DESCRIPTION = jobs in machines of their own (belljar)",
-                 *self._lines(place), "End Application"),
-                clashes=(rf"NAME\s*=\s*{PROFILE}\s*$",),
-            )
+        esub, asks = Path(server or libexec) / f"esub.{PROFILE}", ESUB.format(belljar=shlex.quote(str(place.belljar)))
+        yield OurFile("asks for a machine at submit", esub, asks.encode(), 0o755)
+        about = ("Begin Application", f"NAME = {PROFILE}", "DESCRIPTION = jobs in machines of their own (belljar)")
+        yield OurLines(
+            "application profile with our job starter", place.folder / "lsb.applications",
+            (*about, *self._lines(place), "End Application"), clashes=(rf"NAME\s*=\s*{PROFILE}\s*$",),
         )  # fmt: skip
         if not server:
-            found.append(Advice("bsub finds esub.vm", SERVERDIR.format(path=esub, profile=PROFILE)))
-        found.append(Advice("hooks run as root", SUDOERS))
-        queues = ", ".join(queue_images(place.settings)) or ("every queue" if place.settings.default_image else "")
-        if queues:
+            yield Advice("bsub finds esub.vm", SERVERDIR.format(path=esub, profile=PROFILE))
+        yield Advice("hooks run as root", SUDOERS)
+        if queues := ", ".join(queue_images(settings)) or ("every queue" if settings.default_image else ""):
             lines = "\n".join(f"    {line}" for line in self._lines(place))
-            found.append(Advice("queues whose jobs all get machines", f"In lsb.queues, for {queues}:\n{lines}"))
-        return found
+            yield Advice("queues whose jobs all get machines", f"In lsb.queues, for {queues}:\n{lines}")
 
     def _lines(self, place: Place) -> tuple[str, ...]:
         unit = place.options.get("unit", "")
@@ -109,23 +87,19 @@ class LsfSite:
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         return (("badmin", "reconfig", "-f"),)  # without it any warning is a question
 
-    def findings(self, place: Place) -> list[Finding]:
+    def findings(self, place: Place) -> Iterator[Finding]:
+        what = f"application profile {PROFILE}"
         try:
-            said = place.run(("bapp", "-l", PROFILE)).decode(errors="replace")
+            said = " ".join(place.said("bapp", "-l", PROFILE).split())
         except BelljarError as exc:
             remedy = "Run `badmin reconfig`, where LSF is installed and its environment is set (profile.lsf)."
-            return [Finding(f"application profile {PROFILE}", False, exc.message, remedy)]
-        joined = re.sub(r"\s+", " ", said)
-        good = str(place.wrapper) in joined
-        return [
-            Finding(f"application profile {PROFILE}", True, "known to LSF"),
-            Finding(
-                "its job starter is belljar's",
-                good,
-                "" if good else "another JOB_STARTER",
-                "" if good else "badmin reconfig",
-            ),
-        ]
+            yield Finding(what, False, exc.message, remedy)
+            return
+        yield Finding(what, True, "known to LSF")
+        is_ours = str(place.wrapper) in said
+        yield Finding(
+            "its job starter is belljar's", is_ours, "" if is_ours else "another JOB_STARTER", "badmin reconfig"
+        )
 
 
 SITE = LsfSite()

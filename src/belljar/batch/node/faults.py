@@ -14,17 +14,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from belljar.batch.job.terms import NODE_NAME, one_line
 from belljar.host.files import private_folder, read_json, write_whole
 from belljar.host.locks import locked
-from belljar.model import OutcomeClass
+from belljar.model import OutcomeClass, from_json
 
 LOCK_TIMEOUT = 10.0
-LONGEST_REASON = 200
 REMEMBERED = 64  # machines that were counted already; a job that comes again leaves its old records on the node
 GOOD = (OutcomeClass.PAYLOAD.value, OutcomeClass.WALLTIME.value)
 # A machine that died with its job tells nothing about the node: whoever ends a job may kill QEMU first.
 KILLED = ("", "DomainKilled")
-NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
 @dataclass(frozen=True)
@@ -74,11 +73,6 @@ def report_of(raw: Mapping[str, object], job: str) -> Report | None:
     return Report(machine, job, klass, error, one_line(reason), float(started))
 
 
-def one_line(text: str) -> str:
-    """Plain ASCII of at most LONGEST_REASON characters, for comments of batch systems and for logs."""
-    return "".join(char if " " <= char <= "~" else "?" for char in text)[:LONGEST_REASON]
-
-
 def count(node: Node, report: Report, limit: int) -> tuple[Node, bool]:
     """The node after this report, and whether it is to be closed now. A machine is counted once. One job alone closes no
     node, however often it fails: the fault may be in what it asks for."""
@@ -126,13 +120,10 @@ class Memory:
     def read(self) -> Node:
         """What is remembered; a file that makes no sense is as none."""
         try:
-            raw = read_json(self._path, 1 << 16)
-            return Node(
-                int(raw["faults"]), tuple(map(str, raw["jobs"])), int(raw["passes"]), int(raw["failures"]), str(raw["reason"]),
-                float(raw["closed"]), tuple(map(str, raw["counted"])),
-            )  # fmt: skip
-        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            node: Node = from_json(Node, read_json(self._path, 1 << 16))
+        except (FileNotFoundError, ValueError):
             return Node()
+        return node
 
     def write(self, node: Node) -> None:
         write_whole(self._path, json.dumps(asdict(node)).encode() + b"\n")

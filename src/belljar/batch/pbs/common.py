@@ -14,22 +14,20 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from belljar.batch.job.terms import Ending, Job, Staged, Surroundings
+from belljar.batch.job.terms import Dialect, Ending, Staged, Surroundings, one_line, one_node
 from belljar.errors import NotInAJob
 from belljar.model import Outcome
 
 OURS = "belljar:"  # begins the comment of a node we closed
-SCRIPT = re.compile(rb"(?:cd [^\0\n]*;)?(exec )?(/[^\0\n;]*/mom_priv/jobs/[^\0\n/]+?\.SC)( [^\0\n]*)?\n?")
+SCRIPT = re.compile(rb"(?:cd [^\0\n]*;)?(?:exec )?(/[^\0\n;]*/mom_priv/jobs/[^\0\n/]+?\.SC)( [^\0\n]*)?\n?")
 ESCAPED = re.compile(rb"\\([][])")
 JOB_ID = re.compile(r"([0-9]{1,12}(?:\[[0-9]{1,9}\]|-[0-9]{1,9})?)(\.[A-Za-z0-9._-]{1,255})?")
 USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,255}\$?")
-NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 SIZE = re.compile(r"([0-9]{1,15})([kmgtp]?)([bw]?)", re.IGNORECASE)
 WORD = 8  # bytes; a size may be told in words
 POWERS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 BATCH = "PBS_BATCH"  # PBS_ENVIRONMENT of a job that is not interactive
 FILES = ("PBS_NODEFILE", "PBS_GPUFILE", "PBS_MICFILE")
-LONGEST_TEXT = 200
 LIMIT_MARGIN = 1.0  # seconds; the kernel rounds
 USED_UP = Ending(exit_code=None, signal=9)  # as a process that used up its cpu time
 
@@ -40,13 +38,12 @@ class Spooled:
 
     script: bytes
     arguments: bytes = b""  # of `qsub -F`, as the shell is to read them
-    is_exec: bool = False
 
 
 def spooled(line: bytes) -> Spooled | None:
     """The script a login shell is told to run; None where that is no such line."""
     match = SCRIPT.fullmatch(line)
-    return Spooled(ESCAPED.sub(rb"\1", match[2]), (match[3] or b"")[1:], bool(match[1])) if match else None
+    return Spooled(ESCAPED.sub(rb"\1", match[1]), (match[2] or b"")[1:]) if match else None
 
 
 def is_first_task(here: Surroundings) -> bool:
@@ -82,10 +79,6 @@ def seconds(text: str) -> float | None:
     return float(total)
 
 
-def whole(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
-
-
 def job_id(here: Surroundings) -> tuple[str, tuple[str, ...]]:
     """(PBS_JOBID, the same without the server's name). Raises NotInAJob."""
     ident = here.var("PBS_JOBID")
@@ -106,39 +99,19 @@ def _path(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape") if text.startswith("/") else b""
 
 
-def mirror(outcome: Outcome) -> Ending:
-    """End as the payload ended: PBS records death by signal S as 256 + S."""
-    if outcome.signal is not None:
-        return Ending(exit_code=None, signal=outcome.signal)
-    if outcome.exit_code is not None:
-        return Ending(exit_code=outcome.exit_code)
-    return Ending(exit_code=None, signal=15)  # ended before there was a payload: as TERM ends a native job
-
-
-def has_begun(outcome: Outcome) -> bool:
-    """Was the payload started? What it did is done."""
-    return "run" in outcome.phases
-
-
 def used_up(outcome: Outcome, cpu_limit: float | None) -> bool:
     """Did the kernel end QEMU for the job's own limit of cpu time, which PBS gives each process of it?"""
     used = outcome.host.user + outcome.host.system
     return cpu_limit is not None and outcome.error == "DomainKilled" and used >= cpu_limit - LIMIT_MARGIN
 
 
-class Node:
+class Pbs(Dialect):
     """The commands around a node. Both systems take the same words, `pbsnodes` and `qselect` but for one option each."""
 
     name = ""
     select: tuple[str, ...] = ()
     note: str = ""  # the option of pbsnodes that sets a comment
     again: str = ""  # the one that takes a node into service
-
-    def count(self, job: Job) -> tuple[str, ...]:
-        return ()
-
-    def counted(self, job: Job, printed: bytes) -> Job:
-        return job
 
     def alive(self) -> tuple[str, ...]:
         """Of all nodes: one command, one line for each job."""
@@ -155,13 +128,13 @@ class Node:
 
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
         text = plain(f"{OURS} {reason.removeprefix(OURS).strip()}")
-        return (("pbsnodes", "-o", self.note, text, name_of_node(node)),)
+        return (("pbsnodes", "-o", self.note, text, one_node(node)),)
 
     def open_node(self, node: str) -> tuple[tuple[str, ...], ...]:
-        return (("pbsnodes", self.again, self.note, "", name_of_node(node)),)
+        return (("pbsnodes", self.again, self.note, "", one_node(node)),)
 
     def why_closed(self, node: str) -> tuple[str, ...]:
-        return ("pbsnodes", name_of_node(node))
+        return ("pbsnodes", one_node(node))
 
     def closed_by_us(self, printed: bytes) -> bool:
         text = printed.decode("utf-8", "replace")
@@ -177,13 +150,6 @@ class Node:
         return argv[0], argv[1]
 
 
-def name_of_node(name: str) -> str:
-    """Raises ValueError for what pbsnodes would take for an option, or for more than one node."""
-    if not NODE.fullmatch(name):
-        raise ValueError(f"{name[:60]!r} is no name of a node")
-    return name
-
-
 def plain(text: str) -> str:
     """One short line of printable ASCII without quotes: qmgr and pbsnodes have no escape for them."""
-    return "".join(c if " " <= c <= "~" and c not in "\"'\\" else "?" for c in text)[:LONGEST_TEXT]
+    return one_line(text, without="\"'\\")

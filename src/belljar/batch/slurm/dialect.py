@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from belljar.batch import Settings
 from belljar.batch.job import verdict
-from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict
+from belljar.batch.job.terms import Command, Dialect, Ending, Job, Surroundings, Verdict, one_line, one_node, whole
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import MIB, Outcome
 
@@ -28,7 +28,6 @@ LIMITS = b"/proc/self/limits"
 NO_LIMIT = 365 * 86400  # seconds from start to "end" of a job that has none (24.11)
 SHORTEST_DELAY = 5  # seconds; a credential made in the second the old one was revoked in is refused by slurmd
 LONGEST_COMMENT = 400
-NAME = re.compile(r"[A-Za-z0-9._-]{1,255}")
 
 # States in which a job may have processes on a node. https://slurm.schedmd.com/squeue.html#SECTION_JOB-STATE-CODES
 LIVING = ("RUNNING", "SUSPENDED", "STOPPED", "COMPLETING", "CONFIGURING", "SIGNALING", "STAGE_OUT", "RESIZING")
@@ -45,7 +44,7 @@ class SlurmJob(Job):
     comment: str | None = None  # as squeue has it: `scontrol update` replaces a comment as a whole
 
 
-class Slurm:
+class Slurm(Dialect):
     """The dialect."""
 
     name = "slurm"
@@ -60,27 +59,15 @@ class Slurm:
         text = _opening(here, script)
         is_redirected = bool(here.options) and text.startswith(b"#!") and b" --" in text.partition(b"\n")[0]
         ident = _ident(here, raw)
-        cpus = _number(here.var("SLURM_CPUS_ON_NODE"))
-        disk = _number(here.options.get("disk", ""))
+        cpus = whole(here.var("SLURM_CPUS_ON_NODE"))
+        disk = whole(here.options.get("disk", ""))
         return SlurmJob(
-            system=self.name,
-            id=ident,
-            aliases=(raw,) if ident != raw else (),
-            name=here.var("SLURM_JOB_NAME"),
-            queue=here.var("SLURM_JOB_PARTITION"),
-            image=image,
-            native=_native(here.argv, text if is_redirected else b""),
-            inside=Command(script, here.argv),
-            script=script,
-            script_skips_line=is_redirected,
-            cpus=cpus,
-            memory=_memory(here, cpus or 1),
-            disk=disk * MIB if disk else None,
-            wall=_wall(here),
-            started_before=_number(here.var("SLURM_RESTART_COUNT")) or 0,
-            grace=KILL_WAIT - 2,
-            signals_reach_all=False,
-        )
+            system=self.name, id=ident, aliases=(raw,) if ident != raw else (), name=here.var("SLURM_JOB_NAME"),
+            queue=here.var("SLURM_JOB_PARTITION"), image=image, native=_native(here.argv, text if is_redirected else b""),
+            inside=Command(script, here.argv), script=script, script_skips_line=is_redirected,
+            cpus=cpus, memory=_memory(here, cpus or 1), disk=disk * MIB if disk else None, wall=_wall(here),
+            started_before=whole(here.var("SLURM_RESTART_COUNT")) or 0, grace=KILL_WAIT - 2, signals_reach_all=False,
+        )  # fmt: skip
 
     # -- what it answers ---------------------------------------------------------------------------------------------
 
@@ -90,7 +77,7 @@ class Slurm:
         The number of tries and the reason are the job's comment, which only its owner and operators can write."""
         assert isinstance(job, SlurmJob)
         if verdict_ is Verdict.MIRROR:
-            return _mirror(outcome)
+            return verdict.mirror(outcome)
         fail = Ending(exit_code=OUR_FAILURE)
         reason = verdict.why(outcome, tries, verdict_, settings)
         if verdict_ is Verdict.FAIL:
@@ -141,14 +128,14 @@ class Slurm:
         return frozenset(found)
 
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
-        text = _plain(reason.removeprefix(OURS).strip())[:200]
-        return (("scontrol", "update", f"NodeName={_node(node)}", "State=DRAIN", f"Reason={OURS} {text}"),)
+        text = one_line(reason.removeprefix(OURS).strip())
+        return (("scontrol", "update", f"NodeName={one_node(node)}", "State=DRAIN", f"Reason={OURS} {text}"),)
 
     def open_node(self, node: str) -> tuple[tuple[str, ...], ...]:
-        return (("scontrol", "update", f"NodeName={_node(node)}", "State=RESUME"),)
+        return (("scontrol", "update", f"NodeName={one_node(node)}", "State=RESUME"),)
 
     def why_closed(self, node: str) -> tuple[str, ...]:
-        return ("scontrol", "show", "node", _node(node))
+        return ("scontrol", "show", "node", one_node(node))
 
     def closed_by_us(self, printed: bytes) -> bool:
         text = printed.decode("utf-8", "replace")
@@ -206,21 +193,17 @@ def _memory(here: Surroundings, cpus: int) -> int | None:
         limit = None
     if limit and limit[1].isdigit():
         return int(limit[1])
-    per_node, per_cpu = _number(here.var("SLURM_MEM_PER_NODE")), _number(here.var("SLURM_MEM_PER_CPU"))
+    per_node, per_cpu = whole(here.var("SLURM_MEM_PER_NODE")), whole(here.var("SLURM_MEM_PER_CPU"))
     known = [size for size in (per_node, per_cpu and per_cpu * cpus) if size]
     return min(known) * MIB if known else None
 
 
 def _wall(here: Surroundings) -> float | None:
-    start, end = _number(here.var("SLURM_JOB_START_TIME")), _number(here.var("SLURM_JOB_END_TIME"))
+    start, end = whole(here.var("SLURM_JOB_START_TIME")), whole(here.var("SLURM_JOB_END_TIME"))
     if start and end and start < end < start + NO_LIMIT:
         return float(end - start)
-    minutes = _number(here.options.get("time", ""))
+    minutes = whole(here.options.get("time", ""))
     return minutes * 60.0 if minutes else None
-
-
-def _number(text: str) -> int | None:
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else None
 
 
 # -- telling -----------------------------------------------------------------------------------------------------------
@@ -228,32 +211,12 @@ def _number(text: str) -> int | None:
 
 def _comment(job: SlurmJob, note: str) -> tuple[str, ...]:
     words = f"vm={job.image}" if job.comment is None and job.image else _without_ours(job.comment or "")
-    return ("scontrol", "update", f"JobId={job.id}", f"Comment={_plain(f'{words} {note}'.strip())}")
+    return ("scontrol", "update", f"JobId={job.id}", f"Comment={one_line(f'{words} {note}'.strip(), LONGEST_COMMENT)}")
 
 
 def _start(job: Job, seconds: int) -> tuple[str, ...]:
     return ("scontrol", "update", f"JobId={job.id}", f"StartTime=now+{seconds}")
 
 
-def _mirror(outcome: Outcome) -> Ending:
-    if outcome.signal is not None:
-        return Ending(exit_code=None, signal=outcome.signal)
-    if outcome.exit_code is not None:
-        return Ending(exit_code=outcome.exit_code)
-    return Ending(exit_code=None, signal=15)  # cancelled before there was a payload: as Slurm's TERM ends a native job
-
-
 def _without_ours(comment: str) -> str:
     return COUNT.sub("", comment).partition(OURS)[0].strip()
-
-
-def _plain(text: str) -> str:
-    """One line of printable ASCII. scontrol takes the value as it stands, to the end of the argument."""
-    return "".join(c if " " <= c <= "~" else "?" for c in text)[:LONGEST_COMMENT]
-
-
-def _node(name: str) -> str:
-    """Raises ValueError for what scontrol would take for more than one node, or for none."""
-    if not NAME.fullmatch(name) or name.upper() == "ALL":
-        raise ValueError(f"{name[:60]!r} is no name of a node")
-    return name

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from belljar.batch import Settings
 from belljar.batch.install import files
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place
+from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place, hook_text
 from belljar.batch.slurm import lua as slurm_lua
 from belljar.batch.slurm.dialect import KILL_WAIT
 from belljar.batch.slurm.lua import quoted
@@ -23,16 +22,7 @@ from belljar.errors import OUR_FAILURE, BadOption, BelljarError
 PLUGIN, SUBMIT, LUA = "belljar.lua", "job_submit.lua", "job_submit_lua.so"
 FETCHED = Path("/run/slurm/conf/slurm.conf")
 OLDEST = (22, 5)
-HOOK_DEADLINE = 60  # seconds; slurmd waits for Prolog and Epilog as long as they like
 HOOKS = ("Prolog", "Epilog")
-
-HOOK = """#!/bin/sh
-# {name} of Slurm, as root on the node. Its exit code is always 0: with any other one slurmd drains the node.
-PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-export PATH
-timeout -k 5 {deadline} {belljar} internal {verb} slurm </dev/null || :
-exit 0
-"""
 
 SHIM = """{mark}.
 -- plugin {digest}
@@ -87,38 +77,35 @@ class SlurmSite:
             found += found_hook
             lines += line
         if lines:
-            clashes = tuple(rf"{line.partition('=')[0]}\s*=" for line in lines)
-            found.append(
-                OurLines("settings of Slurm", place.folder / "slurm.conf", tuple(sorted(lines)), clashes=clashes)
-            )
+            keys = tuple(rf"{line.partition('=')[0]}\s*=" for line in lines)
+            conf_file = place.folder / "slurm.conf"
+            found.append(OurLines("settings of Slurm", conf_file, tuple(sorted(lines)), clashes=keys))
         return found
 
     def _at_submission(self, place: Place, conf: Mapping[str, list[str]]) -> Iterator[Piece]:
-        plugin, text = place.folder / PLUGIN, slurm_lua.plugin(place)
-        theirs = place.folder / SUBMIT if _is_theirs(place.folder / SUBMIT) else None
-        yield OurFile("rules of the site, for slurmctld at submission", plugin, text, caller=theirs)
-        yield from self._submit(place, plugin, text)
+        plugin, submit, text = place.folder / PLUGIN, place.folder / SUBMIT, slurm_lua.plugin(place)
+        is_theirs = _is_theirs(submit)
+        yield OurFile(
+            "rules of the site, for slurmctld at submission", plugin, text, caller=submit if is_theirs else None
+        )
+        if not is_theirs:
+            digest = hashlib.sha256(text).hexdigest()
+            shim = SHIM.format(mark=slurm_lua.MARK, plugin=quoted(str(plugin)), digest=digest)
+            yield OurFile("job_submit plugin of slurmctld", submit, shim.encode())
+        elif not _names(submit, plugin):
+            yield Advice(
+                "your own job_submit.lua asks belljar's", MERGE.format(path=submit, plugin=quoted(str(plugin)))
+            )
         plugins = ",".join(conf.get("jobsubmitplugins", []))
         if plugins and "lua" not in re.split(r"[,\s]+", plugins):
             advice = f"In slurm.conf, add lua to what is there: JobSubmitPlugins={plugins},lua"
             yield Advice("the Lua plugin of slurmctld", advice)
 
-    def _submit(self, place: Place, plugin: Path, text: bytes) -> Iterator[Piece]:
-        path = place.folder / SUBMIT
-        if _is_theirs(path):
-            if _names(path, plugin):
-                return
-            advice = MERGE.format(path=path, plugin=quoted(str(plugin)))
-            yield Advice("your own job_submit.lua asks belljar's", advice)
-            return
-        digest = hashlib.sha256(text).hexdigest()
-        shim = SHIM.format(mark=slurm_lua.MARK, plugin=quoted(str(plugin)), digest=digest)
-        yield OurFile("job_submit plugin of slurmctld", path, shim.encode())
-
     def _hook(self, place: Place, hook: str, conf: Mapping[str, list[str]]) -> tuple[list[Piece], list[str]]:
         """The script, where it goes, and the line that names it: a site's own hook stays."""
-        verb, belljar = hook.lower(), shlex.quote(str(place.belljar))
-        content = HOOK.format(name=hook, verb=verb, deadline=HOOK_DEADLINE, belljar=belljar).encode()
+        verb = hook.lower()
+        comment = f"{hook} of Slurm, as root on the node. Its exit code is always 0: with any other one slurmd drains the node."
+        content = hook_text(place, "slurm", verb, comment)
         theirs, purpose = [one for one in conf.get(verb, []) if one], f"{hook} of each job on a node"
         if folder := next((one[:-1] for one in theirs if one.endswith("/*")), ""):
             return [OurFile(purpose, Path(folder) / f"50-belljar-{verb}", content, 0o755)], []
@@ -127,13 +114,9 @@ class SlurmSite:
             return [OurFile(purpose, path, content, 0o755)], [f"{hook}={path}"]
         callers = [Path(one) for one in theirs if _names(Path(one), path)]
         caller = place.folder / "slurm.conf" if str(path) in theirs else next(iter(callers), None)
-        pieces: list[Piece] = [OurFile(purpose, path, content, 0o755, caller=caller or Path(theirs[0]))]
-        if caller:
-            return pieces, []
-        return [
-            *pieces,
-            Advice(purpose, f"slurm.conf has {hook}={theirs[0]} already: let that script call {path}."),
-        ], []
+        advice = Advice(purpose, f"slurm.conf has {hook}={theirs[0]} already: let that script call {path}.")
+        file = OurFile(purpose, path, content, 0o755, caller=caller or Path(theirs[0]))
+        return [file] if caller else [file, advice], []
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         """slurmctld looks at the time of job_submit.lua alone: a site's own one that loads ours is made newer with it."""
@@ -144,7 +127,7 @@ class SlurmSite:
 
     def findings(self, place: Place) -> list[Finding]:
         try:
-            version = place.run(("scontrol", "--version")).decode(errors="replace").strip()
+            version = place.said("scontrol", "--version").strip()
             shown = _shown(place)
         except BelljarError as exc:
             return [Finding("slurmctld answers", False, exc.message, "Start it, or run this where `scontrol` works.")]
@@ -232,7 +215,7 @@ def _asks_at_submission(place: Place) -> bool:
 
 def _shown(place: Place) -> dict[str, list[str]]:
     """The configuration slurmctld goes by, keys in lower case. Slurm 24.11 numbers what may stand there several times."""
-    text = place.run(("scontrol", "show", "config")).decode(errors="replace")
+    text = place.said("scontrol", "show", "config")
     found: dict[str, list[str]] = {}
     for match in re.finditer(r"^(\w+)(?:\[[0-9]+\])?\s*=[ \t]*(.*?)[ \t]*$", text, re.MULTILINE):
         found.setdefault(match[1].lower(), []).append(match[2].replace("(null)", ""))
@@ -257,7 +240,7 @@ def _lua(place: Place) -> Iterator[Finding]:
 
 def _version(printed: str) -> Finding:
     match = re.search(r"(\d+)\.(\d+)", printed)
-    is_good = bool(match) and (int(match[1]), int(match[2])) >= OLDEST if match else False
+    is_good = match is not None and (int(match[1]), int(match[2])) >= OLDEST
     return Finding("Slurm is recent enough", is_good, printed, "belljar needs Slurm 22.05 or later.")
 
 
@@ -283,18 +266,15 @@ def _hooked(place: Place, hook: str, current: Sequence[str]) -> Finding:
     remedy = (
         f"`scontrol reconfigure`, or let {named} call {ours}." if named else f"`scontrol reconfigure`; {hook}={ours}."
     )
-    return Finding(f"{hook} calls belljar", is_called, f"{hook}={named}", "" if is_called else remedy)
+    return Finding(f"{hook} calls belljar", is_called, f"{hook}={named}", remedy)
 
 
 def _requeue_codes(config: dict[str, str]) -> Finding:
     """A code in these lists means requeue, whoever exits with it: 125 is what a job that cannot run ends with."""
-    found = [
-        f"{key}={config[key]}" for key in ("requeueexit", "requeueexithold") if _has(config.get(key, ""), OUR_FAILURE)
-    ]
+    lists = ("requeueexit", "requeueexithold")
+    found = " ".join(f"{key}={config[key]}" for key in lists if _has(config.get(key, ""), OUR_FAILURE))
     remedy = f"Take {OUR_FAILURE} out of it: a job that belljar refuses would be started again for ever."
-    return Finding(
-        f"exit code {OUR_FAILURE} is no order to requeue", not found, " ".join(found), remedy if found else ""
-    )
+    return Finding(f"exit code {OUR_FAILURE} is no order to requeue", not found, found, remedy)
 
 
 def _has(codes: str, code: int) -> bool:
@@ -306,45 +286,36 @@ def _has(codes: str, code: int) -> bool:
 
 
 def _requeues(config: dict[str, str]) -> Finding:
-    is_on = config.get("jobrequeue", "1") == "1"
+    value = config.get("jobrequeue", "1")
     remedy = "JobRequeue=1; else a job whose machine cannot be had fails with exit code 125 at its first try."
-    return Finding(
-        "jobs may be requeued", is_on, f"JobRequeue={config.get('jobrequeue', '?')}", "" if is_on else remedy
-    )
+    return Finding("jobs may be requeued", value == "1", f"JobRequeue={value}", remedy)
 
 
 def _kill_wait(settings: Settings, config: dict[str, str]) -> Finding:
     match = re.match(r"(\d+)", config.get("killwait", ""))
     wait = float(match[1]) if match else KILL_WAIT
     grace = settings.grace or KILL_WAIT - 2
-    is_good = grace <= wait - 1
     ours = f"`grace = {max(wait - 2, 1):.0f}` in [batch]"
     remedy = f"KillWait={int(grace) + 2} in slurm.conf, or {ours}: a job's KILL comes first."
-    return Finding(
-        "a job's grace ends before Slurm's KILL",
-        is_good,
-        f"KillWait={wait:.0f} s, grace {grace:.0f} s",
-        "" if is_good else remedy,
-    )
+    detail = f"KillWait={wait:.0f} s, grace {grace:.0f} s"
+    return Finding("a job's grace ends before Slurm's KILL", grace <= wait - 1, detail, remedy)
 
 
 def _tracking(config: dict[str, str]) -> Finding:
     kind = config.get("proctracktype", "")
-    detail = (
-        kind
+    note = (
+        ""
         if kind.endswith("cgroup")
-        else f"{kind}: what leaves the process tree escapes it; QEMU dies with its wrapper anyway"
+        else ": what leaves the process tree escapes it; QEMU dies with its wrapper anyway"
     )
-    return Finding("the job's processes are tracked", bool(kind), detail)
+    return Finding("the job's processes are tracked", bool(kind), f"{kind}{note}")
 
 
 def _images(place: Place) -> Finding:
     """SlurmUser reads the names of images at submission."""
-    folder = place.store / "images/names"
+    what, folder = "slurmctld sees the names of images", place.store / "images/names"
     try:
         is_open = all(part.stat().st_mode & 0o001 for part in (folder, *folder.parents))
     except OSError:
-        return Finding("slurmctld sees the names of images", True, f"{folder} is not here: nodes refuse unknown ones")
-    return Finding(
-        "slurmctld sees the names of images", is_open, str(folder), "" if is_open else f"chmod o+x up to {folder}"
-    )
+        return Finding(what, True, f"{folder} is not here: nodes refuse unknown ones")
+    return Finding(what, is_open, str(folder), f"chmod o+x up to {folder}")

@@ -12,6 +12,7 @@ from belljar import batch
 from belljar.batch.install.engine import TO_DO
 from belljar.batch.install.files import block
 from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, OurLines, Status, Step
+from belljar.batch.job.terms import NODE_NAME, one_line
 from belljar.batch.node import faults
 from belljar.cli import complain
 from belljar.cli.parser import FORMAT, Verb, add
@@ -196,14 +197,14 @@ def node_(args: argparse.Namespace, house: House) -> int:
     """Exit 1 where the system cannot be asked, or the self-check failed."""
     system = batch.load(args.system)
     name = args.node or faults.name_of(system.node_variable, os.environ, os.uname().nodename)
-    if not faults.NODE_NAME.fullmatch(name):
+    if not NODE_NAME.fullmatch(name):
         raise BadOption(f"{name!r}: not a node's name")
     memory = faults.Memory(node.memory_folder(house), args.system, name)
     known = node.Known(system.dialect, name, memory, runner(house, args.system, house.settings.batch.ask_timeout))
     if args.action == "close":
         if not args.reason:
             raise BadOption("close: wants a reason", hint="belljar batch node SYSTEM close 'broken disk'")
-        known.close(f"{node.OUR_WORD}: {faults.one_line(args.reason)}")
+        known.close(f"{node.OUR_WORD}: {one_line(args.reason)}")
         return 0
     if args.action == "open":
         known.reopen()

@@ -19,19 +19,7 @@ from typing import Any
 from belljar.batch import Settings
 from belljar.batch.job import verdict
 from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict
-from belljar.batch.pbs.common import (
-    USED_UP,
-    Node,
-    has_begun,
-    is_interactive,
-    job_id,
-    login_name,
-    mirror,
-    plain,
-    spooled,
-    staged,
-    used_up,
-)
+from belljar.batch.pbs import common
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import Outcome
 
@@ -47,7 +35,7 @@ class OpenPbsJob(Job):
     cpu_limit: int | None = None
 
 
-class OpenPbs(Node):
+class OpenPbs(common.Pbs):
     """The dialect."""
 
     name = "openpbs"
@@ -56,59 +44,42 @@ class OpenPbs(Node):
     again = "-r"
 
     def read(self, here: Surroundings) -> Job:
-        ident, aliases = job_id(here)
+        ident, aliases = common.job_id(here)
         facts = _facts(here)
         program, argv = _command(here, facts)
-        line = here.stdin() if facts.get("script") is True and not is_interactive(here) else None
-        found = spooled(line) if line is not None else None
+        line = here.stdin() if facts.get("script") is True and not common.is_interactive(here) else None
+        found = common.spooled(line) if line is not None else None
         command = Command(program, argv, line)
         wall = _number(facts, "wall")
         return OpenPbsJob(
-            system=self.name,
-            id=ident,
-            aliases=aliases,
-            name=here.var("PBS_JOBNAME"),
-            queue=_text(facts, "queue") or here.var("PBS_QUEUE"),
-            image=_text(facts, "image"),
-            native=command,
-            inside=command,
-            script=found.script if found else b"",
-            cpus=_number(facts, "cpus"),
-            memory=_number(facts, "memory"),
-            disk=_number(facts, "disk"),
-            wall=float(wall) if wall else None,
-            started_before=max((_number(facts, "runs") or 1) - 1, 0),
-            lingers=True,
-            grace=max(float(_number(facts, "grace") or KILL_DELAY) - 2, LEAST_GRACE),
-            staged=staged(here),
-            note=_text(facts, "note").encode("utf-8", "surrogateescape"),
-            cpu_limit=_number(facts, "cput"),
-        )
+            system=self.name, id=ident, aliases=aliases, name=here.var("PBS_JOBNAME"),
+            queue=_text(facts, "queue") or here.var("PBS_QUEUE"), image=_text(facts, "image"), native=command, inside=command,
+            script=found.script if found else b"", cpus=_number(facts, "cpus"), memory=_number(facts, "memory"),
+            disk=_number(facts, "disk"), wall=float(wall) if wall else None,
+            started_before=max((_number(facts, "runs") or 1) - 1, 0), lingers=True,
+            grace=max(float(_number(facts, "grace") or KILL_DELAY) - 2, LEAST_GRACE), staged=common.staged(here),
+            note=_text(facts, "note").encode("utf-8", "surrogateescape"), cpu_limit=_number(facts, "cput"),
+        )  # fmt: skip
 
     def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         """Requeue and hold by a note for the execjob_epilogue hook; where it cannot be written the job fails. One
         that had begun fails, too, if it was submitted with `-r n`: the hook asks the server."""
         assert isinstance(job, OpenPbsJob)
         if verdict_ is Verdict.MIRROR:
-            return mirror(outcome)
-        if used_up(outcome, job.cpu_limit):
-            return USED_UP
+            return verdict.mirror(outcome)
+        if common.used_up(outcome, job.cpu_limit):
+            return common.USED_UP
         fail = Ending(exit_code=OUR_FAILURE)
         if verdict_ is Verdict.FAIL or not job.note:
             return fail
         delay = verdict.delay(tries, settings) if verdict_ is Verdict.REQUEUE else 0.0
         # PBS loses a subjob that is to wait for a time, so this process keeps it for as long (the hook knows it, too).
         is_subjob = "[" in job.id
-        text = {
-            "verdict": verdict_.value,
-            "why": plain(verdict.why(outcome, tries, verdict_, settings)),
-            "delay": 0 if is_subjob else int(delay),
-            "begun": has_begun(outcome),
-        }
+        why = common.plain(verdict.why(outcome, tries, verdict_, settings))
+        later, begun = 0 if is_subjob else int(delay), verdict.has_begun(outcome)
+        text = {"verdict": verdict_.value, "why": why, "delay": later, "begun": begun}
         note = json.dumps(text, separators=(",", ":")).encode()
-        return Ending(
-            OUR_FAILURE, files=((job.note, note),), delay=delay if is_subjob else 0.0, otherwise=fail
-        )  # fmt: skip
+        return Ending(OUR_FAILURE, files=((job.note, note),), delay=delay if is_subjob else 0.0, otherwise=fail)
 
 
 DIALECT = OpenPbs()
@@ -136,7 +107,7 @@ def _command(here: Surroundings, facts: dict[str, Any]) -> tuple[bytes, tuple[by
         program, *argv = (word.encode("latin-1", "replace") for word in words)
     else:
         program, *argv = here.argv
-    return program, tuple(argv) or (login_name(program),)
+    return program, tuple(argv) or (common.login_name(program),)
 
 
 def _text(facts: dict[str, Any], name: str) -> str:

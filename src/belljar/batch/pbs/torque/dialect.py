@@ -22,24 +22,9 @@ from dataclasses import dataclass, replace
 
 from belljar.batch import Settings
 from belljar.batch.job import verdict
-from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict
-from belljar.batch.pbs.common import (
-    SCRIPT,
-    USED_UP,
-    Node,
-    has_begun,
-    is_first_task,
-    is_interactive,
-    job_id,
-    login_name,
-    mirror,
-    seconds,
-    size,
-    spooled,
-    staged,
-    used_up,
-    whole,
-)
+from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict, whole
+from belljar.batch.pbs import common
+from belljar.batch.pbs.common import seconds, size
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import Outcome
 
@@ -63,7 +48,7 @@ class TorqueJob(Job):
     reruns: bool = False  # it may begin a second time
 
 
-class Torque(Node):
+class Torque(common.Pbs):
     """The dialect."""
 
     name = "torque"
@@ -72,44 +57,33 @@ class Torque(Node):
     again = "-c"
 
     def read(self, here: Surroundings) -> Job:
-        ident, aliases = job_id(here)
+        ident, aliases = common.job_id(here)
         if not here.argv:
             raise NotInAJob("no shell and no command: pbs_mom did not start this")
         asked, queue = _record(here)
         limits = (seconds(asked.get(name, "")) for name in ("cput", "pcput"))
-        command, script = _shell(here) if is_first_task(here) else (_task(here), b"")
+        command, script = _shell(here) if common.is_first_task(here) else (_task(here), b"")
         nodes = whole(here.var("PBS_NUM_NODES")) or 1
         cpus = whole(here.var("PBS_NUM_PPN"))
         return TorqueJob(
-            system=self.name,
-            id=ident,
-            aliases=aliases,
-            name=here.var("PBS_JOBNAME"),
-            queue=queue or here.var("PBS_QUEUE"),
-            image=here.var("VM_IMAGE"),
-            native=command,
-            inside=command,
-            script=script,
-            cpus=cpus,
-            memory=_memory(asked, nodes, cpus or 1),
-            disk=size(here.var("VM_DISK") or asked.get("file", "")),
-            wall=seconds(here.var("PBS_WALLTIME")) or seconds(asked.get("walltime", "")) or None,
-            lingers=True,
-            grace=max(KILL_DELAY - 2, LEAST_GRACE),
-            staged=staged(here),
+            system=self.name, id=ident, aliases=aliases, name=here.var("PBS_JOBNAME"), queue=queue or here.var("PBS_QUEUE"),
+            image=here.var("VM_IMAGE"), native=command, inside=command, script=script, cpus=cpus,
+            memory=_memory(asked, nodes, cpus or 1), disk=size(here.var("VM_DISK") or asked.get("file", "")),
+            wall=seconds(here.var("PBS_WALLTIME")) or seconds(asked.get("walltime", "")) or None, lingers=True,
+            grace=max(KILL_DELAY - 2, LEAST_GRACE), staged=common.staged(here),
             cpu_limit=min((limit for limit in limits if limit), default=None),
-        )
+        )  # fmt: skip
 
     def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         """Requeue and hold by the owner's own commands and a death that the server takes for `again`. Where the server
         does not hear, the job fails: nobody could count its tries."""
         assert isinstance(job, TorqueJob)
         if verdict_ is Verdict.MIRROR:
-            return mirror(outcome)
-        if used_up(outcome, job.cpu_limit):
-            return USED_UP
+            return verdict.mirror(outcome)
+        if common.used_up(outcome, job.cpu_limit):
+            return common.USED_UP
         fail = Ending(exit_code=OUR_FAILURE)
-        if verdict_ is Verdict.FAIL or (has_begun(outcome) and not job.reruns):
+        if verdict_ is Verdict.FAIL or (verdict.has_begun(outcome) and not job.reruns):
             return fail
         if verdict_ is Verdict.HOLD:
             command: tuple[str, ...] = ("qhold", "-h", "u", job.id)
@@ -135,16 +109,16 @@ DIALECT = Torque()
 def _shell(here: Surroundings) -> tuple[Command, bytes]:
     """(the job's shell as pbs_mom would have started it, the script it runs)."""
     shell, *words = here.argv
-    interactive = is_interactive(here)
-    name = login_name(shell) if _is_login(here, interactive) else shell.rpartition(b"/")[2]
+    interactive = common.is_interactive(here)
+    name = common.login_name(shell) if _is_login(here, interactive) else shell.rpartition(b"/")[2]
     argv = (name, *words)
     if interactive:
         return Command(shell, argv), b""
-    named = next((match for word in words if (match := SCRIPT.fullmatch(word))), None)
+    named = next((match for word in words if (match := common.SCRIPT.fullmatch(word))), None)
     if named:
-        return Command(shell, argv), named[2]
+        return Command(shell, argv), named[1]
     line = here.stdin()
-    found = spooled(line)
+    found = common.spooled(line)
     return Command(shell, argv, line), found.script if found else b""
 
 
