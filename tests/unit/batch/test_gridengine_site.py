@@ -92,7 +92,7 @@ def test_a_queue_of_the_sites_own_making_stays_as_it_is() -> None:
 @pytest.mark.parametrize("queue", ["$(id)", "a b", "-x", "gone.q"])
 def test_a_queue_that_is_none(queue: str) -> None:
     with pytest.raises(BadOption):
-        SITE.pieces(place(queue))
+        list(SITE.pieces(place(queue)))
 
 
 def test_without_a_queue_somebody_is_told_to_name_one() -> None:

@@ -242,7 +242,7 @@ def test_a_site_may_call_ours_from_its_own(tmp_path: Path) -> None:
         isinstance(config, OurFile) and b"USER_JOB_WRAPPER" not in config.content and b"KEYWORD" not in config.content
     )
     with pytest.raises(BadOption, match="wrapper=site"):
-        SITE.pieces(replace(place(tmp_path), options={"wrapper": "none"}))
+        list(SITE.pieces(replace(place(tmp_path), options={"wrapper": "none"})))
 
 
 def test_without_a_folder_for_machines_nothing_is_installed(tmp_path: Path) -> None:

@@ -17,11 +17,10 @@ from belljar.batch import Settings
 from belljar.batch.gridengine.hooks import ALLOWED, value, with_complexes
 from belljar.batch.gridengine.jsv import FLAG, RESERVED, SHELL
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, Piece, Place
+from belljar.batch.install.pieces import HOOK_DEADLINE, Advice, Change, Finding, OurFile, Piece, Place
 from belljar.errors import BadOption, BelljarError
 
 HOOK, METHOD, VERIFIER = "belljar-hook", "belljar-method", "belljar-jsv"
-HOOK_DEADLINE = 60  # seconds; Grid Engine ends a hook after 120 and closes the queue
 LIBRARY = Path(__file__).resolve().parents[2]
 QUEUE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -68,65 +67,48 @@ class GridEngineSite:
         ("SGE_ROOT", "SGE_CELL", "SGE_CLUSTER_NAME", "SGE_QMASTER_PORT", "SGE_EXECD_PORT"), home=_common, told_by=_cell,
     )  # fmt: skip
 
-    def pieces(self, place: Place) -> list[Piece]:
+    def pieces(self, place: Place) -> Iterator[Piece]:
         """Option `queue`: names with commas between. Raises BadOption."""
-        found: list[Piece] = list(_files(place))
-        belljar = (str(place.belljar), "internal", "hook", "gridengine")
-        found.append(
-            Change(
-                "complexes: what users ask with", ("qconf", "-sc"), _has_complexes,
-                do=((*belljar, "complexes", "add"),), undo=((*belljar, "complexes", "remove"),),
-            )
-        )  # fmt: skip
-        found.append(
-            Change(
-                "all hosts take interactive jobs", ("qconf", "-se", "global"), lambda shown: _has(shown, f"{SHELL}=TRUE"),
-                do=(("qconf", "-mattr", "exechost", "complex_values", f"{SHELL}=TRUE", "global"),),
-                undo=(("qconf", "-dattr", "exechost", "complex_values", SHELL, "global"),),
-            )
-        )  # fmt: skip
-        path = str(place.folder / VERIFIER)
-        found.append(
-            Change(
-                "verifier of the server", ("qconf", "-sconf", "global"), lambda shown: _has_verifier(shown, path),
-                do=((*belljar, "verifier", "set", path),), undo=((*belljar, "verifier", "unset", path),),
-            )
-        )  # fmt: skip
         queues = queues_of(place)
+        yield from _files(place)
+        ours, path = (str(place.belljar), "internal", "hook", "gridengine"), str(place.folder / VERIFIER)
+        yield Change(
+            "complexes: what users ask with", ("qconf", "-sc"), _has_complexes,
+            do=((*ours, "complexes", "add"),), undo=((*ours, "complexes", "remove"),),
+        )  # fmt: skip
+        yield _complex_value("all hosts take interactive jobs", "exechost", "global", SHELL, "TRUE", ("TRUE",))
+        yield Change(
+            "verifier of the server", ("qconf", "-sconf", "global"), lambda shown: _has_verifier(shown, path),
+            do=((*ours, "verifier", "set", path),), undo=((*ours, "verifier", "unset", path),),
+        )  # fmt: skip
         for queue in queues:
-            found += _queue(place, queue)
+            yield from _queue(place, queue)
         if not queues:
-            found.append(Advice("queues whose jobs may have machines", "Say which: --queue all.q, once for each."))
-        return found
+            yield Advice("queues whose jobs may have machines", "Say which: --queue all.q, once for each.")
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         return ()  # the server hears of every change, and tells the hosts
 
-    def findings(self, place: Place) -> list[Finding]:
-        host = os.uname().nodename
+    def findings(self, place: Place) -> Iterator[Finding]:
+        host, what = os.uname().nodename, "the server answers"
         try:
-            version = place.run(("qconf", "-help")).decode(errors="replace").splitlines()[0]
-            conf = place.run(("qconf", "-sconf", "global")).decode(errors="replace")
-            lists = {option: place.run(("qconf", option)).decode(errors="replace") for option in ("-sh", "-ss")}
-            managers = place.run(("qconf", "-sm")).decode(errors="replace").split()
-            states = place.run(("qstat", "-f")).decode(errors="replace")
+            version = place.said("qconf", "-help").splitlines()[0]
+            conf, admins, submitters = (place.said("qconf", *one) for one in (("-sconf", "global"), ("-sh",), ("-ss",)))
+            managers, states = place.said("qconf", "-sm").split(), place.said("qstat", "-f")
         except BelljarError as exc:
-            return [Finding("the server answers", False, exc.message, "Start sge_qmaster; set SGE_ROOT and SGE_CELL.")]
-        found = [
-            Finding("the server answers", True, version),
-            _is_listed(
-                host,
-                lists["-ss"],
-                "a submit host",
-                "jobs here cannot count their failures: they are held after the second",
-                "-as",
-            ),
-            _is_listed(host, lists["-sh"], "an admin host", "this node cannot be closed by belljar", "-ah"),
-            Finding("root is a manager", "root" in managers, "", "`qconf -am root`; without it no node can be closed."),
-            *_params(value(conf, "qmaster_params"), value(conf, "execd_params")),
-            _all_groups(conf),
-        ]
-        return [*found, *(_state(states, queue) for queue in queues_of(place))]
+            yield Finding(what, False, exc.message, "Start sge_qmaster; set SGE_ROOT and SGE_CELL.")
+            return
+        yield Finding(what, True, version)
+        without = "jobs here cannot count their failures: they are held after the second"
+        yield _is_listed(host, submitters, "a submit host", without, "-as")
+        yield _is_listed(host, admins, "an admin host", "this node cannot be closed by belljar", "-ah")
+        remedy = "`qconf -am root`; without it no node can be closed."
+        yield Finding("root is a manager", "root" in managers, "", remedy)
+        yield from _params(value(conf, "qmaster_params"), value(conf, "execd_params"))
+        has_groups = value(conf, "gid_range").lower() not in ("", "none")
+        yield Finding("gid_range is set", has_groups, "", "Grid Engine counts a job's processes by these groups.")
+        for queue in queues_of(place):
+            yield _state(states, queue)
 
 
 def queues_of(place: Place) -> list[str]:
@@ -165,7 +147,7 @@ def fingerprint(library: Path, settings: Settings) -> str:
 def _per_slot(place: Place) -> list[str]:
     """Which of the memory complexes this site counts for each slot (consumable YES), in the order of the list."""
     try:
-        shown = place.run(("qconf", "-sc")).decode(errors="replace")
+        shown = place.said("qconf", "-sc")
     except BelljarError:
         return []
     rows = (line.split() for line in shown.splitlines() if not line.startswith("#"))
@@ -205,7 +187,7 @@ def attributes(place: Place) -> dict[str, str]:
 def _queue(place: Place, queue: str) -> Iterator[Piece]:
     """The attributes of one queue. What a site has set itself stays: then somebody has to merge the two."""
     try:
-        shown = place.run(("qconf", "-sq", queue)).decode(errors="replace")
+        shown = place.said("qconf", "-sq", queue)
     except BelljarError as exc:
         raise BadOption(f"queue {queue}: {exc.message}", hint="`qconf -sql` lists the queues.") from exc
     for name, wanted in attributes(place).items():
@@ -219,31 +201,28 @@ def _queue(place: Place, queue: str) -> Iterator[Piece]:
             do=(("qconf", "-mattr", "queue", name, wanted, queue),),
             undo=(("qconf", "-mattr", "queue", name, "NONE", queue),),
         )  # fmt: skip
-    for purpose, mark, accepted in (
-        (f"queue {queue} has machines", f"{FLAG}=TRUE", (f"{FLAG}=TRUE", f"{FLAG}=1")),
-        (
-            f"queue {queue} takes no interactive jobs",
-            f"{SHELL}=FALSE",
-            tuple(f"{SHELL}={one}" for one in ("FALSE", "0", "TRUE", "1")),
-        ),
-    ):
-        yield Change(
-            purpose, ("qconf", "-sq", queue), _has_one_of(accepted),
-            do=(("qconf", "-mattr", "queue", "complex_values", mark, queue),),
-            undo=(("qconf", "-dattr", "queue", "complex_values", mark, queue),),
-        )  # fmt: skip
+    yield _complex_value(f"queue {queue} has machines", "queue", queue, FLAG, "TRUE", ("TRUE", "1"))
+    any_value = ("FALSE", "0", "TRUE", "1")
+    yield _complex_value(f"queue {queue} takes no interactive jobs", "queue", queue, SHELL, "FALSE", any_value)
 
 
 def _is_value(name: str, wanted: str) -> Callable[[bytes], bool]:
     return lambda shown: value(shown.decode(errors="replace"), name) == wanted
 
 
-def _has_one_of(accepted: tuple[str, ...]) -> Callable[[bytes], bool]:
-    return lambda shown: any(_has(shown, one) for one in accepted)
+def _complex_value(purpose: str, kind: str, whose: str, name: str, wanted: str, accepted: tuple[str, ...]) -> Change:
+    """One of the complex values of a host or queue; *accepted*: as good as what is wanted."""
 
+    def is_there(shown: bytes) -> bool:
+        values = re.split(r"[\s,]+", value(shown.decode(errors="replace"), "complex_values"))
+        return any(f"{name}={one}" in values for one in accepted)
 
-def _has(shown: bytes, pair: str) -> bool:
-    return pair in re.split(r"[\s,]+", value(shown.decode(errors="replace"), "complex_values"))
+    mark = f"{name}={wanted}" if kind == "queue" else name
+    return Change(
+        purpose, ("qconf", "-sq" if kind == "queue" else "-se", whose), is_there,
+        do=(("qconf", "-mattr", kind, "complex_values", f"{name}={wanted}", whose),),
+        undo=(("qconf", "-dattr", kind, "complex_values", mark, whose),),
+    )  # fmt: skip
 
 
 # -- findings ------------------------------------------------------------------------------------------------------------
@@ -257,35 +236,24 @@ def _is_listed(host: str, shown: str, what: str, without: str, option: str) -> F
 
 def _params(params: str, of_hosts: str) -> Iterator[Finding]:
     """What of qmaster_params and execd_params changes the meaning of an ending."""
-    on = {
-        word.partition("=")[0].upper()
-        for word in re.split(r"[,\s]+", params)
-        if not word.lower().endswith(("=false", "=0"))
-    }
+    words = [word for word in re.split(r"[,\s]+", params) if not word.lower().endswith(("=false", "=0"))]
+    on = {word.partition("=")[0].upper() for word in words}
     for name, means in (
         ("FORBID_RESCHEDULE", "a job whose machine could not be had is held at once"),
         ("FORBID_APPERROR", "a job is held as by `qhold`, without a reason in `qstat -j`"),
     ):
         is_set = name in on
         yield Finding(f"{name} is not set", not is_set, means if is_set else "", f"Take {name} out of qmaster_params.")
-    off = re.search(r"(?i)ENABLE_ADDGRP_KILL=(false|0)", of_hosts)
-    yield Finding(
-        "ENABLE_ADDGRP_KILL", off is None, "", "What leaves its process group outlives its job: switch it on."
-    )
-
-
-def _all_groups(conf: str) -> Finding:
-    there = value(conf, "gid_range").lower() not in ("", "none")
-    return Finding("gid_range is set", there, "", "Grid Engine counts a job's processes by these groups.")
+    is_off = re.search(r"(?i)ENABLE_ADDGRP_KILL=(false|0)", of_hosts) is not None
+    yield Finding("ENABLE_ADDGRP_KILL", not is_off, "", "What leaves its process group outlives its job: switch it on.")
 
 
 def _state(states: str, queue: str) -> Finding:
     """A queue instance in error takes no jobs."""
     rows = (line.split() for line in states.splitlines() if line.startswith(f"{queue}@"))
     bad = [f"{row[0]} {row[5]}" for row in rows if len(row) > 5 and set(row[5]) & set("Ecou")]
-    return Finding(
-        f"queue {queue} takes jobs", not bad, ", ".join(bad), "`qstat -explain E`, then `qmod -cq QUEUE@HOST`."
-    )
+    remedy = "`qstat -explain E`, then `qmod -cq QUEUE@HOST`."
+    return Finding(f"queue {queue} takes jobs", not bad, ", ".join(bad), remedy)
 
 
 SITE = GridEngineSite()

@@ -28,23 +28,23 @@ from belljar.batch.htcondor.dialect import (
     of_this_host,
 )
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Change, Finding, Guard, OurFile, Piece, Place
+from belljar.batch.install.files import read
+from belljar.batch.install.pieces import HOOK_DEADLINE, PATH_LINES, Change, Finding, Guard, OurFile, Piece, Place
 from belljar.batch.job.policy import LETTERS, letters_of, queue_images, rules, site_of
 from belljar.errors import BadOption, BelljarError
 from belljar.model import MIB
 
 CONFIG, PREPARE, PUBLISH, POOL = "90-belljar.conf", "belljar-prepare", "belljar-publish", "belljar-pool-images"
 KEYWORD = "BELLJAR"  # of our hook, and of our cron jobs
-HOOK_DEADLINE = 60  # seconds
 PERIOD = 60  # seconds between two looks at the node, and at the pool
 OLDEST = (9, 0)
 OPTIONS = ("wrapper", "hook")  # `--set wrapper=site`: the site's own calls ours
 STARTD, STARTER, SCHEDD = "STARTD", "STARTER", "SCHEDD"
+NO = ("false", "f", "no", "0")
 
 HOOK = """#!/bin/sh
 # HOOK_PREPARE_JOB, as the job's user. A hook that fails holds the job; this one leaves the decision to the wrapper then.
-PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-export PATH
+{path_lines}
 told=$(timeout -k 5 {deadline} {belljar} internal hook htcondor prepare) && [ -n "$told" ] && printf '%s\\n' "$told"
 exit 0
 """
@@ -104,13 +104,8 @@ JOB_TRANSFORM_BelljarHold @=end
 @end
 """
 NAMES = {
-    "works": WORKS,
-    "reason": CLOSED_REASON,
-    "images": IMAGES,
-    "pool": POOL_IMAGES,
-    "held": HELD,
-    "keyword": KEYWORD,
-}
+    "works": WORKS, "reason": CLOSED_REASON, "images": IMAGES, "pool": POOL_IMAGES, "held": HELD, "keyword": KEYWORD,
+}  # fmt: skip
 
 
 class HTCondorSite:
@@ -122,13 +117,13 @@ class HTCondorSite:
         told_folders={"condor_chirp": ("condor_config_val", "LIBEXEC")},
     )  # fmt: skip
 
-    def pieces(self, place: Place) -> list[Piece]:
+    def pieces(self, place: Place) -> Iterator[Piece]:
         """Options: `wrapper=site`, `hook=site`: the site's USER_JOB_WRAPPER, or hook, calls ours."""
         for name, value in place.options.items():
             if name not in OPTIONS or value not in ("site", "belljar"):
                 raise BadOption(f"--set {name}={value}: HTCondor has wrapper=site and hook=site")
         prepare, publish, pool = (place.wrapper.parent / name for name in (PREPARE, PUBLISH, POOL))
-        hook = HOOK.format(belljar=shlex.quote(str(place.belljar)), deadline=HOOK_DEADLINE)
+        hook = HOOK.format(belljar=shlex.quote(str(place.belljar)), deadline=HOOK_DEADLINE, path_lines=PATH_LINES)
         cron = CRON.format(closed=CLOSED, names=shlex.quote(str(place.store / "images/names")), **NAMES)
         starter = "" if calls_ours(place, "wrapper") else WRAPPER_LINES.format(wrapper=place.wrapper)
         starter += "" if calls_ours(place, "hook") else HOOK_LINES.format(prepare=prepare, **NAMES)
@@ -136,26 +131,25 @@ class HTCondorSite:
             starter=starter, publish=publish, pool_script=pool, period=PERIOD, start=start(place.settings),
             requirements=requirement_lines(place.settings), **NAMES,
         )  # fmt: skip
-        return [
-            *_guards(place),
-            *_node_folder(place),
-            OurFile("looks at each job before it is started", prepare, hook.encode(), 0o755),
-            OurFile("publishes what this node's machines are", publish, cron.encode(), 0o755),
-            OurFile("knows the images of the pool", pool, POOL_CRON.format(**NAMES).encode(), 0o755),
-            OurFile("settings of HTCondor", place.folder / CONFIG, config.encode(), 0o644),
-        ]
+        yield from _guards(place)
+        yield from _node_folder(place)
+        yield OurFile("looks at each job before it is started", prepare, hook.encode(), 0o755)
+        yield OurFile("publishes what this node's machines are", publish, cron.encode(), 0o755)
+        yield OurFile("knows the images of the pool", pool, POOL_CRON.format(**NAMES).encode(), 0o755)
+        yield OurFile("settings of HTCondor", place.folder / CONFIG, config.encode(), 0o644)
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         return (("condor_reconfig",),)
 
-    def findings(self, place: Place) -> list[Finding]:
+    def findings(self, place: Place) -> Iterator[Finding]:
         daemons = ask(place, "", "DAEMON_LIST") or "STARTD SCHEDD"
-        found = [_version(place)]
+        yield _version(place)
         if lists("STARTD")(daemons):
-            found += [*_of_node(place), _sandbox(place), *_seen_by_jobs(place)]
+            yield from _of_node(place)
+            yield _sandbox(place)
+            yield from _seen_by_jobs(place)
         if lists("SCHEDD")(daemons):
-            found += _of_access_point(place)
-        return found
+            yield from _of_access_point(place)
 
 
 def calls_ours(place: Place, option: str) -> bool:
@@ -198,7 +192,7 @@ def _clash(place: Place, name: str, ours: str, option: str) -> str:
 def _final(place: Place, name: str) -> tuple[str, str]:
     """(the value, the file and line that say it last); empty where it is not set."""
     try:
-        lines = place.run(("condor_config_val", "-verbose", name)).decode(errors="replace").splitlines()
+        lines = place.said("condor_config_val", "-verbose", name).splitlines()
     except BelljarError:
         return "", ""  # whether HTCondor answers at all is a finding
     value = lines[0].partition("=")[2].strip() if lines else ""
@@ -207,13 +201,15 @@ def _final(place: Place, name: str) -> tuple[str, str]:
 
 def _hidden(place: Place, name: str, ours: str) -> tuple[str, str]:
     """The same of what a file says that is read before ours."""
-    try:
-        named = place.run(("condor_config_val", "-config")).decode(errors="replace").split()
-    except BelljarError:
-        return "", ""
-    for file in (Path(one) for one in named if one.startswith("/") and one != str(place.folder / CONFIG)):
-        with suppress(OSError):
-            for number, line in enumerate(file.read_text(errors="replace").splitlines(), 1):
+    own = str(place.folder / CONFIG)
+    with suppress(BelljarError, OSError):
+        for file in place.said("condor_config_val", "-config").split():
+            lines = (
+                (read(Path(file)) or b"").decode(errors="replace").splitlines()
+                if file[0] == "/" and file != own
+                else []
+            )
+            for number, line in enumerate(lines, 1):
                 words = re.fullmatch(rf"\s*(?:STARTER\.)?{name}\s*=\s*(\S.*?)\s*", line, re.IGNORECASE)
                 if words and words[1] != ours:
                     return words[1], f"{file}, line {number}"
@@ -235,34 +231,30 @@ def _node_folder(place: Place) -> Iterator[Change]:
 
 def ask(place: Place, daemon: str, name: str) -> str:
     """The final value as this daemon has it; "" where it is not set, or nobody answers."""
-    try:
-        words = ("-subsystem", daemon) if daemon else ()
-        return place.run(("condor_config_val", *words, name)).decode(errors="replace").strip()
-    except BelljarError:
-        return ""
+    with suppress(BelljarError):
+        return place.said("condor_config_val", *(("-subsystem", daemon) if daemon else ()), name).strip()
+    return ""
 
 
 def _version(place: Place) -> Finding:
     what = "HTCondor answers"
     try:
-        said = place.run(("condor_version",)).decode(errors="replace")
+        said = place.said("condor_version")
     except BelljarError as exc:
         return Finding(what, False, exc.message, "Run this where HTCondor is installed.")
     match = re.search(r"CondorVersion: ([0-9]+)\.([0-9]+)", said)
     if not match:
         return Finding(what, False, said[:80], "See what `condor_version` says.")
     is_new = (int(match[1]), int(match[2])) >= OLDEST
-    return Finding(what, is_new, f"version {match[1]}.{match[2]}", "" if is_new else "Needs 9.0 or later.")
+    return Finding(what, is_new, f"version {match[1]}.{match[2]}", "Needs 9.0 or later.")
 
 
-def _value(
-    place: Place, daemon: str, name: str, is_good: Callable[[str], bool], wanted: str, remedy: str = ""
-) -> Finding:
+def _value(place: Place, daemon: str, name: str, is_good: Callable[[str], bool], wanted: str) -> Finding:
     """One setting as it holds in the end."""
     value = ask(place, daemon, name)
     if is_good(value):
         return Finding(name, True, value if len(value) < 100 else "as it should be")
-    origin = remedy or f"`condor_config_val -subsystem {daemon} -verbose {name}` tells which file sets it."
+    origin = f"`condor_config_val -subsystem {daemon} -verbose {name}` tells which file sets it."
     return Finding(name, False, f"{value[:200] or 'not set'}: {wanted}", origin)
 
 
@@ -280,9 +272,7 @@ def _of_node(place: Place) -> Iterator[Finding]:
     yield _value(place, STARTD, "STARTD_CRON_JOBLIST", lists(KEYWORD), f"must list {KEYWORD}")
     yield _value(place, STARTD, "START", lambda one: start(place.settings) in one, "must have belljar's condition")
     for name in ("ENABLE_CHIRP", "ENABLE_CHIRP_DELAYED"):
-        yield _value(
-            place, STARTER, name, lambda one: one.lower() not in ("false", "f", "no", "0"), "jobs cannot be held"
-        )
+        yield _value(place, STARTER, name, lambda one: one.lower() not in NO, "jobs cannot be held")
 
 
 def _of_access_point(place: Place) -> Iterator[Finding]:
@@ -300,13 +290,12 @@ def _pool_images(place: Place) -> Finding:
     """The schedd reads its list of cron jobs when it starts, and not again."""
     what = "the schedd knows the images of the pool"
     try:
-        argv = ("condor_status", "-schedd", "-constraint", of_this_host(), "-af", POOL_IMAGES)
-        images = place.run(argv).decode(errors="replace").strip()
+        images = place.said("condor_status", "-schedd", "-constraint", of_this_host(), "-af", POOL_IMAGES).strip()
     except BelljarError as exc:
         return Finding(what, False, exc.message, "See what `condor_status -schedd` says.")
     is_known = images not in ("", "undefined")
     remedy = "condor_restart -fast -daemon schedd; running jobs go on. Then a minute must pass."
-    return Finding(what, is_known, images if is_known else "not yet", "" if is_known else remedy)
+    return Finding(what, is_known, images if is_known else "not yet", remedy)
 
 
 def lists(name: str) -> Callable[[str], bool]:
@@ -336,15 +325,10 @@ def _seen_by_jobs(place: Place) -> Iterator[Finding]:
 def _sandbox(place: Place) -> Finding:
     """A sandbox that lies on a share need not be copied, and nothing of it is lost when the node is."""
     folder = ask(place, STARTER, "EXECUTE")
-    shared = [shared_here(text) for text in place.settings.shares]
-    good = any(folder == source or folder.startswith(source + "/") for source in shared)
-    limit = place.settings.stage_limit >> 20
-    return Finding(
-        "job directories are shared with machines",
-        bool(folder),
-        folder if good else f"{folder}: copied in and out, up to {limit} MiB; add {folder}:rw to batch.shares",
-        "" if folder else "See what `condor_config_val EXECUTE` says.",
-    )
+    shared = any(f"{folder}/".startswith(f"{shared_here(text)}/") for text in place.settings.shares)
+    copied = f": copied in and out, up to {place.settings.stage_limit >> 20} MiB; add {folder}:rw to batch.shares"
+    what, remedy = "job directories are shared with machines", "See what `condor_config_val EXECUTE` says."
+    return Finding(what, bool(folder), folder if shared else folder + copied, remedy)
 
 
 def shared_here(share: str) -> str:
@@ -417,9 +401,8 @@ def start(settings: Settings) -> str:
     if settings.default_image:
         return f"ifThenElse(TARGET.{IMAGE} =?= undefined, MY.{WORKS} =?= True, {asked})"
     queues = ",".join(queue_images(settings))
-    other = (
-        f'(MY.{WORKS} =?= True || !stringListMember(TARGET.AcctGroup ?: "", {string(queues)}))' if queues else "True"
-    )
+    of_queue = f'(MY.{WORKS} =?= True || !stringListMember(TARGET.AcctGroup ?: "", {string(queues)}))'
+    other = of_queue if queues else "True"
     return f"ifThenElse(TARGET.{IMAGE} =?= undefined, {other}, {asked})"
 
 
@@ -427,9 +410,7 @@ def regex_of(pattern: str) -> str:
     """A pattern of image names as a regular expression without backslashes: an ad's string would take them away."""
     words = {"*": ".*", LETTERS: "."}
     pieces = letters_of(pattern)
-    if pieces is None:
-        return ""  # no name fits
-    return "".join(words.get(one) or (one if one.isalnum() and len(one) == 1 else f"[{one}]") for one in pieces)
+    return "".join(words.get(one) or (one if one.isalnum() and len(one) == 1 else f"[{one}]") for one in pieces or ())
 
 
 def sentence(settings: Settings) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, Piece, Place
 from belljar.batch.job import judge, policy
-from belljar.batch.pbs.home import is_part, roles
+from belljar.batch.pbs.common import is_part, roles
 from belljar.errors import CommandFailed
 
 FILES = Path(__file__).parent
@@ -43,14 +44,14 @@ class OpenPbsSite:
 
     def pieces(self, place: Place) -> list[Piece]:
         is_server, _ = roles(place, "openpbs", OPTIONS, "PBS_HOME")
-        return _server(place) if is_server else []
+        return list(_server(place)) if is_server else []
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         return ()
 
     def findings(self, place: Place) -> list[Finding]:
         return [
-            *(_of_node(place) if is_part(place, "mom_priv") else ()),
+            *([_of_node(place)] if is_part(place, "mom_priv") else ()),
             *(_of_server(place) if is_part(place, "server_priv") else ()),
         ]
 
@@ -61,15 +62,32 @@ SITE = OpenPbsSite()
 # -- the server ----------------------------------------------------------------------------------------------------------
 
 
-def _server(place: Place) -> list[Piece]:
+def _server(place: Place) -> Iterator[Piece]:
     folder = place.wrapper.parent / "openpbs"
-    hooks = _hooks(place)
     config = OurFile("settings of the hooks", folder / "belljar.json", config_of(place), folders=1)
-    sources = [OurFile(f"hook {name}", folder / f"{name}.py", text_of(name), folders=1) for name in hooks]
-    changes = [piece for source in sources for piece in _hook(source, config)]
+    sources = [OurFile(f"hook {name}", folder / f"{name}.py", text_of(name), folders=1) for name in _hooks(place)]
+    yield from (config, *sources)
+    for source in sources:
+        yield from _hook(source, config)
     # The resources last, for what comes last is taken out first: PBS refuses that as long as a job has one, and with the
     # hooks gone such a job would run on the node itself.
-    return [config, *sources, *changes, *(_resource(name) for name in reversed(RESOURCES)), *_advice(place)]
+    for name, (kind, flags) in reversed(RESOURCES.items()):
+        yield _change(
+            f"resource {name}", f"list resource {name}", _has_flags(flags), (f"create resource {name} type={kind},flag={flags}",),
+            f"delete resource {name}", BUSY,
+        )  # fmt: skip
+    yield Advice(
+        "comments of jobs",
+        "The reason of a job that is started again or held is written into its comment by the node. PBS lets only"
+        " operators do that: `qmgr -c 'set server operators += root@NODE'` for each node. Without it the reason is"
+        " in the job's standard error, in the node's log and in `belljar show openpbs:ID`.",
+    )
+    yield Advice(
+        "nodes with different images",
+        "To have the scheduler look for a node that has the image, add vm_image to `resources:` in"
+        f" {place.folder}/sched_priv/sched_config, send pbs_sched a HUP, and tell what each node has:"
+        " `qmgr -c 'set node NODE resources_available.vm_image = \"debian12,el9\"'`.",
+    )
 
 
 def _hooks(place: Place) -> list[str]:
@@ -84,121 +102,77 @@ def text_of(name: str) -> bytes:
 
 def config_of(place: Place) -> bytes:
     """What both hooks read. Raises BadSetting for settings that mean nothing."""
-    settings = place.settings
     values = {
-        "wrapper": str(place.wrapper),
-        "belljar": str(place.belljar),
-        "notes": place.options.get("notes", NOTES),
-        "reap": place.options.get("reap", "yes") != "no",
-        "store": str(place.store),
-        **policy.site_of(settings),
-        "retries": settings.retries,
-    }
+        "wrapper": str(place.wrapper), "belljar": str(place.belljar), "store": str(place.store),
+        "notes": place.options.get("notes", NOTES), "reap": place.options.get("reap", "yes") != "no",
+        **policy.site_of(place.settings), "retries": place.settings.retries,
+    }  # fmt: skip
     return json.dumps(values, indent=1, sort_keys=True).encode() + b"\n"
 
 
-def _resource(name: str) -> Change:
-    kind, flags = RESOURCES[name]
-    return Change(
-        f"resource {name}",
-        probe=_qmgr(f"list resource {name}"),
-        is_done=lambda out: all(flag in _attribute(out, "flag") for flag in flags),
-        do=(_qmgr(f"create resource {name} type={kind},flag={flags}"),),
-        undo=(_qmgr(f"delete resource {name}"),),
-        undo_hint=BUSY,
-        answers=ANSWERS,
-    )
+def _change(
+    purpose: str, probe: str, is_done: Callable[[bytes], bool], do: tuple[str, ...], undo: str = "", hint: str | None = None
+) -> Change:  # fmt: skip
+    """What qmgr is told, and how it is asked."""
+    back = (_qmgr(undo),) if undo else ()
+    return Change(purpose, _qmgr(probe), is_done, tuple(map(_qmgr, do)), back, undo_hint=hint, answers=ANSWERS)
 
 
-def _hook(source: OurFile, config: OurFile) -> list[Piece]:
+def _has_flags(flags: str) -> Callable[[bytes], bool]:
+    return lambda out: all(flag in _attribute(out, "flag") for flag in flags)
+
+
+def _hook(source: OurFile, config: OurFile) -> Iterator[Piece]:
     """The hook itself, then what is in it: with no script in it yet it does nothing."""
     name = source.path.stem
-    events = ",".join(HOOKS[name])
-    attributes = ATTRIBUTES[name]
+    events, attributes = HOOKS[name], ATTRIBUTES[name]
 
     def is_set(out: bytes) -> bool:
-        return set(_attribute(out, "event").split(",")) == set(HOOKS[name]) and all(
+        return set(_attribute(out, "event").split(",")) == set(events) and all(
             _attribute(out, key) == value for key, value in attributes.items()
         )
 
-    listed = _qmgr(f"list hook {name}")
-    words = (f'event = "{events}"', *(f"{key} = {value}" for key, value in attributes.items()))
-    made = Change(
+    listed = f"list hook {name}"
+    words = (f'event = "{",".join(events)}"', *(f"{key} = {value}" for key, value in attributes.items()))
+    yield _change(
         f"hook {name} is known",
-        probe=listed,
-        is_done=lambda out: out.startswith(b"Hook "),
-        do=(_qmgr(f"create hook {name}"),),
-        undo=(_qmgr(f"delete hook {name}"),),
-        answers=ANSWERS,
+        listed,
+        lambda out: out.startswith(b"Hook "),
+        (f"create hook {name}",),
+        f"delete hook {name}",
     )
-    told = Change(
-        f"hook {name}: its events",
-        probe=listed,
-        is_done=is_set,
-        do=tuple(_qmgr(f"set hook {name} {word}") for word in words),
-        undo=(),
-        answers=ANSWERS,
-    )
-    return [made, told, _content(name, "x-config", config), _content(name, "x-python", source)]
+    yield _change(f"hook {name}: its events", listed, is_set, tuple(f"set hook {name} {word}" for word in words))
+    for kind, what, file in (("x-config", "settings", config), ("x-python", "script", source)):
+        probe, do = (f"{verb} hook {name} application/{kind} default" for verb in ("export", "import"))
+        yield _change(f"hook {name}: its {what}", probe, _is(file.content), (f"{do} {file.path}",))
 
 
-def _content(name: str, kind: str, file: OurFile) -> Change:
-    return Change(
-        f"hook {name}: {'its settings' if kind == 'x-config' else 'its script'}",
-        probe=_qmgr(f"export hook {name} application/{kind} default"),
-        is_done=lambda out: out.strip() == file.content.strip(),
-        do=(_qmgr(f"import hook {name} application/{kind} default {file.path}"),),
-        undo=(),
-        answers=ANSWERS,
-    )
+def _is(content: bytes) -> Callable[[bytes], bool]:
+    return lambda out: out.strip() == content.strip()
 
 
-def _advice(place: Place) -> list[Piece]:
-    return [
-        Advice(
-            "comments of jobs",
-            "The reason of a job that is started again or held is written into its comment by the node. PBS lets only"
-            " operators do that: `qmgr -c 'set server operators += root@NODE'` for each node. Without it the reason is"
-            " in the job's standard error, in the node's log and in `belljar show openpbs:ID`.",
-        ),
-        Advice(
-            "nodes with different images",
-            "To have the scheduler look for a node that has the image, add vm_image to `resources:` in"
-            f" {place.folder}/sched_priv/sched_config, send pbs_sched a HUP, and tell what each node has:"
-            " `qmgr -c 'set node NODE resources_available.vm_image = \"debian12,el9\"'`.",
-        ),
-    ]
+# -- findings ------------------------------------------------------------------------------------------------------------
 
 
-# -- the node ------------------------------------------------------------------------------------------------------------
-
-
-def _of_node(place: Place) -> list[Finding]:
+def _of_node(place: Place) -> Finding:
     """A classic epilogue does not run beside a hook for the same event."""
     script = place.folder / "mom_priv/epilogue"
-    return [
-        Finding(
-            "no epilogue script that PBS would no longer run",
-            not script.exists(),
-            f"{script} does not run while a hook has execjob_epilogue" if script.exists() else "",
-            "Make it a hook of that event, or call it from one.",
-        )
-    ]
+    detail = f"{script} does not run while a hook has execjob_epilogue" if script.exists() else ""
+    what = "no epilogue script that PBS would no longer run"
+    return Finding(what, not detail, detail, "Make it a hook of that event, or call it from one.")
 
 
-def _of_server(place: Place) -> list[Finding]:
-    found = []
+def _of_server(place: Place) -> Iterator[Finding]:
     for name in HOOKS:
         try:
             is_on = _attribute(place.run(_qmgr(f"list hook {name}")), "enabled").lower() == "true"
         except CommandFailed:
             continue  # the pieces say it
-        if name not in _hooks(place):
+        if name in _hooks(place):
+            yield Finding(f"hook {name} is enabled", is_on, "", f"qmgr -c 'set hook {name} enabled = True'")
+        else:
             there = "it stands from before, or was made by hand"
-            found.append(Finding(f"no hook {name}", False, there, f"qmgr -c 'delete hook {name}'"))
-            continue
-        found.append(Finding(f"hook {name} is enabled", is_on, "", f"qmgr -c 'set hook {name} enabled = True'"))
-    return found
+            yield Finding(f"no hook {name}", False, there, f"qmgr -c 'delete hook {name}'")
 
 
 # -- qmgr ----------------------------------------------------------------------------------------------------------------

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, OurLines, Piece, Place
-from belljar.batch.pbs.home import is_part, reread, roles
+from belljar.batch.pbs.common import is_part, reread, roles
 from belljar.batch.pbs.torque.dialect import AGAIN_STATUS, RECORD
 from belljar.errors import BadOption, BelljarError, NotOurs
 
@@ -49,32 +50,25 @@ class TorqueSite:
         if place.options.get("hooks", "ours") not in ("ours", "own"):
             raise BadOption("--set hooks: ours or own")
         is_server, is_node = roles(place, "torque", OPTIONS, "Torque's home")
-        return [*(_server(place) if is_server else ()), *(_node(place) if is_node else ())]
+        return [*([_server(place)] if is_server else ()), *(_node(place) if is_node else ())]
 
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         return reread(place)
 
-    def findings(self, place: Place) -> list[Finding]:
+    def findings(self, place: Place) -> Iterator[Finding]:
         if not is_part(place, "server_priv"):
-            return []
-        delay = _attribute(place, "kill_delay")
-        seconds = int(delay) if delay.isdecimal() else 2
-        own = _attribute(place, "extra_resc")
-        return [
-            Finding(
-                "no resource of the site's own for images",
-                "vm_image" not in own,
-                f"extra_resc = {own}: pbs_mom never hears of it" if "vm_image" in own else "",
-                "A job that asks by `-l vm_image=` runs on the node itself. Without that resource qsub refuses it; by"
-                " `qsub -v VM_IMAGE=NAME` it gets its machine.",
-            ),
-            Finding(
-                "kill_delay leaves a job time to end",
-                seconds >= 5,
-                f"{seconds} s between TERM and KILL",
-                "qmgr -c 'set server kill_delay = 15', and `batch.grace = 13` in belljar's settings.",
-            ),
-        ]
+            return
+        delay, own = _attribute(place, "kill_delay"), _attribute(place, "extra_resc")
+        is_own, seconds = "vm_image" in own, int(delay) if delay.isdecimal() else 2
+        yield Finding(
+            "no resource of the site's own for images",
+            not is_own,
+            f"extra_resc = {own}: pbs_mom never hears of it" if is_own else "",
+            "A job that asks by `-l vm_image=` runs on the node itself. Without that resource qsub refuses it; by"
+            " `qsub -v VM_IMAGE=NAME` it gets its machine.",
+        )
+        remedy = "qmgr -c 'set server kill_delay = 15', and `batch.grace = 13` in belljar's settings."
+        yield Finding("kill_delay leaves a job time to end", seconds >= 5, f"{seconds} s between TERM and KILL", remedy)
 
 
 SITE = TorqueSite()
@@ -83,7 +77,7 @@ SITE = TorqueSite()
 # -- the server ----------------------------------------------------------------------------------------------------------
 
 
-def _server(place: Place) -> list[Piece]:
+def _server(place: Place) -> Change:
     """Raises NotOurs where the site uses the one requeue code there is for something of its own."""
     present = _attribute(place, REQUEUE)
     if present not in ("", str(AGAIN_STATUS)):
@@ -92,20 +86,18 @@ def _server(place: Place) -> list[Piece]:
             hint=f"Unset it (`qmgr -c 'unset server {REQUEUE}'`), or run without requeue: leave the server alone and"
             " install on the nodes only.",
         )
-    requeue = Change(
-        "a job whose machine could not be had is queued again",
-        probe=("qmgr", "-c", "print server"),
-        is_done=lambda out: f"set server {REQUEUE} = {AGAIN_STATUS}\n".encode() in out + b"\n",
-        do=(("qmgr", "-c", f"set server {REQUEUE} = {AGAIN_STATUS}"),),
-        undo=(("qmgr", "-c", f"unset server {REQUEUE}"),),
-    )
-    return [requeue]
+    wanted = f"set server {REQUEUE} = {AGAIN_STATUS}"
+    return Change(
+        "a job whose machine could not be had is queued again", ("qmgr", "-c", "print server"),
+        lambda out: wanted.encode() in out.splitlines(), (("qmgr", "-c", wanted),),
+        (("qmgr", "-c", f"unset server {REQUEUE}"),),
+    )  # fmt: skip
 
 
 def _attribute(place: Place, name: str) -> str:
     """A server attribute, a list's parts with commas; "" where it is not set or the server cannot be asked."""
     try:
-        out = place.run(("qmgr", "-c", "print server")).decode("utf-8", "replace")
+        out = place.said("qmgr", "-c", "print server")
     except BelljarError:
         return ""
     return ",".join(value.strip() for value in re.findall(rf"^set server {name} \+?= (.*)$", out, re.MULTILINE))
@@ -114,26 +106,19 @@ def _attribute(place: Place, name: str) -> str:
 # -- the node ------------------------------------------------------------------------------------------------------------
 
 
-def _node(place: Place) -> list[Piece]:
+def _node(place: Place) -> Iterator[Piece]:
     words = {"record": RECORD, "belljar": shlex.quote(str(place.belljar))}
     is_own = place.options.get("hooks") == "own"
     folder = place.wrapper.parent / "torque" if is_own else place.folder / "mom_priv"
-    hooks: list[Piece] = [
-        OurFile("prologue", folder / "prologue", PROLOGUE.format(**words).encode(), 0o755),
-        OurFile("epilogue", folder / "epilogue", EPILOGUE.format(**words).encode(), 0o755),
-    ]
+    for name, text in (("prologue", PROLOGUE), ("epilogue", EPILOGUE)):
+        yield OurFile(name, folder / name, text.format(**words).encode(), 0o755)
     if is_own:
-        hooks.append(
-            Advice(
-                "prologue and epilogue",
-                f"Let your own {place.folder}/mom_priv/prologue and epilogue call {folder}/prologue and epilogue with all"
-                ' their arguments ("$@"), and with their environment.',
-            )
+        yield Advice(
+            "prologue and epilogue",
+            f"Let your own {place.folder}/mom_priv/prologue and epilogue call {folder}/prologue and epilogue with all"
+            ' their arguments ("$@"), and with their environment.',
         )
-    starter = OurLines(
-        "every job is started by belljar's wrapper",
-        place.folder / "mom_priv/config",
-        (f"$job_starter {place.wrapper}",),
+    yield OurLines(
+        "every job is started by belljar's wrapper", place.folder / "mom_priv/config", (f"$job_starter {place.wrapper}",),
         clashes=(r"\$job_starter\b", r"\$job_starter_run_privileged\b"),
-    )
-    return [*hooks, starter]
+    )  # fmt: skip
