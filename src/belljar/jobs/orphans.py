@@ -19,6 +19,7 @@ from belljar.host.locks import locked
 from belljar.host.privileges import User, as_user
 from belljar.jobs.client import runner
 from belljar.jobs.node import memory_folder
+from belljar.model import from_json
 
 if TYPE_CHECKING:
     from belljar.jobs import House
@@ -75,9 +76,10 @@ def judge(house: House, live: list[Live], answers: dict[str, Answer], *, dry: bo
 def remembered(path: Path) -> dict[str, float]:
     """What was not known before; a file that makes no sense is as none."""
     try:
-        return {key: float(value) for key, value in read_json(path, 1 << 22).items()}
-    except (OSError, ValueError, TypeError, BelljarError):
+        found: dict[str, float] = from_json(dict[str, float], read_json(path, 1 << 22))
+    except (OSError, ValueError, BelljarError):
         return {}
+    return found
 
 
 def result(house: House, one: Owned, decision: Decision, *, dry: bool) -> dict[str, str]:

@@ -20,6 +20,7 @@ from belljar.batch.job.terms import Ending, Job, Surroundings, Verdict
 from belljar.errors import OUR_FAILURE, BadOption, BadSetting, BelljarError, HostError, ImageUnknown, NoStore
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import read_capped
+from belljar.jobs.words import complain, tell_troubles
 from belljar.model import Cause, Outcome, OutcomeClass
 
 if TYPE_CHECKING:
@@ -82,12 +83,8 @@ def understood(house: House) -> tuple[Any, Trouble | None]:
         own = [mistake for mistake in loaded.mistakes if mistake.is_users]
         hides = any(one.key in ("", "batch", *DECIDES_THE_IMAGE) and not one.is_users for one in loaded.mistakes)
         text = "; ".join(str(mistake) for mistake in own or loaded.mistakes) or exc.message
-        error = (
-            BadSetting(text)
-            if own
-            else HostError(f"this node's settings: {text}", hint="The site has to correct them.")
-        )
-        return loaded.settings, Trouble(error, hides)
+        sites = HostError(f"this node's settings: {text}", hint="The site has to correct them.")
+        return loaded.settings, Trouble(BadSetting(text) if own else sites, hides)
 
 
 # -- the way in ----------------------------------------------------------------------------------------------------------
@@ -174,7 +171,7 @@ def become(here: Surroundings, job: Job, house: House, settings: batch.Settings)
         os.close(reader)
     try:
         if command.unstarted is not None:
-            os.execve(command.path, list(command.argv), dict_of(here.env))
+            _execve(command.path, list(command.argv), here)
         execute(command.path, list(command.argv), here)
     except OSError as exc:
         if command.unstarted is not None:
@@ -183,8 +180,6 @@ def become(here: Surroundings, job: Job, house: House, settings: batch.Settings)
 
             run = runner(house, job.system, settings.ask_timeout)
             return end(carry_out(command.unstarted(exc), run)[0])
-        from belljar.jobs.words import complain
-
         complain(f"{os.fsdecode(command.path)}: {exc.strerror}", "")
         os._exit(126 if exc.errno in (8, 13) else 127)
 
@@ -214,34 +209,17 @@ def execute(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
 
 
 def _execve(path: bytes, argv: list[bytes], here: Surroundings) -> NoReturn:
-    """Python refuses an entry `=x`, which has no name and which a job may have all the same."""
-    if all(name for name, _ in here.env):
-        os.execve(path, argv, dict_of(here.env))
+    """Python refuses an entry `=x`, which has no name and which a job may have all the same; nor can it say a name twice."""
+    if len(env := dict(here.env)) == len(here.env) and b"" not in env:
+        os.execve(path, argv, env)
     import ctypes
 
     def words(texts: list[bytes]) -> object:
         return (ctypes.c_char_p * (len(texts) + 1))(*texts, None)
 
-    env = [name + b"=" + value for name, value in here.env]
-    ctypes.CDLL(None, use_errno=True).execve(path, words(argv), words(env))
+    pairs = [name + b"=" + value for name, value in here.env]
+    ctypes.CDLL(None, use_errno=True).execve(path, words(argv), words(pairs))
     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-class dict_of(dict):  # type: ignore[type-arg]
-    """A mapping for execve that keeps the order, and a name that stands twice."""
-
-    def __init__(self, pairs: tuple[tuple[bytes, bytes], ...]) -> None:
-        super().__init__(pairs)
-        self._pairs = pairs
-
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    def keys(self):  # type: ignore[no-untyped-def]
-        return [name for name, _ in self._pairs]
-
-    def values(self):  # type: ignore[no-untyped-def]
-        return [value for _, value in self._pairs]
 
 
 # -- in a machine --------------------------------------------------------------------------------------------------------
@@ -276,22 +254,17 @@ def make_request(here: Surroundings, job: Job, image: str, house: House) -> Requ
     from belljar.host.caller import caller as own
     from belljar.host.caller import rlimits, umask
     from belljar.jobs.caller import kind
+    from belljar.jobs.shares import of_site
 
     settings = house.settings
     caller = Caller(
         account=own(), umask=umask(), rlimits=rlimits(),
-        stdio=(kind(0), kind(1), kind(2)), shares=site_shares(settings.batch),
+        stdio=(kind(0), kind(1), kind(2)), shares=of_site(settings.batch.shares),
         network=settings.machine.network, start=settings.machine.start, cpus=settings.machine.cpus,
         context=settings.machine.context, memory=settings.machine.memory, terminal=os.isatty(0) and os.isatty(1),
         own=tuple(map(str, (settings.paths.run, settings.paths.scratch, settings.paths.store, settings.paths.logs))),
     )  # fmt: skip
     return build(here, job, image, caller, settings.batch, time.time())
-
-
-def site_shares(settings: batch.Settings):  # type: ignore[no-untyped-def]
-    from belljar.jobs.shares import of_site
-
-    return of_site(settings.shares)
 
 
 # -- the way out ---------------------------------------------------------------------------------------------------------
@@ -309,29 +282,21 @@ def refused(error: BelljarError, job: Job, image: str, settings: Any) -> Outcome
 
 def leave(dialect: Dialect, job: Job, outcome: Outcome, settings: batch.Settings, run: Run) -> int:
     """End as the verdict says, in the system's own way."""
-    from belljar.batch.job.verdict import AGAIN, judge
+    from belljar.batch.job.verdict import AGAIN, carry_out, judge, let_in, take_back
 
     job, tries = count_tries(dialect, job, run) if outcome.klass in AGAIN else (job, 1)
     verdict = judge(outcome, job, tries, settings)
     tell(outcome, verdict)
-    from belljar.jobs.words import tell_troubles
-
     tell_troubles(outcome)
-    from belljar.batch.job.verdict import carry_out, let_in, take_back
-
     ignore_signals(verdict)
     ending, trouble = carry_out(dialect.tell(job, verdict, outcome, tries, settings), run)
     if trouble:
-        from belljar.jobs.words import complain
-
         complain(trouble, "")
     if ending.delay and wait_for_term(ending.delay) and not ending.opens:
         take_back(ending)  # a job that is deleted meanwhile is not given back
     try:
         let_in(ending)
     except OSError as exc:
-        from belljar.jobs.words import complain
-
         complain(f"{exc.filename}: {exc.strerror}: the system cannot see that the job is to start again", "")
     return end(ending)
 
@@ -347,8 +312,6 @@ def count_tries(dialect: Dialect, job: Job, run: Run) -> tuple[Job, int]:
 
 def tell(outcome: Outcome, verdict: Verdict) -> None:
     """One line on the job's stderr where the job did not end by itself."""
-    from belljar.jobs.words import complain
-
     if verdict is Verdict.MIRROR and (outcome.cause in (Cause.FINISHED, Cause.CANCELLED)) and not outcome.error:
         return
     ended = f"{outcome.id}: " if outcome.id else ""

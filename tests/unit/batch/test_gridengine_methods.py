@@ -90,8 +90,8 @@ def stopped(pid: int) -> bool:
     return is_stopped(pid)
 
 
-def run(name: str, words: list[str]) -> int:
-    settings, nobody = Settings, lambda: pytest.fail("a method asks for nothing else")
+def run(name: str, words: list[str], grace: float = 0.0) -> int:
+    settings, nobody = lambda: Settings(grace=grace), lambda: pytest.fail("a method asks for nothing else")
     return load("gridengine").hook(name)(Call(name, tuple(words), {}, settings, nobody, nobody, nobody))
 
 
@@ -114,7 +114,7 @@ def test_a_job_in_no_machine_is_stopped_and_goes_on(start: Any) -> None:
 def test_a_job_in_no_machine_is_killed_at_once(start: Any) -> None:
     job = sleeper(start)
     begin = time.monotonic()
-    assert run("terminate", [str(job.pid), "--grace", "30"]) == 0
+    assert run("terminate", [str(job.pid)]) == 0
     assert job.child.wait(5) == -signal.SIGKILL
     assert time.monotonic() - begin < 5 and job.line() == ""
 
@@ -129,7 +129,7 @@ def test_the_wrapper_halts_its_machine_before_it_is_stopped(wrapper: Any) -> Non
 
 def test_the_wrapper_gets_term_and_may_end_by_itself(wrapper: Any) -> None:
     job = wrapper()
-    run("terminate", [str(job.pid), "--grace", "30"])
+    run("terminate", [str(job.pid)])
     assert job.line() in ("term", "goes on") and job.child.wait(5) == 0
 
 
@@ -138,7 +138,7 @@ def test_a_wrapper_that_is_stopped_or_stubborn_ends_all_the_same(wrapper: Any, m
     job = wrapper("stubborn")
     os.kill(job.pid, signal.SIGSTOP)
     begin = time.monotonic()
-    run("terminate", [str(job.pid), "--grace", "1"])
+    run("terminate", [str(job.pid)], grace=1.0)
     assert job.child.wait(5) == -signal.SIGKILL
     assert 1 < time.monotonic() - begin < 5
     assert "term" in (job.line(), job.line())
@@ -152,7 +152,7 @@ def test_a_job_that_is_gone_is_no_trouble(name: str, start: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [[], ["$job_pid"], ["1"], ["0"], ["-5"], ["12", "13"], ["12", "--grace", "x"], ["12;id"]]
+    "argv", [[], ["$job_pid"], ["1"], ["0"], ["-5"], ["12", "/x", "13"], ["12", "--grace", "x"], ["12;id"]]
 )
 def test_a_line_that_names_no_process_is_refused(argv: list[str]) -> None:
     with pytest.raises(BadOption):

@@ -173,11 +173,14 @@ def _memory(here: Surroundings, spool: Mapping[str, bytes], slots: int) -> int |
     limit = gridengine_spool.memory(spool.get("h_vmem", b"").decode("latin-1"))
     if limit is not None and spool.get("h_vmem_is_consumable_job") != b"1":
         limit *= slots
-    asked = here.var(MEMORY)
-    reserved = gridengine_spool.memory(asked.removesuffix("*"))
-    if reserved is not None and asked.endswith("*"):
-        reserved *= slots
+    reserved = reserved_memory(here.var(MEMORY), slots)
     return min((size for size in (limit, reserved) if size), default=None)
+
+
+def reserved_memory(asked: str, slots: int) -> int | None:
+    """Of the verifier's word: `SIZE` for the job, or `SIZE*` for each slot."""
+    size = gridengine_spool.memory(asked.removesuffix("*"))
+    return size * slots if size is not None and asked.endswith("*") else size
 
 
 def _mirror(outcome: Outcome) -> Ending:

@@ -9,9 +9,9 @@ Both are the same done once and done twice, and touch nobody else's lines.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 from belljar.batch.gridengine.dialect import NOTICE
 from belljar.batch.gridengine.jsv import ASKED, ASKED_DISK, FLAG, SHELL
@@ -33,17 +33,17 @@ ALLOWED = "a"  # of jsv_allowed_mod: belljar delays the next start of a job by `
 
 def run(call: Call) -> int:
     """One change. Raises CommandFailed where the server refuses it."""
-    client = call.client()
-    acts: dict[tuple[str, ...], Callable[..., None]] = {
-        ("complexes", "add"): lambda: _complexes(client, with_complexes),
-        ("complexes", "remove"): lambda: _complexes(client, without_complexes),
-        ("verifier", "set"): lambda path: _global(client, lambda text: with_verifier(text, path)),
-        ("verifier", "unset"): lambda path: _global(client, lambda text: without_verifier(text, path)),
-    }
-    act = acts.get((call.name, *call.words[:1]))
-    if act is None or len(call.words) != (1 if call.name == "complexes" else 2):
-        raise BadOption(f"{call.name}: wrong words", hint="complexes add|remove; verifier set|unset FILE.")
-    act(*call.words[1:])
+    match (call.name, *call.words):
+        case ("complexes", "add" | "remove" as act):
+            change = with_complexes if act == "add" else without_complexes
+            _rewrite(call.client(), ("qconf", "-sc"), "complexes", "-Mc", change)
+        case ("verifier", "set" | "unset" as act, path):
+            verifier = with_verifier if act == "set" else without_verifier
+            # The file must be called "global": that is how `qconf -Mconf` knows whose configuration it is.
+            show = ("qconf", "-sconf", "global")
+            _rewrite(call.client(), show, "global", "-Mconf", lambda text: verifier(text, path))
+        case _:
+            raise BadOption(f"{call.name}: wrong words", hint="complexes add|remove; verifier set|unset FILE.")
     return 0
 
 
@@ -69,9 +69,8 @@ def with_verifier(text: str, path: str) -> str:
     """The global configuration with our verifier. Raises NotOurs where the site has its own."""
     own = value(text, "jsv_url")
     if own.lower() not in ("", "none", path):
-        raise NotOurs(
-            f"jsv_url: the site has its own verifier, {own}", hint="Let it start belljar's, or use `qsub -jsv`."
-        )
+        hint = "Let it start belljar's, or use `qsub -jsv`."
+        raise NotOurs(f"jsv_url: the site has its own verifier, {own}", hint=hint)
     allowed = [word for word in value(text, "jsv_allowed_mod").split(",") if word]
     if ALLOWED not in allowed:
         allowed.insert(0, ALLOWED)
@@ -105,22 +104,12 @@ def _lines(text: str) -> list[str]:
     return [" ".join(line.split()) for line in joined.splitlines() if line.strip() and not line.startswith("#")]
 
 
-def _complexes(client: Client, change: Callable[[str], str]) -> None:
-    _rewrite(client, ("qconf", "-sc"), "complexes", "-Mc", change)
-
-
-def _global(client: Client, change: Callable[[str], str]) -> None:
-    """The file must be called "global": that is how `qconf -Mconf` knows whose configuration it is."""
-    _rewrite(client, ("qconf", "-sconf", "global"), "global", "-Mconf", change)
-
-
 def _rewrite(client: Client, show: tuple[str, ...], name: str, option: str, change: Callable[[str], str]) -> None:
     before = "".join(f"{line}\n" for line in _lines(client.run(show, TIMEOUT).decode()))
     after = change(before)
     if after == before:
         return
     with tempfile.TemporaryDirectory(prefix="belljar-") as folder:
-        path = os.path.join(folder, name)
-        with open(path, "w") as file:
-            file.write(after)
-        client.run(("qconf", option, path), TIMEOUT)
+        path = Path(folder, name)
+        path.write_text(after)
+        client.run(("qconf", option, str(path)), TIMEOUT)

@@ -8,18 +8,19 @@ place, makes the job be refused. The server starts one of us for each of its wor
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from belljar.batch import Settings
 from belljar.batch.gridengine import spool as gridengine_spool
-from belljar.batch.gridengine.dialect import DISK, IMAGE, MEMORY, RERUN, WALL
+from belljar.batch.gridengine.dialect import DISK, IMAGE, MEMORY, RERUN, WALL, reserved_memory
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, check_name, guest_memory
 from belljar.batch.system import Call
 from belljar.errors import BadSetting, BelljarError, ImageNotAllowed
+from belljar.host.caller import describe
+from belljar.host.privileges import user_of
 from belljar.model import GIB
 
 ASKED, ASKED_DISK, FLAG = "vm_image", "vm_disk", "vm"  # complexes; the flag keeps a job on hosts that have machines
@@ -46,13 +47,9 @@ class Verifier:
     """A conversation with one server, line by line."""
 
     def __init__(
-        self,
-        settings: Settings,
-        *,
-        groups: Callable[[str], Collection[str]] = lambda user: (),
-        images: Callable[[], Collection[str] | None] = lambda: None,
-        per_slot: Collection[str] = (),
-    ) -> None:
+        self, settings: Settings, *, groups: Callable[[str], Collection[str]] = lambda user: (),
+        images: Callable[[], Collection[str] | None] = lambda: None, per_slot: Collection[str] = (),
+    ) -> None:  # fmt: skip
         """*groups* of a user; *images*: the names there are, None where this host cannot know; *per_slot*: complexes
         whose value counts for each slot."""
         self._settings, self._groups, self._images, self._per_slot = settings, groups, images, frozenset(per_slot)
@@ -147,14 +144,13 @@ class Verifier:
             names = ", ".join(sorted(known)[:20]) or "none"
             raise ImageNotAllowed(f"image {image}: there is none of this name", hint=f"There are: {names}.")
         slots = _slots(params)
-        limit, asked = gridengine_spool.memory(hard.get("h_vmem", "")), wishes.get(MEMORY, "")
-        reserved = gridengine_spool.memory(asked.removesuffix("*"))
-        if reserved is not None and asked.endswith("*"):
-            reserved *= slots
+        limit, reserved = (
+            gridengine_spool.memory(hard.get("h_vmem", "")),
+            reserved_memory(wishes.get(MEMORY, ""), slots),
+        )
         space = -1 if limit is None else limit * slots
         memory = min((size for size in (space, reserved) if size is not None and size > 0), default=None)
-        disk = gridengine_spool.memory(hard.get(ASKED_DISK, ""))
-        check_limits(slots, memory, disk, self._settings)
+        check_limits(slots, memory, gridengine_spool.memory(hard.get(ASKED_DISK, "")), self._settings)
         guest_memory(memory, space, self._settings, GIB)
 
 
@@ -223,19 +219,11 @@ def _send(writer: BinaryIO, lines: Iterable[str]) -> None:
     writer.flush()
 
 
-def groups_of(user: str) -> Sequence[str]:
+def groups_of(user: str) -> Collection[str]:
     """The groups a user is in, by name; none for a user this host does not know."""
-    import grp
-    import pwd
-
     try:
-        entry = pwd.getpwnam(user)
-    except KeyError:
+        found = user_of(user).with_groups()
+    except BelljarError:
         return ()
-    found = []
-    for gid in os.getgrouplist(user, entry.pw_gid):
-        try:
-            found.append(grp.getgrgid(gid).gr_name)
-        except KeyError:
-            continue
-    return found
+    account = describe(found.uid, found.gid, found.groups)
+    return [account.group, *(name for _, name in account.groups)]

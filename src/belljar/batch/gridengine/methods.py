@@ -1,5 +1,4 @@
-"""Grid Engine's suspend, resume and terminate methods of a queue: `$job_pid`, `--grace SECONDS` and
-`--spool DIR` (the job's spool folder) follow the name.
+"""Grid Engine's suspend, resume and terminate methods of a queue: `$job_pid` and the job's spool folder follow the name.
 
 They run as the job's owner, in the job's environment, beside the job. For a job that is in no machine they do what
 Grid Engine does without methods: STOP, CONT and KILL to the job's process group and to all that carries the job's
@@ -21,7 +20,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,7 +32,6 @@ from belljar.host.processes import PROC, all_pids, command_line, is_stopped, sta
 
 PAUSE = 10.0  # seconds the wrapper may take to halt the vcpus and stop
 PAUSE_LOOK = 0.01  # nobody but its parent is told of a process that it stopped: this is the one thing that is looked at
-LONGEST_GRACE = 3600.0
 LAST_WORDS = 2.0  # seconds beyond the grace for a wrapper that ends its machine at the last moment
 ENTRY = (b"wrap", b"gridengine")
 LAUNCHER = b"wrap-gridengine"
@@ -42,15 +40,14 @@ LAUNCHER = b"wrap-gridengine"
 def run(call: Call) -> int:
     """Carry out one method, with the grace of the site's settings where they have one. Exits 0 also where the job is
     gone already: another code changes nothing."""
-    method: Callable[[int, float, Path], None] = {"suspend": suspend, "resume": resume, "terminate": terminate}[
-        call.name
-    ]
+    pid, spool = (*call.words, "", "")[:2]
+    if len(call.words) > 2 or not pid.isdecimal() or int(pid) < 2:
+        raise BadOption(f"{call.name} {' '.join(call.words)}: wants $job_pid and $SGE_JOB_SPOOL_DIR, and nothing else")
     own = 0.0
     with suppress(BelljarError):  # a job is ended also where a mistake in the settings keeps it from being begun
         own = call.settings().grace
-    pid, grace, spool = _arguments(call.words, own or GRACE - LAST_WORDS)
     with suppress(ProcessLookupError):
-        method(pid, grace, spool)
+        METHODS[call.name](int(pid), own or GRACE - LAST_WORDS, Path(spool or "/nowhere"))
     return 0
 
 
@@ -61,7 +58,7 @@ def suspend(pid: int, grace: float, spool: Path) -> None:
         os.kill(pid, signal.SIGTSTP)
         # STOP before it is done would leave the order to stop behind: it would be obeyed after the next CONT.
         deadline = time.monotonic() + PAUSE
-        while not is_stopped(pid) and time.monotonic() < deadline and _lives(pid):
+        while not is_stopped(pid) and time.monotonic() < deadline and command_line(pid):
             time.sleep(PAUSE_LOOK)
     _signal_all(pid, signal.SIGSTOP, spool)
 
@@ -93,21 +90,9 @@ def is_wrapper(pid: int) -> bool:
     return ENTRY in itertools.pairwise(words) or any(word.rpartition(b"/")[2] == LAUNCHER for word in words[:3])
 
 
-def _arguments(argv: Sequence[str], grace: float) -> tuple[int, float, Path]:
-    """$job_pid, the grace, the job's spool folder."""
-    words, options = list(argv), {"--grace": "", "--spool": ""}
-    for option in options:
-        if option in words[:-1]:
-            at = words.index(option)
-            options[option] = words[at + 1]
-            del words[at : at + 2]
-    if options["--grace"]:
-        if not options["--grace"].isdecimal():
-            raise BadOption(f"--grace {options['--grace']}: no number of seconds")
-        grace = min(float(options["--grace"]), LONGEST_GRACE)
-    if len(words) != 1 or not words[0].isdecimal() or int(words[0]) < 2:
-        raise BadOption("a method of Grid Engine needs $job_pid, --grace SECONDS and --spool DIR, and nothing else")
-    return int(words[0]), grace, Path(options["--spool"] or "/nowhere")
+METHODS: dict[str, Callable[[int, float, Path], None]] = {
+    "suspend": suspend, "resume": resume, "terminate": terminate,
+}  # fmt: skip
 
 
 def _await_earlier(pid: int, spool: Path) -> None:
@@ -136,10 +121,6 @@ def _methods(pid: int, spool: Path) -> Iterator[int]:
             is_method = wanted in words and (b"suspend" in words or b"resume" in words)
             if is_method and os.getpgid(one) != os.getpgrp() and (group is None or group in _groups(one)):
                 yield one
-
-
-def _lives(pid: int) -> bool:
-    return bool(command_line(pid))
 
 
 def _ended(descriptor: int, timeout: float) -> bool:

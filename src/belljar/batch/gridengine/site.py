@@ -36,7 +36,7 @@ METHOD_TEXT = """#!/bin/sh
 # Grid Engine does without them. What announces an end (`qsub -notify`, s_cpu) goes to all processes of the job, to this
 # one too, and a method that died of it is not started again.
 trap '' HUP INT QUIT TERM USR1 USR2 XCPU
-{belljar} internal hook gridengine "$1" "$2" --spool "$SGE_JOB_SPOOL_DIR" && exit 0
+{belljar} internal hook gridengine "$1" "$2" "$SGE_JOB_SPOOL_DIR" && exit 0
 case $1 in suspend) signal=STOP ;; resume) signal=CONT ;; *) signal=KILL ;; esac
 kill -s $signal -- "-$2"
 exit 0

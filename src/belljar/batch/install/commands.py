@@ -20,11 +20,21 @@ from belljar.errors import BadOption, BelljarError, CommandMissing
 from belljar.host import commands
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import LAST_SYSTEM_UID, only_root_writes, read_json
+from belljar.model import from_json
 
 LARGEST = 1 << 16
 ASK_TIMEOUT = 20.0
-OF_THE_HOST = frozenset(
-    ("chmod", "env", "find", "kill", "ln", "mkdir", "rm", "rmdir", "stat", "touch")
+OF_THE_HOST = (
+    "chmod",
+    "env",
+    "find",
+    "kill",
+    "ln",
+    "mkdir",
+    "rm",
+    "rmdir",
+    "stat",
+    "touch",
 )  # what dialects use besides
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 VALUE = re.compile(r"[^\x00-\x1f\x7f]{1,4096}")
@@ -50,10 +60,10 @@ class Client:
     """One system's commands on one site."""
 
     system: str
-    programs: Mapping[str, str] = field(default_factory=dict)  # name -> path
-    variables: Mapping[str, str] = field(default_factory=dict)
+    programs: dict[str, str] = field(default_factory=dict)  # name -> path
+    variables: dict[str, str] = field(default_factory=dict)
     folders: str = ""  # --commands, as it was given
-    named: Mapping[str, str] = field(default_factory=dict)  # --variable, as they were given
+    named: dict[str, str] = field(default_factory=dict)  # --variable, as they were given
 
     def run(self, argv: tuple[str, ...], timeout: float, stdin: bytes = b"") -> bytes:
         """What the command prints, run with this site's variables and none of the caller's. Raises CommandMissing,
@@ -69,11 +79,8 @@ class Client:
 
     def missing(self, needs: Needs) -> list[str]:
         """What belljar runs and this host does not have."""
-        return [
-            name
-            for name in (*needs.programs, *needs.told_folders)
-            if not os.access(self.programs.get(name, ""), os.X_OK)
-        ]
+        names = (*needs.programs, *needs.told_folders)
+        return [name for name in names if not os.access(self.programs.get(name, ""), os.X_OK)]
 
     def environment(self) -> dict[str, str]:
         bins = list(dict.fromkeys(os.path.dirname(path) for path in self.programs.values()))
@@ -91,18 +98,13 @@ def path_of(launcher: Path, system: str) -> Path:
 def read(path: Path, system: str) -> Client | None:
     """What an installation found; None where there was none. Raises BadOption for what is no such file."""
     try:
-        raw = read_json(path, LARGEST)
-        parts = (
-            {str(key): str(value) for key, value in raw[part].items()} for part in ("programs", "variables", "named")
-        )
-        programs, variables, named = parts
-        return Client(system, programs, variables, str(raw["folders"]), named)
+        client: Client = from_json(Client, read_json(path, LARGEST))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, KeyError, TypeError, AttributeError) as exc:
-        raise BadOption(
-            f"{path}: not a list of commands", hint=f"Remove it and run `belljar batch install {system}`."
-        ) from exc
+    except ValueError as exc:
+        hint = f"Remove it and run `belljar batch install {system}`."
+        raise BadOption(f"{path}: not a list of commands: {exc}", hint=hint) from exc
+    return client
 
 
 def find(
@@ -118,10 +120,7 @@ def find(
     variables = {**dict(_variables(needs, environ, known, told)), **told}
     looked = folders.split(":") if folders else [*needs.bins(variables), *environ.get("PATH", "").split(":")]
     if not folders:
-        looked += [
-            *(os.path.dirname(path) for path in (known.programs.values() if known else ())),
-            *SEARCH_PATH.split(":"),
-        ]
+        looked += [*map(os.path.dirname, known.programs.values() if known else ()), *SEARCH_PATH.split(":")]
     programs = dict(_programs(needs.programs, looked))
     programs.update(_told(needs, Client(system, programs, variables)))
     is_trusted = bool(folders) or os.geteuid() != 0
