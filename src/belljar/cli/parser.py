@@ -115,9 +115,13 @@ def add(parser: argparse.ArgumentParser, rows: str) -> None:
     FILE :path | text           a parameter that is a path
     IMAGE * @images | text      a parameter, any number of them (`+`: at least one, `?`: at most one), as args.images
     / --qemu @which | text      only one of those with a slash may be given; args.which is the switch's name
+    [the machine]               those that follow have this heading
     """
-    either = None
+    either, under = None, parser
     for row in filter(str.strip, re.sub(r"\n\s*\| ", " ", rows).splitlines()):
+        if row.strip().startswith("["):
+            under = parser.add_argument_group(row.strip(" []"))  # type: ignore[assignment]
+            continue
         left, _, text = row.partition(" | ")
         names, facts, words = list[str](), dict[str, Any](help=text.strip()), left.split()
         for word in words:
@@ -143,26 +147,7 @@ def add(parser: argparse.ArgumentParser, rows: str) -> None:
             facts.update(kept)
         if words[0] == "/":
             either = either or parser.add_mutually_exclusive_group(required=facts.pop("required", False))
-        (either if words[0] == "/" and either else parser).add_argument(*names, **facts)
-
-
-def add_format(parser: argparse.ArgumentParser) -> None:
-    """`--format table|json`, as every reading verb has it."""
-    parser.add_argument("--format", choices=("table", "json"), default="table", help="for people or for programs")
-
-
-def add_repeatable(parser: argparse._ActionsContainer, flag: str, metavar: str, help: str, dest: str = "") -> None:
-    """An option that may be given several times; its values are a list."""
-    parser.add_argument(flag, action="append", default=[], metavar=metavar, help=help, dest=dest or None)
-
-
-def add_machine(parser: argparse.ArgumentParser) -> None:
-    """The machine's id, a unique prefix of it, its name, or its batch job's id."""
-    parser.add_argument(
-        "machine",
-        metavar="ID",
-        help="the machine's id, a unique prefix of it, its name, or its batch job's id (slurm:4711); root: USER/ID too",
-    )
+        (either if words[0] == "/" and either else under).add_argument(*names, **facts)
 
 
 def as_size(text: str) -> int:

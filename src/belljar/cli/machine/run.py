@@ -7,127 +7,13 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from belljar.cli.parser import Verb, add_repeatable, as_duration, as_size
+from belljar.cli.parser import Verb, add
 from belljar.errors import OUR_FAILURE
 from belljar.model import Cause, Context, OwnWork, RunPayload, Start
 
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.model import Outcome, Request
-
-HELP = (
-    "Run a command, or a script that is copied in, in its own fresh virtual machine. Exits with the payload's own code; "
-    "death by a signal is death by the same signal; 125: belljar itself failed, 126: not executable, 127: not found."
-)
-
-
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "belljar run [options] -- CMD ARG...\n       belljar run [options] SCRIPT ARG..."
-        "\n       belljar run [options] --user-data FILE|URL\n       belljar run [options] --ready SIGN"
-    )
-    _machine(parser)
-    payload = parser.add_argument_group("the payload")
-    add_repeatable(payload, "--in", "PATH[:DST]", "file or folder copied in before", dest="inputs")
-    add_repeatable(
-        payload,
-        "--out",
-        "PATH[:DST]",
-        "file or folder of the guest copied out after, also after a failure",
-        dest="outputs",
-    )
-    add_repeatable(payload, "--env", "K=V", "set a variable; K alone passes the caller's")
-    add_repeatable(payload, "--env-file", "FILE", "lines K=V; # begins a comment line")
-    payload.add_argument("--inherit-env", action="store_true", help="pass the caller's whole environment")
-    payload.add_argument(
-        "--cwd",
-        metavar="PATH",
-        help="working directory in the guest (default: the caller's path, or the home of another --user; made when missing)",
-    )
-    payload.add_argument("--user", metavar="NAME|UID[:GID]", help="who the payload is (default: the caller)")
-    payload.add_argument("-t", "--tty", action="store_true", help="give the payload a terminal")
-    _user_data(parser)
-    _limits(parser)
-    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD | SCRIPT", help=argparse.SUPPRESS)
-
-
-def _machine(parser: argparse.ArgumentParser) -> None:
-    machine = parser.add_argument_group("the machine")
-    machine.add_argument("--image", metavar="NAME", help="image by name or digest (`belljar image list`)")
-    machine.add_argument("--cpus", type=int, metavar="N", help="virtual cpus")
-    machine.add_argument("--memory", type=as_size, metavar="SIZE", help="memory, such as 512M or 4G")
-    machine.add_argument("--disk", type=as_size, metavar="SIZE", help="size of the disk, at least the image's")
-    machine.add_argument(
-        "--scratch", type=as_size, metavar="SIZE", help="an empty disk of this size at /scratch, where $TMPDIR is then"
-    )
-    machine.add_argument(
-        "--cache", type=as_size, metavar="SIZE",
-        help="a disk labelled belljar-cache that a later machine of yours finds again (without a command only)",
-    )  # fmt: skip
-    machine.add_argument(
-        "--network",
-        metavar="NETWORK",
-        help="none; user: a way out through the host; bridge[:NAME]: on a bridge of the host; isolated:GROUP: with others of that group",
-    )
-    add_repeatable(
-        machine,
-        "--share",
-        "SRC[:DST][:ro|rw]",
-        "host folder the guest sees (default: read-only, at the same path); with virtiofs: before it, by virtiofs; or an"
-        " export that it mounts itself: nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]",
-    )
-    machine.add_argument(
-        "--start", choices=[start.value for start in Start], help="auto: a clone where one can be had, else a cold boot"
-    )
-    machine.add_argument(
-        "--context",
-        choices=[context.value for context in Context],
-        help="how the guest is given the agent (default: as the image is best served)",
-    )
-    machine.add_argument(
-        "-d", "--detach", action="store_true",
-        help="print the machine's ID once it is claimed, and let it live on its own; its payload reads nothing, or the file that"
-        " standard input is, and `belljar logs --stdout` shows what it writes",
-    )  # fmt: skip
-    add_repeatable(machine, "--label", "K=V", "a fact of your own, kept with the machine's outcome")
-    machine.add_argument("--name", default="", help="a name for the machine, for `belljar ps` and ID arguments")
-
-
-def _user_data(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("without a command: images that know their own work (docs/pilots.md)")
-    group.add_argument(
-        "--ready", metavar="SIGN",
-        help="the guest is ready when: agent, belljar's agent answers, and it takes exec and cp; port:N, its TCP port N answers;"
-        " file:/PATH, that file is there; line:TEXT, its console shows that; none, it runs (default)",
-    )  # fmt: skip
-    group.add_argument(
-        "--user-data",
-        metavar="FILE|URL",
-        help="a template of at most 1 MiB; its ##user_data_...## patterns are filled in",
-    )
-    add_repeatable(group, "--user-data-option", "K=V", "the value of ##user_data_option_K##")
-    add_repeatable(
-        group,
-        "--user-data-file",
-        "K=PATH",
-        "a file whose content is the value of ##user_data_option_K## and ##user_data_file_K##",
-    )
-
-
-def _limits(parser: argparse.ArgumentParser) -> None:
-    limits = parser.add_argument_group("limits and records")
-    limits.add_argument(
-        "--timeout", type=as_duration, metavar="TIME", help="TERM the payload after this long, such as 90s or 2h"
-    )
-    limits.add_argument("--grace", type=as_duration, metavar="TIME", help="time between TERM and the machine's end")
-    add_repeatable(
-        limits,
-        "--collect",
-        "PATH",
-        "file or folder of the guest that is kept with the machine's records (`belljar logs ID --collected FILE`)",
-    )
-    limits.add_argument("--report", metavar="FILE", help="write the outcome there as JSON")
-    limits.add_argument("--keep", action="store_true", help="keep the machine's disk and records for inspection")
 
 
 def run(args: argparse.Namespace, house: House) -> int:
@@ -241,4 +127,60 @@ def _open_report(path: str) -> int:
         raise BadOption(f"--report {path}: {exc.strerror}", hint="Give a file that can be written to.") from exc
 
 
-VERBS = {"run": Verb(HELP, run, arguments)}
+OPTIONS = f"""
+[the machine]
+--image NAME | image by name or digest (`belljar image list`)
+--cpus N | virtual cpus
+--memory SIZE | memory, such as 512M or 4G
+--disk SIZE | size of the disk, at least the image's
+--scratch SIZE | an empty disk of this size at /scratch, where $TMPDIR is then
+--cache SIZE | a disk labelled belljar-cache that a later machine of yours finds again (without a command only)
+--network NETWORK | none; user: a way out through the host; bridge[:NAME]: on a bridge of the host; isolated:GROUP: with others of
+| that group
+--share SRC[:DST][:ro|rw] * | host folder the guest sees (default: read-only, at the same path); with virtiofs: before it, by
+| virtiofs; or an export that it mounts itself: nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]
+--start {{{",".join(one.value for one in Start)}}} | auto: a clone where one can be had, else a cold boot
+--context {{{",".join(one.value for one in Context)}}} | how the guest is given the agent (default: as the image is best served)
+-d --detach | print the machine's ID once it is claimed, and let it live on its own; its payload reads nothing, or the file that
+| standard input is, and `belljar logs --stdout` shows what it writes
+--label K=V * | a fact of your own, kept with the machine's outcome
+--name NAME = | a name for the machine, for `belljar ps` and ID arguments
+[the payload]
+--in PATH[:DST] * @inputs | file or folder copied in before
+--out PATH[:DST] * @outputs | file or folder of the guest copied out after, also after a failure
+--env K=V * | set a variable; K alone passes the caller's
+--env-file FILE * | lines K=V; # begins a comment line
+--inherit-env | pass the caller's whole environment
+--cwd PATH | working directory in the guest (default: the caller's path, or the home of another --user; made when missing)
+--user NAME|UID[:GID] | who the payload is (default: the caller)
+-t --tty | give the payload a terminal
+[without a command: images that know their own work (docs/pilots.md)]
+--ready SIGN | the guest is ready when: agent, belljar's agent answers, and it takes exec and cp; port:N, its TCP port N answers;
+| file:/PATH, that file is there; line:TEXT, its console shows that; none, it runs (default)
+--user-data FILE|URL | a template of at most 1 MiB; its ##user_data_...## patterns are filled in
+--user-data-option K=V * | the value of ##user_data_option_K##
+--user-data-file K=PATH * | a file whose content is the value of ##user_data_option_K## and ##user_data_file_K##
+[limits and records]
+--timeout TIME | TERM the payload after this long, such as 90s or 2h
+--grace TIME | time between TERM and the machine's end
+--collect PATH * | file or folder of the guest that is kept with the machine's records (`belljar logs ID --collected FILE`)
+--report FILE | write the outcome there as JSON
+--keep | keep the machine's disk and records for inspection
+"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    add(parser, OPTIONS)
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD | SCRIPT", help=argparse.SUPPRESS)
+
+
+VERBS = {
+    "run": Verb(
+        "Run a command, or a script that is copied in, in its own fresh virtual machine. Exits with the payload's own code; "
+        "death by a signal is death by the same signal; 125: belljar itself failed, 126: not executable, 127: not found.",
+        run,
+        arguments,
+        usage="belljar run [options] -- CMD ARG...\n       belljar run [options] SCRIPT ARG..."
+        "\n       belljar run [options] --user-data FILE|URL\n       belljar run [options] --ready SIGN",
+    )
+}
