@@ -42,7 +42,7 @@ class Node:
             **env,
         }
         begin = processor_time()
-        done = self.site.command("-v", "batch", act, "slurm", env=facts)
+        done = self.site.command("-v", "internal", act, "slurm", env=facts)
         self.said = done.stderr.decode()
         return processor_time() - begin
 

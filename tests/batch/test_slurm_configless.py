@@ -25,7 +25,9 @@ mount -t tmpfs none /run/slurm
 mount -t tmpfs -o mode=0755 none {prefix}
 mount -t tmpfs -o mode=0755 none /run/munge
 ln -s {munge}/munge.socket /run/munge/munge.socket.2
-exec slurmd -N {name} --conf-server {server}
+slurmd -N {name} --conf-server {server}
+echo up
+exec sleep infinity
 """
 
 
@@ -37,7 +39,6 @@ class Configless(Cluster):
         self.prefix = self.site.top / "opt"
         self.prefix.mkdir(mode=0o755)
         lab.start_slurmd = self.start_slurmd  # type: ignore[method-assign]
-        self.entry: tuple[str, ...] = ()
         lab.up()
         words = ("batch", "install", "slurm", "--folder", str(lab.etc), "--prefix", str(self.prefix))
         self.belljar(*words)
@@ -55,25 +56,30 @@ class Configless(Cluster):
             name=node,
             server=f"{os.uname().nodename}:{self.lab.ports[0]}",
         )
-        done = subprocess.run(
+        self.holder = subprocess.Popen(
             ("unshare", "--mount", "sh", "-c", text),
             env={"PATH": PATH},
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=LONGEST,
+            stdout=subprocess.PIPE,
         )
-        assert done.returncode == 0, done.stderr
-        self.lab.until(lambda: self.lab._pid(f"slurmd-{node}"), "slurmd has its settings")
-        self.entry = ("nsenter", "-t", str(self.lab._pid(f"slurmd-{node}")), "-m", "--")
+        assert self.holder.stdout is not None and self.holder.stdout.readline() == b"up\n"
+        self.lab.until(lambda: self.lab.pid(f"slurmd-{node}"), "slurmd has its settings")
+
+    def close(self) -> None:
+        super().close()
+        if (holder := getattr(self, "holder", None)) is not None:
+            holder.kill()
+            holder.communicate()
 
     def on_node(self, *words: str, user: str | None = None, check: bool = True) -> str:
         who: tuple[str, ...] = ()
         if user is not None:
-            entry = pwd.getpwnam(user)
-            who = ("setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups")
+            of = pwd.getpwnam(user)
+            who = ("setpriv", f"--reuid={of.pw_uid}", f"--regid={of.pw_gid}", "--clear-groups")
         env = {"PATH": PATH, "LANG": "C.UTF-8"}
+        entry = ("nsenter", "-t", str(self.holder.pid), "-m", "--")
         done = subprocess.run(
-            (*self.entry, *who, *words),
+            (*entry, *who, *words),
             env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -87,20 +87,20 @@ class Slurm:
             (self.folder / part).mkdir(mode=0o755, parents=True, exist_ok=True)
         for private in ("state", "munge/key"):
             (self.folder / private).chmod(0o700)
-        if not self._pid("munged"):
+        if not self.pid("munged"):
             self._munge()
         if not self.conf.exists():
             self.write_conf()
-        if not self._pid("slurmctld"):
+        if not self.pid("slurmctld"):
             self.start_slurmctld()
         for node in self.nodes:
-            if not self._pid(f"slurmd-{node}"):
+            if not self.pid(f"slurmd-{node}"):
                 self.start_slurmd(node)
         self.until(lambda: self._idle() == len(self.nodes), "all nodes are idle")
 
     def down(self) -> None:
         """Nothing of the lab is left running, jobs included."""
-        if self._pid("slurmctld"):
+        if self.pid("slurmctld"):
             for job in set(self.text("squeue", "-h", "-o", "%A", check=False).split()):
                 self.run("scancel", job, check=False)
             with suppress(AssertionError):
@@ -162,16 +162,24 @@ class Slurm:
 
     def stop(self, name: str, number: int = signal.SIGTERM) -> None:
         """End a daemon of this lab by its pid file: `slurmctld`, `slurmd-NODE`, `munged`."""
-        pid = self._pid(name)
-        if pid is None:
+        if (pid := self.pid(name)) is None:
             return
+
+        def has_ended() -> bool:
+            """A daemon that was told to read its settings again is another process a moment later, from Slurm 24.05 on."""
+            nonlocal pid
+            if (now := self.pid(name)) not in (None, pid):
+                pid = now
+                os.kill(pid, number)
+            return now is None
+
         os.kill(pid, number)
         try:
-            self.until(lambda: self._pid(name) is None, f"{name} has ended", 15)
+            self.until(has_ended, f"{name} has ended", 15)
         except AssertionError:
             os.kill(pid, signal.SIGKILL)
 
-    def _pid(self, name: str) -> int | None:
+    def pid(self, name: str) -> int | None:
         try:
             pid = int((self.folder / f"run/{name}.pid").read_text())
             line = Path(f"/proc/{pid}/cmdline").read_bytes()
