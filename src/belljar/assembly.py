@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from belljar.guest import Guest, SshKeys
     from belljar.guest.conversation import Conversation
-    from belljar.host.interpreter import Interpreter
     from belljar.hypervisor import Domain, Hypervisor, Template
     from belljar.image.store.overlay import DiskOverlays
     from belljar.image.store.store import Store
@@ -151,25 +150,19 @@ class House:
         from belljar.image import agent_unit
         from belljar.machine.planning.ssh import SshHouse
 
-        settings, parcel = self.settings.guest, Parcel(agent_unit(), self.interpreter)
+        settings, parcel = self.settings.guest, Parcel(agent_unit(), self.images.interpreter)
 
         def guest(domain: Domain, keys: SshKeys, tell: Callable[[str], None], is_draft: bool) -> Guest:
             return ssh_guest(domain.channel, domain.dial, keys, parcel, settings, tell, is_draft=is_draft)
 
         return SshHouse(self.folders.store / "ssh", guest)
 
-    def interpreter(self) -> Interpreter:
-        """This host's Python, for guests without one that fits."""
-        from belljar.agent import bundle
-        from belljar.host.interpreter import interpreter
-
-        return interpreter(self.images.work_folder("interpreters"), bundle.source())
-
     def layers(self) -> Layers:
         """Images with the agent put in."""
         from belljar.machine.planning.layers import Layers
 
-        return Layers(lambda: self.images.work_folder("layers"), self.overlays, self.workshop, self._showing)
+        folder = lambda: self.images.work_folder("layers")  # noqa: E731
+        return Layers(folder, self.images.python_for, self.overlays, self.workshop, self._showing)
 
     def workshop(self) -> Workshop:
         """A machine of the default image that works on a disk nobody trusts."""

@@ -12,9 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from belljar.model import GIB, MIB, Context, setting
+
+if TYPE_CHECKING:
+    from belljar.host.interpreter import Interpreter
 
 
 class MetadataMode(str, Enum):
@@ -56,7 +59,6 @@ class Means:
     """What an image has that belljar could work with. `auto` takes what is not known for missing."""
 
     ramdisk: bool = False  # belljar starts its kernel with a ramdisk of belljar's own
-    python: bool = False  # where it is looked for; a Python elsewhere is found by belljar's init only
     init: str = ""  # "systemd", "other", or "" where it is not known
     cloud_init: bool = False
     sshd: bool = False
@@ -107,20 +109,25 @@ def seed_disc(
     meta: Mapping[str, str],
     network_config: str | None = None,
     vendor_data: bytes = b"",
+    more: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Make an ISO 9660 disc (0600) labelled `cidata`, as cloud-init's NoCloud reads it. *meta* is added to the meta-data.
+    """Make an ISO 9660 disc (0600) labelled `cidata`, as cloud-init's NoCloud reads it. *meta* is added to the meta-data, *more*
+    are further files.
     Nothing may be at *path* yet. Raises NoSpace, HostError."""
     from belljar.context.nocloud import write_disc
 
-    write_disc(path, instance_id, hostname, user_data, meta, network_config, vendor_data)
+    write_disc(path, instance_id, hostname, user_data, meta, network_config, vendor_data, more)
 
 
-def cloud_init_seed(agent: str, unit: str, user_data: bytes = b"", *, grows: bool = False) -> Seed:
+def cloud_init_seed(
+    agent: str, unit: str, user_data: bytes = b"", *, grows: bool = False, python: Interpreter | None = None
+) -> Seed:
     """A seed whose user-data installs *agent* with its systemd *unit* and starts it once cloud-init has finished, before
-    whatever *user_data* (any form cloud-init knows) asks for. *grows*: the disk is larger than the image's."""
+    whatever *user_data* (any form cloud-init knows) asks for. *grows*: the disk is larger than the image's. *python*: what runs
+    the agent where the image's own does not fit."""
     from belljar.context.cloudinit import AgentSeed
 
-    return AgentSeed(agent, unit, user_data, grows)
+    return AgentSeed(agent, unit, user_data, grows, python)
 
 
 def ssh_seed(user: str, public: str, host_private: str, host_public: str, *, grows: bool = False) -> Seed:

@@ -11,7 +11,7 @@ PREFERENCE = (
     (Context.RAMDISK, "its kernel is started directly"),
     (Context.NONE, "it starts the agent itself"),
     (Context.CLOUD_INIT, "it has cloud-init"),
-    (Context.INJECT, "it has systemd and Python"),
+    (Context.INJECT, "it has systemd"),
     (Context.SSH, "it has an ssh server"),
 )
 
@@ -34,9 +34,9 @@ def lacks(context: Context, means: Means) -> list[str]:
     wants = {
         Context.RAMDISK: (("kernel that belljar can start directly", means.ramdisk),),
         Context.CLOUD_INIT: (
-            ("cloud-init", means.cloud_init), ("systemd", means.init == "systemd"), ("Python", means.python),
+            ("cloud-init", means.cloud_init), ("systemd", means.init == "systemd"),
         ),
-        Context.INJECT: (("systemd", means.init == "systemd"), ("Python", means.python)),
+        Context.INJECT: (("systemd", means.init == "systemd"),),
         Context.SSH: (("ssh server", means.sshd),),
     }  # fmt: skip
     return [what for what, has in wants.get(context, ()) if not has]

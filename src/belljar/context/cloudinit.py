@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.context import NO_NETWORK, seed_disc
+from belljar.context.nocloud import LABEL
 from belljar.errors import BadOption
+from belljar.host.interpreter import GUESTS_OWN, Interpreter, command
 
 if TYPE_CHECKING:
     from email.message import Message
 
+FOLDER = "/usr/lib/belljar"  # of the guest
 LARGEST_USER_DATA = 16 << 20
 NOBODY = "belljar-000000000000"  # the hostname of a guest that waits for its own
 WHOLE_MESSAGES = (b"content-type: multipart", b"mime-version:", b"from nobody ")
@@ -42,7 +45,7 @@ BOOTHOOK = """\
 # Installs belljar's agent. It starts once cloud-init has finished, and reports what failed.
 [ -e /usr/lib/belljar/agent.py ] && [ -e /run/systemd/system/belljar-agent.service ] && exit 0
 mkdir -p /usr/lib/belljar /run/systemd/system
-base64 -d << 'END' | gzip -dc > /usr/lib/belljar/agent.py
+{python}base64 -d << 'END' | gzip -dc > /usr/lib/belljar/agent.py
 {agent}
 END
 cat > /run/belljar-cloud-init << 'END'
@@ -51,6 +54,14 @@ cat > /run/systemd/system/belljar-agent.service << 'END'
 {unit}END
 systemctl --no-block start belljar-agent.service && exit 0
 systemctl daemon-reload && systemctl --no-block start belljar-agent.service
+"""
+
+# Where the image's own Python does not fit, ours lies on the same disc.
+PYTHON = f"""\
+mkdir -p /run/belljar-disc {FOLDER}/python
+mount -t iso9660 -o ro LABEL={LABEL} /run/belljar-disc
+tar -x -p -f /run/belljar-disc/python.tar -C {FOLDER}/python
+umount /run/belljar-disc
 """
 
 # Runs before the agent, when cloud-init has ended: with errors the machine is of no use, and its console says why.
@@ -80,10 +91,12 @@ class AgentSeed:
     unit: str
     user_data: bytes
     grows: bool  # the disk is larger than the image's
+    python: Interpreter | None = None  # brought where the image's own does not fit
 
     @cached_property
     def digest(self) -> str:
-        words = (BOOTHOOK, CHECK, VENDOR, self.agent, self.unit, str(self.grows))
+        carried = f"{PYTHON}{self.python.digest}" if self.python else ""
+        words = (BOOTHOOK, CHECK, VENDOR, self.agent, self.unit, str(self.grows), carried)
         parts = [*(word.encode() for word in words), self.user_data]
         return sha256(b"".join(b"%d:%s," % (len(part), part) for part in parts)).hexdigest()
 
@@ -91,22 +104,25 @@ class AgentSeed:
         vendor = VENDOR.format(growpart="auto" if self.grows else "off", resize=str(self.grows).lower())
         seed_disc(
             path, instance_id=f"belljar-{self.digest[:16]}", hostname=NOBODY, meta={}, network_config=NO_NETWORK,
-            user_data=multipart(boothook(self.agent, self.unit), self.user_data), vendor_data=vendor.encode(),
+            user_data=multipart(boothook(self.agent, self.unit, is_carried=self.python is not None), self.user_data),
+            vendor_data=vendor.encode(), more={"python.tar": self.python.path.read_bytes()} if self.python else {},
         )  # fmt: skip
 
 
-def boothook(agent: str, unit: str) -> bytes:
-    """The script that installs the agent."""
+def boothook(agent: str, unit: str, *, is_carried: bool = False) -> bytes:
+    """The script that installs the agent; *is_carried*: with the interpreter that *unit* starts it by."""
     import gzip
 
     packed = base64.encodebytes(gzip.compress(agent.encode(), 9, mtime=0)).decode().strip()
-    return BOOTHOOK.format(agent=packed, unit=waiting_for_cloud_init(unit), check=CHECK).encode()
+    unit, python = waiting_for_cloud_init(unit, is_carried=is_carried), PYTHON if is_carried else ""
+    return BOOTHOOK.format(agent=packed, unit=unit, check=CHECK, python=python).encode()
 
 
-def waiting_for_cloud_init(unit: str) -> str:
+def waiting_for_cloud_init(unit: str, *, is_carried: bool = False) -> str:
     """The agent's unit, to be started when cloud-init has ended and only if it ended well; without, the guest goes off."""
     after = "After=cloud-final.service\nFailureAction=poweroff-force\n"
-    check = "ExecStartPre=/usr/bin/python3 -I -S /run/belljar-cloud-init\n"
+    python = command(f"{FOLDER}/python") if is_carried else GUESTS_OWN
+    check = f"ExecStartPre={python} /run/belljar-cloud-init\n"
     text = unit.replace("[Service]\n", f"[Service]\n{check}", 1).replace("[Unit]\n", f"[Unit]\n{after}", 1)
     return text.replace("Restart=always\n", "Restart=no\n")
 

@@ -24,6 +24,7 @@ def write_disc(
     meta: Mapping[str, str],
     network_config: str | None,
     vendor_data: bytes = b"",
+    more: Mapping[str, bytes] | None = None,
 ) -> None:
     """See `belljar.context.seed_disc`."""
     files = {
@@ -31,6 +32,7 @@ def write_disc(
         "user-data": user_data,
         "vendor-data": vendor_data,
         **({} if network_config is None else {"network-config": network_config.encode()}),
+        **(more or {}),
     }
     data = _iso(files)
     with no_space_as_error(path):

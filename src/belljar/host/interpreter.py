@@ -30,11 +30,13 @@ from belljar.host.files import no_space_as_error, write_whole
 from belljar.host.locks import locked
 
 FORMAT = 1  # of the archive; a new one is made when it changes
+GUESTS_OWN = "/usr/bin/python3 -I -S"  # how a guest's own is started, where nothing else is said
 LIBRARY = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}"
 PT_INTERP = 3
 PATIENCE = 120.0  # seconds: another process copies some 12 MiB
 LARGEST_FILE = 128 << 20
-ALWAYS = ("encodings.ascii", "encodings.latin_1", "encodings.utf_8", "json")
+# `os`: by it the interpreter knows its library, which else would be one of the guest's.
+ALWAYS = ("encodings.ascii", "encodings.latin_1", "encodings.utf_8", "json", "os")
 # The library does without these where they are missing, and so does the agent, which packs nothing.
 NEVER = ("_bz2", "_lzma", "bz2", "lzma")
 
@@ -82,6 +84,21 @@ def interpreter(folder: Path, script: bytes) -> Interpreter:
         with locked(folder / "lock", timeout=PATIENCE, what="copy this host's Python for guests"):
             found = _known(link) or _make(link, script)
     return found
+
+
+def known(folder: Path, script: bytes) -> Interpreter | None:
+    """The one for *script*, where it is there already."""
+    return _known(folder / _key(script))
+
+
+def out_of_use(folder: Path, script: bytes) -> Iterator[Path]:
+    """Archives, and links to them, of other scripts or of another Python."""
+    link = folder / _key(script)
+    found = _known(link)
+    wanted = {link.name, "lock", *([found.path.name] if found else [])}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if path.name not in wanted and not path.name.startswith(".") and path.suffix != ".draft":
+            yield path
 
 
 def _known(link: Path) -> Interpreter | None:

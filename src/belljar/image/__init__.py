@@ -16,6 +16,7 @@ from belljar.model import GIB, MIB, Context, Firmware, MachineId, setting
 
 if TYPE_CHECKING:
     from belljar.errors import BadSetting
+    from belljar.host.interpreter import Interpreter
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,9 @@ class BootFiles:
     init: str = ""  # the image's own init that will run; empty: belljar's (or, by firmware, whatever the disk has)
 
 
-# Where an image that runs its own init has the agent, by hand or by injection.
+# Where an image that runs its own init has the agent, by hand or by injection; and the interpreter that was brought with it.
 AGENT_PATH = "/usr/lib/belljar/agent.py"
+PYTHON_PATH = "/usr/lib/belljar/python"
 UNIT_PATH = "/etc/systemd/system/belljar-agent.service"
 
 HOLD_TIMEOUT = 10.0  # seconds: whoever else has an image for himself looks or removes, and both are soon over
@@ -170,6 +172,10 @@ class ImageStore(Protocol):
         all: RAMDISK (and AUTO) end in belljar's own init with the present agent; CLOUD_INIT, SSH and NONE in the image's init
         (`belljar.init=`); INJECT too, after agent and unit were written into the root file system (`belljar.inject`).
         With a kernel and ramdisk the importer gave, or by firmware, the context changes nothing."""
+
+    def python_for(self, image: Image) -> Interpreter | None:
+        """This host's Python, made ready for guests now where it is not, for an image that has none which fits. Raises
+        HostError, LockTimeout, NoSpace."""
 
     def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> AbstractContextManager[None]:
         """Keep the image from being removed while inside. The hold is gone when the holder dies."""
@@ -223,15 +229,16 @@ def agent_digest() -> str:
     return sha256("\n".join((bundle.digest().hex(), agent_unit())).encode()).hexdigest()
 
 
-def layer_name(image: Image) -> str:
-    """The name of the layer that puts the present agent into this image's disk, in the store's folder `layers`."""
+def layer_name(image: Image, python: Interpreter | None = None) -> str:
+    """The name of the layer that puts the present agent, and this interpreter, into this image's disk, in the store's folder
+    `layers`."""
     from hashlib import sha256
 
     from belljar.agent import bundle
 
     # With the time it was stored: what was made of a damaged copy is not used for the repaired one.
-    words = (AGENT_PATH, bundle.digest().hex(), UNIT_PATH, agent_unit(), repr(image.created))
-    agent = sha256("\n".join(words).encode())
+    words = [AGENT_PATH, bundle.digest().hex(), UNIT_PATH, agent_unit(), repr(image.created)]
+    agent = sha256("\n".join([*words, *([python.digest] if python else [])]).encode())
     return f"{image.digest[:32]}-{agent.hexdigest()[:16]}"
 
 
@@ -249,11 +256,13 @@ def ssh_part(public: str, host_private: str, host_public: str, host_dropbear: by
     return cpio.archive([cpio.folder("ssh"), *entries])
 
 
-def agent_unit() -> str:
-    """The systemd unit that starts the agent at `AGENT_PATH`."""
+def agent_unit(*, is_carried: bool = False) -> str:
+    """The systemd unit that starts the agent at `AGENT_PATH`; *is_carried*: by the interpreter at `PYTHON_PATH`."""
+    from belljar.host.interpreter import GUESTS_OWN, command
     from belljar.image.boot.initramfs import UNIT
 
-    return UNIT.read_text(encoding="utf-8")
+    text = UNIT.read_text(encoding="utf-8")
+    return text.replace(GUESTS_OWN, command(PYTHON_PATH)) if is_carried else text
 
 
 def agent_source() -> str:

@@ -7,10 +7,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from belljar.errors import BelljarError, ImageInUse, ImageUnknown, ImpossibleSize
 from belljar.image import HOLD_TIMEOUT, BootFiles, Image
 from belljar.model import GIB, Context, MachineId
+
+if TYPE_CHECKING:
+    from belljar.host.interpreter import Interpreter
 
 
 def fake_image(name: str, *, virtual_size: int = 8 * GIB) -> Image:
@@ -54,6 +58,9 @@ class FakeStore:
 
     def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:
         return BootFiles(image.kernel, image.initrd, image.append, image.boot_digest)
+
+    def python_for(self, image: Image) -> Interpreter | None:
+        return None
 
     @contextmanager
     def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> Iterator[None]:

@@ -9,7 +9,7 @@ from belljar.errors import ContextImpossible
 from belljar.model import Context
 
 AUTO, RAMDISK, CLOUD_INIT, INJECT, SSH, NONE = Context
-STOCK = Means(ramdisk=True, python=True, init="systemd", cloud_init=True, sshd=True)
+STOCK = Means(ramdisk=True, init="systemd", cloud_init=True, sshd=True)
 NOTHING = Means()
 
 
@@ -24,8 +24,6 @@ NOTHING = Means()
         (replace(STOCK, agent=True), RAMDISK),
         (replace(STOCK, ramdisk=False, cloud_init=False), INJECT),
         (replace(STOCK, ramdisk=False, init="other"), SSH),
-        (replace(STOCK, ramdisk=False, python=False), SSH),
-        (replace(STOCK, python=False), RAMDISK),
         (Means(ramdisk=True), RAMDISK),
         (Means(sshd=True), SSH),
         (NOTHING, NONE),
@@ -51,8 +49,7 @@ def test_what_is_asked_for_goes_before_what_the_importer_said(wanted: Context) -
         (RAMDISK, NOTHING, ["kernel that belljar can start directly"]),
         (CLOUD_INIT, replace(STOCK, cloud_init=False), ["cloud-init"]),
         (CLOUD_INIT, replace(STOCK, init="other"), ["systemd"]),
-        (CLOUD_INIT, NOTHING, ["cloud-init", "systemd", "Python"]),
-        (INJECT, replace(STOCK, python=False), ["Python"]),
+        (CLOUD_INIT, NOTHING, ["cloud-init", "systemd"]),
         (INJECT, replace(STOCK, init=""), ["systemd"]),
         (SSH, replace(STOCK, sshd=False), ["ssh server"]),
     ],
@@ -71,9 +68,18 @@ def test_an_importers_wish_that_cannot_be_had_is_refused_and_not_replaced() -> N
         choose(AUTO, replace(STOCK, own=SSH, sshd=False), "site")
 
 
-def test_a_ramdisk_needs_no_python_of_the_image() -> None:
-    """It brings one along."""
-    assert choose(RAMDISK, Means(ramdisk=True), "old").context is RAMDISK
+@pytest.mark.parametrize(
+    ("wanted", "means"),
+    [
+        (RAMDISK, Means(ramdisk=True)),
+        (CLOUD_INIT, Means(init="systemd", cloud_init=True)),
+        (INJECT, Means(init="systemd")),
+        (SSH, Means(sshd=True)),
+    ],
+)
+def test_no_way_needs_a_python_of_the_image(wanted: Context, means: Means) -> None:
+    """Each brings one along."""
+    assert choose(wanted, means, "old").context is wanted
 
 
 @pytest.mark.parametrize("wanted", [CLOUD_INIT, INJECT, SSH, NONE])

@@ -13,6 +13,7 @@ import pytest
 from belljar.context import NO_NETWORK, cloud_init_seed, seed_disc
 from belljar.context.cloudinit import CHECK, AgentSeed, boothook, multipart, waiting_for_cloud_init
 from belljar.errors import BadOption
+from belljar.host.interpreter import interpreter
 from belljar.image import agent_source, agent_unit
 
 SEED = AgentSeed("the agent\n", "[Unit]\n[Service]\nRestart=always\n", b"", grows=False)
@@ -189,6 +190,33 @@ def test_a_cloud_init_that_failed_is_told_on_the_console(tmp_path: Path, result:
         lines = console.read_text().strip().splitlines()
         assert lines[0] == "the end of its log"
         assert lines[-1].startswith("belljar: cloud-init failed: ") and told in lines[-1]
+
+
+def test_a_guest_whose_python_does_not_fit_finds_ours_on_the_disc(tmp_path: Path) -> None:
+    carried = interpreter(tmp_path, b"import json\n")
+    seed = cloud_init_seed("the agent\n", agent_unit(is_carried=True), python=carried)
+    assert seed.digest != cloud_init_seed("the agent\n", agent_unit(is_carried=True)).digest
+    seed.write(tmp_path / "seed")
+    disc = read_disc(tmp_path / "seed")
+    assert disc["python.tar"] == carried.path.read_bytes()
+    for name in ("mount", "umount"):  # the disc is where it would be mounted
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/mounts\n')
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "run/belljar-disc").mkdir(parents=True)
+    (tmp_path / "run/belljar-disc/python.tar").write_bytes(disc["python.tar"])
+    done = run_boothook(tmp_path, parts(disc["user-data"])[0][1])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "LABEL=cidata" in (tmp_path / "mounts").read_text() and "umount" in (tmp_path / "mounts").read_text()
+    unit = (tmp_path / "run/systemd/system/belljar-agent.service").read_text()
+    assert "/usr/bin/python3" not in unit and (tmp_path / "lib/agent.py").read_text() == "the agent\n"
+    (before,) = (line.partition("=")[2] for line in unit.splitlines() if line.startswith("ExecStartPre="))
+    words = before.split()[:-1]  # without the script that it runs
+    assert words[0] == f"{tmp_path}/lib/python/loader"
+    done = subprocess.run(
+        [*words, "-c", "import json, sys; print(sys.prefix)"], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == (f"{tmp_path}/lib/python\n", "")
 
 
 def test_the_door_makes_the_same(tmp_path: Path) -> None:

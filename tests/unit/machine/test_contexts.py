@@ -85,7 +85,7 @@ class FakeLayers:
 @pytest.mark.parametrize(
     ("facts", "means"),
     [
-        (STOCK, Means(True, True, "systemd", True, True)),
+        (STOCK, Means(True, "systemd", True, True)),
         ({}, Means(is_known=False)),
         ({"agent_in_initrd": True, "python": ""}, Means(ramdisk=True)),
         ({"context": "ssh", "agent": True, "python": ""}, Means(agent=True, own=Context.SSH)),

@@ -50,7 +50,6 @@ def import_(args: argparse.Namespace, house: House) -> int:
 
 
 AGENT_BY = {
-    Context.RAMDISK: "belljar brings the agent along, but no python3 was found in it, which the agent needs",
     Context.CLOUD_INIT: "its cloud-init starts the agent",
     Context.INJECT: "before its first job a machine puts the agent into a layer above it",
     Context.SSH: "its ssh server brings the agent",
@@ -68,7 +67,7 @@ def told_of(image: Image, asked: str) -> str:
     """What its importer should know of how an image starts, and how its guests get the agent; "" where all is as usual."""
     means = means_of(image)
     chosen = choose(Context.AUTO, means, image.called).context
-    if image.is_disc or (image.kernel is not None and chosen is not Context.NONE and means.python):
+    if image.is_disc or (image.kernel is not None and chosen is not Context.NONE):
         return ""
     if image.kernel is not None:
         start = "a kernel starts it directly"

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from belljar.agent import bundle
-from belljar.image import Image
+from belljar.image import Image, agent_unit
 from belljar.model import Context
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ UNIT = INSIDE / "belljar-agent.service"
 OUR_FILES = (  # in the ramdisk, besides the agent
     ("init", INSIDE / "init", 0o755),
     ("belljar/init", INSIDE / "guest-init", 0o755),
-    ("inject/belljar-agent.service", UNIT, 0o644),
 )
 PT_INTERP = 3
 DEFAULT_INIT = "/sbin/init"
@@ -57,6 +56,7 @@ def agent_part(image: Image, python: Interpreter | None = None) -> bytes:
 
     entries = [cpio.folder("belljar"), cpio.folder("inject")]
     entries += [cpio.file(name, path.read_bytes(), mode) for name, path, mode in OUR_FILES]
+    entries.append(cpio.file("inject/belljar-agent.service", agent_unit(is_carried=python is not None).encode()))
     entries.append(cpio.file("belljar/agent.py", bundle.source()))
     if python is not None:
         entries += _unpacked(python)
@@ -75,7 +75,7 @@ def boot_digest(image: Image, python: Interpreter | None = None) -> str:
     digest.update(sys.implementation.cache_tag.encode() if _same_python(image) else b"-")
     if python is not None:
         digest.update(python.digest.encode())
-    for _, path, _ in OUR_FILES:
+    for path in (*(path for _, path, _ in OUR_FILES), UNIT):
         digest.update(sha256(path.read_bytes()).digest())
     digest.update(bundle.digest())
     return digest.hexdigest()

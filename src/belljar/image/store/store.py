@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from belljar.agent import bundle
 from belljar.errors import (
@@ -32,12 +33,14 @@ from belljar.errors import (
     NotPermitted,
 )
 from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync_file, sync_folder, write_whole
-from belljar.host.interpreter import Interpreter, interpreter
 from belljar.host.locks import locked, try_lock
 from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Users, nobody
 from belljar.image.boot import initramfs
 from belljar.image.store import manifest
 from belljar.model import Context, Firmware, MachineId
+
+if TYPE_CHECKING:
+    from belljar.host.interpreter import Interpreter
 
 DEFAULT_NAME = "debian12"
 PREFIX = "sha256-"
@@ -145,7 +148,7 @@ class Store:
             return BootFiles(None, None, "", "uefi" if firmware is Firmware.UEFI else "", firmware)
         if image.initrd is None or not image.facts.get("agent_in_initrd"):
             return BootFiles(image.kernel, image.initrd, image.append, image.boot_digest)
-        python = self.python_for(image) if context in (Context.AUTO, Context.RAMDISK) else None
+        python = self.python_for(image) if context in (Context.AUTO, Context.RAMDISK, Context.INJECT) else None
         digest = initramfs.boot_digest(image, python)
         cached = self.folder / "cache" / digest
         if not _is_whole(cached, image.initrd):
@@ -161,9 +164,14 @@ class Store:
             image.kernel, cached, append, initramfs.digest_with(digest, words), init=initramfs.own_init(image)
         )
 
+    def interpreter(self) -> Interpreter:
+        """This host's Python, as guests get it."""
+        from belljar.host.interpreter import interpreter
+
+        return interpreter(self._folder("interpreters"), bundle.source())
+
     def python_for(self, image: Image) -> Interpreter | None:
-        """This host's Python, where the image has none that fits."""
-        return None if initramfs.fits(image) else interpreter(self._folder("interpreters"), bundle.source())
+        return None if initramfs.fits(image) else self.interpreter()
 
     @contextmanager
     def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> Iterator[None]:

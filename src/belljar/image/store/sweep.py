@@ -8,9 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from belljar.agent import bundle
 from belljar.errors import ImageCorrupt, ImageInUse
+from belljar.host.interpreter import Interpreter, known, out_of_use
 from belljar.host.locks import is_locked, try_lock
-from belljar.image import layer_name
+from belljar.image import Image, layer_name
 from belljar.image.boot import initramfs
 from belljar.image.intake import intake
 
@@ -23,7 +25,7 @@ WRITING_AGE = 3600.0  # a file that is written in one step has its final name lo
 
 def sweep(store: Store, *, dry_run: bool, now: float | None = None) -> Iterator[Path]:
     """Yields what was (or would be) removed: abandoned drafts, nameless images, images beyond the limits of the cache,
-    ramdisks of other agents, old downloads."""
+    ramdisks and interpreters of other agents, old downloads."""
     moment = time.time() if now is None else now
     yield from _drafts(store, dry_run)
     yield from _nameless(store, dry_run)
@@ -33,6 +35,7 @@ def sweep(store: Store, *, dry_run: bool, now: float | None = None) -> Iterator[
         yield from evict(store, dry_run=dry_run, now=now)
     yield from _ramdisks(store, dry_run)
     yield from _layers(store, dry_run)
+    yield from _interpreters(store, dry_run)
     yield from _half_written(store, dry_run, moment)
     yield from _downloads(store, dry_run, moment)
 
@@ -79,7 +82,7 @@ def _ramdisks(store: Store, dry_run: bool) -> Iterator[Path]:
     with suppress(ImageCorrupt):
         images = store.images()
         wanted = {initramfs.boot_digest(image) for image in images}
-        wanted |= {initramfs.boot_digest(image, store.python_for(image)) for image in images}
+        wanted |= {initramfs.boot_digest(image, _python(store, image)) for image in images}
     for cached in there:
         if cached.name not in wanted:
             if not dry_run:
@@ -90,7 +93,7 @@ def _ramdisks(store: Store, dry_run: bool) -> Iterator[Path]:
 def _layers(store: Store, dry_run: bool) -> Iterator[Path]:
     """Layers of images that are gone, or with another agent. A machine that runs on one has its files open."""
     there = _finished(store.folder / "layers")
-    wanted = {layer_name(image) for image in store.images()}
+    wanted = {layer_name(image, _python(store, image)) for image in store.images()}
     for path in there:
         if path.name.partition(".")[0] not in wanted and not is_locked(path.with_suffix(".lock")):
             if not dry_run:
@@ -98,9 +101,22 @@ def _layers(store: Store, dry_run: bool) -> Iterator[Path]:
             yield path
 
 
+def _interpreters(store: Store, dry_run: bool) -> Iterator[Path]:
+    """Copies of this host's Python for other agents, or of another Python. None is read later than it was asked for."""
+    for path in list(out_of_use(store.folder / "interpreters", bundle.source())):
+        if not dry_run:
+            path.unlink(missing_ok=True)
+        yield path
+
+
+def _python(store: Store, image: Image) -> Interpreter | None:
+    """The interpreter that the image's guests get, where there is one."""
+    return None if initramfs.fits(image) else known(store.folder / "interpreters", bundle.source())
+
+
 def _half_written(store: Store, dry_run: bool, now: float) -> Iterator[Path]:
     """Drafts of single files, and of names, whose writers were killed."""
-    for folder in ("cache", "layers", "names", "sources", "downloads"):
+    for folder in ("cache", "layers", "interpreters", "names", "sources", "downloads"):
         for path in _entries(store.folder / folder):
             if path.name.startswith(".") and _age(path, now) > WRITING_AGE:
                 if not dry_run:

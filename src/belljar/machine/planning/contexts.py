@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.context import Chosen, Means, Seed, choose, cloud_init_seed, user_seed
 from belljar.errors import ContextImpossible
+from belljar.host.threads import in_thread
 from belljar.hypervisor import DomainSpec, guest_uuid
 from belljar.image import SSH_WORD, BootFiles, Image, ImageStore, agent_digest, agent_source, agent_unit
 from belljar.machine import RAMDISK
@@ -115,7 +116,9 @@ async def decide(
     if files.init and request.machine.network in UNANSWERED:
         files = replace(files, append=f"{files.append} {NO_WAITING}")
     if chosen.context is Context.CLOUD_INIT:
-        seed = cloud_init_seed(agent_source(), agent_unit(), work.user_data or b"", grows=grows)
+        python = await in_thread(lambda: images.python_for(image))
+        unit = agent_unit(is_carried=python is not None)
+        seed = cloud_init_seed(agent_source(), unit, work.user_data or b"", grows=grows, python=python)
         return Way(chosen, files, image, seed, private="" if work.user_data is None else "it has user data of its own")
     if chosen.context is Context.INJECT and not files.init:
         image, layer = await layers().get(image)
@@ -149,7 +152,6 @@ def means_by(facts: Mapping[str, Any], has_kernel: bool) -> Means:
     own = facts.get("context") or Context.AUTO.value
     return Means(
         ramdisk=has_kernel and bool(facts.get("agent_in_initrd")),
-        python=bool(facts.get("python")),
         init=str(facts.get("init_system") or ""),
         cloud_init=bool(facts.get("cloud_init")),
         sshd=bool(facts.get("sshd")),

@@ -18,8 +18,9 @@ from pathlib import Path
 
 from belljar.errors import BelljarError
 from belljar.host.files import no_space_as_error, read_json, sync_file, write_whole
+from belljar.host.interpreter import Interpreter
 from belljar.host.threads import in_thread
-from belljar.image import AGENT_PATH, UNIT_PATH, Image, Overlays, agent_source, agent_unit, layer_name
+from belljar.image import AGENT_PATH, PYTHON_PATH, UNIT_PATH, Image, Overlays, agent_source, agent_unit, layer_name
 from belljar.machine.life.waiting import Showing, in_silence, lock_of
 from belljar.machine.workshop.workshop import Workshop
 from belljar.model import dumps
@@ -33,16 +34,19 @@ class Layers:
     def __init__(
         self,
         folder: Callable[[], Path],
+        python_for: Callable[[Image], Interpreter | None],
         overlays: Overlays,
         workshop: Callable[[], Workshop],
         showing: Showing = in_silence,
     ) -> None:
-        self._folder, self._overlays, self._workshop, self._showing = folder, overlays, workshop, showing
+        self._folder, self._python_for, self._overlays = folder, python_for, overlays
+        self._workshop, self._showing = workshop, showing
 
     async def get(self, image: Image) -> tuple[Image, str]:
         """The image as the layer has it, and the layer's digest; made now where it is missing, by one process at a time.
         Raises WorkshopFailed, LockTimeout, NoSpace."""
-        path = self._folder() / f"{layer_name(image)}.qcow2"
+        python = await in_thread(lambda: self._python_for(image))
+        path = self._folder() / f"{layer_name(image, python)}.qcow2"
         if digest := _known(path):
             return replace(image, disk=path), digest
         with self._showing(f"Putting the agent into {image.called}, once, in a machine", ""):
@@ -50,18 +54,20 @@ class Layers:
                 path.with_suffix(".lock"), timeout=PATIENCE, what=f"put the agent into {path.stem:.12}"
             )
             try:
-                digest = _known(path) or await self._make(path, image)
+                digest = _known(path) or await self._make(path, image, python)
             finally:
                 lock.release()
         return replace(image, disk=path), digest
 
-    async def _make(self, path: Path, image: Image) -> str:
+    async def _make(self, path: Path, image: Image, python: Interpreter | None) -> str:
         draft = path.with_suffix(".draft")
         draft.unlink(missing_ok=True)
         try:
             self._overlays.create(draft, image, None)
             workshop = await in_thread(self._workshop)  # its image may have to be built first
-            await workshop.inject(draft, (AGENT_PATH, agent_source()), (UNIT_PATH, agent_unit()))
+            unit = agent_unit(is_carried=python is not None)
+            carried = (PYTHON_PATH, python.path) if python else None
+            await workshop.inject(draft, (AGENT_PATH, agent_source()), (UNIT_PATH, unit), carried)
             with no_space_as_error(path):
                 draft.chmod(0o400)
                 sync_file(draft)

@@ -102,10 +102,14 @@ class Workshop:
         ]
         await self._work_on(overlay, Task({"do": "insert", "items": told}, tuple(inputs)))
 
-    async def inject(self, overlay: Path, agent: tuple[str, str], unit: tuple[str, str]) -> None:
-        """Put agent and unit, each a path and its text, into the disk *overlay*, and have its systemd start them."""
+    async def inject(
+        self, overlay: Path, agent: tuple[str, str], unit: tuple[str, str], python: tuple[str, Path] | None = None
+    ) -> None:
+        """Put agent and unit, each a path and its text, into the disk *overlay*, and have its systemd start them. *python*: a
+        folder, and the archive that is unpacked there."""
         parts = {name: {"path": path, "text": text} for name, (path, text) in (("agent", agent), ("unit", unit))}
-        await self._work_on(overlay, Task({"do": "inject", **parts}))
+        inputs = (Transfer(str(python[1]), f"{IN}/0/it"),) if python else ()
+        await self._work_on(overlay, Task({"do": "inject", "python": python and python[0], **parts}, inputs))
 
     async def _work_on_a_copy(self, disk: Image, task: Task) -> None:
         def equip(life: Life) -> None:

@@ -12,6 +12,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -28,7 +29,9 @@ TAGS = ("UUID", "LABEL", "PARTUUID", "PARTLABEL")
 SYSTEMS = ("etc/os-release", "usr/lib/os-release", "sbin/init", "usr/sbin/init", "usr/lib/systemd/systemd")
 UNIT_LINK = "etc/systemd/system/multi-user.target.wants"
 SELINUX = "security.selinux"
-LABELS = {"agent": "system_u:object_r:lib_t:s0", "unit": "system_u:object_r:systemd_unit_file_t:s0"}
+LABELS = {
+    "agent": "system_u:object_r:lib_t:s0", "unit": "system_u:object_r:systemd_unit_file_t:s0", "python": "system_u:object_r:bin_t:s0",
+}  # fmt: skip
 
 
 LOOKED_INTO = (
@@ -77,16 +80,33 @@ def inject(task: dict[str, Any]) -> None:
     for name in ("agent", "unit"):
         path, text = task[name]["path"], task[name]["text"]
         inside(partial(put_text, path, text, name))
+    if task["python"]:
+        with tarfile.open(f"{IN}/0/it") as archive:
+            inside(partial(put_python, task["python"], archive))
     inside(partial(enable, task["unit"]["path"]))
 
 
+def put_python(folder: str, archive: tarfile.TarFile) -> None:
+    """An interpreter of belljar's, in the place of an older one."""
+    if os.path.isdir(folder) and not os.path.islink(folder):
+        shutil.rmtree(folder)
+    for member in archive:
+        content = archive.extractfile(member)
+        assert content is not None
+        put(f"{folder}/{member.name}", content.read(), "python", member.mode)
+
+
 def put_text(path: str, text: str, what: str) -> None:
+    put(path, text.encode(), what, 0o644)
+
+
+def put(path: str, data: bytes, what: str, mode: int) -> None:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with suppress(FileNotFoundError):
         os.unlink(path)
-    with open(path, "x") as file:
-        file.write(text)
-        os.fchmod(file.fileno(), 0o644)
+    with open(path, "xb") as file:
+        file.write(data)
+        os.fchmod(file.fileno(), mode)
     with suppress(OSError):  # only where others have such a label
         os.getxattr("/usr/lib", SELINUX)
         os.setxattr(path, SELINUX, LABELS[what].encode() + b"\0", follow_symlinks=False)
