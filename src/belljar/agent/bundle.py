@@ -9,10 +9,9 @@ import os
 
 FOLDER = os.path.dirname(os.path.abspath(__file__)) + "/"
 PARTS = (
-    "wire.py", "guest/system.py", "guest/libc.py", "transfer/tar.py", "transfer/untar.py", "guest/accounts.py", "guest/network.py",
-    "guest/host_keys.py", "guest/mounts.py", "guest/shares.py", "guest/growth.py", "guest/cgroups.py", "payload/payload.py", "payload/zygote.py",
-    "guest/guest.py", "guest/rehearsal.py", "loop/streams.py", "loop/process.py", "loop/errands.py", "loop/channel.py", "loop/loop.py",
-    "main.py",
+    "wire.py", "guest/system.py", "transfer/tar.py", "transfer/untar.py", "guest/accounts.py", "guest/network.py", "guest/mounts.py",
+    "guest/growth.py", "guest/cgroups.py", "guest/guest.py", "guest/rehearsal.py", "loop/payload.py", "loop/streams.py",
+    "loop/process.py", "loop/channel.py", "loop/loop.py", "main.py",
 )  # fmt: skip
 HEAD = '''\
 #!/usr/bin/python3

@@ -12,6 +12,8 @@ from belljar.agent.wire import KIB, PORT
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
+
+    from belljar.agent.roles import World  # noqa: F401
 else:  # what is below the library's modules of these names, and much quicker to import
     import _signal as signal
 
@@ -75,7 +77,7 @@ def main(argv: "list[str]") -> int:
     """As the guest's service without arguments, or with `--stdio` where a session of the host's carries the frames;
     `--rehearse FD` as an ordinary process over an open socket."""
     if argv[:1] == ["--rehearse"] and len(argv) == 2:
-        fd, world = int(argv[1]), Rehearsal()  # type: int, Guest | Rehearsal
+        fd, world = int(argv[1]), Rehearsal()  # type: int, World
         os.set_inheritable(fd, False)
         world.prepare()
     elif not argv or argv == ["--stdio"]:
@@ -93,7 +95,7 @@ def main(argv: "list[str]") -> int:
         kill_quietly(process.pid, signal.SIGKILL)
     if not world.has_remote():
         world.release()
-    return 0 if isinstance(world, Rehearsal) else 1
+    return 0 if argv[:1] == ["--rehearse"] else 1  # a guest's agent is started again
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pytest
 from belljar.agent import bundle
 
 FOLDER = Path(bundle.FOLDER)
-OUTSIDE = {"__init__.py", "bundle.py"}  # what stays on the host
+OUTSIDE = {"__init__.py", "bundle.py", "roles.py"}  # what stays on the host
 
 
 def tree_of(part: str) -> ast.Module:
@@ -67,6 +67,24 @@ def test_a_module_imports_names_as_they_are_of_modules_before_it(part: str) -> N
     for node in own_imports(tree):
         assert all(one.asname is None for one in node.names), f"{part}:{node.lineno}"
         assert node.module in before or id(node) in for_types, f"{part}:{node.lineno}: {node.module}"
+
+
+def test_nobody_is_imported_by_whom_he_imports_not_even_for_a_type() -> None:
+    """The parts know each other's roles (`roles.py`): a part is of a kind that is asked for, or it is not."""
+    known = {"bundle.py", *bundle.PARTS, "roles.py"}
+    names = {f"belljar.agent.{part.removesuffix('.py').replace('/', '.')}": part for part in known}
+    asked = {part: {names[str(node.module)] for node in own_imports(tree_of(part))} for part in known}
+    order: list[str] = []
+    while free := sorted(part for part in known - {*order} if asked[part] <= {*order}):
+        order += free
+    assert sorted(known - {*order}) == []
+    for part in bundle.PARTS:
+        tests = [
+            ast.unparse(one.args[1])
+            for one in ast.walk(tree_of(part))
+            if isinstance(one, ast.Call) and ast.unparse(one.func) == "isinstance"
+        ]
+        assert tests == [], part
 
 
 def test_it_imports_nothing_of_ours_and_each_module_of_the_library_once() -> None:

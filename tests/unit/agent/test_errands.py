@@ -18,7 +18,6 @@ from belljar.agent.guest.mounts import nfs_options
 from belljar.agent.guest.rehearsal import Rehearsal
 from belljar.agent.guest.system import Refused
 from belljar.agent.loop.loop import Agent
-from belljar.agent.wire import Words
 from belljar.errors import ExportRefused, GuestRefused, MountFailed, NoNfs, ShareNotFlushed
 from belljar.guest.process import refusal
 
@@ -81,9 +80,7 @@ class World(Rehearsal):
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__()
         self.work, self.is_remote = work, True
-
-    def mount_nfs(self, words: Words) -> Callable[[], None]:
-        return self.work
+        self.errands[b"mount_nfs"] = lambda words: (*mounts.Mounts().mount_nfs(words)[:2], work)
 
     def has_remote(self) -> bool:
         return self.is_remote
@@ -127,13 +124,14 @@ def call(number: int, *words: bytes) -> bytes:
     return wire.frame(wire.CALL, number, wire.join(*words))
 
 
+EXPORT = (b"10.0.2.2", b"2049", b"/export", b"/mnt", b"rw")
 PING = wire.frame(wire.PING, 0, bytes(8))
 
 
 def test_while_a_mount_blocks_the_agent_answers_and_at_its_deadline_the_mount_is_refused() -> None:
     began = time.monotonic()
     with host_of(threading.Event().wait) as answers:  # type: ignore[arg-type]
-        pong, refused = answers(2, call(7, b"mount_nfs", b"1"), PING)
+        pong, refused = answers(2, call(7, b"mount_nfs", b"1", *EXPORT), PING)
     assert pong == b"%d 0 " % wire.PONG + bytes(8)
     assert refused.startswith(b"%d 7 nfs-silent\0" % wire.ERROR) and b"within 1 s" in refused
     assert 1 <= time.monotonic() - began < 10
@@ -156,5 +154,5 @@ def test_what_the_work_says_is_the_answer() -> None:
 
 def test_a_child_that_is_killed_is_an_answer_too() -> None:
     with host_of(lambda: os.kill(os.getpid(), 9)) as answers:
-        (refused,) = answers(1, call(9, b"mount_nfs", b"20"))
+        (refused,) = answers(1, call(9, b"mount_nfs", b"20", *EXPORT))
     assert refused.startswith(b"%d 9 refused\0" % wire.ERROR)

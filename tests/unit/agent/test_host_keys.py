@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from belljar.agent.guest import host_keys
-from belljar.agent.guest.host_keys import host_keys_since, renew_host_keys, service_of
+from belljar.agent.guest import network
+from belljar.agent.guest.network import host_keys_since, renew_host_keys, service_of
 from belljar.agent.guest.system import Refused, read_file
 
 KEYGEN = """\
@@ -29,8 +29,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = tmp_path / "ssh-keygen"
     program.write_text(KEYGEN)
     program.chmod(0o755)
-    monkeypatch.setattr(host_keys, "SSH_KEYGEN", str(program))
-    monkeypatch.setattr(host_keys, "SSHD_PIDS", ())
+    monkeypatch.setattr(network, "SSH_KEYGEN", str(program))
+    monkeypatch.setattr(network, "SSHD_PIDS", ())
     folder = tmp_path / "ssh"
     folder.mkdir()
     return folder
@@ -93,7 +93,7 @@ def test_what_a_killed_attempt_has_left_is_no_obstacle(folder: Path, key: Callab
 def test_without_new_keys_the_guest_says_so_and_keeps_the_old_ones(
     folder: Path, key: Callable[..., str], monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
-    monkeypatch.setattr(host_keys, "SSH_KEYGEN", program)
+    monkeypatch.setattr(network, "SSH_KEYGEN", program)
     old = [key("ed25519")]
     with pytest.raises(Refused, match="no host keys of its own"):
         renew_host_keys(old, str(folder))
@@ -106,12 +106,12 @@ def test_only_an_ssh_server_is_told_to_read_its_keys_anew(
     told: list[tuple[int, str]] = []
     pid = folder / "sshd.pid"
     pid.write_text(f"{os.getpid()}\n")  # this process's name is another one
-    monkeypatch.setattr(host_keys, "SSHD_PIDS", (str(pid),))
-    monkeypatch.setattr(host_keys, "restart_sshd", lambda *words: told.append(words))
+    monkeypatch.setattr(network, "SSHD_PIDS", (str(pid),))
+    monkeypatch.setattr(network, "restart_sshd", lambda *words: told.append(words))
     renew_host_keys([key("ed25519")], str(folder))
     assert told == []
     real = read_file
-    monkeypatch.setattr(host_keys, "read_file", lambda path, most: b"sshd\n" if "comm" in path else real(path, most))
+    monkeypatch.setattr(network, "read_file", lambda path, most: b"sshd\n" if "comm" in path else real(path, most))
     renew_host_keys([key("ed25519")], str(folder))
     assert told == [(os.getpid(), str(pid))]
 
@@ -140,12 +140,12 @@ def test_a_server_of_systemd_is_restarted_by_systemd(
     systemctl.write_text(f'#!/bin/sh\necho "$@" > {called}\nexit {status}\n')
     systemctl.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setattr(host_keys, "read_file", lambda path, most=0: b"0::/system.slice/ssh.service\n")
+    monkeypatch.setattr(network, "read_file", lambda path, most=0: b"0::/system.slice/ssh.service\n")
     if status:
         with pytest.raises(Refused, match=r"ssh\.service.*did not start again"):
-            host_keys.restart_sshd(1, str(folder / "sshd.pid"))
+            network.restart_sshd(1, str(folder / "sshd.pid"))
     else:
-        host_keys.restart_sshd(1, str(folder / "sshd.pid"))
+        network.restart_sshd(1, str(folder / "sshd.pid"))
     assert called.read_text() == "restart ssh.service\n"
 
 
@@ -161,17 +161,17 @@ def test_the_server_is_waited_for_until_it_listens_again(folder: Path) -> None:
     pid.write_text("1\n")
     with subprocess.Popen(["sh", "-c", SERVER, str(pid)], stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None and server.stdout.readline() == "ready\n"
-        host_keys.restart_sshd(server.pid, str(pid))
+        network.restart_sshd(server.pid, str(pid))
         assert pid.read_text() in (f"{server.pid}\n", "")  # it is written once more, and empty for a moment then
         assert server.wait(10) == 0 and pid.read_text() == f"{server.pid}\n"
 
 
 def test_a_server_that_stays_away_is_not_waited_for_for_ever(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(host_keys, "SSHD_PATIENCE", 0.1)
-    monkeypatch.setattr(host_keys, "say", said.append)
+    monkeypatch.setattr(network, "SSHD_PATIENCE", 0.1)
+    monkeypatch.setattr(network, "say", said.append)
     pid = folder / "sshd.pid"
     pid.write_text("1\n")
     with subprocess.Popen(["sleep", "60"]) as server:
-        host_keys.restart_sshd(server.pid, str(pid))
+        network.restart_sshd(server.pid, str(pid))
     assert server.returncode == -signal.SIGHUP and len(said) == 1

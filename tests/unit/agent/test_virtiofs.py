@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.agent.guest import shares
+from belljar.agent.guest import mounts
 from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.rehearsal import Rehearsal
 from belljar.agent.guest.system import Refused
@@ -42,7 +42,7 @@ class Events:
     """The kernel's events, of which there is always another."""
 
     def settimeout(self, seconds: float) -> None:
-        assert 0 < seconds <= shares.PLUG_PATIENCE
+        assert 0 < seconds <= mounts.SHARES[b"virtiofs"][2]
 
     def recv(self, size: int) -> bytes:
         return b"add@/devices/pci"
@@ -55,15 +55,15 @@ class Events:
 def mounting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[Kernel, Callable[[], bytes]]]:
     def prepare(*answers: int, how: bytes = b"rw") -> tuple[Kernel, Callable[[], bytes]]:
         kernel = Kernel(*answers)
-        monkeypatch.setattr(shares, "libc", lambda: kernel)
-        monkeypatch.setattr(shares, "Libc", Kernel)
-        monkeypatch.setattr(shares, "kernel_events", Events)
-        monkeypatch.setattr(shares, "write_file", kernel.write_file)
-        monkeypatch.setattr(shares, "filesystems", lambda: kernel.known)
-        monkeypatch.setattr(shares, "load_modules", kernel.loaded.extend)
+        monkeypatch.setattr(mounts, "libc", lambda: kernel)
+        monkeypatch.setattr(mounts, "Libc", Kernel)
+        monkeypatch.setattr(mounts, "kernel_events", Events)
+        monkeypatch.setattr(mounts, "write_file", kernel.write_file)
+        monkeypatch.setattr(mounts, "filesystems", lambda: kernel.known)
+        monkeypatch.setattr(mounts, "load_modules", kernel.loaded.extend)
         guest = Guest()
         target = os.fsencode(tmp_path / "place")
-        return kernel, lambda: guest.mount_virtiofs(Words([b"share0", target, how])) or guest.mounts[-1]
+        return kernel, lambda: guest.calls[b"mount_virtiofs"](Words([b"share0", target, how])) or guest.mounts[-1]
 
     return prepare
 
@@ -105,7 +105,7 @@ def test_a_kernel_without_it_is_told_of_as_that(mounting: Mounting) -> None:
 
 
 def test_a_device_that_never_comes_is_given_up(mounting: Mounting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shares, "PLUG_PATIENCE", 0.01)
+    monkeypatch.setitem(mounts.SHARES, b"virtiofs", (b"", (errno.EINVAL,), 0.01, True))
     _, mount = mounting(*([errno.EINVAL] * 100_000))
     with pytest.raises(Refused, match="cannot mount the share: Invalid argument"):
         mount()
@@ -113,7 +113,7 @@ def test_a_device_that_never_comes_is_given_up(mounting: Mounting, monkeypatch: 
 
 def test_a_template_is_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = list[str]()
-    monkeypatch.setattr(shares, "load_modules", loaded.extend)
+    monkeypatch.setattr(mounts, "load_modules", loaded.extend)
     Guest().prepare_for(Words([b"virtiofs"]))
     assert loaded == ["virtiofs"]
     with pytest.raises(Refused):
@@ -122,4 +122,4 @@ def test_a_template_is_made_ready(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_rehearsal_mounts_nothing() -> None:
     with pytest.raises(Refused):
-        Rehearsal().mount_virtiofs(Words([b"share0", b"/data", b"rw"]))
+        Rehearsal().calls[b"mount"](Words([b"share0", b"/data", b"rw"]))

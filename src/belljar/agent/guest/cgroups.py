@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import signal
     from typing import Callable
 
-    from belljar.agent.loop.loop import Agent
+    from belljar.agent.roles import Reactor
 else:  # what is below the library's modules of these names, and much quicker to import
     import _signal as signal
 
@@ -33,29 +33,27 @@ class Cgroup:
     def join(self) -> None:
         os.write(self.procs, b"0")
 
-    def clear(self, agent: "Agent", pid: int, then: "Callable[[], None]") -> None:
-        """Kill all that is left, unless patient; call *then* once nothing is."""
+    def clear(self, reactor: "Reactor", pid: int, then: "Callable[[], None]") -> None:
         if self._is_empty():
             return then()
         self.then = then
-        agent.watch(self.events, select.EPOLLPRI, lambda events: self._changed(agent))
-        self._changed(agent)
+        reactor.watch(self.events, select.EPOLLPRI, lambda events: self._changed(reactor))
+        self._changed(reactor)
 
-    def _changed(self, agent: "Agent") -> None:
+    def _changed(self, reactor: "Reactor") -> None:
         then = self.then
         if then is None:
             return
         if self._is_empty():
             self.then = None
-            agent.unwatch(self.events)
+            reactor.unwatch(self.events)
             then()
         elif not self.is_patient:
             self._kill()
 
-    def hurry(self, agent: "Agent") -> None:
-        """No patience any more."""
+    def hurry(self, reactor: "Reactor") -> None:
         self.is_patient = False
-        self._changed(agent)
+        self._changed(reactor)
 
     def _is_empty(self) -> bool:
         return b"populated 0" in os.pread(self.events, 256, 0)
@@ -101,9 +99,9 @@ class Family:
     def join(self) -> None:
         pass
 
-    def clear(self, agent: "Agent", pid: int, then: "Callable[[], None]") -> None:
+    def clear(self, reactor: "Reactor", pid: int, then: "Callable[[], None]") -> None:
         self.pid, self.then = pid, then
-        agent.on_child = self._look_again
+        reactor.on_child = self._look_again
         self._look_again()
 
     @staticmethod
@@ -124,7 +122,7 @@ class Family:
             kill_quietly(pid, signal.SIGKILL)
         return bool(doomed)
 
-    def hurry(self, agent: "Agent") -> None:
+    def hurry(self, reactor: "Reactor") -> None:
         self.is_patient = False
         self._look_again()
 

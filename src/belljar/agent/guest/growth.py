@@ -10,10 +10,6 @@ import struct
 from belljar.agent.guest.network import RESCAN
 from belljar.agent.guest.system import Refused, kernel_events, read_file, write_file
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Callable
-
 BLOCKS = "/sys/devices/system/memory"
 PROCESSORS = "/sys/devices/system/cpu"
 # There for what the kernel can be given while it runs.
@@ -163,14 +159,3 @@ def limit_for(total: int, used: int, surplus: int) -> int:
     meant = total - surplus
     reserve = used + max(16 << 20, meant // 32)
     return max(meant - reserve, meant // 2)
-
-
-def work_of(growth: Growth, limit: "Callable[[], None]") -> "Callable[[], bytes]":
-    """What a child does: all into use, then the payload's limit, then what there is."""
-
-    def work() -> bytes:
-        growth.take()
-        limit()
-        return growth.seen()
-
-    return work

@@ -1,4 +1,4 @@
-"""Where the agent runs: a real guest. Who it is, its control groups, its users; its mounts are in shares.py."""
+"""Where the agent runs: a real guest. Who it is, its control groups, its users; its mounts are in mounts.py."""
 
 import errno
 import os
@@ -7,27 +7,17 @@ import time
 
 from belljar.agent.guest.accounts import Account, free_name, with_groups, with_shadow, with_user
 from belljar.agent.guest.cgroups import Cgroup, Family
-from belljar.agent.guest.growth import (
-    Growth,
-    abilities,
-    blocks,
-    limit_for,
-    take_new_blocks,
-    total_memory,
-    work_of,
-)
-from belljar.agent.guest.host_keys import SSH, host_keys_since, renew_host_keys
-from belljar.agent.guest.libc import Libc, libc
-from belljar.agent.guest.mounts import PACKED_MODULES, checked_target, mount_packed
-from belljar.agent.guest.network import Card
-from belljar.agent.guest.shares import Mounts
-from belljar.agent.guest.system import load_modules, make_folder, now, read_file, rewrite, say, write_file
-from belljar.agent.payload.zygote import Zygote
-from belljar.agent.wire import KIB, MIB, Words, hello_of
+from belljar.agent.guest.growth import Growth, abilities, blocks, limit_for, take_new_blocks, total_memory
+from belljar.agent.guest.mounts import PACKED_MODULES, Mounts, checked_target, mount_packed
+from belljar.agent.guest.network import SSH, Card, host_keys_since, renew_host_keys
+from belljar.agent.guest.system import Libc, libc, load_modules, make_folder, now, read_file, rewrite, say, write_file
+from belljar.agent.wire import GROW_PATIENCE, KEYS_PATIENCE, KIB, MIB, PACKED_PATIENCE, Words, hello_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable  # noqa: F401
+    from typing import Callable
+
+    from belljar.agent.roles import Box, Late, Work
 
 RUN = "/run/belljar"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -46,22 +36,11 @@ WARM = (
     " grep sed awk sort tar gzip dd mktemp basename dirname python3 nproc df free ps tee tr cut seq test"
 ).split(" ")
 # Looked up before, so that a payload's way to them is not read from the disk.
-PLACES = (
-    "/tmp",
-    "/home",
-    "/root",
-    "/var/tmp",
-    "/mnt",
-    "/usr/local/bin",
-    "/usr/local/sbin",
-    "/usr/sbin",
-    "/sbin",
-    "/dev/shm",
-)
+PLACES = "/tmp /home /root /var/tmp /mnt /usr/local/bin /usr/local/sbin /usr/sbin /sbin /dev/shm".split(" ")
 
 
 class Guest(Mounts):
-    """A real guest: the agent is root and alone."""
+    """A real guest: the agent is root and alone. Implements `World`."""
 
     quiet = 0.3  # seconds between the last thing that settling does and its answer
 
@@ -82,10 +61,11 @@ class Guest(Mounts):
         self.used = 0  # bytes of memory that the kernel and we have at the boot
         self.blocks = 0  # of memory, in the template
         self.spare = None  # type: Cgroup | None
-        self.zygote = None  # type: Zygote | None
+        self.folders = 0
+        self.calls.update({b"identify": self.identify, b"set_clock": self.set_clock})
+        self.errands.update({b"grow": self.grow, b"mount_packed": self.mount_packed, b"renew_keys": self.renew_keys})
 
     def prepare(self) -> None:
-        """Once per boot, before the first conversation."""
         for path in (RUN, self.jobs):
             make_folder(path, 0o711)
         if os.statvfs(RUN).f_flag & os.ST_NOEXEC:
@@ -125,19 +105,22 @@ class Guest(Mounts):
         return folder
 
     def growth(self) -> bytes:
-        """In what a clone of this guest can be another."""
         return " ".join(abilities()).encode("ascii")
 
-    def grow(self, words: Words) -> "Callable[[], bytes]":
-        """What takes all into use that this clone was given; for a child to do, which may wait."""
+    def grow(self, words: Words) -> "tuple[int, Late, Work]":
+        """Take all into use that this clone was given, then say what there is."""
         cpus, plugged, surplus, disk = words.number(), words.number(), words.number(), words.number()
+        growth = Growth(self.blocks, cpus, plugged, surplus, disk)
 
-        def limit() -> None:
+        def work() -> bytes:
+            growth.take()
             if self.cgroup and (plugged or surplus):
                 most = limit_for(total_memory(), self.used + plugged // 64, surplus)
                 write_file(self.cgroup + "/memory.max", b"%d" % most, flags=0)
+            return growth.seen()
 
-        return work_of(Growth(self.blocks, cpus, plugged, surplus, disk), limit)
+        late = "the guest did not take what it was given into use within %d s" % GROW_PATIENCE
+        return GROW_PATIENCE, ("refused", late), work
 
     def describe(self) -> bytes:
         lines = [line.partition("=") for line in read_file("/etc/os-release").decode("utf-8", "replace").splitlines()]
@@ -180,15 +163,9 @@ class Guest(Mounts):
         if not any(b"localhost" in line for line in lines):
             lines = [b"127.0.0.1 localhost\n", b"::1 localhost ip6-localhost ip6-loopback\n"]
         self.hosts = b"".join(lines)
-        for leaf, mode in (
-            ("hostname", 0o644),
-            ("hosts", 0o644),
-            ("machine-id", 0o444),
-            ("nonce", 0o444),
-            ("boot_id", 0o444),
-        ):
+        for leaf in ("hostname", "hosts", "machine-id", "nonce", "boot_id"):
             path = RUN + "/" + leaf
-            write_file(path, b"", mode)
+            write_file(path, b"", 0o644 if leaf[:4] == "host" else 0o444)
             self.names[leaf] = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             if leaf in ("hostname", "hosts", "machine-id"):
                 os.symlink(path, "/etc/%s.belljar" % leaf)
@@ -248,19 +225,22 @@ class Guest(Mounts):
         time.clock_settime(time.CLOCK_REALTIME, time.time() + amount if how == b"by" else amount)
         return now()
 
-    def renew_keys(self) -> "Callable[[], None]":
-        """What gives the ssh server keys that no other clone has; for a child to do, as making keys takes a while."""
+    def renew_keys(self, words: Words) -> "tuple[int, Late, Work]":
+        """Give the ssh server keys that no other clone has. Making keys takes a while."""
         old, self.host_keys = self.host_keys, []
-        return lambda: renew_host_keys(old, SSH)
+        late = "the guest had no ssh host keys of its own within %d s" % KEYS_PATIENCE
+        return KEYS_PATIENCE, ("refused", late), lambda: renew_host_keys(old, SSH)
 
-    def mount_packed(self, words: Words) -> "Callable[[], None]":
-        """What lays a packed folder at its place; for a child to do, which is the user for a while."""
+    def mount_packed(self, words: Words) -> "tuple[int, Late, Work]":
+        """Lay a packed folder at its place, as the user for a while."""
         name, device, inside, cwd = words.next(), words.next(), words.next(), words.next()
         account = Account(words)
         self.add_account(account)
         cwd = cwd or account.home.encode("utf-8", "surrogateescape")
         self.make_place(cwd, account)
-        return lambda: mount_packed(name, device, checked_target(os.path.join(cwd, inside)), account)
+        late = ("refused", "the packed folder was not mounted within %d s" % PACKED_PATIENCE)
+        target = os.path.join(cwd, inside)
+        return PACKED_PATIENCE, late, lambda: mount_packed(name, device, checked_target(target), account)
 
     def add_account(self, account: Account) -> None:
         self.user = account
@@ -281,7 +261,6 @@ class Guest(Mounts):
         self.known.add(account.key)
 
     def make_place(self, path: bytes, account: Account) -> None:
-        """The working directory, with those above it, the payload's own where they are missing: outside it is there."""
         missing = []
         while path.startswith(b"/") and not os.path.lexists(path):
             missing.append(path)
@@ -293,40 +272,37 @@ class Guest(Mounts):
         except (OSError, ValueError):
             pass  # entering it says what is wrong
 
-    def box(self) -> "Cgroup | Family":
-        """Where a payload's processes are kept together."""
+    def new_folder(self, account: Account) -> bytes:
+        self.folders += 1
+        folder = ("%s/%d.%d" % (self.jobs, os.getpid(), self.folders)).encode()
+        os.mkdir(folder, 0o700)
+        self.give(folder, account)
+        return folder
+
+    def box(self) -> "Box":
         if not self.cgroup:
             return Family()
         ready, self.spare = self.spare or Cgroup(self.cgroup), None
         return ready
 
-    def take_zygote(self) -> "Zygote | None":
-        zygote, self.zygote = self.zygote, None
-        return zygote
-
     def after_payload(self) -> None:
-        """Beside the hot path: the next payload's box."""
         if self.cgroup and self.spare is None:
             self.spare = Cgroup(self.cgroup)
 
-    def give(self, fd: int, account: Account, group: "int | None" = None) -> None:
-        """Make a pipe or terminal the user's own, so that /dev/stdout and /dev/tty can be opened by name."""
+    def give(self, what: "int | bytes", account: Account, group: "int | None" = None) -> None:
         if account.uid:
-            os.fchown(fd, account.uid, account.gid if group is None else group)
+            os.chown(what, account.uid, account.gid if group is None else group)
 
     def leave_agent(self) -> None:
-        """In the child: as easy prey for the OOM killer as anybody."""
         write_file("/proc/self/oom_score_adj", b"0", flags=0)
 
     def become(self, account: Account) -> None:
-        """In the child: from the agent to the user."""
         gid, uid = account.gid, account.uid
         os.setgroups([gid] + [number for number, _ in account.groups if number != gid])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
 
-    def warm(self) -> None:
-        """Go once through what every clone will do, so that a template holds it ready."""
+    def warm(self, fork: "Callable[[], None]") -> None:
         import fcntl
         import resource
         import tarfile
@@ -347,7 +323,7 @@ class Guest(Mounts):
         self.after_payload()
         self._keep_features()
         self.identify(Words(NOBODY + [now()]))
-        if self.zygote is None and self.cgroup:
-            self.zygote = Zygote(self, self.box())
+        if self.cgroup:
+            fork()
             # Once more: what the fork has left shared is copied now, not by each clone.
             self.identify(Words(NOBODY + [now()]))

@@ -1,17 +1,34 @@
-"""Single mounts: packed folders, exports of a file server, and what a disk is called. Which there are, shares.py knows."""
+"""Everything that is mounted for a payload: shares, disks, packed folders and exports come, are remembered, and are written out
+and unmounted."""
 
 import errno
 import os
 import stat
+import time
 
 from belljar.agent.guest.accounts import Account
-from belljar.agent.guest.libc import Libc, libc
-from belljar.agent.guest.system import Refused, filesystems, load_modules, read_file, shown
+from belljar.agent.guest.system import (
+    Libc,
+    Refused,
+    filesystems,
+    kernel_events,
+    libc,
+    load_modules,
+    read_file,
+    say,
+    shown,
+    write_file,
+)  # fmt: skip
 from belljar.agent.transfer.tar import ROOT
+from belljar.agent.wire import Words, join
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    from typing import Callable, TypeVar
+
+    from belljar.agent.roles import Late, Work
+
+    T = TypeVar("T")
 
 PACKED, UPPER = b"/run/belljar/packed/", b"/var/lib/belljar/packed/"
 PACKED_MODULES = ("squashfs", "overlay")
@@ -21,6 +38,165 @@ NFS_VERSIONS = ("4.2", "4.1", "4.0")
 NFS_MODULES = ("nfs", "nfsv4", "rpcsec_gss_krb5")  # the last one is looked for by every mount, with sec=sys too
 NO_SUCH_VERSION = (errno.EPROTONOSUPPORT, errno.EINVAL)
 REFUSALS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EPROTONOSUPPORT, errno.EINVAL, errno.ESTALE)
+# Options; errors of a device whose driver is still being loaded, or whose tag the kernel does not know yet; seconds for it; does the
+# kernel have to look at its bus anew? cache=mmap: what the host changes is seen at once, and shared mappings work.
+SHARES = {
+    b"9p": (
+        b"trans=virtio,version=9p2000.L,msize=512000,cache=mmap,access=client", (errno.ENOENT, errno.EBUSY), 5.0, False,
+    ),
+    b"virtiofs": (b"", (errno.EINVAL,), 15.0, True),
+}  # fmt: skip
+DISK_PATIENCE = 10.0  # seconds for a disk that the bus shows, until its driver is loaded
+
+
+class Mounts:
+    """What is mounted for a payload, and unmounted after it. *user* is whose payload it is."""
+
+    def __init__(self) -> None:
+        self.mounts = []  # type: list[bytes]
+        self.remote = set()  # type: set[bytes]
+        self.user = None  # type: Account | None
+        self.calls = {
+            b"mount": lambda words: self.mount(b"9p", words), b"mount_virtiofs": lambda words: self.mount(b"virtiofs", words),
+            b"prepare": self.prepare_for, b"find_disks": self.find_disks, b"mount_scratch": self.mount_scratch,
+        }  # type: dict[bytes, Callable[[Words], bytes]]  # fmt: skip
+        self.errands = {b"mount_nfs": self.mount_nfs}  # type: dict[bytes, Callable[[Words], tuple[int, Late, Work]]]
+
+    def mount(self, kind: bytes, words: Words) -> bytes:
+        """Mount a folder of the host's. A clone's device may have been plugged in while its guest stood still."""
+        options, missing, patience, is_plugged = SHARES[kind]
+        tag, target, how = words.next(), checked_target(words.next()), words.next()
+        flags = Libc.MS_NOSUID | Libc.MS_NODEV | (0 if how == b"rw" else Libc.MS_RDONLY)
+        try:
+            os.makedirs(target, exist_ok=True)
+            if b"\t%s\n" % kind not in filesystems():
+                load_modules((kind.decode("ascii"),))
+            awaited(lambda: libc().mount(tag, target, kind, flags, options), missing, patience, rescan=is_plugged)
+        except OSError as exc:
+            if exc.errno == errno.ENODEV:
+                name = kind.decode("ascii")
+                raise Refused("no-" + name, "the guest's kernel has no %s file system" % name)
+            raise Refused("refused", "%s: cannot mount the share: %s" % (shown(target), exc.strerror))
+        self.mounts.append(target)
+        return b""
+
+    def prepare_for(self, words: Words) -> bytes:
+        """Before a template is saved: what its clones would otherwise each load anew."""
+        modules = {b"nfs": NFS_MODULES, b"virtiofs": ("virtiofs",)}.get(words.next())
+        if modules is None:
+            raise Refused("bad-call", "nothing is known to prepare for that")
+        load_modules(modules)
+        return b""
+
+    def mount_nfs(self, words: Words) -> "tuple[int, Late, Work]":
+        """Mount an export, which blocks for as long as the server is silent."""
+        seconds, address, port, path = words.number(), words.text(), words.number(), words.next()
+        target, how = checked_target(words.next()), words.next()
+        flags = Libc.MS_NOSUID | Libc.MS_NODEV | (0 if how == b"rw" else Libc.MS_RDONLY)
+        self.mounts.append(target)
+        self.remote.add(target)
+        late = ("nfs-silent", "the file server did not answer the mount within %d s" % seconds)
+        return seconds, late, lambda: mount_nfs(address, port, path, target, flags)
+
+    def find_disks(self, words: Words) -> bytes:
+        """The devices of the disks with these serials. Where one is missing the kernel looks at the bus anew: a clone has
+        disks that its template never had."""
+        serials = words.some()
+
+        def look() -> "dict[bytes, bytes]":
+            found = disks()
+            missing = [shown(serial) for serial in serials if serial not in found]
+            if missing:
+                raise OSError(errno.ENXIO, ", ".join(missing))
+            return found
+
+        try:
+            found = awaited(look, (errno.ENXIO,), DISK_PATIENCE, rescan=True)
+        except OSError as exc:
+            raise Refused("no-disk", "the guest's kernel does not find the disk %s" % exc.strerror)
+        return join(*[b"/dev/" + found[serial] for serial in serials])
+
+    def mount_scratch(self, words: Words) -> bytes:
+        """An empty disk at its place, which is the payload's user's own."""
+        device, target = words.next(), checked_target(words.next())
+        account = Account(words)
+        try:
+            os.makedirs(target, exist_ok=True)
+            if b"\text4\n" not in read_file("/proc/filesystems"):
+                load_modules(("ext4",))
+            flags = Libc.MS_NOSUID | Libc.MS_NODEV | Libc.MS_NOATIME
+            libc().mount(device, target, b"ext4", flags, b"noinit_itable,errors=remount-ro")
+            self.mounts.append(target)
+            os.rmdir(target + b"/lost+found")
+            os.chown(target, account.uid, account.gid)
+            os.chmod(target, 0o700)
+        except OSError as exc:
+            raise Refused("refused", "%s: cannot mount the scratch disk: %s" % (shown(target), exc.strerror))
+        return b""
+
+    def release(self) -> None:
+        trouble = None
+        for target in reversed(self.mounts):
+            try:
+                if target in self.remote:
+                    trouble = self._flush(target) or trouble
+                    unmount_whole(target)
+                else:
+                    libc().unmount(target)
+            except OSError as exc:
+                say(str(exc.strerror))
+        self.forget_mounts()
+        os.sync()
+        if trouble:
+            raise Refused("nfs-flush", trouble)
+
+    def _flush(self, target: bytes) -> str:
+        """Write out what a file server has not been sent yet; what went wrong, or "". Where root is nobody to the server,
+        the folder is opened as the payload's user."""
+        try:
+            fd = open_folder(target, self.user)
+        except OSError as exc:
+            return "%s: cannot be opened to write out what is left: %s" % (shown(target), exc.strerror)
+        try:
+            libc().sync(fd)
+            return ""
+        except OSError as exc:
+            return "%s: the file server did not take all that was written: %s" % (shown(target), exc.strerror)
+        finally:
+            os.close(fd)
+
+    def has_remote(self) -> bool:
+        return bool(self.remote)
+
+    def forget_mounts(self) -> None:
+        self.mounts, self.remote = [], set()
+
+
+def awaited(attempt: "Callable[[], T]", missing: "tuple[int, ...]", patience: float, rescan: bool = False) -> "T":
+    """What *attempt* returns. Where it fails by one of the *missing* errors a driver or a device is still to come: with *rescan* the
+    kernel is told to look at the bus anew, and then each of its events is waited for, and it is tried again. Raises OSError."""
+    events, deadline = None, time.monotonic() + patience
+    try:
+        while True:
+            try:
+                return attempt()
+            except OSError as exc:
+                left = deadline - time.monotonic()
+                if exc.errno not in missing or left <= 0:
+                    raise
+            if events is None:
+                events = kernel_events()  # listen first, then look once more
+                if rescan:
+                    write_file("/sys/bus/pci/rescan", b"1", flags=0)
+            else:
+                events.settimeout(left)
+                try:
+                    events.recv(8192)
+                except OSError:
+                    pass
+    finally:
+        if events is not None:
+            events.close()
 
 
 def checked_target(target: bytes) -> bytes:

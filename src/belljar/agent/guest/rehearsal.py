@@ -4,26 +4,29 @@ import os
 
 from belljar.agent.guest.accounts import Account
 from belljar.agent.guest.cgroups import Family
-from belljar.agent.guest.libc import libc
-from belljar.agent.guest.system import Refused, now
-from belljar.agent.payload.zygote import Zygote
+from belljar.agent.guest.system import Refused, libc, now
 from belljar.agent.wire import Words, hello_of, join
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Callable
 
+    from belljar.agent.roles import Late, Work  # noqa: F401
+
 
 class Rehearsal:
-    """An ordinary process on the host: the payload really runs, everything else is only said to have happened."""
+    """An ordinary process on the host: the payload really runs, everything else is only said to have happened. Implements `World`."""
 
     quiet = 0.0
 
     def __init__(self) -> None:
         self.boot_nonce = os.urandom(16).hex().encode("ascii")
-        self.jobs = ""
-        self.zygote = None  # type: Zygote | None
+        self.folders = []  # type: list[str]
         self.kept = {}  # type: dict[bytes, int]
+        self.calls = {
+            b"identify": self.identify, b"set_clock": lambda words: now(), b"prepare": lambda words: b"", b"mount": self.mount,
+        }  # type: dict[bytes, Callable[[Words], bytes]]  # fmt: skip
+        self.errands = {}  # type: dict[bytes, Callable[[Words], tuple[int, Late, Work]]]
 
     def prepare(self) -> None:
         libc().adopt_orphans()
@@ -35,62 +38,43 @@ class Rehearsal:
         name, machine_id, nonce, mac = words.next(), words.next(), words.next(), words.next()
         return join(name, machine_id, nonce, mac, os.urandom(32).hex().encode("ascii"), now())
 
-    def set_clock(self, words: Words) -> bytes:
-        return now()
-
     def mount(self, words: Words) -> bytes:
         raise Refused("no-9p", "a rehearsal mounts nothing")
-
-    def mount_virtiofs(self, words: Words) -> bytes:
-        raise Refused("no-virtiofs", "a rehearsal mounts nothing")
-
-    def prepare_for(self, words: Words) -> bytes:
-        return b""
-
-    def renew_keys(self) -> "Callable[[], None]":
-        return lambda: None
 
     def growth(self) -> bytes:
         return b""
 
-    def grow(self, words: Words) -> "Callable[[], bytes]":
-        raise Refused("refused", "a rehearsal does not grow")
+    def add_account(self, account: Account) -> None:
+        account.check()
 
-    def find_disks(self, words: Words) -> bytes:
-        raise Refused("no-disk", "a rehearsal has no disks")
+    def new_folder(self, account: Account) -> bytes:
+        import tempfile
 
-    def mount_scratch(self, words: Words) -> bytes:
-        raise Refused("refused", "a rehearsal mounts nothing")
+        self.folders.append(tempfile.mkdtemp(prefix="belljar-rehearsal-"))
+        return self.folders[-1].encode()
 
-    def mount_packed(self, words: Words) -> "Callable[[], None]":
-        raise Refused("no-overlay", "a rehearsal mounts nothing")
+    def box(self) -> Family:
+        return Family()
 
-    def mount_nfs(self, words: Words) -> "Callable[[], None]":
-        raise Refused("no-nfs", "a rehearsal mounts nothing")
+    def warm(self, fork: "Callable[[], None]") -> None:
+        fork()
 
     def has_remote(self) -> bool:
         return False
 
-    def forget_mounts(self) -> None:
-        pass
+    def release(self) -> None:
+        import shutil
 
-    def add_account(self, account: Account) -> None:
-        account.check()
+        while self.folders:
+            shutil.rmtree(self.folders.pop(), ignore_errors=True)
 
     def make_place(self, path: bytes, account: Account) -> None:
         pass
 
-    def box(self) -> "Family":
-        return Family()
-
-    def take_zygote(self) -> "Zygote | None":
-        zygote, self.zygote = self.zygote, None
-        return zygote
-
     def after_payload(self) -> None:
         pass
 
-    def give(self, fd: int, account: Account, group: "int | None" = None) -> None:
+    def give(self, what: "int | bytes", account: Account, group: "int | None" = None) -> None:
         pass
 
     def leave_agent(self) -> None:
@@ -99,12 +83,5 @@ class Rehearsal:
     def become(self, account: Account) -> None:
         pass
 
-    def release(self) -> None:
-        if self.jobs:
-            import shutil
-
-            shutil.rmtree(self.jobs, ignore_errors=True)
-            self.jobs = ""
-
-    def warm(self) -> None:
-        self.zygote = self.zygote or Zygote(self, self.box())
+    def forget_mounts(self) -> None:
+        pass

@@ -10,8 +10,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections import deque
     from typing import Callable
-
-    from belljar.agent.loop.streams import Outflow  # noqa: F401
 else:  # what is below the library's module of this name, and much quicker to import
     from _collections import deque
 
@@ -30,7 +28,7 @@ class Channel:
         self.ready = {}  # type: dict[int, Callable[[int], None]]
         self.out = deque()  # type: deque[bytes | memoryview]
         self.out_size = 0
-        self.waiting = []  # type: list[Outflow]
+        self.waiting = []  # type: list[Callable[[], None]]
         self.is_over = False
         self.mask = select.EPOLLIN
         os.set_blocking(fd, False)
@@ -93,8 +91,8 @@ class Channel:
             return self._hung_up()
         if self.waiting and self.out_size < self.MOST_OUT // 2:
             waiting, self.waiting = self.waiting, []
-            for flow in waiting:
-                flow.resume()
+            for resume in waiting:
+                resume()
             if self.out_size:
                 return self.flush()
         self._listen()

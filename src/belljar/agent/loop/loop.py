@@ -11,20 +11,16 @@ import select
 from belljar.agent.guest.accounts import Account
 from belljar.agent.guest.system import Refused, next_stamp, shown, stamp
 from belljar.agent.loop.channel import Channel
-from belljar.agent.loop.errands import Errand
-from belljar.agent.loop.process import Process
+from belljar.agent.loop.payload import Job, Zygote, place
+from belljar.agent.loop.process import Errand, Process
 from belljar.agent.loop.streams import Inflow
-from belljar.agent.payload.payload import Job, place
 from belljar.agent.wire import (
     CALL,
     CREDIT,
     DATA,
     EOF,
     GREETING,
-    GROW_PATIENCE,
     HELLO,
-    KEYS_PATIENCE,
-    PACKED_PATIENCE,
     PING,
     PONG,
     REPLY,
@@ -39,16 +35,15 @@ from belljar.agent.wire import (
     frame,
     greeting,
     unstuffed,
-)
+)  # fmt: skip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     from collections import deque
-    from typing import Callable  # noqa: F401
+    from typing import Any, Callable  # noqa: F401
 
-    from belljar.agent.guest.guest import Guest
-    from belljar.agent.guest.rehearsal import Rehearsal
+    from belljar.agent.roles import World
 else:  # what is below the library's modules of these names, and much quicker to import
     import _signal as signal
     from _collections import deque
@@ -59,29 +54,20 @@ FLUSH_PATIENCE = 30  # seconds for a file server to take what is not written yet
 class Agent(Channel):
     """One thread, one epoll: the channel, the children, their pipes."""
 
-    def __init__(self, fd: int, world: "Guest | Rehearsal", *, is_port: bool) -> None:
+    def __init__(self, fd: int, world: "World", *, is_port: bool) -> None:
         Channel.__init__(self, fd, is_port)
         self.world = world
         self.processes = {}  # type: dict[int, Process]
         self.dying = []  # type: list[Process]
-        self.children = {}  # type: dict[int, Process]
+        self.children = {}  # type: dict[int, Callable[[int, Any], None]]
         self.on_child = None  # type: Callable[[], None] | None
         self.later = deque()  # type: deque[Callable[[], None]]
         self.ending = []  # type: list[int]
         self.errands = []  # type: list[Errand]
         self.flush_patience = FLUSH_PATIENCE
-        self.folders = 0
-        self.calls = {
-            b"identify": world.identify,
-            b"set_clock": world.set_clock,
-            b"mount": world.mount,
-            b"mount_virtiofs": world.mount_virtiofs,
-            b"prepare": world.prepare_for,
-            b"find_disks": world.find_disks,
-            b"mount_scratch": world.mount_scratch,
-            b"add_account": self._add_account,
-            b"place": self._place,
-        }
+        self.zygote = None  # type: Zygote | None
+        self.calls = dict(world.calls)
+        self.calls.update({b"add_account": self._add_account, b"place": self._place, b"settle": self._settle})
         self.hello = frame(HELLO, 0, world.describe())
         self.began, self.has_put = 0, False
         self._catch_signals()
@@ -187,23 +173,8 @@ class Agent(Channel):
             return b""
         if name in self.calls:
             return self.calls[name](words)
-        if name == b"settle":
-            self._settle()
-            return self.world.growth()
-        if name == b"grow":
-            too_late = "the guest did not take what it was given into use within %d s" % GROW_PATIENCE
-            Errand(self, [number], GROW_PATIENCE, ("refused", too_late), self.world.grow(words))
-            return None
-        if name == b"mount_nfs":
-            self._mount_nfs(number, words)
-            return None
-        if name == b"mount_packed":
-            late = ("refused", "the packed folder was not mounted within %d s" % PACKED_PATIENCE)
-            Errand(self, [number], PACKED_PATIENCE, late, self.world.mount_packed(words))
-            return None
-        if name == b"renew_keys":
-            late = ("refused", "the guest had no ssh host keys of its own within %d s" % KEYS_PATIENCE)
-            Errand(self, [number], KEYS_PATIENCE, late, self.world.renew_keys())
+        if name in self.world.errands:
+            Errand(self, self.errands, [number], *self.world.errands[name](words))
             return None
         if name == b"end_payload":
             self.flush_patience = int(words.words[1]) if len(words.words) > 1 else FLUSH_PATIENCE
@@ -212,11 +183,6 @@ class Agent(Channel):
             self._check_ending()
             return None
         raise Refused("bad-call", "no call is named %s" % shown(name))
-
-    def _mount_nfs(self, number: int, words: Words) -> None:
-        seconds = words.number()
-        late = ("nfs-silent", "the file server did not answer the mount within %d s" % seconds)
-        Errand(self, [number], seconds, late, self.world.mount_nfs(words))
 
     def _add_account(self, words: Words) -> bytes:
         self.world.add_account(Account(words))
@@ -242,8 +208,10 @@ class Agent(Channel):
             self.began = next_stamp() if self.has_put else stamp()
         self.has_put = self.has_put or job.builtin == b"put"
         job.began = self.began
-        process = Process(self, number, job)
-        self.processes[number] = process
+        zygote = None
+        if not job.terminal and not job.builtin:
+            zygote, self.zygote = self.zygote, None
+        process = self.processes[number] = Process(self, self.world, number, job, zygote, self._gone)
         try:
             process.begin()
         except BaseException:
@@ -251,12 +219,12 @@ class Agent(Channel):
             process.close()
             raise
 
-    def _settle(self) -> None:
+    def _settle(self, words: Words) -> bytes:
         """Become what a template is made of: nothing runs, nothing is open, everything was done once."""
         import gc
 
         self._abandon_all()
-        self.world.warm()
+        self.world.warm(self._fork_ahead)
         gc.collect()
         if hasattr(gc, "freeze"):
             gc.freeze()
@@ -266,6 +234,10 @@ class Agent(Channel):
         # The kernel still has work of its own to do (groups removed, a child that ended). Left undone it would be every
         # clone's first act: 20 of the 55 ms from its start to our answer.
         select.select([], [], [], self.world.quiet)
+        return self.world.growth()
+
+    def _fork_ahead(self) -> None:
+        self.zygote = self.zygote or Zygote(self.world, self.world.box())
 
     # -- endings
 
@@ -281,15 +253,15 @@ class Agent(Channel):
                 break
             if not pid:
                 break
-            process = self.children.pop(pid, None)
-            if process is not None:
-                process.ended(status, usage)
+            ended = self.children.pop(pid, None)
+            if ended is not None:
+                ended(status, usage)
         if self.on_child is not None:
             self.on_child()
         for errand in list(self.errands):
             errand.look_at_the_clock()
 
-    def gone(self, process: Process) -> None:
+    def _gone(self, process: Process) -> None:
         if self.processes.get(process.number) is process:
             del self.processes[process.number]
         if process in self.dying:
@@ -307,7 +279,7 @@ class Agent(Channel):
             ending, self.ending = self.ending, []
             if self.world.has_remote():
                 text = "a file server did not take what was left to write within %d s" % self.flush_patience
-                Errand(self, ending, self.flush_patience, ("nfs-flush", text), self.world.release)
+                Errand(self, self.errands, ending, self.flush_patience, ("nfs-flush", text), self.world.release)
                 self.world.forget_mounts()
                 return
             self.world.release()

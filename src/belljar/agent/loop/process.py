@@ -1,21 +1,21 @@
-"""A payload as the agent sees it: from its order to its EXIT."""
+"""The agent's children: a payload, from its order to its EXIT, and errands, which may block."""
 
 import os
+import select
 import struct
+import time
 
-from belljar.agent.guest.guest import Guest
-from belljar.agent.guest.system import kill_quietly
+from belljar.agent.guest.system import Refused, kill_quietly
+from belljar.agent.loop.payload import Job, Zygote, run_child
 from belljar.agent.loop.streams import Inflow, Outflow, ScriptFlow
-from belljar.agent.payload.payload import Job, run_child
-from belljar.agent.payload.zygote import Zygote
-from belljar.agent.wire import END, EXIT, FAILED, KIB, LEADER, SCRIPT, STDIN, STDOUT
+from belljar.agent.wire import END, EXIT, FAILED, KIB, LEADER, REPLY, SCRIPT, STDIN, STDOUT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from typing import Any
+    from typing import Any, Callable
 
-    from belljar.agent.loop.loop import Agent
+    from belljar.agent.roles import Late, Reactor, Work, World
 else:  # what is below the library's modules of these names, and much quicker to import
     import _signal as signal
 
@@ -24,13 +24,21 @@ class Process:
     """A payload, or a file copy: one child, its streams, its box. Everything of it is dead and every byte of it sent
     before its EXIT is."""
 
-    def __init__(self, agent: "Agent", number: int, job: Job) -> None:
-        self.agent, self.number, self.job = agent, number, job
+    def __init__(
+        self,
+        agent: "Reactor",
+        world: "World",
+        number: int,
+        job: Job,
+        zygote: "Zygote | None",
+        gone: "Callable[[Process], None]",
+    ) -> None:
+        self.agent, self.world, self.number, self.job, self.gone = agent, world, number, job, gone
         self.pid = 0
         self.inflows = {}  # type: dict[int, Inflow]
         self.outflows = {}  # type: dict[int, Outflow]
-        self.zygote = None if job.terminal or job.builtin else agent.world.take_zygote()
-        self.box = self.zygote.box if self.zygote else agent.world.box()
+        self.zygote = zygote
+        self.box = zygote.box if zygote else world.box()
         self.trouble = -1
         self.master = -1
         self.end = None  # type: tuple[int, Any] | None
@@ -46,25 +54,14 @@ class Process:
         if not self.job.script:
             return self.launch()
         name = os.path.basename(self.job.script.rstrip(b"/"))
-        self.job.path = self._script_folder() + b"/" + (name if name not in (b"", b".", b"..") else b"script")
+        self.job.path = (
+            self.world.new_folder(self.job.account) + b"/" + (name if name not in (b"", b".", b"..") else b"script")
+        )
         fd = os.open(self.job.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
         os.fchmod(fd, 0o700)
-        self.agent.world.give(fd, self.job.account)
+        self.world.give(fd, self.job.account)
         number = 4 * self.number + SCRIPT
         self.inflows[number] = ScriptFlow(self.agent, number, fd, self.launch_or_refuse)
-
-    def _script_folder(self) -> bytes:
-        if not self.agent.world.jobs:
-            import tempfile
-
-            self.agent.world.jobs = tempfile.mkdtemp(prefix="belljar-rehearsal-")
-        self.agent.folders += 1
-        folder = ("%s/%d.%d" % (self.agent.world.jobs, os.getpid(), self.agent.folders)).encode()
-        os.mkdir(folder, 0o700)
-        account = self.job.account
-        if account.uid and isinstance(self.agent.world, Guest):
-            os.chown(folder, account.uid, account.gid)
-        return folder
 
     def launch_or_refuse(self) -> None:
         try:
@@ -94,23 +91,23 @@ class Process:
             os.close(trouble)
             raise
         if not pid:
-            run_child(self.job, self.agent.world, self.box, files, trouble_inner)
+            run_child(self.job, self.world, self.box, files, trouble_inner)
         for fd in inner:
             os.close(fd)
         self.pid, self.trouble = pid, trouble
         os.set_blocking(trouble, False)
-        self.agent.children[pid] = self
+        self.agent.children[pid] = self.ended
 
     def _release(self, zygote: Zygote) -> bool:
         """The zygote becomes the payload; False when it died before its time."""
         base = 4 * self.number
         try:
             for fd in zygote.inner:
-                self.agent.world.give(fd, self.job.account)
+                self.world.give(fd, self.job.account)
             zygote.go(self.job)
         except OSError:
             zygote.discard()
-            self.box = self.agent.world.box()
+            self.box = self.world.box()
             return False
         for fd in zygote.inner:
             os.close(fd)
@@ -120,10 +117,10 @@ class Process:
             elif index == STDIN:
                 self.inflows[base] = Inflow(self.agent, base, fd)
             else:
-                self.outflows[base + index] = Outflow(self.agent, self, base + index, fd)
+                self.outflows[base + index] = Outflow(self.agent, base + index, fd, self.advance)
         self.pid, self.trouble = zygote.pid, zygote.trouble
         os.set_blocking(self.trouble, False)
-        self.agent.children[self.pid] = self
+        self.agent.children[self.pid] = self.ended
         return True
 
     def _pipes(self) -> "tuple[list[int], list[int]]":
@@ -143,8 +140,8 @@ class Process:
                     self.inflows[base] = Inflow(self.agent, base, writer)
                 else:
                     fd = writer
-                    self.outflows[base + index] = Outflow(self.agent, self, base + index, reader)
-                self.agent.world.give(fd, self.job.account)
+                    self.outflows[base + index] = Outflow(self.agent, base + index, reader, self.advance)
+                self.world.give(fd, self.job.account)
             files.append(fd)
             inner.append(fd)
         return files, inner
@@ -154,9 +151,9 @@ class Process:
         self.master, slave = os.openpty()
         if self.job.terminal and self.job.terminal[0]:
             self.resize(*self.job.terminal)
-        self.agent.world.give(slave, self.job.account, 5)
+        self.world.give(slave, self.job.account, 5)
         self.inflows[base] = Inflow(self.agent, base, os.dup(self.master), is_terminal=True)
-        self.outflows[base + STDOUT] = Outflow(self.agent, self, base + STDOUT, os.dup(self.master))
+        self.outflows[base + STDOUT] = Outflow(self.agent, base + STDOUT, os.dup(self.master), self.advance)
         return [slave] * 3, [slave]
 
     # -- while it runs
@@ -246,5 +243,69 @@ class Process:
         if self.zygote is not None:
             self.zygote.discard()
         self.agent.later.append(self.box.discard)
-        self.agent.later.append(self.agent.world.after_payload)
-        self.agent.gone(self)
+        self.agent.later.append(self.world.after_payload)
+        self.gone(self)
+
+
+class Errand:
+    """Work that may block, in a child: whoever asked for it is answered when it is done, or out of time."""
+
+    def __init__(
+        self,
+        agent: "Reactor",
+        among: "list[Errand]",
+        numbers: "list[int]",
+        seconds: int,
+        late: "Late",
+        work: "Work",
+    ) -> None:
+        self.agent, self.among, self.numbers, self.late = agent, among, numbers, late
+        self.deadline = time.monotonic() + seconds
+        self.reading, writing = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            signal.set_wakeup_fd(-1)
+            os._exit(self._run(writing, work))
+        os.close(writing)
+        among.append(self)
+        agent.watch(self.reading, select.EPOLLIN, self._done)
+        signal.alarm(max(1, seconds))
+
+    @staticmethod
+    def _run(writing: int, work: "Work") -> int:
+        try:
+            said = b"done\0" + (work() or b"")
+        except Refused as exc:
+            said = ("%s\0%s" % (exc.kind, exc.message[:2000])).encode("utf-8", "replace")
+        except BaseException as exc:
+            said = ("refused\0%s: %s" % (type(exc).__name__, exc)).encode("utf-8", "replace")[:2000]
+        os.write(writing, said)
+        return 0
+
+    def _done(self, events: int) -> None:
+        said = os.read(self.reading, 4096)
+        self._close()
+        kind, _, message = said.decode("utf-8", "replace").partition("\0")
+        for number in self.numbers:
+            if kind == "done":
+                self.agent.send(REPLY, number, message.encode("utf-8"))
+            else:
+                self.agent.refuse(number, kind or "refused", message or "a child of the agent was killed")
+
+    def look_at_the_clock(self) -> None:
+        """Out of time: the answer is given without the child, which may be where no signal reaches it."""
+        if time.monotonic() < self.deadline:
+            return
+        self.abandon()
+        for number in self.numbers:
+            self.agent.refuse(number, *self.late)
+
+    def _close(self) -> None:
+        self.agent.unwatch(self.reading)
+        os.close(self.reading)
+        self.among.remove(self)
+
+    def abandon(self) -> None:
+        """Nobody waits for it any more."""
+        kill_quietly(self.pid, signal.SIGKILL)
+        self._close()

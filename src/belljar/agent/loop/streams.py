@@ -10,8 +10,7 @@ if TYPE_CHECKING:
     from collections import deque
     from typing import Callable
 
-    from belljar.agent.loop.loop import Agent
-    from belljar.agent.loop.process import Process
+    from belljar.agent.roles import Reactor
 else:  # what is below the library's modules of these names, and much quicker to import
     from _collections import deque
 
@@ -19,8 +18,8 @@ else:  # what is below the library's modules of these names, and much quicker to
 class Outflow:
     """A pipe of the payload, read as far as the host gives credit."""
 
-    def __init__(self, agent: "Agent", process: "Process", number: int, fd: int) -> None:
-        self.agent, self.process, self.number, self.fd = agent, process, number, fd
+    def __init__(self, agent: "Reactor", number: int, fd: int, ended: "Callable[[], None]") -> None:
+        self.agent, self.number, self.fd, self.ended = agent, number, fd, ended
         self.credit = WINDOW
         self.is_last = False  # nobody writes any more: what is in the pipe is all there will be
         os.set_blocking(fd, False)
@@ -32,7 +31,7 @@ class Outflow:
             if not self.credit or self.agent.is_full():
                 self.agent.unwatch(self.fd)
                 if self.credit:
-                    self.agent.waiting.append(self)
+                    self.agent.waiting.append(self.resume)
                 return
             try:
                 data = os.read(self.fd, min(self.credit, MAX_DATA))
@@ -70,7 +69,7 @@ class Outflow:
         if self.fd >= 0:
             self.agent.send(EOF, self.number)
             self.drop()
-            self.process.advance()
+            self.ended()
 
     def drop(self) -> None:
         """Nobody reads on: the payload gets SIGPIPE at its next write."""
@@ -83,7 +82,7 @@ class Outflow:
 class Inflow:
     """Bytes for a pipe of the payload. What the payload has not read yet costs the host its credit."""
 
-    def __init__(self, agent: "Agent", number: int, fd: int, is_terminal: bool = False) -> None:
+    def __init__(self, agent: "Reactor", number: int, fd: int, is_terminal: bool = False) -> None:
         self.agent, self.number, self.fd, self.is_terminal = agent, number, fd, is_terminal
         self.queue = deque()  # type: deque[memoryview]
         self.credit, self.owed = WINDOW, 0
@@ -149,7 +148,7 @@ class Inflow:
 class ScriptFlow(Inflow):
     """A script too large for a call: goes to its file, then the payload starts."""
 
-    def __init__(self, agent: "Agent", number: int, fd: int, then: "Callable[[], None]") -> None:
+    def __init__(self, agent: "Reactor", number: int, fd: int, then: "Callable[[], None]") -> None:
         Inflow.__init__(self, agent, number, fd)
         self.then = then
 

@@ -1,4 +1,5 @@
-"""A payload's process: what the child does, from the fork to the payload's first instruction."""
+"""A payload's process: what the child does, from the fork to the payload's first instruction; and the child that is forked before
+its payload is known."""
 
 import errno
 import os
@@ -7,16 +8,14 @@ from belljar.agent.guest.accounts import Account
 from belljar.agent.guest.system import Refused, close_quietly, read_file, shown, write_all
 from belljar.agent.transfer.tar import CHUNK, Gatherer, TransferError, pack
 from belljar.agent.transfer.untar import unpack
-from belljar.agent.wire import FAILED, NOT_EXECUTABLE, NOT_FOUND, Words, with_nul
+from belljar.agent.wire import FAILED, KIB, NOT_EXECUTABLE, NOT_FOUND, Words, join, with_nul
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
     from typing import NoReturn
 
-    from belljar.agent.guest.cgroups import Cgroup, Family
-    from belljar.agent.guest.guest import Guest
-    from belljar.agent.guest.rehearsal import Rehearsal
+    from belljar.agent.roles import Box, World
 else:  # what is below the library's modules of these names, and much quicker to import
     import _signal as signal
 
@@ -75,7 +74,7 @@ class Job:
         self.env = Environment(pairs[0::2], pairs[1::2])
 
 
-def place(words: "list[bytes]", account: Account, world: "Guest | Rehearsal") -> None:
+def place(words: "list[bytes]", account: Account, world: "World") -> None:
     """Files of a payload, before it starts: path, mode, "u" or "r" (whose), and "f" with the content or "d"."""
     for at in range(0, len(words), 4):
         path, mode, content = words[at], int(words[at + 1]), words[at + 3]
@@ -106,9 +105,7 @@ def place(words: "list[bytes]", account: Account, world: "Guest | Rehearsal") ->
             os.close(fd)
 
 
-def run_child(
-    job: Job, world: "Guest | Rehearsal", box: "Cgroup | Family", files: "list[int]", trouble: int
-) -> "NoReturn":
+def run_child(job: Job, world: "World", box: "Box", files: "list[int]", trouble: int) -> "NoReturn":
     """From the fork to the payload's first instruction. Does not return."""
     try:
         stand_alone(world, box)
@@ -118,7 +115,7 @@ def run_child(
     become_payload(job, world, files, trouble)
 
 
-def stand_alone(world: "Guest | Rehearsal", box: "Cgroup | Family") -> None:
+def stand_alone(world: "World", box: "Box") -> None:
     """A session and a box of one's own; the agent's signals are not ours."""
     signal.set_wakeup_fd(-1)
     os.setsid()
@@ -126,7 +123,7 @@ def stand_alone(world: "Guest | Rehearsal", box: "Cgroup | Family") -> None:
     world.leave_agent()
 
 
-def become_payload(job: Job, world: "Guest | Rehearsal", files: "list[int]", trouble: int) -> "NoReturn":
+def become_payload(job: Job, world: "World", files: "list[int]", trouble: int) -> "NoReturn":
     code = FAILED
     try:
         job.read_rest()
@@ -274,3 +271,69 @@ def run_builtin(job: Job, trouble: int) -> int:
 
 def write_to_stdout(data: bytes) -> None:
     write_all(1, data)
+
+
+# An order that asks for nothing.
+NOTHING = [b"sss", b"", b"", b"", b"", b"", b"18", b"", b"n", b"0", b"0", b"g", b"/", b"/bin/sh", b"0"]
+NOTHING += [b"1", b"CPU", b"-1", b"-1", b"1", b"sh", b"1", b"PATH", b"/bin"]
+
+
+class Zygote:
+    """A child forked before its payload is known, with its session, box and pipes: a template holds one, so that the
+    payload of a clone need not wait for a fork. It is told its order by a pipe, and becomes what is asked."""
+
+    def __init__(self, world: "World", box: "Box") -> None:
+        self.box = box
+        pipes = [os.pipe() for _ in range(3)]
+        self.inner = [pipes[0][0], pipes[1][1], pipes[2][1]]
+        self.outer = [pipes[0][1], pipes[1][0], pipes[2][0]]
+        self.trouble, trouble = os.pipe()
+        orders, self.orders = os.pipe()
+        self.pid = os.fork()
+        if not self.pid:
+            self._wait(world, orders, trouble)
+        os.close(orders)
+        os.close(trouble)
+
+    def _wait(self, world: "World", orders: int, trouble: int) -> "NoReturn":
+        """In the child: all is ready but the order."""
+        try:
+            stand_alone(world, self.box)
+            for fd in self.outer + [self.orders]:  # else our own end would keep the payload's stdin open
+                os.close(fd)
+            Job(Words(NOTHING)).read_rest()  # the pages this writes to are our own from now on
+            parts = []
+            while True:
+                part = os.read(orders, 64 * KIB)
+                if not part:
+                    break
+                parts.append(part)
+            if not parts:
+                os._exit(0)  # nobody needs us
+            words = b"".join(parts).split(b"\0")
+            job = Job(Words(words[1:]))
+            job.path = words[0]
+            files = [self._descriptor(index, kind) for index, kind in enumerate(job.stdio)]
+        except BaseException as exc:
+            report(trouble, "failed", "%s: %s" % (type(exc).__name__, exc))
+            os._exit(FAILED)
+        become_payload(job, world, files, trouble)
+
+    def _descriptor(self, index: int, kind: str) -> int:
+        if kind == "n":
+            return os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        if kind == "o":
+            return 1  # put in its place just before
+        return self.inner[index] if kind == "s" else -1
+
+    def go(self, job: Job) -> None:
+        """Hand over the order. Raises OSError when the child is gone: then nothing has happened."""
+        data = memoryview(join(job.path, *job.words.words))
+        while data:
+            data = data[os.write(self.orders, data) :]
+        os.close(self.orders)
+
+    def discard(self) -> None:
+        """Without an order it ends by itself."""
+        for fd in self.inner + self.outer + [self.trouble, self.orders]:
+            close_quietly(fd)

@@ -1,1 +1,0 @@
-"""How the agent starts a payload."""
