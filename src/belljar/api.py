@@ -170,7 +170,7 @@ class Machine:
         await self.await_running()
         view = self.view
         async with talking.talk(view, self._house.converse) as guest:
-            await guest.put(_absolute(outside), inside, talking.account_of(view) or caller(), b"/")
+            await guest.put(Transfer(_absolute(outside), inside), talking.account_of(view) or caller(), b"/")
 
     def get(self, inside: str, outside: str) -> None:
         """Copy a file or folder of the guest to this host. Raises OutputMissing."""
@@ -181,7 +181,7 @@ class Machine:
         await self.await_running()
         view = self.view
         async with talking.talk(view, self._house.converse) as guest:
-            await guest.get(inside, _absolute(outside), talking.account_of(view) or caller(), b"/")
+            await guest.get(Transfer(_absolute(outside), inside), talking.account_of(view) or caller(), b"/")
 
     def stop(self, grace: float | None = None) -> Outcome:
         """TERM to the payload, the machine's end after the grace; returns when it is gone. Stopping what ended is success."""

@@ -134,7 +134,7 @@ def server(folder: Path) -> Iterator[Server]:
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     try:
-        yield Server(folder, port, SshKeys(private, host=(host_public,)), process)
+        yield Server(folder, port, SshKeys(private, host_public=host_public), process)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -16,7 +16,7 @@ from tests.contracts.payloads import IDENTITY, ME, begin, is_running, ran, said,
 from belljar.errors import AgentLost, NoNineP
 from belljar.guest import Guest
 from belljar.guest.fake import FakeGuest, Script, rehearse
-from belljar.model import MIB
+from belljar.model import MIB, Share, Transfer
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ async def test_signalling_what_has_ended_is_success(kind: str) -> None:
 async def test_a_kernel_without_9p_is_an_error_of_its_own(kind: str) -> None:
     async with a_guest(kind) as guest:
         with pytest.raises(NoNineP):
-            await guest.mount("share0", "/mnt", readonly=True)
+            await guest.mount(Share("/data", "/mnt", readonly=True), "share0")
 
 
 @each_guest
@@ -160,7 +160,7 @@ async def test_a_tree_goes_in_and_comes_out_as_it_was(channel: socket, tmp_path:
     (tmp_path / "tree/below/link").symlink_to("../file")
     (tmp_path / "tree/below").chmod(0o750)
     async with talking(channel) as guest:
-        await guest.put(str(tmp_path / "tree"), "inside", ME, os.fsencode(tmp_path))
+        await guest.put(Transfer(str(tmp_path / "tree"), "inside"), ME, os.fsencode(tmp_path))
         await guest.get("inside", str(tmp_path / "back"), ME, os.fsencode(tmp_path))
     assert (tmp_path / "back/file").read_bytes() == (tmp_path / "tree/file").read_bytes()
     assert (tmp_path / "back/below/link").readlink() == Path("../file")

@@ -19,7 +19,7 @@ from belljar.guest import Parcel, Settings, SshKeys
 from belljar.guest.ssh import SshGuest, unit_for
 from belljar.guest.ssh_link import Patience
 from belljar.image import agent_unit
-from belljar.model import Account
+from belljar.model import Account, Transfer
 
 needs_sshd = pytest.mark.skipif(not CAN_RUN, reason="root starts an sshd in namespaces of its own")
 QUICK = Patience(banner=0.2, knock=0.0, login=5.0, refusing=0.3)
@@ -259,6 +259,6 @@ async def test_files_go_in_and_come_out(there: Server, tmp_path: Path) -> None:
     (tmp_path / "tree/below").mkdir(parents=True)
     (tmp_path / "tree/below/data").write_bytes(os.urandom(3 << 20))
     async with there.guest() as guest:
-        await guest.put(str(tmp_path / "tree"), "inside", USER, None)
+        await guest.put(Transfer(str(tmp_path / "tree"), "inside"), USER, None)
         await guest.get("inside", str(tmp_path / "back"), USER, None)
     assert (tmp_path / "back/below/data").read_bytes() == (tmp_path / "tree/below/data").read_bytes()

@@ -97,35 +97,13 @@ class Seed(Protocol):
         """Make the disc (0600). Nothing may be at *path* yet. Raises BadOption, NoSpace, HostError."""
 
 
-NO_NETWORK = "version: 1\nconfig: disabled\n"
-
-
-def seed_disc(
-    path: Path,
-    *,
-    instance_id: str,
-    hostname: str,
-    user_data: bytes,
-    meta: Mapping[str, str],
-    network_config: str | None = None,
-    vendor_data: bytes = b"",
-    more: Mapping[str, bytes] | None = None,
-) -> None:
-    """Make an ISO 9660 disc (0600) labelled `cidata`, as cloud-init's NoCloud reads it. *meta* is added to the meta-data, *more*
-    are further files.
-    Nothing may be at *path* yet. Raises NoSpace, HostError."""
-    from belljar.context.nocloud import write_disc
-
-    write_disc(path, instance_id, hostname, user_data, meta, network_config, vendor_data, more)
-
-
 def cloud_init_seed(
     agent: str, unit: str, user_data: bytes = b"", *, grows: bool = False, python: Interpreter | None = None
 ) -> Seed:
     """A seed whose user-data installs *agent* with its systemd *unit* and starts it once cloud-init has finished, before
     whatever *user_data* (any form cloud-init knows) asks for. *grows*: the disk is larger than the image's. *python*: what runs
     the agent where the image's own does not fit."""
-    from belljar.context.cloudinit import AgentSeed
+    from belljar.context.discs import AgentSeed
 
     return AgentSeed(agent, unit, user_data, grows, python)
 
@@ -133,14 +111,14 @@ def cloud_init_seed(
 def ssh_seed(user: str, public: str, host_private: str, host_public: str, *, grows: bool = False) -> Seed:
     """A seed that lets the holder of a key in as *user*, and gives the guest's ssh server its own. Keys are no part of its
     digest: all such seeds make the same guest, but for them."""
-    from belljar.context.cloudinit_ssh import SshSeed
+    from belljar.context.discs import SshSeed
 
     return SshSeed(user, public, host_private, host_public, grows)
 
 
 def user_seed(user_data: bytes, instance_id: str, hostname: str) -> Seed:
     """A seed for guests without the agent: the user's own data alone, in every form that clouds have for it."""
-    from belljar.context.userdisc import UserSeed
+    from belljar.context.discs import UserSeed
 
     return UserSeed(user_data, instance_id, hostname)
 
@@ -174,9 +152,50 @@ def metadata_service(
     return Service(instance, features, kept, tokens=settings.metadata_tokens)
 
 
+# What `auto` tries, in this order, and why each is taken.
+PREFERENCE = (
+    (Context.RAMDISK, "its kernel is started directly"),
+    (Context.NONE, "it starts the agent itself"),
+    (Context.CLOUD_INIT, "it has cloud-init"),
+    (Context.INJECT, "it has systemd"),
+    (Context.SSH, "it has an ssh server"),
+)
+
+
 def choose(wanted: Context, means: Means, name: str) -> Chosen:
     """The context for a guest of the image *name*. Raises ContextImpossible, with what is missing, when one was asked for
     that the image cannot do."""
-    from belljar.context.choice import choose as decide
+    if wanted is not Context.AUTO:
+        return _insisted(wanted, means, name, "asked for")
+    if means.own is not Context.AUTO:
+        return _insisted(means.own, means, name, "the image was imported so")
+    for context, why in PREFERENCE:
+        if not lacks(context, means) and (context is not Context.NONE or means.agent):
+            return Chosen(context, why)
+    return Chosen(Context.NONE, "nothing else is known to work: the image has to start the agent itself")
 
-    return decide(wanted, means, name)
+
+def lacks(context: Context, means: Means) -> list[str]:
+    """What an image is missing for this context; empty: nothing."""
+    wants = {
+        Context.RAMDISK: (("kernel that belljar can start directly", means.ramdisk),),
+        Context.CLOUD_INIT: (
+            ("cloud-init", means.cloud_init), ("systemd", means.init == "systemd"),
+        ),
+        Context.INJECT: (("systemd", means.init == "systemd"),),
+        Context.SSH: (("ssh server", means.sshd),),
+    }  # fmt: skip
+    return [what for what, has in wants.get(context, ()) if not has]
+
+
+def _insisted(context: Context, means: Means, name: str, why: str) -> Chosen:
+    missing = lacks(context, means)
+    if context is not Context.RAMDISK and not means.is_known:
+        missing = []  # what was not found, or not looked for, may still be there
+    if missing:
+        from belljar.errors import ContextImpossible
+
+        raise ContextImpossible(
+            f"image {name}: --context {context.value} is not possible ({why}): no {' and no '.join(missing)} was found in it"
+        )
+    return Chosen(context, why)

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from belljar.model import Account, FileServer, Payload, PlainFile, Usage, setting
+from belljar.model import Account, FileServer, Payload, PlainFile, Share, Transfer, Usage, setting
 
 if TYPE_CHECKING:
     import socket
@@ -146,12 +146,9 @@ class Guest(Protocol):
     async def set_clock(self) -> float:
         """Set the guest's clock from ours; returns the skew measured afterwards, in seconds."""
 
-    async def mount(self, tag: str, target: str, *, readonly: bool) -> None:
-        """Mount a shared folder. Raises NoNineP, GuestRefused."""
-
-    async def mount_virtiofs(self, tag: str, target: str, *, readonly: bool) -> None:
-        """Mount a folder that is shared by virtiofs; the guest looks at its bus anew where the device is missing. Raises
-        NoVirtiofs, GuestRefused."""
+    async def mount(self, share: Share, tag: str) -> None:
+        """Mount a folder of the host's, shared by 9p or virtiofs; the guest looks at its bus anew where virtiofs's device is
+        missing. Raises NoNineP, NoVirtiofs, GuestRefused."""
 
     async def mount_nfs(self, server: FileServer, target: str, *, readonly: bool) -> None:
         """Mount a server's export. Raises NoNfs, ExportRefused, MountFailed, GuestRefused."""
@@ -180,24 +177,13 @@ class Guest(Protocol):
         """Make the payload's small files, then start it in a session and control group of its own. Exec errors come as
         ExitStatus, not here."""
 
-    async def put(
-        self, outside: str, inside: str, account: Account, cwd: bytes | None, *, skip: tuple[str, ...] = ()
-    ) -> None:
-        """Copy a host file or folder to *inside* (relative: to cwd), owned by *account*, as a tar stream with modes,
-        mtimes, links and holes; without the paths of *skip*, relative to it. Raises InputMissing, GuestRefused."""
+    async def put(self, item: Transfer, account: Account, cwd: bytes | None) -> None:
+        """Copy a host file or folder into the guest (relative: to cwd), owned by *account*, as a tar stream with modes, mtimes,
+        links and holes. Raises InputMissing, GuestRefused."""
 
-    async def get(
-        self,
-        inside: str,
-        outside: str,
-        account: Account,
-        cwd: bytes | None,
-        *,
-        skip: tuple[str, ...] = (),
-        changed_only: bool = False,
-    ) -> None:
-        """Copy a guest file or folder to the host; with *changed_only* no file that is as it was when the payload
-        started. Never writes outside of *outside*, whatever the guest sends. Raises OutputMissing, GuestRefused, OutputUnwritable, NoSpace."""
+    async def get(self, item: Transfer, account: Account, cwd: bytes | None) -> None:
+        """Copy a guest file or folder to the host. Never writes outside of its place there, whatever the guest sends. Raises
+        OutputMissing, GuestRefused, OutputUnwritable, NoSpace."""
 
     async def collect(self, paths: Sequence[str], sink: Sink) -> None:
         """Write these files and folders to *sink*, read as root, as one tar archive with their own paths. What is not
@@ -213,22 +199,14 @@ class Guest(Protocol):
 
 @dataclass(frozen=True)
 class SshKeys:
-    """How belljar and the ssh server of a guest know each other. Keys are texts in OpenSSH's formats."""
+    """How belljar and the ssh server of a guest know each other, for one boot. Keys are texts in OpenSSH's formats."""
 
     private: str = field(repr=False)  # belljar's
     user: str = "root"  # another one must be allowed `sudo -n`
-    host: tuple[str, ...] = ()  # public keys the server may show; none: whichever it shows
-
-
-@dataclass(frozen=True)
-class SshDelivery:
-    """Keys, and what the guest has to be given for them to work. Keys are texts in OpenSSH's formats."""
-
-    keys: SshKeys
-    public: str  # belljar's, for the user's authorized_keys
-    host_private: str = field(repr=False)
-    host_public: str
-    host_dropbear: bytes = field(repr=False)  # the private one once more, in dropbear's format
+    public: str = ""  # belljar's, for the user's authorized_keys
+    host_private: str = field(default="", repr=False)
+    host_public: str = ""  # the only one that the server may show; "": whichever it shows
+    host_dropbear: bytes = field(default=b"", repr=False)  # the private one once more, in dropbear's format
 
 
 @dataclass(frozen=True)
@@ -239,9 +217,9 @@ class Parcel:
     interpreter: Callable[[], Interpreter]  # asked where the guest has none that fits
 
 
-def ssh_delivery(user: str) -> SshDelivery:
-    """Keys nobody had before, for one boot of a guest. Raises SshMissing."""
-    from belljar.guest.ssh_keys import fresh_keys
+def ssh_keys(user: str) -> SshKeys:
+    """Keys nobody had before. Raises SshMissing."""
+    from belljar.guest.ssh_link import fresh_keys
 
     return fresh_keys(user)
 

@@ -12,35 +12,12 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from belljar.agent.wire import (
-    CALL,
-    ERROR,
-    EXIT,
-    GREETING,
-    GROW_PATIENCE,
-    HELLO,
-    KEYS_PATIENCE,
-    MAX_CALL,
-    PACKED_PATIENCE,
-    PAD,
-    PING,
-    PONG,
-    PROTOCOL,
-    REPLY,
-    TO_HOST,
-    Parser,
-    WireError,
-    frame,
-    greeting,
-    join,
-    stuffed,
-    without_nul,
-)
+from belljar.agent import wire
 from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused
 from belljar.guest import Hello, Identity, IdentityProof, Settings, Sink, Streams
 from belljar.guest.channel import Channel
 from belljar.guest.process import SCRIPT, Running, read_words, refusal
-from belljar.model import Account, FileServer, Payload, PlainFile, StdinKind
+from belljar.model import Account, FileServer, Payload, PlainFile, Share, ShareKind, StdinKind, Transfer
 
 LETTERS = {StdinKind.STREAM: b"s", StdinKind.NULL: b"n", StdinKind.CLOSED: b"c", StdinKind.STDOUT: b"o"}
 SKEW_ENOUGH = 0.1  # seconds; when a clock is surely not further off, it is right
@@ -71,12 +48,12 @@ class Call:
         return self.answer.done()
 
     def receive(self, kind: int, number: int, body: bytes) -> None:
-        if kind == REPLY and number == self.number and not self.answer.done():
+        if kind == wire.REPLY and number == self.number and not self.answer.done():
             self.answer.set_result([] if self._words is None else read_words(body, self._words))
-        elif kind == ERROR:
+        elif kind == wire.ERROR:
             self.fail(refusal(body))
         else:
-            raise WireError(f"frame type {kind} in answer to a call")
+            raise wire.WireError(f"frame type {kind} in answer to a call")
 
     def fail(self, error: GuestError) -> None:
         if not self.answer.done():
@@ -101,13 +78,13 @@ class Conversation:
     async def greet(self) -> Hello:
         self._lose(AgentLost("another conversation began"))
         loop = asyncio.get_running_loop()
-        opening = greeting(os.urandom(16))
+        opening = wire.greeting(os.urandom(16))
         self._hello = loop.create_future()
-        self._channel = Channel(self._connection, Parser(TO_HOST, opening), self._receive, self._lose)
-        self._channel.send(PAD + opening)
+        self._channel = Channel(self._connection, wire.Parser(wire.TO_HOST, opening), self._receive, self._lose)
+        self._channel.send(wire.PAD + opening)
         hello = await self._hello
-        if hello.version != PROTOCOL:
-            error = AgentTooOld(f"the guest's agent speaks protocol {hello.version}, belljar speaks {PROTOCOL}")
+        if hello.version != wire.PROTOCOL:
+            error = AgentTooOld(f"the guest's agent speaks protocol {hello.version}, belljar speaks {wire.PROTOCOL}")
             self._lose(error)
             raise error
         self._heartbeat = loop.call_later(self._settings.heartbeat, self._beat)
@@ -145,7 +122,7 @@ class Conversation:
         if silent >= settings.lost_after:
             return self._lose(AgentLost(f"the guest gave no sign of life for {silent:.0f} s"))
         if silent >= settings.heartbeat:
-            self._channel.send(frame(PING, 0, bytes(8)))
+            self._channel.send(wire.frame(wire.PING, 0, bytes(8)))
         left = settings.lost_after - silent
         self._heartbeat = loop.call_later(min(settings.heartbeat, left), self._beat)
 
@@ -168,29 +145,29 @@ class Conversation:
 
     def _receive(self, kind: int, number: int, body: bytes) -> None:
         assert self._hello is not None
-        if kind in (GREETING, PONG):
+        if kind in (wire.GREETING, wire.PONG):
             return
-        if kind == HELLO or not self._hello.done():
+        if kind == wire.HELLO or not self._hello.done():
             return self._hear_hello(kind, body)
-        if kind == ERROR and not number:
+        if kind == wire.ERROR and not number:
             return self._lose(refusal(body))
-        key = number if kind in (REPLY, ERROR, EXIT) else number >> 2
+        key = number if kind in (wire.REPLY, wire.ERROR, wire.EXIT) else number >> 2
         target = self._targets.get(key)
         if target is None:
             return  # it crossed the end of what it belongs to
         target.receive(kind, number, body)
-        if target.is_over and kind in (REPLY, ERROR, EXIT):
+        if target.is_over and kind in (wire.REPLY, wire.ERROR, wire.EXIT):
             self._targets.pop(key, None)
 
     def _hear_hello(self, kind: int, body: bytes) -> None:
         assert self._hello is not None
-        if kind != HELLO or self._hello.done():
-            raise WireError(f"frame type {kind} where only a hello may come, or none")
+        if kind != wire.HELLO or self._hello.done():
+            raise wire.WireError(f"frame type {kind} where only a hello may come, or none")
         number, name, boot_nonce, system, kernel, python, nine_p = read_words(body, 7)
         try:
             version = int(number)
         except ValueError as exc:
-            raise WireError("a hello without a version") from exc
+            raise wire.WireError("a hello without a version") from exc
         self._hello.set_result(Hello(version, name, boot_nonce, system, kernel, python, nine_p == "9p"))
 
     async def _call(
@@ -229,7 +206,7 @@ class Conversation:
         return IdentityProof(hostname, machine_id, nonce, mac, sample, skew)
 
     async def renew_keys(self) -> None:
-        await self._call(b"renew_keys", more=KEYS_PATIENCE)
+        await self._call(b"renew_keys", more=wire.KEYS_PATIENCE)
 
     async def settle(self) -> frozenset[str]:
         (said,) = await self._call(b"settle", answers=1, patience=10)
@@ -238,7 +215,7 @@ class Conversation:
 
     async def grow(self, cpus: int, *, plugged: int, surplus: int, disk: int) -> tuple[int, int]:
         words = (b"%d" % number for number in (cpus, plugged, surplus, disk))
-        seen, memory = await self._call(b"grow", *words, answers=2, more=GROW_PATIENCE)
+        seen, memory = await self._call(b"grow", *words, answers=2, more=wire.GROW_PATIENCE)
         try:
             return int(seen), int(memory)
         except ValueError as exc:
@@ -261,11 +238,9 @@ class Conversation:
         after = time.time()
         return seen_between(before, after, clock)
 
-    async def mount(self, tag: str, target: str, *, readonly: bool) -> None:
-        await self._call(b"mount", text(tag), text(target), b"ro" if readonly else b"rw")
-
-    async def mount_virtiofs(self, tag: str, target: str, *, readonly: bool) -> None:
-        await self._call(b"mount_virtiofs", text(tag), text(target), b"ro" if readonly else b"rw")
+    async def mount(self, share: Share, tag: str) -> None:
+        call = b"mount_virtiofs" if share.kind is ShareKind.VIRTIOFS else b"mount"
+        await self._call(call, text(tag), text(share.target), b"ro" if share.readonly else b"rw")
 
     async def mount_nfs(self, server: FileServer, target: str, *, readonly: bool) -> None:
         port, longest = b"%d" % server.port, b"%d" % MOUNT_SECONDS
@@ -280,7 +255,7 @@ class Conversation:
 
     async def mount_packed(self, name: str, device: str, inside: str, account: Account, cwd: bytes | None) -> None:
         words = (text(name), text(device), os.fsencode(inside), cwd or b"", *account_words(account))
-        await self._call(b"mount_packed", *words, more=PACKED_PATIENCE)
+        await self._call(b"mount_packed", *words, more=wire.PACKED_PATIENCE)
 
     async def prepare_for(self, what: str) -> None:
         await self._call(b"prepare", text(what), patience=10)
@@ -309,7 +284,7 @@ class Conversation:
     def _begin(self, order: list[bytes], streams: Streams) -> Running:
         channel, number = self.open_channel(), self.next_number()
         call = request(number, b"start", *order)
-        if len(call) > MAX_CALL:
+        if len(call) > wire.MAX_CALL:
             raise GuestRefused(
                 f"arguments, environment and small files of {len(call)} bytes are more than a guest can be sent",
                 hint="Give the payload its data in a file (`--in`) or on its standard input.",
@@ -319,26 +294,15 @@ class Conversation:
         self.register(number, process)
         return process
 
-    async def put(
-        self, outside: str, inside: str, account: Account, cwd: bytes | None, *, skip: tuple[str, ...] = ()
-    ) -> None:
+    async def put(self, item: Transfer, account: Account, cwd: bytes | None) -> None:
         from belljar.guest.files import put
 
-        await put(self, outside, inside, account, cwd, skip)
+        await put(self, item, account, cwd)
 
-    async def get(
-        self,
-        inside: str,
-        outside: str,
-        account: Account,
-        cwd: bytes | None,
-        *,
-        skip: tuple[str, ...] = (),
-        changed_only: bool = False,
-    ) -> None:
+    async def get(self, item: Transfer, account: Account, cwd: bytes | None) -> None:
         from belljar.guest.files import get
 
-        await get(self, inside, outside, account, cwd, skip=skip, changed_only=changed_only)
+        await get(self, item, account, cwd)
 
     async def collect(self, paths: Sequence[str], sink: Sink) -> None:
         from belljar.guest.files import collect
@@ -363,10 +327,10 @@ class _Text:
 
 def request(number: int, name: bytes, *words: bytes) -> bytes:
     """A CALL frame. Raises GuestRefused for words that hold a NUL: no kernel would take them either."""
-    body = join(name, *words)
+    body = wire.join(name, *words)
     if body.count(b"\0") != len(words):
         raise GuestRefused("a NUL byte in a name, an argument or the environment")
-    return frame(CALL, number, stuffed(body))
+    return wire.frame(wire.CALL, number, wire.stuffed(body))
 
 
 def order_of(payload: Payload, streams: Streams) -> list[bytes]:
@@ -388,7 +352,7 @@ def file_words(files: Sequence[PlainFile]) -> list[bytes]:
     """Small files as words: see `place` in the agent."""
     words = []
     for file in files:
-        content = b"d" if file.data is None else b"f" + without_nul(file.data)
+        content = b"d" if file.data is None else b"f" + wire.without_nul(file.data)
         words += [file.path, b"%d" % file.mode, b"u" if file.is_users else b"r", content]
     return words
 

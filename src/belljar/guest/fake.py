@@ -15,7 +15,7 @@ from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 from belljar.agent import bundle, wire
 from belljar.errors import AgentLost, GuestRefused, InputMissing, NoNineP, NoPackedFolders, NoVirtiofs, OutputMissing
 from belljar.guest import ExitStatus, Hello, Identity, IdentityProof, Sink, Streams
-from belljar.model import Account, FileServer, Payload, PlainFile, Usage
+from belljar.model import Account, FileServer, Payload, PlainFile, Share, ShareKind, Transfer, Usage
 
 
 class Bytes:
@@ -127,15 +127,11 @@ class FakeGuest:
         self._do("set_clock")
         return 0.0
 
-    async def mount(self, tag: str, target: str, *, readonly: bool) -> None:
-        self._do("mount")
-        if not self.script.nine_p:
-            raise NoNineP("the fake guest's kernel has no 9p file system")
-
-    async def mount_virtiofs(self, tag: str, target: str, *, readonly: bool) -> None:
-        self._do("mount_virtiofs")
-        if not self.script.virtiofs:
-            raise NoVirtiofs("the fake guest's kernel has no virtiofs")
+    async def mount(self, share: Share, tag: str) -> None:
+        is_virtiofs = share.kind is ShareKind.VIRTIOFS
+        self._do("mount_virtiofs" if is_virtiofs else "mount")
+        if not (self.script.virtiofs if is_virtiofs else self.script.nine_p):
+            raise (NoVirtiofs if is_virtiofs else NoNineP)(f"the fake guest's kernel has no {share.kind.value}")
 
     async def mount_nfs(self, server: FileServer, target: str, *, readonly: bool) -> None:
         self._do("mount_nfs")
@@ -175,27 +171,16 @@ class FakeGuest:
         self._processes.append(process)
         return process
 
-    async def put(
-        self, outside: str, inside: str, account: Account, cwd: bytes | None, *, skip: tuple[str, ...] = ()
-    ) -> None:
+    async def put(self, item: Transfer, account: Account, cwd: bytes | None) -> None:
         self._do("put")
-        if not os.access(outside, os.R_OK):
-            raise InputMissing(f"{outside}: No such file or directory")
+        if not os.access(item.outside, os.R_OK):
+            raise InputMissing(f"{item.outside}: No such file or directory")
 
-    async def get(
-        self,
-        inside: str,
-        outside: str,
-        account: Account,
-        cwd: bytes | None,
-        *,
-        skip: tuple[str, ...] = (),
-        changed_only: bool = False,
-    ) -> None:
+    async def get(self, item: Transfer, account: Account, cwd: bytes | None) -> None:
         self._do("get")
         await self._pass(self.script.gets_for)
-        if self.script.outputs is not None and inside not in self.script.outputs:
-            raise OutputMissing(f"{inside}: No such file or directory")
+        if self.script.outputs is not None and item.inside not in self.script.outputs:
+            raise OutputMissing(f"{item.inside}: No such file or directory")
 
     async def collect(self, paths: Sequence[str], sink: Sink) -> None:
         self._do("collect")

@@ -28,7 +28,7 @@ from belljar.errors import (
 )
 from belljar.guest import ExitStatus, Sink, Streams
 from belljar.host.threads import in_thread
-from belljar.model import Account
+from belljar.model import Account, Transfer
 
 if TYPE_CHECKING:
     from belljar.guest.conversation import Conversation
@@ -40,19 +40,17 @@ QUEUED = 2  # chunks between the thread and the loop
 BROKEN_OFF = "over"
 
 
-async def put(
-    talk: Conversation, outside: str, inside: str, account: Account, cwd: bytes | None, skip: tuple[str, ...] = ()
-) -> None:
+async def put(talk: Conversation, item: Transfer, account: Account, cwd: bytes | None) -> None:
     """See `Guest.put`."""
-    source, target = os.fsencode(outside), os.fsencode(inside)
+    source, target = os.fsencode(item.outside), os.fsencode(item.inside)
     try:
         os.stat(source)
     except OSError as exc:
-        raise InputMissing(f"{outside}: {exc.strerror}") from exc
+        raise InputMissing(f"{item.outside}: {exc.strerror}") from exc
     bridge = Giver()
     order = [b"put", target, _name_of(source)]
     process = await talk.begin_copy(order, account, cwd, Streams(bridge, None, None))
-    packing = asyncio.ensure_future(in_thread(lambda: _pack(source, bridge, skip)))
+    packing = asyncio.ensure_future(in_thread(lambda: _pack(source, bridge, item.skip)))
     try:
         status = await process.wait()
         bridge.break_off()  # where the guest gave up before the end
@@ -65,20 +63,11 @@ async def put(
     _check(status, f"{shown(target)} in the guest")
 
 
-async def get(
-    talk: Conversation,
-    inside: str,
-    outside: str,
-    account: Account,
-    cwd: bytes | None,
-    *,
-    skip: tuple[str, ...] = (),
-    changed_only: bool = False,
-) -> None:
+async def get(talk: Conversation, item: Transfer, account: Account, cwd: bytes | None) -> None:
     """See `Guest.get`."""
-    source, target = os.fsencode(inside), os.fsencode(outside)
+    source, target = os.fsencode(item.inside), os.fsencode(item.outside)
     bridge = Taker()
-    order = [b"get", source, b"changed" if changed_only else b"all", *map(os.fsencode, skip)]
+    order = [b"get", source, b"changed" if item.changed_only else b"all", *map(os.fsencode, item.skip)]
     process = await talk.begin_copy(order, account, cwd, Streams(None, bridge, None))
     unpacking = asyncio.ensure_future(in_thread(lambda: _unpack(target, _name_of(source), bridge)))
     unpacking.add_done_callback(lambda _: bridge.break_off())

@@ -1,40 +1,128 @@
-"""A payload as the host sees it: its streams, its signals, its end."""
+"""A payload as the host sees it: its streams, which run by credit, its signals, its end."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import struct
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
-from belljar.agent.wire import (
-    CREDIT,
-    DATA,
-    END,
-    EOF,
-    ERROR,
-    EXIT,
-    LEADER,
-    REPLY,
-    RESET,
-    RESIZE,
-    SIGNAL,
-    U32,
-    WINDOW_SIZE,
-    WireError,
-    frame,
-)
+from belljar.agent import wire
 from belljar.errors import AgentLost, GuestError, HostError, NoSpace
-from belljar.guest import ExitStatus, Sink, Streams
+from belljar.guest import ExitStatus, Sink, Source, Streams
 from belljar.guest.channel import Channel
-from belljar.guest.streams import Downstream, Upstream
 from belljar.host.files import no_space_as_error
 from belljar.model import Usage
 
 STDIN, STDOUT, STDERR, SCRIPT = range(4)
 LONGEST_MESSAGE = 1000
 LONGEST_TIME = 1e12  # seconds
+Send = Callable[[bytes], None]
+GONE = (errno.EPIPE, errno.ECONNRESET, errno.EIO)  # EIO: a terminal that hung up
+
+
+class Wakeup:
+    """One waiter, who looks whether there is a reason to wait before it does."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._future: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    async def wait(self) -> None:
+        self._future = self._loop.create_future()
+        await self._future
+
+
+class Upstream:
+    """From a source to the guest, as far as the guest gives wire.credit."""
+
+    def __init__(self, number: int, source: Source, send: Send) -> None:
+        self._number, self._source, self._send = number, source, send
+        self._credit = wire.WINDOW
+        self._wakeup = Wakeup()
+
+    def grant(self, amount: int) -> None:
+        self._credit += amount
+        if self._credit > wire.MAX_CREDIT:
+            raise wire.WireError(f"stream {self._number}: too much wire.credit")
+        self._wakeup.wake()
+
+    async def run(self) -> None:
+        """Carry to the source's end. A source that cannot be read has ended."""
+        while True:
+            while not self._credit:
+                await self._wakeup.wait()
+            try:
+                data = await self._source.read(min(self._credit, wire.WINDOW))
+            except OSError:
+                data = b""
+            if not data:
+                self._send(wire.frame(wire.EOF, self._number))
+                return
+            self._credit -= len(data)
+            for part in wire.portions(data):
+                self._send(wire.frame(wire.DATA, self._number, part))
+
+
+class Downstream:
+    """From the guest to a sink. The guest may have a window of bytes on the way that the sink has not taken."""
+
+    def __init__(self, number: int, sink: Sink, send: Send) -> None:
+        self._number, self._sink, self._send = number, sink, send
+        self._queue: deque[bytes] = deque()
+        self._held = 0  # bytes received and not yet given back as wire.credit
+        self._owed = 0  # of these, bytes the sink has taken
+        self._is_ended = False
+        self._wakeup = Wakeup()
+        self.error: OSError | None = None  # why the sink took no more, where that is worth telling
+
+    def feed(self, data: bytes) -> None:
+        self._held += len(data)
+        if self._held > wire.WINDOW or self._is_ended:
+            raise wire.WireError(f"stream {self._number}: data without wire.credit or after its end")
+        self._queue.append(data)
+        self._wakeup.wake()
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self._is_ended = True
+        self._wakeup.wake()
+
+    async def run(self) -> None:
+        """Carry to the stream's end, or to the sink's: then the payload finds nobody reading."""
+        try:
+            while await self._carry():
+                pass
+        except OSError as exc:
+            if exc.errno not in GONE and not isinstance(exc, (BrokenPipeError, ConnectionResetError)):
+                self.error = exc
+            self._send(wire.frame(wire.RESET, self._number))
+        finally:
+            with suppress(OSError):
+                await self._sink.close()
+
+    async def _carry(self) -> bool:
+        while not self._queue:
+            if self._is_ended:
+                return False
+            await self._wakeup.wait()
+        data = self._queue[0] if len(self._queue) == 1 else b"".join(self._queue)
+        self._queue.clear()
+        await self._sink.write(data)
+        self._owed += len(data)
+        if self._owed >= wire.WINDOW // 4 and not self._is_ended:
+            self._send(wire.credit(self._number, self._owed))
+            self._held -= self._owed
+            self._owed = 0
+        return True
 
 
 class Running:
@@ -87,11 +175,15 @@ class Running:
 
     async def signal(self, number: int, *, alone: bool = False) -> None:
         if not self._status.done():
-            self._channel.send(frame(SIGNAL, self._number, bytes([number | LEADER if alone else number])))
+            self._channel.send(
+                wire.frame(wire.SIGNAL, self._number, bytes([number | wire.LEADER if alone else number]))
+            )
 
     async def resize(self, rows: int, columns: int) -> None:
         if not self._status.done():
-            self._channel.send(frame(RESIZE, self._number, WINDOW_SIZE.pack(min(rows, 65535), min(columns, 65535))))
+            self._channel.send(
+                wire.frame(wire.RESIZE, self._number, wire.WINDOW_SIZE.pack(min(rows, 65535), min(columns, 65535)))
+            )
 
     # -- what the guest says
 
@@ -100,30 +192,30 @@ class Running:
         return self._status.done()
 
     def receive(self, kind: int, number: int, body: bytes) -> None:
-        if kind == DATA and number in self._downstreams:
+        if kind == wire.DATA and number in self._downstreams:
             self._downstreams[number].feed(body)
-        elif kind == CREDIT and number in self._upstreams:
-            self._upstreams[number].grant(U32.unpack(body)[0])
-        elif kind == EOF and number in self._downstreams:
+        elif kind == wire.CREDIT and number in self._upstreams:
+            self._upstreams[number].grant(wire.U32.unpack(body)[0])
+        elif kind == wire.EOF and number in self._downstreams:
             self._downstreams[number].end()
-        elif kind == RESET and number in self._sources:
+        elif kind == wire.RESET and number in self._sources:
             self._sources[number].cancel()  # the payload closed its end
-        elif kind in (REPLY, ERROR):
+        elif kind in (wire.REPLY, wire.ERROR):
             self._begun(kind, body)
-        elif kind == EXIT:
+        elif kind == wire.EXIT:
             self._ended(read_exit(body))
 
     def _begun(self, kind: int, body: bytes) -> None:
         if self.started.done():
-            raise WireError(f"a second answer to call {self._number}")
-        if kind == ERROR:
+            raise wire.WireError(f"a second answer to call {self._number}")
+        if kind == wire.ERROR:
             self.fail(refusal(body))
         else:
             self.started.set_result(None)
 
     def _ended(self, status: ExitStatus) -> None:
         if self._status.done() or not self.started.done():
-            raise WireError(f"an end of process {self._number} at a wrong time")
+            raise wire.WireError(f"an end of process {self._number} at a wrong time")
         for task in self._sources.values():
             task.cancel()
         for stream in self._downstreams.values():
@@ -143,15 +235,15 @@ class Running:
 def read_exit(body: bytes) -> ExitStatus:
     """The EXIT frame's body. Nothing in it is trusted."""
     try:
-        status, user, system, peak, oom_killed = END.unpack_from(body)
+        status, user, system, peak, oom_killed = wire.END.unpack_from(body)
     except struct.error as exc:
-        raise WireError(f"an end of {len(body)} bytes") from exc
+        raise wire.WireError(f"an end of {len(body)} bytes") from exc
     by_signal = os.WIFSIGNALED(status)
     if status > 0xFFFF or not (by_signal or os.WIFEXITED(status)):
-        raise WireError(f"wait status {status}")
+        raise wire.WireError(f"wait status {status}")
     if not (0 <= user < LONGEST_TIME and 0 <= system < LONGEST_TIME):
-        raise WireError("processor times that make no sense")
-    error, message = read_words(body[END.size :], 2)
+        raise wire.WireError("processor times that make no sense")
+    error, message = read_words(body[wire.END.size :], 2)
     return ExitStatus(
         exit_code=None if by_signal else os.WEXITSTATUS(status),
         signal=os.WTERMSIG(status) if by_signal else None,
@@ -167,7 +259,7 @@ def read_words(body: bytes, count: int) -> list[str]:
     """So many words said by the guest, each made fit for a terminal's line."""
     words = body.split(b"\0")
     if len(words) != count:
-        raise WireError(f"{len(words)} words where {count} belong")
+        raise wire.WireError(f"{len(words)} words where {count} belong")
     return [one_line(word.decode("utf-8", "replace")) for word in words]
 
 

@@ -11,32 +11,7 @@ import asyncio
 import socket
 from typing import cast
 
-from belljar.agent.wire import (
-    CALL,
-    CREDIT,
-    DATA,
-    EOF,
-    ERROR,
-    EXIT,
-    GREETING,
-    HELLO,
-    MAGIC,
-    PING,
-    PONG,
-    REPLY,
-    RESET,
-    RESIZE,
-    SIGNAL,
-    TO_AGENT,
-    U32,
-    WINDOW,
-    Parser,
-    WireError,
-    frame,
-    greeting,
-    join,
-    portions,
-)
+from belljar.agent import wire
 from belljar.errors import GuestError
 from belljar.guest import Guest
 from belljar.guest.channel import Channel
@@ -62,7 +37,7 @@ class Relay:
     def __init__(self, conversation: Conversation, connection: socket.socket) -> None:
         self.conversation = conversation
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.client = Channel(connection, Parser(TO_AGENT), self._receive, self._end)
+        self.client = Channel(connection, wire.Parser(wire.TO_AGENT), self._receive, self._end)
         self.forwards: dict[int, Forward] = {}  # by the client's number
 
     def close(self) -> None:
@@ -79,14 +54,14 @@ class Relay:
         self._end()
 
     def _receive(self, kind: int, number: int, body: bytes) -> None:
-        if kind == GREETING:
+        if kind == wire.GREETING:
             self._greet(body)
-        elif kind == PING:
-            self.client.send(frame(PONG, number, body))
-        elif kind == CALL:
+        elif kind == wire.PING:
+            self.client.send(wire.frame(wire.PONG, number, body))
+        elif kind == wire.CALL:
             self._call(number, body)
         else:
-            key = number if kind in (SIGNAL, RESIZE) else number >> 2
+            key = number if kind in (wire.SIGNAL, wire.RESIZE) else number >> 2
             if key in self.forwards:
                 self.forwards[key].to_guest(kind, number, body)
 
@@ -98,18 +73,18 @@ class Relay:
         if hello is None:
             return self._end()
         names = (hello.agent, hello.boot_nonce, hello.os, hello.kernel, hello.python, "9p" if hello.nine_p else "")
-        words = join(b"%d" % hello.version, *(name.encode() for name in names))
-        self.client.send(greeting(nonce) + frame(HELLO, 0, words))
+        words = wire.join(b"%d" % hello.version, *(name.encode() for name in names))
+        self.client.send(wire.greeting(nonce) + wire.frame(wire.HELLO, 0, words))
 
     def _call(self, number: int, body: bytes) -> None:
         if number in self.forwards or len(self.forwards) >= MOST_CALLS:
-            raise WireError(f"call {number}: there already, or one too many")
+            raise wire.WireError(f"call {number}: there already, or one too many")
         name = body.partition(b"\0")[0]
-        if MAGIC in body:
-            raise WireError(f"call {number}: a greeting inside")
+        if wire.MAGIC in body:
+            raise wire.WireError(f"call {number}: a greeting inside")
         if name not in ALLOWED:
-            why = join(b"refused", b"this can only be asked by the machine's supervisor")
-            return self.client.send(frame(ERROR, number, why))
+            why = wire.join(b"refused", b"this can only be asked by the machine's supervisor")
+            return self.client.send(wire.frame(wire.ERROR, number, why))
         try:
             channel = self.conversation.open_channel()
         except GuestError:
@@ -117,7 +92,7 @@ class Relay:
         inner = self.conversation.next_number()
         self.forwards[number] = forward = Forward(self, number, inner, channel, is_process=name == b"start")
         self.conversation.register(inner, forward)
-        channel.send(frame(CALL, inner, body))
+        channel.send(wire.frame(wire.CALL, inner, body))
 
 
 class Forward:
@@ -128,42 +103,42 @@ class Forward:
         self._is_process = is_process
         self.is_over = False
         self._is_orphan = False
-        self._credit = dict.fromkeys(range(4), WINDOW)  # what the client may still send, by stream
+        self._credit = dict.fromkeys(range(4), wire.WINDOW)  # what the client may still send, by stream
         self._held = dict.fromkeys(range(4), 0)  # what the guest sent and the client did not give back
         self._ended: set[int] = set()
 
     def to_guest(self, kind: int, number: int, body: bytes) -> None:
         """From the client. Raises WireError for what the agent would take as the end of everything."""
-        if kind in (SIGNAL, RESIZE):
-            return self._guest.send(frame(kind, self._inner, body))
+        if kind in (wire.SIGNAL, wire.RESIZE):
+            return self._guest.send(wire.frame(kind, self._inner, body))
         stream = number & 3
-        if kind == DATA:
+        if kind == wire.DATA:
             self._credit[stream] -= len(body)
             if self._credit[stream] < 0 or stream in self._ended:
-                raise WireError(f"stream {number}: data without credit or after its end")
-        elif kind == EOF:
+                raise wire.WireError(f"stream {number}: data without credit or after its end")
+        elif kind == wire.EOF:
             self._ended.add(stream)
-        elif kind == CREDIT:
-            self._held[stream] -= U32.unpack(body)[0]
+        elif kind == wire.CREDIT:
+            self._held[stream] -= wire.U32.unpack(body)[0]
             if self._held[stream] < 0:
-                raise WireError(f"stream {number}: credit for what was never sent")
+                raise wire.WireError(f"stream {number}: credit for what was never sent")
         number = 4 * self._inner + stream
-        for part in portions(body) if kind == DATA else (body,):
-            self._guest.send(frame(kind, number, part))
+        for part in wire.portions(body) if kind == wire.DATA else (body,):
+            self._guest.send(wire.frame(kind, number, part))
 
     def receive(self, kind: int, number: int, body: bytes) -> None:
         """From the guest."""
         stream = number & 3
-        if kind == DATA:
+        if kind == wire.DATA:
             self._held[stream] += len(body)
-            if self._held[stream] > WINDOW and not self._is_orphan:
-                raise WireError(f"stream {number}: data without credit")
-        elif kind == CREDIT:
-            self._credit[stream] += U32.unpack(body)[0]
-        is_last = kind == (EXIT if self._is_process else REPLY) or kind == ERROR
+            if self._held[stream] > wire.WINDOW and not self._is_orphan:
+                raise wire.WireError(f"stream {number}: data without credit")
+        elif kind == wire.CREDIT:
+            self._credit[stream] += wire.U32.unpack(body)[0]
+        is_last = kind == (wire.EXIT if self._is_process else wire.REPLY) or kind == wire.ERROR
         if not self._is_orphan:
-            is_stream = kind in (DATA, EOF, CREDIT, RESET)
-            self._relay.client.send(frame(kind, 4 * self._outer + stream if is_stream else self._outer, body))
+            is_stream = kind in (wire.DATA, wire.EOF, wire.CREDIT, wire.RESET)
+            self._relay.client.send(wire.frame(kind, 4 * self._outer + stream if is_stream else self._outer, body))
             if is_last:
                 self._relay.forwards.pop(self._outer, None)
         self.is_over = is_last
@@ -172,9 +147,9 @@ class Forward:
         """The client is gone: its process is killed, what it says goes nowhere."""
         self._is_orphan = True
         if self._is_process and not self.is_over:
-            self._guest.send(frame(SIGNAL, self._inner, KILL))
+            self._guest.send(wire.frame(wire.SIGNAL, self._inner, KILL))
             for stream in range(4):
-                self._guest.send(frame(RESET, 4 * self._inner + stream))
+                self._guest.send(wire.frame(wire.RESET, 4 * self._inner + stream))
 
     def fail(self, error: GuestError) -> None:
         self._relay.guest_lost()

@@ -1,4 +1,4 @@
-"""Getting into a guest by its own ssh server: as often as it takes, trusted by keys both ways, as root.
+"""Getting into a guest by its own ssh server: as often as it takes, trusted by fresh keys both ways, as root.
 
 Commands sent over the connection are fixed words of ours. Whatever else a guest is given travels as data.
 """
@@ -134,7 +134,7 @@ class Link:
         return answer.out
 
     def _options(self, asyncssh: Any) -> dict[str, Any]:
-        trusted = [asyncssh.import_public_key(key) for key in self._keys.host]
+        trusted = [asyncssh.import_public_key(self._keys.host_public)] if self._keys.host_public else []
         return {
             "client_keys": [asyncssh.import_private_key(self._keys.private)],
             "known_hosts": (trusted, [], []) if trusted else None,
@@ -260,3 +260,18 @@ def library() -> Any:
     except ImportError as exc:
         raise SshMissing(f"asyncssh cannot be imported: {exc}") from exc
     return asyncssh
+
+
+def fresh_keys(user: str) -> SshKeys:
+    """See `belljar.guest.ssh_keys`."""
+    ours, hosts = (library().generate_private_key("ssh-ed25519") for _ in range(2))
+    public, host_public = (key.export_public_key().decode().strip() for key in (ours, hosts))
+    private, host_private = (key.export_private_key().decode() for key in (ours, hosts))
+    return SshKeys(private, user, public, host_private, host_public, _of_dropbear(hosts))
+
+
+def _of_dropbear(key: Any) -> bytes:
+    """The key's kind, then its private and its public half (dropbear's ed25519.c, buf_put_ed25519_priv_key)."""
+    private = key.export_private_key("pkcs8-der")[-32:]
+    public = key.public_data[-32:]
+    return b"".join(len(part).to_bytes(4, "big") + part for part in (b"ssh-ed25519", private + public))

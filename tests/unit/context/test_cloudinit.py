@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from belljar.context import NO_NETWORK, cloud_init_seed, seed_disc
-from belljar.context.cloudinit import CHECK, AgentSeed, boothook, multipart, waiting_for_cloud_init
+from belljar.context import cloud_init_seed
+from belljar.context.discs import CHECK, NO_NETWORK, NOBODY, AgentSeed, boothook, multipart, waiting_for_cloud_init
 from belljar.errors import BadOption
 from belljar.host.interpreter import interpreter
 from belljar.image import agent_source, agent_unit
@@ -46,15 +46,13 @@ def parts(user_data: bytes) -> list[tuple[str, bytes]]:
 
 def test_a_disc_has_the_four_files_and_the_label_that_cloud_init_looks_for(tmp_path: Path) -> None:
     path = tmp_path / "seed.iso"
-    seed_disc(
-        path, instance_id="i-1", hostname="box", user_data=b"\xff\0any", meta={"public-keys": "ssh-ed25519 A: b'\"\n"},
-        network_config=NO_NETWORK, vendor_data=b"v",
-    )  # fmt: skip
+    seed = replace(SEED, user_data=b"\xff\0any")
+    seed.write(path)
     found = read_disc(path)
     assert set(found) == {"meta-data", "user-data", "vendor-data", "network-config"}
-    assert found["user-data"] == b"\xff\0any"
+    assert parts(found["user-data"])[1][1] == b"\xff\0any" and found["network-config"] == NO_NETWORK.encode()
     meta = json.loads(found["meta-data"])  # JSON is YAML
-    assert meta == {"instance-id": "i-1", "local-hostname": "box", "public-keys": "ssh-ed25519 A: b'\"\n"}
+    assert meta == {"instance-id": f"belljar-{seed.digest[:16]}", "local-hostname": NOBODY}
     assert path.read_bytes()[0x8001:0x8006] == b"CD001"
     assert path.read_bytes()[0x8028:0x8048].strip() == b"cidata"
     assert path.stat().st_mode & 0o777 == 0o600

@@ -13,7 +13,7 @@ from belljar.errors import AgentLost, GuestRefused, InputMissing, OutputMissing,
 from belljar.guest import Settings
 from belljar.guest.conversation import Conversation
 from belljar.guest.fake import rehearse
-from belljar.model import Account
+from belljar.model import Account, Transfer
 
 ME = Account("tester", os.getuid(), os.getgid(), "testers", home="/")
 
@@ -47,13 +47,13 @@ async def begun(folder: Path) -> None:
 async def test_an_input_that_is_missing_is_told_without_asking_the_guest(channel: socket, tmp_path: Path) -> None:
     async with talking(channel) as guest:
         with pytest.raises(InputMissing, match="no-such-file"):
-            await guest.put(str(tmp_path / "no-such-file"), "/tmp/x", ME, None)
+            await guest.put(Transfer(str(tmp_path / "no-such-file"), "/tmp/x"), ME, None)
 
 
 async def test_an_input_that_is_no_file_is_refused(channel: socket, tmp_path: Path) -> None:
     async with talking(channel) as guest:
         with pytest.raises(InputMissing, match="neither a file nor a folder"):
-            await guest.put("/dev/zero", str(tmp_path / "x"), ME, None)
+            await guest.put(Transfer("/dev/zero", str(tmp_path / "x")), ME, None)
     assert names(tmp_path) == []
 
 
@@ -69,14 +69,14 @@ async def test_a_place_in_the_guest_that_cannot_be_written_is_refused(channel: s
     async with talking(channel) as guest:
         for target in ("/proc/no/such", "/dev/full", str(tmp_path / "file/below")):
             with pytest.raises(GuestRefused):
-                await guest.put(str(tmp_path / "file"), target, ME, None)
+                await guest.put(Transfer(str(tmp_path / "file"), target), ME, None)
 
 
 async def test_a_missing_working_directory_is_named(channel: socket, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     async with talking(channel) as guest:
         with pytest.raises(GuestRefused, match="working directory"):
-            await guest.put(str(tmp_path / "file"), "x", ME, b"/no/such/folder")
+            await guest.put(Transfer(str(tmp_path / "file"), "x"), ME, b"/no/such/folder")
 
 
 async def test_a_place_on_the_host_that_cannot_be_written_is_named(channel: socket, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ async def test_a_place_on_the_host_that_cannot_be_written_is_named(channel: sock
     async with talking(channel) as guest:
         for target in (tmp_path / "file/below", tmp_path / "pipe"):
             with pytest.raises(OutputUnwritable, match=target.name if target.name == "pipe" else "file"):
-                await guest.get(str(tmp_path / "file"), str(target), ME, None)
+                await guest.get(Transfer(str(target), str(tmp_path / "file")), ME, None)
 
 
 async def test_a_broken_conversation_ends_a_copy_that_runs(channel: socket, tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ async def test_a_broken_conversation_ends_a_copy_that_runs(channel: socket, tmp_
             file.write(os.urandom(1 << 20))
     async with talking(channel) as guest:
         for copy in (
-            guest.put(str(tmp_path / "large"), str(tmp_path / "copy"), ME, None),
-            guest.get(str(tmp_path / "large"), str(tmp_path / "copy"), ME, None),
+            guest.put(Transfer(str(tmp_path / "large"), str(tmp_path / "copy")), ME, None),
+            guest.get(Transfer(str(tmp_path / "copy"), str(tmp_path / "large")), ME, None),
         ):
             copying = asyncio.ensure_future(copy)
             await begun(tmp_path)
@@ -112,8 +112,8 @@ async def test_a_copy_can_be_cancelled(channel: socket, tmp_path: Path) -> None:
             file.write(os.urandom(1 << 20))
     async with talking(channel) as guest:
         for copy in (
-            guest.put(str(tmp_path / "large"), str(tmp_path / "copy"), ME, None),
-            guest.get(str(tmp_path / "large"), str(tmp_path / "copy"), ME, None),
+            guest.put(Transfer(str(tmp_path / "large"), str(tmp_path / "copy")), ME, None),
+            guest.get(Transfer(str(tmp_path / "copy"), str(tmp_path / "large")), ME, None),
         ):
             copying = asyncio.ensure_future(copy)
             await begun(tmp_path)
@@ -129,7 +129,7 @@ async def test_many_small_files_go_both_ways(channel: socket, tmp_path: Path) ->
     for number in range(300):
         (tmp_path / f"tree/{number}").write_bytes(b"%d" % number)
     async with talking(channel) as guest:
-        await guest.put(str(tmp_path / "tree"), "inside", ME, os.fsencode(tmp_path))
+        await guest.put(Transfer(str(tmp_path / "tree"), "inside"), ME, os.fsencode(tmp_path))
         await guest.get("inside/", str(tmp_path / "back"), ME, os.fsencode(tmp_path))
     assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == {
         str(number): b"%d" % number for number in range(300)

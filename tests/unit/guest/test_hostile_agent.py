@@ -44,7 +44,7 @@ from belljar.guest.conversation import Conversation
 from belljar.guest.fake import Bytes, Collector
 from belljar.guest.process import one_line
 from belljar.machine.states import class_of_error
-from belljar.model import Account, Cause, OutcomeClass, Payload
+from belljar.model import Account, Cause, OutcomeClass, Payload, Share
 
 ME = Account("tester", 1000, 1000, "testers")
 HELLO_WORDS = [b"%d" % PROTOCOL, b"1", b"0", b"o", b"k", b"3", b""]
@@ -170,7 +170,7 @@ REFUSALS: list[tuple[bytes, type[GuestError]]] = [
 async def test_a_refused_call_says_why_in_one_line() -> None:
     async with greeted() as (guest, agent):
         for kind, error in REFUSALS:
-            asking = asyncio.ensure_future(guest.mount("share0", "/mnt", readonly=True))
+            asking = asyncio.ensure_future(guest.mount(Share("/data", "/mnt", readonly=True), "share0"))
             number, _, _ = await agent.call()
             await agent.say(frame(ERROR, number, join(kind, b"be\ncause")))
             with pytest.raises(error, match=r"be.cause"):
@@ -180,7 +180,7 @@ async def test_a_refused_call_says_why_in_one_line() -> None:
 async def test_an_agent_that_does_not_answer_is_lost() -> None:
     async with greeted(call_timeout=0.01) as (guest, _):
         with pytest.raises(AgentLost, match="did not answer `mount`"):
-            await guest.mount("share0", "/mnt", readonly=True)
+            await guest.mount(Share("/data", "/mnt", readonly=True), "share0")
 
 
 async def test_an_agent_that_goes_away_fails_every_call_and_payload() -> None:

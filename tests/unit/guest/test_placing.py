@@ -17,7 +17,7 @@ from tests.contracts.payloads import ME, begin, payload, said, talking
 from belljar.agent.wire import with_nul, without_nul
 from belljar.errors import GuestRefused
 from belljar.guest.fake import rehearse
-from belljar.model import PlainFile, StdinKind
+from belljar.model import PlainFile, StdinKind, Transfer
 
 
 @pytest.fixture(scope="module")
@@ -132,14 +132,14 @@ async def test_only_what_changed_comes_back_and_what_is_skipped_stays(channel: s
     for name in ("same", "changed", "job.out", "deep/same"):
         (outside / name).write_text("as it was")
     async with talking(channel) as guest:
-        await guest.put(str(outside), str(inside), ME, None, skip=("job.out",))
+        await guest.put(Transfer(str(outside), str(inside), ("job.out",)), ME, None)
         assert not (inside / "job.out").exists() and (inside / "deep/same").exists()
         script = b"cd $1; echo new > changed; echo new > made; mkdir -p deep/er; echo x > deep/er/x; echo no > job.out"
         ran = await begin(guest, payload(b"sh", b"-c", script, b"sh", os.fsencode(inside), stdin=StdinKind.NULL))
         ran.status = await ran.process.wait()
         assert ran.code == 0
-        await guest.get(str(inside), str(back), ME, None, skip=("job.out",), changed_only=True)
-        await guest.get(str(inside), str(tmp_path / "all"), ME, None)
+        await guest.get(Transfer(str(back), str(inside), ("job.out",), changed_only=True), ME, None)
+        await guest.get(Transfer(str(tmp_path / "all"), str(inside)), ME, None)
     found = {str(path.relative_to(back)) for path in back.rglob("*") if path.is_file()}
     assert found == {"changed", "made", "deep/er/x"}
     assert (tmp_path / "all/same").exists() and (tmp_path / "all/job.out").exists()

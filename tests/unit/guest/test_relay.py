@@ -16,7 +16,7 @@ from belljar.guest import Identity, Settings, Streams
 from belljar.guest.conversation import Conversation, order_of, request
 from belljar.guest.fake import Bytes, Collector, rehearse
 from belljar.guest.relay import serve
-from belljar.model import Account, Payload, StdinKind
+from belljar.model import Account, Payload, StdinKind, Transfer
 
 ME = Account("tester", os.getuid(), os.getgid(), "testers", home="/")
 ENV = ((b"PATH", b"/usr/bin:/bin"),)
@@ -116,8 +116,8 @@ async def test_signals_and_sizes_reach_the_right_process(channel: socket.socket)
 async def test_files_can_be_copied_through_it(channel: socket.socket, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(os.urandom(2_000_000))
     async with house(channel) as guest, client(guest) as second:
-        await second.put(str(tmp_path / "file"), str(tmp_path / "inside"), ME, None)
-        await second.get(str(tmp_path / "inside"), str(tmp_path / "back"), ME, None)
+        await second.put(Transfer(str(tmp_path / "file"), str(tmp_path / "inside")), ME, None)
+        await second.get(Transfer(str(tmp_path / "back"), str(tmp_path / "inside")), ME, None)
     assert (tmp_path / "back").read_bytes() == (tmp_path / "file").read_bytes()
 
 

@@ -24,7 +24,8 @@ class Rehearsal:
         self.folders = []  # type: list[str]
         self.kept = {}  # type: dict[bytes, int]
         self.calls = {
-            b"identify": self.identify, b"set_clock": lambda words: now(), b"prepare": lambda words: b"", b"mount": self.mount,
+            b"identify": self.identify, b"set_clock": lambda words: now(), b"prepare": lambda words: b"", b"renew_keys": lambda words: b"",
+            b"mount": self.mount,
         }  # type: dict[bytes, Callable[[Words], bytes]]  # fmt: skip
         self.errands = {}  # type: dict[bytes, Callable[[Words], tuple[int, Late, Work]]]
 

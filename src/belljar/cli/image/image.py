@@ -11,7 +11,7 @@ from belljar.cli.image import site as image_site
 from belljar.cli.parser import FORMAT, Verb
 from belljar.cli.render import moment
 from belljar.cli.render import show as put
-from belljar.context.choice import choose
+from belljar.context import choose
 from belljar.errors import BadOption
 from belljar.jobs.words import size
 from belljar.machine.planning.contexts import means_by, means_of

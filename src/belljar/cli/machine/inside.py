@@ -161,11 +161,15 @@ def split(text: str) -> tuple[str, str]:
 
 async def _copy(house: House, view: MachineView, source: str, target: str, user: str | None, *, into: bool) -> None:
     from belljar.machine.outside.talking import talk
+    from belljar.model import Transfer
 
     account, cwd = _account(user, view), os.fsencode(str(view.payload.get("cwd") or "/"))
     try:
         async with talk(view, house.converse) as guest:
-            await (guest.put if into else guest.get)(source, target, account, cwd)
+            if into:
+                await guest.put(Transfer(source, target), account, cwd)
+            else:
+                await guest.get(Transfer(target, source), account, cwd)
     except OutputMissing as exc:
         raise OutputMissing(exc.message, hint="Correct ID:PATH.") from exc
 

@@ -115,7 +115,7 @@ async def furnish(guest: Guest, life: Life, packed: dict[str, Transfer], payload
     for item in payload.inputs:
         name = next((name for name, other in packed.items() if other is item), None)
         if name is None or not await _laid(guest, life, name, devices[name], item, payload):
-            await guest.put(item.outside, item.inside, payload.account, payload.cwd, skip=item.skip)
+            await guest.put(item, payload.account, payload.cwd)
 
 
 async def _laid(guest: Guest, life: Life, name: str, device: str, item: Transfer, payload: Payload) -> bool:

@@ -66,7 +66,5 @@ async def mount_all(guest: Guest, life: Life, servers: dict[str, FileServer]) ->
         if share.kind is ShareKind.NFS:
             with life.phase("mount"):
                 await guest.mount_nfs(servers[share.target], share.target, readonly=share.readonly)
-        elif share.kind is ShareKind.VIRTIOFS:
-            await guest.mount_virtiofs(tags[share.target], share.target, readonly=share.readonly)
         else:
-            await guest.mount(tags[share.target], share.target, readonly=share.readonly)
+            await guest.mount(share, tags[share.target])

@@ -229,7 +229,7 @@ class Keeping:
         if payload.inputs and payload.files:
             await guest.place(payload.files, payload.account)  # what is copied in may lie in folders of theirs
         for item in payload.inputs:
-            await guest.put(item.outside, item.inside, payload.account, payload.cwd, skip=item.skip)
+            await guest.put(item, payload.account, payload.cwd)
 
     # -- the way out -------------------------------------------------------------------------------------------------
 

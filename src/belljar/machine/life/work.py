@@ -164,9 +164,7 @@ class PayloadRun:
         trouble: BelljarError | None = None
         for item in payload.outputs:
             try:
-                await guest.get(
-                    item.inside, item.outside, payload.account, payload.cwd, skip=item.skip, changed_only=item.changed_only
-                )  # fmt: skip
+                await guest.get(item, payload.account, payload.cwd)
             except (UsageError, GuestRefused, HostError) as error:
                 trouble = trouble or error
         if self._life.request.machine.shares or self._life.request.keep:

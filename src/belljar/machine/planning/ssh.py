@@ -11,7 +11,7 @@ from pathlib import Path
 
 from belljar.context import Seed, ssh_seed
 from belljar.errors import BelljarError, ContextImpossible, GuestRefused
-from belljar.guest import Guest, SshDelivery, SshKeys, ssh_delivery
+from belljar.guest import Guest, SshKeys, ssh_keys
 from belljar.host.files import private_folder, read_capped, write_whole
 from belljar.host.guard.egress import Egress, rule
 from belljar.hypervisor import Domain, Nic
@@ -43,7 +43,7 @@ class SshHouse:
 class SshWay:
     """The keys of one boot. A clone has no use for any: its agent is there."""
 
-    delivery: SshDelivery
+    keys: SshKeys
     grows: bool
     injects: bool  # belljar's ramdisk puts the keys in; else the image's cloud-init
     memory: Path  # what was learned about templates of such guests
@@ -64,15 +64,14 @@ class SshWay:
             write_whole(self.memory, error.message.encode()[:LONGEST_REASON])
 
     def seed(self) -> Seed:
-        one = self.delivery
-        return ssh_seed(one.keys.user, one.public, one.host_private, one.host_public, grows=self.grows)
+        keys = self.keys
+        return ssh_seed(keys.user, keys.public, keys.host_private, keys.host_public, grows=self.grows)
 
     def write_ramdisk(self, path: Path, base: Path) -> None:
         """The image's ramdisk with the keys behind it."""
-        one = self.delivery
-        write_whole(
-            path, base.read_bytes() + ssh_part(one.public, one.host_private, one.host_public, one.host_dropbear)
-        )
+        keys = self.keys
+        part = ssh_part(keys.public, keys.host_private, keys.host_public, keys.host_dropbear)
+        write_whole(path, base.read_bytes() + part)
 
     def guest(self, life: Life, *, is_draft: bool) -> Callable[[Domain], Guest]:
         """How the agent is brought to a guest that boots, and then spoken to. What becomes of each try is in the journal."""
@@ -80,7 +79,7 @@ class SshWay:
         def tell(what: str) -> None:
             life.record.tell("ssh", seen=what)
 
-        return lambda domain: self.make_guest(domain, self.delivery.keys, tell, is_draft)
+        return lambda domain: self.make_guest(domain, self.keys, tell, is_draft)
 
     def card(self, link: Link) -> Nic:
         """The card of a machine that is entered by ssh when it boots. One that asked for no network has a card, too, behind
@@ -112,4 +111,4 @@ def make(house: Callable[[], SshHouse] | None, image: Image, files: BootFiles, *
             " and it is not started by belljar's own ramdisk"
         )
     ours = house()
-    return SshWay(ssh_delivery(user), grows, injects, ours.folder / f"{image.digest[:32]}.refused", ours.make_guest)
+    return SshWay(ssh_keys(user), grows, injects, ours.folder / f"{image.digest[:32]}.refused", ours.make_guest)

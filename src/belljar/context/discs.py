@@ -1,5 +1,6 @@
-"""What cloud-init is told on belljar's behalf: install the agent, start it when all else is done, spare what takes time.
+"""Discs that tell a guest's own init what to do: by cloud-init the agent or belljar's ssh key, or the user's own data alone.
 
+https://docs.cloud-init.io/en/latest/reference/datasources/nocloud.html
 https://docs.cloud-init.io/en/latest/explanation/format.html
 
 The agent comes as a boothook, which no list of the user's own cloud-config can replace, and which runs before
@@ -9,20 +10,25 @@ anything else of the user-data. What only spares time stands in the vendor-data,
 from __future__ import annotations
 
 import base64
+import io
+import json
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.context import NO_NETWORK, seed_disc
-from belljar.context.nocloud import LABEL
 from belljar.errors import BadOption
+from belljar.host.files import no_space_as_error, write_all
 from belljar.host.interpreter import GUESTS_OWN, Interpreter, command
 
 if TYPE_CHECKING:
     from email.message import Message
 
+LABEL = "cidata"
+NO_NETWORK = "version: 1\nconfig: disabled\n"
 FOLDER = "/usr/lib/belljar"  # of the guest
 LARGEST_USER_DATA = 16 << 20
 NOBODY = "belljar-000000000000"  # the hostname of a guest that waits for its own
@@ -97,16 +103,120 @@ class AgentSeed:
     def digest(self) -> str:
         carried = f"{PYTHON}{self.python.digest}" if self.python else ""
         words = (BOOTHOOK, CHECK, VENDOR, self.agent, self.unit, str(self.grows), carried)
-        parts = [*(word.encode() for word in words), self.user_data]
-        return sha256(b"".join(b"%d:%s," % (len(part), part) for part in parts)).hexdigest()
+        return _digest(*(word.encode() for word in words), self.user_data)
 
     def write(self, path: Path) -> None:
-        vendor = VENDOR.format(growpart="auto" if self.grows else "off", resize=str(self.grows).lower())
-        seed_disc(
-            path, instance_id=f"belljar-{self.digest[:16]}", hostname=NOBODY, meta={}, network_config=NO_NETWORK,
-            user_data=multipart(boothook(self.agent, self.unit, is_carried=self.python is not None), self.user_data),
-            vendor_data=vendor.encode(), more={"python.tar": self.python.path.read_bytes()} if self.python else {},
-        )  # fmt: skip
+        ours = boothook(self.agent, self.unit, is_carried=self.python is not None)
+        files = _cloud_init(f"belljar-{self.digest[:16]}", multipart(ours, self.user_data), grows=self.grows)
+        files["network-config"] = NO_NETWORK.encode()
+        if self.python is not None:
+            files["python.tar"] = self.python.path.read_bytes()
+        write_disc(path, files)
+
+
+@dataclass(frozen=True)
+class SshSeed:
+    """A disc that lets belljar in as *user*, and gives the guest's ssh server its key. Implements `Seed`.
+
+    https://docs.cloud-init.io/en/latest/reference/modules.html#ssh"""
+
+    user: str
+    public: str
+    host_private: str
+    host_public: str
+    grows: bool
+
+    @cached_property
+    def digest(self) -> str:
+        return _digest(self._config("", "", ""), VENDOR.encode(), b"%d" % self.grows)
+
+    def write(self, path: Path) -> None:
+        config = self._config(self.public, self.host_private, self.host_public)
+        write_disc(path, _cloud_init(f"belljar-{self.digest[:16]}", config, grows=self.grows))
+
+    def _config(self, public: str, host_private: str, host_public: str) -> bytes:
+        config = {
+            "disable_root": False,
+            "users": ["default", {"name": self.user, "ssh_authorized_keys": [public]}],
+            "ssh_deletekeys": True,
+            "ssh_keys": {"ed25519_private": host_private, "ed25519_public": host_public},
+            "ssh_quiet_keygen": True,
+        }
+        return b"#cloud-config\n" + _yaml(config)
+
+
+@dataclass(frozen=True)
+class UserSeed:
+    """A disc with user data for guests that have no agent, in the forms of several clouds at once. Implements `Seed`.
+
+    user-data, meta-data            cloud-init's NoCloud (the label is `cidata`)
+    openstack/latest/user_data      a config drive; uCernVM looks for it on any disc
+    openstack/latest/meta_data.json
+    context.sh                      OpenNebula: the same in base64, as amiconfig and Vac 0.x have it
+    """
+
+    user_data: bytes
+    instance_id: str
+    hostname: str
+
+    @cached_property
+    def digest(self) -> str:
+        return _digest(b"user", self.instance_id.encode(), self.hostname.encode(), self.user_data)
+
+    def write(self, path: Path) -> None:
+        document = {"uuid": self.instance_id, "hostname": self.hostname, "name": self.hostname, "launch_index": 0}
+        packed = base64.b64encode(self.user_data).decode()
+        files = {
+            "user-data": self.user_data,
+            "meta-data": _yaml({"instance-id": self.instance_id, "local-hostname": self.hostname}),
+            "openstack/latest/user_data": self.user_data,
+            "openstack/latest/meta_data.json": json.dumps(document).encode(),
+            "context.sh": f"EC2_USER_DATA='{packed}'\nCONTEXT_UUID='{self.instance_id}'\n".encode(),
+        }
+        write_disc(path, files)
+
+
+def write_disc(path: Path, files: Mapping[str, bytes]) -> None:
+    """Make an ISO 9660 disc (0600) labelled `cidata`, as cloud-init's NoCloud reads it. Nothing may be at *path* yet. Raises
+    NoSpace, HostError."""
+    import pycdlib
+
+    disc, made, places = pycdlib.PyCdlib(), io.BytesIO(), {"": ""}
+    disc.new(interchange_level=3, vol_ident=LABEL, joliet=3, rock_ridge="1.09")
+    for number, (name, data) in enumerate(files.items()):
+        folder, _, leaf = name.rpartition("/")
+        for depth in range(folder.count("/") + 1 if folder else 0):
+            parts = folder.split("/")[: depth + 1]
+            above, here = "/".join(parts[:-1]), "/".join(parts)
+            if here not in places:
+                places[here] = f"{places[above]}/D{len(places)}"
+                disc.add_directory(places[here], rr_name=parts[-1], joliet_path=f"/{here}")
+        short = f"{places[folder]}/FILE{number}.;1"
+        disc.add_fp(io.BytesIO(data), len(data), short, rr_name=leaf, joliet_path=f"/{name}", file_mode=0o100444)
+    disc.write_fp(made)
+    disc.close()
+    with no_space_as_error(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            write_all(descriptor, made.getvalue())
+        finally:
+            os.close(descriptor)
+
+
+def _cloud_init(instance: str, user_data: bytes, *, grows: bool) -> dict[str, bytes]:
+    """The files of a guest that waits for its name."""
+    vendor = VENDOR.format(growpart="auto" if grows else "off", resize=str(grows).lower())
+    meta = _yaml({"instance-id": instance, "local-hostname": NOBODY})
+    return {"meta-data": meta, "user-data": user_data, "vendor-data": vendor.encode()}
+
+
+def _yaml(value: object) -> bytes:
+    """JSON is YAML, and has one way to quote."""
+    return json.dumps(value).encode() + b"\n"
+
+
+def _digest(*words: bytes) -> str:
+    return sha256(b"".join(b"%d:%s," % (len(word), word) for word in words)).hexdigest()
 
 
 def boothook(agent: str, unit: str, *, is_carried: bool = False) -> bytes:
