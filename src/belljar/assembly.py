@@ -146,16 +146,17 @@ class House:
 
     def ssh(self) -> SshHouse:
         """What guests without an agent are reached with."""
-        from belljar.guest import Parcel, ssh_guest
+        from belljar.guest.ssh import Parcel, SshGuest
+        from belljar.guest.ssh_link import fresh_keys
         from belljar.image import agent_unit
         from belljar.machine.planning.ssh import SshHouse
 
         settings, parcel = self.settings.guest, Parcel(agent_unit(), self.images.interpreter)
 
         def guest(domain: Domain, keys: SshKeys, tell: Callable[[str], None], is_draft: bool) -> Guest:
-            return ssh_guest(domain.channel, domain.dial, keys, parcel, settings, tell, is_draft=is_draft)
+            return SshGuest(domain.channel, domain.dial, keys, parcel, settings, tell, is_draft=is_draft)
 
-        return SshHouse(self.folders.store / "ssh", guest)
+        return SshHouse(self.folders.store / "ssh", guest, fresh_keys)
 
     def layers(self) -> Layers:
         """Images with the agent put in."""

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import asyncssh
 
-from belljar.guest import Parcel, Settings, SshKeys
-from belljar.guest.ssh import SshGuest
+from belljar.guest import Settings, SshKeys
+from belljar.guest.ssh import Parcel, SshGuest
 from belljar.guest.ssh_link import Patience
 from belljar.host.interpreter import Interpreter
 

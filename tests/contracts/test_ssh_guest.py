@@ -15,8 +15,8 @@ from tests.contracts.payloads import begin, ran, said, shell
 from tests.contracts.ssh_server import CAN_RUN, Server, new_key, no_interpreter, server
 
 from belljar.errors import AgentLost, GuestRefused, SshRefused
-from belljar.guest import Parcel, Settings, SshKeys
-from belljar.guest.ssh import SshGuest, unit_for
+from belljar.guest import Settings, SshKeys
+from belljar.guest.ssh import Parcel, SshGuest, unit_for
 from belljar.guest.ssh_link import Patience
 from belljar.image import agent_unit
 from belljar.model import Account, Transfer

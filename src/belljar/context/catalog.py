@@ -36,7 +36,6 @@ class Instance:
     size: str = ""
     address: str = ""  # without its prefix
     mac: str = ""
-    keys: tuple[str, ...] = ()  # public keys for ssh, a line each
     base_url: str = ""  # where features are read and outputs are put
 
 
@@ -97,8 +96,6 @@ def _ec2(rest: list[str], instance: Instance) -> Page | None:
             return _user_data(instance)
         case ["meta-data.json"]:
             return Page(json.dumps(document(instance)).encode(), JSON)
-        case ["meta-data", "public-keys"] if instance.keys:
-            return _list(f"{number}=key{number}" for number in range(len(instance.keys)))
         case ["meta-data", *path]:
             return _leaf_or_list(path, leaves(instance))
         case ["dynamic", *path]:
@@ -114,7 +111,6 @@ def leaves(instance: Instance) -> dict[str, str]:
         "local-ipv4": instance.address, "mac": instance.mac, "placement/availability-zone": instance.zone,
         "reservation-id": instance.uuid, "security-groups": "default",
     }  # fmt: skip
-    found |= {f"public-keys/{number}/openssh-key": key for number, key in enumerate(instance.keys)}
     return {path: text for path, text in found.items() if text}
 
 
@@ -152,12 +148,10 @@ def _openstack(rest: list[str], instance: Instance) -> Page | None:
 
 def document(instance: Instance) -> dict[str, object]:
     """OpenStack's meta_data.json."""
-    keys = {str(number): key for number, key in enumerate(instance.keys)}
     places = {name: f"{instance.base_url}/{name}" for name in (*FEATURES, "joboutputs")} if instance.base_url else {}
     return {
         "uuid": instance.uuid, "name": instance.hostname, "hostname": instance.hostname, "launch_index": 0,
         "availability_zone": instance.zone, "meta": {**places, "machinetype": instance.machinetype},
-        **({"public_keys": keys} if keys else {}),
     }  # fmt: skip
 
 

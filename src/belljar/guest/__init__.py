@@ -6,16 +6,11 @@ and streams. It knows nothing of QEMU: any connected stream socket will do.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from belljar.model import Account, FileServer, Payload, PlainFile, Share, Transfer, Usage, setting
-
-if TYPE_CHECKING:
-    import socket
-
-    from belljar.host.interpreter import Interpreter
 
 
 @dataclass(frozen=True)
@@ -207,35 +202,3 @@ class SshKeys:
     host_private: str = field(default="", repr=False)
     host_public: str = ""  # the only one that the server may show; "": whichever it shows
     host_dropbear: bytes = field(default=b"", repr=False)  # the private one once more, in dropbear's format
-
-
-@dataclass(frozen=True)
-class Parcel:
-    """What a guest is brought beside the agent."""
-
-    unit: str  # the agent's systemd unit, as images have it that start the agent themselves
-    interpreter: Callable[[], Interpreter]  # asked where the guest has none that fits
-
-
-def ssh_keys(user: str) -> SshKeys:
-    """Keys nobody had before. Raises SshMissing."""
-    from belljar.guest.ssh_link import fresh_keys
-
-    return fresh_keys(user)
-
-
-def ssh_guest(
-    channel: socket.socket,
-    dial: Callable[[], Awaitable[socket.socket]],
-    keys: SshKeys,
-    parcel: Parcel,
-    settings: Settings,
-    tell: Callable[[str], None],
-    *,
-    is_draft: bool,
-) -> Guest:
-    """A guest whose agent is brought by the ssh server *dial* connects to, and then speaks over *channel* as all do. *tell*
-    hears of each change in how it goes. *is_draft*: it is to become a template."""
-    from belljar.guest.ssh import SshGuest
-
-    return SshGuest(channel, dial, keys, parcel, settings, tell, is_draft=is_draft)

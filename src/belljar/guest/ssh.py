@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import io
 import socket
 import sys
-import tarfile
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from belljar.agent import bundle
 from belljar.agent.wire import PORT
 from belljar.errors import GuestRefused
-from belljar.guest import Hello, Parcel, Settings, SshKeys
+from belljar.guest import Hello, Settings, SshKeys
 from belljar.guest.conversation import Conversation
 from belljar.guest.process import one_line
 from belljar.guest.ssh_link import WINDOW, Dial, Link, Patience, Tell, library
-from belljar.host.interpreter import command
+from belljar.host.interpreter import Interpreter, archive_of, command
 from belljar.host.threads import in_thread
 
 FOLDER = "/usr/lib/belljar"  # in the guest; like everything below a fixed word of ours
@@ -76,6 +76,14 @@ PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export PATH
 cd / && exec {agent} --stdio
 """
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What a guest is brought beside the agent."""
+
+    unit: str  # the agent's systemd unit, as images have it that start the agent themselves
+    interpreter: Callable[[], Interpreter]  # asked where the guest has none that fits
 
 
 class SshGuest(Conversation):
@@ -197,16 +205,6 @@ def unit_for(unit: str, agent: str) -> bytes:
     """The agent's unit for this guest: started by these words, and not before cloud-init is done."""
     lines = [f"ExecStart={agent}" if line.startswith("ExecStart=") else line for line in unit.splitlines()]
     return "\n".join([*lines, ""]).replace("After=", "After=cloud-final.service ", 1).encode()
-
-
-def archive_of(files: list[tuple[str, bytes, int]]) -> bytes:
-    whole = io.BytesIO()
-    with tarfile.open(fileobj=whole, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, data, mode in files:
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(data), mode
-            archive.addfile(member, io.BytesIO(data))
-    return whole.getvalue()
 
 
 def facts_of(said: bytes) -> dict[str, str]:

@@ -17,7 +17,7 @@ import io
 import os
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -110,7 +110,7 @@ def _known(link: Path) -> Interpreter | None:
 
 
 def _make(link: Path, script: bytes) -> Interpreter:
-    data = _archive(script)
+    data = archive_of(sorted(_parts(script)))
     path = link.parent / f"{sha256(data).hexdigest()}.tar"
     write_whole(path, data)
     draft = link.with_suffix(".draft")
@@ -132,12 +132,13 @@ def _program() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable) or sys.executable)
 
 
-def _archive(script: bytes) -> bytes:
+def archive_of(files: Iterable[tuple[str, bytes, int]]) -> bytes:
+    """A tar archive of these: path, content, mode."""
     import tarfile
 
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, data, mode in sorted(_parts(script)):
+        for name, data, mode in files:
             member = tarfile.TarInfo(name)
             member.size, member.mode = len(data), mode
             archive.addfile(member, io.BytesIO(data))
@@ -148,7 +149,7 @@ def _parts(script: bytes) -> Iterator[tuple[str, bytes, int]]:
     """Every file of the archive: its path, its content, its mode."""
     program = _program()
     binary = _read(program)
-    loader = _loader_of(binary)
+    loader = loader_of(binary)
     if not loader:
         raise HostError(
             f"{program}: has no loader, so it cannot be taken along into guests",
@@ -184,8 +185,7 @@ def _modules(script: bytes) -> list[tuple[str, str, bool]]:
     argv = [_program(), "-I", "-S", "-c", LISTING, ",".join(NEVER), ",".join(sorted(names))]
     rows = (line.split("\t") for line in run(argv, timeout=PATIENCE, env={}).out.decode().splitlines())
     found = [(name, path, is_package == "True") for name, path, is_package in rows]
-    # The part of the library that Python has in itself is not loaded from files, but `os` tells it where the others are.
-    return [(name, path, is_package) for name, path, is_package in found if name not in ("os.path",)]
+    return [one for one in found if one[0] != "os.path"]
 
 
 def _bytecode(path: str, shown: str) -> bytes:
@@ -210,8 +210,8 @@ def _libraries(loader: str, programs: list[str]) -> dict[str, str]:
     return found
 
 
-def _loader_of(program: bytes) -> str:
-    """The loader an ELF program asks for; empty where it asks for none."""
+def loader_of(program: bytes) -> str:
+    """The loader that a 64-bit ELF program asks for; empty where it asks for none."""
     if program[:4] != b"\x7fELF" or program[4] != 2:
         return ""
     (table,) = struct.unpack_from("<Q", program, 32)

@@ -1,5 +1,5 @@
 """Images with a shell, an ssh server and nothing else: no Python, no perl, no cloud-init, no systemd. The user land is
-busybox; the server is Debian's OpenSSH or dropbear; nothing of belljar's is in them.
+busybox; the server is Debian's OpenSSH or dropbear; nothing of belljar's is in them. Some lack even more, or have what is no use.
 
 Kept beside the stock images, keyed by this file. Root only, as all live tests.
 """
@@ -20,11 +20,19 @@ from belljar.host.locks import locked
 from belljar.image.build import mirrors
 
 SUITE = "bookworm"
-PACKAGES = ("linux-image-amd64", "linux-image-cloud-amd64", "busybox-static", "openssh-server", "dropbear-bin")
+PACKAGES = ("linux-image-amd64", "linux-image-cloud-amd64", "busybox-static", "openssh-server", "dropbear-bin", "musl")
+OLDER, OLD_PYTHON = "bullseye", "python2.7-minimal"
 SIZE = "600M"
 SERVERS = {"openssh": "usr/sbin/sshd", "dropbear": "usr/sbin/dropbear"}
 # Debian's kernel for clouds has neither 9p nor a driver for vmgenid; the other one has both.
-KINDS = {"openssh": ("openssh", "-amd64"), "dropbear": ("dropbear", "-amd64"), "cloud": ("openssh", "-cloud-amd64")}
+KINDS = {
+    "openssh": ("openssh", "-amd64"),
+    "dropbear": ("dropbear", "-amd64"),
+    "cloud": ("openssh", "-cloud-amd64"),
+    "portless": ("dropbear", "-amd64"),  # its kernel has no driver for belljar's port
+    "python2": ("dropbear", "-amd64"),  # Python 2.7, and a python3 that calls itself 3.4
+    "musl": ("", "-amd64"),  # no C library but musl, and no server
+}
 NOT_FOR_MACHINES = (
     "gpu", "media", "wireless", "ethernet", "sound", "staging", "infiniband", "iio", "usb", "hid", "input", "mtd", "isdn",
     "hwmon", "leds", "i2c", "mfd", "video", "bluetooth", "can", "comedi", "power", "watchdog", "platform", "firmware",
@@ -33,7 +41,12 @@ INITTAB = """\
 ::sysinit:/etc/rc
 ::respawn:{server}
 """
-COMMANDS = {"openssh": "/usr/sbin/sshd -D -e", "dropbear": "/usr/sbin/dropbear -F -E -s"}
+COMMANDS = {"openssh": "/usr/sbin/sshd -D -e", "dropbear": "/usr/sbin/dropbear -F -E -s", "": "/bin/sleep 100000"}
+OLD_PYTHON3 = """\
+#!/bin/sh
+echo 3.4
+exit 1
+"""
 RC = """\
 #!/bin/sh
 mount -t tmpfs -o mode=755 run /run
@@ -76,9 +89,20 @@ def _make(folder: Path, digest: str) -> None:
             str(folder / "root.tar"), *sources(SUITE)[:1], env=env)  # fmt: skip
     (folder / "all").mkdir()
     execute("tar", "-xf", str(folder / "root.tar"), "-C", str(folder / "all"), "--exclude=./dev/*")
+    execute("mmdebstrap", "--mode=root", "--variant=extract", "--architectures=amd64", f"--include={OLD_PYTHON}",
+            '--aptopt=APT::Install-Recommends "false"', "--dpkgopt=path-exclude=/usr/share/*", OLDER,
+            str(folder / "old.tar"), *sources(OLDER)[:1], env=env)  # fmt: skip
+    (folder / "old").mkdir()
+    execute("tar", "-xf", str(folder / "old.tar"), "-C", str(folder / "old"), "--exclude=./dev/*")
     for kind in KINDS:
         root, raw = folder / kind, folder / f"{kind}.raw"
         _choose(folder / "all", root, kind)
+        if kind == "python2":
+            shutil.copy(folder / "old/usr/bin/python2.7", folder / "all/usr/bin")
+            _with_libraries(folder / "all", root, "usr/bin/python2.7")
+            shutil.copytree(folder / "old/usr/lib/python2.7", root / "usr/lib/python2.7", symlinks=True)
+            (root / "usr/bin/python3").write_text(OLD_PYTHON3)
+            (root / "usr/bin/python3").chmod(0o755)
         with open(raw, "wb"):
             execute("mke2fs", "-q", "-F", "-t", "ext4", "-d", str(root), str(raw), SIZE)
         part = folder / f"{kind}.qcow2"
@@ -120,7 +144,14 @@ def _choose(every: Path, root: Path, kind: str) -> None:
     modules = f"lib/modules/{release}"
     shutil.copytree(every / modules, root / modules, ignore=shutil.ignore_patterns(*NOT_FOR_MACHINES))
     execute("depmod", "-b", str(root), release)
-    _with_libraries(every, root, SERVERS[server])
+    if kind == "portless":
+        (root / modules / "kernel/drivers/char/virtio_console.ko").unlink()
+        execute("depmod", "-b", str(root), release)
+    if server:
+        _with_libraries(every, root, SERVERS[server])
+    if kind == "musl":
+        shutil.copytree(every / "lib/x86_64-linux-musl", root / "lib/x86_64-linux-musl")
+        (root / "lib/ld-musl-x86_64.so.1").symlink_to("x86_64-linux-musl/libc.so")
     for path, text in FILES.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_text(text)

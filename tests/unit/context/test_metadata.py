@@ -18,7 +18,7 @@ from belljar.context.outputs import Outputs
 
 INSTANCE = Instance(
     uuid="u-u-i-d", hostname="belljar-0f", user_data=b"#!/bin/sh\n\xff\n", machinetype="prod", zone="node1", size="2-1024",
-    address="10.0.2.15", mac="52:54:00:00:00:01", keys=("ssh-ed25519 AAAA me",), base_url="http://169.254.169.253",
+    address="10.0.2.15", mac="52:54:00:00:00:01", base_url="http://169.254.169.253",
 )  # fmt: skip
 FEATURES = {"machinefeatures": {"total_cpu": "4", "hs06": "42.0"}, "jobfeatures": {"job_id": "7", "cpu<b>": "x"}}
 Client = Callable[["Guest"], Awaitable[None]]
@@ -124,8 +124,7 @@ def put(service: Service, path: str, body: bytes, *lines: str) -> int:
         ("/latest/meta-data/hostname", "belljar-0f"), ("/latest/meta-data/local-hostname", "belljar-0f"),
         ("/latest/meta-data/local-ipv4", "10.0.2.15"), ("/latest/meta-data/instance-type", "2-1024"),
         ("/latest/meta-data/placement/availability-zone", "node1"), ("/latest/meta-data/placement/", "availability-zone"),
-        ("/latest/meta-data/public-keys/", "0=key0"), ("/latest/meta-data/public-keys/0/", "openssh-key"),
-        ("/latest/meta-data/public-keys/0/openssh-key", "ssh-ed25519 AAAA me"), ("/latest", "dynamic\nmeta-data\nuser-data"),
+        ("/latest", "dynamic\nmeta-data\nuser-data"),
         ("/openstack/2020-01-01/meta-data/ami-id", "u-u-i-d"), ("/machinefeatures/total_cpu", "4"), ("/jobfeatures/job_id", "7"),
     ],
 )  # fmt: skip
@@ -136,7 +135,7 @@ def test_what_guests_of_clouds_and_of_vac_ask_for(service: Service, path: str, t
 def test_the_listing_of_metadata_names_every_leaf_and_folder(service: Service) -> None:
     status, text = get(service, "/latest/meta-data/")
     names = text.split("\n")
-    assert status == 200 and {"ami-id", "instance-id", "placement/", "public-keys/"} <= set(names)
+    assert status == 200 and {"ami-id", "instance-id", "placement/"} <= set(names)
     assert len(names) == len(set(names))
     for name in names:
         assert get(service, f"/latest/meta-data/{name}")[0] == 200, name
@@ -150,7 +149,7 @@ def test_openstacks_documents_in_both_spellings(service: Service, name: str) -> 
     found = json.loads(text)
     assert status == 200
     if name.startswith("meta"):
-        assert found["uuid"] == "u-u-i-d" and found["public_keys"] == {"0": "ssh-ed25519 AAAA me"}
+        assert found["uuid"] == "u-u-i-d"
         assert (
             found["meta"]["joboutputs"] == "http://169.254.169.253/joboutputs"
             and found["meta"]["machinetype"] == "prod"

@@ -130,7 +130,7 @@ async def test_many_small_files_go_both_ways(channel: socket, tmp_path: Path) ->
         (tmp_path / f"tree/{number}").write_bytes(b"%d" % number)
     async with talking(channel) as guest:
         await guest.put(Transfer(str(tmp_path / "tree"), "inside"), ME, os.fsencode(tmp_path))
-        await guest.get("inside/", str(tmp_path / "back"), ME, os.fsencode(tmp_path))
+        await guest.get(Transfer(str(tmp_path / "back"), "inside/"), ME, os.fsencode(tmp_path))
     assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == {
         str(number): b"%d" % number for number in range(300)
     }

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -56,13 +57,13 @@ def test_one_that_is_lost_is_made_again_the_same(tmp_path: Path) -> None:
 
 
 def test_two_at_once_make_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    count, real = [], made._archive
+    count, real = [], made.archive_of
 
-    def counted(script: bytes) -> bytes:
-        count.append(script)
-        return real(script)
+    def counted(files: Iterable[tuple[str, bytes, int]]) -> bytes:
+        count.append(files)
+        return real(files)
 
-    monkeypatch.setattr(made, "_archive", counted)
+    monkeypatch.setattr(made, "archive_of", counted)
     threads = [threading.Thread(target=interpreter, args=(tmp_path, SCRIPT)) for _ in range(3)]
     for thread in threads:
         thread.start()

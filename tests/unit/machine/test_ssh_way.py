@@ -11,6 +11,7 @@ import pytest
 from tests.unit.machine.test_contexts import image, request
 
 from belljar.errors import ContextImpossible, GuestRefused
+from belljar.guest.ssh_link import fresh_keys
 from belljar.host.guard.egress import Egress
 from belljar.hypervisor import Accelerator, Boot, DomainSpec
 from belljar.image import SSH_WORD, BootFiles, Image
@@ -29,7 +30,7 @@ class Direct(FakeStore):
 
 
 def decided(folder: Path, found: Any) -> Way:
-    house = SshHouse(folder / "ssh", lambda domain, keys, tell, is_draft: None)  # type: ignore[arg-type,return-value]
+    house = SshHouse(folder / "ssh", lambda domain, keys, tell, is_draft: None, fresh_keys)  # type: ignore[arg-type,return-value]
     wanted = request(Context.SSH)
     return asyncio.run(decide(wanted, found, Direct(), lambda: None, lambda: house))  # type: ignore[arg-type,return-value]
 

@@ -15,7 +15,7 @@ from belljar.agent.wire import GROW_PATIENCE, KEYS_PATIENCE, KIB, MIB, PACKED_PA
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable
+    from typing import Any, Callable  # noqa: F401
 
     from belljar.agent.roles import Box, Late, Work
 

@@ -158,12 +158,16 @@ class Packer:
 
     def _copy(self, fd: int, path: bytes, offset: int, length: int) -> None:
         while length:
-            data = os.pread(fd, min(length, CHUNK), offset)
-            if not data:
-                raise TransferError("broken", "%s: became shorter while it was read" % shown(path))
+            data = self._read(fd, path, offset, min(length, CHUNK))
             self.write(data)
             offset += len(data)
             length -= len(data)
+
+    def _read(self, fd: int, path: bytes, offset: int, size: int) -> bytes:
+        data = os.pread(fd, size, offset)
+        if not data:
+            raise TransferError("broken", "%s: became shorter while it was read" % shown(path))
+        return data
 
     def _sparse_header(self, name: str, facts: os.stat_result, parts: "list[tuple[int, int]]", stored: int) -> None:
         """GNU sparse format 1.0: the map of the parts goes before the data."""
@@ -232,16 +236,11 @@ class Gatherer(Packer):
                 raise
             self.skipped.append(path)
 
-    def _copy(self, fd: int, path: bytes, offset: int, length: int) -> None:
-        while length:
-            size = min(length, CHUNK)
-            try:
-                data = os.pread(fd, size, offset) or bytes(size)
-            except OSError:
-                data = bytes(size)
-            self.write(data)
-            offset += len(data)
-            length -= len(data)
+    def _read(self, fd: int, path: bytes, offset: int, size: int) -> bytes:
+        try:
+            return os.pread(fd, size, offset) or bytes(size)
+        except OSError:
+            return bytes(size)
 
 
 def data_parts(fd: int, size: int) -> "list[tuple[int, int]]":

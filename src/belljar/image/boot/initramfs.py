@@ -6,7 +6,6 @@ python3. The second is of the belljar that starts the machine. What the two scri
 
 from __future__ import annotations
 
-import struct
 import sys
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
@@ -26,7 +25,6 @@ OUR_FILES = (  # in the ramdisk, besides the agent
     ("init", INSIDE / "init", 0o755),
     ("belljar/init", INSIDE / "guest-init", 0o755),
 )
-PT_INTERP = 3
 DEFAULT_INIT = "/sbin/init"
 OWN_INIT = (Context.CLOUD_INIT, Context.INJECT, Context.SSH, Context.NONE)
 APPLETS = (
@@ -122,10 +120,9 @@ def is_static(program: bytes) -> bool:
     """Is this a 64-bit x86 ELF program that needs no loader?"""
     if program[:5] != b"\x7fELF\x02" or program[18:20] != b"\x3e\0" or len(program) < 64:
         return False
-    (table,) = struct.unpack_from("<Q", program, 32)
-    size, count = struct.unpack_from("<HH", program, 54)
-    kinds = [program[table + size * index : table + size * index + 4] for index in range(count)]
-    return PT_INTERP.to_bytes(4, "little") not in kinds
+    from belljar.host.interpreter import loader_of
+
+    return not loader_of(program)
 
 
 def _same_python(image: Image) -> bool:

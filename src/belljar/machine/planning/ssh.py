@@ -11,7 +11,7 @@ from pathlib import Path
 
 from belljar.context import Seed, ssh_seed
 from belljar.errors import BelljarError, ContextImpossible, GuestRefused
-from belljar.guest import Guest, SshKeys, ssh_keys
+from belljar.guest import Guest, SshKeys
 from belljar.host.files import private_folder, read_capped, write_whole
 from belljar.host.guard.egress import Egress, rule
 from belljar.hypervisor import Domain, Nic
@@ -37,6 +37,7 @@ class SshHouse:
 
     folder: Path
     make_guest: MakeSshGuest
+    fresh_keys: Callable[[str], SshKeys]  # for this user. Raises SshMissing
 
 
 @dataclass(frozen=True)
@@ -111,4 +112,4 @@ def make(house: Callable[[], SshHouse] | None, image: Image, files: BootFiles, *
             " and it is not started by belljar's own ramdisk"
         )
     ours = house()
-    return SshWay(ssh_keys(user), grows, injects, ours.folder / f"{image.digest[:32]}.refused", ours.make_guest)
+    return SshWay(ours.fresh_keys(user), grows, injects, ours.folder / f"{image.digest[:32]}.refused", ours.make_guest)
