@@ -32,7 +32,7 @@ def channel() -> Iterator[socket]:
 @asynccontextmanager
 async def a_guest(kind: str) -> AsyncIterator[Guest]:
     if kind == "fake":
-        guest = FakeGuest(Script(boots_in=0.0, exit_code=3, stdout=b"said\n", nine_p=False))
+        guest = FakeGuest(Script(boots_in=0.0, exit_code=3, stdout=b"said\n", refuses={"mount": NoNineP("no 9p")}))
         await guest.greet()
         yield guest
     else:
@@ -161,7 +161,7 @@ async def test_a_tree_goes_in_and_comes_out_as_it_was(channel: socket, tmp_path:
     (tmp_path / "tree/below").chmod(0o750)
     async with talking(channel) as guest:
         await guest.put(Transfer(str(tmp_path / "tree"), "inside"), ME, os.fsencode(tmp_path))
-        await guest.get("inside", str(tmp_path / "back"), ME, os.fsencode(tmp_path))
+        await guest.get(Transfer(str(tmp_path / "back"), "inside"), ME, os.fsencode(tmp_path))
     assert (tmp_path / "back/file").read_bytes() == (tmp_path / "tree/file").read_bytes()
     assert (tmp_path / "back/below/link").readlink() == Path("../file")
     assert stat.S_IMODE((tmp_path / "back/below").stat().st_mode) == 0o750

@@ -260,5 +260,5 @@ async def test_files_go_in_and_come_out(there: Server, tmp_path: Path) -> None:
     (tmp_path / "tree/below/data").write_bytes(os.urandom(3 << 20))
     async with there.guest() as guest:
         await guest.put(Transfer(str(tmp_path / "tree"), "inside"), USER, None)
-        await guest.get("inside", str(tmp_path / "back"), USER, None)
+        await guest.get(Transfer(str(tmp_path / "back"), "inside"), USER, None)
     assert (tmp_path / "back/below/data").read_bytes() == (tmp_path / "tree/below/data").read_bytes()

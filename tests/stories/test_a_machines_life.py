@@ -17,6 +17,7 @@ from belljar.errors import (
     DomainDied,
     HostKeysRefused,
     ImageCorrupt,
+    NoNineP,
     NoSpace,
     QmpError,
     QmpTimeout,
@@ -338,7 +339,7 @@ def test_an_overlay_without_room_leaves_nothing(house: House) -> None:
 
 
 def test_a_share_on_a_kernel_without_9p_names_the_alternative(house: House, tmp_path: Path) -> None:
-    house.plan(Script(nine_p=False))
+    house.plan(Script(refuses={"mount": NoNineP("no 9p")}))
     outcome = house.run(house.request(machine={"start": Start.COLD, "shares": (Share(str(tmp_path), "/data"),)}))
     assert outcome.error == "NoNineP" and "--in" in outcome.hint and outcome.klass is OutcomeClass.USER
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.stories.conftest import House
 
-from belljar.errors import AgentLost
+from belljar.errors import AgentLost, GuestRefused
 from belljar.guest.fake import Script
 from belljar.hypervisor import EventKind
 from belljar.machine.orders import Kill, Signal
@@ -59,7 +59,9 @@ def test_what_is_too_much_is_cut_off_and_said(house: House) -> None:
     assert (noted(house)["bytes"], noted(house)["cut_off"]) == (1000, True)
 
 
-@pytest.mark.parametrize("script", [Script(refuses="collect"), Script(collects_for=None), Script(collects_for=31.0)])
+@pytest.mark.parametrize(
+    "script", [Script(refuses={"collect": GuestRefused("no")}), Script(collects_for=None), Script(collects_for=31.0)]
+)
 def test_a_guest_that_refuses_or_takes_too_long_changes_nothing(house: House, script: Script) -> None:
     house.plan(replace(script, exit_code=5))
     assert as_it_was(house.run(wanted(house)), 5)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.stories.conftest import House
 
-from belljar.errors import CommandFailed
+from belljar.errors import CommandFailed, GuestRefused, NoPackedFolders
 from belljar.guest.fake import Script
 from belljar.machine.extras import attachments, packing
 from belljar.machine.life.life import claim
@@ -71,7 +71,7 @@ def test_a_small_folder_is_copied(house: House, many_files: Transfer) -> None:
 
 def test_a_guest_that_cannot_use_a_packed_folder_gets_a_copy(house: House, many_files: Transfer) -> None:
     house.settings = replace(house.settings, pack_files=3)
-    house.plan(Script(overlays=False))
+    house.plan(Script(refuses={"mount_packed": NoPackedFolders("no overlay")}))
     outcome = house.run(house.request(payload={"inputs": (many_files,)}))
     assert outcome.cause is Cause.FINISHED
     assert house.guests[-1].done.count("put") == 1
@@ -95,7 +95,7 @@ def test_a_folder_that_cannot_be_packed_is_copied(
 
 @pytest.mark.parametrize("call", ["find_disks", "mount_scratch"])
 def test_a_guest_that_cannot_use_a_scratch_disk_starts_no_payload(house: House, call: str) -> None:
-    house.plan(Script(refuses=call))
+    house.plan(Script(refuses={call: GuestRefused(f"it refuses to {call}")}))
     outcome = house.run(house.request(machine={"scratch": 2 * MIB}))
     assert not outcome.payload_ran and call in outcome.reason
     assert house.leftovers() == []

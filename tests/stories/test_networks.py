@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.stories.conftest import House
 
+from belljar.errors import GuestRefused
 from belljar.guest.fake import Script
 from belljar.host.traffic import Call, Refusal
 from belljar.machine.life.life import Life, claim
@@ -139,7 +140,7 @@ def test_a_clone_that_others_reach_has_ssh_host_keys_of_its_own(
 
 def test_a_clone_that_gets_no_keys_of_its_own_runs_no_payload(networked: House) -> None:
     house = networked
-    house.plan(Script(), Script(refuses="renew_keys"))
+    house.plan(Script(), Script(refuses={"renew_keys": GuestRefused("no keys")}))
     outcome = house.run(house.request(machine=machine(NetworkMode.ISOLATED, "blue", start=Start.CLONE)))
     assert (outcome.cause, outcome.error) == (Cause.BOOT_FAILED, "HostKeysRefused"), outcome.reason
     assert "start" not in house.guests[-1].done and house.leftovers() == []

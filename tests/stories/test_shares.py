@@ -72,14 +72,14 @@ def test_an_export_without_a_network_is_refused_in_the_askers_words(house: House
     ids=["no nfs", "refused", "silent"],
 )
 def test_a_payload_never_starts_without_its_mount(house: House, port: int, error: Any, klass: OutcomeClass) -> None:
-    house.plan(Script(mount_error=error))
+    house.plan(Script(refuses={"mount_nfs": error}))
     outcome = house.run(house.request(machine=machine(port)))
     assert (outcome.klass, outcome.error, outcome.payload_ran) == (klass, type(error).__name__, False)
     assert house.guests[0].payloads == [] and house.leftovers() == []
 
 
 def test_a_payload_that_ended_well_with_its_files_lost_did_not_end_well(house: House, port: int) -> None:
-    house.plan(Script(flush_error=ShareNotFlushed("/data: no space")))
+    house.plan(Script(refuses={"end_payload": ShareNotFlushed("/data: no space")}))
     outcome = house.run(house.request(machine=machine(port)))
     assert (outcome.klass, outcome.error, outcome.exit_code) == (OutcomeClass.TRANSIENT, "ShareNotFlushed", 0)
     assert "no space" in outcome.reason and house.leftovers() == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.stories.conftest import House
 
-from belljar.errors import CommandMissing, NoFolderServer
+from belljar.errors import CommandMissing, NoFolderServer, NoVirtiofs
 from belljar.guest.fake import Script
 from belljar.hypervisor import EventKind
 from belljar.model import Cause, OutcomeClass, Share, ShareKind, Start
@@ -69,7 +69,7 @@ def test_one_that_ends_while_a_clone_boots_costs_no_template_either(house: House
 
 
 def test_a_kernel_without_virtiofs_names_the_alternative(house: House, tmp_path: Path) -> None:
-    house.plan(Script(virtiofs=False))
+    house.plan(Script(refuses={"mount_virtiofs": NoVirtiofs("no virtiofs")}))
     outcome = house.run(house.request(machine=machine(tmp_path)))
     assert outcome.error == "NoVirtiofs" and outcome.klass is OutcomeClass.USER
     assert "without `virtiofs:`" in outcome.hint

@@ -190,15 +190,10 @@ class Conversation:
 
     async def identify(self, identity: Identity) -> IdentityProof:
         before = time.time()
-        names = (
-            identity.hostname,
-            identity.machine_id,
-            identity.nonce,
-            identity.mac,
-            identity.address,
-            identity.gateway,
-        )
-        words = (*names, identity.dns, identity.entropy.hex(), str(int(before * 1e6)))
+        words = (
+            identity.hostname, identity.machine_id, identity.nonce, identity.mac, identity.address, identity.gateway,
+            identity.dns, identity.entropy.hex(), str(int(before * 1e6)),
+        )  # fmt: skip
         answer = await self._call(b"identify", *(word.encode("ascii") for word in words), answers=6)
         after = time.time()
         hostname, machine_id, nonce, mac, sample, clock = answer

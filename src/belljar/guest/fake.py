@@ -7,13 +7,13 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 
 from belljar.agent import bundle, wire
-from belljar.errors import AgentLost, GuestRefused, InputMissing, NoNineP, NoPackedFolders, NoVirtiofs, OutputMissing
+from belljar.errors import AgentLost, BelljarError, InputMissing, OutputMissing
 from belljar.guest import ExitStatus, Hello, Identity, IdentityProof, Sink, Streams
 from belljar.model import Account, FileServer, Payload, PlainFile, Share, ShareKind, Transfer, Usage
 
@@ -68,12 +68,7 @@ class Script:
     obeys: frozenset[int] = frozenset({SIGTERM, SIGINT, SIGHUP, SIGKILL})
     proof: dict[str, object] = field(default_factory=dict)  # what of the identity it gets wrong
     skew: float = 0.0
-    nine_p: bool = True
-    virtiofs: bool = True
-    overlays: bool = True
-    mount_error: GuestRefused | None = None  # of an NFS mount
-    flush_error: GuestRefused | None = None
-    refuses: str = ""  # the name of a call it refuses
+    refuses: Mapping[str, BelljarError] = field(default_factory=dict)  # by the name of a call
     outputs: frozenset[str] | None = None  # what `get` finds; None: everything
     gets_for: float = 0.0
     collected: bytes = b""  # what `collect` gives
@@ -105,7 +100,9 @@ class FakeGuest:
                 self.script.dies_after, self._lose, "the fake guest died"
             )
         self.done.append("greet")
-        return Hello(wire.PROTOCOL, wire.VERSION, "0" * 32, "fake", "6.1.0-fake", "3.11.2", self.script.nine_p)
+        return Hello(
+            wire.PROTOCOL, wire.VERSION, "0" * 32, "fake", "6.1.0-fake", "3.11.2", "mount" not in self.script.refuses
+        )
 
     async def identify(self, identity: Identity) -> IdentityProof:
         self._do("identify")
@@ -128,16 +125,11 @@ class FakeGuest:
         return 0.0
 
     async def mount(self, share: Share, tag: str) -> None:
-        is_virtiofs = share.kind is ShareKind.VIRTIOFS
-        self._do("mount_virtiofs" if is_virtiofs else "mount")
-        if not (self.script.virtiofs if is_virtiofs else self.script.nine_p):
-            raise (NoVirtiofs if is_virtiofs else NoNineP)(f"the fake guest's kernel has no {share.kind.value}")
+        self._do("mount_virtiofs" if share.kind is ShareKind.VIRTIOFS else "mount")
 
     async def mount_nfs(self, server: FileServer, target: str, *, readonly: bool) -> None:
         self._do("mount_nfs")
         self.servers.append(server)
-        if self.script.mount_error is not None:
-            raise self.script.mount_error
 
     async def renew_keys(self) -> None:
         self._do("renew_keys")
@@ -151,8 +143,6 @@ class FakeGuest:
 
     async def mount_packed(self, name: str, device: str, inside: str, account: Account, cwd: bytes | None) -> None:
         self._do("mount_packed")
-        if not self.script.overlays:
-            raise NoPackedFolders("the fake guest's kernel has no overlay file system")
 
     async def prepare_for(self, what: str) -> None:
         self._do(f"prepare_for {what}")
@@ -190,8 +180,6 @@ class FakeGuest:
 
     async def end_payload(self) -> None:
         self._do("end_payload")
-        if self.script.flush_error is not None:
-            raise self.script.flush_error
 
     def close(self) -> None:
         self._lose("the conversation with the guest was closed")
@@ -211,8 +199,8 @@ class FakeGuest:
     def _do(self, name: str) -> None:
         if self._error is not None:
             raise self._error
-        if self.script.refuses == name:
-            raise GuestRefused(f"the fake guest refuses to {name}")
+        if name in self.script.refuses:
+            raise self.script.refuses[name]
         self.done.append(name)
 
     def _lose(self, why: str) -> None:

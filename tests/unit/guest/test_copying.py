@@ -60,7 +60,7 @@ async def test_an_input_that_is_no_file_is_refused(channel: socket, tmp_path: Pa
 async def test_an_output_that_is_missing_is_told_as_such(channel: socket, tmp_path: Path) -> None:
     async with talking(channel) as guest:
         with pytest.raises(OutputMissing, match="no-such-file"):
-            await guest.get("no-such-file", str(tmp_path / "x"), ME, os.fsencode(tmp_path))
+            await guest.get(Transfer(str(tmp_path / "x"), "no-such-file"), ME, os.fsencode(tmp_path))
     assert names(tmp_path) == []
 
 
