@@ -130,7 +130,7 @@ async def test_a_server_that_does_not_know_our_key_is_refused_after_some_time(th
 
 @needs_sshd
 async def test_a_server_with_another_host_key_is_not_the_guest(there: Server) -> None:
-    other = replace(there, keys=replace(there.keys, host=(new_key()[1],)), told=[])
+    other = replace(there, keys=replace(there.keys, host_public=new_key()[1]), told=[])
     with pytest.raises(SshRefused, match="another host key"):
         async with other.guest(QUICK):
             pass

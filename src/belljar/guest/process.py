@@ -42,7 +42,7 @@ class Wakeup:
 
 
 class Upstream:
-    """From a source to the guest, as far as the guest gives wire.credit."""
+    """From a source to the guest, as far as the guest gives credit."""
 
     def __init__(self, number: int, source: Source, send: Send) -> None:
         self._number, self._source, self._send = number, source, send
@@ -52,7 +52,7 @@ class Upstream:
     def grant(self, amount: int) -> None:
         self._credit += amount
         if self._credit > wire.MAX_CREDIT:
-            raise wire.WireError(f"stream {self._number}: too much wire.credit")
+            raise wire.WireError(f"stream {self._number}: too much credit")
         self._wakeup.wake()
 
     async def run(self) -> None:
@@ -78,7 +78,7 @@ class Downstream:
     def __init__(self, number: int, sink: Sink, send: Send) -> None:
         self._number, self._sink, self._send = number, sink, send
         self._queue: deque[bytes] = deque()
-        self._held = 0  # bytes received and not yet given back as wire.credit
+        self._held = 0  # bytes received and not yet given back as credit
         self._owed = 0  # of these, bytes the sink has taken
         self._is_ended = False
         self._wakeup = Wakeup()
@@ -87,7 +87,7 @@ class Downstream:
     def feed(self, data: bytes) -> None:
         self._held += len(data)
         if self._held > wire.WINDOW or self._is_ended:
-            raise wire.WireError(f"stream {self._number}: data without wire.credit or after its end")
+            raise wire.WireError(f"stream {self._number}: data without credit or after its end")
         self._queue.append(data)
         self._wakeup.wake()
 

@@ -22,14 +22,12 @@ from belljar.errors import (
     NotPermitted,
     UnsafeFolder,
 )
-from belljar.host.interpreter import interpreter
 from belljar.host.locks import try_lock
-from belljar.image import Image, Settings, layer_name
+from belljar.image import Image, Settings
 from belljar.image.boot import initramfs
 from belljar.image.intake import intake
 from belljar.image.store import manifest, sweep
 from belljar.image.store.store import Store
-from belljar.model import Context
 
 Publish = Callable[..., Image]
 
@@ -315,42 +313,6 @@ def test_bytecode_is_for_a_guest_with_our_python_only(store: Store, publish: Pub
         other
     )
     assert initramfs.boot_digest(ours) != initramfs.boot_digest(other)
-
-
-@pytest.mark.parametrize(
-    ("version", "is_carried"), [("", True), ("2.7", True), ("3.5", True), ("3.6", False), ("3", False)]
-)
-def test_an_image_without_a_python_that_fits_gets_ours_with_the_ramdisk(
-    store: Store, publish: Publish, version: str, is_carried: bool
-) -> None:
-    image = publish("base")
-    image = replace(image, facts={"agent_in_initrd": True, "python": version, "init": "/sbin/init"})
-    usual, by_ssh = store.boot_files(image), store.boot_files(image, Context.SSH)
-    assert usual.initrd is not None and by_ssh.initrd is not None
-    assert (b"belljar/python/loader\0" in usual.initrd.read_bytes()) is is_carried
-    assert (usual.initrd != by_ssh.initrd) is is_carried  # over ssh it is sent where it is found to be missing
-    assert store.boot_files(image) == usual
-    injected = store.boot_files(image, Context.INJECT)
-    assert injected.initrd == usual.initrd and "belljar.inject" in injected.append
-    by_ours = b"ExecStart=/usr/lib/belljar/python/loader "
-    assert (by_ours in usual.initrd.read_bytes()) is is_carried
-    assert (store.python_for(image) is not None) is is_carried
-
-
-def test_the_layer_of_an_image_that_is_brought_a_python_is_another_one(store: Store, publish: Publish) -> None:
-    image = replace(publish("base"), facts={"python": "2.7"})
-    assert layer_name(image, store.python_for(image)) != layer_name(image)
-
-
-def test_gc_takes_interpreters_of_other_agents_and_leaves_the_present_one(store: Store, publish: Publish) -> None:
-    publish("base")
-    old = interpreter(store.work_folder("interpreters"), b"import os\n")
-    link = next(path for path in old.path.parent.iterdir() if path.is_symlink())
-    present = store.interpreter()
-    assert set(store.gc(dry_run=True)) == {old.path, link} and old.path.exists()
-    assert set(store.gc()) == {old.path, link}
-    assert not old.path.exists() and present.path.exists() and store.interpreter() == present
-    assert list(store.gc()) == []
 
 
 def test_an_image_without_a_kernel_boots_by_firmware(store: Store, publish: Publish) -> None:

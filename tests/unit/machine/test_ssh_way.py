@@ -49,9 +49,9 @@ def spec(folder: Path) -> DomainSpec:
 
 
 def test_each_boot_has_keys_of_its_own(tmp_path: Path) -> None:
-    one, two = way_of(tmp_path, image()).delivery, way_of(tmp_path, image()).delivery
+    one, two = way_of(tmp_path, image()).keys, way_of(tmp_path, image()).keys
     assert one.public != two.public and one.host_public != two.host_public
-    assert one.keys.host == (one.host_public,)
+    assert one.host_private != two.host_private and one.private != two.private
 
 
 def test_the_ways_digest_says_nothing_of_the_machines_own_keys(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_template_of_another_agent_is_another_one(tmp_path: Path, monkeypatch:
 def test_a_cold_start_after_a_template_has_a_disc_of_its_own(tmp_path: Path) -> None:
     for way in (decided(tmp_path, image()), decided(tmp_path, image())):
         way.make_seed(spec(tmp_path))
-        assert way.ssh is not None and way.ssh.delivery.public.encode() in (tmp_path / "seed").read_bytes()
+        assert way.ssh is not None and way.ssh.keys.public.encode() in (tmp_path / "seed").read_bytes()
 
 
 def test_an_image_without_cloud_init_gets_its_keys_with_the_ramdisk(tmp_path: Path) -> None:
@@ -80,12 +80,12 @@ def test_an_image_without_cloud_init_gets_its_keys_with_the_ramdisk(tmp_path: Pa
     way.make_seed(spec(tmp_path))
     made = (tmp_path / "ramdisk").read_bytes()
     assert way.ssh is not None
-    keys = way.ssh.delivery
+    keys = way.ssh.keys
     assert made.startswith(b"base") and keys.public.encode() in made and keys.host_public.encode() in made
 
 
 def test_a_user_who_is_not_root_is_only_for_cloud_init(tmp_path: Path) -> None:
-    assert way_of(tmp_path, image(ssh_user="debian")).delivery.keys.user == "debian"
+    assert way_of(tmp_path, image(ssh_user="debian")).keys.user == "debian"
     with pytest.raises(ContextImpossible, match="takes belljar's key"):
         way_of(tmp_path, image(ssh_user="debian", cloud_init=False))
     with pytest.raises(ContextImpossible, match="not possible"):
