@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING
 from belljar import batch
 from belljar.batch.install.commands import Client
 from belljar.batch.install.pieces import Finding, Place
+from belljar.batch.job import policy
 from belljar.errors import BelljarError
 from belljar.host.commands import run
+from belljar.host.files import only_root_writes
 from belljar.host.privileges import as_user, user_of
+from belljar.jobs.doctor import Grade, qemu
+from belljar.jobs.kvm import of_users
+from belljar.jobs.node import tester
+from belljar.jobs.shares import of_site
+from belljar.model import NetworkMode, Share, ShareKind
+from belljar.network import shortfalls
 
 if TYPE_CHECKING:
     from belljar.jobs import House
@@ -31,7 +39,7 @@ def findings(house: House, place: Place) -> Iterator[Finding]:
     if house.config_file is not None:
         yield from _entered_by_all("the settings file", house.config_file.absolute())
         yield from _is_the_sites(Path(os.path.realpath(house.config_file)))
-    yield from _node_folder(house.settings.paths.node)
+    yield _node_folder(house.settings.paths.node)
     yield _qemu(house)
     yield _kvm(house)
     yield from _images(house, place)
@@ -48,14 +56,12 @@ def commands(ours: Client, place: Place) -> Iterator[Finding]:
     missing = ours.missing(batch.load(system).site.needs)
     where = " ".join(dict.fromkeys(os.path.dirname(path) for path in ours.programs.values()))
     detail = f"not found: {', '.join(missing)}" if missing else where
-    yield Finding(f"commands of {system}", not missing, detail, remedy if missing else "")
+    yield Finding(f"commands of {system}", not missing, detail, remedy)
     if place.belljar.exists():
         yield _asked(system, place)
 
 
 def _asked(system: str, place: Place) -> Finding:
-    from belljar.jobs.node import tester
-
     what, argv = f"a job's user can ask {system}", [str(place.belljar), "internal", "ask", system]
     timeout = place.settings.ask_timeout + LAUNCH
     user = tester() if os.geteuid() == 0 else user_of(str(os.geteuid()))
@@ -69,8 +75,7 @@ def _asked(system: str, place: Place) -> Finding:
     except BelljarError as exc:
         said = f"-{exc.message}"
     detail = f"as {user.name}: {said[1:].partition(chr(10))[0]}"
-    is_good = said.startswith("+")
-    return Finding(what, is_good, detail, "" if is_good else f"Try as {user.name}: {' '.join(argv)}")
+    return Finding(what, said.startswith("+"), detail, f"Try as {user.name}: {' '.join(argv)}")
 
 
 def _entered_by_all(what: str, path: Path) -> Iterator[Finding]:
@@ -85,15 +90,12 @@ def _entered_by_all(what: str, path: Path) -> Iterator[Finding]:
 
 def _is_the_sites(path: Path) -> Iterator[Finding]:
     """In a job, a settings file that a user could change is a user's."""
-    from belljar.host.files import only_root_writes
-
     if not only_root_writes(path):
         detail = (
             f"{path}: others than root can change it, or a folder on the way: jobs take nothing from it that is locked"
         )
-        yield Finding(
-            "the settings file", False, detail, f"chown root {path}; chmod go-w {path}, and its folders likewise."
-        )
+        remedy = f"chown root {path}; chmod go-w {path}, and its folders likewise."
+        yield Finding("the settings file", False, detail, remedy)
 
 
 def _mode(path: Path) -> int | None:
@@ -103,30 +105,22 @@ def _mode(path: Path) -> int | None:
         return None
 
 
-def _node_folder(node: Path | None) -> Iterator[Finding]:
-    what = "paths.node"
+def _node_folder(node: Path | None) -> Finding:
+    what, mode = "paths.node", f"0711 {node} (1777 for HTCondor)"
     if node is None:
-        yield Finding(what, True, "not set: each job's machine lives in its user's own folders")
-        return
+        return Finding(what, True, "not set: each job's machine lives in its user's own folders")
     try:
         facts = os.lstat(node)
     except OSError as exc:
-        yield Finding(what, False, f"{node}: {exc.strerror}", f"mkdir -m 0711 {node} (1777 for HTCondor)")
-        return
-    is_open = bool(facts.st_mode & 0o022)
+        return Finding(what, False, f"{node}: {exc.strerror}", f"mkdir -m {mode}")
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != 0:
-        yield Finding(what, False, f"{node}: must be a folder that belongs to root", f"chown root {node}")
-    elif is_open and not facts.st_mode & stat.S_ISVTX:
-        yield Finding(
-            what, False, f"{node}: everybody may put folders of others away", f"chmod 0711 {node} (1777 for HTCondor)"
-        )
-    else:
-        yield Finding(what, True, str(node))
+        return Finding(what, False, f"{node}: must be a folder that belongs to root", f"chown root {node}")
+    if facts.st_mode & 0o022 and not facts.st_mode & stat.S_ISVTX:
+        return Finding(what, False, f"{node}: everybody may put folders of others away", f"chmod {mode}")
+    return Finding(what, True, str(node))
 
 
 def _qemu(house: House) -> Finding:
-    from belljar.jobs.doctor import Grade, qemu
-
     try:
         seen = qemu(house)
     except BelljarError as exc:
@@ -137,7 +131,6 @@ def _qemu(house: House) -> Finding:
 def _kvm(house: House) -> Finding:
     """Nobody else notices that jobs run in software: the payload's own words say nothing of it."""
     from belljar.hypervisor import Accelerator
-    from belljar.jobs.kvm import of_users
 
     if house.settings.qemu.accelerator is Accelerator.TCG:
         return Finding("/dev/kvm", True, "not used: qemu.accelerator is tcg")
@@ -146,56 +139,42 @@ def _kvm(house: House) -> Finding:
 
 
 def _images(house: House, place: Place) -> Iterator[Finding]:
-    from belljar.batch.job.policy import queue_images
-
     settings = place.settings
     wanted = {settings.default_image, settings.check_image}
     with suppress(BelljarError):  # told with the rules
-        wanted |= set(queue_images(settings).values())
+        wanted |= set(policy.queue_images(settings).values())
     for name in sorted(wanted - {""}):
         found = os.path.lexists(place.store / "images/names" / name)
-        yield Finding(
-            f"image {name}", found, "" if found else f"not in {place.store}",
-            "" if found else "Build or import it as root (`belljar image build`, `belljar image import`).",
-        )  # fmt: skip
+        remedy = "Build or import it as root (`belljar image build`, `belljar image import`)."
+        yield Finding(f"image {name}", found, "" if found else f"not in {place.store}", remedy)
 
 
 def _shares(house: House) -> Finding:
     """What every job would be refused for; the folders and servers themselves are looked for when a job starts."""
-    from belljar.jobs.shares import of_site
-    from belljar.model import NetworkMode, ShareKind
-
     what = "batch.shares"
     try:
         shares = of_site(house.settings.batch.shares)
     except BelljarError as exc:
-        return Finding(what, False, f"{_settings_file(house)}: {exc.message}", exc.hint)
+        return Finding(what, False, f"{_file(house)}: {exc.message}", exc.hint)
     exports = [one.source for one in shares if one.kind is ShareKind.NFS]
     if exports and house.settings.machine.network is NetworkMode.NONE:
-        detail = f"{_settings_file(house)}: {exports[0]} cannot be reached: machine.network is none"
+        detail = f"{_file(house)}: {exports[0]} cannot be reached: machine.network is none"
         return Finding(what, False, detail, 'Set `machine.network = "user"`, or share the folder of the host.')
     return Finding(what, True, ", ".join(f"{one.source} on {one.target}" for one in shares) or "none")
 
 
 def _out_of_shares(house: House) -> Iterator[Finding]:
     """Templates and users' images are read with the user's rights on the node: no machine may write them."""
-    from belljar.jobs.shares import of_site
-
-    paths = house.settings.paths
+    paths, shares = house.settings.paths, list[Share]()
     with suppress(BelljarError):  # told with the shares
-        open_ones = [share.source for share in of_site(house.settings.batch.shares) if not share.readonly]
-        places = [str(paths.node)] if paths.node is not None else _homes()
-        for source in open_ones:
-            if any(f"{os.path.realpath(place)}/".startswith(f"{source.rstrip('/')}/") for place in places):
-                what = (
-                    f"paths.node = {paths.node}"
-                    if paths.node
-                    else "the folders of users' templates and images, in their homes,"
-                )
-                detail = f"{what} can be written by every machine, as a part of the share {source}"
-                yield Finding(
-                    "folders out of reach", False, detail, "Set `paths.node` to a local folder outside of all shares."
-                )
+        shares += of_site(house.settings.batch.shares)
+    places = [str(paths.node)] if paths.node is not None else _homes()
+    what = f"paths.node = {paths.node}" if paths.node else "the folders of users' templates and images, in their homes,"
+    for source in [share.source for share in shares if not share.readonly]:
+        if any(f"{os.path.realpath(place)}/".startswith(f"{source.rstrip('/')}/") for place in places):
+            detail = f"{what} can be written by every machine, as a part of the share {source}"
+            remedy = "Set `paths.node` to a local folder outside of all shares."
+            yield Finding("folders out of reach", False, detail, remedy)
 
 
 def _homes() -> list[str]:
@@ -207,21 +186,15 @@ def _homes() -> list[str]:
 
 def _bridges(house: House) -> Iterator[Finding]:
     """Jobs' machines are made without root's rights."""
-    from belljar.network import shortfalls
-
     for text in shortfalls(house.settings.network, is_root=False):
-        yield Finding(
-            "network.anti_spoofing", False, f"{_settings_file(house)}: {text}", 'Set it to "required" or to "off".'
-        )
+        yield Finding("network.anti_spoofing", False, f"{_file(house)}: {text}", 'Set it to "required" or to "off".')
 
 
-def _settings_file(house: House) -> str:
+def _file(house: House) -> str:
     return str(house.config_file or "the settings")
 
 
 def _rules(house: House) -> Iterator[Finding]:
-    from belljar.batch.job import policy
-
     yield _tried("batch.allow", lambda: f"{len(policy.rules(house.settings.batch))} rules")
     yield _tried("batch.queue_images", lambda: f"{len(policy.queue_images(house.settings.batch))} queues")
 

@@ -107,20 +107,15 @@ def qemu(house: House) -> Finding:
     found = re.search(r"version (\d+)\.(\d+)(\.\d+)?", said)
     if found is None:
         return fail(f"{binary} does not tell its version", "Set `qemu.binary` to a QEMU for x86_64.")
-    tried = (
-        ""
-        if (int(found[1]), int(found[2])) in TRIED
-        else (f" (belljar was tried with {', '.join(f'{major}.{minor}' for major, minor in TRIED)})")
-    )
+    is_tried = (int(found[1]), int(found[2])) in TRIED
+    tried = "" if is_tried else f" (belljar was tried with {', '.join(f'{one}.{two}' for one, two in TRIED)})"
     devices = commands.run([binary, "-device", "help"], timeout=20)
     lacking = [name for name in DEVICES if f'name "{name}"'.encode() not in devices.out + devices.err]
     if b"user" not in commands.run([binary, "-M", "none", "-netdev", "help"], timeout=20).out:
         lacking.append("-netdev user")
     if lacking:
-        return warn(
-            f"{binary} {found[0][8:]} lacks {', '.join(lacking)}",
-            "What needs these will be refused; install a full QEMU.",
-        )
+        remedy = "What needs these will be refused; install a full QEMU."
+        return warn(f"{binary} {found[0][8:]} lacks {', '.join(lacking)}", remedy)
     return ok(f"{binary}, {found[0]}, with all devices{tried}")
 
 
@@ -162,9 +157,8 @@ def clone(house: House) -> Finding:
     try:
         took = _start_time(self_check(house, image, Start.CLONE))
     except BelljarError as exc:
-        cold = _start_time(
-            self_check(house, image, Start.COLD)
-        )  # fails, and so does the check, where nothing can be had
+        # Where nothing can be had this fails, and so does the check.
+        cold = _start_time(self_check(house, image, Start.COLD))
         text = f"no clone can be had: {exc.message}; every job boots its guest, which took {cold:.1f} s"
         return warn(text, exc.hint or "`belljar logs ID --qemu` shows what QEMU said.")
     return ok(f"a clone of {image} was ready in {took:.1f} s")
@@ -181,9 +175,8 @@ def uefi(house: House) -> Finding:
     try:
         return ok(find_uefi(house.settings.qemu.uefi))
     except BelljarError as exc:
-        return Finding(
-            Grade.WARN if house.settings.qemu.uefi else Grade.OK, f"{exc.message} (few images need it)", exc.hint
-        )
+        grade = Grade.WARN if house.settings.qemu.uefi else Grade.OK
+        return Finding(grade, f"{exc.message} (few images need it)", exc.hint)
 
 
 def folders(house: House) -> Finding:
@@ -238,13 +231,8 @@ def templates(house: House) -> Finding:
 
 
 def leftovers(house: House) -> Finding:
-    left = house.machines.leftovers()
-    if left:
-        return warn(
-            "\n".join(f"{one.machine} {one.what} {one.path}".strip() for one in left),
-            "`belljar reap` clears them away.",
-        )
-    return ok("none")
+    left = "\n".join(f"{one.machine} {one.what} {one.path}".strip() for one in house.machines.leftovers())
+    return warn(left, "`belljar reap` clears them away.") if left else ok("none")
 
 
 def namespaces(house: House) -> Finding:
@@ -266,9 +254,8 @@ def memory(house: House) -> Finding:
 
     room, one = room_now(house.folders, house.settings.host), house.settings.machine.memory + QEMU_OVERHEAD
     count = room.memory // one
-    text = (
-        f"{size(room.memory)} left on {room.bound}: room for {count} machines of {size(house.settings.machine.memory)}"
-    )
+    each = size(house.settings.machine.memory)
+    text = f"{size(room.memory)} left on {room.bound}: room for {count} machines of {each}"
     if room.machines:
         text += f"; {room.machines} machines have reserved {size(room.memory_reserved)} and {room.cpus_taken} cpus"
     if not count:
@@ -371,19 +358,13 @@ def _words(names: Iterable[str]) -> str:
 
 
 def _program(house: House, name: str) -> bool:
-    if name == "qemu-system-x86_64":
-        try:
-            return bool(_qemu(house))
-        except BelljarError:
-            return False
-    if name == "virtiofsd":
-        from belljar.hypervisor import find_virtiofsd
+    from belljar.hypervisor import find_virtiofsd
 
-        try:
-            return bool(find_virtiofsd(house.settings.qemu))
-        except BelljarError:
-            return False
-    return commands.which(name) is not None
+    found = {"qemu-system-x86_64": lambda: _qemu(house), "virtiofsd": lambda: find_virtiofsd(house.settings.qemu)}
+    try:
+        return bool(found.get(name, lambda: commands.which(name))())
+    except BelljarError:
+        return False
 
 
 def _paths(house: House) -> Iterator[tuple[str, Path]]:

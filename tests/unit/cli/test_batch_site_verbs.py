@@ -242,7 +242,7 @@ def test_a_folder_users_cannot_pass_is_found_by_check(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="folders of other users")
 def test_a_nodes_folder_that_is_not_roots_is_found_by_check(tmp_path: Path) -> None:
     def good(path: Path | None) -> bool:
-        (found,) = batch_look._node_folder(path)
+        found = batch_look._node_folder(path)
         return found.is_good
 
     node = tmp_path / "node"

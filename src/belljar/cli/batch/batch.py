@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from belljar import batch
@@ -21,6 +22,7 @@ from belljar.errors import BadOption, BelljarError
 from belljar.jobs import node
 from belljar.jobs.client import runner
 from belljar.jobs.install import Asked, Site, site_for
+from belljar.jobs.kvm import of_users
 from belljar.jobs.words import plain
 
 if TYPE_CHECKING:
@@ -106,19 +108,15 @@ def tell_installed(done: list[Step], now: list[Step], trouble: list[str]) -> Non
         show(None, ("WHAT", "WHERE", "STATE"), rows, as_="table")
     else:
         print("All is in place.")
-    for step in now:
-        if step.status is Status.ADVICE:
-            for line in f"by hand: {step.piece.purpose}: {getattr(step.piece, 'text', '')}".splitlines():
-                print(plain(line))
-    for line in trouble:
-        print(plain(f"not done, repeat it by hand: {line}"))
+    by_hand = [f"by hand: {one.piece.purpose}: {one.piece.text}" for one in now if isinstance(one.piece, Advice)]
+    again = [f"not done, repeat it by hand: {line}" for line in trouble]
+    for line in "\n".join([*by_hand, *again]).splitlines():
+        print(plain(line))
 
 
 def outcome_of(step: Step) -> str:
     """What was done to a piece."""
-    if step.status is not Status.LEFTOVER:
-        return "done"
-    return step.detail or "taken out"
+    return "done" if step.status is not Status.LEFTOVER else step.detail or "taken out"
 
 
 def show_plan(steps: list[Step], after: tuple[Argv, ...], form: str) -> None:
@@ -129,50 +127,40 @@ def show_plan(steps: list[Step], after: tuple[Argv, ...], form: str) -> None:
     rows = [(step.piece.purpose, str(step.path or ""), step.status.value, step.detail) for step in steps]
     show(None, ("WHAT", "WHERE", "STATE", "DETAIL"), rows, as_="table")
     for step in steps:
-        if step.status is Status.ADVICE:
-            print(f"\nby hand: {getattr(step.piece, 'text', '')}")
+        if isinstance(step.piece, Advice):
+            print(f"\nby hand: {step.piece.text}")
         elif step.status is not Status.THERE:
             print("\n" + "".join(_diff(step)), end="")
-            for argv in _commands(step):
-                print(_shell(argv))
+            _print_commands(_commands(step))
     if any(step.status in (*TO_DO, Status.LEFTOVER) for step in steps):
-        for argv in after:
-            print(_shell(argv))
+        _print_commands(after)
 
 
 def print_all(steps: list[Step], after: tuple[Argv, ...]) -> None:
     """Every file whole and every command, for whoever puts them in place by other means."""
     for step in steps:
-        piece = step.piece
         if step.status is Status.LEFTOVER:
             continue
-        print(f"== {piece.purpose}")
-        if isinstance(piece, OurFile):
-            print(f"-- {piece.path} (mode {piece.mode:04o})")
-            print(piece.content.decode(errors="replace"))
-        elif isinstance(piece, OurLines):
-            print(f"-- lines in {piece.path}")
-            print(block(piece.lines, piece.comment).decode())
-        elif isinstance(piece, Change):
-            print("-- commands")
-            for argv in piece.do:
-                print(_shell(argv))
-            if piece.stdin:
-                print(f"-- their standard input\n{piece.stdin.decode(errors='replace')}")
-            print()
-        elif isinstance(piece, Advice):
-            print(f"-- by hand\n{piece.text}\n")
-        else:
-            print(f"-- {step.detail}\n")
+        print(f"== {step.piece.purpose}")
+        match step.piece:
+            case OurFile(path=path, mode=mode, content=content):
+                print(f"-- {path} (mode {mode:04o})\n{content.decode(errors='replace')}")
+            case OurLines(path=path, lines=lines, comment=comment):
+                print(f"-- lines in {path}\n{block(lines, comment).decode()}")
+            case Change(do=do, stdin=stdin):
+                print("-- commands")
+                _print_commands(do)
+                print(f"-- their standard input\n{stdin.decode(errors='replace')}\n" if stdin else "")
+            case Advice(text=text):
+                print(f"-- by hand\n{text}\n")
+            case _:
+                print(f"-- {step.detail}\n")
     if after:
         print("== have it read again")
-        for argv in after:
-            print(_shell(argv))
+        _print_commands(after)
 
 
 def _diff(step: Step) -> list[str]:
-    import difflib
-
     if step.path is None or step.after is None:
         return []
     before, after = ((part or b"").decode(errors="replace").splitlines(True) for part in (step.before, step.after))
@@ -186,8 +174,9 @@ def _commands(step: Step) -> list[Argv]:
     return list(step.piece.undo if step.status is Status.LEFTOVER else step.piece.do)
 
 
-def _shell(argv: Argv) -> str:
-    return f"$ {shlex.join(argv)}"
+def _print_commands(commands: Iterable[Argv]) -> None:
+    for argv in commands:
+        print(f"$ {shlex.join(argv)}")
 
 
 # -- the node ------------------------------------------------------------------------------------------------------------
@@ -219,8 +208,6 @@ def node_(args: argparse.Namespace, house: House) -> int:
 
 def _status(known: node.Known) -> tuple[dict[str, object], list[str], int]:
     """What the system says and what is remembered."""
-    from belljar.jobs.kvm import of_users
-
     now, right, trouble = known.memory.read(), of_users(), ""
     by_us: bool | None = None
     try:
