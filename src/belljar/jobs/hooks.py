@@ -8,7 +8,6 @@ looked at by the dialect and nobody else.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 from belljar import batch
 from belljar.errors import BelljarError, CommandFailed
 from belljar.host.commands import SEARCH_PATH
-from belljar.host.privileges import User, as_user, user_of
+from belljar.host.privileges import user_of
+from belljar.jobs.users import asked_as
 
 if TYPE_CHECKING:
     from belljar.batch import Settings
@@ -93,8 +93,9 @@ def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house:
     id, name = dialect.epilog(env, words)
     user = user_of(name)
     job = f"{dialect.name}:{id}"
-    said = as_user(user, lambda: finish(house, user, job), timeout=USER_TIMEOUT, what=f"end the machines of {job}")
-    raw = _object(said)
+    what = f"end the machines of {job}"
+    said = asked_as(house, user, lambda theirs: finish(theirs, job), timeout=USER_TIMEOUT, what=what)
+    raw = said if isinstance(said, dict) else {}
     ended = raw.get("ended")
     for line in ended[:20] if isinstance(ended, list) else []:
         log(dialect.name, "epilog", f"{job}: {one_line(str(line))}", house.verbose)
@@ -103,18 +104,17 @@ def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house:
         account(dialect, node.name_of(batch.load(dialect.name).node_variable, env, os.uname().nodename), report, house)
 
 
-def finish(house: House, user: User, job: str) -> bytes:
+def finish(house: House, job: str) -> dict[str, Any]:
     """In the child, as the user: end the job's machines and tell about the newest of them."""
-    theirs = house.of_user(user.uid, user.home)
-    if not (theirs.folders.run.is_dir() or theirs.folders.logs.is_dir()):
-        return b"{}"
-    ended = end_machines(theirs, job)
-    newest = theirs.machines.newest(job)
+    if not (house.folders.run.is_dir() or house.folders.logs.is_dir()):
+        return {}
+    ended = {"ended": end_machines(house, job)[:20]}
+    newest = house.machines.newest(job)
     if newest is None or newest.created < time.time() - LONGEST_AGO:  # the system began its numbers anew
-        return json.dumps({"ended": ended[:20]}).encode()
+        return ended
     outcome = newest.outcome or {}
     facts = {name: str(outcome.get(name, ""))[:400] for name in ("class", "error", "reason")}
-    return json.dumps({"machine": newest.id, "started": newest.created, **facts, "ended": ended[:20]}).encode()
+    return {"machine": newest.id, "started": newest.created, **facts, **ended}
 
 
 def end_machines(house: House, job: str) -> list[str]:
@@ -126,12 +126,8 @@ def end_machines(house: House, job: str) -> list[str]:
         return []
     from belljar.machine.cleaning.ending import end
 
-    return [
-        f"machine {view.id} ended"
-        if end(view, house.hypervisor, house.reaper)
-        else f"machine {view.id} does not go away"
-        for view in views
-    ]
+    results = ((view.id, end(view, house.hypervisor, house.reaper)) for view in views)
+    return [f"machine {id} {'ended' if is_gone else 'does not go away'}" for id, is_gone in results]
 
 
 def account(dialect: Dialect, node_name: str, report: Report, house: House) -> None:
@@ -151,14 +147,6 @@ def account(dialect: Dialect, node_name: str, report: Report, house: House) -> N
         this = node.Known(dialect, node_name, memory, runner(house, dialect.name, settings.ask_timeout))
         this.close(f"{node.OUR_WORD}: {now.faults} node faults in a row: {report.reason}")
         log(dialect.name, "epilog", f"{report.job}: node {node_name} closed: {report.reason}", house.verbose)
-
-
-def _object(said: bytes) -> dict[str, Any]:
-    try:
-        raw = json.loads(said)
-    except (ValueError, RecursionError):
-        return {}
-    return raw if isinstance(raw, dict) else {}
 
 
 # -- hooks of a system's own ---------------------------------------------------------------------------------------------

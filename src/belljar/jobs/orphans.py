@@ -16,9 +16,10 @@ from belljar.batch.node.orphans import Answer, Decision, Live, ask, decide
 from belljar.errors import BelljarError
 from belljar.host.files import private_folder, read_json, write_whole
 from belljar.host.locks import locked
-from belljar.host.privileges import User, as_user
+from belljar.host.privileges import User
 from belljar.jobs.client import runner
 from belljar.jobs.node import memory_folder
+from belljar.jobs.users import asked_as, users_of
 from belljar.model import from_json
 
 if TYPE_CHECKING:
@@ -44,15 +45,10 @@ def settle(house: House, systems: Collection[str], *, dry: bool) -> tuple[list[d
     machines, trouble = live_machines(house, dry=dry)
     ours = [one for one in machines if one.live.system in systems]
     timeout = house.settings.batch.ask_timeout
-    answers = {
-        name: ask(batch.load(name).dialect, runner(house, name, timeout))
-        for name in sorted({one.live.system for one in ours})
-    }
-    trouble += [
-        f"{name} cannot be asked, its machines are left alone: {one.trouble}"
-        for name, one in answers.items()
-        if one.living is None
-    ]
+    names = sorted({one.live.system for one in ours})
+    answers = {name: ask(batch.load(name).dialect, runner(house, name, timeout)) for name in names}
+    silent = [(name, one.trouble) for name, one in answers.items() if one.living is None]
+    trouble += [f"{name} cannot be asked, its machines are left alone: {why}" for name, why in silent]
     decision = judge(house, [one.live for one in ours], answers, dry=dry)
     met = (*decision.to_end, *decision.waiting)
     return [result(house, one, decision, dry=dry) for one in ours if one.live.key in met], trouble
@@ -98,20 +94,20 @@ def result(house: House, one: Owned, decision: Decision, *, dry: bool) -> dict[s
 def end(house: House, one: Owned) -> str:
     try:
         if one.user is None:
-            return _end(house, one.machine).decode()
-        work = partial(_end, house.of_user(one.user.uid, one.user.home), one.machine)
-        return as_user(one.user, work, timeout=USER_TIMEOUT, what="end a machine").decode("ascii", "replace")[:80]
+            return _end(house, one.machine)
+        work = partial(_end, machine=one.machine)
+        return str(asked_as(house, one.user, work, timeout=USER_TIMEOUT, what="end a machine"))[:80]
     except BelljarError as exc:
         return f"not ended: {exc.message}"
 
 
-def _end(house: House, machine: str) -> bytes:
+def _end(house: House, machine: str) -> str:
     from belljar.machine.cleaning.ending import end as end_machine
 
     for view in house.machines.list():
         if view.id == machine and not end_machine(view, house.hypervisor, house.reaper):
-            return b"does not go away"
-    return b"ended"
+            return "does not go away"
+    return "ended"
 
 
 # -- looking -------------------------------------------------------------------------------------------------------------
@@ -120,27 +116,25 @@ def _end(house: House, machine: str) -> bytes:
 def live_machines(house: House, *, dry: bool) -> tuple[list[Owned], list[str]]:
     """Every live machine of a batch job, ours and, for root, every user's; what a dead supervisor left is finished on
     the way. And what could not be looked at."""
-    from belljar.jobs.users import users_of
-
-    seen = json.loads(_look(house, dry=dry))
-    found, trouble = _owned(seen[0], None), _stuck(seen[1])
+    machines, stuck = _look(house, dry=dry)
+    found, trouble = _owned(machines, None), _stuck(stuck)
     for user in users_of(house):
         try:
-            look = partial(_look, house.of_user(user.uid, user.home), dry=dry)
-            seen = json.loads(as_user(user, look, timeout=USER_TIMEOUT, what="look for machines"))
-            found += _owned(seen[0], user)
-            trouble += [f"{user.name}: {line}" for line in _stuck(seen[1])]
-        except (BelljarError, ValueError, RecursionError, LookupError, TypeError) as exc:
+            look = partial(_look, dry=dry)
+            machines, stuck = asked_as(house, user, look, timeout=USER_TIMEOUT, what="look for machines")
+            found += _owned(machines, user)
+            trouble += [f"{user.name}: {line}" for line in _stuck(stuck)]
+        except (BelljarError, ValueError, TypeError) as exc:
             trouble.append(f"{user.name}'s machines cannot be seen: {exc}")
     return found, trouble
 
 
-def _look(house: House, *, dry: bool) -> bytes:
-    """JSON of [machine, [names]] for each, and of what could not be finished; runs as the machines' owner."""
+def _look(house: House, *, dry: bool) -> list[Any]:
+    """[[machine, [names]], ...], and what could not be finished; runs as the machines' owner."""
     from belljar.machine.outside.registry import jobs_of
 
     if not house.folders.run.is_dir():
-        return b"[[], []]"
+        return [[], []]
     stuck = []
     if not dry:
         try:
@@ -148,7 +142,7 @@ def _look(house: House, *, dry: bool) -> bytes:
         except BelljarError as exc:
             stuck = [exc.message]
     views = [view for view in house.machines.list() if view.alive]
-    return json.dumps([[[view.id, sorted(jobs_of(view))[:8]] for view in views if jobs_of(view)], stuck]).encode()
+    return [[[view.id, sorted(jobs_of(view))[:8]] for view in views if jobs_of(view)], stuck]
 
 
 def _stuck(raw: Any) -> list[str]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from belljar.errors import AmbiguousMachine, BelljarError, NoSuchMachine
+from belljar.errors import AmbiguousMachine, BelljarError, CommandFailed, NoSuchMachine
 from belljar.host.privileges import LARGEST_REPORT, User, as_user, become
 
 if TYPE_CHECKING:
@@ -99,18 +99,30 @@ def _own(house: House, wanted: str) -> list[Found]:
 def _look(house: House, user: User, wanted: str) -> Found | None:
     """What fits among this user's machines; None where nothing does or it cannot be told."""
 
-    def look() -> bytes:
-        try:
-            view = house.of_user(user.uid, user.home).machines.find(wanted)
-        except NoSuchMachine:
-            return b""
-        return f"{'live' if view.alive else 'ended'} {view.id}".encode()
+    def look(theirs: House) -> list[object]:
+        with suppress(NoSuchMachine):
+            view = theirs.machines.find(wanted)
+            return [view.id, view.alive]
+        return []
 
     with suppress(BelljarError):
-        said = as_user(user, look, timeout=LOOK_TIMEOUT, what="look for a machine").decode("ascii", "replace")
-        state, _, id = said.partition(" ")
-        return Found(user, id[:100], state == "live") if id else None
+        said = asked_as(house, user, look, timeout=LOOK_TIMEOUT, what="look for a machine")
+        if isinstance(said, list) and len(said) == 2:
+            return Found(user, str(said[0])[:100], said[1] is True)
     return None
+
+
+def asked_as(house: House, user: User, look: Callable[[House], object], *, timeout: float, what: str) -> Any:
+    """What *look* finds in the house of this user, done by a child that became the user: JSON, and a stranger's word.
+    Raises BelljarError."""
+
+    def work() -> bytes:
+        return json.dumps(look(house.of_user(user.uid, user.home))).encode()
+
+    try:
+        return json.loads(as_user(user, work, timeout=timeout, what=what))
+    except (ValueError, RecursionError) as exc:
+        raise CommandFailed(f"{what}: what {user.name}'s process said is no JSON") from exc
 
 
 def rows_of_all(
@@ -120,25 +132,22 @@ def rows_of_all(
     rows, trouble = [], []
     for user in users_of(house):
         try:
-            look = partial(_rows, house, user, describe, ended)
-            found = json.loads(as_user(user, look, timeout=LOOK_TIMEOUT, what="list machines"))
-        except (BelljarError, ValueError, RecursionError) as exc:
+            look = partial(_rows, describe=describe, ended=ended)
+            found = asked_as(house, user, look, timeout=LOOK_TIMEOUT, what="list machines")
+        except BelljarError as exc:
             trouble.append(f"{user.name}: {exc}")
             continue
-        rows += (
-            [{**one, "USER": user.name} for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-        )
+        named = found if isinstance(found, list) else []
+        rows += [{**one, "USER": user.name} for one in named if isinstance(one, dict)]
     return rows, trouble
 
 
-def _rows(house: House, user: User, describe: Callable[[MachineView], dict[str, Any]], ended: bool) -> bytes:
-    rows, size = [], 0
-    for view in reversed(
-        house.of_user(user.uid, user.home).machines.list(ended=ended)
-    ):  # the newest, where not all fit
+def _rows(house: House, describe: Callable[[MachineView], dict[str, Any]], ended: bool) -> list[dict[str, Any]]:
+    rows, size = list[dict[str, Any]](), 0
+    for view in reversed(house.machines.list(ended=ended)):  # the newest, where not all fit
         text = describe(view)
         size += len(json.dumps(text)) + 2
         if size > LARGEST_REPORT - 16:
             break
         rows.append(text)
-    return json.dumps(rows[::-1]).encode()
+    return rows[::-1]
