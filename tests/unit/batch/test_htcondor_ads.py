@@ -26,36 +26,17 @@ def recorded(name: str) -> bytes:
         ("9" * 40, Expression("9" * 40)), ('"', Expression('"')),
     ],
 )  # fmt: skip
-def test_a_literal_of_the_old_form_is_its_value(text: str, value: Value) -> None:
-    found = value_of(text, old=True)
+def test_a_literal_is_its_value(text: str, value: Value) -> None:
+    found = value_of(text)
     assert (found, type(found)) == (value, type(value))
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ('"a\\nb"', "a\nb"), ('"\\"x\\""', '"x"'), ('"back\\\\slash"', "back\\slash"), ('"\\101"', "A"),
-        ('"a" + "b"', Expression('"a" + "b"')), ('"open\\"', Expression('"open\\"')),
-    ],
-)  # fmt: skip
-def test_strings_of_the_new_form_have_escapes(text: str, value: Value) -> None:
-    assert value_of(text, old=False) == value
-
-
-def test_an_ad_of_the_old_form() -> None:
+def test_an_ad() -> None:
     ad = parse(recorded("job.ad"))
     assert (ad.number("ClusterId"), ad.number("procid"), ad.text("VMIMAGE")) == (4711, 3, "debian12")
     assert ad.text("Environment") == "A=1 B='two words' C=\"quoted\""
     assert isinstance(ad.get("Requirements"), Expression)
     assert (ad.text("ClusterId"), ad.number("Owner"), ad.number("OnExitHold")) == ("", None, None)
-
-
-def test_an_ad_of_the_new_form() -> None:
-    ad = parse(recorded("job-new.ad"))
-    assert (ad.number("ClusterId"), ad.text("VmImage"), ad.number("RequestMemory")) == (5, "debian12", 512)
-    assert ad.text("Note") == 'semi;colon ] and "quotes"\n'
-    assert (ad.number("odd name"), ad.get("Half"), ad.get("Big"), ad.get("On")) == (3, 0.5, 1500.0, True)
-    assert isinstance(ad.get("Inner"), Expression), "what is inside of an inner ad is not the job's"
 
 
 def test_the_first_of_two_ads_counts_and_a_comparison_is_no_attribute() -> None:
@@ -79,8 +60,7 @@ def test_nothing_breaks_the_reader(data: bytes) -> None:
 
 
 @given(st.text(max_size=60))
-def test_what_is_written_as_a_string_is_one_literal_of_both_forms(text: str) -> None:
+def test_what_is_written_as_a_string_is_one_literal(text: str) -> None:
     written = string(text)
-    for old in (True, False):
-        assert isinstance(value_of(written, old=old), str)
+    assert isinstance(value_of(written), str)
     assert "\n" not in written and written.isascii()

@@ -85,7 +85,7 @@ def test_only_vanilla_jobs_that_get_a_machine_need_its_memory(changes: dict[str,
 
 def test_the_sentence_is_one_literal() -> None:
     text = sentence(Settings(allow=("* debian*", "user:bob sl7")))
-    assert isinstance(value_of(text, old=True), str) and "debian*, sl7" in text
+    assert isinstance(value_of(text), str) and "debian*, sl7" in text
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_the_sentence_is_one_literal() -> None:
 def test_a_node_whose_machines_fail_takes_other_jobs_only(changes: dict[str, object], other: str) -> None:
     text = start(replace(Settings(), **changes))  # type: ignore[arg-type]
     assert text.startswith(f"ifThenElse(TARGET.VmImage =?= undefined, {other}, (MY.BelljarWorks =?= True &&")
-    assert isinstance(value_of(text, old=True), Expression)
+    assert isinstance(value_of(text), Expression)
 
 
 def test_the_node_publishes_its_images_and_why_it_is_closed(tmp_path: Path) -> None:
