@@ -63,10 +63,10 @@ class Parser(argparse.ArgumentParser):
         """Its options and parameters, with those of its acts; `args.act` and `args.carry_out` are of the one that is meant."""
         self.set_defaults(carry_out=verb.run)
         verb.options(self) if callable(verb.options) else add(self, verb.options)
-        acts = self.add_subparsers(dest="act", metavar="ACT", required=True) if verb.acts else None
+        below = self.add_subparsers(dest="act", metavar="ACT", required=True) if verb.acts else None
         for name, act in verb.acts.items():
-            assert acts is not None
-            acts.add_parser(name, help=act.help, usage=act.usage or None).take(act)
+            assert below is not None
+            below.add_parser(name, help=act.help).take(act)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Raises BadOption with the word that was meant."""
@@ -107,6 +107,20 @@ class Verb(NamedTuple):
     usage: str = ""
 
 
+def acts(rows: str, functions: Mapping[str, Callable[[argparse.Namespace, Any], int]]) -> dict[str, Verb]:
+    """The acts of a verb from a table: `# NAME | what it does` begins one, its options and parameters follow."""
+    found = {}
+    for part in re.split(r"^\s*# ", _joined(rows), flags=re.MULTILINE)[1:]:
+        head, _, options = part.partition("\n")
+        name, _, text = head.partition(" | ")
+        found[name] = Verb(text, functions[name], options)
+    return found
+
+
+def _joined(rows: str) -> str:
+    return re.sub(r"\n\s*\| ", " ", rows)
+
+
 def add(parser: argparse.ArgumentParser, rows: str) -> None:
     """Options and parameters from a table, one a line; a line that begins with | goes on with the one above.
 
@@ -118,7 +132,7 @@ def add(parser: argparse.ArgumentParser, rows: str) -> None:
     [the machine]               those that follow have this heading
     """
     either, under = None, parser
-    for row in filter(str.strip, re.sub(r"\n\s*\| ", " ", rows).splitlines()):
+    for row in filter(str.strip, _joined(rows).splitlines()):
         if row.strip().startswith("["):
             under = parser.add_argument_group(row.strip(" []"))  # type: ignore[assignment]
             continue

@@ -6,7 +6,7 @@ import argparse
 import difflib
 import os
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from belljar import batch
@@ -16,7 +16,7 @@ from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, OurLines
 from belljar.batch.job.terms import NODE_NAME, one_line
 from belljar.batch.node import faults
 from belljar.cli import complain
-from belljar.cli.parser import FORMAT, Verb, add
+from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import as_json, show
 from belljar.errors import BadOption, BelljarError
 from belljar.jobs import node
@@ -231,60 +231,49 @@ def _test(known: node.Known, house: House) -> tuple[dict[str, object], list[str]
     return {**vars(done)}, [end], 0 if done.passed else 1
 
 
-SITE = """
-    --folder DIR | where the system's settings are (default: its usual place)
-    --prefix DIR | the launchers go to DIR/libexec (default: beside belljar itself)
-    --commands DIR * | where the system's own commands are (default: PATH); repeatable
-    --variable NAME=VALUE * | a variable that these commands need; repeatable
-    --queue Q * | queue to change, where a system needs to know; repeatable
-    --set KEY=VALUE * | another option of the system; see its guide
-    """
+SITE = """SYSTEM | the batch system
+--folder DIR | where the system's settings are (default: its usual place)
+--prefix DIR | the launchers go to DIR/libexec (default: beside belljar itself)
+--commands DIR * | where the system's own commands are (default: PATH); repeatable
+--variable NAME=VALUE * | a variable that these commands need; repeatable
+--queue Q * | queue to change, where a system needs to know; repeatable
+--set KEY=VALUE * | another option of the system; see its guide"""
+ACTS = f"""
+# install | put the files and settings of a system in place; to do it twice changes nothing
+{SITE}
+-n --dry-run | show the differences and commands, do nothing
+--print | print every file whole and every command, do nothing
+--force | also replace files of ours that were changed by hand
+{FORMAT}
+# check | look at every file and setting; exit 1 when something is wrong, with remedies
+{SITE}
+{FORMAT}
+# uninstall | take out what install put in
+{SITE}
+--force | also remove files of ours that were changed by hand
+# node | this node: in service or not, and why; test it with a small machine
+SYSTEM | the batch system
+{{status,close,open,test}} @action | status; close REASON; open; test: start a small machine, open a node that belljar closed after
+| enough passes
+REASON ? = | with close: shown by the batch system
+--node NAME = | the node's name (default: this host's)
+{FORMAT}"""
 
 
-def _system(rows: str) -> Callable[[argparse.ArgumentParser], None]:
-    def options(parser: argparse.ArgumentParser) -> None:
-        known = [batch.load(name) for name in batch.names()]
-        named = ", ".join(f"{one.name} (experimental)" if one.untried else one.name for one in known)
-        parser.add_argument("system", metavar="SYSTEM", choices=[one.name for one in known], help=named)
-        add(parser, rows)
-
-    return options
+def _systems() -> str:
+    """The parameter SYSTEM, with the names of all there are."""
+    known = [batch.load(name) for name in batch.names()]
+    named = ", ".join(f"{one.name} (experimental)" if one.untried else one.name for one in known)
+    return f"{{{','.join(one.name for one in known)}}} SYSTEM @system | {named}"
 
 
 VERBS = {
     "batch": Verb(
         "Put belljar into a batch system, so that jobs run in machines: install writes every file and setting (--dry-run and "
         "--print only show them), check tells what is wrong, uninstall takes all out; node looks after this node.",
-        acts={
-            "install": Verb(
-                "put the files and settings of a system in place; to do it twice changes nothing",
-                install,
-                _system(f"""{SITE}
-                -n --dry-run | show the differences and commands, do nothing
-                --print | print every file whole and every command, do nothing
-                --force | also replace files of ours that were changed by hand
-                {FORMAT}"""),
-            ),
-            "check": Verb(
-                "look at every file and setting; exit 1 when something is wrong, with remedies",
-                check,
-                _system(SITE + FORMAT),
-            ),
-            "uninstall": Verb(
-                "take out what install put in",
-                uninstall,
-                _system(f"{SITE} --force | also remove files of ours that were changed by hand"),
-            ),
-            "node": Verb(
-                "this node: in service or not, and why; test it with a small machine",
-                node_,
-                _system(f"""
-                {{status,close,open,test}} @action | status; close REASON; open; test: start a small machine, open a node that belljar closed after
-                | enough passes
-                REASON ? = | with close: shown by the batch system
-                --node NAME = | the node's name (default: this host's)
-                {FORMAT}"""),
-            ),
-        },
+        acts=acts(
+            ACTS.replace("SYSTEM | the batch system", _systems()),
+            {"install": install, "check": check, "uninstall": uninstall, "node": node_},
+        ),
     )
 }

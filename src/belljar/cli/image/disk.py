@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.cli.parser import Verb
+from belljar.cli.parser import acts
 from belljar.errors import BadOption, ImageUnknown, InputMissing, MachineBusy, NoSuchMachine, OutputUnwritable
 from belljar.host.files import named_when_whole
 
@@ -228,32 +228,22 @@ def _run(work: Any) -> None:
 
 
 DISK = "IMAGE|ID @disk | an image, or a machine that has ended and was run with --keep"
-ACTS = {
-    "extract": Verb(
-        "copy files and folders out of an image, or out of a kept machine",
-        extract,
-        f"""
-        {DISK}
-        PATH + @paths | a path in it
-        -o --output DIR|FILE.tar[.gz] :path =. | the folder they are copied into, as your own files; or an archive, with owners and
-        | modes (default: .)""",
-    ),
-    "archive": Verb(
-        "put log folders of a kept machine, or of an image, into an archive",
-        archive,
-        f"""
-        {DISK}
-        PATH * @paths | a path in it (default: {" ".join(LOGS)})
-        -o --output FILE.tar[.gz] :path | default: its name and the date, here""",
-    ),
-    "insert": Verb(
-        "make a new image of one, with files and folders put in",
-        insert,
-        """
-        IMAGE | name or digest; it stays as it is
-        SRC:DST + @items | a path here and its absolute path in the image; a folder's / takes it in
-        --name NAME ! | the new image's name
-        --mode OCTAL | of what is put in (default: as it is here)
-        --owner UID[:GID] =0:0 | of what is put in, in numbers (0:0)""",
-    ),
-}
+ACTS = acts(
+    f"""
+    # extract | copy files and folders out of an image, or out of a kept machine
+    {DISK}
+    PATH + @paths | a path in it
+    -o --output DIR|FILE.tar[.gz] :path =. | the folder they are copied into, as your own files; or an archive, with owners and
+    | modes (default: .)
+    # archive | put log folders of a kept machine, or of an image, into an archive
+    {DISK}
+    PATH * @paths | a path in it (default: {" ".join(LOGS)})
+    -o --output FILE.tar[.gz] :path | default: its name and the date, here
+    # insert | make a new image of one, with files and folders put in
+    IMAGE | name or digest; it stays as it is
+    SRC:DST + @items | a path here and its absolute path in the image; a folder's / takes it in
+    --name NAME ! | the new image's name
+    --mode OCTAL | of what is put in (default: as it is here)
+    --owner UID[:GID] =0:0 | of what is put in, in numbers (0:0)""",
+    {"extract": extract, "archive": archive, "insert": insert},
+)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.cli.image import disk as image_disk
 from belljar.cli.image import site as image_site
-from belljar.cli.parser import FORMAT, Verb
+from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import moment
 from belljar.cli.render import show as put
 from belljar.context import choose
@@ -208,86 +208,58 @@ def _words(value: Any) -> str:
 IMAGE = "IMAGE | name, digest or the digest's first digits"
 CONTEXT = "{" + ",".join(one.value for one in Context) + "}"
 CONTEXT_HELP = "how its guests are contextualized, where a job does not say (auto: the first way that it can)"
-VERBS = {
-    "image": Verb(
-        "Build, import, list, show, verify, name and remove images.",
-        acts={
-            "build": Verb(
-                "build a Debian image with mmdebstrap",
-                build,
-                """
-                {debian} @system | what to build
-                --suite {bullseye,bookworm,trixie} =bookworm | Debian's release (bookworm)
-                --name NAME = | the image's name (debian11, debian12, debian13)
-                --packages PACKAGE + = | Debian packages to add
-                --run CMD * | a shell command to run as root in the new system; repeatable
-                --disk SIZE | the disk's size; it takes no space until written to (8G)""",
-            ),
-            "import": Verb(
-                "take in a disk from a file or an address: qcow2 or raw, packed or not",
-                import_,
-                f"""
-                FILE|URL @source | a path, or an address: file, http, https
-                --name NAME ! | the image's name
-                --kind {{disk,iso}} =disk | iso: a disc that the BIOS boots, such as a CernVM's; its guests know their own work
-                --sha256 DIGEST = | of the file as it comes; anything else is refused
-                --signer x509:FOLDER:DN = | only if it carries a signature, as CernVM images do, by one whose certificate an authority in
-                | FOLDER vouches for and whose whole name fits the pattern DN
-                --kernel FILE :path | boot this kernel; else one is looked for in the disk
-                --initrd FILE :path | its ramdisk; else belljar makes one
-                --append WORDS | the kernel's command line
-                --firmware {{auto,bios,uefi,none}} =auto | auto: a kernel out of the disk, else firmware; bios, uefi: the disk's own boot
-                | loader; none: never firmware
-                --context {CONTEXT} =auto | {CONTEXT_HELP}""",
-            ),
-            "list": Verb("list the images", list_, FORMAT),
-            "show": Verb("show all that is known of one image", show, f"{IMAGE}\n{FORMAT}"),
-            "verify": Verb(
-                "read images whole and compare their digests; exit 1 when one is wrong, which is not started then",
-                verify,
-                f"""
-                IMAGE * @images | name or digest; none: every image
-                {FORMAT}""",
-            ),
-            "repair": Verb(
-                "read an image whole and, where bytes are wrong, bring the same ones again from where it came",
-                repair,
-                IMAGE,
-            ),
-            "remove": Verb(
-                "take a name away, and the image with its last name",
-                remove,
-                f"""
-                {IMAGE}
-                --force | all its names at once; also one that is corrupt, or that a template needs""",
-            ),
-            "gc": Verb(
-                "remove what nobody can use: nameless images, broken drafts, old downloads; and what `image.cache_limit` and"
-                " `image.keep_days` want gone",
-                gc,
-                f"""
-                -n --dry-run | only say what would be removed
-                {FORMAT}""",
-            ),
-            "tag": Verb("give an image one more name", tag, f"{IMAGE}\nNAME | its new name"),
-            "set": Verb(
-                "change how an image is started and contextualized",
-                set_,
-                f"""
-                {IMAGE}
-                --firmware {{bios,uefi}} | of a disk that is not booted directly
-                --context {CONTEXT} | {CONTEXT_HELP}
-                --ssh-user NAME | whom `--context ssh` logs in as; another one than root must be allowed `sudo -n` (root)""",
-            ),
-            **image_disk.ACTS,
-            **image_site.ACTS,
-            "agent": Verb(
-                "print the guest agent, to install it in an image that belljar cannot boot directly",
-                agent,
-                """
-                / --print ! | the agent: one Python file
-                / --unit | a systemd unit that starts it""",
-            ),
-        },
-    ),
-}
+OWN = f"""
+# build | build a Debian image with mmdebstrap
+{{debian}} @system | what to build
+--suite {{bullseye,bookworm,trixie}} =bookworm | Debian's release (bookworm)
+--name NAME = | the image's name (debian11, debian12, debian13)
+--packages PACKAGE + = | Debian packages to add
+--run CMD * | a shell command to run as root in the new system; repeatable
+--disk SIZE | the disk's size; it takes no space until written to (8G)
+# import | take in a disk from a file or an address: qcow2 or raw, packed or not
+FILE|URL @source | a path, or an address: file, http, https
+--name NAME ! | the image's name
+--kind {{disk,iso}} =disk | iso: a disc that the BIOS boots, such as a CernVM's; its guests know their own work
+--sha256 DIGEST = | of the file as it comes; anything else is refused
+--signer x509:FOLDER:DN = | only if it carries a signature, as CernVM images do, by one whose certificate an authority in FOLDER
+| vouches for and whose whole name fits the pattern DN
+--kernel FILE :path | boot this kernel; else one is looked for in the disk
+--initrd FILE :path | its ramdisk; else belljar makes one
+--append WORDS | the kernel's command line
+--firmware {{auto,bios,uefi,none}} =auto | auto: a kernel out of the disk, else firmware; bios, uefi: the disk's own boot loader;
+| none: never firmware
+--context {CONTEXT} =auto | {CONTEXT_HELP}
+# list | list the images
+{FORMAT}
+# show | show all that is known of one image
+{IMAGE}
+{FORMAT}
+# verify | read images whole and compare their digests; exit 1 when one is wrong, which is not started then
+IMAGE * @images | name or digest; none: every image
+{FORMAT}
+# repair | read an image whole and, where bytes are wrong, bring the same ones again from where it came
+{IMAGE}
+# remove | take a name away, and the image with its last name
+{IMAGE}
+--force | all its names at once; also one that is corrupt, or that a template needs
+# gc | remove what nobody can use: nameless images, broken drafts, old downloads; and what `image.cache_limit` and
+| `image.keep_days` want gone
+-n --dry-run | only say what would be removed
+{FORMAT}
+# tag | give an image one more name
+{IMAGE}
+NAME | its new name
+# set | change how an image is started and contextualized
+{IMAGE}
+--firmware {{bios,uefi}} | of a disk that is not booted directly
+--context {CONTEXT} | {CONTEXT_HELP}
+--ssh-user NAME | whom `--context ssh` logs in as; another one than root must be allowed `sudo -n` (root)
+# agent | print the guest agent, to install it in an image that belljar cannot boot directly
+/ --print ! | the agent: one Python file
+/ --unit | a systemd unit that starts it"""
+FUNCTIONS = {
+    "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "repair": repair, "remove": remove,
+    "gc": gc, "tag": tag, "set": set_, "agent": agent,
+}  # fmt: skip
+ACTS = {**acts(OWN, FUNCTIONS), **image_disk.ACTS, **image_site.ACTS}
+VERBS = {"image": Verb("Build, import, list, show, verify, name and remove images.", acts=ACTS)}

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from belljar.cli.parser import FORMAT, Verb
+from belljar.cli.parser import FORMAT, acts
 from belljar.cli.render import show
 from belljar.errors import BadOption
 
@@ -74,35 +74,26 @@ def key(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-ACTS = {
-    "publish": Verb(
-        "put images into a master store, for all hosts of a site",
-        publish,
-        """
-        IMAGE * @images | name or digest; none: the index is only renewed, or changed as below
-        --to DIR ! | the master store's folder; made when there is none
-        --as NAME @name = | its name there (one image)
-        --unpublish NAME * | take a name away there; repeatable
-        / --key FILE :path ! | the private key to sign with (`belljar image key`)
-        / --unsigned | sign nothing
-        --certificate FILE :path | the key's X.509 certificate and those between it and an authority
-        --valid TIME =0s | hosts refuse this index when it is older, so renew it in time (default: never)
-        --prune | remove files there that no name has used for a week, too""",
-    ),
-    "sync": Verb(
-        "bring images of the site's sources up to date here; exit 1 when one fails",
-        sync,
-        f"""
-        NAME * @names | a name that a source offers; none: those that came from there before
-        --from DIR|URL * @sources | instead of `image.sources` in the settings; repeatable
-        --all | every name that is offered
-        -n --dry-run | only say what is offered, and what would be brought
-        --forget | first forget which versions were seen: for a master store made anew
-        {FORMAT}""",
-    ),
-    "key": Verb(
-        "make a key to sign with, or show the public part of one, as for `image.trust`",
-        key,
-        "FILE :path | made when there is none",
-    ),
-}
+ACTS = acts(
+    f"""
+    # publish | put images into a master store, for all hosts of a site
+    IMAGE * @images | name or digest; none: the index is only renewed, or changed as below
+    --to DIR ! | the master store's folder; made when there is none
+    --as NAME @name = | its name there (one image)
+    --unpublish NAME * | take a name away there; repeatable
+    / --key FILE :path ! | the private key to sign with (`belljar image key`)
+    / --unsigned | sign nothing
+    --certificate FILE :path | the key's X.509 certificate and those between it and an authority
+    --valid TIME =0s | hosts refuse this index when it is older, so renew it in time (default: never)
+    --prune | remove files there that no name has used for a week, too
+    # sync | bring images of the site's sources up to date here; exit 1 when one fails
+    NAME * @names | a name that a source offers; none: those that came from there before
+    --from DIR|URL * @sources | instead of `image.sources` in the settings; repeatable
+    --all | every name that is offered
+    -n --dry-run | only say what is offered, and what would be brought
+    --forget | first forget which versions were seen: for a master store made anew
+    {FORMAT}
+    # key | make a key to sign with, or show the public part of one, as for `image.trust`
+    FILE :path | made when there is none""",
+    {"publish": publish, "sync": sync, "key": key},
+)

@@ -7,7 +7,7 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from belljar.cli.parser import FORMAT, Verb
+from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import as_json, duration, moment, show
 from belljar.errors import BadOption, TemplateError
 from belljar.jobs.words import plain, size
@@ -157,63 +157,58 @@ def _show_caches(caches: list[Cache], form: str, *, is_gone: bool = False) -> in
     return 0
 
 
-KEYS = "KEY {} @keys | a template's key, or the beginning of one{}"
+KEY = "KEY * @keys | a template's key, or the beginning of one"
 NETWORKS, CONTEXTS = (",".join(one.value for one in kind) for kind in (NetworkMode, Context))
+TEMPLATES = f"""
+# list | list the templates of this user
+{FORMAT}
+# show | show what a template was made of
+KEY | a template's key, or the beginning of one
+{FORMAT}
+# verify | compute every digest again; exit 1 when something is wrong
+{KEY}; none: all
+{FORMAT}
+# remove | remove templates; machines that run on them go on
+{KEY}
+--all | remove every template of this user
+# expire | remove templates past their age (`qemu.template_days`) and unfinished ones
+# build | make the template for a kind of machine now, before its first job
+--image IMAGE | the image; default: as `belljar run`
+--cpus N | virtual processors
+--memory SIZE | memory, as 2G or 512M
+--disk SIZE | size of the disk; default: the image's
+--network {{{NETWORKS}}} | what its card is plugged into
+--context {{{CONTEXTS}}} | how its guest is given the agent
+--shares N =0 | how many shared folders its clones can mount
+--virtiofs N =0 | how many of `--share virtiofs:...` its clones can mount
+--nfs | for machines that mount exports (`--share nfs://...`)
+{FORMAT}"""
+CACHES = f"""
+# prepare | have caches ready before machines ask for them
+--count N =1 | how many, in all (1)
+--size SIZE ! | such as 20G; sparse at first
+{FORMAT}
+# list | list the caches
+{FORMAT}
+# remove | remove every cache that no machine has
+{FORMAT}"""
+OF_TEMPLATES = {
+    "list": show_all,
+    "show": show_one,
+    "verify": verify,
+    "remove": remove,
+    "expire": expire,
+    "build": build,
+}
 VERBS = {
     "template": Verb(
         "Templates are booted guests, frozen: one for each image, from which machines of every size are cloned. They are made on the "
         "first job of their kind, trusted only while nothing in them has changed, and made again when they are old.",
-        acts={
-            "list": Verb("list the templates of this user", show_all, FORMAT),
-            "show": Verb(
-                "show what a template was made of",
-                show_one,
-                f"KEY | a template's key, or the beginning of one\n{FORMAT}",
-            ),
-            "verify": Verb(
-                "compute every digest again; exit 1 when something is wrong",
-                verify,
-                f"{KEYS.format('*', '; none: all')}\n{FORMAT}",
-            ),
-            "remove": Verb(
-                "remove templates; machines that run on them go on",
-                remove,
-                f"""
-                {KEYS.format("*", "")}
-                --all | remove every template of this user""",
-            ),
-            "expire": Verb("remove templates past their age (`qemu.template_days`) and unfinished ones", expire),
-            "build": Verb(
-                "make the template for a kind of machine now, before its first job",
-                build,
-                f"""
-                --image IMAGE | the image; default: as `belljar run`
-                --cpus N | virtual processors
-                --memory SIZE | memory, as 2G or 512M
-                --disk SIZE | size of the disk; default: the image's
-                --network {{{NETWORKS}}} | what its card is plugged into
-                --context {{{CONTEXTS}}} | how its guest is given the agent
-                --shares N =0 | how many shared folders its clones can mount
-                --virtiofs N =0 | how many of `--share virtiofs:...` its clones can mount
-                --nfs | for machines that mount exports (`--share nfs://...`)
-                {FORMAT}""",
-            ),
-        },
+        acts=acts(TEMPLATES, OF_TEMPLATES),
     ),
     "cache": Verb(
         "Prepare, list and remove cache disks: `belljar run --cache SIZE` gives a machine one that no other machine has, and that"
         " keeps what is on it when the guest powers itself off.",
-        acts={
-            "prepare": Verb(
-                "have caches ready before machines ask for them",
-                prepare,
-                f"""
-                --count N =1 | how many, in all (1)
-                --size SIZE ! | such as 20G; sparse at first
-                {FORMAT}""",
-            ),
-            "list": Verb("list the caches", list_caches, FORMAT),
-            "remove": Verb("remove every cache that no machine has", remove_caches, FORMAT),
-        },
+        acts=acts(CACHES, {"prepare": prepare, "list": list_caches, "remove": remove_caches}),
     ),
 }
