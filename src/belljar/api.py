@@ -12,37 +12,27 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from belljar.assembly import House
 from belljar.errors import OUR_FAILURE, BelljarError, MachineBusy, NoSuchMachine
-from belljar.guest import Streams
+from belljar.guest import Guest, Streams
+from belljar.guest.stdio import BytesSink, BytesSource
 from belljar.host.caller import caller, plain_environment, rlimits, umask
 from belljar.host.threads import in_thread
+from belljar.jobs.asking import Asked, make_request
 from belljar.journal import Event
 from belljar.machine import STDERR_LOG, STDOUT_LOG, MachineView
 from belljar.machine.life import control
 from belljar.machine.life.output import kept
-from belljar.machine.outside import detached, talking
+from belljar.machine.outside import detached
 from belljar.machine.outside.registry import Machines
 from belljar.machine.outside.watching import ENDED, Stream
-from belljar.model import (
-    MachineId,
-    MachineSpec,
-    NetworkMode,
-    Outcome,
-    Payload,
-    Request,
-    RunPayload,
-    State,
-    StdinKind,
-    Transfer,
-)
+from belljar.model import Account, MachineId, Outcome, Payload, Request, RunPayload, State, StdinKind, Transfer
 
 __all__ = ["Completed", "Failed", "Machine", "Options", "aevents", "arun", "astart", "events", "find", "machines",
            "request", "run", "start"]  # fmt: skip
@@ -52,24 +42,17 @@ Word = str | bytes
 BEGUN = (State.RUNNING.value, "paused")
 
 
-class Options(TypedDict, total=False):
-    """What may be said of a machine and its payload; the settings decide the rest."""
+class Options(Asked, total=False):
+    """What may be said of a machine and its payload, beside what is said of every machine; the settings decide the rest."""
 
-    image: str
-    cpus: int
-    memory: int  # bytes
-    disk: int  # bytes
-    network: NetworkMode
-    name: str
-    requester: str
-    labels: Mapping[str, str]
     script: bytes  # copied in and run by its `#!` line; argv[0] is its name
     cwd: Word
     env: Mapping[str, str]
     inputs: Mapping[str, str]  # path here -> path in the guest
     outputs: Mapping[str, str]  # path in the guest -> path here
-    timeout: float  # seconds
-    grace: float  # seconds between TERM and the end
+
+
+INSIDE = frozenset(Options.__annotations__) - frozenset(Asked.__annotations__)
 
 
 @dataclass(frozen=True)
@@ -147,16 +130,13 @@ class Machine:
 
     async def aexec(self, argv: Sequence[Word], stdin: bytes = b"") -> tuple[int, bytes, bytes]:
         """`exec`. A cancel ends the command."""
-        await self.await_running()
-        view, out, err = self.view, _Collected(), _Collected()
-        account = talking.account_of(view) or caller()
-        payload = Payload(
-            tuple(map(os.fsencode, argv)), account, cwd=os.fsencode(str(view.payload.get("cwd") or "/")),
-            env=tuple(plain_environment(account).items()),
-        )  # fmt: skip
-        async with talking.talk(view, self._house.converse) as guest:
+        out, err = BytesSink(), BytesSink()
+        async with self._guest() as (guest, account):
+            cwd = os.fsencode(str(self.view.payload.get("cwd") or "/"))
+            env = tuple(plain_environment(account).items())
             await guest.add_account(account)
-            process = await guest.start(payload, Streams(_Known(stdin), out, err))
+            payload = Payload(tuple(map(os.fsencode, argv)), account, cwd=cwd, env=env)
+            process = await guest.start(payload, Streams(BytesSource(stdin), out, err))
             status = await process.wait()
         code = 128 + status.signal if status.signal is not None else status.exit_code
         return OUR_FAILURE if code is None else code, bytes(out.data), bytes(err.data)
@@ -167,10 +147,8 @@ class Machine:
 
     async def aput(self, outside: str, inside: str) -> None:
         """`put`."""
-        await self.await_running()
-        view = self.view
-        async with talking.talk(view, self._house.converse) as guest:
-            await guest.put(Transfer(_absolute(outside), inside), talking.account_of(view) or caller(), b"/")
+        async with self._guest() as (guest, account):
+            await guest.put(Transfer(_absolute(outside), inside), account, b"/")
 
     def get(self, inside: str, outside: str) -> None:
         """Copy a file or folder of the guest to this host. Raises OutputMissing."""
@@ -178,10 +156,16 @@ class Machine:
 
     async def aget(self, inside: str, outside: str) -> None:
         """`get`."""
+        async with self._guest() as (guest, account):
+            await guest.get(Transfer(_absolute(outside), inside), account, b"/")
+
+    @asynccontextmanager
+    async def _guest(self) -> AsyncIterator[tuple[Guest, Account]]:
+        """Its guest, once its work has begun, and whose payload it runs."""
         await self.await_running()
         view = self.view
-        async with talking.talk(view, self._house.converse) as guest:
-            await guest.get(Transfer(_absolute(outside), inside), talking.account_of(view) or caller(), b"/")
+        async with control.talk(view, self._house.converse) as guest:
+            yield guest, control.account_of(view) or caller()
 
     def stop(self, grace: float | None = None) -> Outcome:
         """TERM to the payload, the machine's end after the grace; returns when it is gone. Stopping what ended is success."""
@@ -301,25 +285,17 @@ def events(since: str | None = None) -> Iterator[Event]:
 
 def request(argv: Sequence[Word], **options: Unpack[Options]) -> Request:
     """What `start` asks for, by the settings and these options, of this process's user."""
-    house, account = _house(), caller()
-    defaults = house.settings.machine
-    env = plain_environment(account) | {os.fsencode(k): os.fsencode(v) for k, v in options.get("env", {}).items()}
+    account = caller()
+    asked: dict[str, Any] = {"requester": "api", **options}
+    inside = {name: asked.pop(name) for name in INSIDE if name in asked}
+    env = plain_environment(account) | {os.fsencode(k): os.fsencode(v) for k, v in inside.get("env", {}).items()}
     payload = Payload(
-        tuple(map(os.fsencode, argv)), account, script=options.get("script"), cwd=os.fsencode(options.get("cwd", "/")),
+        tuple(map(os.fsencode, argv)), account, script=inside.get("script"), cwd=os.fsencode(inside.get("cwd", "/")),
         env=tuple(env.items()), umask=umask(), rlimits=rlimits(), stdin=StdinKind.NULL,
-        inputs=tuple(Transfer(os.path.abspath(here), there) for here, there in options.get("inputs", {}).items()),
-        outputs=tuple(Transfer(os.path.abspath(here), there) for there, here in options.get("outputs", {}).items()),
+        inputs=tuple(Transfer(os.path.abspath(here), there) for here, there in inside.get("inputs", {}).items()),
+        outputs=tuple(Transfer(os.path.abspath(here), there) for there, here in inside.get("outputs", {}).items()),
     )  # fmt: skip
-    machine = MachineSpec(
-        options.get("image", house.settings.image.default), options.get("cpus", defaults.cpus),
-        options.get("memory", defaults.memory), options.get("disk"), options.get("network", defaults.network),
-        start=defaults.start, context=defaults.context,
-    )  # fmt: skip
-    return Request(
-        os.urandom(6).hex(), machine, RunPayload(payload), name=options.get("name", ""),
-        requester=options.get("requester", "api"), created=time.time(), timeout=options.get("timeout"),
-        grace=options.get("grace", defaults.grace), labels=tuple(options.get("labels", {}).items()),
-    )  # fmt: skip
+    return make_request(_house().settings, RunPayload(payload), **asked)
 
 
 # -- small helps -----------------------------------------------------------------------------------------------------
@@ -354,26 +330,3 @@ async def _within(work: Coroutine[Any, Any, T], timeout: float | None) -> T:
 def _sync(work: Coroutine[Any, Any, T]) -> T:
     with asyncio.Runner() as runner:
         return runner.run(work)
-
-
-class _Known:
-    """A source of known bytes."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    async def read(self, limit: int) -> bytes:
-        part, self._data = self._data[:limit], self._data[limit:]
-        return part
-
-
-class _Collected:
-    """A sink that keeps all of it."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    async def write(self, data: bytes) -> None:
-        self.data += data
-
-    async def close(self) -> None: ...

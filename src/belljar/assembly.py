@@ -14,24 +14,20 @@ from typing import TYPE_CHECKING
 
 from belljar import config
 from belljar.machine import Folders
-from belljar.model import Account, MachineSpec, Payload, Request, RunPayload
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from typing import Any
 
     from belljar.guest import Guest, SshKeys
     from belljar.guest.conversation import Conversation
-    from belljar.hypervisor import Domain, Hypervisor, Template
+    from belljar.hypervisor import Domain, Hypervisor
     from belljar.image.store.overlay import DiskOverlays
     from belljar.image.store.store import Store
     from belljar.machine.cleaning.reaper import Reaper
     from belljar.machine.outside.registry import Machines
-    from belljar.machine.planning.layers import Layers
     from belljar.machine.planning.ssh import SshHouse
-    from belljar.machine.planning.template import Mould
     from belljar.machine.supervisor import Supervisor
     from belljar.machine.workshop.workshop import Workshop
 
@@ -109,12 +105,6 @@ class House:
 
         return Machines(self.folders, self.reaper)
 
-    @cached_property
-    def mould(self) -> Mould:
-        from belljar.machine.planning.template import Mould
-
-        return Mould(self.hypervisor, self.converse, timeout=self.settings.qemu.boot_timeout)
-
     def converse(self, channel: socket.socket) -> Conversation:
         """A guest at the other end of this channel."""
         from belljar.guest.conversation import Conversation
@@ -124,23 +114,17 @@ class House:
     def supervisor(self) -> Supervisor:
         """A keeper of machines."""
         from belljar.machine.parts import Parts
-        from belljar.machine.planning.boot_plan import Planner
         from belljar.machine.supervisor import Supervisor
         from belljar.network import Networks
 
-        machine, qemu = self.settings.machine, self.settings.qemu
-        networks = Networks(self.settings.network, self.folders.run)
-        planner = Planner(
-            hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, mould=self.mould,
-            settings=machine, qemu_owner=qemu.user, layers=self.layers,
-            ssh=self.ssh, showing=self._showing,
-        )  # fmt: skip
+        settings = self.settings
         return Supervisor(
             Parts(
-                hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, planner=planner,
-                make_guest=self.converse, relay=_relay, folders=self.folders, settings=machine,
-                networks=networks, boot_timeout=qemu.boot_timeout, point=self._point, hs06_per_cpu=self.settings.batch.hs06_per_cpu,
-                context=self.settings.context, host=self.settings.host,
+                hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, make_guest=self.converse,
+                folders=self.folders, settings=settings.machine, networks=Networks(settings.network, self.folders.run),
+                boot_timeout=settings.qemu.boot_timeout, point=self._point, qemu_owner=settings.qemu.user,
+                default_image=settings.image.default, hs06_per_cpu=settings.batch.hs06_per_cpu, context=settings.context,
+                host=settings.host, ssh=self.ssh, showing=self._showing,
             )
         )  # fmt: skip
 
@@ -156,14 +140,7 @@ class House:
         def guest(domain: Domain, keys: SshKeys, tell: Callable[[str], None], is_draft: bool) -> Guest:
             return SshGuest(domain.channel, domain.dial, keys, parcel, settings, tell, is_draft=is_draft)
 
-        return SshHouse(self.folders.store / "ssh", guest, fresh_keys)
-
-    def layers(self) -> Layers:
-        """Images with the agent put in."""
-        from belljar.machine.planning.layers import Layers
-
-        folder = lambda: self.images.work_folder("layers")  # noqa: E731
-        return Layers(folder, self.images.python_for, self.overlays, self.workshop, self._showing)
+        return SshHouse(guest, fresh_keys)
 
     def workshop(self) -> Workshop:
         """A machine of the default image that works on a disk nobody trusts."""
@@ -171,13 +148,6 @@ class House:
 
         self.images.ensure(self.settings.image.default)
         return Workshop(self.supervisor().keep, self.overlays, self.settings.image.default)
-
-    def build_template(self, spec: MachineSpec, account: Account) -> Template:
-        """The template that machines of this kind are cloned from for this user, made now where there is none."""
-        work = RunPayload(Payload(argv=(), account=account))
-        self.images.ensure(spec.image)
-        request = Request(os.urandom(6).hex(), spec, work, requester="template build", created=time.time())
-        return _heeding(self.supervisor().cast(request))
 
     def _templates_of(self, digest: str) -> list[str]:
         """The templates that stand on an image, in words."""
@@ -224,38 +194,3 @@ def _is_watched() -> bool:
         return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
     except (AttributeError, ValueError):  # closed
         return False
-
-
-def _heeding(work: Coroutine[Any, Any, Template]) -> Template:
-    """Run it to its end. TERM, INT and HUP cancel it; when it has cleared away what it made, this process ends by them."""
-    import asyncio
-
-    heard: list[int] = []
-
-    async def heed() -> Template:
-        loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
-
-        def hear(number: int) -> None:
-            if not heard:
-                task.cancel()
-            heard.append(number)
-
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                loop.add_signal_handler(number, hear, number)
-        return await task
-
-    try:
-        return asyncio.run(heed())
-    except asyncio.CancelledError:
-        from belljar.host.processes import die_by
-
-        die_by(heard[0])
-        raise
-
-
-async def _relay(guest: Guest, connection: socket.socket) -> None:
-    """Let a second client talk to the guest. Imported when there is one: most jobs never have one."""
-    from belljar.guest.relay import serve
-
-    await serve(guest, connection)

@@ -11,7 +11,7 @@ from tests.live.conftest import Belljar
 from tests.live.test_faults import report
 
 from belljar.image.store.manifest import sha256_of
-from belljar.machine.extras.packing import can_pack
+from belljar.machine.extras.inputs import can_pack
 from belljar.model import MIB
 
 SOMEBODY = 54321

@@ -41,7 +41,6 @@ from belljar.assembly import House
 from belljar.cli.machine.request import account_of
 from belljar.guest import Streams
 from belljar.guest.conversation import Conversation
-from belljar.machine.planning.template import Mould
 from belljar.model import Payload
 
 class Early(Conversation):
@@ -52,7 +51,7 @@ class Early(Conversation):
         assert status.exit_code == 0, status
         return await super().settle()
 
-House.mould = property(lambda self: Mould(self.hypervisor, lambda port: Early(port, self.settings.guest), timeout=120))
+House.converse = lambda self, port: Early(port, self.settings.guest)
 sys.exit(cli.main(sys.argv[2:]))
 """
 

@@ -21,12 +21,9 @@ from belljar.image.fake import FakeOverlays, FakeStore
 from belljar.journal import Event, read
 from belljar.machine import Folders, Settings
 from belljar.machine.cleaning.reaper import Reaper
-from belljar.machine.life.waiting import Showing, in_silence
 from belljar.machine.orders import Order, Orders
 from belljar.machine.outside.registry import Machines
-from belljar.machine.parts import Parts
-from belljar.machine.planning.boot_plan import Planner
-from belljar.machine.planning.template import Mould
+from belljar.machine.parts import Parts, Showing, in_silence
 from belljar.machine.supervisor import Supervisor
 from belljar.model import MIB, Account, MachineSpec, Outcome, Payload, Request, RunPayload, State
 from belljar.network import Networks
@@ -108,28 +105,19 @@ class House:
         return await self.supervisor().keep(request, Streams(None, None, None), self.orders)
 
     def supervisor(self) -> Supervisor:
-        mould = Mould(self.hypervisor, self._guest, timeout=BOOT_TIMEOUT)
-        planner = Planner(
-            hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, mould=mould, settings=self.settings,
-            qemu_owner="auto", layers=_no_layers,
-            showing=self.showing,
-        )  # fmt: skip
-        return Supervisor(
-            Parts(
-                hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, planner=planner,
-                make_guest=self._guest, relay=self._relay, folders=self.folders, settings=self.settings,
-                boot_timeout=BOOT_TIMEOUT, point=self._point,
-                networks=self.networks, host=self.host,
-            )
+        return Supervisor(self.parts())
+
+    def parts(self) -> Parts:
+        return Parts(
+            hypervisor=self.hypervisor, images=self.images, overlays=self.overlays, make_guest=self._guest,
+            folders=self.folders, settings=self.settings, boot_timeout=BOOT_TIMEOUT, point=self._point,
+            networks=self.networks, host=self.host, showing=self.showing,
         )  # fmt: skip
 
     def _guest(self, channel: object) -> FakeGuest:
         script = self.scripts.pop(0) if len(self.scripts) > 1 else (self.scripts or [Script()])[0]
         self.guests.append(FakeGuest(script))
         return self.guests[-1]
-
-    async def _relay(self, guest: object, connection: object) -> None:
-        raise AssertionError("no story relays")
 
     def _point(self, name: str) -> None:
         self.passed.append(name)
@@ -169,7 +157,3 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 ALL_STATES = [state.value for state in State]
-
-
-def _no_layers() -> Any:
-    raise AssertionError("no story puts an agent into a disk")

@@ -26,9 +26,9 @@ from belljar.errors import (
 from belljar.guest.fake import Script
 from belljar.host.locks import try_lock
 from belljar.hypervisor import EventKind
-from belljar.machine.extras import attachments
+from belljar.machine.extras import inputs
 from belljar.machine.orders import Kill, Signal, Stop
-from belljar.machine.planning.blame import judge
+from belljar.machine.planning.template import judge
 from belljar.model import Cause, OutcomeClass, Share, Start, Transfer
 
 COLD = {"machine": {"start": Start.COLD}}
@@ -159,7 +159,7 @@ def test_a_template_that_is_cancelled_in_the_making_leaves_no_draft(house: House
     drafts = []
 
     async def cast() -> None:
-        task = asyncio.ensure_future(house.supervisor().cast(house.request()))
+        task = asyncio.ensure_future(house.supervisor().make_template(house.request()))
         await asyncio.sleep(5)
         drafts.extend(house.hypervisor.folder.glob("*.draft"))
         task.cancel()
@@ -383,9 +383,9 @@ def test_a_job_whose_input_lies_on_a_dead_file_server_can_be_cancelled(
     house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = threading.Event()
-    monkeypatch.setattr(attachments, "is_large", lambda folder, settings: answers.wait(20))
-    inputs = (Transfer(str(tmp_path), "/tmp/there"),)
-    outcome = house.run(house.request(payload={"inputs": inputs}, **COLD), (5.0, Signal(signal.SIGTERM)))
+    monkeypatch.setattr(inputs, "is_large", lambda folder, settings: answers.wait(20))
+    items = (Transfer(str(tmp_path), "/tmp/there"),)
+    outcome = house.run(house.request(payload={"inputs": items}, **COLD), (5.0, Signal(signal.SIGTERM)))
     assert not answers.is_set() and house.leftovers() == []
     answers.set()
     assert (outcome.cause, outcome.signal) == (Cause.CANCELLED, signal.SIGTERM)

@@ -10,7 +10,7 @@ from tests.stories.conftest import House
 
 from belljar.journal import Ledger
 from belljar.machine import JOBOUTPUTS
-from belljar.machine.life.life import claim
+from belljar.machine.life.claim import claim
 from belljar.model import MIB, Account, NetworkMode, Request
 
 ASKED = {

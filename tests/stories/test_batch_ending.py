@@ -14,7 +14,8 @@ from tests.stories.conftest import House
 from belljar.errors import NoSuchMachine
 from belljar.machine import MachineView
 from belljar.machine.cleaning import ending
-from belljar.machine.life.life import Life, claim
+from belljar.machine.life.claim import claim
+from belljar.machine.life.life import Life
 from belljar.machine.outside.registry import jobs_of, known_as
 from belljar.model import Request
 

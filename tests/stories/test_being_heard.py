@@ -21,7 +21,7 @@ from belljar.hypervisor.qemu.template.making import make_overlay
 from belljar.image import Image
 from belljar.machine import supervisor
 from belljar.machine.cleaning import put_away
-from belljar.machine.life.life import gate
+from belljar.machine.life.claim import gate
 from belljar.machine.orders import Orders, Signal
 from belljar.model import MIB, Cause, Outcome
 

@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 from tests.stories.conftest import House
 
-from belljar.errors import CommandFailed, GuestRefused, NoPackedFolders
+from belljar.errors import CommandFailed, GuestRefused, NoPackedFolders, NoSpace
+from belljar.guest import Streams
 from belljar.guest.fake import Script
-from belljar.machine.extras import attachments, packing
-from belljar.machine.life.life import claim
-from belljar.model import MIB, Cause, Transfer
+from belljar.hypervisor import ExtraDisk
+from belljar.machine import DISK_NOT_WHOLE
+from belljar.machine.extras import Equipment, Extra, disks, inputs
+from belljar.machine.life.claim import claim
+from belljar.machine.life.life import Life
+from belljar.machine.orders import Orders
+from belljar.model import MIB, Cause, Outcome, Transfer
 
 ID = "0123456789ab"
 
@@ -30,8 +35,8 @@ def many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Transfer:
     async def pack_folder(item: Transfer, target: Path, *rest: Any) -> None:
         os.close(os.open(target, os.O_CREAT | os.O_EXCL))
 
-    monkeypatch.setattr(packing, "pack_folder", pack_folder)
-    monkeypatch.setattr(packing, "can_pack", lambda: True)
+    monkeypatch.setattr(inputs, "pack_folder", pack_folder)
+    monkeypatch.setattr(inputs, "can_pack", lambda: True)
     return Transfer(str(folder), "many")
 
 
@@ -85,7 +90,7 @@ def test_a_folder_that_cannot_be_packed_is_copied(
         os.close(os.open(target, os.O_CREAT | os.O_EXCL))
         raise CommandFailed("mksquashfs: exit 1: out of memory")
 
-    monkeypatch.setattr(packing, "pack_folder", pack_folder)
+    monkeypatch.setattr(inputs, "pack_folder", pack_folder)
     house.settings = replace(house.settings, pack_files=3)
     outcome = house.run(house.request(payload={"inputs": (many_files,)}))
     assert outcome.cause is Cause.FINISHED and house.guests[-1].done.count("put") == 1
@@ -108,7 +113,7 @@ def test_a_size_that_cannot_be_is_the_askers_mistake(house: House) -> None:
 
 
 def test_a_host_without_room_for_it_is_left_for_another(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attachments, "free_bytes", lambda folder: MIB)
+    monkeypatch.setattr(disks, "free_bytes", lambda folder: MIB)
     outcome = house.run(house.request(machine={"scratch": 2 * MIB}))
     assert outcome.error == "NoSpace" and house.leftovers() == []
 
@@ -143,3 +148,51 @@ def test_a_journal_that_names_somebody_elses_file_is_not_followed(house: House, 
     life.release()
     house.reaper.quick()
     assert other.exists()
+
+
+# -- extras --------------------------------------------------------------------------------------------------------------
+
+
+class Lasting(Extra):
+    """A disk that outlives its machine."""
+
+    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+        disk = ExtraDisk("foreign", life.folder / "foreign", "qcow2", readonly=False)
+        return there.with_disk(disk, outlasts=True)
+
+
+class Noted(Extra):
+    """Writes down that it was released."""
+
+    def __init__(self, name: str, released: list[str], *, fails: str = "") -> None:
+        self.name, self.released, self.fails = name, released, fails
+
+    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+        if self.fails == "prepare":
+            raise NoSpace("no room for it")
+        return there
+
+    def release(self) -> None:
+        self.released.append(self.name)
+        if self.fails == "release":
+            raise OSError(5, "it is stuck", "/it")
+
+
+def kept_with(house: House, *extras: Extra) -> Outcome:
+    return house.leap(house.supervisor().keep(house.request(), Streams(None, None, None), Orders(), extras=extras))
+
+
+@pytest.mark.parametrize("is_deaf", [False, True])
+def test_a_disk_that_outlives_its_machine_is_written_whole_or_that_is_told(house: House, is_deaf: bool) -> None:
+    house.at["before-stop"] = lambda: setattr(house.domain(), "is_deaf", is_deaf)
+    outcome = kept_with(house, Lasting())
+    assert outcome.exit_code == 0 and outcome.troubles == ((DISK_NOT_WHOLE,) if is_deaf else ())
+
+
+def test_what_was_prepared_is_released_once_the_last_first_whatever_goes_wrong(house: House) -> None:
+    released: list[str] = []
+    kinds = [("one", ""), ("two", "release"), ("three", "prepare"), ("four", "")]
+    outcome = kept_with(house, *(Noted(name, released, fails=fails) for name, fails in kinds))
+    assert outcome.error == "NoSpace" and released == ["three", "two", "one"]
+    assert len(outcome.troubles) == 1 and "it is stuck" in outcome.troubles[0]
+    assert house.leftovers() == []

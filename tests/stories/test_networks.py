@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from tests.stories.conftest import House
 from belljar.errors import GuestRefused
 from belljar.guest.fake import Script
 from belljar.host.traffic import Call, Refusal
-from belljar.machine.life.life import Life, claim
+from belljar.machine.extras import Equipment, Extra, network
+from belljar.machine.life.claim import claim
+from belljar.machine.life.life import Life
 from belljar.model import Cause, NetworkMode, OutcomeClass, Share, ShareKind, Start
 from belljar.network import Networks, Settings
 
@@ -45,13 +48,12 @@ def test_a_call_is_answered_and_closed(networked: House, monkeypatch: pytest.Mon
         assert (call.address, call.port) == METADATA
         call.connection.send(b"hello")
 
-    real = Life.__init__
+    class Answering(Extra):
+        async def prepare(self, life: Life, there: Equipment) -> Equipment:
+            return replace(there, answers=(METADATA,), answer=answer)
 
-    def init(self: Life, *args: Any) -> None:
-        real(self, *args)
-        self.answers, self.answer = (METADATA,), answer
-
-    monkeypatch.setattr(Life, "__init__", init)
+    monkeypatch.setattr(network, "has_metadata", lambda *_: True)
+    monkeypatch.setattr(network, "MetadataService", lambda parts: Answering())
     house.at["payload-sent"] = lambda: house.domain().tell(Call(*METADATA, ours))
     house.plan(Script(runs_for=5.0))
     assert house.run(house.request(machine=machine())).cause is Cause.FINISHED

@@ -19,12 +19,12 @@ from belljar.errors import DomainDied
 from belljar.host.locks import is_locked, locked
 from belljar.hypervisor import Traces
 from belljar.journal import read
-from belljar.machine.cleaning import put_away
-from belljar.machine.cleaning import reaper as recover
+from belljar.machine.cleaning import put_away, reaper
 from belljar.machine.cleaning.ending import end
 from belljar.machine.cleaning.put_away import retire
 from belljar.machine.cleaning.reaper import DRAFT, Undone, prune, traces_of
-from belljar.machine.life.life import Life, claim, gate
+from belljar.machine.life.claim import claim, gate
+from belljar.machine.life.life import Life
 
 
 def orphan(house: House, id: str = "0123456789ab") -> Life:
@@ -226,7 +226,7 @@ def test_a_machine_of_another_boot_is_told_from_one_that_was_killed(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orphan(house)
-    monkeypatch.setattr(recover, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(reaper, "boot_id", lambda: "another boot")
     house.reaper.quick()
     assert house.saved_outcome()["reason"].startswith("the host was restarted")
     assert house.saved_outcome()["class"] == "transient"

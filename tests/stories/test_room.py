@@ -19,21 +19,20 @@ from pathlib import Path
 from belljar.errors import NoMemory
 from belljar.host.room import Settings
 from belljar.machine import Folders
-from belljar.machine.life.life import claim
-from belljar.machine.life import reservation
+from belljar.machine.life import claim
 from belljar.model import MachineSpec, OwnWork, Request
 
-write = reservation.write_whole
-reservation.write_whole = lambda *words: (time.sleep(0.05), write(*words))  # whoever looks meanwhile sees nothing yet
+write = claim.write_whole
+claim.write_whole = lambda *words: (time.sleep(0.05), write(*words))  # whoever looks meanwhile sees nothing yet
 folder, id, memory, kept = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 folders = Folders(*(folder / name for name in ("run", "scratch", "store", "logs")))
 request = Request(id, MachineSpec("i", 1, memory), OwnWork())
-life = claim(request, folders, lambda point: None)
+life = claim.claim(request, folders, lambda point: None)
 print("claimed", flush=True)
 moment = float(sys.stdin.readline())
 try:
     time.sleep(max(0.0, moment - time.time()))
-    asyncio.run(reservation.reserve(request, folders, Settings(kept_memory=kept)))
+    asyncio.run(claim.reserve(request, folders, Settings(kept_memory=kept)))
     print("reserved", flush=True)
 except NoMemory as error:
     print(error.message, flush=True)
@@ -60,7 +59,7 @@ def test_starters_that_race_do_not_take_the_last_memory_twice(tmp_path: Path) ->
             one.stdin.flush()  # type: ignore[union-attr]
         said = [one.stdout.readline().strip() for one in starters]  # type: ignore[union-attr]
         assert said.count("reserved") == 1, said
-        assert all("1 other machines have reserved" in one for one in said if one != "reserved"), said
+        assert all("1 other machines of this user have reserved" in one for one in said if one != "reserved"), said
     finally:
         for one in starters:
             one.communicate("\n")
@@ -80,7 +79,7 @@ def test_what_a_batch_system_has_set_aside_is_not_refused_and_counts_for_others(
     seen: list[int] = []
 
     def look() -> None:
-        from belljar.machine.life.reservation import taken
+        from belljar.machine.life.claim import taken
 
         seen.extend(one.need.memory for one in taken(house.folders))
 

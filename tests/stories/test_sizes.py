@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from tests.stories.conftest import House
 
-from belljar.errors import PlugRefused
+from belljar.errors import GuestRefused, PlugRefused
 from belljar.guest.fake import Script
-from belljar.machine.planning.sizes import BASE_MEMORY
+from belljar.machine.planning.template import BASE_MEMORY
 from belljar.model import GIB, MIB, NetworkMode
 
 
@@ -85,3 +88,38 @@ def test_a_template_of_the_site_saves_a_user_the_boot(house: House, tmp_path: Pa
     for domain in site.hypervisor.domains:
         for end in (domain.channel, domain.guest, domain.console, domain.serial):
             end.close()
+
+
+def test_a_base_template_that_did_not_boot_is_not_tried_by_the_next_job(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.plan(Script(boots_in=None), Script())
+    for number, memory in enumerate((4 * GIB, 3 * GIB)):
+        outcome = house.run(house.request(id=f"{number:012x}", machine={"memory": memory}))
+        assert (outcome.exit_code, outcome.start) == (0, "clone")
+    base, *rest = [domain.spec.of_template.memory for domain in house.hypervisor.domains]
+    assert base == BASE_MEMORY and rest == [4 * GIB, 4 * GIB, 3 * GIB, 3 * GIB]
+    later = time.time() + 3700
+    monkeypatch.setattr(time, "time", lambda: later)
+    house.run(house.request(id="2" * 12, machine={"memory": 2 * GIB}))
+    assert house.domain().spec.frame is not None  # an hour later it is, and this time it boots
+
+
+def test_a_guest_that_refused_to_be_a_template_is_booted_cold_at_once_by_the_next_job(house: House) -> None:
+    house.plan(Script(refuses={"settle": GuestRefused("it refuses to settle")}))
+    outcomes = [house.run(house.request(id=f"{number:012x}")) for number in range(2)]
+    assert [one.start for one in outcomes] == ["cold", "cold"]
+    assert "refuses to settle" in outcomes[1].start_reason
+    assert len(house.hypervisor.domains) == 3  # one of them was to become a template
+
+
+def test_a_template_that_is_ordered_serves_all_sizes_or_one(house: House) -> None:
+    supervisor, request = house.supervisor(), house.request(machine={"cpus": 2, "memory": GIB})
+    base, exact = (
+        house.leap(supervisor.make_template(replace(request, id=id), exact=id == "2" * 12))
+        for id in ("1" * 12, "2" * 12)
+    )
+    assert base.key != exact.key
+    assert [one.spec.of_template.memory for one in house.hypervisor.domains] == [BASE_MEMORY, GIB]
+    assert house.run(house.request(machine={"memory": 2 * GIB})).start == "clone"
+    assert len(house.hypervisor.templates()) == 2

@@ -23,8 +23,8 @@ from belljar.guest import Streams
 from belljar.guest.fake import Script
 from belljar.hypervisor import EventKind
 from belljar.journal import Ledger
-from belljar.machine.cleaning import reaper as recover
-from belljar.machine.life.life import claim
+from belljar.machine.cleaning import reaper
+from belljar.machine.life.claim import claim
 from belljar.machine.orders import Orders, Pause, Resume, Signal
 from belljar.model import MIB, Cause, Outcome, OutcomeClass, Start, Transfer
 
@@ -306,7 +306,7 @@ def test_a_reaper_that_dies_when_the_row_is_written_adds_no_second_one(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(recover, "retire", die)
+        patch.setattr(reaper, "retire", die)
         with pytest.raises(Killed):
             house.reaper.quick()
     assert len(rows(house)) == 1 and house.folders.machine(ID).exists()

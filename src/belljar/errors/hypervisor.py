@@ -32,7 +32,7 @@ class QmpError(HypervisorError):
 class PlugRefused(HypervisorError):
     """A clone could not be given the processors or the memory that its template does not have."""
 
-    hint = "Ask for another size; `belljar template build` makes a template of exactly this one."
+    hint = "Ask for another size; `belljar template build --exact` makes a template of exactly this one."
 
 
 class QmpTimeout(HypervisorError):

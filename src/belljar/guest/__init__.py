@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from belljar.model import Account, FileServer, Payload, PlainFile, Share, Transfer, Usage, setting
+
+if TYPE_CHECKING:
+    import socket
 
 
 @dataclass(frozen=True)
@@ -202,3 +205,10 @@ class SshKeys:
     host_private: str = field(default="", repr=False)
     host_public: str = ""  # the only one that the server may show; "": whichever it shows
     host_dropbear: bytes = field(default=b"", repr=False)  # the private one once more, in dropbear's format
+
+
+async def second_client(guest: Guest, connection: socket.socket) -> None:
+    """Let a second client talk to the guest, until it closes. Imported when there is one: most machines never have one."""
+    from belljar.guest.relay import serve
+
+    await serve(guest, connection)

@@ -94,12 +94,12 @@ class Room:
         if need.memory > self.memory:
             raise NoMemory(
                 f"{need.memory // MIB} MiB of memory: {self.memory // MIB} MiB are left on {self.bound}"
-                f" ({self.machines} other machines have reserved {self.memory_reserved // MIB} MiB)"
+                f" ({self.machines} other machines of this user have reserved {self.memory_reserved // MIB} MiB)"
             )
         if need.cpus > self.cpus - self.cpus_taken:
             raise NoProcessors(
                 f"{need.cpus} cpus: {max(0, int(self.cpus) - self.cpus_taken)} of {self.cpus:g} are left for machines"
-                f" (`host.cpus_per_cpu`; {self.machines} other machines have reserved {self.cpus_taken})"
+                f" (`host.cpus_per_cpu`; {self.machines} other machines of this user have reserved {self.cpus_taken})"
             )
         if need.scratch > self.scratch:
             raise NoSpace(f"a scratch disk of {need.scratch // MIB} MiB: {self.scratch // MIB} MiB are left for it")

@@ -180,6 +180,9 @@ class ImageStore(Protocol):
     def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> AbstractContextManager[None]:
         """Keep the image from being removed while inside. The hold is gone when the holder dies."""
 
+    def work_folder(self, name: str) -> Path:
+        """A folder beside the images, made when it is missing."""
+
     def images(self) -> list[Image]: ...
     def verify(self, image: Image) -> list[str]:
         """What is wrong with its files, by their full digests; empty: nothing. It is marked with that, where the store may

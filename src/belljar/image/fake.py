@@ -62,6 +62,9 @@ class FakeStore:
     def python_for(self, image: Image) -> Interpreter | None:
         return None
 
+    def work_folder(self, name: str) -> Path:
+        raise AssertionError("nothing here is made in a folder")
+
     @contextmanager
     def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> Iterator[None]:
         if all(image.digest != one.digest for one in self.known.values()):

@@ -18,17 +18,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from belljar.guest import Streams
-from belljar.guest.stdio import FdSink, FdSource
+from belljar.guest.stdio import BytesSource, FdSink, FdSource
 from belljar.jobs.notice import LATE, Notice
-from belljar.machine.orders import Order, Orders, Pause, Resize, Resume, Signal, Stop
+from belljar.machine.orders import Ended, Order, Orders, Pause, Resize, Resume, Signal, Stop, unless_cancelled
 from belljar.model import Outcome, Payload, Request, RunPayload, StdinKind
 
 assert quick_asyncio
 
 if TYPE_CHECKING:
+    from belljar.hypervisor import Template
     from belljar.jobs import House
     from belljar.jobs.terminal import RawTerminal
-    from belljar.machine.life.life import Life
 
 FORWARDED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "XCPU", "ALRM")
 UNLIKELY = 2.0  # seconds beyond what was asked for: then the process was stopped
@@ -87,7 +87,7 @@ def attend(
 
 
 def attend_alone(
-    house: House, request: Request, streams: Streams, claimed: Callable[[Life], None], *, tie: int | None = None
+    house: House, request: Request, streams: Streams, claimed: Callable[[], None], *, tie: int | None = None
 ) -> Outcome:
     """Keep the machine to its end in a process that is nothing but its keeper. *claimed* is called when it is. *tie*: the
     machine is stopped when this descriptor's other end is closed."""
@@ -98,10 +98,28 @@ def attend_alone(
         listen(loop, orders, None, alone=False)
         if tie is not None:
             loop.add_reader(tie, _let_go, loop, tie, orders)
-        return await house.supervisor().keep(request, streams, orders, claimed)
+        return await house.supervisor().keep(request, streams, orders, claimed=claimed)
 
     try:
         return loop.run_until_complete(keep())
+    finally:
+        loop.close()
+
+
+def build_template(house: House, request: Request, *, exact: bool) -> Template:
+    """The template this machine would be cloned from, or with *exact* one of its own size, made now where there is none. A signal
+    that cancels a job ends this process, too, when what was made is cleared away."""
+    from belljar.host.processes import die_by
+
+    house.images.ensure(request.machine.image)
+    loop, orders = StoppableLoop(), Orders()
+    listen(loop, orders, None, alone=False)
+    try:
+        work = house.supervisor().make_template(request, exact=exact)
+        return loop.run_until_complete(unless_cancelled(work, orders))
+    except Ended as ended:
+        die_by(ended.number or signal.SIGKILL)
+        raise
     finally:
         loop.close()
 
@@ -122,7 +140,7 @@ async def _attend(
     listen(loop, Announced(loop, orders, notice) if notice else orders, terminal, alone)
     streams = streams_of(work.payload) if isinstance(work, RunPayload) else Streams(None, None, None)
     if stdin is not None:
-        streams = replace(streams, stdin=Known(stdin))
+        streams = replace(streams, stdin=BytesSource(stdin))
     try:
         return await house.supervisor().keep(request, streams, orders)
     finally:
@@ -156,17 +174,6 @@ class Announced(Orders):
     def _end(self) -> None:
         self.give(Signal(signal.SIGTERM))
         self._is_lost = True
-
-
-class Known:
-    """A source of known bytes."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    async def read(self, limit: int) -> bytes:
-        part, self._data = self._data[:limit], self._data[limit:]
-        return part
 
 
 def streams_of(payload: Payload) -> Streams:

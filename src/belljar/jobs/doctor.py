@@ -250,7 +250,7 @@ def namespaces(house: House) -> Finding:
 
 def memory(house: House) -> Finding:
     """For how many machines of default size is there room now, by the host, our control groups and what is reserved."""
-    from belljar.machine.life.reservation import room_now
+    from belljar.machine.life.claim import room_now
 
     room, one = room_now(house.folders, house.settings.host), house.settings.machine.memory + QEMU_OVERHEAD
     count = room.memory // one

@@ -147,17 +147,15 @@ def tester() -> User:
 def self_check(house: House, image: str, start: Start | None = None) -> Outcome:
     """A machine of this image that ran `true`, started as the settings say unless told how. Raises CommandFailed."""
     from belljar.host.caller import caller
+    from belljar.jobs.asking import make_request
     from belljar.jobs.attend import attend
     from belljar.jobs.caller import widen_limits
-    from belljar.model import MachineSpec, Payload, Request, RunPayload, StdinKind
+    from belljar.model import Payload, RunPayload, StdinKind
 
     null = StdinKind.NULL
     payload = Payload((b"true",), caller(), cwd=b"/", stdin=null, stdout=null, stderr=null)
-    machine = house.settings.machine
-    begin = start or machine.start
-    spec = MachineSpec(image, 1, machine.memory, network=machine.network, start=begin, context=machine.context)
-    request = Request(
-        os.urandom(6).hex(), spec, RunPayload(payload), name="self-check", requester="node test", created=time.time(),
+    request = make_request(
+        house.settings, RunPayload(payload), image=image, cpus=1, start=start, name="self-check", requester="node test",
         timeout=TEST_TIMEOUT, grace=1.0,
     )  # fmt: skip
     widen_limits()

@@ -24,14 +24,14 @@ def with_user_data(
     from belljar import __version__
     from belljar.context.userdata import About, fill_in, patterns
     from belljar.hypervisor import guest_uuid
-    from belljar.machine.extras import metadata as answering
+    from belljar.machine.extras.network import BASE_URL, has_metadata
     from belljar.model import RunPayload
 
     with_data: Callable[[bytes], Request] = lambda data: replace(request, work=replace(request.work, user_data=data))  # noqa: E731
     settings = house.settings.context
     url = template if template.startswith(SCHEMES) else ""
     image = house.images.resolve(request.machine.image)
-    base = answering.BASE_URL if answering.is_wanted(with_data(b""), settings.metadata) else ""
+    base = BASE_URL if has_metadata(with_data(b""), settings.metadata) else ""
     has_files = isinstance(request.work, RunPayload)
     about = About(
         uuid=guest_uuid(request.id), hostname=f"belljar-{request.id}", machinetype=request.name or request.machine.image,

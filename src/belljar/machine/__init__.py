@@ -97,6 +97,7 @@ RESERVED = "reserved.json"  # what of the host is kept for it while it lives
 DOUBTS = "doubts"  # in the folder of a template: a byte for each silent clone since the last one that came up
 STDOUT_LOG, STDERR_LOG = "stdout.log", "stderr.log"  # of a detached machine's payload
 KEEPER_LOG = "keeper.log"  # what its keeper itself says
+DISK_NOT_WHOLE = "QEMU may not have written all of its disk"  # a trouble of a machine whose disk outlives it
 REQUEST, OUTCOME, LOCK, CONTROL, CONSOLE_LOG, QEMU_LOG, COLLECTED = (
     "request.json", "outcome.json", "lock", "control.sock", "console.log", "qemu.log", "collect.tar",
 )  # fmt: skip

@@ -110,5 +110,6 @@ async def unless_cancelled(work: Coroutine[Any, Any, T], orders: Orders) -> T:
                 return await task
     finally:
         task.cancel()
+        await asyncio.wait({task})  # it clears away what it made
         for order in kept:
             orders.give(order)

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 from belljar.context import Settings as ContextSettings
-from belljar.guest import Guest
+from belljar.guest import Guest, Streams
 from belljar.host.room import Settings as HostSettings
 from belljar.hypervisor import Hypervisor
 from belljar.image import ImageStore, Overlays
 from belljar.machine import Folders, Settings
-from belljar.machine.planning.boot_plan import Planner
+from belljar.machine.extras import Extra
+from belljar.machine.orders import Orders
+from belljar.model import Outcome, Request
 from belljar.network import Networks
 
-MakeGuest = Callable[[socket.socket], Guest]
-Relay = Callable[[Guest, socket.socket], Awaitable[None]]  # lets a second client talk to the guest, until it closes
+if TYPE_CHECKING:
+    from belljar.machine.planning.ssh import SshHouse
+
+# Told what a job waits for that takes long, and of which image (its digest; "": none was measured); shows it while inside.
+Showing = Callable[[str, str], AbstractContextManager[None]]
+
+
+class Keep(Protocol):
+    """`Supervisor.keep`, for those who have a part of their own work done in a machine."""
+
+    async def __call__(
+        self, request: Request, streams: Streams, orders: Orders, *, extras: Sequence[Extra] = ()
+    ) -> Outcome: ...
+
+
+def in_silence(what: str, digest: str) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -26,14 +45,16 @@ class Parts:
     hypervisor: Hypervisor
     images: ImageStore
     overlays: Overlays
-    planner: Planner
-    make_guest: MakeGuest
-    relay: Relay
+    make_guest: Callable[[socket.socket], Guest]
     folders: Folders
     settings: Settings
     boot_timeout: float
     point: Callable[[str], None]
     networks: Networks | None = None  # None: nothing is joined, as for fakes
+    qemu_owner: str = "auto"  # who QEMU runs as where root starts it
+    default_image: str = ""  # of machines that work on other images
     hs06_per_cpu: float = 0.0  # told to payloads as a machine feature; 0: not told
     context: ContextSettings = field(default_factory=ContextSettings)
     host: HostSettings = field(default_factory=HostSettings)
+    ssh: Callable[[], SshHouse] | None = None  # what guests are reached with by ssh; made where one is
+    showing: Showing = in_silence

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,12 +19,14 @@ from belljar.host.threads import in_thread
 from belljar.hypervisor import Template
 from belljar.machine.cleaning import put_away
 from belljar.machine.cleaning.reaper import prune
+from belljar.machine.extras import Extra
+from belljar.machine.life.claim import GATE_TIMEOUT, claim, gate, holding, lock_of, reserve
 from belljar.machine.life.keeping import Keeping
-from belljar.machine.life.life import GATE_TIMEOUT, Life, claim, gate
-from belljar.machine.life.reservation import reserve
-from belljar.machine.life.waiting import holding, lock_of
+from belljar.machine.life.life import Life
 from belljar.machine.orders import Ended, Orders, unless_cancelled
 from belljar.machine.parts import Parts
+from belljar.machine.planning.boot_plan import Planner
+from belljar.machine.planning.refusal import checked_image
 from belljar.machine.states import CLASSES
 from belljar.model import Cause, Outcome, Request, State
 
@@ -36,10 +38,17 @@ class Supervisor:
         self._parts = parts
 
     async def keep(
-        self, request: Request, streams: Streams, orders: Orders, equip: Callable[[Life], None] | None = None
+        self,
+        request: Request,
+        streams: Streams,
+        orders: Orders,
+        *,
+        extras: Sequence[Extra] = (),
+        claimed: Callable[[], None] | None = None,
     ) -> Outcome:
         """Make the machine, run the payload, leave nothing behind. What goes wrong is in the outcome; only a machine
-        that could not even be claimed (no folder, no space) raises. *equip* may add disks to the machine's life."""
+        that could not even be claimed (no folder, no space) raises. *extras*: what it has beside what the request asks
+        for; *claimed* is called when it is the caller's machine, and has its room on this host."""
         parts = self._parts
         try:
             life = claim(request, parts.folders, parts.point, patience=0.0)
@@ -48,11 +57,11 @@ class Supervisor:
                 life = await unless_cancelled(self._claim(request), orders)
             except Ended as ended:
                 return _never_begun(request, ended)
-        keeping = Keeping(life, orders, parts)
+        keeping = Keeping(life, orders, parts, self.keep, extras)
         try:
             await reserve(request, parts.folders, parts.host)
-            if equip is not None:
-                equip(life)
+            if claimed is not None:
+                claimed()
             await keeping.live(streams)
         except (Ended, BelljarError, OSError) as error:
             _explain(life, error)
@@ -78,16 +87,17 @@ class Supervisor:
         finally:
             at_gate.release()
 
-    async def cast(self, request: Request) -> Template:
-        """The template a request would be cloned from, made now where there is none. Raises why it cannot be had."""
+    async def make_template(self, request: Request, *, exact: bool = False) -> Template:
+        """The template a request would be cloned from, made now where there is none; with *exact*, one of its own size. Raises
+        why it cannot be had."""
         parts = self._parts
         life = await self._claim(request)
         try:
             await reserve(request, parts.folders, parts.host)
             life.enter(State.PREPARING)
-            image = parts.planner.image(request)
+            image = checked_image(request, parts)
             async with holding(parts.images, image, request.id):
-                template = await parts.planner.template(life, image)
+                template = await Planner(parts, self.keep, life, image).template(exact=exact)
             life.expect(Cause.FINISHED, f"template {template.key[:12]} is there")
             return template
         except BaseException as error:
@@ -119,7 +129,7 @@ def _explain(life: Life, error: BaseException) -> None:
             defect = HostError(f"a defect of belljar: {type(error).__name__}: {error}")
             life.fail(defect)
             if life.is_settled:  # else it is told by who gets it
-                life.troubles.append(defect.message)
+                life.tell_trouble(defect.message)
         case _:
             life.end(Ended(Cause.CANCELLED, signal.SIGKILL, "cancelled by the program that keeps it"))
 

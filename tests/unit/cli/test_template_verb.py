@@ -17,7 +17,7 @@ from belljar.errors import TemplateError
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, Template
 from belljar.hypervisor.fake import FakeHypervisor
 from belljar.image import Image
-from belljar.model import MIB, Account, MachineSpec, NetworkMode
+from belljar.model import MIB, MachineSpec, NetworkMode, Request
 
 SPEC = DomainSpec(
     id="0123456789ab", cpus=1, memory=64 * MIB, image_digest="d" * 64, boot=Boot(digest="b" * 64), disk=Path("disk"),
@@ -30,6 +30,9 @@ class PaperStore:
     def images(self) -> list[Image]:
         return [IMAGE]
 
+    def ensure(self, reference: str) -> None:
+        """It is there."""
+
 
 @dataclass
 class PaperHouse:
@@ -38,30 +41,34 @@ class PaperHouse:
     hypervisor: FakeHypervisor
     images: PaperStore = field(default_factory=PaperStore)
     asked: list[MachineSpec] = field(default_factory=list)
+    exact: list[bool] = field(default_factory=list)
 
     @property
     def settings(self) -> config.Settings:
         nowhere = Path("/nowhere")
         return config.Settings(config.Paths(nowhere, nowhere, None, nowhere, nowhere))
 
-    def build_template(self, spec: MachineSpec, account: Account) -> Template:
-        self.asked.append(spec)
-        return make(self.hypervisor)
+    def supervisor(self) -> PaperHouse:
+        return self
+
+    async def make_template(self, request: Request, *, exact: bool) -> Template:
+        self.asked.append(request.machine)
+        self.exact.append(exact)
+        return await made(self.hypervisor, SPEC)
 
 
 def make(hypervisor: FakeHypervisor, **changes: Any) -> Template:
-    spec = replace(SPEC, **changes)
+    return asyncio.run(made(hypervisor, replace(SPEC, **changes)))
 
-    async def cast() -> Template:
-        await hypervisor.prepare_template(spec, Path("base"))
-        domain = hypervisor.start_template(spec)
-        try:
-            return await hypervisor.save_template(spec, domain)
-        finally:
-            domain.channel.close()
-            domain.console.close()
 
-    return asyncio.run(cast())
+async def made(hypervisor: FakeHypervisor, spec: DomainSpec) -> Template:
+    await hypervisor.prepare_template(spec, Path("base"))
+    domain = hypervisor.start_template(spec)
+    try:
+        return await hypervisor.save_template(spec, domain)
+    finally:
+        domain.channel.close()
+        domain.console.close()
 
 
 @pytest.fixture
@@ -154,6 +161,7 @@ def test_build_asks_for_the_machine_that_was_described(
 ) -> None:
     assert call("build", "--image", "other", "--cpus", "2", "--memory", "2G", "--network", "user", "--shares", "2") == 0
     (spec,) = house.asked
+    assert house.exact == [False] and call("build", "--exact") == 0 and house.exact == [False, True]
     assert (spec.image, spec.cpus, spec.memory, spec.network, len(spec.shares)) == (
         "other",
         2,

@@ -80,7 +80,8 @@ def test_a_refusal_has_the_numbers(proc: Path, groups: Path, monkeypatch: pytest
     left = room([Taken(Need(GIB, 3, scratch=GIB), scratch=GIB // 2)], settings, 3 * GIB, proc=proc, groups=groups)
     left.refuse(Need(2 * GIB, 1, GIB))
     with pytest.raises(
-        NoMemory, match=r"2049 MiB of memory: 2048 MiB are left on this host \(1 other machines have reserved 1024 MiB"
+        NoMemory,
+        match=r"2049 MiB of memory: 2048 MiB are left on this host \(1 other machines of this user have reserved 1024 MiB",
     ):
         left.refuse(Need(2 * GIB + MIB, 1))
     with pytest.raises(NoProcessors, match="2 cpus: 1 of 4 are left"):

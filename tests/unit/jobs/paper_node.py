@@ -21,7 +21,7 @@ from belljar.batch.job.terms import Ending, Job, Surroundings, Verdict
 from belljar.batch.slurm.site import SITE
 from belljar.errors import NotInAJob
 from belljar.host.privileges import User, as_user
-from belljar.machine.life.life import claim
+from belljar.machine.life.claim import claim
 from belljar.model import MIB, Account, MachineSpec, Outcome, Payload, Request, RunPayload
 
 ALICE = User(65534, 65534, "nobody", "/nonexistent")
@@ -34,7 +34,7 @@ sys.path[:] = json.loads(sys.argv[1])
 from pathlib import Path
 from tests.unit.jobs.paper_node import request_for
 from belljar.machine import Folders
-from belljar.machine.life.life import claim
+from belljar.machine.life.claim import claim
 run, scratch, store, logs = map(Path, json.loads(sys.argv[2]))
 life = claim(request_for(sys.argv[3], sys.argv[4]), Folders(run, scratch, store, logs), lambda point: None)
 print("ready", flush=True)

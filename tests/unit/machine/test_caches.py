@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import CommandMissing, ImpossibleSize
+from belljar.hypervisor import ExtraDisk
 from belljar.machine import Folders
-from belljar.machine.extras import cache as caches
-from belljar.machine.extras.cache import Cache, left_in_order, prepare, remove, take, trouble
-from belljar.machine.life.life import Life, claim
+from belljar.machine.extras import Equipment, caches, disks
+from belljar.machine.extras.caches import Cache, CacheDisk, prepare, remove, take, trouble
+from belljar.machine.life.claim import claim
+from belljar.machine.life.life import Life
 from belljar.model import MIB, MachineSpec, OwnWork, Request
 
 SIZE = 16 * MIB
@@ -29,8 +31,10 @@ def machine(folders: Folders, id: str) -> Life:
     return claim(Request(id, MachineSpec("cernvm", 1, 64 * MIB, cache=SIZE), OwnWork()), folders, lambda point: None)
 
 
-def attach(life: Life, size: int) -> None:
-    asyncio.run(caches.attach(life, size))
+def attach(life: Life, size: int) -> tuple[CacheDisk, ExtraDisk]:
+    extra = CacheDisk(size)
+    (disk,) = asyncio.run(extra.prepare(life, Equipment())).disks
+    return extra, disk
 
 
 def write_into(cache: Path) -> None:
@@ -59,30 +63,26 @@ def test_a_cache_is_sparse_private_and_labelled(folders: Folders) -> None:
 
 def test_what_a_guest_left_in_order_is_found_again(folders: Folders) -> None:
     first = machine(folders, "000000000001")
-    attach(first, SIZE)
-    (disk,) = first.disks
+    cache, disk = attach(first, SIZE)
     assert (disk.name, disk.format, disk.readonly) == ("cache", "raw", False)
     assert caches.found(folders)[0].state() == "in use"
     write_into(disk.path)
-    left_in_order(first)
-    first.release()
-    second = machine(folders, "000000000002")
-    attach(second, SIZE)
-    assert second.disks[0].path == disk.path and has_been_seen(disk.path)
-    second.release()  # it was killed: nothing says that the guest was done with it
-    third = machine(folders, "000000000003")
-    attach(third, SIZE)
-    assert third.disks[0].path == disk.path and not has_been_seen(disk.path)
-    third.release()
+    cache.left_in_order()
+    cache.release()
+    cache, again = attach(machine(folders, "000000000002"), SIZE)
+    assert again.path == disk.path and has_been_seen(disk.path)
+    cache.release()  # it was killed: nothing says that the guest was done with it
+    cache, again = attach(machine(folders, "000000000003"), SIZE)
+    assert again.path == disk.path and not has_been_seen(disk.path)
+    cache.release()
 
 
 def test_two_machines_never_have_the_same(folders: Folders) -> None:
     lives = [machine(folders, f"00000000000{number}") for number in range(3)]
-    for life in lives:
-        attach(life, SIZE)
-    assert len({life.disks[0].path for life in lives}) == 3
-    for life in lives:
-        life.release()
+    taken = [attach(life, SIZE) for life in lives]
+    assert len({disk.path for _, disk in taken}) == 3
+    for extra, _ in taken:
+        extra.release()
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_impossible_sizes_are_refused(folders: Folders, size: int) -> None:
 
 
 def test_without_mke2fs_the_hint_names_it(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caches, "which", lambda name: None)
+    monkeypatch.setattr(disks, "which", lambda name: None)
     with pytest.raises(CommandMissing, match="mke2fs"):
         take(folders, SIZE)
     assert Cache(0, folders.scratch / "caches/0.raw").state() == "there was none"  # and its lock is free

@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 
 from belljar.machine import CONSOLE_LOG
-from belljar.machine.life.console import HALF, Console
+from belljar.machine.life.output import HALF, Console
 
 
 async def log_of(folder: Path, data: bytes) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,21 @@ from belljar.errors import ContextImpossible
 from belljar.hypervisor import Accelerator, Boot, DomainSpec
 from belljar.image import BootFiles, Image
 from belljar.image.fake import FakeStore, fake_image
+from belljar.machine.planning import contexts
 from belljar.machine.planning.boot_plan import Plan, has_usual_way
-from belljar.machine.planning.contexts import Way, decide, means_of
-from belljar.model import GIB, Account, Context, MachineSpec, NetworkMode, OwnWork, Payload, Request, RunPayload
+from belljar.machine.planning.contexts import GuestContext, decide, means_of
+from belljar.model import (
+    GIB,
+    Account,
+    Context,
+    MachineSpec,
+    NetworkMode,
+    Outcome,
+    OwnWork,
+    Payload,
+    Request,
+    RunPayload,
+)
 
 PAYLOAD = Payload((b"true",), Account("alice", 1000, 1000, "alice"))
 STOCK = {
@@ -35,8 +48,13 @@ def request(context: Context = Context.AUTO, disk: int | None = None) -> Request
     return Request("0123456789ab", MachineSpec("stock", 1, GIB, disk=disk, context=context), RunPayload(PAYLOAD))
 
 
-def decided(wanted: Request, found: Image, layers: Any = None) -> Way:
-    return asyncio.run(decide(wanted, found, FakeStore(), lambda: layers))
+async def no_machine(*_: Any, **__: Any) -> Outcome:
+    raise AssertionError("nothing is done in a machine here")
+
+
+def decided(wanted: Request, found: Image, store: FakeStore | None = None) -> GuestContext:
+    parts: Any = SimpleNamespace(images=store or FakeStore())
+    return asyncio.run(decide(wanted, found, parts, no_machine))
 
 
 class DirectStore(FakeStore):
@@ -62,24 +80,27 @@ def test_an_own_init_does_not_wait_for_a_network_that_will_not_come(
 ) -> None:
     asked = request(context)
     asked = replace(asked, machine=replace(asked.machine, network=network, network_name="blue"))
-    way = asyncio.run(decide(asked, image(), DirectStore(), lambda: None))
+    way = decided(asked, image(), DirectStore())
     assert ("systemd.mask=systemd-networkd-wait-online.service" not in way.files.append) is waits
 
 
 def test_an_own_systemd_is_as_patient_as_belljar_and_another_init_is_told_nothing() -> None:
     def words(context: Context, **facts: Any) -> str:
-        return asyncio.run(decide(request(context), image(**facts), DirectStore(), lambda: None)).files.append
+        return decided(request(context), image(**facts), DirectStore()).files.append
 
     assert "systemd.default_device_timeout_sec=3600" in words(Context.INJECT)
     assert "systemd." not in words(Context.RAMDISK)
     assert "systemd.default" not in words(Context.NONE, init_system="other")
 
 
-class FakeLayers:
+@pytest.fixture
+def layer(monkeypatch: pytest.MonkeyPatch) -> None:
     """One layer, made when it is asked for."""
 
-    async def get(self, image: Image) -> tuple[Image, str]:
+    async def get(image: Image, *_: Any) -> tuple[Image, str]:
         return replace(image, disk=Path("/layer.qcow2")), "d" * 64
+
+    monkeypatch.setattr(contexts, "layer_of", get)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +146,9 @@ def test_cloud_init_gets_a_disc_that_grows_with_the_disk() -> None:
     assert same.digest != larger.digest != same.files.digest
 
 
+@pytest.mark.usefixtures("layer")
 def test_a_disk_that_boots_by_firmware_gets_the_agent_in_a_layer() -> None:
-    way = decided(request(Context.INJECT), firmware_image(), FakeLayers())
+    way = decided(request(Context.INJECT), firmware_image())
     assert (way.image.disk, way.layer, way.seed) == (Path("/layer.qcow2"), "d" * 64, None)
     assert way.digest != way.files.digest  # another layer is another template
 
@@ -142,22 +164,23 @@ def spec(folder: Path) -> DomainSpec:
     )
 
 
+@pytest.mark.usefixtures("layer")
 def test_the_disc_is_made_once_and_only_where_there_is_to_be_one(tmp_path: Path) -> None:
     way = decided(request(Context.CLOUD_INIT), image())
     way.make_seed(spec(tmp_path))
     made = (tmp_path / "seed.iso").stat()
     way.make_seed(spec(tmp_path))
     assert (tmp_path / "seed.iso").stat().st_mtime_ns == made.st_mtime_ns
-    decided(request(Context.INJECT), image(), FakeLayers()).make_seed(spec(tmp_path / "none"))
+    decided(request(Context.INJECT), image()).make_seed(spec(tmp_path / "none"))
 
 
 def test_who_waited_in_vain_is_told_for_what(tmp_path: Path) -> None:
     way = decided(request(Context.CLOUD_INIT), image())
-    plan = Plan(spec(tmp_path), link=None, template=None, way=way)  # type: ignore[arg-type]
+    plan = Plan(spec(tmp_path), link=None, template=None, context=way)  # type: ignore[arg-type]
     assert "cloud-init" in plan.awaited
-    assert plan.context == (Context.CLOUD_INIT, "asked for")
-    usual = replace(plan, way=None)
-    assert usual.awaited == "the guest's agent to answer" and usual.context == (Context.RAMDISK, "")
+    assert plan.context_facts == (Context.CLOUD_INIT, "asked for")
+    usual = replace(plan, context=None)
+    assert usual.awaited == "the guest's agent to answer" and usual.context_facts == (Context.RAMDISK, "")
     assert replace(plan, template=object()).awaited == "the clone's agent to answer"  # type: ignore[arg-type]
 
 

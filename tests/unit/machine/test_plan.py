@@ -10,7 +10,8 @@ import pytest
 
 from belljar.errors import ImpossibleSize, NoMemory, NotPermitted, ShareMissing
 from belljar.image import Image
-from belljar.machine.planning import boot_plan as plan
+from belljar.machine.planning import refusal
+from belljar.machine.planning.boot_plan import qemu_owner
 from belljar.model import GIB, MIB, Account, MachineSpec, Payload, Request, RunPayload, Share
 
 ROOT = Account("root", 0, 0, "root")
@@ -24,7 +25,7 @@ def request(spec: MachineSpec = SPEC, account: Account = ROOT) -> Request:
 
 @pytest.fixture
 def small_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "host_memory", lambda: (4 * GIB, 1 * GIB))
+    monkeypatch.setattr(refusal, "host_memory", lambda: (4 * GIB, 1 * GIB))
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
 
 
@@ -43,45 +44,45 @@ def test_a_size_that_cannot_be_had_is_refused_with_what_could(
     changes: dict[str, int], kind: type[Exception], says: str
 ) -> None:
     with pytest.raises(kind, match=says):
-        plan.check_size(request(replace(SPEC, **changes)))
+        refusal.check_size(request(replace(SPEC, **changes)))
 
 
 def test_an_image_that_knows_its_least_memory_is_given_no_less() -> None:
     image = Image("d" * 64, ("debian12",), Path("disk"), 64 * MIB, None, None, "", "b" * 64, "build", 0.0)
     known = replace(image, facts={"least_memory": 96 * MIB})
-    plan.check_memory(request(replace(SPEC, memory=96 * MIB)), known)
-    plan.check_memory(request(replace(SPEC, memory=64 * MIB)), image)  # an older manifest does not know
+    refusal.check_memory(request(replace(SPEC, memory=96 * MIB)), known)
+    refusal.check_memory(request(replace(SPEC, memory=64 * MIB)), image)  # an older manifest does not know
     with pytest.raises(
         ImpossibleSize, match="64 MiB of memory: the image debian12 does not start with less than 96 MiB"
     ) as caught:
-        plan.check_memory(request(replace(SPEC, memory=64 * MIB, image="debian12")), known)
+        refusal.check_memory(request(replace(SPEC, memory=64 * MIB, image="debian12")), known)
     assert "more" in caught.value.hint
 
 
 @pytest.mark.usefixtures("small_host")
 def test_a_size_that_fits_passes() -> None:
-    plan.check_size(request(replace(SPEC, cpus=4, memory=1 * GIB)))
+    refusal.check_size(request(replace(SPEC, cpus=4, memory=1 * GIB)))
 
 
 def test_a_share_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for source, says in ((tmp_path / "none", "does not exist"), (tmp_path / "file", "is not a folder")):
         with pytest.raises(ShareMissing, match=says):
-            plan.check_shares(request(replace(SPEC, shares=(Share(str(source), "/x"),))))
+            refusal.check_shares(request(replace(SPEC, shares=(Share(str(source), "/x"),))))
 
 
 def test_an_ordinary_users_qemu_is_the_users() -> None:
-    assert plan.qemu_owner(request(account=ALICE), "auto", 1000) == (1000, os.getegid())
+    assert qemu_owner(request(account=ALICE), "auto", 1000) == (1000, os.getegid())
 
 
 def test_roots_qemu_runs_as_the_payloads_user_or_as_nobody_but_never_as_root_without_a_share() -> None:
-    assert plan.qemu_owner(request(account=ALICE), "auto", 0) == (1000, 1001)
-    assert plan.qemu_owner(request(), "auto", 0)[0] not in (0,)
+    assert qemu_owner(request(account=ALICE), "auto", 0) == (1000, 1001)
+    assert qemu_owner(request(), "auto", 0)[0] not in (0,)
     shared = replace(SPEC, shares=(Share("/srv", "/srv"),))
-    assert plan.qemu_owner(request(shared), "auto", 0) == (0, 0)
-    assert plan.qemu_owner(request(shared, ALICE), "auto", 0) == (1000, 1001)
+    assert qemu_owner(request(shared), "auto", 0) == (0, 0)
+    assert qemu_owner(request(shared, ALICE), "auto", 0) == (1000, 1001)
 
 
 def test_a_user_of_the_settings_that_does_not_exist_is_named() -> None:
     with pytest.raises(NotPermitted, match="no-such-user"):
-        plan.qemu_owner(request(), "no-such-user", 0)
+        qemu_owner(request(), "no-such-user", 0)

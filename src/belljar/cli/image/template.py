@@ -11,13 +11,13 @@ from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import as_json, duration, moment, show
 from belljar.errors import BadOption, TemplateError
 from belljar.jobs.words import plain, size
-from belljar.machine.extras import cache as caches
+from belljar.machine.extras import caches
 from belljar.model import Context, NetworkMode
 
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.hypervisor import Template
-    from belljar.machine.extras.cache import Cache
+    from belljar.machine.extras.caches import Cache
 
 SIZES = ("memory", "disk_size")  # facts in bytes
 
@@ -79,26 +79,28 @@ def expire(args: argparse.Namespace, house: House) -> int:
 
 
 def build(args: argparse.Namespace, house: House) -> int:
-    from belljar.cli.machine.request import account_of, at_least, image_name
+    from belljar.cli.machine.request import above_zero, image_name
+    from belljar.errors import ImpossibleSize
+    from belljar.host.caller import caller
+    from belljar.jobs.asking import make_request
+    from belljar.jobs.attend import build_template
     from belljar.jobs.shares import check_number
-    from belljar.model import MachineSpec, Share, ShareKind
+    from belljar.model import Payload, RunPayload, Share, ShareKind
 
-    defaults = house.settings.machine
     shares = [Share("/", f"/share{number}") for number in range(args.shares)]
     shares += [Share("/", f"/folder{number}", kind=ShareKind.VIRTIOFS) for number in range(args.virtiofs)]
     check_number("--shares and --virtiofs", len(shares))
     if args.nfs:  # no server is asked: it only says what kind of machine
         shares.append(Share("nfs://any:2049/", "/export", kind=ShareKind.NFS))
-    spec = MachineSpec(
-        image=house.settings.image.default if args.image is None else image_name(args.image),
-        cpus=at_least("--cpus", args.cpus, defaults.cpus, 1),
-        memory=at_least("--memory", args.memory, defaults.memory, 1),
-        disk=args.disk,
-        network=NetworkMode(args.network) if args.network else defaults.network,
-        shares=tuple(shares),
-        context=Context(args.context) if args.context else defaults.context,
-    )
-    template = house.build_template(spec, account_of(None))
+    for option, value in (("--cpus", args.cpus), ("--memory", args.memory)):
+        above_zero(option, value, ImpossibleSize)
+    request = make_request(
+        house.settings, RunPayload(Payload((), caller())), requester="template build",
+        image=None if args.image is None else image_name(args.image), cpus=args.cpus, memory=args.memory, disk=args.disk,
+        network=NetworkMode(args.network) if args.network else None, shares=tuple(shares),
+        context=Context(args.context) if args.context else None,
+    )  # fmt: skip
+    template = build_template(house, request, exact=args.exact)
     print(as_json(_described(template)) if args.format == "json" else f"{template.key}  {size(template.size)}")
     return 0
 
@@ -181,6 +183,7 @@ KEY | a template's key, or the beginning of one
 --context {{{CONTEXTS}}} | how its guest is given the agent
 --shares N =0 | how many shared folders its clones can mount
 --virtiofs N =0 | how many of `--share virtiofs:...` its clones can mount
+--exact | one of exactly this size (default: the one that machines of every size are cloned from)
 --nfs | for machines that mount exports (`--share nfs://...`)
 {FORMAT}"""
 CACHES = f"""

@@ -107,20 +107,19 @@ def let_go_on(view: MachineView) -> None:
     from contextlib import suppress
 
     from belljar.host.processes import is_stopped
-    from belljar.journal import read
+    from belljar.machine.cleaning.ending import supervisor
 
-    for event in read(view.folder)[:1]:
-        pid = event.get("pid")  # of whoever holds the machine's lock
-        if event["event"] == "claim" and isinstance(pid, int) and pid > 1 and is_stopped(pid):
-            with suppress(OSError):
-                os.kill(pid, signal.SIGCONT)
+    pid = supervisor(view.folder)
+    if pid is not None and is_stopped(pid):
+        with suppress(OSError):
+            os.kill(pid, signal.SIGCONT)
 
 
 def move(house: House, reference: str, **how: float) -> int:
     """Give a living machine another deadline, `at` a moment or `by` some seconds later, and say which it is now."""
     from belljar.jobs.users import reach
     from belljar.machine.life import control
-    from belljar.machine.life.deadline import stamp
+    from belljar.machine.life.life import stamp
 
     house, view = reach(house, reference)
     if not view.alive:

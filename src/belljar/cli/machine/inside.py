@@ -47,7 +47,7 @@ def exec_(args: argparse.Namespace, house: House) -> int:
 
 async def _attend(house: House, view: MachineView, payload: Payload, loop: StoppableLoop) -> ExitStatus:
     """Start the command, pass on what this process is sent, wait for its end."""
-    from belljar.machine.outside.talking import talk
+    from belljar.machine.life.control import talk
 
     async with talk(view, house.converse) as guest:
         return await _carry_out(guest, payload, loop)
@@ -98,7 +98,7 @@ def _payload(args: argparse.Namespace, view: MachineView) -> Payload:
 def _account(user: str | None, view: MachineView) -> Account:
     """Who is meant: the user that was named, else the machine's."""
     from belljar.cli.machine import request as words
-    from belljar.machine.outside.talking import account_of
+    from belljar.machine.life.control import account_of
 
     return words.account_of(user) if user else account_of(view) or words.account_of(None)
 
@@ -160,7 +160,7 @@ def split(text: str) -> tuple[str, str]:
 
 
 async def _copy(house: House, view: MachineView, source: str, target: str, user: str | None, *, into: bool) -> None:
-    from belljar.machine.outside.talking import talk
+    from belljar.machine.life.control import talk
     from belljar.model import Transfer
 
     account, cwd = _account(user, view), os.fsencode(str(view.payload.get("cwd") or "/"))

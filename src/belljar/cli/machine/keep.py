@@ -17,9 +17,10 @@ from belljar.machine.outside.detached import LONGEST_ANSWER, answer_of
 from belljar.model import Request, RunPayload, StdinKind
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from belljar.assembly import House
     from belljar.guest import Streams
-    from belljar.machine.life.life import Life
 
 HELP = (
     "Read a request as one line of JSON from standard input, keep its machine in a process of its own, and print one line of "
@@ -124,10 +125,10 @@ def _keep(request: Request, stdin: int | None, tied: bool, writer: int, house: H
         house.images.ensure(request.machine.image)
         house.images.resolve(request.machine.image)  # who asks hears at once of one that is not there
 
-        def claimed(life: Life) -> None:
+        def claimed() -> None:
             nonlocal writer
             with suppress(OSError):
-                _leave_the_asker(life, tied)
+                _leave_the_asker(request, house.folders.machine(request.id), tied)
             _tell(writer, {"id": request.id})
             writer = -1
 
@@ -154,16 +155,16 @@ def _tell(writer: int, answer: dict[str, str]) -> None:
     os.close(writer)
 
 
-def _leave_the_asker(life: Life, tied: bool) -> None:
+def _leave_the_asker(request: Request, folder: Path, tied: bool) -> None:
     """From here on what the keeper says is in the machine's folder, and nothing holds the asker's pipes or folder."""
     from belljar.machine import KEEPER_LOG, STDERR_LOG, STDOUT_LOG
 
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    if isinstance(life.request.work, RunPayload):  # who follows them finds them from now on
+    if isinstance(request.work, RunPayload):  # who follows them finds them from now on
         for name in (STDOUT_LOG, STDERR_LOG):
-            os.close(os.open(life.folder / name, LOG_FLAGS, 0o600))
-    log = os.open(life.folder / KEEPER_LOG, LOG_FLAGS, 0o600)
+            os.close(os.open(folder / name, LOG_FLAGS, 0o600))
+    log = os.open(folder / KEEPER_LOG, LOG_FLAGS, 0o600)
     if not tied:
         os.dup2(null, 0)
     os.dup2(null, 1)

@@ -7,19 +7,18 @@ import os
 import pwd
 import re
 import stat
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from belljar.errors import BadOption, InputMissing, UnreadableScript
+from belljar.errors import BadOption, BelljarError, ImpossibleSize, InputMissing, UnreadableScript
 from belljar.host.caller import caller, describe, plain_environment, rlimits, umask
+from belljar.jobs.asking import make_request
 from belljar.jobs.caller import kind
 from belljar.jobs.shares import network_of, shares
 from belljar.model import (
     SCRATCH_PLACE,
     Account,
     Context,
-    MachineSpec,
     OwnWork,
     Payload,
     Probe,
@@ -42,30 +41,21 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,199}")
 
 def build(args: argparse.Namespace, settings: Settings) -> Request:
     """The request these arguments make, of this caller, in this place."""
-    defaults = settings.machine
     if args.name and not NAME.fullmatch(args.name):
         raise BadOption(f"--name {args.name!r}: letters, digits and ._:@+- only, at most 200, a letter or digit first")
-    account = account_of(args.user)
-    network, network_name = (defaults.network, "") if args.network is None else network_of(args.network)
-    machine = MachineSpec(
-        image=settings.image.default if args.image is None else image_name(args.image),
-        cpus=at_least("--cpus", args.cpus, defaults.cpus, 1),
-        memory=at_least("--memory", args.memory, defaults.memory, 1),
-        disk=None if args.disk is None else at_least("--disk", args.disk, 0, 1),
-        network=network,
-        network_name=network_name,
-        shares=shares(args.share),
-        start=Start(args.start) if args.start else defaults.start,
-        context=Context(args.context) if args.context else defaults.context,
-        scratch=args.scratch,
-        cache=args.cache,
-    )
-    places = [] if machine.scratch is None else [SCRATCH_PLACE]
-    _refuse_twice("--share", [item.target for item in machine.shares] + places)
-    return Request(
-        id=os.urandom(6).hex(), machine=machine, work=_work(args, account), name=args.name, created=time.time(),
-        timeout=_positive("--timeout", args.timeout), grace=defaults.grace if args.grace is None else args.grace, keep=args.keep,
-        labels=tuple(_label(text) for text in args.label), collect=tuple(_collected(path) for path in args.collect), collect_limit=settings.batch.collect_limit,
+    for option in ("cpus", "memory", "disk"):
+        above_zero(f"--{option}", getattr(args, option), ImpossibleSize)
+    above_zero("--timeout", args.timeout)
+    network, network_name = (None, "") if args.network is None else network_of(args.network)
+    folders = shares(args.share)
+    _refuse_twice("--share", [item.target for item in folders] + ([] if args.scratch is None else [SCRATCH_PLACE]))
+    return make_request(
+        settings, _work(args, account_of(args.user)),
+        image=None if args.image is None else image_name(args.image), cpus=args.cpus, memory=args.memory, disk=args.disk,
+        network=network, network_name=network_name, shares=folders, start=Start(args.start) if args.start else None,
+        context=Context(args.context) if args.context else None, scratch=args.scratch, cache=args.cache, name=args.name,
+        timeout=args.timeout, grace=args.grace, keep=args.keep, labels=dict(map(_label, args.label)),
+        collect=tuple(map(_collected, args.collect)), collect_limit=settings.batch.collect_limit,
     )  # fmt: skip
 
 
@@ -318,15 +308,6 @@ def _refuse_twice(option: str, targets: list[str]) -> None:
             raise BadOption(f"{option}: two folders at {target}")
 
 
-def at_least(option: str, value: int | None, default: int, least: int) -> int:
-    if value is not None and value < least:
-        from belljar.errors import ImpossibleSize
-
-        raise ImpossibleSize(f"{option} {value}: must be more than nothing", hint=f"Give {option} a larger value.")
-    return default if value is None else value
-
-
-def _positive(option: str, value: float | None) -> float | None:
+def above_zero(option: str, value: float | None, kind: type[BelljarError] = BadOption) -> None:
     if value is not None and value <= 0:
-        raise BadOption(f"{option} {value:g}: must be more than nothing")
-    return value
+        raise kind(f"{option} {value:g}: must be more than nothing", hint=f"Give {option} a larger value.")

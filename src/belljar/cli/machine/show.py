@@ -19,7 +19,7 @@ from belljar.jobs.users import reach, rows_of_all
 from belljar.jobs.words import plain, size
 from belljar.journal import JOURNAL, read
 from belljar.machine import COLLECTED, CONSOLE_LOG, KEPT_DISK, OUTCOME, QEMU_LOG, REQUEST, VIRTIOFSD_LOG
-from belljar.machine.life.reservation import room_now
+from belljar.machine.life.claim import room_now
 from belljar.machine.outside.registry import jobs_of
 
 if TYPE_CHECKING:

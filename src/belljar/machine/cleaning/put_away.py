@@ -127,7 +127,7 @@ def put_away(life: Life, overlays: Overlays, usage: tuple[float, float, int]) ->
         if not request.keep:
             with life.trying("its disk was not removed"):
                 overlays.discard(folders.overlay(request.id))
-        for path in (*life.attachments, *life.identities, life.folder / CONTROL):
+        for path in (*life.files, life.folder / CONTROL):
             with life.trying("a file of it was not removed"), suppress(FileNotFoundError):
                 os.unlink(path)
     life.point("before-release")

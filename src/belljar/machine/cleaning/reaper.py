@@ -25,7 +25,7 @@ from belljar.hypervisor import Hypervisor, Traces
 from belljar.journal import Event, Ledger, read
 from belljar.machine import KEPT_DISK, LOCK, OUTCOME, REQUEST, Folders
 from belljar.machine.cleaning.put_away import RETIRED, keep_outcome, retire, shutdown_of
-from belljar.machine.life.life import gate
+from belljar.machine.life.claim import gate
 from belljar.machine.states import CLASSES
 from belljar.model import Cause, MachineId, Outcome, OutcomeClass, Request, State, to_json
 

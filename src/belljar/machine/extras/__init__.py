@@ -1,1 +1,87 @@
-"""What a machine gets beside its image: disks, shares, network, metadata."""
+"""What a machine has beside its own disk: each kind is a small class of one shape, imported by machines that have one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from belljar.guest import Guest
+from belljar.hypervisor import ExtraDisk
+from belljar.image import Image
+from belljar.machine.life.life import Life
+from belljar.model import FileServer, NetworkMode, Payload, Request, RunPayload
+from belljar.network import Joined
+
+if TYPE_CHECKING:
+    from belljar.host.guard.egress import Place
+    from belljar.host.traffic import Call
+    from belljar.machine.parts import Parts
+
+
+@dataclass(frozen=True)
+class Equipment:
+    """What was made for a machine, for those who start it."""
+
+    disks: tuple[ExtraDisk, ...] = ()
+    outlasts: bool = False  # a disk of it outlives the machine, so QEMU is given time to write all of it
+    joined: Joined | None = None  # its network
+    servers: tuple[FileServer, ...] = ()  # of exports: its network lets it reach them
+    answers: tuple[Place, ...] = ()  # places of a user network that its supervisor answers, and how
+    answer: Callable[[Call], Awaitable[None]] | None = None
+
+    def with_disk(self, disk: ExtraDisk, *, outlasts: bool = False) -> Equipment:
+        return replace(self, disks=(*self.disks, disk), outlasts=self.outlasts or outlasts)
+
+    @property
+    def outputs_url(self) -> str:
+        """Where the guest may put files that are kept; "": nowhere."""
+        return f"http://{self.answers[-1][0]}/joboutputs" if self.answers else ""
+
+
+class Extra:
+    """One kind of it. Each does what it has to of these; files of the machine's own are the `Life`'s to remove."""
+
+    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+        """Make it, before the machine is started; returns what is *there* with it."""
+        return there
+
+    async def furnish(self, guest: Guest, payload: Payload, devices: Mapping[str, str]) -> None:
+        """Put it where the payload looks for it. *devices*: of the machine's disks in the guest, by their names."""
+
+    def left_in_order(self) -> None:
+        """The guest has powered itself off."""
+
+    def release(self) -> None:
+        """The machine is gone, or never was; also where `prepare` did not come to its end."""
+
+
+def extras_of(request: Request, image: Image, parts: Parts) -> Iterator[Extra]:
+    """What a request asks for, in the order in which it is made, and put into its place."""
+    machine, work = request.machine, request.work
+    if machine.shares:
+        from belljar.machine.extras.shares import Shares
+
+        yield Shares()
+    if image.is_disc:
+        from belljar.machine.extras.disks import EmptyDisk
+
+        yield EmptyDisk(machine.disk or parts.context.empty_disk)
+    if machine.cache is not None:
+        from belljar.machine.extras.caches import CacheDisk
+
+        yield CacheDisk(machine.cache)
+    if machine.scratch is not None:
+        from belljar.machine.extras.disks import ScratchDisk
+
+        yield ScratchDisk(machine.scratch)
+    if isinstance(work, RunPayload) and work.payload.inputs:
+        from belljar.machine.extras.inputs import Inputs
+
+        yield Inputs(work.payload, parts.settings)
+    if machine.network is not NetworkMode.NONE and parts.networks is not None:
+        from belljar.machine.extras.network import MetadataService, Network, has_metadata
+
+        if has_metadata(request, parts.context.metadata):
+            yield MetadataService(parts)
+        yield Network(parts.networks)

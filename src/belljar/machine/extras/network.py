@@ -1,48 +1,122 @@
-"""A machine's network: joined before it starts, listened to while it lives. Imported by machines that have one."""
+"""A machine's network: joined before it starts, listened to while it lives. And the metadata service of a user network: the
+supervisor answers what the guest asks of 169.254.169.254.
+
+The same service answers at 169.254.169.253, where Vac has machine and job features and takes joboutputs: a machine may keep
+its payloads' users from .254. HTTP is imported with the first call.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 
+from belljar.context import Features, Metadata, MetadataMode, metadata_service
 from belljar.host.traffic import Call, Refusal
+from belljar.hypervisor import guest_uuid
+from belljar.machine import JOBOUTPUTS
+from belljar.machine.extras import Equipment, Extra
+from belljar.machine.extras.features import values
 from belljar.machine.life.life import Life
-from belljar.model import FileServer, NetworkMode
+from belljar.machine.parts import Parts
+from belljar.model import MIB, NetworkMode, OwnWork, Request
 from belljar.network import Joined, Networks, plan
 
 LOOPBACK = "127.0.0.1"  # of the host; a guest calls it by the address of its gateway
+PORT = 80
+ADDRESSES = ("169.254.169.254", "169.254.169.253")
+BASE_URL = f"http://{ADDRESSES[1]}"
+Answer = Callable[[Call], Awaitable[None]]
 
 
-async def join(networks: Networks, life: Life, servers: Iterable[FileServer]) -> Joined:
+class Network(Extra):
     """The network that was asked for. The servers of the machine's own shares may be reached whatever is blocked."""
-    machine, account = life.request.machine, life.request.work.account
-    gateway = plan(machine.network, life.request.id).gateway
-    joined = await networks.join(
-        machine.network, machine.network_name, life.request.id,
-        uid=os.geteuid() if account is None else account.uid, intend=life.record.intend,
-        grants=[(LOOPBACK if one.address == gateway else one.address, one.port) for one in servers],
-        answers=life.answers,
-    )  # fmt: skip
-    life.joined = joined
-    link = joined.link
-    if machine.network is not NetworkMode.USER:
-        life.record.write("network", mode=link.mode, name=machine.network_name, mac=link.mac, address=link.address)
-    return joined
+
+    def __init__(self, networks: Networks) -> None:
+        self._networks = networks
+        self._joined: Joined | None = None
+
+    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+        machine, account = life.request.machine, life.request.work.account
+        gateway = plan(machine.network, life.request.id).gateway
+        self._joined = joined = await self._networks.join(
+            machine.network, machine.network_name, life.request.id,
+            uid=os.geteuid() if account is None else account.uid, intend=life.record.intend,
+            grants=[(LOOPBACK if one.address == gateway else one.address, one.port) for one in there.servers],
+            answers=there.answers,
+        )  # fmt: skip
+        link = joined.link
+        if machine.network is not NetworkMode.USER:
+            life.record.write("network", mode=link.mode, name=machine.network_name, mac=link.mac, address=link.address)
+        life.point("after-network")
+        return replace(there, joined=joined)
+
+    def release(self) -> None:
+        if self._joined is not None:
+            self._joined.close()
 
 
-async def listen(traffic: AsyncIterator[Call | Refusal], life: Life) -> None:
+class MetadataService(Extra):
+    """Answers for one machine."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._service: Metadata | None = None
+
+    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+        self._life = life
+        return replace(there, answers=tuple((address, PORT) for address in ADDRESSES), answer=self.answer)
+
+    async def answer(self, call: Call) -> None:
+        """One connection, to its end."""
+        if self._service is None:
+            self._service = self._opened()
+        await self._service.serve(call.connection)
+
+    def _opened(self) -> Metadata:
+        request = self._life.request
+        link = plan(request.machine.network, request.id)
+        return metadata_service(
+            self._features, self._life.folder / JOBOUTPUTS, self._parts.context,
+            uuid=guest_uuid(request.id), hostname=f"belljar-{request.id}", user_data=request.work.user_data,
+            machinetype=request.name or request.machine.image, zone=os.uname().nodename,
+            size=f"{request.machine.cpus}-{request.machine.memory // MIB}", base_url=BASE_URL,
+            address=link.address.partition("/")[0], mac=link.mac,
+        )  # fmt: skip
+
+    def _features(self) -> Features:
+        """What the files in a guest with an agent say, too. Before there is a payload, time counts from the machine's start."""
+        life = self._life
+        machine, job = values(
+            life.request, life.time_began or life.outcome.started, self._parts.hs06_per_cpu, life.deadline.moved_to
+        )
+        return {"machinefeatures": machine, "jobfeatures": job}
+
+
+def has_metadata(request: Request, mode: MetadataMode) -> bool:
+    """Does a machine have a metadata service?"""
+    if request.machine.network is not NetworkMode.USER or mode is MetadataMode.OFF:
+        return False
+    work = request.work
+    return mode is MetadataMode.ALWAYS or work.user_data is not None or isinstance(work, OwnWork)
+
+
+async def listen(traffic: AsyncIterator[Call | Refusal], life: Life, answer: Answer | None) -> None:
     """Hear a guard of a user network until there is no more: refusals go into the journal, calls to who answers them."""
     answering: set[asyncio.Task[None]] = set()
     try:
         async for item in traffic:
             if isinstance(item, Refusal):
-                _tell(item, life)
-            elif life.answer is None:
+                life.record.tell(
+                    "network-refused", address=item.address, port=item.port, transport=item.transport,
+                    reason=item.reason, count=item.count,
+                )  # fmt: skip
+            elif answer is None:
                 item.connection.close()
             else:
-                task = asyncio.ensure_future(_answer(item, life))
+                task = asyncio.ensure_future(_answered(item, answer))
                 answering.add(task)
                 task.add_done_callback(answering.discard)
     finally:
@@ -50,15 +124,7 @@ async def listen(traffic: AsyncIterator[Call | Refusal], life: Life) -> None:
             task.cancel()
 
 
-def _tell(item: Refusal, life: Life) -> None:
-    life.record.tell(
-        "network-refused", address=item.address, port=item.port, transport=item.transport, reason=item.reason,
-        count=item.count,
-    )  # fmt: skip
-
-
-async def _answer(call: Call, life: Life) -> None:
+async def _answered(call: Call, answer: Answer) -> None:
     """A guest's connection in the hands of who answers it; closed whatever comes of that."""
-    assert life.answer is not None
     with call.connection, suppress(OSError):
-        await life.answer(call)
+        await answer(call)

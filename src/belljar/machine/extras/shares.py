@@ -6,10 +6,14 @@ with a mount that is missing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from belljar.errors import ShareMissing
 from belljar.guest import Guest
+from belljar.machine.extras import Equipment, Extra
 from belljar.machine.life.life import Life
-from belljar.model import FileServer, MachineSpec, Request, Share, ShareKind
+from belljar.model import FileServer, MachineSpec, Payload, Request, Share, ShareKind
 from belljar.network import find_server
 from belljar.network import plan as plan_link
 
@@ -47,24 +51,27 @@ def no_way_to_the_server(request: Request) -> ShareMissing:
     )
 
 
-async def find_servers(life: Life) -> dict[str, FileServer]:
-    """The servers of all exports, by target; each has answered. Raises ShareMissing, ServerSilent."""
-    machine = life.request.machine
-    link = plan_link(machine.network, life.request.id)
-    found: dict[str, FileServer] = {}
-    for share in machine.shares:
-        if share.kind is ShareKind.NFS:
-            found[share.target] = await find_server(share.source, link)
-            life.record.tell("server", share=share.source, guest_sees=found[share.target].address)
-    return found
+class Shares(Extra):
+    """All of a machine's. Each server has answered before the machine is started."""
 
+    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+        """Raises ShareMissing, ServerSilent."""
+        self._life, machine = life, life.request.machine
+        link = plan_link(machine.network, life.request.id)
+        self._servers: dict[str, FileServer] = {}  # by the place where its export is mounted
+        for share in machine.shares:
+            if share.kind is ShareKind.NFS:
+                self._servers[share.target] = server = await find_server(share.source, link)
+                life.record.tell("server", share=share.source, guest_sees=server.address)
+        return replace(there, servers=tuple(self._servers.values()))
 
-async def mount_all(guest: Guest, life: Life, servers: dict[str, FileServer]) -> None:
-    """Every share in its place, outer ones first, for one may lie in another."""
-    tags = {share.target: tag for tag, share in host_folders(life.request.machine)}
-    for share in sorted(life.request.machine.shares, key=lambda one: one.target):
-        if share.kind is ShareKind.NFS:
-            with life.phase("mount"):
-                await guest.mount_nfs(servers[share.target], share.target, readonly=share.readonly)
-        else:
-            await guest.mount(share, tags[share.target])
+    async def furnish(self, guest: Guest, payload: Payload, devices: Mapping[str, str]) -> None:
+        """Every share in its place, outer ones first, for one may lie in another."""
+        machine = self._life.request.machine
+        tags = {share.target: tag for tag, share in host_folders(machine)}
+        for share in sorted(machine.shares, key=lambda one: one.target):
+            if share.kind is ShareKind.NFS:
+                with self._life.phase("mount"):
+                    await guest.mount_nfs(self._servers[share.target], share.target, readonly=share.readonly)
+            else:
+                await guest.mount(share, tags[share.target])

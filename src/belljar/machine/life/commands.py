@@ -9,11 +9,11 @@ from contextlib import suppress
 from typing import TypeGuard
 
 from belljar.errors import GuestError, HostError, HypervisorError
+from belljar.guest import second_client
 from belljar.machine.life.control import Answer
 from belljar.machine.life.life import Life
 from belljar.machine.life.work import Present, Run
 from belljar.machine.orders import CANCELLING, Ended, GraceOver, Kill, Orders, Pause, Resize, Resume, Signal, Stop
-from belljar.machine.parts import Relay
 from belljar.model import Cause, State
 
 FAR = 1e11  # seconds since the epoch: the year 5138
@@ -21,12 +21,12 @@ IN_TIME = (State.REQUESTED, State.PREPARING, State.STARTING, State.BOOTING, Stat
 LAST_MOMENT = 2.0  # seconds for a payload that was killed to be gone
 
 
-class Obeying:
+class Commands:
     """Follows one machine's orders and answers its control socket."""
 
-    def __init__(self, life: Life, orders: Orders, now: Present, run: Run, relay: Relay) -> None:
+    def __init__(self, life: Life, orders: Orders, now: Present, run: Run) -> None:
         self.now = now
-        self._life, self._orders, self._run, self._serve_relay = life, orders, run, relay
+        self._life, self._orders, self._run = life, orders, run
         self._grace: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ class Obeying:
         if self.now.guest is None or self._life.state is not State.RUNNING:
             return {"error": f"the machine is {self._life.state.value}, not running"}
         await asyncio.get_running_loop().sock_sendall(connection, b'{"ok": true}\n')
-        await self._serve_relay(self.now.guest, connection)
+        await second_client(self.now.guest, connection)
         return None
 
     async def _attach_console(self, connection: socket.socket) -> Answer | None:

@@ -10,13 +10,15 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from belljar.errors import MachineBusy, NoSuchMachine, NotPermitted
-from belljar.machine import CONTROL
+from belljar.guest import Guest
+from belljar.machine import CONTROL, MachineView
+from belljar.model import Account
 
 LONGEST_LINE = 1 << 16
 ASK_TIMEOUT = 10.0
@@ -151,18 +153,43 @@ def ask(connection: socket.socket, do: str, **facts: Any) -> Answer:
     return dict(answer)
 
 
-class short_path:
+@asynccontextmanager
+async def talk(view: MachineView, converse: Callable[[socket.socket], Guest]) -> AsyncIterator[Guest]:
+    """Its guest's agent, beside its payload, by a relay of its keeper's. What was begun there ends with the conversation. Raises NoSuchMachine,
+    MachineBusy."""
+    connection = connect(view.folder)
+    try:
+        ask(connection, "relay")
+        connection.setblocking(False)
+        guest = converse(connection)
+    except BaseException:
+        connection.close()
+        raise
+    try:
+        await guest.greet()
+        yield guest
+    finally:
+        guest.close()
+
+
+def account_of(view: MachineView) -> Account | None:
+    """Whose payload the machine runs, as its record tells; None where there is none."""
+    try:
+        value = view.payload["account"]
+        groups = tuple((int(gid), str(name)) for gid, name in value["groups"])
+        return Account(**{**value, "groups": groups})
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+@contextmanager
+def short_path(folder: Path) -> Iterator[str]:
     """A name for a folder that is short enough for a socket's address (108 bytes), however deep the folder lies."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> str:
-        self._descriptor = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        return f"/proc/self/fd/{self._descriptor}"
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{descriptor}"
+    finally:
+        os.close(descriptor)
 
 
 def _peer(connection: socket.socket) -> int:

@@ -1,13 +1,14 @@
-"""The gate before every payload: a clone is not a twin. No proof, no payload."""
+"""The gates before every payload: a clone is not a twin, and has all that was asked for. No proof, no payload."""
 
 from __future__ import annotations
 
 import os
 
-from belljar.errors import GuestRefused, HostKeysRefused, IdentityRefused
+from belljar.errors import GuestRefused, HostKeysRefused, IdentityRefused, PlugRefused
 from belljar.guest import Guest, Identity, IdentityProof
+from belljar.hypervisor import DomainSpec
 from belljar.machine.life.life import Life
-from belljar.model import NetworkMode
+from belljar.model import MIB, NetworkMode
 from belljar.network import Link
 
 LARGEST_SKEW = 0.1  # seconds between the guest's clock and ours
@@ -15,6 +16,7 @@ LARGEST_SKEW = 0.1  # seconds between the guest's clock and ours
 # them takes an emulated guest longer than all the rest.
 REACHED = (NetworkMode.BRIDGE, NetworkMode.ISOLATED)
 FRESH = 64  # bytes of entropy for the guest's kernel
+BOOKKEEPING = 32  # the guest's kernel takes less than the 32nd part of new memory for itself
 
 
 async def prove(guest: Guest, link: Link, life: Life, *, is_clone: bool = False) -> None:
@@ -26,13 +28,13 @@ async def prove(guest: Guest, link: Link, life: Life, *, is_clone: bool = False)
             proof.hostname, proof.machine_id, proof.nonce, proof.mac, proof.sample, await guest.set_clock()
         )
     check(wanted, proof)
-    _claim_sample(proof.sample, life)
+    life.claim_sample(proof.sample)
     if is_clone and link.mode in REACHED:
-        await _renew_keys(guest)
-    life.is_proved = True
-    life.record.write(
-        "identity", hostname=proof.hostname, machine_id=proof.machine_id, mac=proof.mac, skew=round(proof.clock_skew, 6)
-    )
+        try:
+            await guest.renew_keys()
+        except GuestRefused as error:
+            raise HostKeysRefused(f"the clone's ssh server has its template's keys: {error.message}") from error
+    life.prove(hostname=proof.hostname, machine_id=proof.machine_id, mac=proof.mac, skew=round(proof.clock_skew, 6))
 
 
 def new_identity(id: str, link: Link) -> Identity:
@@ -54,19 +56,21 @@ def check(wanted: Identity, proof: IdentityProof) -> None:
         raise IdentityRefused(f"the guest's clock is {proof.clock_skew:+.3f} s off")
 
 
-async def _renew_keys(guest: Guest) -> None:
+async def take_all_into_use(guest: Guest, spec: DomainSpec, life: Life) -> None:
+    """Have the guest use all the processors and memory that it was asked for. Raises PlugRefused: it then boots cold."""
+    wanted = spec.growth
+    if spec.frame is None or not wanted:
+        return
+    disk = spec.disk_size if spec.disk_size > spec.of_template.disk_size else 0
     try:
-        await guest.renew_keys()
+        with life.phase("grow"):
+            cpus, memory = await guest.grow(spec.cpus, plugged=spec.plugged, surplus=spec.surplus, disk=disk)
     except GuestRefused as error:
-        raise HostKeysRefused(f"the clone's ssh server has its template's keys: {error.message}") from error
-
-
-def _claim_sample(sample: str, life: Life) -> None:
-    """Two guests of this host that drew the same random bytes are twins: the second one is refused."""
-    path = life.folders.identities / sample
-    life.record.intend("identity", path)
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-    except FileExistsError:
-        raise IdentityRefused("another guest on this host drew the same random numbers: the clone is a twin") from None
-    life.identities.append(path)
+        raise PlugRefused(f"the clone did not grow to its size: {error.message}") from error
+    least = spec.plugged - spec.plugged // BOOKKEEPING
+    if cpus != spec.cpus or memory < least:
+        raise PlugRefused(
+            f"the clone has {cpus} processors and {memory // MIB} MiB of memory in use,"
+            f" and should have {spec.cpus} and more than {least // MIB} MiB"
+        )
+    life.record.write("grown", by=sorted(wanted), cpus=cpus, memory=memory)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Coroutine, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
 from belljar.errors import (
@@ -22,35 +22,23 @@ from belljar.host.processes import start_time
 from belljar.host.threads import in_thread
 from belljar.image import Image
 from belljar.journal import read
-from belljar.machine import DOUBTS, Settings
+from belljar.machine import DISK_NOT_WHOLE, DOUBTS
 from belljar.machine.cleaning import put_away
 from belljar.machine.cleaning.reaper import traces_of
-from belljar.machine.extras.shares import find_servers, has_nfs, mount_all
-from belljar.machine.life.commands import Obeying
-from belljar.machine.life.console import Console
+from belljar.machine.extras import Extra, extras_of
+from belljar.machine.life.claim import holding
+from belljar.machine.life.commands import Commands
 from belljar.machine.life.control import ControlServer
-from belljar.machine.life.identity import prove
+from belljar.machine.life.identity import prove, take_all_into_use
 from belljar.machine.life.life import Life
-from belljar.machine.life.waiting import holding
+from belljar.machine.life.output import Console
 from belljar.machine.life.work import Present, run_of
 from belljar.machine.orders import Ended, Orders, unless_cancelled
-from belljar.machine.parts import Parts
-from belljar.machine.planning.boot_plan import Plan
-from belljar.machine.planning.sizes import take_all_into_use
-from belljar.model import (
-    FileServer,
-    NetworkMode,
-    OwnWork,
-    Payload,
-    Request,
-    RunPayload,
-    Sign,
-    Start,
-    State,
-    Transfer,
-    Work,
-)
-from belljar.network import Networks
+from belljar.machine.parts import Keep, Parts
+from belljar.machine.planning.boot_plan import Plan, Planner, ssh_of
+from belljar.machine.planning.refusal import checked_image
+from belljar.machine.planning.template import judge
+from belljar.model import OwnWork, Sign, Start, State, Work
 
 T = TypeVar("T")
 LAST_WORDS = 2.0  # seconds between the channel's end and the event that explains it
@@ -62,46 +50,38 @@ QUIT_TO_KEEP = 10.0  # seconds QEMU gets to write its disk out when the folder i
 class Keeping:
     """One machine from its claim to the moment it is put away. `live` may end in any way; `leave` follows always."""
 
-    def __init__(self, life: Life, orders: Orders, parts: Parts) -> None:
-        self.life, self.parts = life, parts
+    def __init__(self, life: Life, orders: Orders, parts: Parts, keep: Keep, extras: Sequence[Extra]) -> None:
+        self.life, self.parts, self._keep = life, parts, keep
         self.now = Present()
+        self._further = extras  # beside what the request asks for
+        self._held = ExitStack()  # what is released when the domain is gone
         self._orders = orders
-        self._run = run_of(life.request.work, life, self.now, parts, self._furnish)
-        self._obeying = Obeying(life, orders, self.now, self._run, parts.relay)
-        self._control = ControlServer(life.folder, self._obeying.answer)
+        self._run = run_of(life.request.work, life, self.now, parts)
+        self._commands = Commands(life, orders, self.now, self._run)
+        self._control = ControlServer(life.folder, self._commands.answer)
         self._fate: asyncio.Task[BelljarError] | None = None  # why the domain ended by itself
         self._tasks: list[asyncio.Task[None]] = []
         self._usage = (0.0, 0.0, 0)
-        self._packed: dict[str, Transfer] = {}  # by the name of the disk
-        self._servers: dict[str, FileServer] = {}  # by the place where its export is mounted
+        self._quit_status: int | None = None  # of the last domain, as waitpid tells it
 
     # -- the way in ------------------------------------------------------------------------------------------------
 
     async def live(self, streams: Streams) -> None:
         """From the claim to the payload's end; raises what ended it otherwise."""
         await self._control.open()
-        await _first(self._work(streams), self._obeying.run())
+        await _first(self._work(streams), self._commands.run())
 
     async def _work(self, streams: Streams) -> None:
         life = self.life
         with life.phase("prepare"):
             life.enter(State.PREPARING)
-            image = self.parts.planner.image(life.request)
+            image = checked_image(life.request, self.parts)
             life.note(image_digest=image.digest)
-            if has_nfs(life.request.machine):
-                self._servers = await find_servers(life)
-            if image.is_disc:
-                from belljar.machine.life.own_work import add_empty_disk
-
-                add_empty_disk(life, life.request.machine.disk or self.parts.context.empty_disk)
-            if life.request.machine.cache is not None:
-                from belljar.machine.extras.cache import attach
-
-                await attach(life, life.request.machine.cache)
-            if wants_attachments(life.request, self.parts.settings):
-                await self._attach()
-            if life.request.machine.network is not NetworkMode.NONE and self.parts.networks is not None:
-                await self._join(self.parts.networks)
+            for extra in (*self._further, *extras_of(life.request, image, self.parts)):
+                self._held.enter_context(life.trying(f"its {type(extra).__name__} was not released"))
+                self._held.callback(extra.release)
+                self.now.extras.append(extra)
+                self.now.equipment = await extra.prepare(life, self.now.equipment)
         async with holding(self.parts.images, image, life.request.id):
             try:
                 await self._start(image)
@@ -113,29 +93,12 @@ class Keeping:
             except GuestPoweredOff as error:
                 self._run.conclude_off(error)
 
-    async def _attach(self) -> None:
-        """The further disks of this machine. Imported only by machines that may have one."""
-        from belljar.machine.extras.attachments import make
-
-        self._packed = await make(self.life, self.parts.settings)
-        self.life.point("after-attachments")
-
-    async def _join(self, networks: Networks) -> None:
-        """The machine's network. Imported only by machines that have one."""
-        from belljar.machine.extras.network import join
-
-        if self.life.request.machine.network is NetworkMode.USER:
-            from belljar.machine.extras.metadata import offer
-
-            offer(self.life, self.parts)
-        self.life.joined = await join(networks, self.life, self._servers.values())
-        self.life.point("after-network")
-
     async def _start(self, image: Image) -> None:
         """Bring up a domain whose guest proved its identity: a clone where one can be had, booted cold otherwise."""
         life = self.life
+        planner = Planner(self.parts, self._keep, life, image, self.now.equipment)
         with life.phase("prepare"):
-            plan = await self.parts.planner.plan(life, image)
+            plan = await planner.plan()
         life.point("after-overlay")
         try:
             await self._boot(plan)
@@ -145,18 +108,16 @@ class Keeping:
                 raise
             life.record.tell("clone-failed", key=plan.template.key, reason=error.message)
             await self._drop_domain()
-            from belljar.machine.planning.blame import judge
-
             judge(error, plan.template, plan.spec, self.parts.hypervisor)
             with life.phase("prepare"):
                 life.enter(State.PREPARING)
                 self.parts.overlays.discard(plan.spec.disk)
-                plan = await self.parts.planner.cold(life, image, f"the clone failed: {error.message}")
+                plan = await planner.cold(f"the clone failed: {error.message}")
             await self._boot(plan)
 
     async def _boot(self, plan: Plan) -> None:
         life = self.life
-        context, why = plan.context
+        context, why = plan.context_facts
         life.note(
             start=(Start.CLONE if plan.template else Start.COLD).value, start_reason=plan.reason,
             context=context.value, context_reason=why,
@@ -173,6 +134,7 @@ class Keeping:
             return
         with life.phase("identify"):
             await self._while_alive(prove(self._living_guest(), plan.link, life, is_clone=plan.template is not None))
+        if plan.spec.frame is not None:
             await self._while_alive(take_all_into_use(self._living_guest(), plan.spec, life))
         if plan.template is not None:
             with suppress(OSError):
@@ -193,9 +155,9 @@ class Keeping:
         if plan.spec.nic is not None and plan.spec.nic.egress is not None:
             from belljar.machine.extras.network import listen
 
-            self._tasks += [loop.create_task(listen(domain.traffic(), life))]
-        if plan.template is None and plan.way is not None and plan.way.ssh is not None:
-            self.now.guest = plan.way.ssh.guest(life, is_draft=False)(domain)
+            self._tasks += [loop.create_task(listen(domain.traffic(), life, self.now.equipment.answer))]
+        if plan.template is None and (ssh := ssh_of(plan.context)) is not None:
+            self.now.guest = ssh.guest(life, is_draft=False)(domain)
         elif life.request.work.has_agent:
             self.now.guest = self.parts.make_guest(domain.channel)
 
@@ -219,29 +181,19 @@ class Keeping:
             await self._living_guest().greet()
         self.life.point("after-boot")
 
-    async def _furnish(self, guest: Guest, payload: Payload) -> None:
-        if self.life.request.machine.shares:
-            await mount_all(guest, self.life, self._servers)
-        if self.life.disks:
-            from belljar.machine.extras.attachments import furnish
-
-            return await furnish(guest, self.life, self._packed, payload)
-        if payload.inputs and payload.files:
-            await guest.place(payload.files, payload.account)  # what is copied in may lie in folders of theirs
-        for item in payload.inputs:
-            await guest.put(item, payload.account, payload.cwd)
-
     # -- the way out -------------------------------------------------------------------------------------------------
 
     async def leave(self) -> None:
         """Domain, socket, files, outcome, lock, in this order. Each step is tried whatever became of the one before."""
         life = self.life
-        self._obeying.close()
+        self._commands.close()
         with life.phase("stop"):
             if self.now.domain is not None:
                 life.leave_towards(State.STOPPING)
                 life.point("before-stop")
                 await self._drop_domain()
+                if self.now.equipment.outlasts and self._quit_status != 0:
+                    life.tell_trouble(DISK_NOT_WHOLE)
                 put_away.own_limit(life, self._usage)
                 life.point("after-stop")
             elif life.state in (State.STARTING, State.BOOTING):
@@ -249,9 +201,7 @@ class Keeping:
                 with life.trying(NOT_ENDED):
                     traces = traces_of(read(life.folder))
                     await in_thread(lambda: self.parts.hypervisor.discard(life.request.id, traces))
-            if life.joined is not None:
-                with life.trying("its network was not left"):
-                    life.joined.close()
+            self._held.close()
             with life.trying("its control socket was not closed"):
                 await self._control.close()
         life.leave_towards(State.CLEANING)
@@ -273,9 +223,9 @@ class Keeping:
         if self._fate is not None:
             self._fate.cancel()
         if domain is not None:
-            wanted = life.request.keep or life.disks_are_wanted
+            wanted = life.request.keep or self.now.equipment.outlasts
             with life.trying(NOT_ENDED):
-                life.quit_status = await domain.quit(grace=QUIT_TO_KEEP if wanted else 0.0)
+                self._quit_status = await domain.quit(grace=QUIT_TO_KEEP if wanted else 0.0)
             with life.trying("what it used is not known"):
                 self._usage = domain.usage()
         for task in self._tasks:
@@ -333,11 +283,3 @@ async def _cancelled(task: asyncio.Future[Any]) -> None:
 def awaited_line(work: Work) -> bytes:
     """What is waited for on the console."""
     return work.ready.of.encode() if isinstance(work, OwnWork) and work.ready.sign is Sign.LINE else b""
-
-
-def wants_attachments(request: Request, settings: Settings) -> bool:
-    """Could this machine get a further disk? Asked for every job."""
-    if request.machine.scratch is not None:
-        return True
-    inputs = request.work.payload.inputs if isinstance(request.work, RunPayload) else ()
-    return bool(settings.pack_files or settings.pack_size) and any(os.path.isdir(item.outside) for item in inputs)

@@ -1,35 +1,25 @@
-"""One machine's life as its supervisor sees it: folder, lock, journal, state, phases, and the outcome in the making."""
+"""One machine's life as its supervisor sees it: folder, lock, journal, state, phases, deadline, and the outcome in the making."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from belljar.errors import BelljarError, HostError, LockTimeout, about
+from belljar.errors import BelljarError, HostError, IdentityRefused, about
 from belljar.guest import ExitStatus
-from belljar.host.files import no_space_as_error, private_folder, write_whole
-from belljar.host.locks import Lock, locked, try_lock
-from belljar.host.processes import boot_id
-from belljar.hypervisor import ExtraDisk
+from belljar.host.locks import Lock
 from belljar.journal import Record
-from belljar.machine import LOCK, REQUEST, Folders
-from belljar.machine.life.deadline import Deadline
+from belljar.machine import Folders
 from belljar.machine.orders import Ended
 from belljar.machine.states import CLASSES, check_move, class_of_error
-from belljar.model import Cause, Outcome, OutcomeClass, Request, State, Usage, dumps, to_json
-from belljar.network import Joined
+from belljar.model import Cause, Outcome, OutcomeClass, Request, State, Usage
 
-if TYPE_CHECKING:
-    from belljar.host.guard.egress import Place
-    from belljar.host.traffic import Call
-
-GATE_TIMEOUT = 30.0
-UNNAMED_LOCK = f".{LOCK}"
 HINTS = {  # for a payload that could not be started; the reason says what was wrong
     "not-found": "Name a program the guest has; a script of yours is copied in when it stands without `--` before it.",
     "not-executable": "Check its mode and its first line: the interpreter named there must be in the guest.",
@@ -39,7 +29,7 @@ HINTS = {  # for a payload that could not be started; the reason says what was w
 
 
 class Life:
-    """Made by `claim`; ends with `release`."""
+    """Made by `claim`; ends with `release`. Others read it, and change it by its methods alone."""
 
     def __init__(
         self, request: Request, folders: Folders, lock: Lock, record: Record, point: Callable[[str], None]
@@ -51,27 +41,16 @@ class Life:
         self.point = point
         self.state = State.REQUESTED
         self.phases: dict[str, float] = {}
-        self.is_begun = False  # its work has
-        self.is_proved = False  # its guest has an identity of its own
         self.deadline = Deadline()
-        self.begun = 0.0  # when the work's time began, seconds since the epoch
-        self.is_settled = False
-        self.identities: list[Path] = []
-        self.joined: Joined | None = None  # its network, once it is there
-        self.answers: tuple[Place, ...] = ()  # places of a user network that this supervisor answers, and how
-        self.answer: Callable[[Call], Awaitable[None]] | None = None
-        self.disks: tuple[ExtraDisk, ...] = ()  # beside its own
-        self.held: list[Lock] = []  # what else is this machine's alone until its end
-        self.left_in_order: list[Path] = []  # marks of disks, made when its guest powers itself off
-        self.attachments: list[Path] = []  # their files, from before they are made
-        self.disks_are_wanted = False  # they outlive the machine, so QEMU is given time to write all of them
-        self.quit_status: int | None = None  # of QEMU, as waitpid tells it
-        self.troubles: list[str] = []  # of the way out
+        self.time_began = 0.0  # when its work's time began to count, seconds since the epoch
+        self.is_begun = self.is_proved = self.is_settled = False
+        self.files: list[Path] = []  # of this machine alone, outside its folder
         self.outcome = Outcome.of(
             request, Cause.NODE_FAULT, OutcomeClass.NODE, reason="it has not ended", started=time.time()
         )
         if self.outcome.uid is None:
             self.note(uid=os.geteuid())
+        self._troubles: list[str] = []  # of the way out
         self._lock = lock
 
     def enter(self, state: State, **facts: Any) -> None:
@@ -94,14 +73,36 @@ class Life:
         try:
             yield
         except Exception as error:
-            self.troubles.append(f"{otherwise}: {_why(error)}")
+            self.tell_trouble(f"{otherwise}: {_why(error)}")
+
+    def tell_trouble(self, what: str) -> None:
+        """Something of the way out did not go as it should: the outcome tells of it."""
+        self._troubles.append(what)
 
     def attach(self, what: str, name: str) -> Path:
-        """Where the file of a further disk is to be made, journaled."""
+        """Where the file of a further disk is to be made, journaled; it goes with the machine."""
         path = self.folders.attachment(self.request.id, name)
         self.record.intend(what, path)
-        self.attachments.append(path)
+        self.files.append(path)
         return path
+
+    def claim_sample(self, sample: str) -> None:
+        """The random bytes that its guest drew. Two guests of this host that drew the same are twins: the second one is
+        refused. Raises IdentityRefused."""
+        path = self.folders.identities / sample
+        self.record.intend("identity", path)
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            raise IdentityRefused(
+                "another guest on this host drew the same random numbers: the clone is a twin"
+            ) from None
+        self.files.append(path)
+
+    def prove(self, **facts: Any) -> None:
+        """Its guest has shown that it has an identity of its own."""
+        self.is_proved = True
+        self.record.write("identity", **facts)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -157,20 +158,14 @@ class Life:
             reason = f"{reason}, before its files were copied out; the payload had ended with {how}"
         self.note(cause=ended.cause, klass=CLASSES[ended.cause], reason=reason, exit_code=None, signal=ended.number)
 
-    def begin_work(self) -> None:
-        """From now on its time counts."""
-        self.begun = time.time()
+    def begin_time(self) -> None:
+        """From now on its work's time counts."""
+        self.time_began = time.time()
         self.deadline.begin(self.request.timeout)
 
-    @property
-    def moved_deadline(self) -> float | None:
-        """Where an order moved it to, in seconds since the epoch."""
-        return self.deadline.at if self.deadline.is_moved else None
-
-    @property
-    def outputs_url(self) -> str:
-        """Where the guest may put files that are kept; "": nowhere."""
-        return f"http://{self.answers[-1][0]}/joboutputs" if self.answers else ""
+    def begin_work(self) -> None:
+        """From now on its guest is lost where it was before a boot that failed."""
+        self.is_begun = True
 
     def settle(self) -> None:
         """All that the job is about is done: whatever happens to the machine now, the outcome stays what it is."""
@@ -179,69 +174,65 @@ class Life:
     def sum_up(self, usage: tuple[float, float, int]) -> Outcome:
         """The outcome with all that is known at the end."""
         phases = {name: round(seconds, 6) for name, seconds in self.phases.items()}
-        self.note(phases=phases, host=Usage(*usage), ended=time.time(), troubles=tuple(self.troubles))
+        self.note(phases=phases, host=Usage(*usage), ended=time.time(), troubles=tuple(self._troubles))
         return self.outcome
 
     def release(self) -> None:
         """Give up journal and lock. Whoever finds the lock free afterwards may clean up what is left."""
-        for what in (self.record.close, *(lock.release for lock in self.held), self._lock.release):
+        for what in (self.record.close, self._lock.release):
             with self.trying("a file of it was not closed"):
                 what()
-        self.note(troubles=tuple(self.troubles))
+        self.note(troubles=tuple(self._troubles))
 
 
-def claim(request: Request, folders: Folders, point: Callable[[str], None], *, patience: float = GATE_TIMEOUT) -> Life:
-    """Make the machine's folder, locked from its first moment that a reaper can see. *patience*: seconds for a reaper
-    that is at the gate. Raises LockTimeout."""
-    for folder in (folders.machines, folders.identities, folders.scratch, folders.logs):
-        private_folder(folder, mode=0o711 if folder is folders.scratch else 0o700)
-    folder = folders.machine(request.id)
-    # The lock gets its name when it is held already, and a reaper that meets a folder without one waits at the gate,
-    # which those who claim share and a reaper takes alone: nobody ever sees a free lock of a living machine.
-    with locked(gate(folders), timeout=patience, what="begin a machine", shared=True), no_space_as_error(folder):
-        os.mkdir(folder, 0o700)
-        lock = try_lock(folder / UNNAMED_LOCK)
-        if lock is None:
-            raise LockTimeout(f"{folder}: locked by another process from its first moment on")
-        os.rename(folder / UNNAMED_LOCK, folder / LOCK)
-    try:
-        record = Record(folder)
-        record.write("claim", id=request.id, pid=os.getpid(), boot=boot_id(), requester=request.requester)
-        write_whole(folder / REQUEST, dumps(_without_secrets(request)))
-        record.state(State.REQUESTED)
-    except BaseException:
-        lock.release()
-        raise
-    point("after-claim")
-    return Life(request, folders, lock, record, point)
+class Deadline:
+    """When a machine's work is to end: its time limit, or the moment that an order gave it while it lived. Measured by the
+    event loop's clock, which leaves out the time in which a job was suspended."""
+
+    def __init__(self) -> None:
+        self.why = ""  # in words, once it has passed
+        self.is_moved = False
+        self.has_passed = False
+        self._end: float | None = None  # by the loop's clock
+        self._changed = asyncio.Event()
+
+    @property
+    def moved_to(self) -> float | None:
+        """Where an order moved it to, in seconds since the epoch."""
+        return self.at if self.is_moved else None
+
+    @property
+    def at(self) -> float | None:
+        """Seconds since the epoch, as it looks now."""
+        return None if self._end is None else time.time() + self._end - asyncio.get_running_loop().time()
+
+    def begin(self, limit: float | None) -> None:
+        """The work's time counts from now on. An order of before stands."""
+        if limit is not None and not self.is_moved:
+            self._end, self.why = (
+                asyncio.get_running_loop().time() + limit,
+                f"the time limit of {limit:g} s was reached",
+            )
+
+    def move(self, at: float) -> None:
+        """It is this moment now, which may have been."""
+        self.is_moved, self.why = True, f"the deadline was reached, which was moved to {stamp(at)}"
+        self._end = asyncio.get_running_loop().time() + at - time.time()
+        self._changed.set()
+
+    async def passed(self) -> None:
+        """Returns when it has passed; never where there is none."""
+        loop = asyncio.get_running_loop()
+        while self._end is None or self._end > loop.time():
+            self._changed.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(self._end):
+                    await self._changed.wait()
+        self.has_passed = True
 
 
-def gate(folders: Folders) -> Path:
-    """The lock that keeps claims and reapers apart."""
-    path = folders.run / "gate"
-    if not path.exists():
-        private_folder(folders.run)
-        with no_space_as_error(path):
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
-    return path
-
-
-def _without_secrets(request: Request) -> dict[str, Any]:
-    """The request as it is kept: without the script's text, the environment's values and the user data."""
-    record: dict[str, Any] = to_json(request)
-    work = record["work"]
-    work["user_data"] = _size(work["user_data"])
-    if "payload" in work:
-        payload = work["payload"]
-        payload["env"] = [name for name, _ in payload["env"]]
-        payload["script"] = _size(payload["script"])
-        for file in payload["files"]:
-            file["data"] = _size(file["data"])
-    return record
-
-
-def _size(data: str | None) -> int | None:
-    return None if data is None else len(data)
+def stamp(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _why(error: Exception) -> str:

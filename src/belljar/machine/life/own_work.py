@@ -6,7 +6,6 @@ What came of it they may say in a joboutput, `shutdown_message`: three digits, a
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -19,25 +18,24 @@ from belljar.errors import (
     GuestError,
     GuestPoweredOff,
     HypervisorError,
-    NoSpace,
 )
 from belljar.guest import Streams
-from belljar.host.files import free_bytes, no_space_as_error
 from belljar.host.guard.egress import Egress, rule
-from belljar.hypervisor import EventKind, ExtraDisk, Nic
+from belljar.hypervisor import EventKind, Nic
 from belljar.machine import JOBOUTPUTS
 from belljar.machine.cleaning.put_away import MESSAGE, OURS, deadline, message
 from belljar.machine.life.life import Life
-from belljar.machine.life.work import Furnish, Present, off_too_soon
+from belljar.machine.life.work import Present, Run, off_too_soon
 from belljar.machine.orders import CANCELLING, Ended
 from belljar.machine.states import CLASSES
-from belljar.model import MIB, Account, Cause, Context, NetworkMode, OwnWork, Payload, Sign, State
+from belljar.model import Account, Cause, Context, NetworkMode, OwnWork, Payload, Sign, State
 
-EMPTY, SMALLEST_ROOM = "empty", 256 * MIB
 FAILED = 400  # and all above it: banned, no environment, a fault of the grid's, a transient one
 ROOT = Account("root", 0, 0, "root", home="/root")
 EVERYWHERE = rule("0.0.0.0/0")
-LOOK_AGAIN = 1.0  # seconds between two looks at a port or a file: nothing tells of either
+# Seconds between two looks at a port or a file. A port that is still closed tells nobody, for QEMU takes each connection by itself;
+# and of a file in a folder that is not there yet, or that comes with a mount, the guest's kernel has no event either.
+LOOK_AGAIN = 1.0
 GREETING = 2.0  # seconds in which a server that speaks first has spoken
 ANYBODY = b"HEAD / HTTP/1.0\r\n\r\n"  # said to one that waits to be spoken to
 AWAITED = {
@@ -48,15 +46,16 @@ AWAITED = {
 }
 
 
-class OwnRun:
+class OwnRun(Run):
     """A guest at its own work."""
 
     what = "the guest"
     ended_by = frozenset(int(number) for number in CANCELLING)
     cancelled = never_begun = "cancelled"
 
-    def __init__(self, work: OwnWork, life: Life, now: Present, furnish: Furnish) -> None:
-        self._work, self._life, self._now, self._furnish = work, life, now, furnish
+    def __init__(self, work: OwnWork, life: Life, now: Present) -> None:
+        super().__init__(life, now)
+        self._work = work
 
     def is_begun(self) -> bool:
         return self._life.state is State.RUNNING
@@ -65,15 +64,15 @@ class OwnRun:
         """Its shares and disks are in their places, and what shows that it is ready was seen."""
         probe, guest = self._work.ready, self._now.guest
         if guest is not None:
-            await self._furnish(guest, Payload((), ROOT))
+            await self._now.furnish(guest, Payload((), ROOT))
         if probe.sign in (Sign.NONE, Sign.AGENT):
             return
         async with deadline(timeout if probe.within is None else probe.within, AWAITED[probe.sign].format(probe.of)):
             match probe.sign:
                 case Sign.PORT:
-                    await self._until(self._answers)
+                    await _until(self._answers)
                 case Sign.FILE:
-                    await self._until(self._has_file)
+                    await _until(self._has_file)
                 case Sign.LINE:
                     assert self._now.console is not None
                     await self._now.console.seen.wait()
@@ -82,8 +81,8 @@ class OwnRun:
     async def carry_out(self, streams: Streams) -> None:
         """Until its time is over: then its power button is pressed, and after the grace it is the machine's end."""
         life = self._life
+        life.begin_time()
         life.begin_work()
-        life.is_begun = True
         grace = life.request.grace
         with life.phase("run"):
             await life.deadline.passed()
@@ -92,9 +91,6 @@ class OwnRun:
             await self.ask_to_end()
             await asyncio.sleep(grace)
         raise Ended(Cause.WALLTIME, signal.SIGKILL, f"{why}; the guest did not power itself off within {grace:g} s")
-
-    async def tell_deadline(self) -> None:
-        """Its metadata service tells it when it asks."""
 
     async def ask_to_end(self) -> None:
         """Press its power button. With belljar's own init nobody heeds that: what runs there is ended, and the machine."""
@@ -106,12 +102,6 @@ class OwnRun:
             with suppress(HypervisorError):
                 await self._now.domain.press_power()
                 self._life.record.tell("power-button")
-
-    async def signal(self, number: int, *, alone: bool = False) -> None:
-        """Nobody takes one."""
-
-    async def kill(self) -> bool:
-        return False
 
     def explain_off(self, kind: EventKind, last_line: str) -> BelljarError:
         if self._now.guest is not None and not self._life.is_proved:
@@ -125,15 +115,10 @@ class OwnRun:
 
     def conclude_off(self, error: GuestPoweredOff) -> None:
         conclude(self._life)
+        for extra in self._now.extras:
+            extra.left_in_order()
 
     # -- the probes --------------------------------------------------------------------------------------------------
-
-    async def _until(self, look: Callable[[], Awaitable[bool]]) -> None:
-        """Look again and again, until the caller's deadline."""
-        is_there = await look()
-        while not is_there:
-            await asyncio.sleep(LOOK_AGAIN)
-            is_there = await look()
 
     async def _answers(self) -> bool:
         """A server speaks first, as ssh's does, or it answers who speaks HTTP. QEMU takes each connection before it knows
@@ -156,6 +141,14 @@ class OwnRun:
         sink = Anything()
         await self._now.guest.collect((self._work.ready.of,), sink)
         return sink.came
+
+
+async def _until(look: Callable[[], Awaitable[bool]]) -> None:
+    """Look again and again, until the caller's deadline."""
+    is_there = await look()
+    while not is_there:
+        await asyncio.sleep(LOOK_AGAIN)
+        is_there = await look()
 
 
 class Anything:
@@ -196,22 +189,3 @@ def conclude(life: Life) -> None:
         reason = f"{life.outcome.reason}; {reason}"
     life.note(cause=cause, klass=CLASSES[cause], exit_code=int(code >= FAILED), reason=reason, hint="", error="")
     life.record.tell("shutdown-message", code=code, text=text)
-    if life.left_in_order:
-        from belljar.machine.extras.cache import left_in_order
-
-        left_in_order(life)
-
-
-def add_empty_disk(life: Life, size: int) -> None:
-    """A disk without anything on it, which goes away with the machine. A guest that boots from a disc makes its file systems
-    there itself; it takes no room until it is written to. Raises NoSpace."""
-    path = life.attach(EMPTY, EMPTY)
-    if (free := free_bytes(path.parent)) < SMALLEST_ROOM:
-        raise NoSpace(f"{path.parent}: {free // MIB} MiB free, a machine's empty disk wants {SMALLEST_ROOM // MIB} MiB")
-    with no_space_as_error(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.ftruncate(descriptor, size)
-        finally:
-            os.close(descriptor)
-    life.disks += (ExtraDisk(EMPTY, path, "raw", readonly=False),)

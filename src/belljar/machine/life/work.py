@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Protocol
 
 from belljar.errors import (
     BelljarError,
@@ -23,30 +21,39 @@ from belljar.errors import (
 )
 from belljar.guest import ExitStatus, Guest, Process, Streams
 from belljar.hypervisor import Domain, EventKind
+from belljar.machine.extras import Equipment, Extra
 from belljar.machine.extras.features import features, with_features
-from belljar.machine.life.console import Console
 from belljar.machine.life.life import Life
+from belljar.machine.life.output import Console
 from belljar.machine.orders import Ended
 from belljar.machine.parts import Parts
 from belljar.model import Cause, OwnWork, Payload, RunPayload, Work
-
-Furnish = Callable[[Guest, Payload], Awaitable[None]]
 
 
 class Present:
     """What of a machine is there just now. Who keeps it fills this in; the others look here."""
 
     def __init__(self) -> None:
+        self.extras: list[Extra] = []
+        self.equipment = Equipment()
         self.clear()
 
+    async def furnish(self, guest: Guest, payload: Payload) -> None:
+        """All that it has beside its own disk is where the payload looks for it."""
+        names = [disk.name for disk in self.equipment.disks]
+        devices = dict(zip(names, await guest.find_disks(names), strict=True)) if names else {}
+        for extra in self.extras:
+            await extra.furnish(guest, payload, devices)
+
     def clear(self) -> None:
+        """Nothing runs any more."""
         self.domain: Domain | None = None
         self.guest: Guest | None = None
         self.process: Process | None = None
         self.console: Console | None = None
 
 
-class Run(Protocol):
+class Run:
     """One machine's work on its way."""
 
     what: str  # in words
@@ -54,35 +61,46 @@ class Run(Protocol):
     cancelled: str  # what is said then
     never_begun: str  # what is said where it had not begun
 
+    def __init__(self, life: Life, now: Present) -> None:
+        self._life, self._now = life, now
+
     def is_begun(self) -> bool:
         """Is there anything that can be asked to end?"""
-
-    async def await_ready(self, timeout: float) -> None:
-        """Wait until the guest is ready for its work. Raises BootTimeout."""
+        raise NotImplementedError
 
     async def carry_out(self, streams: Streams) -> None:
         """From its begin to the outcome; raises what ended it otherwise."""
-
-    async def tell_deadline(self) -> None:
-        """Its deadline was moved: let the features in the guest say so. Raises GuestError."""
+        raise NotImplementedError
 
     async def ask_to_end(self) -> None:
         """It may take its time, which others limit. Nobody hears this in a guest that is lost."""
-
-    async def signal(self, number: int, *, alone: bool = False) -> None:
-        """Deliver a signal; one that comes before the work began is delivered then. A guest that is lost hears nothing."""
-
-    async def kill(self) -> bool:
-        """Kill what is left of it, after its grace; False where only the machine's end does that."""
+        raise NotImplementedError
 
     def explain_off(self, kind: EventKind, last_line: str) -> BelljarError:
         """What it amounts to that the guest powered itself off, or rebooted."""
+        raise NotImplementedError
 
     def conclude_off(self, error: GuestPoweredOff) -> None:
         """Make this end the outcome, or raise it."""
+        raise error
+
+    async def await_ready(self, timeout: float) -> None:
+        """Wait until the guest is ready for its work: it is when it has proved who it is. Raises BootTimeout."""
+
+    async def tell_deadline(self) -> None:
+        """Its deadline was moved: let the features in the guest say so. Its metadata service does, when it is asked. Raises
+        GuestError."""
+
+    async def signal(self, number: int, *, alone: bool = False) -> None:
+        """Deliver a signal, where somebody takes one; what comes before the work began is delivered then. A guest that is lost
+        hears nothing."""
+
+    async def kill(self) -> bool:
+        """Kill what is left of it, after its grace; False where only the machine's end does that."""
+        return False
 
 
-class PayloadRun:
+class PayloadRun(Run):
     """A payload in the guest's agent's hands."""
 
     what = "the payload"
@@ -90,26 +108,25 @@ class PayloadRun:
     cancelled = "cancelled by TERM"
     never_begun = "cancelled before the payload was started"
 
-    def __init__(self, work: RunPayload, life: Life, now: Present, parts: Parts, furnish: Furnish) -> None:
-        self._payload, self._life, self._now, self._parts, self._furnish = work.payload, life, now, parts, furnish
+    def __init__(self, work: RunPayload, life: Life, now: Present, parts: Parts) -> None:
+        super().__init__(life, now)
+        self._payload, self._parts = work.payload, parts
         self._early: list[tuple[int, bool]] = []  # signals that came before the payload did
 
     def is_begun(self) -> bool:
         return self._now.process is not None
 
-    async def await_ready(self, timeout: float) -> None:
-        """Its agent has answered, and proved who it is: no more is wanted."""
-
     async def carry_out(self, streams: Streams) -> None:
         """Everything that happens inside: folders, account, files in, the payload itself, files out."""
         life, guest = self._life, self._now.guest
         assert guest is not None
-        life.begin_work()
+        life.begin_time()
         payload = with_features(
-            life.request, self._payload, life.begun, self._parts.hs06_per_cpu, life.outputs_url, life.moved_deadline
-        )
+            life.request, self._payload, life.time_began, self._parts.hs06_per_cpu, self._now.equipment.outputs_url,
+            life.deadline.moved_to,
+        )  # fmt: skip
         with life.phase("setup"):
-            await self._furnish(guest, payload)
+            await self._now.furnish(guest, payload)
         with life.phase("run"):
             status = await self._run(guest, payload, streams)
         life.conclude(status)
@@ -131,7 +148,7 @@ class PayloadRun:
         life = self._life
         life.point("payload-sent")
         life.record.write("payload", argv=[word[:200] for word in payload.argv[:20]])
-        life.is_begun = True
+        life.begin_work()
         self._now.process = await guest.start(payload, streams)
         life.point("payload-started")
         early, self._early = self._early, []
@@ -176,7 +193,7 @@ class PayloadRun:
     async def tell_deadline(self) -> None:
         if self._now.guest is not None and self._now.process is not None:
             files, _ = features(
-                self._life.request, self._life.begun, self._parts.hs06_per_cpu, self._life.moved_deadline
+                self._life.request, self._life.time_began, self._parts.hs06_per_cpu, self._life.deadline.moved_to
             )
             await self._now.guest.place(files, self._payload.account)
 
@@ -201,9 +218,6 @@ class PayloadRun:
             return GuestPoweredOff(f"the payload {what}")
         return off_too_soon(kind, last_line)
 
-    def conclude_off(self, error: GuestPoweredOff) -> None:
-        raise error
-
 
 def off_too_soon(kind: EventKind, last_line: str) -> BootFailed:
     """A guest that ended while it was booted for something."""
@@ -212,12 +226,12 @@ def off_too_soon(kind: EventKind, last_line: str) -> BootFailed:
     return BootFailed(f"the guest {what} before a payload was started{before}")
 
 
-def run_of(work: Work, life: Life, now: Present, parts: Parts, furnish: Furnish) -> Run:
+def run_of(work: Work, life: Life, now: Present, parts: Parts) -> Run:
     """How this work is carried out."""
     match work:
         case RunPayload():
-            return PayloadRun(work, life, now, parts, furnish)
+            return PayloadRun(work, life, now, parts)
         case OwnWork():
             from belljar.machine.life.own_work import OwnRun
 
-            return OwnRun(work, life, now, furnish)
+            return OwnRun(work, life, now)

@@ -1,28 +1,54 @@
 """How a machine's guest is contextualized, decided and prepared: the image's own init instead of belljar's, a disc, a layer.
 
-The usual way, belljar's ramdisk, needs nothing of this and is not looked at here: see `Planner`.
+The usual way, belljar's ramdisk, needs nothing of this and is not looked at here: see `Planner`. A layer is an image with the
+agent put in, for guests that boot by firmware with an init of their own:
+
+    images/layers/<image>-<agent>.qcow2    what the workshop changed; the image below it is never written
+    images/layers/<image>-<agent>.json     the layer's own digest, written last; without it there is no layer
+    images/layers/<image>-<agent>.lock     held by whoever makes it
+
+A layer that is made again is another one, for its files have other times: its digest is part of a template's key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from hashlib import sha256
+from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.context import Chosen, Means, Seed, choose, cloud_init_seed, user_seed
-from belljar.errors import ContextImpossible
+from belljar.errors import BelljarError, ContextImpossible
+from belljar.host.files import no_space_as_error, read_json, sync_file, write_whole
+from belljar.host.interpreter import Interpreter
 from belljar.host.threads import in_thread
 from belljar.hypervisor import DomainSpec, guest_uuid
-from belljar.image import SSH_WORD, BootFiles, Image, ImageStore, agent_digest, agent_source, agent_unit
+from belljar.image import (
+    AGENT_PATH,
+    PYTHON_PATH,
+    SSH_WORD,
+    UNIT_PATH,
+    BootFiles,
+    Image,
+    ImageStore,
+    agent_digest,
+    agent_source,
+    agent_unit,
+    layer_name,
+)
 from belljar.machine import RAMDISK
-from belljar.machine.planning.layers import Layers
-from belljar.model import Context, NetworkMode, Request
+from belljar.machine.life.claim import lock_of
+from belljar.machine.parts import Keep, Parts
+from belljar.machine.workshop.workshop import Workshop
+from belljar.model import Context, NetworkMode, Request, dumps
 
 if TYPE_CHECKING:
-    from belljar.machine.planning.ssh import SshHouse, SshWay
+    from belljar.machine.planning.ssh import SshContext
 
+LAYER_PATIENCE = 900.0  # seconds: another process boots a machine and works in it
 AWAITED = {
     Context.CLOUD_INIT: "the guest's cloud-init to end, and then its agent to answer",
     Context.INJECT: "the guest's own init to start the agent that was put into it, and the agent to answer",
@@ -43,7 +69,7 @@ PATIENCE = "systemd.default_timeout_start_sec=3600 systemd.default_device_timeou
 
 
 @dataclass(frozen=True)
-class Way:
+class GuestContext:
     """A context, with all that a domain needs for it."""
 
     chosen: Chosen
@@ -51,7 +77,7 @@ class Way:
     image: Image  # whose disk is the one the machine's own stands on
     seed: Seed | None = None
     layer: str = ""  # digest of what was put into the image's disk, or will be over ssh
-    ssh: SshWay | None = None
+    ssh: SshContext | None = None
     private: str = ""  # why it is of use to one machine alone, so that there is no template; empty: it is not
 
     @property
@@ -83,15 +109,10 @@ class Way:
             self.seed.write(spec.seed)
 
 
-async def decide(
-    request: Request,
-    image: Image,
-    images: ImageStore,
-    layers: Callable[[], Layers],
-    ssh: Callable[[], SshHouse] | None = None,
-) -> Way:
+async def decide(request: Request, image: Image, parts: Parts, keep: Keep) -> GuestContext:
     """The way for a request. Raises ContextImpossible, SshMissing; WorkshopFailed where the agent could not be put into the
     disk."""
+    images = parts.images
     work = request.work
     if not work.has_agent:
         return by_itself(request, image, images)
@@ -106,12 +127,12 @@ async def decide(
     if chosen.context is Context.SSH:
         from belljar.machine.planning.ssh import make
 
-        way, agent = make(ssh, image, files, grows=grows), agent_digest()
-        if not way.injects:
-            return Way(chosen, files, image, way.seed(), layer=agent, ssh=way)
+        context, agent = make(parts, image, files, grows=grows), agent_digest()
+        if not context.injects:
+            return GuestContext(chosen, files, image, context.seed(), layer=agent, ssh=context)
         # The ramdisk is the machine's own: belljar's, with the keys behind it.
-        return Way(
-            chosen, replace(files, append=f"{files.append} {SSH_WORD}"), image, layer=f"{SSH_WORD} {agent}", ssh=way
+        return GuestContext(
+            chosen, replace(files, append=f"{files.append} {SSH_WORD}"), image, layer=f"{SSH_WORD} {agent}", ssh=context
         )
     if files.init and request.machine.network in UNANSWERED:
         files = replace(files, append=f"{files.append} {NO_WAITING}")
@@ -119,21 +140,22 @@ async def decide(
         python = await in_thread(lambda: images.python_for(image))
         unit = agent_unit(is_carried=python is not None)
         seed = cloud_init_seed(agent_source(), unit, work.user_data or b"", grows=grows, python=python)
-        return Way(chosen, files, image, seed, private="" if work.user_data is None else "it has user data of its own")
+        private = "" if work.user_data is None else "it has user data of its own"
+        return GuestContext(chosen, files, image, seed, private=private)
     if chosen.context is Context.INJECT and not files.init:
-        image, layer = await layers().get(image)
-        return Way(chosen, files, image, layer=layer)
-    return Way(chosen, files, image)
+        image, layer = await layer_of(image, parts, keep)
+        return GuestContext(chosen, files, image, layer=layer)
+    return GuestContext(chosen, files, image)
 
 
-def by_itself(request: Request, image: Image, images: ImageStore) -> Way:
+def by_itself(request: Request, image: Image, images: ImageStore) -> GuestContext:
     """The way of a guest that knows its own work: its own init, without the agent; a disc brings its user data."""
     chosen = Chosen(Context.NONE, "it knows its own work")
     seed = None
     if request.work.user_data is not None:
         seed = user_seed(request.work.user_data, guest_uuid(request.id), f"belljar-{request.id}")
     files = patient(images.boot_files(image, Context.NONE), image)
-    return Way(chosen, files, image, seed, private="it knows its own work")
+    return GuestContext(chosen, files, image, seed, private="it knows its own work")
 
 
 def patient(files: BootFiles, image: Image) -> BootFiles:
@@ -159,3 +181,60 @@ def means_by(facts: Mapping[str, Any], has_kernel: bool) -> Means:
         is_known="python" in facts,  # the least an import tells of a root it has looked into
         own=Context(own) if own in {one.value for one in Context} else Context.AUTO,
     )
+
+
+async def layer_of(image: Image, parts: Parts, keep: Keep) -> tuple[Image, str]:
+    """The image as its layer has it, and the layer's digest; made now where it is missing, by one process at a time. Raises
+    WorkshopFailed, LockTimeout, NoSpace."""
+    python = await in_thread(lambda: parts.images.python_for(image))
+    path = parts.images.work_folder("layers") / f"{layer_name(image, python)}.qcow2"
+    if digest := _known(path):
+        return replace(image, disk=path), digest
+    with parts.showing(f"Putting the agent into {image.called}, once, in a machine", ""):
+        what = f"put the agent into {path.stem:.12}"
+        lock = await lock_of(path.with_suffix(".lock"), timeout=LAYER_PATIENCE, what=what)
+        try:
+            digest = _known(path) or await _make_layer(path, image, python, parts, keep)
+        finally:
+            lock.release()
+    return replace(image, disk=path), digest
+
+
+async def _make_layer(path: Path, image: Image, python: Interpreter | None, parts: Parts, keep: Keep) -> str:
+    draft = path.with_suffix(".draft")
+    draft.unlink(missing_ok=True)
+    try:
+        parts.overlays.create(draft, image, None)
+        await in_thread(lambda: parts.images.ensure(parts.default_image))  # the workshop's may have to be built first
+        workshop = Workshop(keep, parts.overlays, parts.default_image)
+        unit, carried = agent_unit(is_carried=python is not None), (PYTHON_PATH, python.path) if python else None
+        await workshop.inject(draft, (AGENT_PATH, agent_source()), (UNIT_PATH, unit), carried)
+        with no_space_as_error(path):
+            draft.chmod(0o400)
+            sync_file(draft)
+            digest = await in_thread(lambda: _digest(draft))
+            path.with_suffix(".json").unlink(missing_ok=True)
+            draft.rename(path)
+            write_whole(path.with_suffix(".json"), dumps({"sha256": digest, **_stamp(path)}), durable=True)
+    finally:
+        draft.unlink(missing_ok=True)
+    return digest
+
+
+def _known(path: Path) -> str:
+    """The digest of a layer that is whole; empty where there is none."""
+    with suppress(OSError, ValueError, BelljarError):
+        said = read_json(path.with_suffix(".json"))
+        if {name: said.get(name) for name in ("size", "mtime_ns", "ino")} == _stamp(path):
+            return str(said["sha256"])
+    return ""
+
+
+def _stamp(path: Path) -> dict[str, int]:
+    facts = os.stat(path, follow_symlinks=False)
+    return {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "ino": facts.st_ino}
+
+
+def _digest(path: Path) -> str:
+    with open(path, "rb") as file:
+        return file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""The record of a request that never became a machine: it was refused, or this host could not even begin one."""
+"""Requests that never become machines: what is refused before anything is made, and the record of it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,112 @@ import time
 from contextlib import closing, suppress
 from dataclasses import replace
 
-from belljar.errors import BelljarError, about
+from belljar.errors import (
+    BadUserData,
+    BelljarError,
+    ImpossibleSize,
+    NoMemory,
+    NoNineP,
+    NoVirtiofs,
+    ShareMissing,
+    about,
+)
 from belljar.host.files import private_folder, write_whole
+from belljar.host.room import host_memory
+from belljar.image import Image
 from belljar.journal import Ledger, Record
-from belljar.machine import OUTCOME, REQUEST, Folders
+from belljar.machine import OUTCOME, REQUEST, SMALLEST_MEMORY, Folders
+from belljar.machine.extras.shares import has_nfs, host_folders, no_way_to_the_server
+from belljar.machine.parts import Parts
 from belljar.machine.states import class_of_error
-from belljar.model import Outcome, dumps, to_json
+from belljar.model import GIB, MIB, NetworkMode, Outcome, Request, ShareKind, dumps, to_json
+
+SMALLEST_SCRATCH, LARGEST_SCRATCH = MIB, 4096 * GIB
+
+
+def checked_image(request: Request, parts: Parts) -> Image:
+    """The request's image, and the refusals that need nothing else. Raises UsageError or ImageError."""
+    check_size(request)
+    check_scratch(request)
+    check_shares(request)
+    image = parts.images.resolve(request.machine.image)
+    check_memory(request, image)
+    check_mounts(request, image)
+    parts.overlays.size(image, None if image.is_disc else request.machine.disk)
+    return image
+
+
+def check_size(request: Request) -> None:
+    """Refuse what this host can never give, and say what it could."""
+    machine = request.machine
+    if not 1 <= machine.cpus <= (os.cpu_count() or 1):
+        raise ImpossibleSize(f"{machine.cpus} cpus: this host has {os.cpu_count()}")
+    if machine.memory < SMALLEST_MEMORY:
+        raise ImpossibleSize(
+            f"{machine.memory} bytes of memory: a machine needs at least {SMALLEST_MEMORY // MIB} MiB",
+            hint="Ask for more with --memory.",
+        )
+    total, available = host_memory()
+    if machine.memory > total:
+        raise ImpossibleSize(f"{machine.memory // MIB} MiB of memory: this host has {total // MIB} MiB")
+    if machine.memory > available:
+        raise NoMemory(f"{machine.memory // MIB} MiB of memory: only {available // MIB} MiB are free now")
+
+
+def check_memory(request: Request, image: Image) -> None:
+    """Refuse what the image is known not to start with. Of an older image, or one that boots by firmware, it is not known."""
+    least = image.facts.get("least_memory", 0)
+    if isinstance(least, int) and request.machine.memory < least:
+        raise ImpossibleSize(
+            f"{request.machine.memory // MIB} MiB of memory: the image {request.machine.image} does not start with less than"
+            f" {least // MIB} MiB",
+            hint="Ask for more with --memory; a batch job, for more memory.",
+        )
+
+
+def check_scratch(request: Request) -> None:
+    size = request.machine.scratch
+    if size is not None and not SMALLEST_SCRATCH <= size <= LARGEST_SCRATCH:
+        raise ImpossibleSize(
+            f"a scratch disk of {size} bytes: at least {SMALLEST_SCRATCH // MIB} MiB, at most {LARGEST_SCRATCH // GIB} GiB",
+            hint="Ask for another size with --scratch.",
+        )
+
+
+def check_shares(request: Request) -> None:
+    if has_nfs(request.machine) and request.machine.network is NetworkMode.NONE:
+        raise no_way_to_the_server(request)
+    for _, share in host_folders(request.machine):
+        if not os.path.isdir(share.source):
+            what = "is not a folder" if os.path.exists(share.source) else "does not exist"
+            raise ShareMissing(f"--share {share.source}: {what}")
+        # A site shares /home with all jobs: what each may write to there is for the files' own modes to say.
+        is_writer = not share.readonly and request.requester == "cli"
+        if not os.access(share.source, os.R_OK | os.X_OK | (os.W_OK if is_writer else 0)):
+            raise ShareMissing(
+                f"--share {share.source}: uid {os.geteuid()} may not {'write to' if is_writer else 'read'} it"
+            )
+
+
+def check_mounts(request: Request, image: Image) -> None:
+    """Refuse before its boot what the image's kernel cannot mount, where its import found that out. Raises NoNineP, NoVirtiofs."""
+    known = image.facts.get("mounts")
+    if not isinstance(known, list):
+        return
+    for _, share in host_folders(request.machine):
+        if share.kind.value not in known:
+            kind = NoVirtiofs if share.kind is ShareKind.VIRTIOFS else NoNineP
+            raise kind(f"--share {share.source}: the kernel of the image {image.called} has no {share.kind.value}")
+
+
+def no_way_for_user_data(request: Request) -> BadUserData:
+    return BadUserData(
+        f"image {request.machine.image}: nothing would bring the user data to the guest",
+        hint="Give the machine `--network user`, where it finds them at http://169.254.169.254, or `--context cloud-init`.",
+    )
+
+
+# -- the record ------------------------------------------------------------------------------------------------------
 
 
 def outcome_of(error: BelljarError) -> Outcome:

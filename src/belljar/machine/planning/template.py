@@ -1,120 +1,187 @@
-"""Makes a template: boots an image once, lets the guest settle, freezes it. One process at a time for each kind."""
+"""Templates: which one a machine is cloned from, how it is made, and what a clone that failed says of it.
+
+A template boots an image once, lets the guest settle, freezes it; one process at a time for each kind. A machine for whose exact
+size there is none is cloned from the base template of its image, and what it has more is plugged in.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from belljar.errors import AgentLost, BelljarError, BootFailed, GuestRefused, HypervisorError, TemplateError
+from belljar.errors import (
+    AgentLost,
+    BelljarError,
+    BootFailed,
+    BootTimeout,
+    GuestRefused,
+    HostKeysRefused,
+    HypervisorError,
+    PlugRefused,
+    TemplateError,
+)
 from belljar.guest import Guest
+from belljar.host.files import read_capped
 from belljar.hypervisor import Domain, DomainEvent, DomainSpec, EventKind, Hypervisor, Template, Templates, cloning_of
 from belljar.image import Image
 from belljar.journal import Record
+from belljar.machine import DOUBTS
 from belljar.machine.cleaning.put_away import deadline, last_words
-from belljar.machine.life.waiting import lock_of
-from belljar.model import Account
+from belljar.machine.life.claim import lock_of
+from belljar.model import MIB, Account, Context
+
+if TYPE_CHECKING:
+    from belljar.machine.planning.contexts import GuestContext
 
 KEPT = 1 << 15  # bytes of the console's end
 LAST_WORDS = 2.0  # seconds for the console's end to arrive after QEMU's
+BASE_MEMORY = 512 * MIB  # of an image that is known to start with it
+CAREFUL_MEMORY = 1024 * MIB  # of one that boots its own init: one that needs more than is known of it is not given less
+DOUBTS_ENOUGH = 2
+FAILED_FOR, REFUSED_FOR = (
+    3600.0,
+    7 * 86400.0,
+)  # seconds a boot in vain is remembered: the host was busy, or the guest lacks something
+LONGEST_REASON = 1000
 
 
-class Mould:
-    """`make` gives the template for a spec, made by us or by whoever was quicker."""
+def in_base_frame(
+    spec: DomainSpec, image: Image, context: GuestContext | None, templates: Templates
+) -> DomainSpec | None:
+    """The machine as a clone of its image's base template; None where there is none of any use to it."""
+    if image.is_disc or _counts_what_is_never_used():
+        return None
+    least = image.facts.get("least_memory", 0)
+    has_own_init = context is not None and context.chosen.context is not Context.RAMDISK
+    usual = CAREFUL_MEMORY if has_own_init else BASE_MEMORY
+    memory = max(usual, least) if isinstance(least, int) else usual
+    frame = templates.frame(spec, memory=memory, disk=image.virtual_size)
+    # An init of the image's own looks after the cards that it finds when it boots.
+    return None if frame is None else replace(spec, frame=replace(frame, has_card=has_own_init))
 
-    def __init__(self, hypervisor: Hypervisor, make_guest: Callable[[socket.socket], Guest], *, timeout: float) -> None:
-        self._hypervisor, self._make_guest, self._timeout = hypervisor, make_guest, timeout
 
-    async def make(
-        self,
-        spec: DomainSpec,
-        image: Image,
-        record: Record,
-        account: Account | None,
-        awaited: str,
-        make_guest: Callable[[Domain], Guest] | None = None,
-    ) -> Template:
-        """Raises BootFailed and BootTimeout, when the guest does not come up; TemplateError, LockTimeout, NoSpace: the
-        caller then boots cold. *awaited*: what the boot waits for, in words. *make_guest*: for guests without an agent."""
-        templates = cloning_of(self._hypervisor)
-        path = templates.template_lock(spec)
-        record.tell("template-wait", lock=str(path), owner=spec.owner[0])
-        lock = await lock_of(path, timeout=self._timeout, what="make this template")
+def _counts_what_is_never_used() -> bool:
+    """Are we under a limit on what a process could use (`ulimit -v`, `-d`)? Whole blocks of memory may be too much for it."""
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    return any(limit != resource.RLIM_INFINITY for limit in limits)
+
+
+@dataclass(frozen=True)
+class Making:
+    """How a template's guest is booted and spoken to."""
+
+    disk: Path  # of its image
+    make_guest: Callable[[Domain], Guest]
+    account: Account | None  # made in it: whoever it is made for is most likely to come again
+    awaited: str  # what its boot waits for, in words
+    timeout: float
+
+
+async def make_template(hypervisor: Hypervisor, spec: DomainSpec, making: Making, record: Record) -> Template:
+    """The template for a spec, made by us or by whoever was quicker. Raises BootFailed and BootTimeout, when the guest does not
+    come up; TemplateError, LockTimeout, NoSpace: the caller then boots cold."""
+    templates = cloning_of(hypervisor)
+    path = templates.template_lock(spec)
+    record.tell("template-wait", lock=str(path), owner=spec.owner[0])
+    began = time.time()
+    lock = await lock_of(path, timeout=making.timeout, what="make this template")
+    try:
+        found = templates.find_template(spec)
+        if isinstance(found, Template):
+            return found
+        if why := failed_before(path, since=began):  # who had the lock before us
+            raise TemplateError(why)
+        os.truncate(path, 0)
+        record.intend("template", templates.template_draft(spec))
         try:
-            found = templates.find_template(spec)
-            if isinstance(found, Template):
-                return found
-            record.intend("template", templates.template_draft(spec))
-            try:
-                if (adopted := await self._of_site(templates, spec, record)) is not None:
-                    return adopted
-                await templates.prepare_template(spec, image.disk)
-                return await self._cast(templates, spec, account, awaited, make_guest)
-            except BaseException:
-                with suppress(OSError):  # it is in the journal
-                    templates.abandon_template(spec)
-                raise
-        finally:
-            lock.release()
+            if (adopted := await _of_site(templates, spec, record)) is not None:
+                return adopted
+            await templates.prepare_template(spec, making.disk)
+            return await _boot_and_freeze(templates, spec, making)
+        except BaseException as error:
+            if isinstance(error, (BootTimeout, BootFailed, GuestRefused)):
+                _remember(path, error)
+            with suppress(OSError):  # it is in the journal
+                templates.abandon_template(spec)
+            raise
+    finally:
+        lock.release()
 
-    @staticmethod
-    async def _of_site(templates: Templates, spec: DomainSpec, record: Record) -> Template | None:
-        """A copy of the site's, where that can be had: what stands in its way is no reason not to make one."""
-        try:
-            return await templates.adopt_template(spec)
-        except TemplateError as error:
-            record.tell("site-template", reason=error.message)
-            return None
 
-    async def _cast(
-        self,
-        templates: Templates,
-        spec: DomainSpec,
-        account: Account | None,
-        awaited: str,
-        make_guest: Callable[[Domain], Guest] | None,
-    ) -> Template:
-        domain = templates.start_template(spec)
-        guest = self._make_guest(domain.channel) if make_guest is None else make_guest(domain)
-        said = bytearray()
-        drain = asyncio.ensure_future(_drain(domain.console, said))
-        died = asyncio.ensure_future(_exit_of(domain))
-        settling = asyncio.ensure_future(self._settle(domain, guest, account, spec, awaited))
-        try:
-            await asyncio.wait({settling, died}, return_when=asyncio.FIRST_COMPLETED)
-            if settling.done() and isinstance(settling.exception(), AgentLost):
-                await asyncio.wait({died}, timeout=LAST_WORDS)  # a channel that breaks is how QEMU's end shows first
-            if died.done() and (not settling.done() or settling.exception() is not None):
-                await asyncio.wait({drain}, timeout=LAST_WORDS)
-                raise _complaint(died.result(), said)
-            grows = await settling
-            guest.close()
-            died.cancel()
-            return await templates.save_template(spec, domain, grows if spec.frame else frozenset())
-        finally:
-            for task in (drain, died, settling):
-                task.cancel()
-            await asyncio.wait({drain, died, settling})
-            guest.close()
-            domain.kill()
-            with suppress(HypervisorError):
-                await asyncio.shield(domain.quit(grace=0.0))
-            domain.channel.close()
-            domain.console.close()
+def failed_before(lock: Path, since: float = 0.0) -> str:
+    """Why no template of this kind came of the last boot for one: it would not come of the next one either, for an hour, or for
+    a week where the guest itself refused to be one. "": nothing is known."""
+    with suppress(OSError, ValueError):
+        facts = os.stat(lock)
+        until, _, reason = read_capped(lock, LONGEST_REASON).decode(errors="replace").partition(" ")
+        if facts.st_mtime >= since and time.time() < float(until):
+            return reason
+    return ""
 
-    async def _settle(
-        self, domain: Domain, guest: Guest, account: Account | None, spec: DomainSpec, awaited: str
-    ) -> frozenset[str]:
-        async with deadline(self._timeout, awaited):
-            await domain.connect()
-            await guest.greet()
-            if account is not None:  # whoever the template is made for is most likely to come again
-                await guest.add_account(account)
-            for what in spec.warm:
-                with suppress(GuestRefused):  # an older agent, or a kernel without: the mount will say so
-                    await guest.prepare_for(what)
-            return await guest.settle()
+
+def _remember(lock: Path, error: BelljarError) -> None:
+    until = time.time() + (REFUSED_FOR if isinstance(error, GuestRefused) else FAILED_FOR)
+    with suppress(OSError, BelljarError):
+        lock.write_bytes(f"{until:.0f} {error.message}".encode()[:LONGEST_REASON])
+
+
+async def _of_site(templates: Templates, spec: DomainSpec, record: Record) -> Template | None:
+    """A copy of the site's, where that can be had: what stands in its way is no reason not to make one."""
+    try:
+        return await templates.adopt_template(spec)
+    except TemplateError as error:
+        record.tell("site-template", reason=error.message)
+        return None
+
+
+async def _boot_and_freeze(templates: Templates, spec: DomainSpec, making: Making) -> Template:
+    domain = templates.start_template(spec)
+    guest = making.make_guest(domain)
+    said = bytearray()
+    drain = asyncio.ensure_future(_drain(domain.console, said))
+    died = asyncio.ensure_future(_exit_of(domain))
+    settling = asyncio.ensure_future(_settle(domain, guest, spec, making))
+    try:
+        await asyncio.wait({settling, died}, return_when=asyncio.FIRST_COMPLETED)
+        if settling.done() and isinstance(settling.exception(), AgentLost):
+            await asyncio.wait({died}, timeout=LAST_WORDS)  # a channel that breaks is how QEMU's end shows first
+        if died.done() and (not settling.done() or settling.exception() is not None):
+            await asyncio.wait({drain}, timeout=LAST_WORDS)
+            raise _complaint(died.result(), said)
+        grows = await settling
+        guest.close()
+        died.cancel()
+        return await templates.save_template(spec, domain, grows if spec.frame else frozenset())
+    finally:
+        for task in (drain, died, settling):
+            task.cancel()
+        await asyncio.wait({drain, died, settling})
+        guest.close()
+        domain.kill()
+        with suppress(HypervisorError):
+            await asyncio.shield(domain.quit(grace=0.0))
+        domain.channel.close()
+        domain.console.close()
+
+
+async def _settle(domain: Domain, guest: Guest, spec: DomainSpec, making: Making) -> frozenset[str]:
+    async with deadline(making.timeout, making.awaited):
+        await domain.connect()
+        await guest.greet()
+        if making.account is not None:
+            await guest.add_account(making.account)
+        for what in spec.warm:
+            with suppress(GuestRefused):  # an older agent, or a kernel without: the mount will say so
+                await guest.prepare_for(what)
+        return await guest.settle()
 
 
 async def _exit_of(domain: Domain) -> DomainEvent:
@@ -140,3 +207,28 @@ async def _drain(console: socket.socket, said: bytearray) -> None:
         while data := await loop.sock_recv(console, 1 << 16):
             said += data
             del said[:-KEPT]
+
+
+def judge(error: BelljarError, template: Template, spec: DomainSpec, hypervisor: Hypervisor) -> None:
+    """Remove the template where a clone's failure is surely its own: it is minutes of work, and other jobs start from it. A clone
+    that was only silent may as well have been on a busy host: it takes as many in a row as DOUBTS_ENOUGH, counted in a file
+    beside the template's that a clone which comes up takes away. One that was made anew meanwhile is left alone."""
+    found = cloning_of(hypervisor).find_template(spec)
+    if isinstance(found, Template) and found.created != template.created:
+        return
+    if isinstance(error, (HostKeysRefused, PlugRefused)):
+        return  # the image lacks something, or the host; the next template would be no better
+    if not isinstance(error, (BootTimeout, AgentLost)) or _doubt(template) >= DOUBTS_ENOUGH:
+        hypervisor.remove_template(template.key)
+
+
+def _doubt(template: Template) -> int:
+    """How often in a row, this time included."""
+    with suppress(OSError):  # it is gone already, or the disk is full: the next failure says more
+        descriptor = os.open(template.folder / DOUBTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(descriptor, b".")
+            return os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+    return 0

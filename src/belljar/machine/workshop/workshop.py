@@ -10,17 +10,20 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from belljar.errors import OutputMissing, WorkshopFailed
 from belljar.guest import Sink, Streams
 from belljar.hypervisor import ExtraDisk
 from belljar.image import Image, Overlays
+from belljar.machine import DISK_NOT_WHOLE
+from belljar.machine.extras import Equipment, Extra
 from belljar.machine.life.life import Life
 from belljar.machine.orders import Orders
+from belljar.machine.parts import Keep
 from belljar.model import (
     MIB,
     Account,
@@ -45,14 +48,6 @@ MOST_WORDS = 64 << 10
 PATIENCE = 3600.0  # seconds for one task
 
 
-class Keeper(Protocol):
-    """What of a supervisor is needed here."""
-
-    def __call__(
-        self, request: Request, streams: Streams, orders: Orders, equip: Callable[[Life], None] | None = None, /
-    ) -> Awaitable[Outcome]: ...
-
-
 @dataclass(frozen=True)
 class Item:
     """A file or folder of the host that is put into an image. *mode* None: as it is here; of a folder's files too."""
@@ -73,10 +68,36 @@ class Task:
     stdout: Sink | None = field(default=None, compare=False)
 
 
+class ForeignDisk(Extra):
+    """The disk that is worked on; it outlives the machine."""
+
+    def __init__(self, overlay: Path) -> None:
+        self._overlay = overlay
+
+    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+        return there.with_disk(_foreign(self._overlay), outlasts=True)
+
+
+class ForeignCopy(Extra):
+    """A disk that is only read: what is written goes into an overlay, and with the machine."""
+
+    def __init__(self, disk: Image, overlays: Overlays) -> None:
+        self._disk, self._overlays = disk, overlays
+
+    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+        path = life.attach(FOREIGN, FOREIGN)
+        self._overlays.create(path, self._disk, None)
+        return there.with_disk(_foreign(path))
+
+
+def _foreign(path: Path) -> ExtraDisk:
+    return ExtraDisk(FOREIGN, path, "qcow2", readonly=False, chained=True)
+
+
 class Workshop:
     """Each call is one machine. All raise WorkshopFailed, with what was wrong."""
 
-    def __init__(self, keep: Keeper, overlays: Overlays, image: str) -> None:
+    def __init__(self, keep: Keep, overlays: Overlays, image: str) -> None:
         self._keep, self._overlays, self._image = keep, overlays, image
 
     async def extract(self, disk: Image, paths: Sequence[str], folder: Path) -> None:
@@ -112,31 +133,20 @@ class Workshop:
         await self._work_on(overlay, Task({"do": "inject", "python": python and python[0], **parts}, inputs))
 
     async def _work_on_a_copy(self, disk: Image, task: Task) -> None:
-        def equip(life: Life) -> None:
-            path = life.attach(FOREIGN, FOREIGN)
-            self._overlays.create(path, disk, None)
-            life.disks += (_foreign(path),)
-
-        await self._work(task, equip)
+        await self._work(task, ForeignCopy(disk, self._overlays))
 
     async def _work_on(self, overlay: Path, task: Task) -> None:
-        lives: list[Life] = []
-
-        def equip(life: Life) -> None:
-            life.disks += (_foreign(overlay),)
-            life.disks_are_wanted = True
-            lives.append(life)
-
-        await self._work(task, equip)
-        if lives[0].quit_status != 0:
+        outcome = await self._work(task, ForeignDisk(overlay))
+        if DISK_NOT_WHOLE in outcome.troubles:
             raise WorkshopFailed("QEMU was killed before it had written all of the disk", hint="Try again.")
 
-    async def _work(self, task: Task, equip: Callable[[Life], None]) -> None:
+    async def _work(self, task: Task, disk: Extra) -> Outcome:
         complaint = _Words()
         request = self._request(task)
-        outcome = await self._keep(request, Streams(None, task.stdout, complaint), Orders(), equip)
+        streams = Streams(None, task.stdout, complaint)
+        outcome = await self._keep(request, streams, Orders(), extras=[disk])
         if outcome.exit_code == 0 and not outcome.error:
-            return
+            return outcome
         if outcome.exit_code and outcome.exit_code < 125 and not outcome.error:
             raise WorkshopFailed(complaint.last() or f"the work in machine {request.id} ended with {outcome.exit_code}")
         kind = OutputMissing if outcome.error == OutputMissing.__name__ else WorkshopFailed
@@ -180,10 +190,6 @@ class _Words:
 def kept_disk(overlay: Path, size: int) -> Image:
     """The disk that a machine has left, as an image to work on."""
     return Image("", (), overlay, size, None, None, "", "", "a kept machine", 0.0)
-
-
-def _foreign(path: Path) -> ExtraDisk:
-    return ExtraDisk(FOREIGN, path, "qcow2", readonly=False, chained=True)
 
 
 def _leaf(path: str) -> str:

@@ -1,23 +1,22 @@
 """The ssh context as the planner prepares it: keys, card, ramdisk, and what is remembered of templates."""
 
 import asyncio
-import os
-import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.machine.test_contexts import image, request
+from tests.unit.machine.test_contexts import image, no_machine, request
 
-from belljar.errors import ContextImpossible, GuestRefused
+from belljar.errors import ContextImpossible
 from belljar.guest.ssh_link import fresh_keys
 from belljar.host.guard.egress import Egress
 from belljar.hypervisor import Accelerator, Boot, DomainSpec
 from belljar.image import SSH_WORD, BootFiles, Image
 from belljar.image.fake import FakeStore
-from belljar.machine.planning.contexts import Way, decide
-from belljar.machine.planning.ssh import SshHouse, SshWay, card_of_clone
+from belljar.machine.planning.contexts import GuestContext, decide
+from belljar.machine.planning.ssh import SshContext, SshHouse, card_of_clone
 from belljar.model import Context, NetworkMode
 from belljar.network import Link, plan
 
@@ -29,13 +28,13 @@ class Direct(FakeStore):
         return replace(super().boot_files(image, context), init="/sbin/init")
 
 
-def decided(folder: Path, found: Any) -> Way:
-    house = SshHouse(folder / "ssh", lambda domain, keys, tell, is_draft: None, fresh_keys)  # type: ignore[arg-type,return-value]
-    wanted = request(Context.SSH)
-    return asyncio.run(decide(wanted, found, Direct(), lambda: None, lambda: house))  # type: ignore[arg-type,return-value]
+def decided(folder: Path, found: Any) -> GuestContext:
+    house = SshHouse(lambda domain, keys, tell, is_draft: None, fresh_keys)  # type: ignore[arg-type,return-value]
+    parts: Any = SimpleNamespace(images=Direct(), ssh=lambda: house)
+    return asyncio.run(decide(request(Context.SSH), found, parts, no_machine))
 
 
-def way_of(folder: Path, found: Any) -> SshWay:
+def way_of(folder: Path, found: Any) -> SshContext:
     way = decided(folder, found).ssh
     assert way is not None
     return way
@@ -113,12 +112,3 @@ def test_a_machine_with_a_user_network_keeps_its_egress_and_only_its_first_boot_
 def test_other_networks_are_refused(tmp_path: Path, link: Link) -> None:
     with pytest.raises(ContextImpossible, match="user network"):
         way_of(tmp_path, image()).card(link)
-
-
-def test_a_guest_that_refused_to_be_cloned_is_not_asked_again(tmp_path: Path) -> None:
-    way = way_of(tmp_path, image())
-    assert way.never_cloned == ""
-    way.remember(GuestRefused("no fresh random numbers"))
-    assert way_of(tmp_path, image()).never_cloned == "no fresh random numbers"
-    os.utime(way.memory, (0, time.time() - 8 * 86400))
-    assert way_of(tmp_path, image()).never_cloned == ""  # after a week it is

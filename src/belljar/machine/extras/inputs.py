@@ -1,7 +1,7 @@
-"""A folder as one read-only file system in a file: squashfs, made from the same tar stream that a copy would be.
+"""What `--in` brings: a copy through the agent, or for a large folder one read-only file system in a file, on a disk of its own.
 
-So a packed folder holds what a copy would hold: modes, times (to the second), links; no sockets, pipes and devices; and
-what cannot be read is refused in the same words.
+That is squashfs, made from the same tar stream that a copy would be. So a packed folder holds what a copy would hold: modes, times
+(to the second), links; no sockets, pipes and devices; and what cannot be read is refused in the same words.
 """
 
 from __future__ import annotations
@@ -9,17 +9,24 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from belljar.agent.transfer.tar import BLOCK, Packer, TransferError
-from belljar.errors import CommandFailed, InputMissing, NoSpace
+from belljar.errors import CommandFailed, InputMissing, NoPackedFolders, NoSpace
+from belljar.guest import Guest
 from belljar.host.commands import SEARCH_PATH, run, which
 from belljar.host.files import PRIVATE_FILE
 from belljar.host.threads import in_thread
-from belljar.model import GIB, Account, Transfer
+from belljar.hypervisor import ExtraDisk
+from belljar.machine import Settings
+from belljar.machine.extras import Equipment, Extra
+from belljar.machine.life.life import Life
+from belljar.model import GIB, Account, Payload, Transfer
 
+PACKED, MOST_PACKED = "packed", 8  # the disks' names have a number
 PROGRAM = "mksquashfs"
 # No compression: the guest unpacks under emulation, and what is read comes from the host's page cache.
 OPTIONS = ("-tar", "-noappend", "-no-progress", "-quiet", "-noI", "-noD", "-noF", "-noX", "-mem", "128M")
@@ -28,6 +35,80 @@ MOST_HOLES = GIB  # of a folder, which are read and written as zeros
 LONGEST = 4 * 3600.0  # seconds one folder may take
 ASK_TIMEOUT = 10.0
 MESSAGE = 4096
+
+
+class Inputs(Extra):
+    """All of them, in their order, each by its disk or as a copy."""
+
+    def __init__(self, payload: Payload, settings: Settings) -> None:
+        self._payload, self._settings = payload, settings
+        self._packed: dict[Transfer, str] = {}  # by the names of their disks
+
+    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+        """Raises NoSpace, InputMissing."""
+        self._life, payload = life, self._payload
+        if not (self._settings.pack_files or self._settings.pack_size):
+            return there
+        # In a thread: the folders may lie on a file server that does not answer, and the job can be cancelled all the same.
+        for item in await in_thread(lambda: list(folders_to_pack(payload, self._settings))):
+            name = f"{PACKED}{len(self._packed)}"
+            path = life.attach(PACKED, name)
+            try:
+                with life.phase("pack"):
+                    await pack_folder(item, path, payload.account, life.request.machine.cpus)
+            except CommandFailed as error:  # a limit of the job on memory, say: then it is copied
+                life.record.tell("not-packed", reason=error.message)
+                path.unlink(missing_ok=True)
+                continue
+            there = there.with_disk(ExtraDisk(name, path, "raw", readonly=True))
+            self._packed[item] = name
+        if self._packed:
+            life.point("after-attachments")
+        return there
+
+    async def furnish(self, guest: Guest, payload: Payload, devices: Mapping[str, str]) -> None:
+        """A guest that cannot use a packed folder gets it as a copy, too."""
+        if payload.files:
+            await guest.place(payload.files, payload.account)  # what is copied in may lie in folders of theirs
+        for item in payload.inputs:
+            name = self._packed.get(item, "")
+            if not name or not await self._laid(guest, name, devices[name], item, payload):
+                await guest.put(item, payload.account, payload.cwd)
+
+    async def _laid(self, guest: Guest, name: str, device: str, item: Transfer, payload: Payload) -> bool:
+        try:
+            await guest.mount_packed(name, device, item.inside, payload.account, payload.cwd)
+        except NoPackedFolders as error:
+            self._life.record.tell("not-packed", reason=error.message)
+            return False
+        return True
+
+
+def folders_to_pack(payload: Payload, settings: Settings) -> Iterator[Transfer]:
+    """The inputs that are quicker as a disk: folders of many files or many bytes, where the host can pack them."""
+    found = [item for item in payload.inputs if os.path.isdir(item.outside) and is_large(item.outside, settings)]
+    if found and can_pack():
+        yield from found[:MOST_PACKED]
+
+
+def is_large(folder: str, settings: Settings) -> bool:
+    """Has the folder as many files, or bytes, as the settings say? Holes do not count: a copy leaves them out. Stops
+    counting there. What cannot be read counts for nothing: the copy itself says so."""
+    files = size = 0
+    waiting = [folder]
+    while waiting:
+        with suppress(OSError), os.scandir(waiting.pop()) as found:
+            for entry in found:
+                files += 1
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    with suppress(OSError):
+                        facts = entry.stat(follow_symlinks=False)
+                        size += min(facts.st_size, facts.st_blocks * 512)
+                if (settings.pack_files and files >= settings.pack_files) or 0 < settings.pack_size <= size:
+                    return True
+    return False
 
 
 class TooManyHoles(Exception):

@@ -9,17 +9,19 @@ import socket
 import stat
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from belljar.errors import CommandFailed, CommandMissing, InputMissing, NoSpace
 from belljar.host.threads import in_thread
+from belljar.image.fake import fake_image
 from belljar.machine import Settings
-from belljar.machine.extras import attachments, packing
-from belljar.machine.extras.attachments import folders_to_pack, is_large, make_scratch
-from belljar.machine.extras.packing import can_pack, pack_folder
-from belljar.machine.life.keeping import wants_attachments
-from belljar.model import GIB, MIB, Account, MachineSpec, Payload, Request, RunPayload, Transfer
+from belljar.machine.extras import disks, extras_of, inputs
+from belljar.machine.extras.disks import make_scratch
+from belljar.machine.extras.inputs import can_pack, folders_to_pack, is_large, pack_folder
+from belljar.model import GIB, MIB, Account, MachineSpec, Payload, Request, RunPayload, Share, Transfer
 
 ALICE = Account("alice", 1234, 2345, "alice")
 needs_mksquashfs = pytest.mark.skipif(not can_pack(), reason="no mksquashfs that reads tar streams")
@@ -61,7 +63,7 @@ def scratch(path: Path, size: int) -> None:
 
 def test_a_scratch_disk_is_a_private_file_system_that_takes_no_room(tmp_path: Path) -> None:
     path = tmp_path / "id.scratch"
-    scratch(path, 8 * GIB if attachments.free_bytes(tmp_path) > 8 * GIB else 64 * MIB)
+    scratch(path, 8 * GIB if disks.free_bytes(tmp_path) > 8 * GIB else 64 * MIB)
     facts = path.stat()
     assert stat.S_IMODE(facts.st_mode) == 0o600 and facts.st_blocks * 512 < 4 * MIB
     with path.open("rb") as file:
@@ -71,14 +73,14 @@ def test_a_scratch_disk_is_a_private_file_system_that_takes_no_room(tmp_path: Pa
 def test_more_scratch_than_the_host_has_is_refused_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attachments, "free_bytes", lambda folder: 10 * MIB)
+    monkeypatch.setattr(disks, "free_bytes", lambda folder: 10 * MIB)
     with pytest.raises(NoSpace, match="10 MiB free"):
         scratch(tmp_path / "id.scratch", 11 * MIB)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_host_without_mke2fs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attachments, "which", lambda name: None)
+    monkeypatch.setattr(disks, "which", lambda name: None)
     with pytest.raises(CommandMissing, match="mke2fs"):
         scratch(tmp_path / "id.scratch", MIB)
     assert list(tmp_path.iterdir()) == []
@@ -133,25 +135,24 @@ def test_only_folders_are_packed_and_only_where_the_program_is(
     tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "large").write_bytes(bytes(MIB))
-    inputs = (Transfer(str(tmp_path / "large"), "large"), Transfer(str(tree), "tree"))
-    payload, settings = Payload((b"true",), ALICE, inputs=inputs), Settings(pack_files=1, pack_size=1)
-    monkeypatch.setattr(packing, "can_pack", lambda: True)
-    assert list(folders_to_pack(payload, settings)) == [inputs[1]]
-    monkeypatch.setattr(packing, "can_pack", lambda: False)
+    items = (Transfer(str(tmp_path / "large"), "large"), Transfer(str(tree), "tree"))
+    payload, settings = Payload((b"true",), ALICE, inputs=items), Settings(pack_files=1, pack_size=1)
+    monkeypatch.setattr(inputs, "can_pack", lambda: True)
+    assert list(folders_to_pack(payload, settings)) == [items[1]]
+    monkeypatch.setattr(inputs, "can_pack", lambda: False)
     assert list(folders_to_pack(payload, settings)) == []
 
 
-def test_a_machine_that_uses_nothing_new_does_not_even_look(tree: Path) -> None:
-    def request(*inputs: Transfer, scratch: int | None = None) -> Request:
-        return Request(
-            "0" * 12, MachineSpec("i", 1, MIB, scratch=scratch), RunPayload(Payload((b"x",), ALICE, inputs=inputs))
-        )
+def test_a_machine_has_only_what_was_asked_for() -> None:
+    def kinds(*inputs: Transfer, **asked: Any) -> list[str]:
+        payload = Payload((b"x",), ALICE, inputs=inputs)
+        request = Request("0" * 12, MachineSpec("i", 1, MIB, **asked), RunPayload(payload))
+        parts: Any = SimpleNamespace(settings=Settings(), networks=None)
+        return [type(extra).__name__ for extra in extras_of(request, fake_image("i"), parts)]
 
-    assert not wants_attachments(request(), Settings())
-    assert not wants_attachments(request(Transfer(str(tree / "file"), "file")), Settings())
-    assert not wants_attachments(request(Transfer(str(tree), "tree")), Settings(pack_files=0, pack_size=0))
-    assert wants_attachments(request(Transfer(str(tree), "tree")), Settings())
-    assert wants_attachments(request(scratch=MIB), Settings())
+    assert kinds() == []
+    assert kinds(Transfer("/etc/passwd", "file")) == ["Inputs"]
+    assert kinds(scratch=MIB, cache=MIB, shares=(Share("/", "/x"),)) == ["Shares", "CacheDisk", "ScratchDisk"]
 
 
 # -- packing -----------------------------------------------------------------------------------------------------------
@@ -253,7 +254,7 @@ def impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None
     program = tmp_path / "mksquashfs"
     program.write_text(f"#!/bin/sh\n{text}\n")
     program.chmod(0o755)
-    monkeypatch.setattr(packing, "which", lambda name: str(program))
+    monkeypatch.setattr(inputs, "which", lambda name: str(program))
     can_pack.cache_clear()
 
 
@@ -292,7 +293,7 @@ def test_a_program_that_hangs_is_killed_when_nobody_waits_any_more(
 
 def test_a_program_that_takes_too_long_is_killed(tmp_path: Path, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     impostor(tmp_path, monkeypatch, "exec sleep 1000")
-    monkeypatch.setattr(packing, "LONGEST", 0.2)
+    monkeypatch.setattr(inputs, "LONGEST", 0.2)
     with pytest.raises(CommandFailed, match="not packed within"):
         pack(Transfer(str(tree), "tree"), tmp_path / "image")
 
@@ -312,7 +313,7 @@ def test_only_a_version_that_reads_tar_streams_is_used(
 ) -> None:
     impostor(tmp_path, monkeypatch, f"echo '{said}'")
     assert can_pack() is expected
-    monkeypatch.setattr(packing, "which", lambda name: None)
+    monkeypatch.setattr(inputs, "which", lambda name: None)
     can_pack.cache_clear()
     assert can_pack() is False
     can_pack.cache_clear()

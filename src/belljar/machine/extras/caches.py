@@ -18,23 +18,22 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from belljar.errors import CommandMissing, HostError, ImpossibleSize, NoSpace
-from belljar.host.commands import run, which
-from belljar.host.files import free_bytes, no_space_as_error, private_folder, read_json, write_whole
+from belljar.errors import HostError, ImpossibleSize
+from belljar.host.commands import run
+from belljar.host.files import private_folder, read_json, write_whole
 from belljar.host.locks import Lock, is_locked, try_lock
 from belljar.host.processes import boot_id
 from belljar.host.threads import in_thread
 from belljar.hypervisor import ExtraDisk
 from belljar.machine import Folders
+from belljar.machine.extras import Equipment, Extra
+from belljar.machine.extras.disks import FORMAT, FORMAT_TIMEOUT, LAZY, check_mke2fs, check_room, sparse
 from belljar.machine.life.life import Life
 from belljar.model import GIB, MIB, dumps
 
 CACHE, LABEL = "cache", "belljar-cache"
 MOST = 256
 SMALLEST, LARGEST, LEAST_ROOM = 16 * MIB, 4096 * GIB, 256 * MIB
-FORMAT = ("-q", "-F", "-t", "ext4", "-O", "^has_journal,^resize_inode", "-m", "0", "-L", LABEL)
-LAZY = ("-E", "lazy_itable_init=1,nodiscard,root_owner=0:0")
-FORMAT_TIMEOUT = 60.0
 SUPERBLOCK, MAGIC, CLEAN, NEEDS_RECOVERY = 1024, 0xEF53, 1, 4  # of ext4
 
 
@@ -58,23 +57,33 @@ class Cache:
         return "in use" if is_locked(self.lock) else trouble(self) or "ready"
 
 
-async def attach(life: Life, size: int) -> None:
-    """Give the machine a cache: one that was left in order where there is one, else one made now. It is the machine's until
-    its end. Raises ImpossibleSize, NoSpace, CommandMissing, CommandFailed, HostError."""
-    # Whoever does not wait for it any more has no lock on it: it is made anew by the next one where it was half made.
-    cache, lock, reason = await in_thread(lambda: take(life.folders, size), undo=lambda taken: taken[1].release())
-    life.held.append(lock)
-    cache.mark.unlink(missing_ok=True)
-    life.left_in_order.append(cache.mark)
-    life.record.write("cache", path=str(cache.path), number=cache.number, made=reason)
-    life.disks += (ExtraDisk(CACHE, cache.path, "raw", readonly=False),)
+class CacheDisk(Extra):
+    """One that was left in order where there is one, else one made now. It is the machine's until its end."""
 
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._taken: tuple[Cache, Lock] | None = None
 
-def left_in_order(life: Life) -> None:
-    """The guest powered itself off: what it has written to its caches can be used again."""
-    for mark in life.left_in_order:
-        with suppress(OSError, HostError):
-            write_whole(mark, dumps({"boot": boot_id()}))
+    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+        """Raises ImpossibleSize, NoSpace, CommandMissing, CommandFailed, HostError."""
+        # Whoever does not wait for it any more has no lock on it: it is made anew by the next one where it was half made.
+        cache, lock, reason = await in_thread(
+            lambda: take(life.folders, self._size), undo=lambda taken: taken[1].release()
+        )
+        self._taken = cache, lock
+        cache.mark.unlink(missing_ok=True)
+        life.record.write("cache", path=str(cache.path), number=cache.number, made=reason)
+        return there.with_disk(ExtraDisk(CACHE, cache.path, "raw", readonly=False))
+
+    def left_in_order(self) -> None:
+        """What the guest has written to it can be used again."""
+        if self._taken is not None:
+            with suppress(OSError, HostError):
+                write_whole(self._taken[0].mark, dumps({"boot": boot_id()}))
+
+    def release(self) -> None:
+        if self._taken is not None:
+            self._taken[1].release()
 
 
 def take(folders: Folders, size: int) -> tuple[Cache, Lock, str]:
@@ -177,17 +186,11 @@ def _trouble_inside(path: Path) -> str:
 
 def make(cache: Cache, size: int) -> None:
     """Make it anew, empty. The caller holds its lock."""
-    if which("mke2fs") is None:
-        raise CommandMissing("mke2fs: no such program on this host", hint="Install e2fsprogs, or do without a cache.")
-    if (free := free_bytes(cache.path.parent)) < LEAST_ROOM:
-        raise NoSpace(f"{cache.path.parent}: {free // MIB} MiB free, a cache wants at least {LEAST_ROOM // MIB} MiB")
+    check_mke2fs("do without a cache")
+    check_room(cache.path.parent, LEAST_ROOM, "a cache wants at least")
     cache.mark.unlink(missing_ok=True)
-    with no_space_as_error(cache.path):
-        cache.path.unlink(missing_ok=True)
-        descriptor = os.open(cache.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            os.ftruncate(descriptor, size)
-        finally:
-            os.close(descriptor)
-    run(["mke2fs", *FORMAT, *LAZY, str(cache.path)], timeout=FORMAT_TIMEOUT, bound=True)
+    cache.path.unlink(missing_ok=True)
+    sparse(cache.path, size)
+    argv = [*FORMAT, "-L", LABEL, "-E", f"{LAZY},root_owner=0:0", str(cache.path)]
+    run(argv, timeout=FORMAT_TIMEOUT, bound=True)
     write_whole(cache.mark, dumps({"boot": boot_id()}))

@@ -1,0 +1,86 @@
+"""Empty disks that come and go with a machine: a scratch disk for its payload, and one for a guest that boots from a disc.
+
+The files lie beside the overlay, begin with the machine's id, and are in the journal before they are made. They take no room until
+they are written to. The guest finds each disk by its name.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from belljar.errors import CommandMissing, NoSpace
+from belljar.guest import Guest
+from belljar.host.commands import run_beside, which
+from belljar.host.files import free_bytes, no_space_as_error
+from belljar.hypervisor import ExtraDisk
+from belljar.machine.extras import Equipment, Extra
+from belljar.machine.life.life import Life
+from belljar.model import MIB, SCRATCH_PLACE, Payload
+
+SCRATCH, EMPTY = "scratch", "empty"
+SMALLEST_ROOM = 256 * MIB  # for the empty disk of a guest that boots from a disc
+FORMAT_TIMEOUT = 60.0
+# Nothing of it outlives the machine, and nobody but the payload's user is to have room in it.
+FORMAT = ("mke2fs", "-q", "-F", "-t", "ext4", "-O", "^has_journal,^resize_inode", "-m", "0")
+LAZY = "lazy_itable_init=1,nodiscard"
+
+
+class ScratchDisk(Extra):
+    """Empty, with a file system, for the payload's user alone."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+        """Raises NoSpace, CommandMissing, CommandFailed."""
+        path = life.attach(SCRATCH, SCRATCH)
+        await make_scratch(path, self._size)
+        life.point("after-attachments")
+        return there.with_disk(ExtraDisk(SCRATCH, path, "raw", readonly=False))
+
+    async def furnish(self, guest: Guest, payload: Payload, devices: Mapping[str, str]) -> None:
+        await guest.mount_scratch(devices[SCRATCH], SCRATCH_PLACE, payload.account)
+
+
+class EmptyDisk(Extra):
+    """Without anything on it: a guest that boots from a disc makes its file systems there itself."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    async def prepare(self, life: Life, there: Equipment) -> Equipment:
+        """Raises NoSpace."""
+        path = life.attach(EMPTY, EMPTY)
+        check_room(path.parent, SMALLEST_ROOM, "a machine's empty disk wants")
+        sparse(path, self._size)
+        return there.with_disk(ExtraDisk(EMPTY, path, "raw", readonly=False))
+
+
+async def make_scratch(path: Path, size: int) -> None:
+    """An empty file system in a new file. Raises NoSpace, CommandMissing."""
+    check_room(path.parent, size, "the scratch disk is to have")
+    check_mke2fs("do without --scratch")
+    sparse(path, size)
+    await run_beside([*FORMAT, "-L", SCRATCH, "-E", LAZY, str(path)], timeout=FORMAT_TIMEOUT)
+
+
+def check_room(folder: Path, wanted: int, who: str) -> None:
+    if (free := free_bytes(folder)) < wanted:
+        raise NoSpace(f"{folder}: {free // MIB} MiB free, {who} {wanted // MIB} MiB")
+
+
+def check_mke2fs(otherwise: str) -> None:
+    if which("mke2fs") is None:
+        raise CommandMissing("mke2fs: no such program on this host", hint=f"Install e2fsprogs, or {otherwise}.")
+
+
+def sparse(path: Path, size: int) -> None:
+    """A new file of this size (0600). Raises NoSpace."""
+    with no_space_as_error(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.ftruncate(descriptor, size)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,166 @@
+"""What a machine has of this host alone while it lives: its folder and lock, its image, and room in memory and processors.
+
+Those who start a machine take turns, for as long as it takes to add up what the others have reserved (one file in each
+machine's folder, which counts while its lock is held) and to write their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import BelljarError, LockTimeout
+from belljar.host.files import free_bytes, no_space_as_error, private_folder, read_json, write_whole
+from belljar.host.locks import Lock, is_locked, locked, try_lock
+from belljar.host.processes import boot_id
+from belljar.host.room import Need, Room, Settings, Taken, host_memory, own_groups, room, touched
+from belljar.host.threads import in_thread
+from belljar.image import Image, ImageStore
+from belljar.journal import Record, read
+from belljar.machine import LOCK, REQUEST, RESERVED, Folders
+from belljar.machine.life.life import Life
+from belljar.model import MachineId, Request, State, dumps, to_json
+
+GATE_TIMEOUT = 30.0
+UNNAMED_LOCK = f".{LOCK}"
+TURN = "room"  # the lock of those who reserve, in `run`
+PATIENCE = 30.0
+
+
+def claim(request: Request, folders: Folders, point: Callable[[str], None], *, patience: float = GATE_TIMEOUT) -> Life:
+    """Make the machine's folder, locked from its first moment that a reaper can see. *patience*: seconds for a reaper
+    that is at the gate. Raises LockTimeout."""
+    for folder in (folders.machines, folders.identities, folders.scratch, folders.logs):
+        private_folder(folder, mode=0o711 if folder is folders.scratch else 0o700)
+    folder = folders.machine(request.id)
+    # The lock gets its name when it is held already, and a reaper that meets a folder without one waits at the gate,
+    # which those who claim share and a reaper takes alone: nobody ever sees a free lock of a living machine.
+    with locked(gate(folders), timeout=patience, what="begin a machine", shared=True), no_space_as_error(folder):
+        os.mkdir(folder, 0o700)
+        lock = try_lock(folder / UNNAMED_LOCK)
+        if lock is None:
+            raise LockTimeout(f"{folder}: locked by another process from its first moment on")
+        os.rename(folder / UNNAMED_LOCK, folder / LOCK)
+    try:
+        record = Record(folder)
+        record.write("claim", id=request.id, pid=os.getpid(), boot=boot_id(), requester=request.requester)
+        write_whole(folder / REQUEST, dumps(_without_secrets(request)))
+        record.state(State.REQUESTED)
+    except BaseException:
+        lock.release()
+        raise
+    point("after-claim")
+    return Life(request, folders, lock, record, point)
+
+
+def gate(folders: Folders) -> Path:
+    """The lock that keeps claims and reapers apart."""
+    path = folders.run / "gate"
+    if not path.exists():
+        private_folder(folders.run)
+        with no_space_as_error(path):
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+    return path
+
+
+def _without_secrets(request: Request) -> dict[str, Any]:
+    """The request as it is kept: without the script's text, the environment's values and the user data."""
+    record: dict[str, Any] = to_json(request)
+    work = record["work"]
+    work["user_data"] = _size(work["user_data"])
+    if "payload" in work:
+        payload = work["payload"]
+        payload["env"] = [name for name, _ in payload["env"]]
+        payload["script"] = _size(payload["script"])
+        for file in payload["files"]:
+            file["data"] = _size(file["data"])
+    return record
+
+
+def _size(data: str | None) -> int | None:
+    return None if data is None else len(data)
+
+
+async def lock_of(path: Path, *, timeout: float, what: str, shared: bool = False) -> Lock:
+    """The lock, taken; release it. Whoever gives up waiting does not get it later either. Raises LockTimeout."""
+    if (free := try_lock(path, shared=shared)) is not None:
+        return free
+
+    def take() -> Lock:
+        with locked(path, timeout=timeout, what=what, shared=shared) as lock:
+            held, lock.descriptor = Lock(path, lock.descriptor), -1
+        return held
+
+    try:
+        async with asyncio.timeout(timeout):
+            return await in_thread(take, undo=Lock.release)
+    except TimeoutError as exc:
+        raise LockTimeout(f"waited {timeout:g} s for another process that is about to {what}") from exc
+
+
+@asynccontextmanager
+async def holding(images: ImageStore, image: Image, id: MachineId) -> AsyncIterator[None]:
+    """`images.hold`, without blocking the loop while somebody else has the image for himself."""
+    try:
+        hold = images.hold(image, id, patience=0.0)
+        hold.__enter__()
+    except LockTimeout:
+        hold = images.hold(image, id)
+        await in_thread(hold.__enter__, undo=lambda _: hold.__exit__(None, None, None))
+    try:
+        yield
+    finally:
+        hold.__exit__(None, None, None)
+
+
+# -- room ---------------------------------------------------------------------------------------------------------------
+
+
+async def reserve(request: Request, folders: Folders, settings: Settings) -> None:
+    """Reserve what the machine may use. Raises NoMemory, NoProcessors, NoSpace with the numbers where others have reserved
+    too much of it; never for what a batch system has set aside, nor for more than this host ever has: that is for
+    others to refuse."""
+    spec = request.machine
+    need = Need(spec.memory, spec.cpus, spec.scratch or 0, own_groups())
+    turn = await lock_of(folders.run / TURN, timeout=PATIENCE, what="reserve memory for a machine")
+    try:
+        if not request.is_allotted and spec.memory <= host_memory()[0] and spec.cpus <= (os.cpu_count() or 1):
+            room(taken(folders, besides=request.id), settings, free_bytes(folders.scratch)).refuse(need)
+        write_whole(folders.machine(request.id) / RESERVED, dumps(need))
+    finally:
+        turn.release()
+
+
+def room_now(folders: Folders, settings: Settings) -> Room:
+    """What is left for one more machine."""
+    return room(taken(folders), settings, free_bytes(folders.scratch))
+
+
+def taken(folders: Folders, besides: MachineId = "") -> Iterator[Taken]:
+    """The reservations of all living machines but one."""
+    try:
+        ids = os.listdir(folders.machines)
+    except FileNotFoundError:
+        return
+    for id in ids:
+        folder = folders.machine(id)
+        with suppress(OSError, ValueError, TypeError, KeyError, BelljarError):
+            if id != besides and is_locked(folder / LOCK):
+                yield _of(folder, folders.attachment(id, "scratch"))
+
+
+def _of(folder: Path, scratch: Path) -> Taken:
+    said = read_json(folder / RESERVED)
+    groups = tuple((str(controller), str(path)) for controller, path in said["groups"])
+    need = Need(int(said["memory"]), int(said["cpus"]), int(said["scratch"]), groups)
+    pids = [event.get("pid") for event in read(folder) if event["event"] == "spawned"]
+    used = touched(pids[-1]) if pids and isinstance(pids[-1], int) else 0
+    written = 0
+    if need.scratch:
+        with suppress(FileNotFoundError):
+            written = os.stat(scratch).st_blocks * 512
+    return Taken(need, used, written)
