@@ -87,7 +87,7 @@ class Configless(Cluster):
             cwd=self.site.top,
         )
         assert not check or done.returncode == 0, done.stderr.decode()
-        return (done.stdout + done.stderr).decode()
+        return done.stdout.decode()
 
 
 @pytest.fixture(scope="module")
