@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from belljar.host import descriptors
+from belljar.jobs import words
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -42,7 +43,7 @@ VERBS = {
     "stop": Entry("machine.ending", MACHINES, "end machines: TERM, a time of grace, then force"),
     "extend": Entry("machine.ending", MACHINES, "let a machine live longer than its deadline"),
     "kill": Entry("machine.ending", MACHINES, "end machines at once"),
-    "kill-all": Entry("host.kill_all", MACHINES, "end every machine of this host, even when all else is broken"),
+    "kill-all": Entry("host.reap", MACHINES, "end every machine of this host, even when all else is broken"),
     "reap": Entry("host.reap", MACHINES, "finish what dead belljar processes left behind"),
     "image": Entry("image.image", IMAGES, "build, import, list, verify and remove images"),
     "template": Entry("image.template", IMAGES, "list, verify and remove templates (booted guests, frozen)"),
@@ -130,7 +131,7 @@ def told(act: Callable[[], int], *, detail: bool = False) -> int:
         import traceback
 
         traceback.print_exception(problem)
-    complain(message, hint)
+    words.complain(message, hint)
     return code
 
 
@@ -255,13 +256,6 @@ def overview() -> str:
             "`belljar VERB --help` explains a verb. `belljar run -- true` is a good beginning.",
         )
     )
-
-
-def complain(message: str, hint: str) -> None:
-    """Say on stderr what went wrong and what to do next."""
-    from belljar.jobs import words
-
-    words.complain(message, hint)
 
 
 def _meant(word: str) -> str:

@@ -86,6 +86,7 @@ class Check:
 
 
 def programs(house: House) -> Finding:
+    """the programs belljar calls are installed"""
     missing = [entry for entry in PROGRAMS if not _program(house, entry[0])]
     if not missing:
         return ok("all there")
@@ -97,7 +98,8 @@ def programs(house: House) -> Finding:
 
 
 def qemu(house: House) -> Finding:
-    """Version, and the devices, accelerators and network that machines are made of."""
+    """QEMU is new enough and has the devices machines are made of"""
+    # Version, and the devices, accelerators and network that machines are made of.
     import re
 
     from belljar.hypervisor.qemu.abilities import TRIED
@@ -120,7 +122,8 @@ def qemu(house: House) -> Finding:
 
 
 def accelerator(house: House) -> Finding:
-    """What really runs a guest. That /dev/kvm opens proves nothing."""
+    """what runs the guests: the processor itself (kvm) or software (tcg)"""
+    # What really runs a guest. That /dev/kvm opens proves nothing.
     from belljar.hypervisor import Accelerator, Boot
     from belljar.jobs.kvm import of_users
 
@@ -142,7 +145,8 @@ def accelerator(house: House) -> Finding:
 
 
 def clone(house: House) -> Finding:
-    """Jobs are cloned from a booted guest. That a guest boots proves nothing of that."""
+    """a job's machine is cloned from a booted guest in a moment"""
+    # Jobs are cloned from a booted guest. That a guest boots proves nothing of that.
     from belljar.jobs.node import self_check
     from belljar.model import Start
 
@@ -169,7 +173,8 @@ def _start_time(outcome: Outcome) -> float:
 
 
 def uefi(house: House) -> Finding:
-    """Only a disk that boots by UEFI needs it."""
+    """the firmware for disks that boot by UEFI is there"""
+    # Only a disk that boots by UEFI needs it.
     from belljar.hypervisor.qemu.firmware import find_uefi
 
     try:
@@ -180,7 +185,8 @@ def uefi(house: House) -> Finding:
 
 
 def folders(house: House) -> Finding:
-    """Folders that exist must be ours alone; those that do not must be possible to make."""
+    """belljar's folders are safe from others"""
+    # Folders that exist must be ours alone; those that do not must be possible to make.
     wrong = []
     for name, path in _paths(house):
         try:
@@ -196,6 +202,7 @@ def folders(house: House) -> Finding:
 
 
 def space(house: House) -> Finding:
+    """there is room for images, disks and logs"""
     least = {"run": 16 * MIB, "store": 2 * GIB, "scratch": GIB, "logs": 64 * MIB}
     free = {name: files.free_bytes(path) for name, path in _paths(house)}
     tight = [name for name, needed in least.items() if free[name] < needed]
@@ -207,6 +214,7 @@ def space(house: House) -> Finding:
 
 
 def images(house: House) -> Finding:
+    """the default image can be used, and no other one is damaged"""
     there = house.images.images()
     default = house.settings.image.default
     try:
@@ -224,6 +232,7 @@ def images(house: House) -> Finding:
 
 
 def templates(house: House) -> Finding:
+    """booted guests that jobs are cloned from"""
     there = house.hypervisor.templates()
     if not there:
         return ok("none yet; the first job of an image and size makes one")
@@ -231,12 +240,14 @@ def templates(house: House) -> Finding:
 
 
 def leftovers(house: House) -> Finding:
+    """nothing is left of machines whose supervisor died"""
     left = "\n".join(f"{one.machine} {one.what} {one.path}".strip() for one in house.machines.leftovers())
     return warn(left, "`belljar reap` clears them away.") if left else ok("none")
 
 
 def namespaces(house: House) -> Finding:
-    """Image builds by ordinary users unpack a system inside a user namespace."""
+    """this user can build images"""
+    # Image builds by ordinary users unpack a system inside a user namespace.
     if os.geteuid() == 0:
         return ok("not needed by root")
     if not commands.which("unshare") or commands.run(["unshare", "-Ur", "true"], timeout=10, check=False).code:
@@ -249,7 +260,8 @@ def namespaces(house: House) -> Finding:
 
 
 def memory(house: House) -> Finding:
-    """For how many machines of default size is there room now, by the host, our control groups and what is reserved."""
+    """there is room for machines of default size"""
+    # For how many machines of default size is there room now, by the host, our control groups and what is reserved.
     from belljar.machine.life.claim import room_now
 
     room, one = room_now(house.folders, house.settings.host), house.settings.machine.memory + QEMU_OVERHEAD
@@ -264,7 +276,8 @@ def memory(house: House) -> Finding:
 
 
 def limits(house: House) -> Finding:
-    """Limits a batch system may have put on us bind QEMU too."""
+    """resource limits leave room for QEMU"""
+    # Limits a batch system may have put on us bind QEMU too.
     import resource
 
     needed = house.settings.machine.memory + 512 * MIB
@@ -280,7 +293,8 @@ def limits(house: House) -> Finding:
 
 
 def libvirt(house: House) -> Finding:
-    """Only a site that chose it needs it."""
+    """libvirt's daemon answers, where machines are run by it"""
+    # Only a site that chose it needs it.
     from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
 
     hypervisor = house.hypervisor
@@ -295,7 +309,8 @@ def libvirt(house: House) -> Finding:
 
 
 def clock(house: House) -> Finding:
-    """Guests take their time from us."""
+    """the time that guests will be given is right"""
+    # Guests take their time from us.
     import ctypes
     import time
 
@@ -310,7 +325,8 @@ def clock(house: House) -> Finding:
 
 
 def network(house: House) -> Finding:
-    """Whether `--network user` can be had as the settings want it."""
+    """what machines with a user network send can be guarded"""
+    # Whether `--network user` can be had as the settings want it.
     from belljar.hypervisor.qemu.network import guard
     from belljar.hypervisor.qemu.process.launch import confined
     from belljar.network import EgressMode, shortfalls
@@ -327,24 +343,14 @@ def network(house: House) -> Finding:
     return ok("what machines send can be guarded")
 
 
-CHECKS = (
-    Check("programs", "the programs belljar calls are installed", programs),
-    Check("qemu", "QEMU is new enough and has the devices machines are made of", qemu),
-    Check("accelerator", "what runs the guests: the processor itself (kvm) or software (tcg)", accelerator),
-    Check("clone", "a job's machine is cloned from a booted guest in a moment", clone),
-    Check("uefi", "the firmware for disks that boot by UEFI is there", uefi),
-    Check("folders", "belljar's folders are safe from others", folders),
-    Check("space", "there is room for images, disks and logs", space),
-    Check("images", "the default image can be used, and no other one is damaged", images),
-    Check("templates", "booted guests that jobs are cloned from", templates),
-    Check("leftovers", "nothing is left of machines whose supervisor died", leftovers),
-    Check("namespaces", "this user can build images", namespaces),
-    Check("memory", "there is room for machines of default size", memory),
-    Check("limits", "resource limits leave room for QEMU", limits),
-    Check("network", "what machines with a user network send can be guarded", network),
-    Check("libvirt", "libvirt's daemon answers, where machines are run by it", libvirt),
-    Check("clock", "the time that guests will be given is right", clock),
-)
+# In the order they are shown; the first line of each one's docstring says what it means.
+CHECKS = tuple(
+    Check(look.__name__, (look.__doc__ or "").strip(), look)
+    for look in (
+        programs, qemu, accelerator, clone, uefi, folders, space, images, templates, leftovers, namespaces, memory, limits,
+        network, libvirt, clock,
+    )
+)  # fmt: skip
 
 
 def _qemu(house: House) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from belljar.cli import main
-from belljar.cli.host import kill_all
+from belljar.cli.host import reap as kill_all
 
 Start = Callable[..., subprocess.Popen[bytes]]
 

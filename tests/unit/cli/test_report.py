@@ -54,8 +54,9 @@ def test_the_exit_code_stays_where_nothing_can_be_told() -> None:
     code = """
 import sys
 from belljar import cli
+from belljar.jobs import words
 def main(*arguments):
-    cli.complain("a word", "a hint")
+    words.complain("a word", "a hint")
     return 3
 cli.main = main
 cli.entry()

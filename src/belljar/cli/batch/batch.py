@@ -15,7 +15,6 @@ from belljar.batch.install.files import block
 from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, OurLines, Status, Step
 from belljar.batch.job.terms import NODE_NAME, one_line
 from belljar.batch.node import faults
-from belljar.cli import complain
 from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import as_json, show
 from belljar.errors import BadOption, BelljarError
@@ -23,7 +22,7 @@ from belljar.jobs import node
 from belljar.jobs.client import runner
 from belljar.jobs.install import Asked, Site, site_for
 from belljar.jobs.kvm import of_users
-from belljar.jobs.words import plain
+from belljar.jobs.words import complain, plain
 
 if TYPE_CHECKING:
     from belljar.assembly import House

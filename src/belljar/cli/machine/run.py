@@ -34,7 +34,7 @@ def run(args: argparse.Namespace, house: House) -> int:
 
         wanted = with_user_data(wanted, args.user_data, args.user_data_option, args.user_data_file, house)
     outcome = attend(house, wanted)
-    from belljar.cli import complain
+    from belljar.jobs.words import complain
 
     report.write(outcome)
     tell_troubles(outcome)
@@ -64,8 +64,8 @@ def detach(wanted: Request, args: argparse.Namespace, house: House) -> int:
 
 def leave(outcome: Outcome) -> int:
     """Turn the outcome into this process's own end."""
-    from belljar.cli import complain
     from belljar.host.processes import die_by
+    from belljar.jobs.words import complain
 
     if outcome.exit_code is not None and outcome.signal is None and not outcome.error:
         return outcome.exit_code
@@ -107,7 +107,7 @@ class Report:
             write_all(self._descriptor, dumps(outcome) + b"\n")
             os.close(self._descriptor)
         except OSError as exc:
-            from belljar.cli import complain
+            from belljar.jobs.words import complain
 
             with suppress(OSError):
                 self._empty()  # half a report is none

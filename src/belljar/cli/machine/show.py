@@ -9,14 +9,13 @@ import shlex
 import time
 from typing import TYPE_CHECKING, Any
 
-from belljar.cli import complain
 from belljar.cli.machine.logs import joboutputs
 from belljar.cli.parser import FORMAT, MACHINE, Verb
 from belljar.cli.render import as_json, duration, moment
 from belljar.cli.render import show as put
 from belljar.errors import BadOption, NotPermitted
 from belljar.jobs.users import reach, rows_of_all
-from belljar.jobs.words import plain, size
+from belljar.jobs.words import complain, plain, size
 from belljar.journal import JOURNAL, read
 from belljar.machine import COLLECTED, CONSOLE_LOG, KEPT_DISK, OUTCOME, QEMU_LOG, REQUEST, VIRTIOFSD_LOG
 from belljar.machine.life.claim import room_now
@@ -71,28 +70,24 @@ def _of_all(house: House, own: list[tuple[object, ...]], args: argparse.Namespac
 
 def row(machine: MachineView, now: float) -> tuple[object, ...]:
     """One line of the table."""
-    # A supervisor that is dead left its last state behind; `belljar reap` will finish what it began.
-    state = machine.state if machine.alive or machine.ended else f"{machine.state} (abandoned)"
     age = duration(max(0.0, now - machine.created)) if machine.created else ""
     return (
-        machine.id, machine.name, state, machine.image, machine.start, machine.cpus, size(machine.memory),
+        machine.id, machine.name, state_of(machine), machine.image, machine.start, machine.cpus, size(machine.memory),
         machine.requester, age, result(machine),
     )  # fmt: skip
 
 
+def state_of(machine: MachineView) -> str:
+    """A supervisor that is dead left its last state behind; `belljar reap` will finish what it began."""
+    return machine.state if machine.alive or machine.ended else f"{machine.state} (abandoned)"
+
+
 def result(machine: MachineView) -> str:
     """How it ended, in a word or two."""
-    outcome = machine.outcome
-    if not outcome:
-        return ""
-    if outcome.get("signal") is not None:
-        end = f"signal {outcome['signal']}"
-    elif outcome.get("exit_code") is not None:
-        end = f"exit {outcome['exit_code']}"
-    else:
-        end = ""
-    cause = str(outcome.get("cause", ""))
-    return end if cause == "finished" else f"{cause} {end}".strip()
+    outcome = machine.outcome or {}
+    signal, code, cause = (outcome.get(name) for name in ("signal", "exit_code", "cause"))
+    end = f"signal {signal}" if signal is not None else f"exit {code}" if code is not None else ""
+    return end if cause == "finished" else f"{cause or ''} {end}".strip()
 
 
 # -- show ----------------------------------------------------------------------------------------------------------------
@@ -127,15 +122,13 @@ def _described(machine: MachineView, house: House) -> dict[str, Any]:
 
 def sections(machine: MachineView) -> list[tuple[str, Facts]]:
     """What the table shows, by heading; empty facts are left out when it is printed."""
+    phases = (machine.outcome or {}).get("phases", {})
     return [
         (f"machine {machine.id}", _machine(machine)),
         ("job", _job(machine)),
         ("payload", _payload(machine.payload)),
         ("outcome", _outcome(machine.outcome or {})),
-        (
-            "seconds per phase",
-            [(name, f"{seconds:.3f}") for name, seconds in (machine.outcome or {}).get("phases", {}).items()],
-        ),
+        ("seconds per phase", [(name, f"{seconds:.3f}") for name, seconds in phases.items()]),
         ("network", _network(machine)),
         ("records", _records(machine)),
     ]
@@ -143,16 +136,13 @@ def sections(machine: MachineView) -> list[tuple[str, Facts]]:
 
 def _machine(machine: MachineView) -> Facts:
     asked = machine.request.get("machine") or {}
-    shares = [
-        f"{one['source']} on {one['target']}{' (read-only)' if one.get('readonly') else ''}"
+    shares = (
+        f"{one['source']} on {one['target']}{' (read-only)' * bool(one.get('readonly'))}"
         for one in asked.get("shares", [])
-    ]
+    )
     return [
         ("name", machine.name),
-        (
-            "state",
-            machine.state if machine.alive or machine.ended else f"{machine.state} (abandoned: see `belljar reap`)",
-        ),
+        ("state", state_of(machine).replace("(abandoned)", "(abandoned: see `belljar reap`)")),
         ("image", machine.image),
         ("image digest", (machine.outcome or {}).get("image_digest")),
         ("cpus", machine.cpus),
@@ -186,10 +176,7 @@ def _job(machine: MachineView) -> Facts:
     pairs = [one for one in labels if isinstance(one, list) and len(one) == 2] if isinstance(labels, list) else []
     wall = machine.request.get("wall_limit")
     limit = f"{wall:.0f} s" if isinstance(wall, (int, float)) else "none" if pairs else ""
-    return [
-        *((str(name)[:60], str(text)[:400]) for name, text in pairs[:40]),
-        ("wall limit", limit),
-    ]
+    return [*((str(name)[:60], str(text)[:400]) for name, text in pairs[:40]), ("wall limit", limit)]
 
 
 def _network(machine: MachineView) -> Facts:
@@ -242,26 +229,20 @@ def _payload(payload: dict[str, Any]) -> Facts:
 
 
 def _outcome(outcome: dict[str, Any]) -> Facts:
-    guest, host = outcome.get("guest") or {}, outcome.get("host") or {}
+    guest, host, why = outcome.get("guest") or {}, outcome.get("host") or {}, outcome.get("context_reason")
     return [
-        ("cause", outcome.get("cause")),
-        ("class", outcome.get("class")),
-        ("exit code", outcome.get("exit_code")),
-        ("signal", outcome.get("signal")),
-        ("reason", outcome.get("reason")),
-        ("hint", outcome.get("hint")),
+        *(
+            (name, outcome.get(name.replace(" ", "_")))
+            for name in ("cause", "class", "exit code", "signal", "reason", "hint")
+        ),
         ("started as", " ".join(filter(None, (outcome.get("start"), outcome.get("accelerator"))))),
         ("why so", outcome.get("start_reason")),
         (f"why {outcome.get('accelerator')}", outcome.get("accelerator_reason")),
-        ("context", " ".join(filter(None, (outcome.get("context"), _in_brackets(outcome.get("context_reason")))))),
+        ("context", f"{outcome.get('context') or ''}{f' ({why})' if why else ''}".strip()),
         ("guest used", _usage(guest)),
         ("host used", _usage(host)),
         *(("trouble at its end", one) for one in outcome.get("troubles") or ()),
     ]
-
-
-def _in_brackets(text: object) -> str:
-    return f"({text})" if text else ""
 
 
 def _usage(usage: dict[str, Any]) -> str:
