@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from belljar.guest import Streams
 from belljar.guest.stdio import BytesSource, FdSink, FdSource
@@ -28,7 +28,6 @@ assert quick_asyncio
 if TYPE_CHECKING:
     from belljar.hypervisor import Template
     from belljar.jobs import House
-    from belljar.jobs.terminal import RawTerminal
 
 FORWARDED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "XCPU", "ALRM")
 UNLIKELY = 2.0  # seconds beyond what was asked for: then the process was stopped
@@ -227,8 +226,31 @@ async def suspend(loop: StoppableLoop, orders: Orders, terminal: RawTerminal | N
 
 
 def raw_terminal() -> RawTerminal:
-    from belljar.jobs.terminal import RawTerminal
-
     terminal = RawTerminal(0)
     terminal.enter()
     return terminal
+
+
+class RawTerminal:
+    """The caller's terminal, of which every byte goes to the guest, which echoes and interprets them; and always back again."""
+
+    def __init__(self, descriptor: int) -> None:
+        import atexit
+        import termios
+
+        self._descriptor = descriptor
+        self._before: list[Any] = termios.tcgetattr(descriptor)
+        atexit.register(self.restore)
+
+    def enter(self) -> None:
+        import termios
+        import tty
+
+        tty.setraw(self._descriptor, termios.TCSADRAIN)
+
+    def restore(self) -> None:
+        """Give it back as it was. Restoring twice, or a terminal that is gone, is fine."""
+        import termios
+
+        with suppress(termios.error):
+            termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)

@@ -15,10 +15,10 @@ BY_VIRTIOFS = "virtiofs:"
 MOST_FOLDERS = 20  # each is a device in a slot of its own; the bus has 32, some for what every machine has
 
 
-def shares(texts: Iterable[str]) -> tuple[Share, ...]:
+def shares(texts: Iterable[str], before: str = "--share ") -> tuple[Share, ...]:
     """Of all `--share`. Raises BadOption."""
-    found = tuple(share(text) for text in texts)
-    check_number("--share", len([one for one in found if one.kind is not ShareKind.NFS]))
+    found = tuple(share(text, before) for text in texts)
+    check_number(before.rstrip(": "), len([one for one in found if one.kind is not ShareKind.NFS]))
     return found
 
 
@@ -31,21 +31,12 @@ def check_number(option: str, count: int) -> None:
         )
 
 
-def share(text: str) -> Share:
-    """[virtiofs:]SRC[:DST][:ro|rw], or nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]. Raises BadOption."""
-    if text.lower().startswith(SCHEME):
-        return export(text)
-    return folder_by_virtiofs(text) if text.startswith(BY_VIRTIOFS) else folder(text)
-
-
 def of_site(texts: Iterable[str]) -> tuple[Share, ...]:
     """Of `batch.shares`: a folder that this host does not have is left out, a server's export never. Raises BadSetting."""
     try:
-        found = shares(texts)
+        found = shares(texts, "batch.shares: ")
     except BadOption as exc:
-        raise BadSetting(
-            exc.message.replace("--share: ", "--share ", 1).replace("--share ", "batch.shares: ", 1)
-        ) from None
+        raise BadSetting(exc.message) from None
     targets = [one.target for one in found]
     for one in targets:
         if targets.count(one) > 1:
@@ -53,50 +44,47 @@ def of_site(texts: Iterable[str]) -> tuple[Share, ...]:
     return tuple(one for one in found if one.kind is ShareKind.NFS or os.path.isdir(one.source))
 
 
-def folder(text: str) -> Share:
-    """A folder of this host."""
+def share(text: str, before: str = "--share ") -> Share:
+    """[virtiofs:]SRC[:DST][:ro|rw], or nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]. Raises BadOption. A folder that is itself named
+    `virtiofs` is written `./virtiofs`."""
+    is_export, is_virtiofs = text.lower().startswith(SCHEME), text.startswith(BY_VIRTIOFS)
+    shown = "".join(char if char.isprintable() else "?" for char in text) if is_export else text
+    try:
+        if is_export:
+            found = _export(text)
+        else:
+            found = _folder(text.removeprefix(BY_VIRTIOFS), BY_VIRTIOFS if is_virtiofs else "")
+    except ValueError as exc:
+        raise BadOption(f"{before}{shown}: {exc}") from None
+    if found.target in GUESTS_OWN:
+        raise BadOption(f"{before}{shown}: {found.target} is the guest's own", hint="Name another folder as DST.")
+    return replace(found, kind=ShareKind.VIRTIOFS) if is_virtiofs else found
+
+
+def _folder(text: str, before: str) -> Share:
+    """A folder of this host. Raises ValueError."""
     parts = text.split(":")
     readonly = True
     if len(parts) > 1 and parts[-1] in ("ro", "rw"):
         readonly = parts.pop() == "ro"
     if len(parts) > 2 or not parts[0] or (len(parts) == 2 and not parts[1].startswith("/")):
-        raise BadOption(f"--share {text}: not of the form SRC[:DST][:ro|rw] with an absolute DST")
-    source = os.path.realpath(parts[0])
+        raise ValueError(f"not of the form {before}SRC[:DST][:ro|rw] with an absolute DST")
     target = os.path.normpath(parts[1] if len(parts) == 2 else os.path.abspath(parts[0]))
-    return Share(source, _checked(text, target), readonly)
+    return Share(os.path.realpath(parts[0]), target, readonly)
 
 
-def folder_by_virtiofs(text: str) -> Share:
-    """A folder of this host. One that is itself named `virtiofs` is written `./virtiofs`."""
-    try:
-        return replace(folder(text.removeprefix(BY_VIRTIOFS)), kind=ShareKind.VIRTIOFS)
-    except BadOption as exc:
-        what = exc.message.replace("--share ", f"--share {BY_VIRTIOFS}", 1).replace("SRC[", f"{BY_VIRTIOFS}SRC[", 1)
-        raise BadOption(what, hint=exc.hint) from None
-
-
-def export(text: str) -> Share:
-    """An export of an NFS server. What is shown of a wrong one cannot steer a terminal."""
+def _export(text: str) -> Share:
+    """An export of an NFS server. Raises ValueError."""
     from belljar.network.nfs import read
 
-    said = "".join(char if char.isprintable() else "?" for char in text)
     head, _, mode = text.rpartition(":")
     source, colon, target = (head if mode in ("ro", "rw") else text).rpartition(":")
     if not colon or not target.startswith("/") or target.startswith("//"):
-        raise BadOption(f"--share {said}: not of the form nfs://HOST[:PORT]/EXPORT:DST[:ro|rw] with an absolute DST")
-    try:
-        found = read(source)
-    except ValueError as exc:
-        raise BadOption(f"--share {said}: {exc}") from None
+        raise ValueError("not of the form nfs://HOST[:PORT]/EXPORT:DST[:ro|rw] with an absolute DST")
+    found = read(source)
     if any(not char.isprintable() for char in target):
-        raise BadOption(f"--share {said}: DST holds a character that cannot be printed")
-    return Share(str(found), _checked(said, os.path.normpath(target)), mode != "rw", ShareKind.NFS)
-
-
-def _checked(text: str, target: str) -> str:
-    if target in GUESTS_OWN:
-        raise BadOption(f"--share {text}: {target} is the guest's own", hint="Name another folder as DST.")
-    return target
+        raise ValueError("DST holds a character that cannot be printed")
+    return Share(str(found), os.path.normpath(target), mode != "rw", ShareKind.NFS)
 
 
 def network_of(text: str) -> tuple[NetworkMode, str]:

@@ -9,8 +9,8 @@ import pytest
 from tests.unit.batch.pbs_recordings import made, recorded
 
 from belljar.batch import Settings
-from belljar.batch.gridengine.dialect import DIALECT, GridEngineJob
-from belljar.batch.gridengine.spool import memory, native, notice, seconds
+from belljar.batch.gridengine.dialect import DIALECT, GridEngineJob, memory, notice, seconds
+from belljar.batch.gridengine.dialect import native_command as native
 from belljar.batch.job.terms import Ending, Job, Verdict
 from belljar.errors import NotInAJob
 from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass

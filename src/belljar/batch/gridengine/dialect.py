@@ -11,13 +11,13 @@ clears it with `qmod -cj`. A payload's own 99 and 100 mean the same and pass unc
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from belljar.batch import Settings
-from belljar.batch.gridengine import spool as gridengine_spool
-from belljar.batch.job.terms import Dialect, Ending, Job, Staged, Surroundings, Verdict, whole
+from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict, whole
 from belljar.batch.job.verdict import delay, has_begun, why
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import Outcome
@@ -31,6 +31,12 @@ OF_THE_STARTER = (b"SGE_STARTER_SHELL_PATH", b"SGE_STARTER_SHELL_START_MODE", b"
 GRACE = 30.0  # seconds the terminate method gives between TERM and KILL; Grid Engine itself gives none
 NOTICE = "vm_closed"  # a host's complex value that says why we closed it
 LARGEST_LIST = 64 << 20
+LARGEST_CONFIG = 1 << 20
+# https://manpages.debian.org/bookworm/gridengine-common/sge_types.5.en.html: a small letter counts in thousands.
+UNITS = {letter: 1000**power for power, letter in enumerate("kmgt", 1)}
+UNITS |= {letter.upper(): 1024**power for power, letter in enumerate("kmgt", 1)}
+SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?)([kKmMgGtT]?)")
+CLOCK = re.compile(r"([0-9]*):([0-9]*):([0-9]*)")
 
 
 @dataclass(frozen=True)
@@ -58,15 +64,15 @@ class GridEngine(Dialect):
         task = task if task.isdecimal() else ""
         folder = env.get("SGE_JOB_SPOOL_DIR", b"")
         spool = _spool(here, folder)
-        binary = gridengine_spool.is_binary(env, spool)
+        binary = is_binary(env, spool)
         slots = whole(spool.get("host_slots", b"").decode("latin-1")) or whole(here.var("NSLOTS")) or 1
         return GridEngineJob(
             system=NAME, id=f"{number}.{task}" if task else number, name=here.var("JOB_NAME"), queue=here.var("QUEUE"),
-            image=here.var(IMAGE), native=gridengine_spool.native(here.argv, env, spool),
+            image=here.var(IMAGE), native=native_command(here.argv, env, spool),
             script=b"" if binary else spool.get("script_file", b"") or env.get("JOB_SCRIPT", b""),
-            cpus=slots, memory=_memory(here, spool, slots), disk=gridengine_spool.memory(here.var(DISK)),
-            wall=gridengine_spool.seconds(here.var(WALL)), started_before=1 if here.var("RESTARTED") not in ("", "0") else 0,
-            redirect=OF_THE_STARTER, grace=GRACE - 2, staged=_staged(env, folder), notice=gridengine_spool.notice(spool),
+            cpus=slots, memory=_memory(here, spool, slots), disk=memory(here.var(DISK)),
+            wall=seconds(here.var(WALL)), started_before=1 if here.var("RESTARTED") not in ("", "0") else 0,
+            redirect=OF_THE_STARTER, grace=GRACE - 2, staged=_staged(env, folder), notice=notice(spool),
             number=number, task=task, spool=folder, reruns=here.var(RERUN) == "y",
             forbids_reschedule=spool.get("forbid_reschedule") == b"1", forbids_error=spool.get("forbid_apperror") == b"1",
         )  # fmt: skip
@@ -154,7 +160,7 @@ class GridEngine(Dialect):
 
 def _spool(here: Surroundings, folder: bytes) -> dict[str, bytes]:
     try:
-        return gridengine_spool.config(here.read(folder + b"/config")) if folder else {}
+        return spool_config(here.read(folder + b"/config")) if folder else {}
     except OSError:
         return {}
 
@@ -170,7 +176,7 @@ def _staged(env: Mapping[str, bytes], folder: bytes) -> Staged:
 def _memory(here: Surroundings, spool: Mapping[str, bytes], slots: int) -> int | None:
     """The job's memory on this host: the smaller of what it is limited to (h_vmem) and what it reserved (the verifier's
     word, `SIZE` for the job or `SIZE*` for each slot)."""
-    limit = gridengine_spool.memory(spool.get("h_vmem", b"").decode("latin-1"))
+    limit = memory(spool.get("h_vmem", b"").decode("latin-1"))
     if limit is not None and spool.get("h_vmem_is_consumable_job") != b"1":
         limit *= slots
     reserved = reserved_memory(here.var(MEMORY), slots)
@@ -179,7 +185,7 @@ def _memory(here: Surroundings, spool: Mapping[str, bytes], slots: int) -> int |
 
 def reserved_memory(asked: str, slots: int) -> int | None:
     """Of the verifier's word: `SIZE` for the job, or `SIZE*` for each slot."""
-    size = gridengine_spool.memory(asked.removesuffix("*"))
+    size = memory(asked.removesuffix("*"))
     return size * slots if size is not None and asked.endswith("*") else size
 
 
@@ -234,6 +240,76 @@ def _tries(job: GridEngineJob) -> str:
 
 def _reason(job: GridEngineJob) -> str:
     return f"belljar_reason_{job.task}" if job.task else "belljar_reason"
+
+
+# -- what the shepherd would have done -----------------------------------------------------------------------------------
+# The starter gets the script's path (or the command of a binary job) and the user's arguments, but neither the shell's
+# words nor whether it is a binary job: that is in the job's spool folder, in `config`, which the job's user may read.
+
+
+def spool_config(text: bytes) -> dict[str, bytes]:
+    """`KEY=VALUE` per line. A value's own newlines cannot be told from the next line's start: the first KEY counts."""
+    found: dict[str, bytes] = {}
+    for line in text[:LARGEST_CONFIG].split(b"\n"):
+        key, equals, value = line.partition(b"=")
+        if equals:
+            found.setdefault(key.decode("latin-1"), value)
+    return found
+
+
+def memory(text: str) -> int | None:
+    """A memory specifier in bytes; None for INFINITY, NONE and what is none."""
+    if text[:2].lower() == "0x":
+        return int(text, 16) if re.fullmatch(r"0[xX][0-9a-fA-F]{1,15}", text) else None
+    match = SIZE.fullmatch(text)
+    return int(float(match[1]) * UNITS.get(match[2], 1)) if match and len(match[1]) < 20 else None
+
+
+def seconds(text: str) -> float | None:
+    """A time specifier: seconds, or H:M:S with empty parts for zero; None for INFINITY and what is none."""
+    if match := CLOCK.fullmatch(text):
+        hours, minutes, rest = (int(part or "0") for part in match.groups())
+        return float(hours * 3600 + minutes * 60 + rest)
+    return float(text) if re.fullmatch(r"[0-9]{1,12}", text) else None
+
+
+def notice(spool: Mapping[str, bytes]) -> tuple[int, float] | None:
+    """(signal, seconds before the end) of a job submitted with `-notify`; the signal may be the site's (NOTIFY_KILL)."""
+    after = seconds(spool.get("notify", b"").decode("latin-1"))
+    kind, name = spool.get("notify_kill_type", b"1"), spool.get("notify_kill", b"").decode("latin-1").upper()
+    number = {b"1": signal.SIGUSR2, b"0": getattr(signal, f"SIG{name.removeprefix('SIG')}", None)}.get(kind)
+    return (int(number), after) if after and isinstance(number, signal.Signals) else None
+
+
+def native_command(argv: tuple[bytes, ...], env: Mapping[str, bytes], spool: Mapping[str, bytes]) -> Command:
+    """The shepherd's own command for this job without a starter method, by `shell_start_mode`.
+
+    unix_behavior, raw_exec   the script itself: its first line names the interpreter, /bin/sh where there is none
+    posix_compliant           the shell with the script and the arguments
+    script_from_stdin         the shell with `-s` and the arguments; the script is its standard input
+    a binary job              the shell with `-c` and all words in one, each followed by a blank; with `-shell n` the
+                              command itself, looked for in PATH
+    """
+    shell = env.get("SGE_STARTER_SHELL_PATH", b"") or b"/bin/sh"
+    mode = env.get("SGE_STARTER_SHELL_START_MODE", b"").lower()
+    login = env.get("SGE_STARTER_USE_LOGIN_SHELL") == b"true"
+    name = (b"-" if login else b"") + shell.rpartition(b"/")[2]
+    is_stdin = mode == b"script_from_stdin" and argv[:1] == (b"-s",)
+    arguments, file = argv[1:], spool.get("script_file", b"") if is_stdin else (argv[0] if argv else b"")
+    if is_binary(env, spool) and spool.get("no_shell", b"0") != b"1":
+        return Command(shell, (name, b"-c", file + b" " + b"".join(word + b" " for word in arguments)))
+    if is_stdin:
+        return Command(shell, (name, b"-s", *arguments))
+    if mode == b"posix_compliant" and not is_binary(env, spool):
+        return Command(shell, (name, file, *arguments))
+    return Command(file, (file, *arguments))
+
+
+def is_binary(env: Mapping[str, bytes], spool: Mapping[str, bytes]) -> bool:
+    """`qsub -b y`: a command of the host, no spooled script."""
+    if flag := spool.get("handle_as_binary"):
+        return flag == b"1"
+    return not env.get("JOB_SCRIPT", b"").endswith(b"/job_scripts/" + env.get("JOB_ID", b"-"))
 
 
 DIALECT = GridEngine()

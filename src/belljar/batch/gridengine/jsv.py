@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from belljar.batch import Settings
-from belljar.batch.gridengine import spool as gridengine_spool
-from belljar.batch.gridengine.dialect import DISK, IMAGE, MEMORY, RERUN, WALL, reserved_memory
+from belljar.batch.gridengine.dialect import DISK, IMAGE, MEMORY, RERUN, WALL, memory, reserved_memory, seconds
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, check_name, guest_memory
 from belljar.batch.system import Call
 from belljar.errors import BadSetting, BelljarError, ImageNotAllowed
@@ -125,10 +124,10 @@ class Verifier:
         """Variables for the job's start. A memory that counts for each slot has a star."""
         found = {}
         for name in RESERVED:
-            if gridengine_spool.memory(hard.get(name, "")):
+            if memory(hard.get(name, "")):
                 found[MEMORY] = hard[name] + ("*" if name in self._per_slot else "")
                 break
-        if gridengine_spool.seconds(hard.get("h_rt", "")) is not None:
+        if seconds(hard.get("h_rt", "")) is not None:
             found[WALL] = hard["h_rt"]
         if disk := hard.get(ASKED_DISK):
             found[DISK] = disk
@@ -145,13 +144,13 @@ class Verifier:
             raise ImageNotAllowed(f"image {image}: there is none of this name", hint=f"There are: {names}.")
         slots = _slots(params)
         limit, reserved = (
-            gridengine_spool.memory(hard.get("h_vmem", "")),
+            memory(hard.get("h_vmem", "")),
             reserved_memory(wishes.get(MEMORY, ""), slots),
         )
         space = -1 if limit is None else limit * slots
-        memory = min((size for size in (space, reserved) if size is not None and size > 0), default=None)
-        check_limits(slots, memory, gridengine_spool.memory(hard.get(ASKED_DISK, "")), self._settings)
-        guest_memory(memory, space, self._settings, GIB)
+        most = min((size for size in (space, reserved) if size is not None and size > 0), default=None)
+        check_limits(slots, most, memory(hard.get(ASKED_DISK, "")), self._settings)
+        guest_memory(most, space, self._settings, GIB)
 
 
 def resources(text: str) -> dict[str, str]:

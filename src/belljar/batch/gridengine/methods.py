@@ -24,8 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.batch.gridengine.dialect import GRACE
-from belljar.batch.gridengine.spool import config
+from belljar.batch.gridengine.dialect import GRACE, spool_config
 from belljar.batch.system import Call
 from belljar.errors import BadOption, BelljarError
 from belljar.host.processes import PROC, all_pids, command_line, is_stopped, start_time
@@ -162,7 +161,7 @@ def _groups_of_methods(spool: Path) -> Iterator[int]:
 
 def _additional_group(spool: Path) -> int | None:
     try:
-        settings = config((spool / "config").read_bytes())
+        settings = spool_config((spool / "config").read_bytes())
         group = int(settings.get("add_grp_id", b"0"))
     except (OSError, ValueError):
         return None

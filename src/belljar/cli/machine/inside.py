@@ -188,11 +188,10 @@ def console(args: argparse.Namespace, house: House) -> int:
     connection.settimeout(None)
     if not os.isatty(0):
         return _pump(connection.fileno())
-    from belljar.jobs.terminal import RawTerminal
+    from belljar.jobs.attend import raw_terminal
 
-    terminal = RawTerminal(0)
     print(f"console of {view.id}; Ctrl-] leaves", file=sys.stderr)
-    terminal.enter()
+    terminal = raw_terminal()
     try:
         return _pump(connection.fileno())
     finally:
