@@ -62,10 +62,11 @@ def on_a_fresh_node(command: str, users: list[str], args: Any) -> dict[str, Any]
         node = Path(name)
         node.chmod(0o755)
         (node / "store").mkdir(mode=0o755)
-        shutil.copytree(args.store / "images", node / "store/images", copy_function=link_or_copy)
+        shutil.copytree(args.store / "images", node / "store/images", copy_function=copy)
         report = node / "report"
         root = {"PATH": os.environ["PATH"], "HOME": str(node), "BELLJAR_PATHS_STORE": str(node / "store")}
         root |= {f"BELLJAR_PATHS_{one.upper()}": str(node / one) for one in ("run", "scratch", "logs")}
+        subprocess.run([command, "image", "verify"], env=root, check=True, stdout=subprocess.DEVNULL)  # they are copies
         begin = time.perf_counter()
         subprocess.run(
             [command, "template", "build", "--image", args.image], env=root, check=True, stdout=subprocess.DEVNULL
@@ -117,7 +118,7 @@ def run_one(
     begin = time.perf_counter()
     done = subprocess.run(
         [command, "run", "--image", image, *size, "--report", str(report), "--", "true"], env=env, cwd="/",
-        stdin=subprocess.DEVNULL, user=user, group=user, extra_groups=[] if user else None,
+        stdin=subprocess.DEVNULL, user=user, group=pwd.getpwnam(user).pw_gid if user else None, extra_groups=[] if user else None,
     )  # fmt: skip
     took = time.perf_counter() - begin
     if done.returncode:
@@ -125,7 +126,7 @@ def run_one(
     return took, json.loads(report.read_text())
 
 
-def link_or_copy(source: str, target: str) -> None:
+def copy(source: str, target: str) -> None:
     subprocess.run(["cp", "--archive", "--reflink=auto", "--sparse=always", source, target], check=True)
 
 
