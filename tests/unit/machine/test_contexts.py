@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from belljar.context import Means
+from belljar.context import Chosen, Means
 from belljar.errors import ContextImpossible
 from belljar.hypervisor import Accelerator, Boot, DomainSpec
 from belljar.image import BootFiles, Image
 from belljar.image.fake import FakeStore, fake_image
 from belljar.machine.planning import contexts
-from belljar.machine.planning.boot_plan import Plan, has_usual_way
-from belljar.machine.planning.contexts import GuestContext, decide, means_of
+from belljar.machine.planning.boot_plan import GuestContext, Plan, has_usual_way
+from belljar.machine.planning.contexts import decide, means_of
 from belljar.model import (
     GIB,
     Account,
@@ -176,11 +176,10 @@ def test_the_disc_is_made_once_and_only_where_there_is_to_be_one(tmp_path: Path)
 
 def test_who_waited_in_vain_is_told_for_what(tmp_path: Path) -> None:
     way = decided(request(Context.CLOUD_INIT), image())
-    plan = Plan(spec(tmp_path), link=None, template=None, context=way)  # type: ignore[arg-type]
-    assert "cloud-init" in plan.awaited
-    assert plan.context_facts == (Context.CLOUD_INIT, "asked for")
-    usual = replace(plan, context=None)
-    assert usual.awaited == "the guest's agent to answer" and usual.context_facts == (Context.RAMDISK, "")
+    plan = Plan(spec(tmp_path), link=None, context=way)  # type: ignore[arg-type]
+    assert "cloud-init" in plan.awaited and way.chosen == Chosen(Context.CLOUD_INIT, "asked for")
+    usual = replace(way, chosen=Chosen(Context.RAMDISK, ""))
+    assert replace(plan, context=usual).awaited == "the guest's agent to answer"
     assert replace(plan, template=object()).awaited == "the clone's agent to answer"  # type: ignore[arg-type]
 
 

@@ -35,7 +35,7 @@ from belljar.machine.life.output import Console
 from belljar.machine.life.work import Present, run_of
 from belljar.machine.orders import Ended, Orders, unless_cancelled
 from belljar.machine.parts import Keep, Parts
-from belljar.machine.planning.boot_plan import Plan, Planner, ssh_of
+from belljar.machine.planning.boot_plan import Plan, Planner
 from belljar.machine.planning.refusal import checked_image
 from belljar.machine.planning.template import judge
 from belljar.model import OwnWork, Sign, Start, State, Work
@@ -117,10 +117,10 @@ class Keeping:
 
     async def _boot(self, plan: Plan) -> None:
         life = self.life
-        context, why = plan.context_facts
+        context = plan.context.chosen.context
         life.note(
             start=(Start.CLONE if plan.template else Start.COLD).value, start_reason=plan.reason,
-            context=context.value, context_reason=why,
+            context=context.value, context_reason=plan.context.chosen.reason,
         )  # fmt: skip
         with life.phase("start"):
             owner = plan.spec.owner[0]  # whose processes the machine's are
@@ -156,8 +156,8 @@ class Keeping:
             from belljar.machine.extras.network import listen
 
             self._tasks += [loop.create_task(listen(domain.traffic(), life, self.now.equipment.answer))]
-        if plan.template is None and (ssh := ssh_of(plan.context)) is not None:
-            self.now.guest = ssh.guest(life, is_draft=False)(domain)
+        if plan.template is None and plan.context.ssh is not None:
+            self.now.guest = plan.context.ssh.guest(life, is_draft=False)(domain)
         elif life.request.work.has_agent:
             self.now.guest = self.parts.make_guest(domain.channel)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from belljar.context import Chosen, Seed
 from belljar.errors import BelljarError, BootFailed, BootTimeout, NotPermitted, TemplateError
 from belljar.guest import Guest
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Boot, Domain, DomainSpec, Nic, SharedFolder, Template, cloning_of
-from belljar.image import Image
-from belljar.machine import SEED, VIRTIOFS_SOCKET
+from belljar.image import BootFiles, Image
+from belljar.machine import RAMDISK, SEED, VIRTIOFS_SOCKET
 from belljar.machine.extras import Equipment
 from belljar.machine.extras.shares import has_virtiofs, host_folders, warm_for
 from belljar.machine.life.life import Life
@@ -24,10 +26,65 @@ from belljar.network import Link
 from belljar.network import plan as plan_link
 
 if TYPE_CHECKING:
-    from belljar.machine.planning.contexts import GuestContext
     from belljar.machine.planning.ssh import SshContext
 
 LARGE_PAGE = 2 * MIB
+AWAITED = {
+    Context.CLOUD_INIT: "the guest's cloud-init to end, and then its agent to answer",
+    Context.INJECT: "the guest's own init to start the agent that was put into it, and the agent to answer",
+    Context.SSH: "the guest's ssh server to let belljar in, and then its agent to answer (how far it came is in"
+    " `belljar logs ID --journal`)",
+    Context.NONE: "the agent that the image has to start itself to answer",
+}
+
+
+@dataclass(frozen=True)
+class GuestContext:
+    """How a guest is contextualized, with all that a domain needs for it."""
+
+    chosen: Chosen
+    files: BootFiles
+    image: Image  # whose disk is the one the machine's own stands on
+    seed: Seed | None = None
+    layer: str = ""  # digest of what was put into the image's disk, or will be over ssh
+    ssh: SshContext | None = None
+    private: str = ""  # why it is of use to one machine alone, so that there is no template; empty: it is not
+
+    @property
+    def has_own_init(self) -> bool:
+        """Is the image's own init started, and not belljar's?"""
+        return self.chosen.context is not Context.RAMDISK
+
+    @property
+    def digest(self) -> str:
+        """Of what is booted, and part of a template's key."""
+        more = [self.seed.digest if self.seed is not None else "", self.layer]
+        if not any(more):
+            return self.files.digest
+        from hashlib import sha256
+
+        return sha256("\n".join([self.files.digest, *more]).encode()).hexdigest()
+
+    @property
+    def awaited(self) -> str:
+        """What a boot waits for, for a person who waited in vain."""
+        return AWAITED.get(self.chosen.context, "the guest's agent to answer")
+
+    def ramdisk(self, folder: Path) -> Path | None:
+        """Where the ramdisk lies, or will, of a machine with this folder."""
+        return folder / RAMDISK if self.ssh is not None and self.ssh.injects else self.files.initrd
+
+    def make_seed(self, spec: DomainSpec) -> None:
+        """The disc of a cold start or a template, where there is to be one and it is not there yet; a clone has its
+        template's."""
+        if self.ssh is not None and self.ssh.injects:
+            assert spec.boot.initrd is not None and self.files.initrd is not None
+            self.ssh.write_ramdisk(spec.boot.initrd, self.files.initrd)
+        elif self.ssh is not None and spec.seed is not None:
+            spec.seed.unlink(missing_ok=True)  # one that was made for a template has other keys
+            self.ssh.seed().write(spec.seed)
+        elif self.seed is not None and spec.seed is not None and not spec.seed.exists():
+            self.seed.write(spec.seed)
 
 
 @dataclass(frozen=True)
@@ -36,23 +93,14 @@ class Plan:
 
     spec: DomainSpec
     link: Link
-    template: Template | None
+    context: GuestContext
+    template: Template | None = None
     reason: str = ""
-    context: GuestContext | None = None  # None: belljar's ramdisk, as usual
-
-    @property
-    def context_facts(self) -> tuple[Context, str]:
-        """How the guest is contextualized, and why so where that was a question."""
-        return (
-            (Context.RAMDISK, "") if self.context is None else (self.context.chosen.context, self.context.chosen.reason)
-        )
 
     @property
     def awaited(self) -> str:
-        """What its boot waits for, for a person who waited in vain."""
-        if self.template is not None or self.context is None:
-            return f"the {'clone' if self.template else 'guest'}'s agent to answer"
-        return self.context.awaited
+        """What its start waits for, for a person who waited in vain."""
+        return self.context.awaited if self.template is None else "the clone's agent to answer"
 
 
 class Planner:
@@ -68,7 +116,7 @@ class Planner:
         spec, context, wanted = plan.spec, plan.context, self._life.request.machine.start
         if wanted is Start.COLD:
             return await self._with_disk(replace(plan, reason="asked for"))
-        why = (context.private if context is not None else "") or why_never_a_clone(self._life.request.work)
+        why = context.private or why_never_a_clone(self._life.request.work)
         cloning = self._parts.hypervisor.cloning
         if not why and isinstance(cloning, str):
             why = cloning
@@ -89,19 +137,21 @@ class Planner:
         """The template that this machine would be cloned from, made now where there is none; with *exact*, one of its own size.
         Raises why it cannot be had."""
         plan, templates = await self._undecided(), cloning_of(self._parts.hypervisor)
-        framed = None if exact else in_base_frame(plan.spec, self._image, plan.context, templates)
+        framed = (
+            None if exact else in_base_frame(plan.spec, self._image, templates, has_own_init=plan.context.has_own_init)
+        )
         spec = framed or plan.spec
         found = templates.find_template(spec)
         return found if isinstance(found, Template) else await self._make(spec, plan.context)
 
-    async def _template_for(self, spec: DomainSpec, context: GuestContext | None) -> tuple[DomainSpec, Template | str]:
+    async def _template_for(self, spec: DomainSpec, context: GuestContext) -> tuple[DomainSpec, Template | str]:
         """One of exactly this size, if it is there; else the image's base template, made where it is missing, with the
         machine as a clone of it; else one of this size, made now; or why there is none."""
         templates = cloning_of(self._parts.hypervisor)
         found = templates.find_template(spec)
         if isinstance(found, Template):
             return spec, found
-        framed = in_base_frame(spec, self._image, context, templates)
+        framed = in_base_frame(spec, self._image, templates, has_own_init=context.has_own_init)
         if framed is not None:
             base = await self._base_template(framed, context)
             if isinstance(base, str):
@@ -110,7 +160,7 @@ class Planner:
                 return framed, base
         return spec, await self._make_or_say_why(spec, context)
 
-    async def _base_template(self, framed: DomainSpec, context: GuestContext | None) -> Template | str | None:
+    async def _base_template(self, framed: DomainSpec, context: GuestContext) -> Template | str | None:
         """Found or made; or why not; None where the machine may yet boot, for it has more memory."""
         templates, has_more = cloning_of(self._parts.hypervisor), framed.of_template.memory < framed.memory
         found = templates.find_template(framed)
@@ -124,7 +174,7 @@ class Planner:
             return None
         return None if has_more and failed_before(templates.template_lock(framed)) else made
 
-    async def _make_or_say_why(self, spec: DomainSpec, context: GuestContext | None) -> Template | str:
+    async def _make_or_say_why(self, spec: DomainSpec, context: GuestContext) -> Template | str:
         """A template made now, by us or by somebody who was before us; or why there is none."""
         if why := failed_before(cloning_of(self._parts.hypervisor).template_lock(spec)):
             return why
@@ -135,18 +185,15 @@ class Planner:
         except BelljarError as error:
             return f"no template could be made: {error.message}"
 
-    async def _make(self, spec: DomainSpec, context: GuestContext | None) -> Template:
-        parts, life, ssh = self._parts, self._life, ssh_of(context)
+    async def _make(self, spec: DomainSpec, context: GuestContext) -> Template:
+        parts, life = self._parts, self._life
         make_guest: Callable[[Domain], Guest] = lambda domain: parts.make_guest(domain.channel)  # noqa: E731
-        disk, awaited = self._image.disk, "the template's agent to answer"
-        if context is not None:
-            disk, awaited = context.image.disk, context.awaited
-        if ssh is not None:
-            make_guest = ssh.guest(life, is_draft=True)
-        making = Making(disk, make_guest, life.request.work.account, awaited, parts.boot_timeout)
+        if context.ssh is not None:
+            make_guest = context.ssh.guest(life, is_draft=True)
+        account = life.request.work.account
+        making = Making(context.image.disk, make_guest, account, context.awaited, parts.boot_timeout)
         with life.phase("template"):
-            if context is not None:
-                context.make_seed(spec)
+            context.make_seed(spec)
             with parts.showing(f"Making a template of {life.request.machine.image}, once", spec.image_digest):
                 return await make_template(parts.hypervisor, spec, making, life.record)
 
@@ -155,7 +202,7 @@ class Planner:
         assert template is not None
         self._parts.overlays.check_room(spec.disk.parent)
         self._intend(spec)
-        if ssh_of(plan.context) is not None and spec.nic is not None:
+        if plan.context.ssh is not None and spec.nic is not None:
             from belljar.machine.planning.ssh import card_of_clone
 
             spec = replace(spec, nic=card_of_clone(spec.nic, plan.link))
@@ -163,11 +210,9 @@ class Planner:
         return replace(plan, spec=spec)
 
     async def _with_disk(self, plan: Plan) -> Plan:
-        spec, image = plan.spec, self._image
+        spec, image = plan.spec, plan.context.image
         self._intend(spec)
-        if plan.context is not None:
-            plan.context.make_seed(spec)
-            image = plan.context.image
+        plan.context.make_seed(spec)
         wanted = None if image.is_disc else self._life.request.machine.disk
         size = self._parts.overlays.create(spec.disk, image, wanted)
         if spec.owner[0] != os.geteuid():
@@ -185,19 +230,17 @@ class Planner:
         """The machine in the hypervisor's words, and how its guest is contextualized."""
         parts, life, image, equipment = self._parts, self._life, self._image, self._equipment
         request, machine = life.request, life.request.machine
-        context = None if has_usual_way(request, image) else await self._guest_context()
-        files = parts.images.boot_files(image) if context is None else context.files
-        digest = files.digest if context is None else context.digest
-        if request.work.user_data is not None and not (equipment.answers or (context is not None and context.private)):
+        context = await self._guest_context()
+        files = context.files
+        if request.work.user_data is not None and not (equipment.answers or context.private):
             raise no_way_for_user_data(request)
-        initrd = files.initrd if context is None else context.ramdisk(life.folder)
-        boot = Boot(files.kernel, initrd, files.append, digest, files.firmware, image.is_disc)
+        initrd = context.ramdisk(life.folder)
+        boot = Boot(files.kernel, initrd, files.append, context.digest, files.firmware, image.is_disc)
         shared = replace(boot, initrd=files.initrd)  # a ramdisk of the machine's own is not there yet
         accelerator, why = await in_thread(lambda: parts.hypervisor.accelerator(shared))
         life.note(accelerator=accelerator.value, accelerator_reason=why)
         link = equipment.joined.link if equipment.joined else plan_link(machine.network, request.id)
-        ssh = ssh_of(context)
-        nic = nic_of(link) if ssh is None else ssh.card(link)
+        nic = nic_of(link) if context.ssh is None else context.ssh.card(link)
         if isinstance(request.work, OwnWork):
             from belljar.machine.life.own_work import with_port
 
@@ -210,22 +253,20 @@ class Planner:
             nic=nic, shares=tuple(SharedFolder(tag, item.source, item.readonly, item.kind) for tag, item in folders),
             owner=qemu_owner(request, parts.qemu_owner, os.geteuid()),
             warm=warm_for(machine), disks=equipment.disks,
-            seed=life.folder / SEED if context is not None and context.seed is not None else None,
+            seed=None if context.seed is None else life.folder / SEED,
         )  # fmt: skip
         if has_virtiofs(machine):
             parts.hypervisor.check(spec)
-        return Plan(spec, link, None, context=context)
+        return Plan(spec, link, context)
 
     async def _guest_context(self) -> GuestContext:
-        """Imported only by those who leave the usual way."""
+        """Belljar's ramdisk, as usual; what other ways take is imported by those who go them."""
+        request, image = self._life.request, self._image
+        if has_usual_way(request, image):
+            return GuestContext(Chosen(Context.RAMDISK, ""), self._parts.images.boot_files(image), image)
         from belljar.machine.planning.contexts import decide
 
-        return await decide(self._life.request, self._image, self._parts, self._keep)
-
-
-def ssh_of(context: GuestContext | None) -> SshContext | None:
-    """The keys of a guest that its agent is brought to by ssh."""
-    return None if context is None else context.ssh
+        return await decide(request, image, self._parts, self._keep)
 
 
 def nic_of(link: Link) -> Nic | None:

@@ -15,17 +15,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from hashlib import file_digest, sha256
+from dataclasses import replace
+from hashlib import file_digest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from belljar.context import Chosen, Means, Seed, choose, cloud_init_seed, user_seed
+from belljar.context import Chosen, Means, choose, cloud_init_seed, user_seed
 from belljar.errors import BelljarError, ContextImpossible
 from belljar.host.files import no_space_as_error, read_json, sync_file, write_whole
 from belljar.host.interpreter import Interpreter
 from belljar.host.threads import in_thread
-from belljar.hypervisor import DomainSpec, guest_uuid
+from belljar.hypervisor import guest_uuid
 from belljar.image import (
     AGENT_PATH,
     PYTHON_PATH,
@@ -39,24 +39,13 @@ from belljar.image import (
     agent_unit,
     layer_name,
 )
-from belljar.machine import RAMDISK
 from belljar.machine.life.claim import lock_of
 from belljar.machine.parts import Keep, Parts
+from belljar.machine.planning.boot_plan import GuestContext
 from belljar.machine.workshop.workshop import Workshop
 from belljar.model import Context, NetworkMode, Request, dumps
 
-if TYPE_CHECKING:
-    from belljar.machine.planning.ssh import SshContext
-
 LAYER_PATIENCE = 900.0  # seconds: another process boots a machine and works in it
-AWAITED = {
-    Context.CLOUD_INIT: "the guest's cloud-init to end, and then its agent to answer",
-    Context.INJECT: "the guest's own init to start the agent that was put into it, and the agent to answer",
-    Context.SSH: "the guest's ssh server to let belljar in, and then its agent to answer (how far it came is in"
-    " `belljar logs ID --journal`)",
-    Context.NONE: "the agent that the image has to start itself to answer",
-}
-
 
 # Where nobody answers a guest's DHCP requests its own init would wait two minutes for a network (seen with Debian 12 and 13): it has
 # none, or the agent gives the card its address.
@@ -66,47 +55,6 @@ NO_WAITING = "systemd.mask=systemd-networkd-wait-online.service systemd.mask=Net
 # How long a boot may take is belljar's to say (`qemu.boot_timeout`). By systemd's own 90 s for a device an emulated guest on a
 # host with seven processes for each processor had no /boot/efi yet, and went into emergency mode (seen with Debian 13).
 PATIENCE = "systemd.default_timeout_start_sec=3600 systemd.default_device_timeout_sec=3600"
-
-
-@dataclass(frozen=True)
-class GuestContext:
-    """A context, with all that a domain needs for it."""
-
-    chosen: Chosen
-    files: BootFiles
-    image: Image  # whose disk is the one the machine's own stands on
-    seed: Seed | None = None
-    layer: str = ""  # digest of what was put into the image's disk, or will be over ssh
-    ssh: SshContext | None = None
-    private: str = ""  # why it is of use to one machine alone, so that there is no template; empty: it is not
-
-    @property
-    def digest(self) -> str:
-        """Of what is booted, and part of a template's key."""
-        more = [self.seed.digest if self.seed is not None else "", self.layer]
-        return sha256("\n".join([self.files.digest, *more]).encode()).hexdigest() if any(more) else self.files.digest
-
-    @property
-    def awaited(self) -> str:
-        """What a cold boot waits for, for a person who waited in vain."""
-        return AWAITED.get(self.chosen.context, "the guest's agent to answer")
-
-    def ramdisk(self, folder: Path) -> Path | None:
-        """Where the ramdisk lies, or will, of a machine with this folder."""
-        return folder / RAMDISK if self.ssh is not None and self.ssh.injects else self.files.initrd
-
-    def make_seed(self, spec: DomainSpec) -> None:
-        """The disc of a cold start or a template, where there is to be one and it is not there yet; a clone has its
-        template's."""
-        if self.ssh is not None and self.ssh.injects:
-            assert spec.boot.initrd is not None and self.files.initrd is not None
-            return self.ssh.write_ramdisk(spec.boot.initrd, self.files.initrd)
-        if self.ssh is not None and spec.seed is not None:
-            spec.seed.unlink(missing_ok=True)  # one that was made for a template has other keys
-            self.ssh.seed().write(spec.seed)
-            return
-        if self.seed is not None and spec.seed is not None and not spec.seed.exists():
-            self.seed.write(spec.seed)
 
 
 async def decide(request: Request, image: Image, parts: Parts, keep: Keep) -> GuestContext:

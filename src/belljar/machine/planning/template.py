@@ -15,7 +15,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from belljar.errors import (
     AgentLost,
@@ -36,10 +35,7 @@ from belljar.journal import Record
 from belljar.machine import DOUBTS
 from belljar.machine.cleaning.put_away import deadline, last_words
 from belljar.machine.life.claim import lock_of
-from belljar.model import MIB, Account, Context
-
-if TYPE_CHECKING:
-    from belljar.machine.planning.contexts import GuestContext
+from belljar.model import MIB, Account
 
 KEPT = 1 << 15  # bytes of the console's end
 LAST_WORDS = 2.0  # seconds for the console's end to arrive after QEMU's
@@ -53,14 +49,11 @@ FAILED_FOR, REFUSED_FOR = (
 LONGEST_REASON = 1000
 
 
-def in_base_frame(
-    spec: DomainSpec, image: Image, context: GuestContext | None, templates: Templates
-) -> DomainSpec | None:
+def in_base_frame(spec: DomainSpec, image: Image, templates: Templates, *, has_own_init: bool) -> DomainSpec | None:
     """The machine as a clone of its image's base template; None where there is none of any use to it."""
     if image.is_disc or _counts_what_is_never_used():
         return None
     least = image.facts.get("least_memory", 0)
-    has_own_init = context is not None and context.chosen.context is not Context.RAMDISK
     usual = CAREFUL_MEMORY if has_own_init else BASE_MEMORY
     memory = max(usual, least) if isinstance(least, int) else usual
     frame = templates.frame(spec, memory=memory, disk=image.virtual_size)
