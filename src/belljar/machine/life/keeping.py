@@ -78,7 +78,7 @@ class Keeping:
             image = checked_image(life.request, self.parts)
             life.note(image_digest=image.digest)
             for extra in (*self._further, *extras_of(life.request, image, self.parts)):
-                self._held.enter_context(life.trying(f"its {type(extra).__name__} was not released"))
+                self._held.enter_context(life.trying("what it had beside its disk was not released"))
                 self._held.callback(extra.release)
                 self.now.extras.append(extra)
                 self.now.equipment = await extra.prepare(life, self.now.equipment)
