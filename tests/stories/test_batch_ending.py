@@ -13,7 +13,7 @@ from tests.stories.conftest import House
 
 from belljar.errors import NoSuchMachine
 from belljar.machine import MachineView
-from belljar.machine.cleaning import ending
+from belljar.machine.cleaning import reaper
 from belljar.machine.life.claim import claim
 from belljar.machine.life.life import Life
 from belljar.machine.outside.registry import jobs_of, known_as
@@ -72,16 +72,16 @@ def test_what_its_dead_supervisor_left_is_finished(house: House) -> None:
     life = claim(job(house, "0123456789ab", "7"), house.folders, lambda point: None)
     view = living(house, life)
     life.release()
-    assert ending.end(view, house.hypervisor, house.reaper)
+    assert house.reaper.end(view)
     assert house.leftovers() == []
-    assert ending.end(view, house.hypervisor, house.reaper), "ending what ended is success"
+    assert house.reaper.end(view), "ending what ended is success"
 
 
 def test_a_lock_that_stays_taken_by_somebody_unknown_is_told(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ending, "ASK_PATIENCE", 0.1)
+    monkeypatch.setattr(reaper, "ASK_PATIENCE", 0.1)
     monkeypatch.setattr("belljar.machine.cleaning.reaper.LOCK_PATIENCE", 0.1)
     life = claim(job(house, "0123456789ab", "7"), house.folders, lambda point: None)  # held by this very process
-    assert not ending.end(living(house, life), house.hypervisor, house.reaper)
+    assert not house.reaper.end(living(house, life))
     assert life.folder.exists()
     life.release()
 
@@ -93,7 +93,7 @@ def test_a_pid_alone_is_nobodys_name(house: House) -> None:
     try:
         journal = life.folder / "journal.jsonl"
         journal.write_text(journal.read_text().replace(f'"pid":{os.getpid()}', f'"pid":{other.pid}'))
-        assert ending.supervisor(life.folder) is None
+        assert reaper.supervisor(life.folder) is None
     finally:
         other.communicate(b"\n", timeout=30)
         life.release()
@@ -102,4 +102,4 @@ def test_a_pid_alone_is_nobodys_name(house: House) -> None:
 @pytest.mark.parametrize("pid", ["1", "0", "-1", '"x"', "null", "1.5"])
 def test_a_claim_that_names_no_process_leads_to_none(tmp_path: Path, pid: str) -> None:
     (tmp_path / "journal.jsonl").write_text(f'{{"event":"claim","pid":{pid}}}\n')
-    assert ending.supervisor(tmp_path) is None
+    assert reaper.supervisor(tmp_path) is None

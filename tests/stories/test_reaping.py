@@ -20,7 +20,6 @@ from belljar.host.locks import is_locked, locked
 from belljar.hypervisor import Traces
 from belljar.journal import read
 from belljar.machine.cleaning import put_away, reaper
-from belljar.machine.cleaning.ending import end
 from belljar.machine.cleaning.put_away import retire
 from belljar.machine.cleaning.reaper import DRAFT, Undone, prune, traces_of
 from belljar.machine.life.claim import claim, gate
@@ -127,7 +126,7 @@ def test_the_end_of_a_machine_waits_for_a_lock_that_outlives_its_holder(house: H
     of_the_dead(life)
     child = forked(life)
     (view,) = house.machines.list()
-    assert end(view, house.hypervisor, house.reaper)
+    assert house.reaper.end(view)
     assert child.wait(10) == 0 and house.saved_outcome()["cause"] == "node-fault"
 
 

@@ -122,11 +122,7 @@ def end_machines(house: House, job: str) -> list[str]:
     from belljar.machine.outside.registry import jobs_of
 
     views = [view for view in house.machines.list() if job in jobs_of(view)]
-    if not views:
-        return []
-    from belljar.machine.cleaning.ending import end
-
-    results = ((view.id, end(view, house.hypervisor, house.reaper)) for view in views)
+    results = ((view.id, house.reaper.end(view)) for view in views)
     return [f"machine {id} {'ended' if is_gone else 'does not go away'}" for id, is_gone in results]
 
 

@@ -102,10 +102,9 @@ def end(house: House, one: Owned) -> str:
 
 
 def _end(house: House, machine: str) -> str:
-    from belljar.machine.cleaning.ending import end as end_machine
 
     for view in house.machines.list():
-        if view.id == machine and not end_machine(view, house.hypervisor, house.reaper):
+        if view.id == machine and not house.reaper.end(view):
             return "does not go away"
     return "ended"
 

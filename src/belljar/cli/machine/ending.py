@@ -107,7 +107,7 @@ def let_go_on(view: MachineView) -> None:
     from contextlib import suppress
 
     from belljar.host.processes import is_stopped
-    from belljar.machine.cleaning.ending import supervisor
+    from belljar.machine.cleaning.reaper import supervisor
 
     pid = supervisor(view.folder)
     if pid is not None and is_stopped(pid):

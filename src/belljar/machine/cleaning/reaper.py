@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -20,11 +21,12 @@ from belljar import network
 from belljar.errors import BelljarError, LockTimeout
 from belljar.host.files import check_ours, read_json, remove_tree
 from belljar.host.locks import is_locked, locked
-from belljar.host.processes import boot_id, owner
+from belljar.host.processes import boot_id, kill_and_wait, owner
 from belljar.hypervisor import Hypervisor, Traces
 from belljar.journal import Event, Ledger, read
-from belljar.machine import KEPT_DISK, LOCK, OUTCOME, REQUEST, Folders
+from belljar.machine import KEPT_DISK, LOCK, OUTCOME, REQUEST, Folders, MachineView
 from belljar.machine.cleaning.put_away import RETIRED, keep_outcome, retire, shutdown_of
+from belljar.machine.life import control
 from belljar.machine.life.claim import gate
 from belljar.machine.states import CLASSES
 from belljar.model import Cause, MachineId, Outcome, OutcomeClass, Request, State, to_json
@@ -32,6 +34,7 @@ from belljar.model import Cause, MachineId, Outcome, OutcomeClass, Request, Stat
 OF_A_MACHINE = re.compile(r"[0-9a-f]{12}\.(qcow2|scratch|foreign|empty|packed[0-9])")  # a file of `scratch`
 LOCK_PATIENCE = 10.0  # seconds for other reapers to be done
 KILL_PATIENCE, LEAST_PATIENCE = 5.0, 0.1  # seconds for the end of a process that was killed
+ASK_PATIENCE, FORCE_PATIENCE = 3.0, 3.0  # seconds for a supervisor that was asked; for the kernel, after SIGKILL
 LAST_PATIENCE = 1.0  # seconds for the lock of a dead supervisor to be free
 NOT_FINISHED, DRAFT = "not finished", "template that was never finished"
 
@@ -62,6 +65,23 @@ class Reaper:
         """This machine alone, where its keeper is dead."""
         deadline = time.monotonic() + LOCK_PATIENCE
         return [done for id in _dead(self._folders, deadline, [id]) for done in self._finish(id, deadline)]
+
+    def end(self, view: MachineView) -> bool:
+        """End a machine whose job is over, whatever its supervisor is doing: asked first, then by force. It is gone, with
+        everything of it, when this returns; False when the kernel holds something of it. Ending what ended is success."""
+        lock = view.folder / LOCK
+        if is_locked(lock):
+            _ask(view.folder)
+        if is_locked(lock):
+            pid = supervisor(view.folder)
+            with suppress(BelljarError):
+                self._hypervisor.discard(view.id, traces_of(read(view.folder)))
+            if pid is not None and is_locked(lock):
+                kill_and_wait([pid], timeout=FORCE_PATIENCE)
+            # A child of the dead, between fork and exec, has its lock for a moment more.
+            _await_free(lock, FORCE_PATIENCE)
+        self.quick()
+        return not view.folder.exists()
 
     def full(self) -> list[Undone]:
         """`quick`, then what no folder tells about: domains without a machine, stray overlays and identities."""
@@ -172,6 +192,45 @@ class Reaper:
         live = set(_names(self._folders.machines))
         disks = [name for name in disks if name.partition(".")[0] not in live]
         return [*retired, *(self._folders.scratch / name for name in disks), *([] if live else identities)]
+
+
+def supervisor(folder: Path) -> int | None:
+    """The process that claimed the machine, if it is one that has its lock open: a pid alone is nobody's name."""
+    for event in read(folder)[:1]:
+        pid = event.get("pid")
+        if event["event"] != "claim" or not isinstance(pid, int) or pid <= 1 or pid == os.getpid():
+            continue
+        if _has_open(pid, folder / LOCK):
+            return pid
+    return None
+
+
+def _has_open(pid: int, path: Path) -> bool:
+    with suppress(OSError):
+        wanted = os.stat(path)
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{name}"), wanted):
+                    return True
+    return False
+
+
+def _ask(folder: Path) -> None:
+    """Tell the supervisor to end the machine and wait a little for its lock to be free."""
+    pid = supervisor(folder)
+    if pid is not None:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGCONT)  # it may have been suspended with its job
+    with suppress(BelljarError, OSError, ValueError):
+        with control.connect(folder) as connection:
+            connection.settimeout(ASK_PATIENCE)
+            control.ask(connection, "kill")
+        _await_free(folder / LOCK, ASK_PATIENCE)
+
+
+def _await_free(lock: Path, patience: float) -> None:
+    with suppress(BelljarError, OSError), locked(lock, timeout=patience, what="see a machine's end", shared=True):
+        pass
 
 
 def _removed(path: Path) -> Iterator[Undone]:
