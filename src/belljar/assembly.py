@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from belljar.image.store.store import Store
     from belljar.machine.cleaning.reaper import Reaper
     from belljar.machine.outside.registry import Machines
-    from belljar.machine.planning.ssh import SshHouse
+    from belljar.machine.parts import SshHouse
     from belljar.machine.supervisor import Supervisor
     from belljar.machine.workshop.workshop import Workshop
 
@@ -133,7 +133,7 @@ class House:
         from belljar.guest.ssh import Parcel, SshGuest
         from belljar.guest.ssh_link import fresh_keys
         from belljar.image import agent_unit
-        from belljar.machine.planning.ssh import SshHouse
+        from belljar.machine.parts import SshHouse
 
         settings, parcel = self.settings.guest, Parcel(agent_unit(), self.images.interpreter)
 

@@ -6,12 +6,12 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from belljar.context import Settings as ContextSettings
-from belljar.guest import Guest, Streams
+from belljar.guest import Guest, SshKeys, Streams
 from belljar.host.room import Settings as HostSettings
-from belljar.hypervisor import Hypervisor
+from belljar.hypervisor import Domain, Hypervisor
 from belljar.image import ImageStore, Overlays
 from belljar.machine import Folders, Settings
 from belljar.machine.extras import Extra
@@ -19,11 +19,9 @@ from belljar.machine.orders import Orders
 from belljar.model import Outcome, Request
 from belljar.network import Networks
 
-if TYPE_CHECKING:
-    from belljar.machine.planning.ssh import SshHouse
-
 # Told what a job waits for that takes long, and of which image (its digest; "": none was measured); shows it while inside.
 Showing = Callable[[str, str], AbstractContextManager[None]]
+MakeSshGuest = Callable[[Domain, SshKeys, Callable[[str], None], bool], Guest]  # the last: is it to become a template?
 
 
 class Keep(Protocol):
@@ -32,6 +30,14 @@ class Keep(Protocol):
     async def __call__(
         self, request: Request, streams: Streams, orders: Orders, *, extras: Sequence[Extra] = ()
     ) -> Outcome: ...
+
+
+@dataclass(frozen=True)
+class SshHouse:
+    """What guests are reached with by ssh."""
+
+    make_guest: MakeSshGuest
+    fresh_keys: Callable[[str], SshKeys]  # for this user. Raises SshMissing
 
 
 def in_silence(what: str, digest: str) -> AbstractContextManager[None]:

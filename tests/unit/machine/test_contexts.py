@@ -14,8 +14,9 @@ from belljar.hypervisor import Accelerator, Boot, DomainSpec
 from belljar.image import BootFiles, Image
 from belljar.image.fake import FakeStore, fake_image
 from belljar.machine.planning import contexts
-from belljar.machine.planning.boot_plan import GuestContext, Plan, has_usual_way
+from belljar.machine.planning.boot_plan import Plan
 from belljar.machine.planning.contexts import decide, means_of
+from belljar.machine.planning.guest_context import GuestContext, has_usual_way
 from belljar.model import (
     GIB,
     Account,

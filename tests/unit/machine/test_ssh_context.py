@@ -15,9 +15,10 @@ from belljar.host.guard.egress import Egress
 from belljar.hypervisor import Accelerator, Boot, DomainSpec
 from belljar.image import SSH_WORD, BootFiles, Image
 from belljar.image.fake import FakeStore
-from belljar.machine.planning.boot_plan import GuestContext
+from belljar.machine.parts import SshHouse
 from belljar.machine.planning.contexts import decide
-from belljar.machine.planning.ssh import SshContext, SshHouse, card_of_clone
+from belljar.machine.planning.guest_context import GuestContext
+from belljar.machine.planning.ssh import SshContext, card_of_clone
 from belljar.model import Context, NetworkMode
 from belljar.network import Link, plan
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from belljar.guest import Guest
 from belljar.hypervisor import ExtraDisk
-from belljar.image import Image
 from belljar.machine.life.life import Life
-from belljar.model import FileServer, NetworkMode, Payload, Request, RunPayload
+from belljar.model import FileServer, Payload
 from belljar.network import Joined
 
 if TYPE_CHECKING:
     from belljar.host.guard.egress import Place
     from belljar.host.traffic import Call
-    from belljar.machine.parts import Parts
 
 
 @dataclass(frozen=True)
@@ -54,34 +52,3 @@ class Extra:
 
     def release(self) -> None:
         """The machine is gone, or never was; also where `prepare` did not come to its end."""
-
-
-def extras_of(request: Request, image: Image, parts: Parts) -> Iterator[Extra]:
-    """What a request asks for, in the order in which it is made, and put into its place."""
-    machine, work = request.machine, request.work
-    if machine.shares:
-        from belljar.machine.extras.shares import Shares
-
-        yield Shares()
-    if image.is_disc:
-        from belljar.machine.extras.disks import EmptyDisk
-
-        yield EmptyDisk(machine.disk or parts.context.empty_disk)
-    if machine.cache is not None:
-        from belljar.machine.extras.caches import CacheDisk
-
-        yield CacheDisk(machine.cache)
-    if machine.scratch is not None:
-        from belljar.machine.extras.disks import ScratchDisk
-
-        yield ScratchDisk(machine.scratch)
-    if isinstance(work, RunPayload) and work.payload.inputs:
-        from belljar.machine.extras.inputs import Inputs
-
-        yield Inputs(work.payload, parts.settings)
-    if machine.network is not NetworkMode.NONE and parts.networks is not None:
-        from belljar.machine.extras.network import MetadataService, Network, has_metadata
-
-        if has_metadata(request, parts.context.metadata):
-            yield MetadataService(parts)
-        yield Network(parts.networks)

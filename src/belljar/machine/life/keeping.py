@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
@@ -25,20 +25,20 @@ from belljar.journal import read
 from belljar.machine import DISK_NOT_WHOLE, DOUBTS
 from belljar.machine.cleaning import put_away
 from belljar.machine.cleaning.reaper import traces_of
-from belljar.machine.extras import Extra, extras_of
+from belljar.machine.extras import Extra
 from belljar.machine.life.claim import holding
 from belljar.machine.life.commands import Commands
 from belljar.machine.life.control import ControlServer
 from belljar.machine.life.identity import prove, take_all_into_use
 from belljar.machine.life.life import Life
 from belljar.machine.life.output import Console
-from belljar.machine.life.work import Present, run_of
+from belljar.machine.life.work import PayloadRun, Present, Run
 from belljar.machine.orders import Ended, Orders, unless_cancelled
 from belljar.machine.parts import Keep, Parts
 from belljar.machine.planning.boot_plan import Plan, Planner
 from belljar.machine.planning.refusal import checked_image
 from belljar.machine.planning.template import judge
-from belljar.model import OwnWork, Sign, Start, State, Work
+from belljar.model import NetworkMode, OwnWork, Request, RunPayload, Sign, Start, State, Work
 
 T = TypeVar("T")
 LAST_WORDS = 2.0  # seconds between the channel's end and the event that explains it
@@ -283,3 +283,45 @@ async def _cancelled(task: asyncio.Future[Any]) -> None:
 def awaited_line(work: Work) -> bytes:
     """What is waited for on the console."""
     return work.ready.of.encode() if isinstance(work, OwnWork) and work.ready.sign is Sign.LINE else b""
+
+
+def extras_of(request: Request, image: Image, parts: Parts) -> Iterator[Extra]:
+    """What a request asks for, in the order in which it is made, and put into its place."""
+    machine, work = request.machine, request.work
+    if machine.shares:
+        from belljar.machine.extras.shares import Shares
+
+        yield Shares()
+    if image.is_disc:
+        from belljar.machine.extras.disks import EmptyDisk
+
+        yield EmptyDisk(machine.disk or parts.context.empty_disk)
+    if machine.cache is not None:
+        from belljar.machine.extras.caches import CacheDisk
+
+        yield CacheDisk(machine.cache)
+    if machine.scratch is not None:
+        from belljar.machine.extras.disks import ScratchDisk
+
+        yield ScratchDisk(machine.scratch)
+    if isinstance(work, RunPayload) and work.payload.inputs:
+        from belljar.machine.extras.inputs import Inputs
+
+        yield Inputs(work.payload, parts.settings)
+    if machine.network is not NetworkMode.NONE and parts.networks is not None:
+        from belljar.machine.extras.network import MetadataService, Network, has_metadata
+
+        if has_metadata(request, parts.context.metadata):
+            yield MetadataService(parts)
+        yield Network(parts.networks)
+
+
+def run_of(work: Work, life: Life, now: Present, parts: Parts) -> Run:
+    """How this work is carried out."""
+    match work:
+        case RunPayload():
+            return PayloadRun(work, life, now, parts)
+        case OwnWork():
+            from belljar.machine.life.own_work import OwnRun
+
+            return OwnRun(work, life, now)

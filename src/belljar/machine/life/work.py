@@ -27,7 +27,7 @@ from belljar.machine.life.life import Life
 from belljar.machine.life.output import Console
 from belljar.machine.orders import Ended
 from belljar.machine.parts import Parts
-from belljar.model import Cause, OwnWork, Payload, RunPayload, Work
+from belljar.model import Cause, Payload, RunPayload
 
 
 class Present:
@@ -224,14 +224,3 @@ def off_too_soon(kind: EventKind, last_line: str) -> BootFailed:
     what = "powered itself off" if kind is EventKind.SHUTDOWN else "rebooted"
     before = f": {last_line}" if last_line else ""
     return BootFailed(f"the guest {what} before a payload was started{before}")
-
-
-def run_of(work: Work, life: Life, now: Present, parts: Parts) -> Run:
-    """How this work is carried out."""
-    match work:
-        case RunPayload():
-            return PayloadRun(work, life, now, parts)
-        case OwnWork():
-            from belljar.machine.life.own_work import OwnRun
-
-            return OwnRun(work, life, now)

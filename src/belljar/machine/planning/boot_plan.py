@@ -5,86 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from belljar.context import Chosen, Seed
+from belljar.context import Chosen
 from belljar.errors import BelljarError, BootFailed, BootTimeout, NotPermitted, TemplateError
 from belljar.guest import Guest
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Boot, Domain, DomainSpec, Nic, SharedFolder, Template, cloning_of
-from belljar.image import BootFiles, Image
-from belljar.machine import RAMDISK, SEED, VIRTIOFS_SOCKET
+from belljar.image import Image
+from belljar.machine import SEED, VIRTIOFS_SOCKET
 from belljar.machine.extras import Equipment
 from belljar.machine.extras.shares import has_virtiofs, host_folders, warm_for
 from belljar.machine.life.life import Life
 from belljar.machine.parts import Keep, Parts
+from belljar.machine.planning.guest_context import GuestContext, has_usual_way
 from belljar.machine.planning.refusal import no_way_for_user_data
 from belljar.machine.planning.template import Making, failed_before, in_base_frame, make_template
 from belljar.model import MIB, Context, NetworkMode, OwnWork, Request, Sign, Start, Work
 from belljar.network import Link
 from belljar.network import plan as plan_link
 
-if TYPE_CHECKING:
-    from belljar.machine.planning.ssh import SshContext
-
 LARGE_PAGE = 2 * MIB
-AWAITED = {
-    Context.CLOUD_INIT: "the guest's cloud-init to end, and then its agent to answer",
-    Context.INJECT: "the guest's own init to start the agent that was put into it, and the agent to answer",
-    Context.SSH: "the guest's ssh server to let belljar in, and then its agent to answer (how far it came is in"
-    " `belljar logs ID --journal`)",
-    Context.NONE: "the agent that the image has to start itself to answer",
-}
-
-
-@dataclass(frozen=True)
-class GuestContext:
-    """How a guest is contextualized, with all that a domain needs for it."""
-
-    chosen: Chosen
-    files: BootFiles
-    image: Image  # whose disk is the one the machine's own stands on
-    seed: Seed | None = None
-    layer: str = ""  # digest of what was put into the image's disk, or will be over ssh
-    ssh: SshContext | None = None
-    private: str = ""  # why it is of use to one machine alone, so that there is no template; empty: it is not
-
-    @property
-    def has_own_init(self) -> bool:
-        """Is the image's own init started, and not belljar's?"""
-        return self.chosen.context is not Context.RAMDISK
-
-    @property
-    def digest(self) -> str:
-        """Of what is booted, and part of a template's key."""
-        more = [self.seed.digest if self.seed is not None else "", self.layer]
-        if not any(more):
-            return self.files.digest
-        from hashlib import sha256
-
-        return sha256("\n".join([self.files.digest, *more]).encode()).hexdigest()
-
-    @property
-    def awaited(self) -> str:
-        """What a boot waits for, for a person who waited in vain."""
-        return AWAITED.get(self.chosen.context, "the guest's agent to answer")
-
-    def ramdisk(self, folder: Path) -> Path | None:
-        """Where the ramdisk lies, or will, of a machine with this folder."""
-        return folder / RAMDISK if self.ssh is not None and self.ssh.injects else self.files.initrd
-
-    def make_seed(self, spec: DomainSpec) -> None:
-        """The disc of a cold start or a template, where there is to be one and it is not there yet; a clone has its
-        template's."""
-        if self.ssh is not None and self.ssh.injects:
-            assert spec.boot.initrd is not None and self.files.initrd is not None
-            self.ssh.write_ramdisk(spec.boot.initrd, self.files.initrd)
-        elif self.ssh is not None and spec.seed is not None:
-            spec.seed.unlink(missing_ok=True)  # one that was made for a template has other keys
-            self.ssh.seed().write(spec.seed)
-        elif self.seed is not None and spec.seed is not None and not spec.seed.exists():
-            self.seed.write(spec.seed)
 
 
 @dataclass(frozen=True)
@@ -280,14 +220,6 @@ def why_never_a_clone(work: Work) -> str:
     """Why a guest with this work can be no clone; "": it can."""
     is_by_line = isinstance(work, OwnWork) and work.ready.sign is Sign.LINE
     return "it is awaited by a line on its console, which a clone's template has written" if is_by_line else ""
-
-
-def has_usual_way(request: Request, image: Image) -> bool:
-    """Is this a machine like most: belljar's ramdisk, in an image that has all it needs?"""
-    facts = image.facts
-    wanted = request.machine.context in (Context.AUTO, Context.RAMDISK) and not facts.get("context")
-    wanted = wanted and request.work.has_agent
-    return wanted and image.kernel is not None and bool(facts.get("agent_in_initrd") and facts.get("python"))
 
 
 def qemu_owner(request: Request, setting: str, euid: int) -> tuple[int, int]:

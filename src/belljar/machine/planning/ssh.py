@@ -15,25 +15,15 @@ from belljar.host.guard.egress import Egress, rule
 from belljar.hypervisor import Domain, Nic
 from belljar.image import BootFiles, Image, ssh_part
 from belljar.machine.life.life import Life
-from belljar.machine.parts import Parts
+from belljar.machine.parts import MakeSshGuest, Parts
 from belljar.model import NetworkMode
 from belljar.network import Link
 from belljar.network import plan as plan_link
-
-MakeSshGuest = Callable[[Domain, SshKeys, Callable[[str], None], bool], Guest]  # the last: is it to become a template?
 
 PORT = 22
 SAME_CARD = "000000000000"
 EVERYWHERE = rule("0.0.0.0/0")
 USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
-
-
-@dataclass(frozen=True)
-class SshHouse:
-    """What guests are reached with by ssh."""
-
-    make_guest: MakeSshGuest
-    fresh_keys: Callable[[str], SshKeys]  # for this user. Raises SshMissing
 
 
 @dataclass(frozen=True)

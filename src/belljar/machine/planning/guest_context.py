@@ -1,0 +1,81 @@
+"""How a guest is contextualized, as a value. Which way it is, is decided in contexts.py, but for the usual one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from belljar.context import Chosen, Seed
+from belljar.hypervisor import DomainSpec
+from belljar.image import BootFiles, Image
+from belljar.machine import RAMDISK
+from belljar.model import Context, Request
+
+if TYPE_CHECKING:
+    from belljar.machine.planning.ssh import SshContext
+
+AWAITED = {
+    Context.CLOUD_INIT: "the guest's cloud-init to end, and then its agent to answer",
+    Context.INJECT: "the guest's own init to start the agent that was put into it, and the agent to answer",
+    Context.SSH: "the guest's ssh server to let belljar in, and then its agent to answer (how far it came is in"
+    " `belljar logs ID --journal`)",
+    Context.NONE: "the agent that the image has to start itself to answer",
+}
+
+
+@dataclass(frozen=True)
+class GuestContext:
+    """How a guest is contextualized, with all that a domain needs for it."""
+
+    chosen: Chosen
+    files: BootFiles
+    image: Image  # whose disk is the one the machine's own stands on
+    seed: Seed | None = None
+    layer: str = ""  # digest of what was put into the image's disk, or will be over ssh
+    ssh: SshContext | None = None
+    private: str = ""  # why it is of use to one machine alone, so that there is no template; empty: it is not
+
+    @property
+    def has_own_init(self) -> bool:
+        """Is the image's own init started, and not belljar's?"""
+        return self.chosen.context is not Context.RAMDISK
+
+    @property
+    def digest(self) -> str:
+        """Of what is booted, and part of a template's key."""
+        more = [self.seed.digest if self.seed is not None else "", self.layer]
+        if not any(more):
+            return self.files.digest
+        from hashlib import sha256
+
+        return sha256("\n".join([self.files.digest, *more]).encode()).hexdigest()
+
+    @property
+    def awaited(self) -> str:
+        """What a boot waits for, for a person who waited in vain."""
+        return AWAITED.get(self.chosen.context, "the guest's agent to answer")
+
+    def ramdisk(self, folder: Path) -> Path | None:
+        """Where the ramdisk lies, or will, of a machine with this folder."""
+        return folder / RAMDISK if self.ssh is not None and self.ssh.injects else self.files.initrd
+
+    def make_seed(self, spec: DomainSpec) -> None:
+        """The disc of a cold start or a template, where there is to be one and it is not there yet; a clone has its
+        template's."""
+        if self.ssh is not None and self.ssh.injects:
+            assert spec.boot.initrd is not None and self.files.initrd is not None
+            self.ssh.write_ramdisk(spec.boot.initrd, self.files.initrd)
+        elif self.ssh is not None and spec.seed is not None:
+            spec.seed.unlink(missing_ok=True)  # one that was made for a template has other keys
+            self.ssh.seed().write(spec.seed)
+        elif self.seed is not None and spec.seed is not None and not spec.seed.exists():
+            self.seed.write(spec.seed)
+
+
+def has_usual_way(request: Request, image: Image) -> bool:
+    """Is this a machine like most: belljar's ramdisk, in an image that has all it needs?"""
+    facts = image.facts
+    wanted = request.machine.context in (Context.AUTO, Context.RAMDISK) and not facts.get("context")
+    wanted = wanted and request.work.has_agent
+    return wanted and image.kernel is not None and bool(facts.get("agent_in_initrd") and facts.get("python"))
