@@ -62,7 +62,7 @@ class Settings:
         "time between TERM and the machine's end; 0: two seconds less than the system itself leaves",
         unit="seconds",
     )
-    retries: int = setting(3, "a job whose machine could not be had is started this often, then held")
+    retries: int = setting(3, "a job for which no machine could be started is tried this often, then held")
     retry_delay: float = setting(
         30.0, "least time before the second start, doubled for each further one", unit="seconds"
     )

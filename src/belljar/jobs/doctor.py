@@ -161,9 +161,9 @@ def clone(house: House) -> Finding:
     try:
         took = _start_time(self_check(house, image, Start.CLONE))
     except BelljarError as exc:
-        # Where nothing can be had this fails, and so does the check.
+        # Where no machine can be started at all this fails, and so does the check.
         cold = _start_time(self_check(house, image, Start.COLD))
-        text = f"no clone can be had: {exc.message}; every job boots its guest, which took {cold:.1f} s"
+        text = f"no clone can be started: {exc.message}; every job boots its guest, which took {cold:.1f} s"
         return warn(text, exc.hint or "`belljar logs ID --qemu` shows what QEMU said.")
     return ok(f"a clone of {image} was ready in {took:.1f} s")
 

@@ -120,7 +120,7 @@ def test(house: House, node: Known) -> Tested:
 
 def as_a_job(house: House, image: str) -> None:
     """The self-check as an ordinary user in a folder of the node's, where jobs are; without such folders as it is called.
-    Raises CommandFailed when no machine could be had."""
+    Raises CommandFailed when no machine could be started."""
     if os.geteuid() != 0 or house.settings.paths.node is None:
         self_check(house, image)
         return

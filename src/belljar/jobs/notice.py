@@ -18,7 +18,7 @@ IGNORED = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "XCPU", "PIPE")
 
 def stand_by(notice: Notice) -> None:
     """Leave a guard behind, to which this process is no parent: it holds no stream of the job's, ends with it, and kills
-    its process group when the notice came and the end did not. Where it cannot be had, the job goes without."""
+    its process group when the notice came and the end did not. Where it cannot be started, the job goes without."""
     number = notice[0]
     signal.pthread_sigmask(signal.SIG_BLOCK, [number])  # one that comes now is the guard's to see as well
     try:

@@ -113,7 +113,7 @@ def test_qemu_is_judged_by_version_and_devices(
     ("clones", "boots", "grade", "text"),
     [
         (True, True, Grade.OK, "a clone of debian12 was ready in 1.5 s"),
-        (False, True, Grade.WARN, "no clone can be had: QEMU refused: use file: instead; every job boots its guest, which took 1.5 s"),
+        (False, True, Grade.WARN, "no clone can be started: QEMU refused: use file: instead; every job boots its guest, which took 1.5 s"),
         (False, False, None, "QEMU refused"),
     ],
 )  # fmt: skip

@@ -239,7 +239,7 @@ def _params(params: str, of_hosts: str) -> Iterator[Finding]:
     words = [word for word in re.split(r"[,\s]+", params) if not word.lower().endswith(("=false", "=0"))]
     on = {word.partition("=")[0].upper() for word in words}
     for name, means in (
-        ("FORBID_RESCHEDULE", "a job whose machine could not be had is held at once"),
+        ("FORBID_RESCHEDULE", "a job for which no machine could be started is held at once"),
         ("FORBID_APPERROR", "a job is held as by `qhold`, without a reason in `qstat -j`"),
     ):
         is_set = name in on

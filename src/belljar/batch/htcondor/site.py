@@ -94,7 +94,7 @@ SCHEDD_CRON_{keyword}_PERIOD = {period}s
 
 # -- access points: what is refused at submit
 {requirements}
-# -- access points: a job whose machine cannot be had says so in {held}, and is then held with the reason
+# -- access points: a job for which no machine can be started says so in {held}, and is then held with the reason
 JOB_TRANSFORM_NAMES = $(JOB_TRANSFORM_NAMES) BelljarHold
 JOB_TRANSFORM_BelljarHold @=end
    COPY OnExitHold BelljarOnExitHold

@@ -287,7 +287,7 @@ def _has(codes: str, code: int) -> bool:
 
 def _requeues(config: dict[str, str]) -> Finding:
     value = config.get("jobrequeue", "1")
-    remedy = "JobRequeue=1; else a job whose machine cannot be had fails with exit code 125 at its first try."
+    remedy = "JobRequeue=1; else a job for which no machine can be started fails with exit code 125 at its first try."
     return Finding("jobs may be requeued", value == "1", f"JobRequeue={value}", remedy)
 
 

@@ -219,7 +219,7 @@ def unescaped(word):
 
 
 def epilogue(event, config):
-    """Give the job back, where its machine could not be had. The note is the user's to write: it can ask for what PBS
+    """Give the job back, where no machine could be started for it. The note is the user's to write: it can ask for what PBS
     bounds anyway, and nothing else."""
     job = event.job
     note = read_note(job, config)

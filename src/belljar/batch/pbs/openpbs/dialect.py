@@ -6,7 +6,7 @@ are to have a machine (and for a few whose arguments no hook of PBS can hand bac
 
     wrap-openpbs --facts={"image":"debian12",...} -- PROGRAM ARGV0 ARG...
 
-A job that cannot be had a machine is given back through a note that the same hook reads when the job has ended: only
+A job for which no machine can be started is given back through a note that the same hook reads when the job has ended: only
 hooks can requeue, delay and hold a job without an operator's rights.
 """
 

@@ -88,7 +88,7 @@ def _server(place: Place) -> Change:
         )
     wanted = f"set server {REQUEUE} = {AGAIN_STATUS}"
     return Change(
-        "a job whose machine could not be had is queued again", ("qmgr", "-c", "print server"),
+        "a job for which no machine could be started is queued again", ("qmgr", "-c", "print server"),
         lambda out: wanted.encode() in out.splitlines(), (("qmgr", "-c", wanted),),
         (("qmgr", "-c", f"unset server {REQUEUE}"),),
     )  # fmt: skip
