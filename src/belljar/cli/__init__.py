@@ -111,22 +111,20 @@ def told(act: Callable[[], int], *, detail: bool = False) -> int:
 
     try:
         return act()
-    except BelljarError as exc:
-        problem: Exception = exc
-        message, hint, code = exc.message, exc.hint, exc.exit_code
-    except MemoryError as exc:
-        problem = exc
-        message, hint, code = *_out_of_memory(), OUR_FAILURE
-    except OSError as exc:
-        if isinstance(exc, BrokenPipeError) and _reader_is_gone():
-            raise
-        problem = exc
-        message = f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc)
-        hint, code = "`belljar doctor` checks this host.", OUR_FAILURE
     except Exception as exc:
-        problem = exc
-        message = f"a defect of belljar: {type(exc).__name__}: {exc}"
-        hint, code = "Please report it, with what the same command says with -v.", OUR_FAILURE
+        problem, code = exc, OUR_FAILURE
+    if isinstance(problem, BelljarError):
+        message, hint, code = problem.message, problem.hint, problem.exit_code
+    elif isinstance(problem, MemoryError):
+        message, hint = _out_of_memory()
+    elif isinstance(problem, OSError):
+        if isinstance(problem, BrokenPipeError) and _reader_is_gone():
+            raise problem
+        message = f"{problem.filename}: {problem.strerror}" if problem.filename else str(problem)
+        hint = "`belljar doctor` checks this host."
+    else:
+        message = f"a defect of belljar: {type(problem).__name__}: {problem}"
+        hint = "Please report it, with what the same command says with -v."
     if detail:
         import traceback
 

@@ -6,10 +6,11 @@ import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from belljar.errors import BadOption
 
+T = TypeVar("T")
 ALIASES = {"list": "ls", "remove": "rm"}
 WIDTH = 110  # of help texts; a narrower terminal wraps them
 
@@ -168,18 +169,19 @@ def as_size(text: str) -> int:
     """Bytes, for `type=`."""
     from belljar.config.units import size
 
-    try:
-        return size(text)
-    except ValueError as exc:
-        raise argparse.ArgumentTypeError(str(exc)) from None
+    return _read(size, text)
 
 
 def as_duration(text: str) -> float:
     """Seconds, for `type=`."""
     from belljar.config.units import duration
 
+    return _read(duration, text)
+
+
+def _read(read: Callable[[str], T], text: str) -> T:
     try:
-        return duration(text)
+        return read(text)
     except ValueError as exc:
         raise argparse.ArgumentTypeError(str(exc)) from None
 

@@ -1,6 +1,6 @@
 """Grid Engine (8.1.9 and its successors): a job started through the queue's `starter_method`, and how it is answered.
 
-What the user asked for with `-l` reaches no job: the job submission verifier (gridengine_jsv.py) writes it into the job's
+What the user asked for with `-l` reaches no job: the job submission verifier (jsv.py) writes it into the job's
 environment. Limits, slots and the way to start come from the job's spool folder. Numbers and reasons are kept in the
 job's context (`qalter -ac`), which lives in the server until the job is gone.
 

@@ -1,6 +1,6 @@
 """Slurm: what it says to a batch job, and how it is answered. 22.05 and later.
 
-A job comes here by one `#!` line that job_submit.lua (slurm_site.py) puts before the user's script:
+A job comes here by one `#!` line that job_submit.lua (site.py) puts before the user's script:
 
     #!/usr/local/libexec/wrap-slurm --image=debian12 --time=60
 

@@ -71,11 +71,11 @@ def groups_of(user):
 
 
 def known_images(config):
-    """The names in the store where this host sees it, else those it had when the hook was installed; none: unknown."""
+    """The names in the store; none where this host does not see it."""
     try:
         return sorted(os.listdir(os.path.join(config["store"], "images", "names")))
     except OSError:
-        return config.get("images") or []
+        return []
 
 
 def check_image(event, image, user, queue, config):

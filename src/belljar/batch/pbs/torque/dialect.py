@@ -11,7 +11,7 @@ The name by which pbs_mom would have called the shell is lost on the way (start_
 it is made again: a login shell's, unless `$source_login_batch` or `$source_login_interactive` says no.
 
 A job asks for its image by a variable: `qsub -v VM_IMAGE=NAME`. What it asks for with -l does not reach it; the prologue
-(torque_site.py) writes beside the job's node file what pbs_mom was told of that, which no resource of a site's own is.
+(site.py) writes beside the job's node file what pbs_mom was told of that, which no resource of a site's own is.
 """
 
 from __future__ import annotations

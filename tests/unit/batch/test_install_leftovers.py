@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.batch.test_siting import CONF, Bench, PaperSite
+from tests.unit.batch.test_install import CONF, Bench, PaperSite
 
 from belljar.batch import Settings
-from belljar.batch.install import files as siting_files
-from belljar.batch.install import record as siting_record
+from belljar.batch.install import files as install_files
+from belljar.batch.install import record as install_record
 from belljar.batch.install.engine import Engine
 from belljar.batch.install.pieces import OurLines, Piece, Place, Status
 from belljar.batch.pbs.openpbs import site as openpbs_site
@@ -82,7 +82,7 @@ def test_an_installation_that_fails_while_it_takes_things_out_puts_them_back(
     before = everything(bench)
     if failing == ("unlink",):
 
-        def refuse(path: Path, undo: siting_files.Undo) -> None:
+        def refuse(path: Path, undo: install_files.Undo) -> None:
             raise PermissionError(f"{path}: it is immutable")
 
         monkeypatch.setattr("belljar.batch.install.files.remove", refuse)
@@ -116,8 +116,8 @@ def test_an_installation_that_was_killed_while_it_took_things_out_can_be_repeate
         return call
 
     for name in ("write_whole",):
-        monkeypatch.setattr(siting_files, name, counted(siting_files.write_whole))
-        monkeypatch.setattr(siting_record, name, counted(siting_record.write_whole))
+        monkeypatch.setattr(install_files, name, counted(install_files.write_whole))
+        monkeypatch.setattr(install_record, name, counted(install_record.write_whole))
     monkeypatch.setattr("pathlib.Path.unlink", counted(Path.unlink))
     monkeypatch.setattr(bench.system, "run", counted(bench.system.run))
     with pytest.raises(SystemExit):
@@ -144,9 +144,9 @@ def test_what_was_changed_by_hand_is_the_sites_from_then_on(bench: Bench) -> Non
 
 
 def test_options_that_mean_nothing_any_more_do_not_stop_others(bench: Bench) -> None:
-    record = siting_record.load(siting_record.path_of(bench.etc, "paper"))
+    record = install_record.load(install_record.path_of(bench.etc, "paper"))
     record.choices = (replace(record.choices[0], options={"extra": "gone"}),)
-    siting_record.save(siting_record.path_of(bench.etc, "paper"), record)
+    install_record.save(install_record.path_of(bench.etc, "paper"), record)
     bench.engine().install()
     assert bench.states() == ["there"] * 4
     bench.engine().uninstall()

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from belljar.batch import Settings
-from belljar.batch.install import engine as siting_engine
-from belljar.batch.install import files as siting_files
-from belljar.batch.install import record as siting_record
+from belljar.batch.install import engine as install_engine
+from belljar.batch.install import files as install_files
+from belljar.batch.install import record as install_record
 from belljar.batch.install.engine import Engine
 from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, OurLines, Piece, Place, Status
 from belljar.errors import BadOption, CommandFailed, CommandHung, CommandMissing, NotOurs, SystemSilent
@@ -250,7 +250,7 @@ def test_a_file_of_ours_that_was_changed_by_hand_is_neither_replaced_nor_removed
 
 
 def test_a_record_that_is_none_stops_us(bench: Bench) -> None:
-    siting_record.path_of(bench.etc, "paper").write_text('{"files": 3}')
+    install_record.path_of(bench.etc, "paper").write_text('{"files": 3}')
     with pytest.raises(NotOurs, match="not a record of an installation"):
         bench.engine().plan()
 
@@ -305,7 +305,7 @@ def test_an_installation_that_was_killed_at_any_write_can_be_repeated_and_taken_
         pass
 
     writes = 0
-    real = siting_files.write_whole
+    real = install_files.write_whole
 
     def dying(*words: Any, **facts: Any) -> None:
         nonlocal writes
@@ -317,9 +317,9 @@ def test_an_installation_that_was_killed_at_any_write_can_be_repeated_and_taken_
     bench.site.made = [bench.lines(), bench.file(), bench.change()]
     before = bench.files()
     with monkeypatch.context() as patch:
-        for module in (siting_files, siting_record):
+        for module in (install_files, install_record):
             patch.setattr(module, "write_whole", dying)
-        patch.setattr(siting_engine, "_all_or_nothing", lambda: nullcontext([]))
+        patch.setattr(install_engine, "_all_or_nothing", lambda: nullcontext([]))
         with suppress(Killed):
             bench.engine().install()
     bench.engine().install()
@@ -354,7 +354,7 @@ def test_another_version_replaces_its_own_lines_and_files_where_they_stand(bench
 def test_lines_for_one_file_from_two_pieces_stand_between_one_pair_of_marks(bench: Bench) -> None:
     bench.site.made = [bench.lines("A=1"), bench.file(), bench.lines("B=2")]
     bench.engine().install()
-    assert bench.conf.read_bytes() == CONF + siting_files.block(("A=1", "B=2"), "#")
+    assert bench.conf.read_bytes() == CONF + install_files.block(("A=1", "B=2"), "#")
 
 
 def test_a_link_to_the_sites_file_stays_a_link(bench: Bench) -> None:
@@ -402,7 +402,7 @@ def test_the_options_are_remembered_for_check_and_uninstall(bench: Bench) -> Non
     bench.options = {"queue": "vm.q"}
     bench.site.made = [bench.file()]
     bench.engine().install(prefix="/p")
-    record = siting_record.load(siting_record.path_of(bench.etc, "paper"))
+    record = install_record.load(install_record.path_of(bench.etc, "paper"))
     assert (record.options, record.prefix) == ({"queue": "vm.q"}, "/p")
 
 
