@@ -53,10 +53,11 @@ def openpbs() -> Iterator[Pbs]:
     try:
         mom = Mom(site.top / "pbs", "openpbs")
         _installed(site, "openpbs", mom.home)
-        from belljar.batch.pbs.openpbs.site import FILES
+        from belljar.batch.pbs.openpbs.site import text_of
 
         launchers = site.top / "libexec"
-        mom.hook, mom.config = FILES / "belljar_node.py", site.top / "hook.json"
+        mom.hook, mom.config = site.top / "belljar_node.py", site.top / "hook.json"
+        mom.hook.write_bytes(text_of("belljar_node"))
         names = sorted(path.name for path in launchers.iterdir())
         belljar = next(name for name in names if name.startswith("belljar"))
         settings = {

@@ -11,8 +11,9 @@ from tests.unit.batch.pbs_recordings import made, recorded
 from belljar.batch import Settings
 from belljar.batch.job.terms import Command, Ending, Verdict
 from belljar.batch.job.verdict import mirror
-from belljar.batch.pbs.common import plain, seconds, size, spooled
+from belljar.batch.pbs.common import plain, seconds, spooled
 from belljar.batch.pbs.openpbs.dialect import OpenPbs
+from belljar.batch.pbs.sizes import size
 from belljar.errors import NotInAJob
 from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass, Usage
 

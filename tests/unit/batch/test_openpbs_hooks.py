@@ -17,10 +17,10 @@ from tests.batch.lab.pbs_module import Refused, Resources
 
 from belljar.batch import Settings
 from belljar.batch.job.policy import site_of
-from belljar.batch.pbs.openpbs.site import FILES, HOOKS, text_of
+from belljar.batch.pbs.openpbs.site import HOOKS, text_of
 
 USER = pwd.getpwuid(os.geteuid()).pw_name
-NODE, SUBMIT = FILES / "belljar_node.py", "belljar_submit.py"
+NODE, SUBMIT = "belljar_node", "belljar_submit"
 
 
 class Hooks:
@@ -38,14 +38,13 @@ class Hooks:
             "notes": str(folder / "notes"), "store": str(folder / "store"), "reap": True, **site_of(Settings()),
         }  # fmt: skip
 
-    def run(self, event: Any, hook: Path | str = NODE, server: Any = None) -> Any:
+    def run(self, event: Any, hook: str = NODE, server: Any = None) -> Any:
         config = self.folder / "config.json"
         config.write_text(json.dumps(self.settings))
-        if hook == SUBMIT:  # one file of two, as it is installed
-            hook = self.folder / SUBMIT
-            hook.write_bytes(text_of("belljar_submit"))
+        file = self.folder / f"{hook}.py"
+        file.write_bytes(text_of(hook))  # one file of three, as it is installed
         conf = {"PBS_HOME": str(self.folder), "PBS_EXEC": str(self.folder / "exec")}
-        pbs_module.run(hook, config, event, conf, self.log, server)
+        pbs_module.run(file, config, event, conf, self.log, server)
         return event
 
     def job(self, asked: Asked, **facts: Any) -> Any:

@@ -64,7 +64,7 @@ def test_a_hook_gets_its_settings_before_its_script(tmp_path: Path) -> None:
     pieces = [piece.purpose for piece in openpbs_site.SITE.pieces(place(tmp_path, "server_priv"))]
     assert pieces.index("hook belljar_node: its settings") < pieces.index("hook belljar_node: its script")
     script = changes(openpbs_site.SITE, place(tmp_path))["hook belljar_node: its script"]
-    assert script.is_done((openpbs_site.FILES / "belljar_node.py").read_bytes()) and not script.is_done(b"import pbs\n")
+    assert script.is_done(openpbs_site.text_of("belljar_node")) and not script.is_done(b"import pbs\n")
 
 
 def test_what_a_job_may_still_ask_by_is_the_first_to_go(tmp_path: Path) -> None:

@@ -28,9 +28,6 @@ SCRIPT = re.compile(rb"(?:cd [^\0\n]*;)?(?:exec )?(/[^\0\n;]*/mom_priv/jobs/[^\0
 ESCAPED = re.compile(rb"\\([][])")
 JOB_ID = re.compile(r"([0-9]{1,12}(?:\[[0-9]{1,9}\]|-[0-9]{1,9})?)(\.[A-Za-z0-9._-]{1,255})?")
 USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,255}\$?")
-SIZE = re.compile(r"([0-9]{1,15})([kmgtp]?)([bw]?)", re.IGNORECASE)
-WORD = 8  # bytes; a size may be told in words
-POWERS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 BATCH = "PBS_BATCH"  # PBS_ENVIRONMENT of a job that is not interactive
 FILES = ("PBS_NODEFILE", "PBS_GPUFILE", "PBS_MICFILE")
 LIMIT_MARGIN = 1.0  # seconds; the kernel rounds
@@ -63,14 +60,6 @@ def is_interactive(here: Surroundings) -> bool:
 def login_name(shell: bytes) -> bytes:
     """`-bash` for /bin/bash: what makes a shell a login shell."""
     return b"-" + shell.rpartition(b"/")[2]
-
-
-def size(text: str) -> int | None:
-    """Bytes of "4gb", "1048576kb", "512mw", "100"; None for what is no size."""
-    match = SIZE.fullmatch(text.strip())
-    if match is None:
-        return None
-    return int(match[1]) * (WORD if match[3].lower() == "w" else 1) << POWERS[match[2].lower()]
 
 
 def seconds(text: str) -> float | None:

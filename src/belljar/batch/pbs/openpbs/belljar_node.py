@@ -1,4 +1,4 @@
-# ruff: noqa: UP031, B905 - for Python 3.5
+# ruff: noqa: UP031, B905, F821 - for Python 3.5; judge.py and sizes.py stand before it
 # mypy: ignore-errors
 """belljar's hook on the nodes of an OpenPBS site: starts the jobs that are to have a machine through belljar's wrapper.
 
@@ -9,7 +9,7 @@
     exechost_startup     pbs_mom starts: end machines whose job is gone
     exechost_periodic    the same, now and then
 
-Imported by `belljar batch install openpbs` as it is; its settings are the JSON file of `import hook ... application/x-config`.
+Imported by `belljar batch install openpbs` behind judge.py and sizes.py; its settings are the JSON file of `import hook ... application/x-config`.
 Python 3.5 or later, standard library and PBS's own module. A job that wants no machine is left as it is.
 """
 
@@ -29,9 +29,6 @@ LONGEST_DELAY = 86400
 LONGEST_WHY = 200
 COMMAND_TIMEOUT = 20  # seconds; the hook's own alarm is 60
 MOST_STARTS = 20  # PBS itself holds a job that was started more often
-UNITS = {"": 1, "b": 1, "w": 8}
-POWERS = {"k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
-SIZE = re.compile(r"([0-9]{1,15})([kmgtp]?)([bw]?)", re.IGNORECASE)
 ARGUMENTS = re.compile(rb"\0?argument_list\0((?:<jsdl-hpcpa:Argument>[^<\0]*</jsdl-hpcpa:Argument>)+)\0")
 ARGUMENT = re.compile(rb"<jsdl-hpcpa:Argument>([^<]*)</jsdl-hpcpa:Argument>")
 ESCAPES = ((b"&lt;", b"<"), (b"&gt;", b">"), (b"&quot;", b'"'), (b"&apos;", b"'"), (b"&amp;", b"&"))
@@ -63,18 +60,8 @@ def asked(job, name):
 def image_of(job, config):
     """The image this job is to have: its own, its queue's, the site's; "" for none. Whether it may have it is asked
     by the wrapper, which says so on the job's stderr."""
-    own = asked(job, "vm_image")
-    if own:
-        return own
     queue = str(job.queue.name) if job.queue else ""
-    return config.get("queue_images", {}).get(queue, config.get("default_image", ""))
-
-
-def size(text):
-    match = SIZE.match(text or "")
-    if not match or match.end() != len(text):
-        return None
-    return int(match.group(1)) * UNITS[match.group(3).lower()] << POWERS.get(match.group(2).lower(), 0)
+    return chosen(asked(job, "vm_image"), queue, config.get("queue_images", {}), config.get("default_image", ""))
 
 
 def seconds(value):

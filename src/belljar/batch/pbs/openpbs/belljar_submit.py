@@ -1,12 +1,12 @@
-# ruff: noqa: UP031, F821 - for Python 3.5; judge.py stands before it
+# ruff: noqa: UP031, F821 - for Python 3.5; judge.py and sizes.py stand before it
 # mypy: ignore-errors
 """belljar's hook on the server of an OpenPBS site: refuses at qsub and qalter what could not run on a node.
 
     queuejob     a job is submitted
     modifyjob    what it asks for is changed
 
-`belljar batch install openpbs` puts judge.py, by which nodes judge too, before it and imports the two as one file; its
-settings are the JSON file of `import hook ... application/x-config`.
+`belljar batch install openpbs` puts judge.py, by which nodes judge too, and sizes.py before it and imports the three as one
+file; its settings are the JSON file of `import hook ... application/x-config`.
 Python 3.5 or later, standard library and PBS's own module. The node looks again at all of it.
 """
 
@@ -17,9 +17,6 @@ import pwd
 import re
 
 import pbs
-
-SIZE = re.compile(r"([0-9]{1,15})([kmgtp]?)([bw]?)\Z", re.IGNORECASE)
-POWERS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 
 def settings():
@@ -53,13 +50,6 @@ def queue_of(event, job):
         if name:
             return name
     return str(pbs.server().default_queue or "")
-
-
-def size(text):
-    match = SIZE.match(text or "")
-    if not match:
-        return None
-    return int(match.group(1)) * (8 if match.group(3).lower() == "w" else 1) << POWERS[match.group(2).lower()]
 
 
 def groups_of(user):

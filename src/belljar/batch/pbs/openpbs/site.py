@@ -10,6 +10,7 @@ from pathlib import Path
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, Piece, Place
 from belljar.batch.job import judge, policy
+from belljar.batch.pbs import sizes
 from belljar.batch.pbs.common import is_part, roles
 from belljar.errors import CommandFailed
 
@@ -95,9 +96,9 @@ def _hooks(place: Place) -> list[str]:
 
 
 def text_of(name: str) -> bytes:
-    """A hook is one file to PBS. That of the server judges as nodes do, by the same text."""
-    text = (FILES / f"{name}.py").read_bytes()
-    return Path(judge.__file__).read_bytes() + b"\n\n" + text if name == SUBMIT else text
+    """A hook is one file to PBS. Both judge as nodes do, by the same text."""
+    files = (Path(judge.__file__), Path(sizes.__file__), FILES / f"{name}.py")
+    return b"\n\n".join(file.read_bytes() for file in files)
 
 
 def config_of(place: Place) -> bytes:

@@ -24,7 +24,8 @@ from belljar.batch import Settings
 from belljar.batch.job import verdict
 from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict, whole
 from belljar.batch.pbs import common
-from belljar.batch.pbs.common import seconds, size
+from belljar.batch.pbs.common import seconds
+from belljar.batch.pbs.sizes import size
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import Outcome
 
