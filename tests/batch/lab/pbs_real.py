@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 HOST, LONGEST = "pbshost", 120.0
@@ -65,9 +65,10 @@ def _until(entry: tuple[str, ...], what: str, *words: str | Path) -> None:
 
 
 def _said(entry: tuple[str, ...], *words: str | Path) -> str:
-    with suppress(AssertionError):
+    try:
         return _run(entry, *words)
-    return ""
+    except AssertionError as exc:
+        return str(exc)
 
 
 @contextmanager
@@ -91,12 +92,15 @@ def torque(prefix: Path) -> Iterator[tuple[str, ...]]:
     home, sbin = Path("/var/spool/torque"), prefix / "sbin"
     with _host() as entry:
         (home / "server_name").write_text(f"{HOST}\n")
-        (home / "server_priv/nodes").write_text(f"{HOST} np=2\n")
         (home / "mom_priv/config").write_text(f"$pbsserver {HOST}\n$usecp *:/ /\n")
         _run(entry, sbin / "trqauthd")
         _run(entry, sbin / "pbs_server", "-t", "create", "-f")
+        _until(entry, "it is so", "sh", "-c", f"{prefix}/bin/qterm -t quick && echo it is so")
+        (home / "server_priv/nodes").write_text(f"{HOST} np=2\n")  # a server that makes its database reads no nodes
+        _until(entry, "gone", "sh", "-c", "ps -o stat= -C pbs_server | grep -qv Z || echo gone")
+        _run(entry, sbin / "pbs_server")
         for directive in OF_TORQUE:
-            _until(entry, "ok", "sh", "-c", f"{prefix}/bin/qmgr -c '{directive}' && echo ok")
+            _until(entry, "it is so", "sh", "-c", f"{prefix}/bin/qmgr -c '{directive}' && echo it is so")
         _run(entry, sbin / "pbs_mom")
         _run(entry, sbin / "pbs_sched")
         _until(entry, "state = free", prefix / "bin/pbsnodes")
