@@ -12,10 +12,10 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from belljar.guest import Streams
 from belljar.guest.stdio import BytesSource, FdSink, FdSource
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from belljar.hypervisor import Template
     from belljar.jobs import House
 
+T = TypeVar("T")
 FORWARDED = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "XCPU", "ALRM")
 UNLIKELY = 2.0  # seconds beyond what was asked for: then the process was stopped
 PAUSE_LIMIT = 1.5  # seconds for the vcpus to stand still; Slurm and its like wait 2 before they send STOP
@@ -72,17 +73,22 @@ class _Waits(selectors.DefaultSelector):
         return events
 
 
+def in_loop(work: Callable[[StoppableLoop], Coroutine[Any, Any, T]]) -> T:
+    """Carry it out in a loop of its own."""
+    loop = StoppableLoop()
+    try:
+        return loop.run_until_complete(work(loop))
+    finally:
+        loop.close()
+
+
 def attend(
     house: House, request: Request, *, stdin: bytes | None = None, alone: bool = False, notice: Notice | None = None
 ) -> Outcome:
     """Keep the machine to its end, with this process's streams and signals. *stdin* stands in the place of descriptor
     0; with *alone*, signals but TERM are for the payload's first process, not for its group. After the signal of
     *notice* TERM is due within its seconds: where none comes, it is taken as given."""
-    loop = StoppableLoop()
-    try:
-        return loop.run_until_complete(_attend(house, request, loop, stdin, alone, notice))
-    finally:
-        loop.close()
+    return in_loop(lambda loop: _attend(house, request, loop, stdin, alone, notice))
 
 
 def attend_alone(
@@ -90,19 +96,15 @@ def attend_alone(
 ) -> Outcome:
     """Keep the machine to its end in a process that is nothing but its keeper. *claimed* is called when it is. *tie*: the
     machine is stopped when this descriptor's other end is closed."""
-    loop = StoppableLoop()
 
-    async def keep() -> Outcome:
+    async def keep(loop: StoppableLoop) -> Outcome:
         orders = Orders()
         listen(loop, orders, None, alone=False)
         if tie is not None:
             loop.add_reader(tie, _let_go, loop, tie, orders)
         return await house.supervisor().keep(request, streams, orders, claimed=claimed)
 
-    try:
-        return loop.run_until_complete(keep())
-    finally:
-        loop.close()
+    return in_loop(keep)
 
 
 def build_template(house: House, request: Request, *, exact: bool) -> Template:

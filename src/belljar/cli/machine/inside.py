@@ -28,7 +28,7 @@ LEAVE = b"\x1d"  # Ctrl-]
 
 def exec_(args: argparse.Namespace, house: House) -> int:
     """A second process beside the payload, with the same contract."""
-    from belljar.jobs.attend import StoppableLoop
+    from belljar.jobs.attend import in_loop
     from belljar.jobs.users import reach
 
     # argparse takes the `--` behind a parameter away, and leaves one that stands behind it.
@@ -37,12 +37,7 @@ def exec_(args: argparse.Namespace, house: House) -> int:
         raise BadOption("nothing to run", hint="Put `--` before the command: belljar exec ID -- CMD.")
     house, view = reach(house, args.machine)
     payload = _payload(args, view)
-    loop = StoppableLoop()
-    try:
-        status = loop.run_until_complete(_attend(house, view, payload, loop))
-    finally:
-        loop.close()
-    return _leave(status)
+    return _leave(in_loop(lambda loop: _attend(house, view, payload, loop)))
 
 
 async def _attend(house: House, view: MachineView, payload: Payload, loop: StoppableLoop) -> ExitStatus:
