@@ -10,7 +10,7 @@ from tests.batch.lab.condor import PACKAGES
 from tests.roots import Room, root
 from tests.unit.batch.policy_cases import CASES, Case
 
-from belljar.batch.htcondor.site import requirements
+from belljar.batch.htcondor.rules import requirements
 
 pytestmark = pytest.mark.timeout(1800)
 EVALUATE = """

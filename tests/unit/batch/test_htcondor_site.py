@@ -13,7 +13,8 @@ import pytest
 
 from belljar.batch import Settings, load
 from belljar.batch.htcondor.ads import Expression, value_of
-from belljar.batch.htcondor.site import SITE, requirement, requirements, sentence, shared_here, start
+from belljar.batch.htcondor.rules import requirement, requirements, sentence, start
+from belljar.batch.htcondor.site import SITE, shared_here
 from belljar.batch.install.pieces import Change, Guard, OurFile, Place
 from belljar.errors import BadOption, CommandMissing
 

@@ -14,25 +14,20 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.batch import Settings
-from belljar.batch.htcondor.ads import string
 from belljar.batch.htcondor.dialect import (
     CLOSED,
     CLOSED_REASON,
-    DISK,
     HELD,
-    IMAGE,
     IMAGES,
     POOL_IMAGES,
     WORKS,
     of_this_host,
 )
+from belljar.batch.htcondor.rules import requirement_lines, requirements, start
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.files import read
 from belljar.batch.install.pieces import HOOK_DEADLINE, PATH_LINES, Change, Finding, Guard, OurFile, Piece, Place
-from belljar.batch.job.policy import LETTERS, letters_of, queue_images, rules, site_of
 from belljar.errors import BadOption, BelljarError
-from belljar.model import MIB
 
 CONFIG, PREPARE, PUBLISH, POOL = "90-belljar.conf", "belljar-prepare", "belljar-publish", "belljar-pool-images"
 KEYWORD = "BELLJAR"  # of our hook, and of our cron jobs
@@ -338,87 +333,6 @@ def shared_here(share: str) -> str:
     if share.startswith("nfs://"):
         return (parts[-2] if parts[-1] in ("ro", "rw") else parts[-1]).rstrip("/")
     return parts[1 if parts[0] == "virtiofs" and len(parts) > 1 else 0].rstrip("/")
-
-
-def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
-    """What is refused at submit, by name: (expression, the sentence as an expression)."""
-    unknown = f'"belljar: +{IMAGE}: no node of this pool has this image. There are: "'
-    site = site_of(settings)
-    least, no_machine = site["least_memory"] // MIB, f"!({wants_machine(settings)})"
-    found = {
-        "BelljarImage": (requirement(settings), sentence(settings)),
-        "BelljarKnown": (
-            f"!isString({IMAGE}) || !isString({POOL_IMAGES}) || stringListMember({IMAGE}, {POOL_IMAGES})",
-            f"strcat({unknown}, {POOL_IMAGES})",
-        ),
-        "BelljarMemory": (
-            f"{no_machine} || (RequestMemory ?: 0) >= {least}",
-            string(f"belljar: a job in a machine needs request_memory = {least} or more (MiB)"),
-        ),
-    }
-    for name, attribute, what, unit in (
-        ("cpus", "RequestCpus", "cpus", 1), ("memory", "RequestMemory", "MiB of memory", MIB), ("disk", DISK, "MiB of disk", MIB),
-    ):  # fmt: skip
-        if most := site[f"max_{name}"]:
-            text = string(f"belljar: a job in a machine may have at most {most // unit} {what} here")
-            found[f"BelljarMost{name.title()}"] = (f"{no_machine} || ({attribute} ?: 0) * {unit} <= {most}", text)
-    return found
-
-
-def requirement_lines(settings: Settings) -> str:
-    asked = requirements(settings)
-    text = f"SUBMIT_REQUIREMENT_NAMES = $(SUBMIT_REQUIREMENT_NAMES) {' '.join(asked)}\n"
-    for name, (expression, reason) in asked.items():
-        text += f"SUBMIT_REQUIREMENT_{name} = {expression}\nSUBMIT_REQUIREMENT_{name}_REASON = {reason}\n"
-    return text
-
-
-def wants_machine(settings: Settings) -> str:
-    """Does a job get a machine? As an expression of its ad. Other universes, DAGMan's among them, are never started so."""
-    vanilla = "JobUniverse == 5"
-    if settings.default_image:
-        return vanilla
-    queues = ",".join(queue_images(settings))
-    other = f' || stringListMember(AcctGroup ?: "", {string(queues)})' if queues else ""
-    return f"{vanilla} && ({IMAGE} isnt undefined{other})"
-
-
-def requirement(settings: Settings) -> str:
-    """What an access point can know of the rules: who asks, for which accounting group. Unix groups are the node's affair:
-    here a rule for a group is one for everybody."""
-    name = f'isString({IMAGE}) && regexp("^[A-Za-z0-9]", {IMAGE}) && !regexp("[^A-Za-z0-9._-]", {IMAGE}) && size({IMAGE}) <= 100'
-    clauses = []
-    for kind, who, pattern in rules(settings):
-        matches = f"regexp({string(f'^{regex_of(pattern)}$')}, {IMAGE})"
-        owner = {"user": f"Owner =?= {string(who)} && ", "queue": f"AcctGroup =?= {string(who)} && "}.get(kind, "")
-        clauses.append(f"({owner}{matches})")
-    return f"{IMAGE} is undefined || ({name} && ({' || '.join(clauses) or 'false'}))"
-
-
-def start(settings: Settings) -> str:
-    """Which jobs this node takes: those with a machine only while machines work here, and if it has their image."""
-    asked = f"(MY.{WORKS} =?= True && stringListMember(TARGET.{IMAGE}, MY.{IMAGES}))"
-    if settings.default_image:
-        return f"ifThenElse(TARGET.{IMAGE} =?= undefined, MY.{WORKS} =?= True, {asked})"
-    queues = ",".join(queue_images(settings))
-    of_queue = f'(MY.{WORKS} =?= True || !stringListMember(TARGET.AcctGroup ?: "", {string(queues)}))'
-    other = of_queue if queues else "True"
-    return f"ifThenElse(TARGET.{IMAGE} =?= undefined, {other}, {asked})"
-
-
-def regex_of(pattern: str) -> str:
-    """A pattern of image names as a regular expression without backslashes: an ad's string would take them away."""
-    words = {"*": ".*", LETTERS: "."}
-    pieces = letters_of(pattern)
-    return "".join(words.get(one) or (one if one.isalnum() and len(one) == 1 else f"[{one}]") for one in pieces or ())
-
-
-def sentence(settings: Settings) -> str:
-    patterns = sorted({pattern for _, _, pattern in rules(settings)})
-    return string(
-        f"belljar: +{IMAGE} must be the name of an image in quotation marks, one you may use. Allowed, for some or all: "
-        + (", ".join(patterns) or "none")
-    )
 
 
 SITE = HTCondorSite()
