@@ -14,7 +14,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, Unpack
 
@@ -33,6 +32,7 @@ from belljar.machine.outside import detached
 from belljar.machine.outside.registry import Machines
 from belljar.machine.outside.watching import ENDED, Stream
 from belljar.model import Account, MachineId, Outcome, Payload, Request, RunPayload, State, StdinKind, Transfer
+from belljar.records import dataclass
 
 __all__ = ["Completed", "Failed", "Machine", "Options", "aevents", "arun", "astart", "events", "find", "machines",
            "request", "run", "start"]  # fmt: skip

@@ -8,9 +8,10 @@ In JSON, bytes travel as latin-1 text.
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, dataclass, field
 from enum import Enum
 from typing import Any, TypeVar
+
+from belljar.records import dataclass, field
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -184,9 +185,7 @@ class Payload:
     outputs: tuple[Transfer, ...] = ()
     program: bytes | None = None
     files: tuple[PlainFile, ...] = ()  # together at most some MiB
-    lingers: bool = (
-        False  # after TERM, what its first process leaves behind goes on until it ends by itself or is killed
-    )
+    lingers: bool = False  # after TERM, what its first process leaves behind goes on to its own end, or until killed
 
 
 @dataclass(frozen=True)
@@ -203,9 +202,7 @@ class MachineSpec:
     context: Context = Context.AUTO
     network_name: str = ""  # of the bridge or the isolated group
     scratch: int | None = None  # bytes of an empty disk at /scratch, where $TMPDIR then is
-    cache: int | None = (
-        None  # bytes of a disk that a later machine of the same user may find again; of a guest without agent
-    )
+    cache: int | None = None  # bytes of a disk a later machine of this user may find again; of a guest without agent
 
     @property
     def network_class(self) -> str:
@@ -294,7 +291,11 @@ class Request:
     @classmethod
     def from_json(cls, value: Any) -> Request:
         """The inverse of `to_json`; what has a default may be left out. Raises ValueError with key and value."""
-        made: Request = from_json(cls, value, "")
+        from belljar.reading import bad, from_json
+
+        made: Request = from_json(cls, value, RESERVED, LEAST)
+        if len(made.id) != 12 or not set(made.id) <= set(ID_DIGITS):
+            raise bad("id", made.id, "not an id")
         return made
 
 
@@ -359,7 +360,9 @@ class Outcome:
     @classmethod
     def from_json(cls, value: Any) -> Outcome:
         """The inverse of `to_json`. Raises ValueError with key and value."""
-        made: Outcome = from_json(cls, value, "")
+        from belljar.reading import from_json
+
+        made: Outcome = from_json(cls, value, RESERVED)
         return made
 
     @property
@@ -369,7 +372,8 @@ class Outcome:
 
 
 ID_DIGITS = "0123456789abcdef"
-NAMED = {str: "text", int: "a whole number", bool: "true or false"}
+# The least values of what a request asks for.
+LEAST = {"cpus": 1, "memory": 1, "disk": 1, "scratch": 1, "cache": 1, "grace": 0, "timeout": 0, "wall_limit": 0}
 RESERVED = {"klass": "class"}  # Python keeps the word to itself, JSON does not
 
 
@@ -391,89 +395,3 @@ def to_json(value: Any) -> Any:
 def dumps(value: Any) -> bytes:
     """One line of JSON, ASCII only, without the newline."""
     return json.dumps(to_json(value), separators=(",", ":")).encode("ascii")
-
-
-LEAST = {"cpus": 1, "memory": 1, "disk": 1, "scratch": 1, "cache": 1, "grace": 0, "timeout": 0, "wall_limit": 0}
-
-
-def _has_all(kind: Any, value: Any) -> bool:
-    """Is all there that such a record must have?"""
-    fields = getattr(kind, "__dataclass_fields__", {}).values()
-    needed = (one.name for one in fields if one.default is MISSING and one.default_factory is MISSING)
-    return isinstance(value, dict) and all(name in value for name in needed)
-
-
-def from_json(kind: Any, value: Any, key: str = "") -> Any:
-    """The value of this type. *key*: where it stands, such as machine.cpus. Raises ValueError."""
-    import types
-    from typing import Union, get_args, get_origin
-
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in inner:
-            return None
-        among = [one for one in inner if one is not type(None)]
-        return from_json(next((one for one in among if _has_all(one, value)), among[-1]), value, key)
-    if origin is tuple:
-        is_open = inner[-1] is Ellipsis
-        if not isinstance(value, (list, tuple)) or not (is_open or len(value) == len(inner)):
-            raise _bad(key, value, "not a list" if is_open else f"not a list of {len(inner)}")
-        kinds = [inner[0]] * len(value) if is_open else inner
-        return tuple(
-            from_json(one, item, f"{key}[{n}]") for n, (one, item) in enumerate(zip(kinds, value, strict=True))
-        )
-    if origin is dict:
-        _must(isinstance(value, dict), key, value, "not an object")
-        return {name: from_json(inner[1], item, f"{key}.{name}") for name, item in value.items()}
-    if hasattr(kind, "__dataclass_fields__"):
-        return _record_from_json(kind, value, key)
-    return _plain_from_json(kind, value, key)
-
-
-def _record_from_json(kind: Any, value: Any, key: str) -> Any:
-    from dataclasses import fields
-    from typing import get_type_hints
-
-    _must(isinstance(value, dict), key, value, "not an object")
-    hints, found, left = get_type_hints(kind), {}, dict(value)
-    for one in fields(kind):
-        name = RESERVED.get(one.name, one.name)
-        place = f"{key}.{name}" if key else name
-        if name in left:
-            found[one.name] = from_json(hints[one.name], left.pop(name), place)
-        elif one.default is MISSING and one.default_factory is MISSING:
-            raise ValueError(f"{place}: is missing")
-        least = LEAST.get(one.name) if kind is not Outcome else None
-        if least is not None and (number := found.get(one.name)) is not None:
-            _must(number >= least, place, value[name], f"less than {least}")
-    for name in left:
-        raise _bad(f"{key}.{name}" if key else str(name), left[name], "no such key")
-    if kind is Request:
-        _must(len(found["id"]) == 12 and set(found["id"]) <= set(ID_DIGITS), "id", found["id"], "not an id")
-    return kind(**found)
-
-
-def _plain_from_json(kind: Any, value: Any, key: str) -> Any:
-    if issubclass(kind, Enum):
-        known = [one.value for one in kind]
-        _must(value in known, key, value, f"none of {', '.join(known)}")
-        return kind(value)
-    if kind is bytes:
-        _must(isinstance(value, str) and max(value, default="") <= "\xff", key, value, "not bytes as latin-1 text")
-        return value.encode("latin-1")
-    if kind is float:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
-        _must(is_number, key, value, "not a number")
-        return float(value)
-    _must(type(value) is kind, key, value, f"not {NAMED[kind]}")
-    return value
-
-
-def _must(is_so: bool, key: str, value: Any, problem: str) -> None:
-    if not is_so:
-        raise _bad(key, value, problem)
-
-
-def _bad(key: str, value: Any, problem: str) -> ValueError:
-    text = repr(value)
-    return ValueError(f"{key or 'the request'}: {text if len(text) <= 80 else text[:77] + '...'}: {problem}")

@@ -31,14 +31,14 @@ SEND = (
     BPDU
     + """
 import json, os, select, socket, sys, time
-from belljar.network import bridge, spoofing
+from belljar.network import bridge
 ID, MAC, kept_by = "0123456789ab", "52:01:02:03:04:05", sys.argv[1]
 name = "bj" + ID
 tap = bridge.make_tap(name, "br0")
 if "port" in kept_by:
     bridge.guard_port(name)
 if "rules" in kept_by:
-    spoofing.make_table(ID, name, MAC, "")
+    bridge.make_table(ID, name, MAC, "")
 def read(path):
     with open("/sys/class/net/" + path) as file:
         return file.read().strip()
@@ -52,7 +52,7 @@ for _ in range(3):
 print(json.dumps({"root": read("br0/bridge/root_id") == read("br0/bridge/bridge_id"),
     "port": read("br0/bridge/root_port"), "closed": read(name + "/brport/state") == "0",
     "topology": read("br0/bridge/topology_change_detected")}))
-spoofing.remove_table(ID)
+bridge.remove_table(ID)
 """
 )
 IN_GUEST = (

@@ -11,10 +11,10 @@ __all__ = ["lab"]
 
 SEND = """
 import json, os, select, socket, sys
-from belljar.network import bridge, spoofing
+from belljar.network import bridge
 ID, MAC, given = "0123456789ab", "52:01:02:03:04:05", sys.argv[1]
 tap = bridge.make_tap("bj" + ID, "br0")
-spoofing.make_table(ID, "bj" + ID, MAC, given)
+bridge.make_table(ID, "bj" + ID, MAC, given)
 hear = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
 hear.bind(("br0", 0))
 mine, other, everyone = bytes.fromhex(MAC.replace(":", "")), bytes.fromhex("525400123456"), bytes([255] * 6)
@@ -75,7 +75,7 @@ for name, rest in frames.items():
 os.write(tap, (everyone + other + IP + good).ljust(60, bytes(1)))
 while select.select([hear], [], [], 0.2)[0]:
     passed += ["other card"] * (hear.recv(4000)[6:12] == other)
-spoofing.remove_table(ID)
+bridge.remove_table(ID)
 print(json.dumps(passed))
 """
 ALWAYS = ["honest", "honest arp", "fragment"]

@@ -8,6 +8,7 @@ an import; a test sees to both. Nothing is compiled or parsed here, lines are al
 import os
 
 FOLDER = os.path.dirname(os.path.abspath(__file__)) + "/"
+STAMP = "sources.sha256"  # an installed tree has it: its sources never change
 PARTS = (
     "wire.py", "guest/system.py", "transfer/tar.py", "transfer/untar.py", "guest/accounts.py", "guest/network.py", "guest/mounts.py",
     "guest/growth.py", "guest/cgroups.py", "guest/guest.py", "guest/rehearsal.py", "loop/payload.py", "loop/streams.py",
@@ -44,7 +45,20 @@ def compiled() -> bytes:
 
 
 def digest() -> bytes:
-    """Stands for what `source` gives, and is made sooner: of the sources, and of what joins them."""
+    """Stands for what `source` gives, and is had sooner: of the sources, and of what joins them."""
+    try:
+        return _read(STAMP)
+    except FileNotFoundError:
+        return _digest()
+
+
+def stamp() -> None:
+    """Keep the digest of sources that do not change from now on."""
+    with open(FOLDER + STAMP, "wb") as file:
+        file.write(_digest())
+
+
+def _digest() -> bytes:
     from hashlib import sha256
 
     found = sha256()

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from belljar.model import GIB, MIB, setting
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from belljar.batch.system import System

@@ -10,11 +10,11 @@ Whatever else it needs lies beside these and is imported when it is called for.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from belljar.errors import BadOption
+from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
     from belljar.batch import Settings

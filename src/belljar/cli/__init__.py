@@ -6,14 +6,17 @@ everything belljar itself could not do, wrong options included.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from belljar.host import descriptors
+from belljar.host.quick_imports import quickly
 from belljar.jobs import words
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -21,7 +24,8 @@ if TYPE_CHECKING:
     from belljar.cli.parser import Verb
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True)
+class Entry:
     """A verb: its module below belljar.cli, and one line for `belljar --help`, in a group there; without one it is hidden."""
 
     module: str
@@ -61,7 +65,8 @@ HIDDEN = frozenset(verb for verb, entry in VERBS.items() if not entry.group)
 OUR_FAILURE = 125
 
 
-class CommandLine(NamedTuple):
+@dataclass(frozen=True)
+class CommandLine:
     """The command line, split at the verb."""
 
     verb: str  # "" where there is none
@@ -78,6 +83,7 @@ def _forget_nameless_variable() -> None:
 
 _forget_nameless_variable()
 assert descriptors  # covered before a file is opened
+gc.set_threshold(100_000)  # what is imported stays: to look through it again and again is a tenth of a start
 
 
 def entry(commands: str | None = None) -> NoReturn:
@@ -218,9 +224,9 @@ def split(arguments: Sequence[str]) -> CommandLine:
 
 def parser_of(name: str) -> ArgumentParser:
     """The parser of one verb, global options included."""
+    verb = verb_of(name)
     from belljar.cli.parser import Parser
 
-    verb = verb_of(name)
     parser = Parser(prog=f"belljar {name}", description=verb.help, usage=verb.usage or None)
     parser.take(verb)
     return parser
@@ -231,6 +237,7 @@ def verb_of(name: str) -> Verb:
     from importlib import import_module
     from typing import cast
 
+    quickly("argparse")
     return cast("Verb", import_module(f"belljar.cli.{VERBS[name].module}").VERBS[name])
 
 

@@ -6,9 +6,10 @@ import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from belljar.errors import BadOption
+from belljar.records import dataclass, field
 
 T = TypeVar("T")
 ALIASES = {"list": "ls", "remove": "rm"}
@@ -97,13 +98,14 @@ def acts_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParse
     return {name: one for found in below for name, one in found.items() if name not in ALIASES.values()}
 
 
-class Verb(NamedTuple):
+@dataclass(frozen=True)
+class Verb:
     """What a verb, or an act of one, does and takes."""
 
     help: str
     run: Callable[[argparse.Namespace, Any], int] | None = None  # raises what goes wrong as BelljarError
     options: str | Callable[[argparse.ArgumentParser], None] = ""  # rows for `add`, or what adds them
-    acts: Mapping[str, Verb] = {}
+    acts: Mapping[str, Verb] = field(default_factory=dict)
     needs_house: bool = True  # False: it works though everything else is broken, and gets None
     usage: str = ""
 
@@ -167,14 +169,14 @@ def add(parser: argparse.ArgumentParser, rows: str) -> None:
 
 def as_size(text: str) -> int:
     """Bytes, for `type=`."""
-    from belljar.config.units import size
+    from belljar.config.convert import size
 
     return _read(size, text)
 
 
 def as_duration(text: str) -> float:
     """Seconds, for `type=`."""
-    from belljar.config.units import duration
+    from belljar.config.convert import duration
 
     return _read(duration, text)
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 import types
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
-
-from belljar.config import units
 
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
@@ -45,7 +44,7 @@ def _whole(raw: object, unit: str, is_text: bool) -> int:
     if isinstance(raw, int) and not isinstance(raw, bool):
         return raw
     if isinstance(raw, str) and unit == "bytes":
-        return units.size(raw)
+        return size(raw)
     if isinstance(raw, str) and is_text and raw.strip().removeprefix("-").isdecimal():
         return int(raw)
     raise ValueError(f"wants {'a size such as 2G' if unit == 'bytes' else 'a whole number'}, not {_show(raw)}")
@@ -55,7 +54,7 @@ def _number(raw: object, unit: str, is_text: bool) -> float:
     if isinstance(raw, (int, float)) and not isinstance(raw, bool):
         value = float(raw)
     elif isinstance(raw, str) and unit == "seconds":
-        value = units.duration(raw)
+        value = duration(raw)
     elif isinstance(raw, str) and is_text:
         try:
             value = float(raw)
@@ -120,9 +119,57 @@ def _check_range(value: object, facts: Mapping[str, Any]) -> None:
 
 
 def _number_text(value: float, facts: Mapping[str, Any]) -> str:
-    return units.size_text(int(value)) if facts.get("unit") == "bytes" and value > 0 else f"{value:g}"
+    return size_text(int(value)) if facts.get("unit") == "bytes" and value > 0 else f"{value:g}"
 
 
 def _show(raw: object) -> str:
     text = {True: "true", False: "false"}[raw] if isinstance(raw, bool) else repr(raw)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+# K, KB and KiB are all 1024: batch systems, QEMU and Docker read them so.
+# -- sizes and durations as people write them: `2G`, `512MiB`, `90s`, `5m` --------------------------------------------
+
+SIZES = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+DURATIONS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+_SIZE = r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:I?B)?"
+_DURATION = r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d|)"
+_CLOCK = r"(?:(\d+):(?=[0-5]?\d:))?(\d+):([0-5]\d)"
+
+
+def size(text: str) -> int:
+    """Bytes in *text*. Raises ValueError with the forms that are understood."""
+    match = re.fullmatch(_SIZE, text.strip().upper(), re.ASCII)
+    if match is None:
+        raise ValueError(f"{text!r} is not a size; write it as 512M, 2G, 2GiB or a number of bytes")
+    number, unit = match.groups()
+    return int(float(number) * SIZES[unit]) if "." in number else int(number) * SIZES[unit]
+
+
+def duration(text: str) -> float:
+    """Seconds in *text*. Raises ValueError with the forms that are understood."""
+    if clock := re.fullmatch(_CLOCK, text.strip(), re.ASCII):
+        hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+        return float(hours * 3600 + minutes * 60 + seconds)
+    match = re.fullmatch(_DURATION, text.strip(), re.ASCII)
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration; write it as 90s, 5m, 2h, 1:30:00 or a number of seconds")
+    number, unit = match.groups()
+    return float(number) * DURATIONS[unit]
+
+
+def size_text(count: int) -> str:
+    """The shortest exact way to write so many bytes."""
+    for unit in ("T", "G", "M", "K"):
+        if count and count % SIZES[unit] == 0:
+            return f"{count // SIZES[unit]}{unit}"
+    return str(count)
+
+
+def duration_text(seconds: float) -> str:
+    """The shortest exact way to write so many seconds."""
+    for unit in ("d", "h", "m"):
+        if seconds and seconds % DURATIONS[unit] == 0:
+            return f"{seconds / DURATIONS[unit]:.0f}{unit}"
+    return f"{seconds:g}s"

@@ -6,7 +6,6 @@ import fnmatch
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -14,15 +13,11 @@ from belljar.config import ETC, SECTIONS, File, Loaded, Settings
 from belljar.config.convert import convert
 from belljar.errors import HostError
 from belljar.host.files import read_capped
+from belljar.host.quick_imports import quickly
+from belljar.records import dataclass, fields, replace
 
 LARGEST_FILE = 1 << 20
-HINTS = {section: get_type_hints(kind) for section, kind in SECTIONS.items()}
 ALWAYS_LOCKED = ("batch.*", "site.*")
-GONE = {  # settings of earlier versions: what to do instead
-    "image.pool": "take it away: root brings images to the site's store, by `belljar image sync`",
-    "image.pool_days": "take it away, as image.pool",
-    "network.user_backend": "take it away: user networks are QEMU's own",
-}
 
 
 @dataclass(frozen=True)
@@ -140,7 +135,13 @@ def _value_of(one: Given) -> Any:
     """Raises ValueError."""
     kind = SECTIONS[one.section]
     (facts,) = (field.metadata for field in fields(kind) if field.name == one.key)
-    return convert(one.raw, HINTS[one.section][one.key], facts, is_text=one.is_text)
+    return convert(one.raw, hints_of(one.section)[one.key], facts, is_text=one.is_text)
+
+
+@functools.cache
+def hints_of(section: str) -> dict[str, Any]:
+    """The types of a section's keys. They cost more than all else here: no section's are made that nobody names."""
+    return get_type_hints(SECTIONS[section])
 
 
 def _help(section: str, key: str) -> str:
@@ -149,6 +150,7 @@ def _help(section: str, key: str) -> str:
 
 def _read_file(path: Path, mistakes: list[Mistake]) -> Iterable[Given]:
     """What a file gives. A file that cannot be read or parsed is one mistake and gives nothing."""
+    quickly("tomllib")
     import tomllib
 
     try:
@@ -209,8 +211,6 @@ def _read_variables(variables: Mapping[str, str], mistakes: list[Mistake]) -> It
 
 
 def _unknown(origin: str, section: str, key: str, known: Iterable[str]) -> Mistake:
-    if hint := GONE.get(f"{section}.{key}"):
-        return Mistake(origin, f"{section}.{key}", "no longer a setting", hint)
     return Mistake(origin, f"{section}.{key}", "no such setting", _meant(key, known))
 
 

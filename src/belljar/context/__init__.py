@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from belljar.model import GIB, MIB, Context, setting
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from belljar.host.interpreter import Interpreter

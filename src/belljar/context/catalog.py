@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from html import escape
 from urllib.parse import unquote_to_bytes
 
 from belljar.context import Features
+from belljar.records import dataclass
 
 EC2_DATES = ("1.0", "2007-01-19", "2008-02-01", "2009-04-04", "2011-01-01", "2016-09-02", "2021-03-23", "latest")
 OPENSTACK_DATES = ("2012-08-10", "2013-04-04", "2013-10-17", "2015-10-15", "2016-10-06", "2018-08-27", "latest")

@@ -14,15 +14,15 @@ import io
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.errors import BadOption
 from belljar.host.files import no_space_as_error, write_all
 from belljar.host.interpreter import GUESTS_OWN, Interpreter, command
+from belljar.host.quick_imports import sha256
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from email.message import Message

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from belljar.errors import BadUserData
+from belljar.records import dataclass
 
 LARGEST = 1 << 20
 PATTERN = re.compile(rb"##user_data_([a-z0-9_,]*)##")

@@ -9,13 +9,10 @@
     ├── HypervisorError         QEMU did not do its part               -> cause BOOT_FAILED or NODE_FAULT
     └── GuestError              the guest did not do its part          -> cause BOOT_FAILED or GUEST_LOST
 
-Each branch is a module beside this one, and all of its classes are names here. Every class carries a hint; an instance may
+The branches are in two modules beside this one, and all classes are names here. Every class carries a hint; an instance may
 sharpen it.
 """
 
 from belljar.errors.base import *
-from belljar.errors.guest import *
 from belljar.errors.host import *
-from belljar.errors.hypervisor import *
-from belljar.errors.image import *
 from belljar.errors.usage import *

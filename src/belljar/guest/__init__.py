@@ -7,10 +7,10 @@ and streams. It knows nothing of QEMU: any connected stream socket will do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from belljar.model import Account, FileServer, Payload, PlainFile, Share, Transfer, Usage, setting
+from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
     import socket

@@ -9,13 +9,13 @@ import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 
 from belljar.agent import bundle, wire
 from belljar.errors import AgentLost, BelljarError, InputMissing, OutputMissing
 from belljar.guest import ExitStatus, Hello, Identity, IdentityProof, Sink, Streams
 from belljar.model import Account, FileServer, Payload, PlainFile, Share, ShareKind, Transfer, Usage
+from belljar.records import dataclass, field, replace
 
 
 class Bytes:

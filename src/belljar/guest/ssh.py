@@ -13,7 +13,6 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
 from belljar.agent import bundle
@@ -25,6 +24,7 @@ from belljar.guest.process import one_line
 from belljar.guest.ssh_link import WINDOW, Dial, Link, Patience, Tell, library
 from belljar.host.interpreter import Interpreter, archive_of, command
 from belljar.host.threads import in_thread
+from belljar.records import dataclass
 
 FOLDER = "/usr/lib/belljar"  # in the guest; like everything below a fixed word of ours
 INTERPRETER = f"{FOLDER}/python"

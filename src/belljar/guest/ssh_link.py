@@ -9,12 +9,12 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from belljar.errors import AgentLost, GuestError, GuestRefused, ProtocolViolation, SshMissing, SshRefused
 from belljar.guest import SshKeys
 from belljar.guest.process import one_line
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     import asyncssh

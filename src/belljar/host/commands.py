@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from belljar.errors import CommandFailed, CommandMissing
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     import subprocess

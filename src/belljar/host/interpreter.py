@@ -19,8 +19,6 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 from types import CodeType
 
@@ -28,6 +26,8 @@ from belljar.errors import HostError
 from belljar.host.commands import run
 from belljar.host.files import no_space_as_error, write_whole
 from belljar.host.locks import locked
+from belljar.host.quick_imports import sha256
+from belljar.records import dataclass
 
 FORMAT = 1  # of the archive; a new one is made when it changes
 GUESTS_OWN = "/usr/bin/python3 -I -S"  # how a guest's own is started, where nothing else is said

@@ -13,9 +13,9 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 
 from belljar.errors import CommandFailed, HostError
+from belljar.records import dataclass, replace
 
 LARGEST_REPORT = 1 << 20
 

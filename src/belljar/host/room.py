@@ -11,11 +11,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.errors import NoMemory, NoProcessors, NoSpace
 from belljar.model import MIB, setting
+from belljar.records import dataclass
 
 PROC, GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 UNLIMITED = 1 << 60  # and above: how version 1 writes that there is no limit

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+
+from belljar.records import dataclass
 
 PENDING = 64  # calls that wait to be taken
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping, Set
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from belljar.errors import BadSetting, BelljarError, TemplateError
 from belljar.host import processes
 from belljar.model import MIB, Firmware, MachineId, NetworkMode, ShareKind, setting
+from belljar.records import dataclass, field, replace
 
 if TYPE_CHECKING:
     from belljar.host.guard.egress import Egress
@@ -422,7 +422,7 @@ def load(
     settings: Settings,
     store: Path,
     driver: str = "qemu",
-    libvirt: LibvirtSettings = LibvirtSettings(),
+    libvirt: LibvirtSettings | None = None,
     site_store: Path | None = None,
 ) -> Hypervisor:
     """The hypervisor of these settings. *store* is a folder of this user's own: templates and remembered answers go there.
@@ -430,7 +430,7 @@ def load(
     if driver != "qemu":
         from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
 
-        return LibvirtHypervisor(driver, settings, libvirt, store)
+        return LibvirtHypervisor(driver, settings, libvirt or LibvirtSettings(), store)
     from belljar.hypervisor.qemu.driver import QemuHypervisor
 
     return QemuHypervisor(settings, store, site_store)

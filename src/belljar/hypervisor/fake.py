@@ -15,13 +15,12 @@ import asyncio
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Set
-from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 
 from belljar.errors import BelljarError, DomainDied, TemplateError
 from belljar.host.files import private_folder, remove_tree
 from belljar.host.locks import is_locked, try_lock
+from belljar.host.quick_imports import sha256
 from belljar.host.traffic import Call, Refusal
 from belljar.hypervisor import (
     NO_TRACES,
@@ -36,8 +35,9 @@ from belljar.hypervisor import (
     Templates,
     Traces,
 )
-from belljar.hypervisor.history import History
+from belljar.hypervisor.qemu.domain import History
 from belljar.model import MachineId, to_json
+from belljar.records import dataclass, field
 
 KILLED = 9  # wait status of a process that SIGKILL ended
 FIRST_PID = 1 << 23  # beyond every real pid

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from belljar.model import GIB, MIB, Context, Firmware, MachineId, setting
+from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
     from belljar.errors import BadSetting
@@ -225,9 +225,8 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
 
 def agent_digest() -> str:
     """Stands for the agent and its unit, as they are put into guests."""
-    from hashlib import sha256
-
     from belljar.agent import bundle
+    from belljar.host.quick_imports import sha256
 
     return sha256("\n".join((bundle.digest().hex(), agent_unit())).encode()).hexdigest()
 
@@ -235,9 +234,8 @@ def agent_digest() -> str:
 def layer_name(image: Image, python: Interpreter | None = None) -> str:
     """The name of the layer that puts the present agent, and this interpreter, into this image's disk, in the store's folder
     `layers`."""
-    from hashlib import sha256
-
     from belljar.agent import bundle
+    from belljar.host.quick_imports import sha256
 
     # With the time it was stored: what was made of a damaged copy is not used for the repaired one.
     words = [AGENT_PATH, bundle.digest().hex(), UNIT_PATH, agent_unit(), repr(image.created)]

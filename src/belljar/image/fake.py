@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 from belljar.errors import BelljarError, ImageInUse, ImageUnknown, ImpossibleSize
 from belljar.image import HOLD_TIMEOUT, BootFiles, Image
 from belljar.model import GIB, Context, MachineId
+from belljar.records import dataclass, field, replace
 
 if TYPE_CHECKING:
     from belljar.host.interpreter import Interpreter

@@ -6,10 +6,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any, TypedDict, Unpack
 
 from belljar.model import Context, MachineSpec, NetworkMode, Request, Share, Start, Work
+from belljar.records import fields
 
 
 class Asked(TypedDict, total=False):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from belljar.errors import BelljarError, ImageUnknown
 from belljar.host import commands, files
 from belljar.jobs.words import size
 from belljar.model import GIB, MIB
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from belljar.jobs import House
@@ -175,7 +175,7 @@ def _start_time(outcome: Outcome) -> float:
 def uefi(house: House) -> Finding:
     """the firmware for disks that boot by UEFI is there"""
     # Only a disk that boots by UEFI needs it.
-    from belljar.hypervisor.qemu.firmware import find_uefi
+    from belljar.hypervisor.qemu.values import find_uefi
 
     try:
         return ok(find_uefi(house.settings.qemu.uefi))

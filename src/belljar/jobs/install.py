@@ -7,7 +7,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +17,7 @@ from belljar.batch.install.engine import Engine
 from belljar.batch.install.pieces import OurFile, Piece, Place, SiteOfSystem
 from belljar.errors import BadOption, HostError
 from belljar.jobs.client import own_prefix
+from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
     from belljar.batch.install.commands import Client

@@ -7,11 +7,11 @@ import os
 import stat
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.errors import BelljarError
 from belljar.host.privileges import User, as_user
+from belljar.records import dataclass
 
 DEVICE, CPUINFO = Path("/dev/kvm"), Path("/proc/cpuinfo")
 NOBODY = User(65534, 65534, "nobody", "/nonexistent")  # in no group that a site may have given rights

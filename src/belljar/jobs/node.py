@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +12,7 @@ from belljar.batch.job.terms import one_line
 from belljar.batch.node import faults
 from belljar.errors import BelljarError, CommandFailed
 from belljar.host.privileges import User, as_user, user_of
+from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
     from belljar.batch.job.terms import Dialect

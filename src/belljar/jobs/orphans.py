@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,8 @@ from belljar.host.privileges import User
 from belljar.jobs.client import runner
 from belljar.jobs.node import memory_folder
 from belljar.jobs.users import asked_as, users_of
-from belljar.model import from_json
+from belljar.reading import from_json
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from belljar.jobs import House

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import replace
 
 from belljar.errors import BadOption, BadSetting, NoSuchNetwork
 from belljar.model import NetworkMode, Share, ShareKind
+from belljar.records import replace
 
 GUESTS_OWN = ("/", "/proc", "/sys", "/dev", "/run")
 SCHEME = "nfs://"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from belljar.errors import BadUserData
+from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.jobs import House

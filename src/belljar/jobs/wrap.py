@@ -12,7 +12,6 @@ import resource
 import signal
 import time
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from belljar import batch
@@ -22,6 +21,7 @@ from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import read_capped
 from belljar.jobs.words import complain, tell_troubles
 from belljar.model import Cause, Outcome, OutcomeClass
+from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.batch.job.terms import Dialect

@@ -1,7 +1,8 @@
-"""The door of the journal: what happened to a machine, one JSON line an event, on disk before the act it announces.
+"""The door of the journal: what happened to a machine, one JSON line an event, written before the act it announces.
 
 `Record` writes, `read` replays, `follow` waits for more. `Ledger` keeps one line for each machine that ended.
-A line that was being written when the power failed is left out on reading: its act was never begun.
+Whoever dies after a line, by SIGKILL too, leaves it behind; nothing is forced onto the disk, for no machine outlives the host
+(docs/decisions/0019-own-time.md). A line that was not written whole is left out on reading.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from belljar.model import State, to_json
 JOURNAL = "journal.jsonl"
 LONGEST_JOURNAL = 16 << 20
 DAY = 86400.0
-MONTH = re.compile(r"\d{4}-\d\d")
+MONTH = r"\d{4}-\d\d"
 
 Event = dict[str, Any]
 
@@ -39,7 +40,7 @@ class Record:
         self._size = os.lseek(self._descriptor, 0, os.SEEK_END)
 
     def write(self, event: str, **facts: Any) -> None:
-        """What must be known before the next act: on disk when it returns. Raises NoSpace when the disk is full."""
+        """What must be known before the next act: everybody can read it when this returns. Raises NoSpace when the disk is full."""
         line = json.dumps({"time": time.time(), "event": event, **to_json(facts)}, separators=(",", ":")) + "\n"
         with no_space_as_error(self._path):
             try:
@@ -49,7 +50,6 @@ class Record:
                     os.ftruncate(self._descriptor, self._size)
                 raise
             self._size += len(line)
-            os.fdatasync(self._descriptor)
 
     def state(self, state: State, **facts: Any) -> None:
         self.write("state", state=state, **facts)
@@ -188,7 +188,7 @@ def _whole(path: Path) -> int:
 def _position(text: str) -> dict[str, int]:
     """Bytes that were read, by month."""
     pairs = [one.split(":") for one in text.split(",") if one]
-    if not all(len(pair) == 2 and MONTH.fullmatch(pair[0]) and pair[1].isdecimal() for pair in pairs):
+    if not all(len(pair) == 2 and re.fullmatch(MONTH, pair[0]) and pair[1].isdecimal() for pair in pairs):
         raise PositionLost(f"{text[:80]!r}: no position in a ledger", hint="Leave it out to begin with the first row.")
     return {month: int(offset) for month, offset in pairs}
 

@@ -7,11 +7,11 @@ Folders      where everything of a machine lies                    below
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from belljar.model import MIB, Context, MachineId, NetworkMode, Start, setting
+from belljar.records import dataclass
 
 SMALLEST_MEMORY = 64 * MIB  # of any machine
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Coroutine
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from belljar.model import Cause
+from belljar.records import dataclass
 
 T = TypeVar("T")
 

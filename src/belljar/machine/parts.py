@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from belljar.context import Settings as ContextSettings
@@ -18,6 +17,7 @@ from belljar.machine.extras import Extra
 from belljar.machine.orders import Orders
 from belljar.model import Outcome, Request
 from belljar.network import Networks
+from belljar.records import dataclass, field
 
 # Told what a job waits for that takes long, and of which image (its digest; "": none was measured); shows it while inside.
 Showing = Callable[[str, str], AbstractContextManager[None]]

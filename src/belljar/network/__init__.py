@@ -7,13 +7,13 @@ before it is made, is gone with the process that holds it or by `discard`, and i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from enum import Enum
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from belljar.host.quick_imports import sha256
 from belljar.model import FileServer, MachineId, NetworkMode, setting
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from belljar.errors import BadSetting
@@ -128,7 +128,7 @@ def discard(run: Path, id: MachineId, what: str, path: Path) -> None:
 
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each value that could not be used, though its type is right. Looks at nothing of this host."""
-    from belljar.network.values import mistakes
+    from belljar.network.joining import mistakes
 
     return mistakes(settings)
 

@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
-from ipaddress import IPv4Address
+from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 
 from belljar.errors import BadSetting, BelljarError, NetworkFailed
+from belljar.host.commands import run, which
 from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.model import MachineId
 from belljar.network import AntiSpoofing, Link, Settings
-from belljar.network.claims import Claim, addresses, claim, macs
 from belljar.network.joining import guards_addresses
-from belljar.network.spoofing import has_nft, make_table, remove_table, table_of
+from belljar.records import replace
 
 HELPERS = (
     "/usr/lib/qemu/qemu-bridge-helper",
     "/usr/libexec/qemu-bridge-helper",
     "/usr/local/libexec/qemu-bridge-helper",
 )
-PATIENCE = 10.0  # seconds the helper may take
+PATIENCE = 10.0  # seconds the helper, or nft, may take
 TUNSETIFF, TUNGETIFF, IFF_TAP, IFF_NO_PI, IFF_UP = 0x400454CA, 0x800454D2, 0x2, 0x1000, 0x1
 SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCGIFMTU, SIOCSIFMTU, SIOCGIFHWADDR, SIOCSIFHWADDR, SIOCBRADDIF = (
     0x8913, 0x8914, 0x8921, 0x8922, 0x8927, 0x8924, 0x89A2,
@@ -188,3 +188,160 @@ def ask_helper(bridge: str) -> int:
         raise NetworkFailed(f"{helper} ended well and gave no tap")
     os.set_inheritable(fds[0], False)
     return fds[0]
+
+
+# -- against the use of others' addresses: nftables rules, two tables per machine, named by its id --------------------
+
+# They see what comes in from the machine's own tap, before the bridge does. https://wiki.nftables.org
+
+FAMILIES = ("bridge", "netdev")
+ID, MAC = re.compile(r"[0-9a-f]{12}"), re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
+TAP, ADDRESS = re.compile(r"[A-Za-z0-9._-]{1,15}"), re.compile(r"[0-9.]{7,15}")
+
+# What is for the bridge itself (spanning tree, pause, LLDP) the kernel takes off before most hooks of the family bridge.
+NO_BPDUS = "ether daddr & ff:ff:ff:ff:ff:f0 == 01:80:c2:00:00:00 drop"
+
+
+def table_of(id: MachineId) -> str:
+    return f"belljar_{id}"
+
+
+def rules(id: MachineId, tap: str, mac: str, address: str) -> str:
+    """What nft is to load. *address* "": the machine gets its address from somebody else's DHCP, and may use any."""
+    for text, form in ((id, ID), (tap, TAP), (mac, MAC), *([(address, ADDRESS)] if address else [])):
+        assert form.fullmatch(text), f"{text!r} has no place in a rule"
+    lines = [
+        f"ether saddr != {mac} drop",
+        "ether type != { ip, ip6, arp } drop",
+        f"ether type arp arp saddr ether != {mac} drop",
+        "udp sport { 67, 547 } drop",  # a DHCP server
+        "udp dport { 68, 546 } drop",  # whatever its port: clients look at their own alone
+        "icmpv6 type { nd-router-advert, nd-redirect } drop",  # a router
+        "frag nexthdr { 0, 43, 44, 60 } drop",  # https://www.rfc-editor.org/rfc/rfc7113: it hides what it says
+    ]
+    if address:
+        lines += [
+            "ether type ip6 drop",
+            f"ether type ip ip saddr != {address} drop",
+            f"ether type arp arp saddr ip != {{ {address}, 0.0.0.0 }} drop",
+        ]
+    own = "\n".join(f'        iifname "{tap}" {line}' for line in lines)
+    return _table("bridge", id, "prerouting", own) + _table(
+        "netdev", id, f'ingress device "{tap}"', f"        {NO_BPDUS}"
+    )
+
+
+def _table(family: str, id: MachineId, hook: str, body: str) -> str:
+    return (
+        f"table {family} {table_of(id)} {{\n    chain from_machine {{\n"
+        f"        type filter hook {hook} priority -300; policy accept;\n{body}\n    }}\n}}\n"
+    )
+
+
+def make_table(id: MachineId, tap: str, mac: str, address: str) -> None:
+    """Raises NetworkFailed where nft refuses."""
+    try:
+        run([_nft(), "-f", "-"], timeout=PATIENCE, stdin=rules(id, tap, mac, address).encode())
+    except BelljarError as exc:
+        raise NetworkFailed(f"the rules against spoofed addresses cannot be set: {exc.message}") from exc
+
+
+def remove_table(id: MachineId) -> None:
+    """Removing what is not there is success. Raises NetworkFailed when it is there and stays."""
+    nft = which("nft")
+    if not ID.fullmatch(id) or nft is None or os.geteuid() != 0:
+        return
+    # nft makes what is missing first, so that both go in one step, whatever is there.
+    text = "".join(f"{act} table {family} {table_of(id)}\n" for family in FAMILIES for act in ("add", "delete"))
+    try:
+        run([nft, "-f", "-"], timeout=PATIENCE, stdin=text.encode())
+    except BelljarError as exc:
+        raise NetworkFailed(f"nftables tables {table_of(id)} cannot be removed: {exc.message}") from exc
+
+
+def has_nft() -> bool:
+    return which("nft") is not None
+
+
+def _nft() -> str:
+    return which("nft") or "nft"
+
+
+# -- addresses this host gives out, each to one machine at a time, whoever's it is ------------------------------------
+
+# A claim is an abstract socket with the address in its name: the kernel lets nobody else have it, and gives it back when its
+# holder ends, however that comes. Any user of the host could take such a name and so keep an address from being used; nobody
+# can use it twice.
+
+MOST = 4096  # addresses of one range
+
+
+class Claim:
+    """One address, until `close`."""
+
+    def __init__(self, value: str, holder: socket.socket) -> None:
+        self.value, self._holder = value, holder
+
+    def close(self) -> None:
+        self._holder.close()
+
+
+def claim(kind: str, candidates: Iterable[str]) -> Claim:
+    """The first that nobody holds. Raises NetworkFailed when all are held."""
+    count = 0
+    for value in candidates:
+        holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            holder.bind(f"\0belljar {kind} {value.partition('/')[0]}")
+            return Claim(value, holder)
+        except OSError:
+            holder.close()
+            count += 1
+    raise NetworkFailed(
+        f"all {count} addresses of network.{kind} are in use",
+        hint="Wait for other machines to end, or give this host more.",
+    )
+
+
+def addresses(texts: Iterable[str]) -> Iterator[str]:
+    """Each address with its prefix. Raises BadSetting."""
+    for text in texts:
+        range, slash, prefix = text.partition("/")
+        first, _, last = range.partition("-")
+        try:
+            low, high = IPv4Address(first.strip()), IPv4Address((last or first).strip())
+            net = IPv4Interface(f"{low}/{prefix}").network
+            if not slash or high < low or high not in net or int(high) - int(low) >= MOST:
+                raise ValueError
+        except ValueError:
+            raise BadSetting(
+                f"network.bridge_addresses: {text!r} is neither ADDRESS/PREFIX nor FIRST-LAST/PREFIX of at most {MOST}"
+            ) from None
+        yield from (f"{IPv4Address(number)}/{prefix}" for number in _numbers(int(low), int(high)))
+
+
+def macs(texts: Iterable[str]) -> Iterator[str]:
+    """Each MAC address. Raises BadSetting."""
+    for text in texts:
+        first, _, last = text.partition("-")
+        try:
+            low, high = _mac(first), _mac(last or first)
+            if high < low or high - low >= MOST or low >> 40 & 1:
+                raise ValueError
+        except ValueError:
+            raise BadSetting(
+                f"network.mac_pool: {text!r} is neither a unicast MAC address nor FIRST-LAST of at most {MOST}"
+            ) from None
+        for number in _numbers(low, high):
+            yield ":".join(f"{octet:02x}" for octet in number.to_bytes(6, "big"))
+
+
+def _numbers(low: int, high: int) -> Iterator[int]:
+    yield from range(low, high + 1)
+
+
+def _mac(text: str) -> int:
+    octets = text.strip().split(":")
+    if len(octets) != 6 or any(len(octet) != 2 for octet in octets):
+        raise ValueError(text)
+    return int("".join(octets), 16)

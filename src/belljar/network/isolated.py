@@ -18,15 +18,15 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
-from hashlib import sha256
 from ipaddress import IPv4Network
 from pathlib import Path
 
 from belljar.errors import BadSetting, NetworkFailed, NoSuchNetwork
 from belljar.host.files import private_folder
 from belljar.host.locks import locked
+from belljar.host.quick_imports import sha256
 from belljar.network import Link, Settings
+from belljar.records import replace
 
 GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
 LOCK, LOCK_PATIENCE, TRIES = "lock", 10.0, 20

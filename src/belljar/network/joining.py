@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from belljar.errors import BadSetting, NoSuchNetwork, ShareMissing
@@ -12,6 +11,7 @@ from belljar.host.guard import egress as rules
 from belljar.host.guard.egress import Egress, Place
 from belljar.model import MachineId, NetworkMode
 from belljar.network import AntiSpoofing, EgressMode, Joined, Link, Settings, mac_address
+from belljar.records import dataclass, replace
 
 RESOLVERS = Path("/etc/resolv.conf")
 INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")
@@ -150,7 +150,7 @@ def discard(folder: Path, id: MachineId, what: str, path: Path) -> None:
 
         sweep(path.parent)
     elif what == "nft-table":
-        from belljar.network.spoofing import remove_table
+        from belljar.network.bridge import remove_table
 
         remove_table(id)
 
@@ -171,7 +171,7 @@ def shortfalls(settings: Settings, *, is_root: bool) -> tuple[str, ...]:
     """See `belljar.network.shortfalls`."""
     if not settings.bridges or settings.anti_spoofing is not AntiSpoofing.AUTO:
         return ()
-    from belljar.network.spoofing import has_nft
+    from belljar.network.bridge import has_nft
 
     if guards_addresses(settings, is_root=is_root, has_nft=has_nft()):
         return ()
@@ -180,3 +180,26 @@ def shortfalls(settings: Settings, *, is_root: bool) -> tuple[str, ...]:
         f'network.anti_spoofing = "auto" does nothing here ({why}): a machine on a bridge ({", ".join(settings.bridges)}) can use'
         ' any MAC and IP address of that network; "required" refuses such machines, "off" says that it may be so',
     )
+
+
+def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
+    """(key, what is wrong) of each."""
+    from belljar.network.bridge import addresses, check_address, macs
+    from belljar.network.isolated import subnet
+
+    looks: list[tuple[str, Callable[[], object]]] = [
+        *(("allow", lambda text=text: plan_egress(Settings(allow=(text,)), ())) for text in settings.allow),
+        *(("deny", lambda text=text: plan_egress(Settings(deny=(text,)), ())) for text in settings.deny),
+        *(("bridges", lambda name=name: bridge_of(Settings(bridges=(name,)), name)) for name in settings.bridges),
+        *(("bridge_addresses", lambda text=text: list(addresses((text,)))) for text in settings.bridge_addresses),
+        ("bridge_gateway", lambda: check_address("bridge_gateway", settings.bridge_gateway)),
+        ("bridge_dns", lambda: check_address("bridge_dns", settings.bridge_dns)),
+        *(("mac_pool", lambda text=text: list(macs((text,)))) for text in settings.mac_pool),
+        ("mac_prefix", lambda: check_prefix(settings.mac_prefix)),
+        ("isolated_net", lambda: subnet(settings.isolated_net)),
+    ]
+    for key, look in looks:
+        try:
+            look()
+        except BadSetting as exc:
+            yield key, exc

@@ -6,12 +6,12 @@ import asyncio
 import os
 import re
 import socket
-from dataclasses import dataclass
 
 from belljar.errors import ServerSilent, ShareMissing
 from belljar.host.threads import in_thread
 from belljar.model import FileServer
 from belljar.network import Link, seen_by_guest
+from belljar.records import dataclass
 
 SCHEME, PORT = "nfs://", 2049
 LONGEST = 1024  # of an export's path

@@ -127,6 +127,17 @@ def test_the_same_sources_make_the_same_file(tmp_path: Path, monkeypatch: pytest
     assert (bundle.source(), bundle.digest()) == (text, digest)
 
 
+def test_an_installed_tree_keeps_the_digest_and_reads_no_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = bundle.digest()
+    shutil.copytree(FOLDER, tmp_path / "agent")
+    monkeypatch.setattr(bundle, "FOLDER", f"{tmp_path}/agent/")
+    bundle.stamp()
+    (tmp_path / "agent/wire.py").unlink()
+    assert bundle.digest() == digest
+
+
 @pytest.mark.parametrize("part", bundle.PARTS)
 def test_a_change_of_any_module_changes_the_file_and_its_digest(
     part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -75,7 +75,7 @@ def test_check_and_doctor_say_what_anti_spoofing_does_not_do(
 ) -> None:
     file.write_text(f"[network]\nbridges = ['br7']\nanti_spoofing = '{value}'\n")
     monkeypatch.setattr("os.geteuid", lambda: uid)
-    monkeypatch.setattr("belljar.network.spoofing.has_nft", lambda: True)
+    monkeypatch.setattr("belljar.network.bridge.has_nft", lambda: True)
     monkeypatch.setattr("belljar.hypervisor.qemu.network.guard.prove", lambda confine: "")
     call("config", "check")
     notes = [

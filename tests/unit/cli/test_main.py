@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from belljar import cli
-from belljar.cli import VERBS, main, split
+from belljar.cli import VERBS, CommandLine, main, split
 from belljar.cli.host import doctor
 from belljar.cli.parser import Verb
 from belljar.errors import BadOption, DomainDied, NoSuchMachine, about
@@ -43,7 +43,7 @@ def fails_with(error: BaseException) -> Callable[[], int]:
 
 def test_global_options_stand_before_the_verb_and_the_rest_is_the_verbs() -> None:
     line = split(["--config", "a.toml", "-v", "run", "--config", "b", "--", "ls", "-v"])
-    assert line == ("run", ["--config", "b", "--", "ls", "-v"], "a.toml", True, "")
+    assert line == CommandLine("run", ["--config", "b", "--", "ls", "-v"], "a.toml", True, "")
     assert split(["--config=x", "ps"]).config_file == "x"
 
 

@@ -11,8 +11,7 @@ import pytest
 
 from belljar.cli.machine import request, run
 from belljar.cli.parser import Parser
-from belljar.config import Settings
-from belljar.config.paths import default_paths
+from belljar.config import Settings, default_paths
 from belljar.errors import BadOption, BelljarError, ImpossibleSize, InputMissing, NoSuchNetwork, UnreadableScript
 from belljar.model import MIB, NetworkMode, Payload, Request, RunPayload, Start, StdinKind
 

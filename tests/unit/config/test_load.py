@@ -106,13 +106,6 @@ def test_all_mistakes_are_reported_at_once_each_with_its_place(host: Host) -> No
     )
 
 
-def test_a_setting_of_an_earlier_version_is_refused_with_what_to_do_instead(host: Host) -> None:
-    host.site("[image]\npool = '/var/lib/belljar-pool'\n[network]\nuser_backend = 'slirp'\n")
-    pool, backend = host.mistakes()
-    assert pool.startswith(f"{host.etc}/belljar.toml:2, image.pool: no longer a setting (take it away: root brings ")
-    assert backend.startswith(f"{host.etc}/belljar.toml:4, network.user_backend: no longer a setting (take it away: ")
-
-
 WRONG = {
     "bytes": ("'2X'", "[]", "true", "-1", "1.5", "'-1G'"),
     "seconds": ("'soon'", "[]", "true", "-1", "nan", "inf", "'-1s'"),

@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-from belljar.config import load
-from belljar.config.paths import default_paths
+from belljar.config import default_paths, load
 
 ME = os.getuid()
 

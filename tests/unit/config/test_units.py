@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.config.units import duration, duration_text, size, size_text
+from belljar.config.convert import duration, duration_text, size, size_text
 
 
 @pytest.mark.parametrize(

@@ -152,3 +152,32 @@ def test_nothing_is_left_of_a_file_whose_writer_was_killed(tmp_path: Path) -> No
             os.write(descriptor, b"half")
             os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitpid(child, 0)[1] == signal.SIGKILL and list(tmp_path.iterdir()) == []
+
+
+def test_a_tree_is_copied_with_modes_and_times(tmp_path: Path) -> None:
+    (tmp_path / "from/below").mkdir(parents=True)
+    (tmp_path / "from/below/file").write_bytes(b"x" * 100_000)
+    (tmp_path / "from/empty").touch(0o640)
+    (tmp_path / "from/link").symlink_to("empty")
+    os.mkfifo(tmp_path / "from/pipe")
+    os.utime(tmp_path / "from/below/file", (1, 2))
+    files.copy_tree(tmp_path / "from", tmp_path / "to/it")
+    assert sorted(p.name for p in (tmp_path / "to/it").rglob("*")) == ["below", "empty", "file"]
+    copied = tmp_path / "to/it/below/file"
+    assert copied.read_bytes() == b"x" * 100_000 and copied.stat().st_mtime == 2
+    assert (tmp_path / "to/it/empty").stat().st_mode & 0o777 == 0o640
+    files.copy_tree(tmp_path / "from", tmp_path / "to/it")  # a copy that was broken off is begun anew
+
+
+def test_a_tree_is_removed_and_nothing_that_a_link_in_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/file").touch()
+    (tmp_path / "gone/below/deeper").mkdir(parents=True)
+    (tmp_path / "gone/below/file").touch(0o400)
+    (tmp_path / "gone/below/link").symlink_to(tmp_path / "kept")
+    files.remove_tree(tmp_path / "gone")
+    assert [path.name for path in tmp_path.rglob("*")] == ["kept", "file"]
+    (tmp_path / "link").symlink_to("kept")
+    with pytest.raises(OSError):
+        files.remove_tree(tmp_path / "link")
+    assert (tmp_path / "kept/file").exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import ImageCorrupt
-from belljar.hypervisor.qemu.disk import layers
+from belljar.hypervisor.qemu.process.launch import layers
 
 
 def qcow2(path: Path, backing: str = "", length: int | None = None) -> Path:

@@ -16,12 +16,12 @@ from tests.unit.hypervisor.test_template import make
 from belljar.errors import CommandMissing, HostError, ImageCorrupt, NoAccelerator, TemplateError
 from belljar.host.processes import start_time
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, EventKind, Settings, Traces, load
-from belljar.hypervisor.qemu import driver, proof
+from belljar.hypervisor.qemu import driver, host, proof
 from belljar.hypervisor.qemu.cmdline import machine_uuid
 from belljar.hypervisor.qemu.domain import translate
 from belljar.hypervisor.qemu.driver import marked
 from belljar.hypervisor.qemu.process import launch as process
-from belljar.hypervisor.qemu.process.wiring import Wiring, wiring
+from belljar.hypervisor.qemu.process.launch import Wiring, wiring
 from belljar.hypervisor.qemu.template.folders import DISK
 from belljar.model import MIB
 
@@ -221,7 +221,7 @@ def test_kvm_is_tried_by_the_account_that_qemu_will_be(tmp_path: Path, monkeypat
     assert driver.QemuHypervisor(Settings(user="qemu"), tmp_path)._prover() == (107, 36)
     assert driver.QemuHypervisor(Settings(), tmp_path)._prover() == (990, 990)
     del accounts["belljar"]
-    assert driver.QemuHypervisor(Settings(), tmp_path)._prover() == driver.NOBODY
+    assert driver.QemuHypervisor(Settings(), tmp_path)._prover() == host.NOBODY
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
     assert driver.QemuHypervisor(Settings(user="qemu"), tmp_path)._prover()[0] == 1234
 

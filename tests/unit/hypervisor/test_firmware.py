@@ -10,7 +10,7 @@ from tests.unit.hypervisor.test_cmdline import COLD, PLUGS, QEMU
 
 from belljar.errors import CommandMissing
 from belljar.hypervisor import Accelerator, Boot, Settings
-from belljar.hypervisor.qemu import firmware
+from belljar.hypervisor.qemu import values
 from belljar.hypervisor.qemu.cmdline import kernel
 from belljar.hypervisor.qemu.driver import QemuHypervisor, uses_uefi
 from belljar.model import Firmware
@@ -47,11 +47,11 @@ def test_a_clone_is_started_with_the_firmware_of_its_template() -> None:
 
 
 def test_a_host_without_it_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(firmware, "PLACES", (str(tmp_path / "none"), str(tmp_path / "there")))
+    monkeypatch.setattr(values, "PLACES", (str(tmp_path / "none"), str(tmp_path / "there")))
     with pytest.raises(CommandMissing) as told:
-        firmware.find_uefi("")
+        values.find_uefi("")
     assert "apt install ovmf" in told.value.hint and "edk2-ovmf" in told.value.hint
     (tmp_path / "there").touch()
-    assert firmware.find_uefi("") == str(tmp_path / "there")
+    assert values.find_uefi("") == str(tmp_path / "there")
     with pytest.raises(CommandMissing, match="no readable file"):
-        firmware.find_uefi(str(tmp_path / "wrong"))
+        values.find_uefi(str(tmp_path / "wrong"))

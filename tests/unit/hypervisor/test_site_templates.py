@@ -10,7 +10,7 @@ import pytest
 
 from belljar.errors import TemplateError
 from belljar.hypervisor import Template
-from belljar.hypervisor.qemu.template import site
+from belljar.hypervisor.qemu.template import making
 from belljar.hypervisor.qemu.template.folders import CLONE, DISK, RAM, STATE, TemplateStore, key_of
 from belljar.model import MIB
 
@@ -36,15 +36,15 @@ def make(store: TemplateStore, *, grows: frozenset[str] = frozenset(("cpus",)), 
 
 
 def test_a_template_of_the_site_is_found_whoever_its_qemu_ran_as(store: TemplateStore) -> None:
-    assert site.find(store, MINE) is None
+    assert making.find_for_user(store, MINE) is None
     made = make(store)
-    assert site.find(store, MINE) == made
-    assert site.find(store, {**MINE, "memory": 16 * MIB}) is None
+    assert making.find_for_user(store, MINE) == made
+    assert making.find_for_user(store, {**MINE, "memory": 16 * MIB}) is None
 
 
 def test_one_of_a_single_size_is_its_makers_own(store: TemplateStore) -> None:
     make(store, grows=frozenset())
-    assert site.find(store, MINE) is None
+    assert making.find_for_user(store, MINE) is None
 
 
 def test_what_others_may_read_is_what_they_need_and_nobody_may_write(store: TemplateStore) -> None:
@@ -61,7 +61,7 @@ def test_a_copy_has_the_same_bytes_and_the_same_holes(store: TemplateStore, tmp_
     made = make(store)
     own = TemplateStore(tmp_path / "own", days=7)
     draft = own.begin(key_of(MINE), 8 * MIB, ME)
-    site.copy(store, made, draft)
+    making.copy(store, made, draft)
     for name in (RAM, STATE, DISK):
         assert (draft / name).read_bytes() == (made.folder / name).read_bytes()
     assert (draft / RAM).stat().st_blocks * 512 < 4 * MIB
@@ -71,10 +71,10 @@ def test_one_that_somebody_wrote_to_is_neither_found_nor_copied(store: TemplateS
     made = make(store)
     with open(made.folder / RAM, "r+b") as file:
         file.write(b"not the guest's")
-    assert site.find(store, MINE) is None
+    assert making.find_for_user(store, MINE) is None
     draft = TemplateStore(tmp_path / "own", days=7).begin(key_of(MINE), 8 * MIB, ME)
     with pytest.raises(TemplateError, match="changed while it was copied"):
-        site.copy(store, made, draft)
+        making.copy(store, made, draft)
 
 
 def test_one_that_is_gone_meanwhile_is_no_accident(store: TemplateStore, tmp_path: Path) -> None:
@@ -82,4 +82,4 @@ def test_one_that_is_gone_meanwhile_is_no_accident(store: TemplateStore, tmp_pat
     store.remove(made.key)
     draft = TemplateStore(tmp_path / "own", days=7).begin(key_of(MINE), 8 * MIB, ME)
     with pytest.raises(TemplateError, match="cannot be copied"):
-        site.copy(store, made, draft)
+        making.copy(store, made, draft)

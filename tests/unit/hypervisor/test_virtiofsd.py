@@ -19,7 +19,7 @@ from belljar.hypervisor import DomainSpec, EventKind, Settings, SharedFolder, fi
 from belljar.hypervisor.qemu import driver
 from belljar.hypervisor.qemu.cmdline import device_on_port
 from belljar.hypervisor.qemu.domain import Growing, Lines, QemuDomain
-from belljar.hypervisor.qemu.template import memory
+from belljar.hypervisor.qemu.template import making
 from belljar.hypervisor.qemu.virtiofs import virtiofsd
 from belljar.hypervisor.qemu.virtiofs.virtiofsd import (
     ENCLOSURE,
@@ -260,7 +260,7 @@ def test_a_clones_memory_is_its_templates_and_its_holes_are_holes(tmp_path: Path
         for at in (0, 17 * MIB + 12345, 64 * MIB - 5):
             file.seek(at)
             file.write(b"words")
-    fd = memory.make(64 * MIB, source)
+    fd = making.make_memory(64 * MIB, source)
     try:
         assert os.fstat(fd).st_size == 64 * MIB and os.fstat(fd).st_blocks * 512 < MIB
         assert os.pread(fd, 64 * MIB, 0) == source.read_bytes()
@@ -285,8 +285,8 @@ async def test_memory_that_nobody_waits_for_any_more_is_given_back(
         over.set()
         return fd
 
-    monkeypatch.setattr(memory, "make", slow)
-    task = asyncio.ensure_future(memory.own_memory(MIB, None))
+    monkeypatch.setattr(making, "make_memory", slow)
+    task = asyncio.ensure_future(making.own_memory(MIB, None))
     await asyncio.get_running_loop().run_in_executor(None, begun.wait, 10)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

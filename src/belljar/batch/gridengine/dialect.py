@@ -14,13 +14,13 @@ import re
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 from belljar.batch import Settings
 from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict, whole
 from belljar.batch.job.verdict import delay, has_begun, why
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import Outcome
+from belljar.records import dataclass, replace
 
 NAME = "gridengine"
 RESCHEDULE, APP_ERROR = 99, 100

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
 from typing import BinaryIO
 
 from belljar.batch import Settings
@@ -21,6 +20,7 @@ from belljar.errors import BadSetting, BelljarError, ImageNotAllowed
 from belljar.host.caller import describe
 from belljar.host.privileges import user_of
 from belljar.model import GIB
+from belljar.records import dataclass, field
 
 ASKED, ASKED_DISK, FLAG = "vm_image", "vm_disk", "vm"  # complexes; the flag keeps a job on hosts that have machines
 # 8.1.9 kills the prolog of a qrsh or qlogin and then closes the queue, whatever the prolog is: this complex, TRUE

@@ -8,7 +8,8 @@ https://htcondor.readthedocs.io/en/latest/classads/classad-mechanism.html
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from belljar.records import dataclass
 
 LARGEST = 4 << 20  # bytes; an ad that is larger is not read
 MOST = 5000  # attributes

@@ -12,7 +12,6 @@ import errno
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from belljar.batch import Settings
 from belljar.batch.htcondor.ads import Ad, Expression, parse, string
@@ -20,6 +19,7 @@ from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surro
 from belljar.batch.job.verdict import delay, why
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import GIB, KIB, MIB, Outcome
+from belljar.records import dataclass
 
 # Of the ad, for `+VmImage = "..."` and its like in a submit file.
 IMAGE, DISK = "VmImage", "VmDisk"

@@ -13,14 +13,15 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
 from belljar.errors import BadOption, BelljarError, CommandMissing
 from belljar.host import commands
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import LAST_SYSTEM_UID, only_root_writes, read_json
-from belljar.model import from_json
+from belljar.reading import from_json
+from belljar.records import dataclass, field
 
 LARGEST = 1 << 16
 ASK_TIMEOUT = 20.0

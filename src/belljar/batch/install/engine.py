@@ -11,7 +11,6 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from belljar.batch.install.pieces import (
 )
 from belljar.batch.install.record import Choice, Record, digest
 from belljar.errors import BadOption, BelljarError, NotOurs, SystemSilent
+from belljar.records import replace
 
 BLOCKING = (Status.CHANGED, Status.FOREIGN, Status.UNKNOWN)
 TO_DO = (Status.MISSING, Status.DIFFERENT)

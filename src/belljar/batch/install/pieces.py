@@ -8,7 +8,6 @@ import shlex
 import stat
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from belljar.batch.install.commands import Needs
 from belljar.batch.install.files import Undo, read, real
 from belljar.batch.install.record import Edited, Record, digest
 from belljar.errors import BelljarError, CommandFailed, CommandHung, NotOurs
+from belljar.records import dataclass, field, replace
 
 Argv = tuple[str, ...]
 YOURS = "changed since belljar wrote it: it stays, and is yours"

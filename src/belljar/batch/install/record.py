@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
 from belljar.host.files import read_json, write_whole
-from belljar.model import from_json
+from belljar.reading import from_json
+from belljar.records import dataclass, field
 
 LARGEST = 1 << 20
 

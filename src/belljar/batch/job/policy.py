@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import string
 from collections.abc import Collection
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -18,6 +17,7 @@ from belljar.batch.job import judge
 from belljar.batch.job.judge import IMAGE_NAME
 from belljar.errors import BadSetting, ImageNotAllowed, OverLimit
 from belljar.model import MIB
+from belljar.records import dataclass
 
 WHO = ("user", "group", "queue")
 LETTERS = f"{string.ascii_letters}{string.digits}._-"  # of an image's name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import PurePath
 
 from belljar.batch import Settings
@@ -27,6 +26,7 @@ from belljar.model import (
     StdinKind,
     Transfer,
 )
+from belljar.records import dataclass
 
 Pairs = tuple[tuple[bytes, bytes], ...]
 

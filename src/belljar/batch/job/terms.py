@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from belljar.batch import Settings
 from belljar.model import Outcome, Transfer
+from belljar.records import dataclass, field
 
 
 @dataclass(frozen=True)

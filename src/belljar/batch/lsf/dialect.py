@@ -14,13 +14,13 @@ import os
 import re
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 
 from belljar.batch import Settings
 from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict, whole
 from belljar.batch.job.verdict import delay, why
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import GIB, KIB, MIB, Outcome
+from belljar.records import dataclass, replace
 
 # What esub.vm puts into the job's environment. Names that begin so never reach a guest.
 IMAGE, MEMORY, DISK, WALL = "BELLJAR_LSF_IMAGE", "BELLJAR_LSF_MEMORY", "BELLJAR_LSF_DISK", "BELLJAR_LSF_WALL"

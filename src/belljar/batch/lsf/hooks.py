@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 from belljar.batch import Settings
 from belljar.batch.job.policy import Asker, check_allowed, check_limits, image_for
@@ -19,6 +18,7 @@ from belljar.batch.lsf.dialect import DISK, IMAGE, MEMORY, WALL, memory_of
 from belljar.batch.system import Call
 from belljar.errors import BadOption, BelljarError
 from belljar.model import GIB, KIB, MIB
+from belljar.records import dataclass, field
 
 PROFILE = "vm"  # of lsb.applications, and what follows `-a`
 ABORT = 97  # LSB_SUB_ABORT_VALUE where it is not set

@@ -11,13 +11,15 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from belljar.batch.job.terms import NODE_NAME, one_line
 from belljar.host.files import private_folder, read_json, write_whole
 from belljar.host.locks import locked
-from belljar.model import OutcomeClass, from_json
+from belljar.model import OutcomeClass
+from belljar.reading import from_json
+from belljar.records import dataclass, field, replace
 
 LOCK_TIMEOUT = 10.0
 REMEMBERED = 64  # machines that were counted already; a job that comes again leaves its old records on the node

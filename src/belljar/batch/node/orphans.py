@@ -7,10 +7,10 @@ And one answer is not enough: a system that was just restarted may not know its 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from belljar.batch.job.terms import Dialect
 from belljar.errors import BelljarError
+from belljar.records import dataclass
 
 
 @dataclass(frozen=True)

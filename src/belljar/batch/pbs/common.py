@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.batch.job.terms import Dialect, Ending, Staged, Surroundings, one_line, one_node
 from belljar.errors import BadOption, NotInAJob
 from belljar.model import Outcome
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from belljar.batch.install.pieces import Place

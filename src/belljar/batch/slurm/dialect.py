@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 from belljar.batch import Settings
 from belljar.batch.job import verdict
 from belljar.batch.job.terms import Command, Dialect, Ending, Job, Surroundings, Verdict, one_line, one_node, whole
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import MIB, Outcome
+from belljar.records import dataclass, replace
 
 OURS = "belljar:"  # begins the reason of a node we closed
 KILL_WAIT = 30.0  # slurm.conf KillWait, between TERM and KILL; `batch check` compares it with a site's

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.cli.parser import FORMAT, Verb
 from belljar.cli.render import as_json, show
 from belljar.jobs.words import plain
+from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -21,7 +21,7 @@ def config(args: argparse.Namespace, house: House) -> int:
 
     loaded = inspect(_file(house))
     if args.what == "check":
-        from belljar.config.meaning import all_mistakes, notes
+        from belljar.config.reference import all_mistakes, notes
 
         told = notes(loaded, inspect(_file(house), in_job=True))
         return _check(replace(loaded, mistakes=all_mistakes(loaded)), told, args.format)

@@ -12,7 +12,7 @@ import belljar
 from belljar.cli.parser import FORMAT, Verb
 from belljar.cli.render import as_json, show
 from belljar.config import inspect
-from belljar.config.meaning import all_mistakes
+from belljar.config.reference import all_mistakes
 from belljar.errors import BadOption
 from belljar.jobs.doctor import CHECKS as CHECKS_OF_HOST
 from belljar.jobs.doctor import Check, Finding, Grade, fail, ok

@@ -9,12 +9,12 @@ import signal
 import stat
 import sys
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from belljar.errors import OUR_FAILURE, BadOption, BadRequest, BelljarError, HostError
 from belljar.machine.outside.detached import LONGEST_ANSWER, answer_of
 from belljar.model import Request, RunPayload, StdinKind
+from belljar.records import replace
 
 if TYPE_CHECKING:
     from pathlib import Path

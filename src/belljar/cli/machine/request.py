@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 LARGEST_SCRIPT = 8 << 20
 LONGEST_SIGN = 200
 LONGEST_LABEL = 200
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,199}")
+NAME = r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,199}"
 
 
 def build(args: argparse.Namespace, settings: Settings) -> Request:
     """The request these arguments make, of this caller, in this place."""
-    if args.name and not NAME.fullmatch(args.name):
+    if args.name and not re.fullmatch(NAME, args.name):
         raise BadOption(f"--name {args.name!r}: letters, digits and ._:@+- only, at most 200, a letter or digit first")
     for option in ("cpus", "memory", "disk"):
         above_zero(f"--{option}", getattr(args, option), ImpossibleSize)
@@ -61,7 +61,7 @@ def build(args: argparse.Namespace, settings: Settings) -> Request:
 
 def _label(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
-    if not (equals and NAME.fullmatch(name)) or len(value) > LONGEST_LABEL or name == "alias":
+    if not (equals and re.fullmatch(NAME, name)) or len(value) > LONGEST_LABEL or name == "alias":
         raise BadOption(
             f"--label {text[:80]}: not of the form K=V: letters, digits and ._:@+- in K, at most 200 characters in V"
         )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import errno
 import socket
-from dataclasses import dataclass
 from enum import Enum
+
+from belljar.records import dataclass
 
 Place = tuple[str, int]  # IPv4 address, port
 DNS = 53

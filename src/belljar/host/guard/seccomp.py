@@ -13,9 +13,9 @@ import os
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from belljar.errors import NoGuard
+from belljar.records import dataclass
 
 AUDIT_ARCH_X86_64 = 0xC000003E
 X32_BIT = 0x40000000

@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 
@@ -21,10 +20,11 @@ from belljar.host.processes import start_time
 from belljar.hypervisor import LibvirtSettings
 from belljar.hypervisor.libvirt.link import Link, Overdue, bounded, open_link
 from belljar.model import MIB
+from belljar.records import dataclass
 
 # With socket activation the one who listened is the service manager; the daemon then tells its pid in a file.
-PID_FILES = ("/run/virtqemud.pid", "/run/libvirtd.pid", "/run/virtxend.pid")
-NAMES = ("libvirtd", "virtqemud", "virtxend")
+PID_FILES = ("/run/virtqemud.pid", "/run/libvirtd.pid")
+NAMES = ("libvirtd", "virtqemud")
 UNDER = '"$@" </dev/null; exit $?'  # a shell's words; it stays, as the program's parent
 PAUSES = (0.1, 0.3, 1.0, 3.0)  # seconds between tries to reach a daemon that was restarted
 OVERDUE, LONGEST_WORDS = 128 + 9, 64 << 10  # timeout(1) ends by the signal it was told to send

@@ -1,6 +1,6 @@
 """The Hypervisor that asks libvirt for its domains. Every start is a cold one: libvirt has nothing a clone could be made of.
 
-What needs no domain (which accelerator works, the templates of the direct driver) is the direct driver's affair.
+What needs no domain (which accelerator works, the templates of the direct driver) it has as that has it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import os
 import re
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +19,23 @@ from belljar.host.processes import all_pids, command_line, kill_and_wait, owner
 from belljar.host.threads import in_thread
 from belljar.hypervisor import (
     NO_TRACES,
-    Accelerator,
-    Boot,
     DomainSpec,
     LibvirtSettings,
     Settings,
     Template,
     Traces,
 )
-from belljar.hypervisor.libvirt.carrier import Carrier, needs_carrier
 from belljar.hypervisor.libvirt.daemon import Daemon, identity, resident
-from belljar.hypervisor.libvirt.domain import LibvirtDomain
-from belljar.hypervisor.libvirt.lines import Lines, has_keeper
-from belljar.hypervisor.libvirt.log import default_log_folder, sweep
+from belljar.hypervisor.libvirt.domain import Carrier, LibvirtDomain, needs_carrier
+from belljar.hypervisor.libvirt.lines import Lines, default_log_folder, has_keeper, sweep
 from belljar.hypervisor.libvirt.starting import Attempt, Started, is_machine
 from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml
 from belljar.hypervisor.qemu import abilities
-from belljar.hypervisor.qemu.disk import layers
-from belljar.hypervisor.qemu.driver import EMULATED_CPU, NATIVE_CPU, QemuHypervisor, has_uuid_of, uses_uefi
-from belljar.hypervisor.qemu.firmware import find_uefi
+from belljar.hypervisor.qemu.driver import discard, has_uuid_of, uses_uefi
+from belljar.hypervisor.qemu.host import QemuHost
+from belljar.hypervisor.qemu.process.launch import layers
 from belljar.model import MIB, MachineId, ShareKind
+from belljar.records import dataclass
 
 DRIVER = re.compile(r"libvirt:(qemu(\+unix)?:///(system|session)(\?[!-~]*)?)")
 CHANNEL = "channel"
@@ -67,15 +63,15 @@ def read_driver(text: str) -> Meant:
     return Meant(found[1], found[3] == "session")
 
 
-class LibvirtHypervisor:
+class LibvirtHypervisor(QemuHost):
     """Implements `Hypervisor`."""
 
     def __init__(self, driver: str, settings: Settings, libvirt: LibvirtSettings, store: Path) -> None:
+        super().__init__(settings, store)
         meant = read_driver(driver)
         self.uri = meant.uri
         self._is_callers = meant.is_session and os.geteuid() != 0  # root's session is the system's daemon
-        self._settings, self._libvirt = settings, libvirt
-        self._direct = QemuHypervisor(settings, store)
+        self._libvirt = libvirt
         self.daemon = Daemon(self.uri, libvirt, store)
         self._base = Path(libvirt.folder) if libvirt.folder else default_folder(os.geteuid())
         self._logs = Path(libvirt.log_folder) if libvirt.log_folder else default_log_folder(os.geteuid())
@@ -85,7 +81,7 @@ class LibvirtHypervisor:
     def check(self, spec: DomainSpec) -> None:
         check(spec)
         if spec.nic is not None:
-            needs_carrier(spec.nic, self._direct.abilities)
+            needs_carrier(spec.nic, self.abilities)
 
     def start(self, spec: DomainSpec) -> LibvirtDomain:
         """Blocks until the guest runs or a deadline of `[libvirt]` has passed; `launch` does not."""
@@ -106,14 +102,14 @@ class LibvirtHypervisor:
     def _domain(self, spec: DomainSpec, started: Started) -> LibvirtDomain:
         carry = None
         if started.card is not None:
-            binary, card = self._direct.abilities.binary, started.card
+            binary, card = self.abilities.binary, started.card
             carry = lambda on_end: Carrier(spec, binary, card, on_end)  # noqa: E731
         return LibvirtDomain(started, lambda: self.discard(spec.id, Traces(frozenset({spec.owner[0]}))), carry)
 
     def _attempt(self, spec: DomainSpec) -> Attempt:
         self.check(spec)
         sweep(self._logs, NAME, {id for id, _ in self.alive()}, time.time())
-        is_carried = spec.nic is not None and needs_carrier(spec.nic, self._direct.abilities)
+        is_carried = spec.nic is not None and needs_carrier(spec.nic, self.abilities)
         names = (CHANNEL, "console", *(["card"] if is_carried else []))
         lines = Lines(self._base / spec.id, spec.owner, names, (self._log_of(spec.id), spec.folder / "qemu.log"))
         write = lambda: domain_xml(spec, self._ends(spec, lines))  # noqa: E731
@@ -129,7 +125,7 @@ class LibvirtHypervisor:
             layers=tuple(lines.reached(path) for path in layers(spec.disk)),
             kernel=lines.readable(boot.kernel, "kernel") if boot.kernel else None,
             initrd=lines.readable(boot.initrd, "initrd") if boot.initrd else None,
-            firmware=find_uefi(self._settings.uefi) if uses_uefi(boot) else "",
+            firmware=self._uefi if uses_uefi(boot) else "",
             emulator=abilities.find(self._settings.binary),
             cpu=self._cpu(spec.accelerator),
             below=tuple(self._below(it, lines) for it in spec.disks),
@@ -142,34 +138,9 @@ class LibvirtHypervisor:
         lines.reached(disk.path)
         return tuple(lines.reached(path) for path in layers(disk.path)[1:]) if disk.chained else ()
 
-    def _cpu(self, accelerator: Accelerator) -> str:
-        if self._settings.cpu not in ("", "auto"):
-            return self._settings.cpu
-        return NATIVE_CPU if accelerator is Accelerator.KVM else EMULATED_CPU
-
-    # -- templates: none are made, those of the direct driver are kept in order -----------------------------------------
-
     @property
     def cloning(self) -> str:
         return f"there is no template: {COLD}"
-
-    def abandoned_templates(self) -> list[Path]:
-        return self._direct.abandoned_templates()
-
-    def templates(self) -> list[Template]:
-        return self._direct.templates()
-
-    def verify_template(self, template: Template) -> list[str]:
-        return self._direct.verify_template(template)
-
-    def remove_template(self, key: str) -> None:
-        self._direct.remove_template(key)
-
-    def expire_templates(self, now: float) -> list[str]:
-        return self._direct.expire_templates(now)
-
-    def accelerator(self, boot: Boot) -> tuple[Accelerator, str]:
-        return self._direct.accelerator(boot)
 
     def examine(self) -> tuple[str, str]:
         """Who answers, in words, and why it is too large; "" when it is not. Raises LibvirtLost, LibvirtRefused,
@@ -214,7 +185,7 @@ class LibvirtHypervisor:
             self._log_of(id).unlink()
         if survivors:
             raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
-        self._direct.discard(id, traces, patience=patience)  # what carried its network
+        discard(id, traces, patience)  # what carried its network
 
     def _destroy(self, id: MachineId) -> None:
         link = self.daemon.connect()

@@ -13,10 +13,10 @@ import struct
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from belljar.errors import CommandMissing, LibvirtLost, LibvirtRefused
+from belljar.records import dataclass
 
 T = TypeVar("T")
 SOCKETS = re.compile(r"(libvirt|virt[a-z]+d)-sock(-ro|-admin)?$")

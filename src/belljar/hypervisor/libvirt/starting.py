@@ -11,7 +11,6 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from belljar.errors import BelljarError, DomainDied, LibvirtLost, LibvirtRefused
@@ -22,7 +21,8 @@ from belljar.hypervisor.libvirt.lines import Lines
 from belljar.hypervisor.libvirt.link import Link, library
 from belljar.hypervisor.libvirt.xml import NAME
 from belljar.hypervisor.qemu.cmdline import machine_uuid
-from belljar.hypervisor.qemu.process.complaints import explain, last_line
+from belljar.hypervisor.qemu.process.launch import explain, last_line
+from belljar.records import dataclass, field
 
 
 class Heard:

@@ -6,7 +6,6 @@ https://libvirt.org/formatdomain.html
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, register_namespace, tostring
@@ -15,6 +14,7 @@ from belljar.errors import DriverLacks
 from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk
 from belljar.hypervisor.qemu.cmdline import PORT_NAME, TRANSLATIONS, compact, machine_uuid
 from belljar.model import KIB
+from belljar.records import dataclass
 
 NAME = "belljar-"
 NAMESPACE = "urn:belljar:machine:1"

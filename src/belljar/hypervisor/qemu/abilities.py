@@ -9,7 +9,6 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from belljar.errors import CommandMissing, HostError
 from belljar.host.commands import run, which
 from belljar.host.files import read_json, write_whole
 from belljar.model import dumps
+from belljar.records import dataclass
 
 NAMES = ("qemu-system-x86_64", "qemu-kvm")
 PLACES = ("/usr/libexec",)  # where EL keeps qemu-kvm

@@ -8,13 +8,13 @@ https://www.qemu.org/docs/master/system/invocation.html
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
-from hashlib import sha256
 from typing import Any
 
+from belljar.host.quick_imports import sha256
 from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, MONITOR_OBJECTS, Abilities
 from belljar.model import MIB, NetworkMode, ShareKind
+from belljar.records import dataclass, replace
 
 TRANSLATIONS = 64  # MiB of TCG's buffer
 PORT_NAME = "org.belljar.agent"

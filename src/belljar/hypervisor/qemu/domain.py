@@ -9,21 +9,19 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.errors import BelljarError, DomainDied, HypervisorError, PlugRefused, QmpError
 from belljar.hypervisor import DomainEvent, EventKind
-from belljar.hypervisor.history import History
-from belljar.hypervisor.qemu.process.complaints import ended, explain
-from belljar.hypervisor.qemu.process.launch import Child
+from belljar.hypervisor.qemu.process.launch import Child, ended, explain
 from belljar.hypervisor.qemu.process.qmp import Monitor
+from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
     from belljar.host.guard.egress import Egress
     from belljar.host.traffic import Call, Refusal
-    from belljar.hypervisor.qemu.network.outside import Outside
+    from belljar.hypervisor.qemu.network.guard import Outside
     from belljar.hypervisor.qemu.virtiofs.virtiofsd import FolderServer
 
 Command = tuple[str, dict[str, Any]]
@@ -286,7 +284,7 @@ class QemuDomain:
 
 def _outside(egress: Egress | None, forward: Path | None) -> Outside:
     """Imported by machines that have a network alone."""
-    from belljar.hypervisor.qemu.network.outside import Outside
+    from belljar.hypervisor.qemu.network.guard import Outside
 
     return Outside(egress, forward)
 
@@ -321,3 +319,32 @@ def measure(pid: int) -> tuple[float, float, int]:
             if line.startswith(b"VmHWM:"):
                 peak = int(line.split()[1]) * 1024
     return user, system, peak
+
+
+class History:
+    """Everything since the start. EXITED is the last of it."""
+
+    def __init__(self) -> None:
+        self._all: list[DomainEvent] = []
+        self._news = asyncio.Event()
+
+    def tell(self, event: DomainEvent) -> None:
+        self._all.append(event)
+        self._news.set()
+
+    @property
+    def last(self) -> DomainEvent:
+        """Raises IndexError before anything has happened."""
+        return self._all[-1]
+
+    async def events(self) -> AsyncIterator[DomainEvent]:
+        """From the first to EXITED; waits for what is still to come."""
+        seen = 0
+        while True:
+            while seen < len(self._all):
+                yield self._all[seen]
+                if self._all[seen].kind is EventKind.EXITED:
+                    return
+                seen += 1
+            self._news.clear()
+            await self._news.wait()

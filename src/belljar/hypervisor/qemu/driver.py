@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import os
 import resource
-import time
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import DomainDied, HostError, ImageCorrupt, NoAccelerator, TemplateError
-from belljar.host.files import private_folder
+from belljar.errors import DomainDied, HostError, ImageCorrupt, TemplateError
 from belljar.host.processes import all_pids, command_line, has_no_parent, kill_and_wait
 from belljar.hypervisor import (
     NO_TRACES,
@@ -28,52 +24,35 @@ from belljar.hypervisor import (
     Traces,
 )
 from belljar.hypervisor.qemu import abilities, cmdline
-from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.hypervisor.qemu.cmdline import MARK, Plugs, Ram, machine_uuid
-from belljar.hypervisor.qemu.disk import layers
 from belljar.hypervisor.qemu.domain import Lines, QemuDomain
+from belljar.hypervisor.qemu.host import TEMPLATES, QemuHost
 from belljar.hypervisor.qemu.process import launch as process
-from belljar.hypervisor.qemu.process.wiring import Wiring, wiring
+from belljar.hypervisor.qemu.process.launch import Wiring, layers, wiring
 from belljar.hypervisor.qemu.template.folders import DISK, RAM, SEED, STATE, TemplateStore, copy_overlay, key_of
 from belljar.model import Firmware, MachineId, ShareKind
+from belljar.records import replace
 
 if TYPE_CHECKING:
-    from belljar.hypervisor.qemu.proof import Proof
     from belljar.hypervisor.qemu.virtiofs.virtiofsd import FolderServer
 
-NOBODY, ROLE = (65534, 65534), "belljar"  # the account that `make install` makes
-TEMPLATES, MEMORY = "templates", "qemu"
-# What an emulated processor offers: see docs/decisions/0003-clones.md for what others cost.
-EMULATED_CPU, NATIVE_CPU = "max", "host"
 FEW_WORKERS = 8  # where a limit counts their stacks (batch/sizes.py, DATA_SPACE)
 FORWARD = "forward.sock"  # in a machine's folder: where its guest's forwarded port is reached
 OF_LIBVIRT = b",debug-threads=on"  # how libvirt ends a domain's name
 RUNNERS = ("setpriv",)  # what a QEMU of ours is for the millisecond before it is QEMU
 
 
-class QemuHypervisor:
+class QemuHypervisor(QemuHost):
     """Implements `Hypervisor`."""
 
     def __init__(self, settings: Settings, store: Path, site_store: Path | None = None) -> None:
         """*site_store*: whose base templates serve the user of *store*; None: those of *store* serve others."""
-        self._settings, self._store = settings, store
+        super().__init__(settings, store)
         shares = settings.site_templates
         self._site = (
             TemplateStore(site_store / TEMPLATES, days=settings.template_days) if site_store and shares else None
         )
         self._serves_others = shares and site_store is None and os.geteuid() == 0
-        self._templates = TemplateStore(store / TEMPLATES, days=settings.template_days)
-
-    @cached_property
-    def abilities(self) -> Abilities:
-        """What the QEMU of the settings can do. Raises CommandMissing, HostError."""
-        return abilities.ask(abilities.find(self._settings.binary), self._memory("abilities"))
-
-    @cached_property
-    def _uefi(self) -> str:
-        from belljar.hypervisor.qemu.firmware import find_uefi
-
-        return find_uefi(self._settings.uefi)
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
@@ -104,7 +83,7 @@ class QemuHypervisor:
     async def _launch_served(self, spec: DomainSpec, template: Template | None) -> QemuDomain:
         """With folders by virtiofs. Who serves them reads and writes the guest's memory, so all of it is shared with them:
         it is the machine's own, and a clone's is a copy of its template's."""
-        from belljar.hypervisor.qemu.template.memory import own_memory
+        from belljar.hypervisor.qemu.template.making import own_memory
         from belljar.hypervisor.qemu.virtiofs.virtiofsd import end, find, serve
 
         with wiring(spec.owner) as wires:
@@ -239,11 +218,6 @@ class QemuHypervisor:
         top, *below = layers(overlay)
         return wires.open(top, os.O_RDWR), *(wires.open(path, os.O_RDONLY) for path in below)
 
-    def _cpu(self, accelerator: Accelerator) -> str:
-        if self._settings.cpu not in ("", "auto"):
-            return self._settings.cpu
-        return NATIVE_CPU if accelerator is Accelerator.KVM else EMULATED_CPU
-
     # -- templates ---------------------------------------------------------------------------------------------------
 
     def frame(self, spec: DomainSpec, *, memory: int, disk: int) -> Frame | None:
@@ -266,14 +240,14 @@ class QemuHypervisor:
         """Imported by those who have no template of their own. Exact templates are their users' own affair."""
         if self._site is None or spec.frame is None:
             return None
-        from belljar.hypervisor.qemu.template.site import find
+        from belljar.hypervisor.qemu.template.making import find_for_user
 
-        return find(self._site, self._facts(spec))
+        return find_for_user(self._site, self._facts(spec))
 
     async def adopt_template(self, spec: DomainSpec) -> Template | None:
         if self._site is None or (template := self._template_of_site(spec)) is None:
             return None
-        from belljar.hypervisor.qemu.template.site import adopt
+        from belljar.hypervisor.qemu.template.making import adopt
 
         key, facts, is_read = self._key(spec), self._facts(spec), self.abilities.readonly_ram
         return await adopt(self._site, template, self._templates, key, facts, spec, ram_is_read=is_read)
@@ -302,9 +276,6 @@ class QemuHypervisor:
     def abandon_template(self, spec: DomainSpec) -> None:
         self._templates.abandon(self._key(spec))
 
-    def abandoned_templates(self) -> list[Path]:
-        return self._templates.abandoned()
-
     async def save_template(self, spec: DomainSpec, domain: Any, grows: Set[str] = frozenset()) -> Template:
         from belljar.hypervisor.qemu.template.making import freeze, publish
 
@@ -313,21 +284,6 @@ class QemuHypervisor:
         ram_is_read = self.abilities.readonly_ram
         open_to, booted = self._serves_others and bool(grows), spec.of_template
         return await publish(self._templates, key, facts, booted, grows, ram_is_read=ram_is_read, is_open=open_to)
-
-    def templates(self) -> list[Template]:
-        return self._templates.all()
-
-    def verify_template(self, template: Template) -> list[str]:
-        wrong = self._templates.damage(template)
-        if template.facts.get("qemu") != [self.abilities.identity, self.abilities.name]:
-            wrong.append("it was made with another QEMU than the present one")
-        return wrong
-
-    def remove_template(self, key: str) -> None:
-        self._templates.remove(key)
-
-    def expire_templates(self, now: float) -> list[str]:
-        return self._templates.expire(now)
 
     def _key(self, spec: DomainSpec) -> str:
         return key_of(self._facts(spec))
@@ -352,97 +308,31 @@ class QemuHypervisor:
             **({"uefi": abilities.identity(self._uefi)} if uses_uefi(spec.boot) else {}),
         }
 
-    # -- accelerator -------------------------------------------------------------------------------------------------
-
-    def accelerator(self, boot: Boot) -> tuple[Accelerator, str]:
-        wanted = self._settings.accelerator
-        if wanted is Accelerator.TCG:
-            return wanted, "the settings ask for it"
-        from belljar.hypervisor.qemu import proof
-
-        answer = proof.Proof(False, why) if (why := proof.obstacle()) else self._proof(boot)
-        if answer.works:
-            return Accelerator.KVM, answer.why
-        if wanted is Accelerator.KVM:
-            raise NoAccelerator(f"KVM does not work on this host: {answer.why}")
-        return Accelerator.TCG, answer.why
-
-    def _proof(self, boot: Boot) -> Proof:
-        """The remembered answer, or a new one; one process finds out while others wait for it."""
-        from belljar.host.locks import locked
-        from belljar.hypervisor.qemu import proof
-
-        cpuinfo = Path("/proc/cpuinfo").read_text(errors="replace")
-        name = proof.memory_name(boot.digest, self.abilities.identity, os.uname().release, proof.cpu_flags(cpuinfo))
-        memory = self._memory(name)
-        known = proof.recall(memory, time.time())
-        if known is not None:
-            return known
-        with locked(
-            memory.with_suffix(".lock"),
-            timeout=2 * self._settings.proof_timeout + 10,
-            what="find out whether KVM works",
-        ):
-            known = proof.recall(memory, time.time())
-            if known is None:
-                native = boot.kernel is not None or proof.has_native_flag(cpuinfo)
-                known = (
-                    self._try_kvm(boot)
-                    if native
-                    else proof.Proof(False, "this processor offers no virtualization (no vmx, no svm)")
-                )
-                proof.remember(memory, known, time.time())
-        return known
-
-    def _try_kvm(self, boot: Boot) -> Proof:
-        from belljar.hypervisor.qemu import proof
-
-        prover = self._prover()
-        with wiring(prover) as wires:
-            tiny = cmdline.tiny_guest(
-                self.abilities, self._cpu(Accelerator.KVM), f"{boot.append} {proof.WORD}",
-                kernel=wires.readable(boot.kernel) if boot.kernel else "",
-                initrd=wires.readable(boot.initrd) if boot.initrd else "",
-                sector=wires.adopt(proof.boot_sector()) if boot.kernel is None else -1,
-            )  # fmt: skip
-            groups = process.kvm_groups()
-            return proof.prove(
-                lambda console: process.confined([*tiny, *cmdline.console(console)], prover, groups=groups),
-                wires.fds, timeout=self._settings.proof_timeout,
-            )  # fmt: skip
-
-    def _prover(self) -> tuple[int, int]:
-        """Who tries KVM. Where there is a choice, who QEMU will be: what works for root alone is of no use, and a site may
-        have given the device to that account alone."""
-        if os.geteuid() != 0:
-            return os.geteuid(), os.getegid()
-        import pwd
-
-        for name in (self._settings.user, ROLE):
-            with suppress(KeyError):
-                entry = pwd.getpwnam(name)
-                return entry.pw_uid, entry.pw_gid
-        return NOBODY
-
-    def _memory(self, name: str) -> Path:
-        """Where an answer that took time is remembered."""
-        return private_folder(self._store / MEMORY) / f"{name}.json"
-
     # -- by the mark -------------------------------------------------------------------------------------------------
 
     def alive(self) -> list[tuple[MachineId, int]]:
-        return [(id, pid) for pid in all_pids() if (id := claimed(pid))]
+        return alive()
 
     def is_kept(self, id: MachineId, pid: int) -> bool:
         """One that libvirt started has another parent: the driver for libvirt knows its supervisor, this one does not."""
         return not has_no_parent(pid) or any(OF_LIBVIRT in word for word in command_line(pid))
 
     def discard(self, id: MachineId, traces: Traces = NO_TRACES, *, patience: float = 5.0) -> None:
-        suspects = {pid for found, pid in self.alive() if found == id} | {pid for pid, _ in traces.processes}
-        is_its = lambda pid: traces.name(pid) or (traces.fit(pid) and claimed(pid) == id)  # noqa: E731
-        survivors = kill_and_wait(suspects, timeout=patience, still=is_its)
-        if survivors:
-            raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
+        discard(id, traces, patience)
+
+
+def alive() -> list[tuple[MachineId, int]]:
+    """(machine, pid) of each process that says it is of one."""
+    return [(id, pid) for pid in all_pids() if (id := claimed(pid))]
+
+
+def discard(id: MachineId, traces: Traces, patience: float) -> None:
+    """See `Hypervisor.discard`."""
+    suspects = {pid for found, pid in alive() if found == id} | {pid for pid, _ in traces.processes}
+    is_its = lambda pid: traces.name(pid) or (traces.fit(pid) and claimed(pid) == id)  # noqa: E731
+    survivors = kill_and_wait(suspects, timeout=patience, still=is_its)
+    if survivors:
+        raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
 
 
 def _below(wires: Wiring, disk: ExtraDisk) -> tuple[int, ...]:

@@ -14,15 +14,14 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
 from belljar.errors import BelljarError, HostError
 from belljar.host.files import read_json, write_whole
-from belljar.hypervisor.qemu.process.complaints import last_line
-from belljar.hypervisor.qemu.process.launch import spawn
+from belljar.host.quick_imports import sha256
+from belljar.hypervisor.qemu.process.launch import last_line, spawn
 from belljar.model import dumps
+from belljar.records import dataclass
 
 DEVICE = Path("/dev/kvm")
 SIGNS = (b"belljar-probe-ok", b"VFS: Unable to mount root", b"No working init found")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 
-from belljar.errors import BadSetting, BelljarError
+from belljar.errors import BadSetting, BelljarError, CommandMissing
 from belljar.host.commands import run
 from belljar.hypervisor import Settings
-from belljar.hypervisor.qemu import abilities, firmware
+from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu.virtiofs import virtiofsd
 
 QUESTION_TIMEOUT = 30.0
@@ -18,7 +19,7 @@ def wrong_values(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each."""
     looks: list[tuple[str, str, Callable[[str], object]]] = [
         ("binary", settings.binary, _check_binary),
-        ("uefi", settings.uefi, firmware.find_uefi),
+        ("uefi", settings.uefi, find_uefi),
         ("virtiofsd", settings.virtiofsd, virtiofsd.find),
         ("user", settings.user, _check_user),
         ("cpu", settings.cpu, lambda model: _check_cpu(model, settings.binary)),
@@ -69,3 +70,34 @@ def read_models(listing: str) -> set[str]:
     models, _, _ = listing.partition("Recognized")
     lines = (line.split() for line in models.splitlines())
     return {words[1] if words[0] == "x86" else words[0] for words in lines if words and not words[-1].endswith(":")}
+
+
+# Debian and Ubuntu; Fedora and EL; SUSE; Arch.
+# -- the firmware for disks that are booted by one: OVMF, a file of another package than QEMU's -----------------------
+
+# A file with code and variables in one is taken before one with the code alone; either keeps the variables of a machine in
+# its memory, so nothing of them outlives it. Secure boot is never on.
+
+PLACES = (
+    "/usr/share/ovmf/OVMF.fd",
+    "/usr/share/edk2/ovmf/OVMF_CODE.fd",
+    "/usr/share/OVMF/OVMF_CODE_4M.fd",
+    "/usr/share/OVMF/OVMF_CODE.fd",
+    "/usr/share/qemu/ovmf-x86_64.bin",
+    "/usr/share/edk2/x64/OVMF.4m.fd",
+)
+
+
+def find_uefi(setting: str) -> str:
+    """The file to give QEMU as its firmware. Raises CommandMissing."""
+    if setting:
+        if not os.access(setting, os.R_OK):
+            raise CommandMissing(f"{setting}: no readable file", hint="Correct `qemu.uefi` in the settings.")
+        return setting
+    for place in PLACES:
+        if os.access(place, os.R_OK):
+            return place
+    raise CommandMissing(
+        "OVMF, the firmware for images that boot by UEFI, is not on this host",
+        hint="Install it (`apt install ovmf`, `dnf install edk2-ovmf`), or set `qemu.uefi` to its file.",
+    )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from belljar.records import dataclass
 
 ALIGNMENT = 4
 TRAILER = "TRAILER!!!"

@@ -65,7 +65,7 @@ def agent_part(image: Image, python: Interpreter | None = None) -> bytes:
 
 def boot_digest(image: Image, python: Interpreter | None = None) -> str:
     """Stands for everything that is booted: the image's kernel, ramdisk and command line, and the present agent."""
-    from hashlib import sha256
+    from belljar.host.quick_imports import sha256
 
     digest = sha256(
         f"{image.boot_digest} {image.created!r}".encode()
@@ -111,7 +111,7 @@ def words_for(image: Image, context: Context) -> list[str]:
 
 def digest_with(digest: str, words: list[str]) -> str:
     """The digest of a boot with further words on its command line."""
-    from hashlib import sha256
+    from belljar.host.quick_imports import sha256
 
     return sha256("\n".join([digest, *words]).encode()).hexdigest()
 

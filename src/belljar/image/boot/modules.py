@@ -6,9 +6,9 @@ Works on a `Reader`, a function that gives a file of the image by its path; wher
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 
 from belljar.errors import ImageCorrupt
+from belljar.records import dataclass, field
 
 Reader = Callable[[str], bytes]
 

@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -24,6 +23,7 @@ from belljar.image.build import mirrors
 from belljar.image.intake import intake
 from belljar.image.progress import Progress, shown
 from belljar.model import GIB, MIB
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     import subprocess

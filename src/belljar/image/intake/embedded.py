@@ -11,7 +11,6 @@ import base64
 import binascii
 import json
 import re
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from belljar.errors import SignatureRefused
 from belljar.image.site import authorities, signing
 from belljar.image.site.trust import Rule
+from belljar.records import dataclass
 
 BLOCK = 32 << 10
 CHUNK = 1 << 20

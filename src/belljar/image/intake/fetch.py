@@ -12,7 +12,6 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ from belljar.errors import DownloadFailed, DownloadStalled, ImageTooLarge
 from belljar.host.files import PRIVATE_FILE, no_space_as_error, read_json, write_all, write_whole
 from belljar.image import Settings
 from belljar.image.progress import Progress
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     import httpx

@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +25,7 @@ from belljar.image.intake.survey import Survey
 from belljar.image.intake.system import Tree, describe
 from belljar.image.progress import Progress
 from belljar.image.store import manifest
+from belljar.records import dataclass, field, replace
 
 if TYPE_CHECKING:
     from belljar.image.store.store import Store

@@ -13,11 +13,11 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from belljar.errors import ImageCorrupt
 from belljar.image.intake.sandbox import Limits, run
+from belljar.records import dataclass, field
 
 SECTOR = 512
 MBR_TABLE, MBR_ENTRY, MBR_MARK = 446, 16, b"\x55\xaa"

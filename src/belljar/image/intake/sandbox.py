@@ -10,7 +10,6 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from belljar.errors import BelljarError, CommandMissing, ImageCorrupt, ImageTooL
 from belljar.host.commands import SEARCH_PATH, which
 from belljar.host.files import write_all
 from belljar.image.progress import Progress
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     import subprocess

@@ -10,7 +10,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -24,6 +23,7 @@ from belljar.image.intake.sandbox import Limits, run
 from belljar.image.progress import Progress, shown
 from belljar.image.store import qcow2
 from belljar.model import Context
+from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
     from belljar.image.store.store import Store

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from belljar.errors import SignatureRefused, UnsafeFolder
 from belljar.host.files import read_capped
 from belljar.image.site.signing import needed
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from cryptography import x509

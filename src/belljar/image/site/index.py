@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from belljar.errors import NotAnIndex
@@ -21,6 +20,7 @@ from belljar.image.site.trust import Signature
 from belljar.image.store.manifest import boot_digest
 from belljar.image.store.store import HEX, NAME
 from belljar.model import Context, Firmware
+from belljar.records import dataclass, field
 
 FORMAT = 1
 INDEX, SIGNATURES, BLOBS = "index.json", "signatures", "blobs"

@@ -14,7 +14,6 @@ import json
 import os
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
@@ -36,6 +35,7 @@ from belljar.image.intake import fetch
 from belljar.image.progress import Progress
 from belljar.image.site import index, trust
 from belljar.image.site.index import Entry, Index
+from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
     from datetime import datetime

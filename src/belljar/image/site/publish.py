@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -25,6 +24,7 @@ from belljar.image.site import index
 from belljar.image.site.index import Entry, Index, Part, Statement
 from belljar.image.store import manifest
 from belljar.image.store.store import check_name
+from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
     from belljar.image.site.signing import Signer

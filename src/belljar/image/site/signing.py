@@ -11,13 +11,13 @@ import binascii
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.errors import BadSetting, HostError, InputMissing, NotPermitted, OutputUnwritable, SignatureRefused
 from belljar.host.files import read_capped, write_all
 from belljar.image.site.trust import Signature
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

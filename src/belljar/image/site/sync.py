@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from belljar.image.site import index
 from belljar.image.site.index import Entry, Part, Statement
 from belljar.image.site.master import Master
 from belljar.image.store import manifest, qcow2
+from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
     from belljar.image.store.store import Store

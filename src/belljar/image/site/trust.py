@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from belljar.errors import BadSetting, SignatureRefused
+from belljar.records import dataclass
 
 ED25519, X509, UNSIGNED = "ed25519", "x509", "unsigned"
 FORM = 'Write `NAMES ed25519:KEY`, `NAMES x509:FOLDER:DN` or `NAMES unsigned`; several NAMES with | between, `*` for "any".'

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from belljar.errors import ImageCorrupt, ImageMismatch, NoStore
 from belljar.host.files import check_ours, read_json, write_whole
 from belljar.image import Image
 from belljar.image.store import qcow2
+from belljar.records import dataclass
 
 FORMAT = 1
 FILE = "manifest.json"
@@ -67,7 +67,7 @@ def write(folder: Path, what: Facts, *, mode: int, ordered: Mapping[str, str] | 
 
 def boot_digest(files: Sequence[str], append: str) -> str:
     """Stands for how an image starts: the digests of its kernel and ramdisk, where it has them, and the command line."""
-    from hashlib import sha256
+    from belljar.host.quick_imports import sha256
 
     return sha256("\n".join([*files, append]).encode()).hexdigest()
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.errors import ImageCorrupt, ImageTooLarge
 from belljar.host.files import write_all
+from belljar.records import dataclass
 
 MAGIC = b"QFI\xfb"
 HEADER = struct.Struct(">4sIQIIQIIQQIIQQQQII")

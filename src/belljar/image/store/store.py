@@ -17,7 +17,6 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,6 +37,7 @@ from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Users, nobod
 from belljar.image.boot import initramfs
 from belljar.image.store import manifest
 from belljar.model import Context, Firmware, MachineId
+from belljar.records import replace
 
 if TYPE_CHECKING:
     from belljar.host.interpreter import Interpreter

@@ -21,7 +21,7 @@ from belljar.errors import (
     NoSpace,
     ShareLost,
 )
-from belljar.host.files import private_folder, read_capped, remove_tree, write_whole
+from belljar.host.files import copy_tree, private_folder, read_capped, remove_tree, write_whole
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.image import Overlays
 from belljar.journal import Ledger
@@ -45,7 +45,7 @@ from belljar.model import Cause, RunPayload, State, dumps, to_json
 TAIL = 1 << 16
 MESSAGE = "shutdown_message"
 LONGEST_MESSAGE, LARGEST_MESSAGE = 300, 64 << 10
-FORM = re.compile(r"([1-9][0-9]{2}) (.*)")
+FORM = r"([1-9][0-9]{2}) (.*)"
 OURS = "belljar: "  # how lines begin by which belljar's init, and what it has others run, say why they give up
 PANIC = "Kernel panic - not syncing"  # what comes after it is a trace
 NOT_KEPT = (SEED, RAMDISK, CONTROL, FORWARD, VIRTIOFS_SOCKET)  # of a machine's folder
@@ -161,7 +161,7 @@ def message(path: Path) -> tuple[int, str]:
     except (OSError, BelljarError):
         return 0, ""
     line = "".join(char for char in text.partition("\n")[0] if char.isprintable())[:LONGEST_MESSAGE].strip()
-    found = FORM.match(line)
+    found = re.match(FORM, line)
     return (int(found[1]), line) if found else (0, "")
 
 
@@ -184,9 +184,7 @@ def retire(source: Path, target: Path) -> None:
     try:
         os.rename(source, target)
     except OSError:
-        import shutil
-
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns(*NOT_KEPT), dirs_exist_ok=True)
+        copy_tree(source, target)
         gone = source.parent.parent / f"{RETIRED}{source.name}"
         os.rename(source, gone)
         remove_tree(gone)

@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,9 @@ from belljar.machine.life import control
 from belljar.machine.life.claim import gate
 from belljar.machine.states import CLASSES
 from belljar.model import Cause, MachineId, Outcome, OutcomeClass, Request, State, to_json
+from belljar.records import dataclass
 
-OF_A_MACHINE = re.compile(r"[0-9a-f]{12}\.(qcow2|scratch|foreign|empty|packed[0-9])")  # a file of `scratch`
+OF_A_MACHINE = r"[0-9a-f]{12}\.(qcow2|scratch|foreign|empty|packed[0-9])"  # a file of `scratch`
 LOCK_PATIENCE = 10.0  # seconds for other reapers to be done
 KILL_PATIENCE, LEAST_PATIENCE = 5.0, 0.1  # seconds for the end of a process that was killed
 ASK_PATIENCE, FORCE_PATIENCE = 3.0, 3.0  # seconds for a supervisor that was asked; for the kernel, after SIGKILL
@@ -187,7 +187,7 @@ class Reaper:
         """Overlays whose machine is gone (after a reboot that emptied `run`), identities when nothing lives. The files are
         looked at before the machines, so those of a machine that is made meanwhile are not among them."""
         retired = [self._folders.run / name for name in _names(self._folders.run) if name.startswith(RETIRED)]
-        disks = [name for name in _names(self._folders.scratch) if OF_A_MACHINE.fullmatch(name)]
+        disks = [name for name in _names(self._folders.scratch) if re.fullmatch(OF_A_MACHINE, name)]
         identities = [self._folders.identities / name for name in _names(self._folders.identities)]
         live = set(_names(self._folders.machines))
         disks = [name for name in disks if name.partition(".")[0] not in live]
@@ -267,8 +267,8 @@ def prune(folders: Folders, *, days: int, count: int, now: float) -> int:
     names = [name for name in _names(folders.logs) if not name.startswith("ledger-")]
     if len(names) <= count:
         oldest = now - days * 86400
-        start = os.urandom(1)[0] % (len(names) or 1)  # a look at a few is enough: every machine's end looks at some
-        names = (names[start:] + names[:start])[:16]
+        start = int.from_bytes(os.urandom(2)) % (len(names) or 1)  # a look at some is enough: so will others
+        names = (names[start:] + names[:start])[:256]
         doomed = [name for name in names if _ended_at(folders.logs / name) < oldest]
     else:
         doomed = sorted(names, key=lambda name: _ended_at(folders.logs / name))[: len(names) - count + count // 10]

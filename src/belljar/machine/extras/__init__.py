@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from belljar.guest import Guest
@@ -11,6 +10,7 @@ from belljar.hypervisor import ExtraDisk
 from belljar.machine.life.life import Life
 from belljar.model import FileServer, Payload
 from belljar.network import Joined
+from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
     from belljar.host.guard.egress import Place

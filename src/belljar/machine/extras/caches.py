@@ -15,7 +15,6 @@ import os
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.errors import HostError, ImpossibleSize
@@ -30,6 +29,7 @@ from belljar.machine.extras import Equipment, Extra
 from belljar.machine.extras.disks import FORMAT, FORMAT_TIMEOUT, LAZY, check_mke2fs, check_room, sparse
 from belljar.machine.life.life import Life
 from belljar.model import GIB, MIB, dumps
+from belljar.records import dataclass
 
 CACHE, LABEL = "cache", "belljar-cache"
 MOST = 256

@@ -9,9 +9,8 @@ file. Times are whole seconds, rounded to the safe side.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from belljar.model import Payload, PlainFile, Request
+from belljar.records import replace
 
 MACHINE, JOB = b"/etc/machinefeatures", b"/etc/jobfeatures"
 VARIABLES = ((b"MACHINEFEATURES", MACHINE), (b"JOBFEATURES", JOB))

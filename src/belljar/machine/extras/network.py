@@ -11,7 +11,6 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 
 from belljar.context import Features, Metadata, MetadataMode, metadata_service
 from belljar.host.traffic import Call, Refusal
@@ -23,6 +22,7 @@ from belljar.machine.life.life import Life
 from belljar.machine.parts import Parts
 from belljar.model import MIB, NetworkMode, OwnWork, Request
 from belljar.network import Joined, Networks, plan
+from belljar.records import replace
 
 LOOPBACK = "127.0.0.1"  # of the host; a guest calls it by the address of its gateway
 PORT = 80

@@ -7,7 +7,6 @@ with a mount that is missing.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from belljar.errors import ShareMissing
 from belljar.guest import Guest
@@ -16,6 +15,7 @@ from belljar.machine.life.life import Life
 from belljar.model import FileServer, MachineSpec, Payload, Request, Share, ShareKind
 from belljar.network import find_server
 from belljar.network import plan as plan_link
+from belljar.records import replace
 
 
 def host_folders(machine: MachineSpec) -> list[tuple[str, Share]]:

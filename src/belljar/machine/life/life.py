@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from belljar.machine import Folders
 from belljar.machine.orders import Ended
 from belljar.machine.states import CLASSES, check_move, class_of_error
 from belljar.model import Cause, Outcome, OutcomeClass, Request, State, Usage
+from belljar.records import replace
 
 HINTS = {  # for a payload that could not be started; the reason says what was wrong
     "not-found": "Name a program the guest has; a script of yours is copied in when it stands without `--` before it.",

@@ -9,7 +9,6 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 
 from belljar.errors import (
     BelljarError,
@@ -29,6 +28,7 @@ from belljar.machine.life.work import Present, Run, off_too_soon
 from belljar.machine.orders import CANCELLING, Ended
 from belljar.machine.states import CLASSES
 from belljar.model import Account, Cause, Context, NetworkMode, OwnWork, Payload, Sign, State
+from belljar.records import replace
 
 FAILED = 400  # and all above it: banned, no environment, a fault of the grid's, a transient one
 ROOT = Account("root", 0, 0, "root", home="/root")

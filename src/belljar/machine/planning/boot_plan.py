@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 from belljar.context import Chosen
 from belljar.errors import BelljarError, BootFailed, BootTimeout, NotPermitted, TemplateError
@@ -23,6 +22,7 @@ from belljar.machine.planning.template import Making, failed_before, in_base_fra
 from belljar.model import MIB, Context, NetworkMode, OwnWork, Request, Sign, Start, Work
 from belljar.network import Link
 from belljar.network import plan as plan_link
+from belljar.records import dataclass, replace
 
 LARGE_PAGE = 2 * MIB
 

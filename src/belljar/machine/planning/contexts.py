@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from hashlib import file_digest
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,7 @@ from belljar.machine.parts import Keep, Parts
 from belljar.machine.planning.guest_context import GuestContext
 from belljar.machine.workshop.workshop import Workshop
 from belljar.model import Context, NetworkMode, Request, dumps
+from belljar.records import replace
 
 LAYER_PATIENCE = 900.0  # seconds: another process boots a machine and works in it
 

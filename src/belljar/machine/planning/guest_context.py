@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ from belljar.hypervisor import DomainSpec
 from belljar.image import BootFiles, Image
 from belljar.machine import RAMDISK
 from belljar.model import Context, Request
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from belljar.machine.planning.ssh import SshContext
@@ -47,7 +47,7 @@ class GuestContext:
         more = [self.seed.digest if self.seed is not None else "", self.layer]
         if not any(more):
             return self.files.digest
-        from hashlib import sha256
+        from belljar.host.quick_imports import sha256
 
         return sha256("\n".join([self.files.digest, *more]).encode()).hexdigest()
 

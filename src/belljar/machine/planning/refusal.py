@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from contextlib import closing, suppress
-from dataclasses import replace
 
 from belljar.errors import (
     BadUserData,
@@ -26,6 +25,7 @@ from belljar.machine.extras.shares import has_nfs, host_folders, no_way_to_the_s
 from belljar.machine.parts import Parts
 from belljar.machine.states import class_of_error
 from belljar.model import GIB, MIB, NetworkMode, Outcome, Request, ShareKind, dumps, to_json
+from belljar.records import replace
 
 SMALLEST_SCRATCH, LARGEST_SCRATCH = MIB, 4096 * GIB
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from belljar.context import Seed, ssh_seed
@@ -19,6 +18,7 @@ from belljar.machine.parts import MakeSshGuest, Parts
 from belljar.model import NetworkMode
 from belljar.network import Link
 from belljar.network import plan as plan_link
+from belljar.records import dataclass, replace
 
 PORT = 22
 SAME_CARD = "000000000000"

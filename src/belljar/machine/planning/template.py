@@ -13,7 +13,6 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 from belljar.errors import (
@@ -36,6 +35,7 @@ from belljar.machine import DOUBTS
 from belljar.machine.cleaning.put_away import deadline, last_words
 from belljar.machine.life.claim import lock_of
 from belljar.model import MIB, Account
+from belljar.records import dataclass, replace
 
 KEPT = 1 << 15  # bytes of the console's end
 LAST_WORDS = 2.0  # seconds for the console's end to arrive after QEMU's

@@ -11,7 +11,6 @@ import json
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from belljar.model import (
     StdinKind,
     Transfer,
 )
+from belljar.records import dataclass, field
 
 SCRIPT = Path(__file__).parent / "inside" / "foreign.py"
 FOREIGN = "foreign"  # the disk's name

@@ -13,7 +13,7 @@ from tests.unit.hypervisor.libvirt.test_xml import COLD
 
 from belljar.errors import CommandMissing, NetworkFailed
 from belljar.hypervisor import DomainSpec, Nic
-from belljar.hypervisor.libvirt.carrier import Carrier
+from belljar.hypervisor.libvirt.domain import Carrier
 from belljar.model import NetworkMode
 
 NIC = Nic(NetworkMode.ISOLATED, "52:01:02:03:04:05", has_line=True)

@@ -35,9 +35,9 @@ from belljar.host.guard.egress import Egress
 from belljar.host.locks import is_locked, locked
 from belljar.hypervisor import DomainSpec, ExtraDisk, LibvirtSettings, Nic, Settings, cloning_of, load
 from belljar.hypervisor.libvirt import daemon as daemons
-from belljar.hypervisor.libvirt import driver, lines, link, log, starting
-from belljar.hypervisor.libvirt.carrier import needs_carrier
+from belljar.hypervisor.libvirt import driver, lines, link, starting
 from belljar.hypervisor.libvirt.daemon import Daemon, Identity
+from belljar.hypervisor.libvirt.domain import needs_carrier
 from belljar.hypervisor.libvirt.lines import Lines, can_reach, has_keeper
 from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu import driver as direct
@@ -280,11 +280,11 @@ def test_logs_that_a_daemon_wrote_after_a_machines_end_are_swept(tmp_path: Path)
     for name in names:
         (tmp_path / name).touch()
     now = (tmp_path / names[0]).stat().st_mtime
-    log.sweep(tmp_path, "belljar-", {"0123456789ac"}, now + 50)
+    lines.sweep(tmp_path, "belljar-", {"0123456789ac"}, now + 50)
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    log.sweep(tmp_path, "belljar-", {"0123456789ac"}, now + 70)
+    lines.sweep(tmp_path, "belljar-", {"0123456789ac"}, now + 70)
     assert sorted(path.name for path in tmp_path.iterdir()) == names[1:]
-    log.sweep(tmp_path / "missing", "belljar-", (), now)
+    lines.sweep(tmp_path / "missing", "belljar-", (), now)
 
 
 # -- the lines -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ hooks can requeue, delay and hold a job without an operator's rights.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from belljar.batch import Settings
@@ -22,6 +21,7 @@ from belljar.batch.job.terms import Command, Ending, Job, Surroundings, Verdict
 from belljar.batch.pbs import common
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import Outcome
+from belljar.records import dataclass
 
 KILL_DELAY = 10.0  # a queue's kill_delay where the site set none: seconds between TERM and KILL
 LEAST_GRACE = 1.0

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, replace
 
 from belljar.batch import Settings
 from belljar.batch.job import verdict
@@ -28,6 +27,7 @@ from belljar.batch.pbs.common import seconds
 from belljar.batch.pbs.sizes import size
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import Outcome
+from belljar.records import dataclass, replace
 
 ENV = b"/usr/bin/env"
 RECORD = ".belljar"  # beside PBS_NODEFILE

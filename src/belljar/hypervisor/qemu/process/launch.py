@@ -9,14 +9,29 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import re
 import resource
 import signal
 import stat
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from belljar.errors import CommandMissing, HostError, NoMemory
+from belljar.errors import (
+    BelljarError,
+    CommandMissing,
+    DomainDied,
+    HostError,
+    ImageCorrupt,
+    ImpossibleSize,
+    NoAccelerator,
+    NoFolderServer,
+    NoMemory,
+    NoSpace,
+    NotPermitted,
+    TemplateError,
+)
 from belljar.host.commands import SEARCH_PATH, which
 from belljar.host.files import PRIVATE_FILE, write_all
 
@@ -197,3 +212,179 @@ def _inheritable() -> set[int]:
             if int(name) > 2 and os.get_inheritable(int(name)):
                 found.add(int(name))
     return found
+
+
+# -- descriptors on their way into QEMU -------------------------------------------------------------------------------
+
+# QEMU runs as a user who may not walk our folders. What it inherits it can use; a path of the form /proc/self/fd/N reopens
+# an inherited file by its own mode alone. Removing such a file after it was opened harms nobody.
+
+
+class Wiring:
+    """The descriptors one QEMU is to inherit. Ours are closed by `close`, whatever became of it."""
+
+    def __init__(self, owner: tuple[int, int]) -> None:
+        self.fds: list[int] = []
+        self._own: list[int] = []
+        self._owner = owner
+
+    def lend(self, fd: int) -> int:
+        """QEMU inherits *fd*, which somebody else closes here."""
+        self.fds.append(fd)
+        return fd
+
+    def open(self, path: Path, flags: int) -> int:
+        """QEMU inherits *path*, opened by us. Raises ImageCorrupt when it is missing, HostError when we may not."""
+        try:
+            fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError as exc:
+            raise ImageCorrupt(f"{path}: missing") from exc
+        except OSError as exc:
+            raise HostError(f"{path}: cannot be opened: {exc.strerror}") from exc
+        self._own.append(fd)
+        return self.lend(fd)
+
+    def folder(self, path: Path) -> Path:
+        """A name for a folder that stays this folder's, though another takes its place; ours alone, until `close`. Raises
+        ImageCorrupt when it is missing."""
+        try:
+            fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError as exc:
+            raise ImageCorrupt(f"{path}: missing") from exc
+        self._own.append(fd)
+        return Path(f"/proc/self/fd/{fd}")
+
+    def readable(self, path: Path) -> str:
+        """A path under which QEMU can open the file for reading, whoever it is."""
+        fd = self.open(path, os.O_RDONLY)
+        facts = os.fstat(fd)
+        if self._owner[0] not in (facts.st_uid, os.geteuid()) and not facts.st_mode & 0o004:
+            fd = self._copy(fd)
+        return f"/proc/self/fd/{fd}"
+
+    def adopt(self, fd: int) -> int:
+        """QEMU inherits *fd*, which is closed here with the others."""
+        self._own.append(fd)
+        return self.lend(fd)
+
+    def _copy(self, fd: int) -> int:
+        """The same bytes in memory, where the mode of the original does not count."""
+        copy = self.adopt(os.memfd_create("belljar", os.MFD_CLOEXEC))
+        while os.sendfile(copy, fd, None, 1 << 24):
+            pass
+        return copy
+
+    def close(self) -> None:
+        while self._own:
+            os.close(self._own.pop())
+
+
+@contextmanager
+def wiring(owner: tuple[int, int]) -> Iterator[Wiring]:
+    """Descriptors that are ours until QEMU has them."""
+    wires = Wiring(owner)
+    try:
+        yield wires
+    finally:
+        wires.close()
+
+
+# -- what QEMU, or setpriv before it, says on stderr, as our errors ---------------------------------------------------
+
+# Each row was met: by a test that provokes it, or in a log. The last line counts; the unknown is DomainDied with QEMU's own words.
+
+MORE_ADDRESSES = "Raise the limit on address space (`ulimit -v`): QEMU wants the guest's memory and half a GiB."
+
+COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
+    (r"jit buffer", NoMemory, MORE_ADDRESSES),
+    (r"[Cc]annot allocate memory|failed to allocate memory|out of memory|allocate .* bytes of guest RAM", NoMemory, None),
+    (r"could not allocate dynamic translator buffer|Unable to allocate", NoMemory, MORE_ADDRESSES),
+    (r"error while loading shared libraries.*(failed to map|cannot allocate)", NoMemory, MORE_ADDRESSES),
+    (r"error while loading shared libraries", HostError, "Reinstall QEMU: one of its libraries is missing."),
+    (r"ram size .*(too|exceeds|limit)|maximum memory|phys-bits too low|at most .* RAM|memory size .* too large|not enough .* address space", ImpossibleSize, None),
+    (r"Invalid SMP CPUs|maximum number of CPUs|max CPUs supported", ImpossibleSize, None),
+    (r"[Cc]ould not access KVM|failed to initialize kvm|KVM is not|kvm_init|failed to set MSR|invalid accelerator", NoAccelerator, None),
+    (r"No space left on device", NoSpace, None),
+    (r"Failed to get .*lock|Is another process using the image", HostError, "Another QEMU uses this machine's disk; `belljar reap` ends what is left over."),
+    (r"not in qcow2 format|qcow2: .*(corrupt|Invalid|too large|unsupported)|Could not read qcow2 header|Image is corrupt|L1 table|refcount table", ImageCorrupt, None),
+    (r"could not load kernel|kernel file|error reading initrd|could not open kernel|invalid kernel header", ImageCorrupt, "The image's kernel or initrd is damaged: `belljar image verify`."),
+    (r"error while loading state|load of migration failed|Missing section footer|Unknown savevm section|Length mismatch|Unknown ramblock", TemplateError, None),
+    (r"is not a valid device model name|unsupported machine type|Invalid parameter|invalid option|Property .* not found|unable to find CPU model", HostError, "This QEMU lacks something belljar uses; see `belljar doctor`."),
+    (r"vhost-user-fs|vhost_user|vhost-user|[Vv]host.*backend", NoFolderServer, "See `belljar logs ID --virtiofsd`."),
+    (r"seccomp|sandbox", HostError, "This QEMU was built without its seccomp sandbox; install your distribution's full QEMU."),
+    (r"setpriv: .*(set[gu]id|setres[gu]id|setgroups)", NotPermitted, "Correct `qemu.user` in the settings."),
+    (r"setpriv: failed to execute", CommandMissing, "Correct `qemu.binary`, or install QEMU."),
+    (r"Permission denied", NotPermitted, "QEMU's user may not read or write this; see `qemu.user` and `belljar doctor`."),
+)  # fmt: skip
+
+NAME = r"^\S*(qemu-system-\w+|qemu-kvm): "
+
+
+def explain(said: str, status: int | None, doing: str) -> BelljarError:
+    """The error for a QEMU that ended while *doing*, from its last words and its wait status."""
+    line = last_line(said)
+    for pattern, kind, hint in COMPLAINTS if line else ():
+        if re.search(pattern, line):
+            if kind is NoMemory and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+                hint = MORE_ADDRESSES
+            return kind(f"QEMU ended while {doing}: {line}", hint=hint)
+    return DomainDied(f"QEMU ended while {doing}: {line or ended(status)}")
+
+
+def last_line(said: str) -> str:
+    """The line that says why, of a sane length: the last one that begins with QEMU's name, or else the last one."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    named = [line for line in lines if re.match(NAME, line)]
+    return re.sub(NAME, "", (named or lines or [""])[-1])[:300]
+
+
+def ended(status: int | None) -> str:
+    """A wait status in words."""
+    if status is None:
+        return "no reason known"
+    if os.WIFSIGNALED(status):
+        return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"exit code {os.waitstatus_to_exitcode(status)}"
+
+
+# -- the files a qcow2 disk is made of, from the overlay down to its base ---------------------------------------------
+
+# Only headers are read, only qcow2 is taken. QEMU gets each layer as an open descriptor, so it needs no right to walk our
+# folders and can open nothing else.
+
+MAGIC = b"QFI\xfb"
+DEEPEST = 8
+LONGEST_NAME = 1023  # docs/interop/qcow2.txt: backing_file_size
+
+
+def layers(top: Path) -> list[Path]:
+    """The disk's files, the overlay first. Raises ImageCorrupt when one is missing or is no qcow2 file."""
+    found: list[Path] = []
+    path: Path | None = top
+    while path is not None:
+        if len(found) == DEEPEST:
+            raise ImageCorrupt(f"{top}: more than {DEEPEST} files deep")
+        found.append(path)
+        path = backing(path)
+    return found
+
+
+def backing(path: Path) -> Path | None:
+    """The file below this one, None at the base."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            head = file.read(20)
+            if len(head) < 20 or head[:4] != MAGIC:
+                raise ImageCorrupt(f"{path}: not a qcow2 file")
+            offset, length = struct.unpack(">QI", head[8:20])
+            if not offset:
+                return None
+            if not 0 < length <= LONGEST_NAME:
+                raise ImageCorrupt(f"{path}: the name of its backing file is {length} bytes long")
+            file.seek(offset)
+            name = os.fsdecode(file.read(length))
+    except FileNotFoundError as exc:
+        raise ImageCorrupt(f"{path}: missing") from exc
+    except OSError as exc:
+        raise ImageCorrupt(f"{path}: cannot be read: {exc.strerror}") from exc
+    return path.parent / name

@@ -19,7 +19,6 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from belljar.host.files import (
     write_whole,
 )
 from belljar.host.locks import is_locked, try_lock
+from belljar.host.quick_imports import sha256
 from belljar.hypervisor import Template
 from belljar.model import MIB, dumps
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import threading
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import BelljarError, HypervisorError, TemplateError
+from belljar.errors import BelljarError, HostError, HypervisorError, NoMemory, TemplateError
 from belljar.host.commands import run_beside
 from belljar.host.files import no_space_as_error, read_capped, write_whole
-from belljar.host.threads import wholly_in_thread
+from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.hypervisor import DomainSpec, Template
 from belljar.hypervisor.qemu.abilities import FILE_MIGRATION, Abilities
 from belljar.hypervisor.qemu.cmdline import STATE_SET, state_address
 from belljar.hypervisor.qemu.domain import QemuDomain
-from belljar.hypervisor.qemu.template.folders import CLONE, DISK, STATE, TemplateStore
+from belljar.hypervisor.qemu.template.folders import CLONE, DISK, FILES, RAM, SEED, STATE, TemplateStore
+from belljar.model import MIB
 
 CAPABILITIES = ("events", "x-ignore-shared")  # tell us when it is done; leave the memory in its file
 QUIT_GRACE = 30.0  # seconds QEMU may take to write what it holds of the disk
@@ -110,3 +114,131 @@ async def publish(
         raise
     except (BelljarError, OSError) as exc:
         raise TemplateError(f"the template could not be stored: {exc}") from exc
+
+
+# -- the site's templates serve its users -----------------------------------------------------------------------------
+
+# Mapped as they are where QEMU can read memory that it may not write, copied into the user's own store where it cannot.
+# A copy by reflink, where the file system has that, takes no room and no time.
+
+FICLONE = 0x40049409
+OWNER = "owner"  # the one fact in which templates of several users differ
+
+
+def find_for_user(store: TemplateStore, facts: Mapping[str, Any]) -> Template | None:
+    """A template of the site with these facts, whoever its QEMU ran as, that is whole and can be read by us."""
+    wanted = {name: value for name, value in facts.items() if name != OWNER}
+    try:
+        there = store.all()
+    except OSError:  # root's alone
+        return None
+    for one in there:
+        if {name: value for name, value in one.facts.items() if name != OWNER} == wanted and one.grows:
+            with suppress(BelljarError, OSError, ValueError, KeyError):
+                if isinstance(store.find(one.key), Template) and os.access(one.folder / RAM, os.R_OK):
+                    return one
+    return None
+
+
+async def adopt(
+    site: TemplateStore, template: Template, store: TemplateStore, key: str, facts: Mapping[str, Any], spec: DomainSpec,
+    *, ram_is_read: bool,
+) -> Template:  # fmt: skip
+    """A copy of the site's template in a user's own store. Raises TemplateError, NoSpace."""
+    booted = spec.of_template
+    draft = await wholly_in_thread(lambda: store.begin(key, booted.memory, spec.owner))
+    await wholly_in_thread(lambda: copy(site, template, draft))
+    return await publish(store, key, facts, booted, template.grows, ram_is_read=ram_is_read)
+
+
+def copy(site: TemplateStore, template: Template, draft: Path) -> None:
+    """Its files into a draft that has its memory's file already. Raises TemplateError for one that changed meanwhile."""
+    try:
+        for name in (*(one for one in FILES if one != CLONE), SEED):
+            if name != SEED or (template.folder / SEED).exists():
+                _copy_file(template.folder / name, draft / name)
+        changed = site.changes(template)
+    except (OSError, ValueError, KeyError, BelljarError) as exc:
+        raise TemplateError(f"the site's template {template.key} cannot be copied: {exc}") from exc
+    if changed:
+        raise TemplateError(f"the site's template {template.key} changed while it was copied: {changed[0]}")
+
+
+def _copy_file(source: Path, target: Path) -> None:
+    reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            size = os.fstat(reading).st_size
+            try:
+                fcntl.ioctl(writing, FICLONE, reading)
+            except OSError:  # another file system, or one that cannot
+                os.ftruncate(writing, size)
+                copy_data(reading, writing, size)
+        finally:
+            os.close(writing)
+    finally:
+        os.close(reading)
+
+
+# -- memory that other processes may map, too: an unnamed file of one machine's own, a clone's a copy of its template's
+
+PIECE = 16 * MIB
+
+
+async def own_memory(size: int, source: Path | None) -> int:
+    """A descriptor of *size* bytes: zeros, or what is in *source*, a file with holes, and not its holes. It takes as long
+    as the bytes are many, and holds up nobody else. Raises NoMemory, HostError, TemplateError. Cancelled, it leaves nothing."""
+    is_wanted = True
+    try:
+        return await in_thread(lambda: make_memory(size, source, lambda: is_wanted), undo=os.close)
+    except BaseException:
+        is_wanted = False
+        raise
+
+
+def make_memory(size: int, source: Path | None, goes_on: Callable[[], bool] = lambda: True) -> int:
+    """As `own_memory`, in this thread. What it returns when it does not go on is of no use."""
+    fd = os.memfd_create("belljar-ram", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, size)
+        if source is not None:
+            original = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                copy_data(original, fd, size, goes_on)
+            finally:
+                os.close(original)
+    except FileNotFoundError as exc:
+        os.close(fd)
+        raise TemplateError(f"the template cannot be used any more: {source}: missing") from exc
+    except OSError as exc:
+        os.close(fd)
+        what = f"the guest's memory of {size // MIB} MiB"
+        if exc.errno == errno.EFBIG:
+            raise HostError(
+                f"{what} is more than a file may have here",
+                hint="Raise the limit on the size of files (`ulimit -f`), or share folders without `virtiofs:`.",
+            ) from exc
+        raise NoMemory(f"{what} cannot be had: {exc.strerror or exc}") from exc
+    return fd
+
+
+def copy_data(source: int, target: int, size: int, goes_on: Callable[[], bool] = lambda: True) -> None:
+    """What is in *source*, and none of its holes."""
+    at = 0
+    while at < size:
+        try:
+            at = os.lseek(source, at, os.SEEK_DATA)
+        except OSError as exc:
+            if exc.errno == errno.ENXIO:
+                return  # nothing but a hole until the end
+            raise
+        end = min(os.lseek(source, at, os.SEEK_HOLE), size)
+        os.lseek(target, at, os.SEEK_SET)
+        while at < end and goes_on():
+            count = os.sendfile(target, source, at, min(end - at, PIECE))
+            if count == 0:
+                raise OSError(errno.EIO, "it ends before its size")
+            at += count
+        if at < end:
+            return

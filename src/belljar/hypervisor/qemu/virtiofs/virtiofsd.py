@@ -15,16 +15,15 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from belljar.errors import BelljarError, CommandFailed, CommandMissing, NoFolderServer, NotPermitted, ShareLost
 from belljar.host.commands import run, which
 from belljar.host.threads import in_thread
 from belljar.hypervisor import DomainSpec, SharedFolder
-from belljar.hypervisor.qemu.process.complaints import ended
-from belljar.hypervisor.qemu.process.launch import Child
+from belljar.hypervisor.qemu.process.launch import Child, ended
 from belljar.model import MachineId, ShareKind
+from belljar.records import dataclass
 
 NAME = "virtiofsd"
 PLACES = ("/usr/libexec", "/usr/lib/qemu", "/usr/lib")  # EL and newer Debian; Debian 12; others

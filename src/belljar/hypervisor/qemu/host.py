@@ -1,0 +1,147 @@
+"""What a host's QEMU can do, whether KVM works with it, and the templates that were made with it: all that needs no domain."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from belljar.errors import NoAccelerator
+from belljar.host.files import private_folder
+from belljar.hypervisor import Accelerator, Boot, Settings, Template
+from belljar.hypervisor.qemu import abilities, cmdline
+from belljar.hypervisor.qemu.abilities import Abilities
+from belljar.hypervisor.qemu.process import launch as process
+from belljar.hypervisor.qemu.process.launch import wiring
+from belljar.hypervisor.qemu.template.folders import TemplateStore
+
+if TYPE_CHECKING:
+    from belljar.hypervisor.qemu.proof import Proof
+
+NOBODY, ROLE = (65534, 65534), "belljar"  # the account that `make install` makes
+TEMPLATES, MEMORY = "templates", "qemu"
+# What an emulated processor offers: see docs/decisions/0003-clones.md for what others cost.
+EMULATED_CPU, NATIVE_CPU = "max", "host"
+
+
+class QemuHost:
+    """What the drivers for this host's QEMU have in common."""
+
+    def __init__(self, settings: Settings, store: Path) -> None:
+        self._settings, self._store = settings, store
+        self._templates = TemplateStore(store / TEMPLATES, days=settings.template_days)
+
+    @cached_property
+    def abilities(self) -> Abilities:
+        """What the QEMU of the settings can do. Raises CommandMissing, HostError."""
+        return abilities.ask(abilities.find(self._settings.binary), self._memory("abilities"))
+
+    @cached_property
+    def _uefi(self) -> str:
+        from belljar.hypervisor.qemu.values import find_uefi
+
+        return find_uefi(self._settings.uefi)
+
+    def _cpu(self, accelerator: Accelerator) -> str:
+        if self._settings.cpu not in ("", "auto"):
+            return self._settings.cpu
+        return NATIVE_CPU if accelerator is Accelerator.KVM else EMULATED_CPU
+
+    # -- templates ---------------------------------------------------------------------------------------------------
+
+    def abandoned_templates(self) -> list[Path]:
+        return self._templates.abandoned()
+
+    def templates(self) -> list[Template]:
+        return self._templates.all()
+
+    def verify_template(self, template: Template) -> list[str]:
+        wrong = self._templates.damage(template)
+        if template.facts.get("qemu") != [self.abilities.identity, self.abilities.name]:
+            wrong.append("it was made with another QEMU than the present one")
+        return wrong
+
+    def remove_template(self, key: str) -> None:
+        self._templates.remove(key)
+
+    def expire_templates(self, now: float) -> list[str]:
+        return self._templates.expire(now)
+
+    # -- accelerator -------------------------------------------------------------------------------------------------
+
+    def accelerator(self, boot: Boot) -> tuple[Accelerator, str]:
+        wanted = self._settings.accelerator
+        if wanted is Accelerator.TCG:
+            return wanted, "the settings ask for it"
+        from belljar.hypervisor.qemu import proof
+
+        answer = proof.Proof(False, why) if (why := proof.obstacle()) else self._proof(boot)
+        if answer.works:
+            return Accelerator.KVM, answer.why
+        if wanted is Accelerator.KVM:
+            raise NoAccelerator(f"KVM does not work on this host: {answer.why}")
+        return Accelerator.TCG, answer.why
+
+    def _proof(self, boot: Boot) -> Proof:
+        """The remembered answer, or a new one; one process finds out while others wait for it."""
+        from belljar.host.locks import locked
+        from belljar.hypervisor.qemu import proof
+
+        cpuinfo = Path("/proc/cpuinfo").read_text(errors="replace")
+        name = proof.memory_name(boot.digest, self.abilities.identity, os.uname().release, proof.cpu_flags(cpuinfo))
+        memory = self._memory(name)
+        known = proof.recall(memory, time.time())
+        if known is not None:
+            return known
+        with locked(
+            memory.with_suffix(".lock"),
+            timeout=2 * self._settings.proof_timeout + 10,
+            what="find out whether KVM works",
+        ):
+            known = proof.recall(memory, time.time())
+            if known is None:
+                native = boot.kernel is not None or proof.has_native_flag(cpuinfo)
+                known = (
+                    self._try_kvm(boot)
+                    if native
+                    else proof.Proof(False, "this processor offers no virtualization (no vmx, no svm)")
+                )
+                proof.remember(memory, known, time.time())
+        return known
+
+    def _try_kvm(self, boot: Boot) -> Proof:
+        from belljar.hypervisor.qemu import proof
+
+        prover = self._prover()
+        with wiring(prover) as wires:
+            tiny = cmdline.tiny_guest(
+                self.abilities, self._cpu(Accelerator.KVM), f"{boot.append} {proof.WORD}",
+                kernel=wires.readable(boot.kernel) if boot.kernel else "",
+                initrd=wires.readable(boot.initrd) if boot.initrd else "",
+                sector=wires.adopt(proof.boot_sector()) if boot.kernel is None else -1,
+            )  # fmt: skip
+            groups = process.kvm_groups()
+            return proof.prove(
+                lambda console: process.confined([*tiny, *cmdline.console(console)], prover, groups=groups),
+                wires.fds, timeout=self._settings.proof_timeout,
+            )  # fmt: skip
+
+    def _prover(self) -> tuple[int, int]:
+        """Who tries KVM. Where there is a choice, who QEMU will be: what works for root alone is of no use, and a site may
+        have given the device to that account alone."""
+        if os.geteuid() != 0:
+            return os.geteuid(), os.getegid()
+        import pwd
+
+        for name in (self._settings.user, ROLE):
+            with suppress(KeyError):
+                entry = pwd.getpwnam(name)
+                return entry.pw_uid, entry.pw_gid
+        return NOBODY
+
+    def _memory(self, name: str) -> Path:
+        """Where an answer that took time is remembered."""
+        return private_folder(self._store / MEMORY) / f"{name}.json"

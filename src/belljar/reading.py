@@ -1,0 +1,98 @@
+"""Records made of JSON, as their fields and types say. Not on the way of a job: only who is handed a request reads one."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from belljar.records import MISSING, dataclass, fields
+
+NAMED = {str: "text", int: "a whole number", bool: "true or false"}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a field is called, and the least number it may have, where neither is as its name and type say."""
+
+    called: Mapping[str, str]
+    least: Mapping[str, float]
+
+
+def from_json(
+    kind: Any, value: Any, called: Mapping[str, str] | None = None, least: Mapping[str, float] | None = None
+) -> Any:
+    """The record of this type. Raises ValueError with key, such as machine.cpus, and value."""
+    return _value(kind, value, "", Rules(called or {}, least or {}))
+
+
+def bad(key: str, value: Any, problem: str) -> ValueError:
+    text = repr(value)
+    return ValueError(f"{key or 'the request'}: {text if len(text) <= 80 else text[:77] + '...'}: {problem}")
+
+
+def _value(kind: Any, value: Any, key: str, rules: Rules) -> Any:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in inner:
+            return None
+        among = [one for one in inner if one is not type(None)]
+        return _value(next((one for one in among if _has_all(one, value)), among[-1]), value, key, rules)
+    if origin is tuple:
+        is_open = inner[-1] is Ellipsis
+        if not isinstance(value, (list, tuple)) or not (is_open or len(value) == len(inner)):
+            raise bad(key, value, "not a list" if is_open else f"not a list of {len(inner)}")
+        kinds = [inner[0]] * len(value) if is_open else inner
+        both = enumerate(zip(kinds, value, strict=True))
+        return tuple(_value(one, item, f"{key}[{number}]", rules) for number, (one, item) in both)
+    if origin is dict:
+        _must(isinstance(value, dict), key, value, "not an object")
+        return {name: _value(inner[1], item, f"{key}.{name}", rules) for name, item in value.items()}
+    return _record(kind, value, key, rules) if hasattr(kind, "__dataclass_fields__") else _plain(kind, value, key)
+
+
+def _has_all(kind: Any, value: Any) -> bool:
+    """Is all there that such a record must have?"""
+    return isinstance(value, dict) and all(
+        one.name in value for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING
+    )
+
+
+def _record(kind: Any, value: Any, key: str, rules: Rules) -> Any:
+    _must(isinstance(value, dict), key, value, "not an object")
+    hints, found, left = get_type_hints(kind), {}, dict(value)
+    for one in fields(kind):
+        name = rules.called.get(one.name, one.name)
+        place = f"{key}.{name}" if key else name
+        if name in left:
+            found[one.name] = _value(hints[one.name], left.pop(name), place, rules)
+        elif one.default is MISSING and one.default_factory is MISSING:
+            raise ValueError(f"{place}: is missing")
+        least, number = rules.least.get(one.name), found.get(one.name)
+        if least is not None and number is not None:
+            _must(number >= least, place, value[name], f"less than {least}")
+    for name in left:
+        raise bad(f"{key}.{name}" if key else str(name), left[name], "no such key")
+    return kind(**found)
+
+
+def _plain(kind: Any, value: Any, key: str) -> Any:
+    if issubclass(kind, Enum):
+        known = [one.value for one in kind]
+        _must(value in known, key, value, f"none of {', '.join(known)}")
+        return kind(value)
+    if kind is bytes:
+        _must(isinstance(value, str) and max(value, default="") <= "\xff", key, value, "not bytes as latin-1 text")
+        return value.encode("latin-1")
+    if kind is float:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+        _must(is_number, key, value, "not a number")
+        return float(value)
+    _must(type(value) is kind, key, value, f"not {NAMED[kind]}")
+    return value
+
+
+def _must(is_so: bool, key: str, value: Any, problem: str) -> None:
+    if not is_so:
+        raise bad(key, value, problem)
