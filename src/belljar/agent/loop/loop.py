@@ -11,7 +11,7 @@ import select
 from belljar.agent.guest.accounts import Account
 from belljar.agent.guest.system import Refused, next_stamp, shown, stamp
 from belljar.agent.loop.channel import Channel
-from belljar.agent.loop.payload import Job, Zygote, place
+from belljar.agent.loop.payload import Job, Zygote, place, three_pipes
 from belljar.agent.loop.process import Errand, Process
 from belljar.agent.loop.streams import Inflow
 from belljar.agent.wire import (
@@ -237,7 +237,7 @@ class Agent(Channel):
         return self.world.growth()
 
     def _fork_ahead(self) -> None:
-        self.zygote = self.zygote or Zygote(self.world, self.world.box())
+        self.zygote = self.zygote or Zygote(self.world, self.world.box(), *three_pipes())
 
     # -- endings
 

@@ -105,16 +105,6 @@ def place(words: "list[bytes]", account: Account, world: "World") -> None:
             os.close(fd)
 
 
-def run_child(job: Job, world: "World", box: "Box", files: "list[int]", trouble: int) -> "NoReturn":
-    """From the fork to the payload's first instruction. Does not return."""
-    try:
-        stand_alone(world, box)
-    except BaseException as exc:
-        report(trouble, "failed", "%s: %s" % (type(exc).__name__, exc))
-        os._exit(FAILED)
-    become_payload(job, world, files, trouble)
-
-
 def stand_alone(world: "World", box: "Box") -> None:
     """A session and a box of one's own; the agent's signals are not ours."""
     signal.set_wakeup_fd(-1)
@@ -278,15 +268,19 @@ NOTHING = [b"sss", b"", b"", b"", b"", b"", b"18", b"", b"n", b"0", b"0", b"g", 
 NOTHING += [b"1", b"CPU", b"-1", b"-1", b"1", b"sh", b"1", b"PATH", b"/bin"]
 
 
-class Zygote:
-    """A child forked before its payload is known, with its session, box and pipes: a template holds one, so that the
-    payload of a clone need not wait for a fork. It is told its order by a pipe, and becomes what is asked."""
+def three_pipes() -> "tuple[list[int], list[int]]":
+    """The payload's ends, and ours."""
+    pipes = [os.pipe() for _ in range(3)]
+    return [pipes[0][0], pipes[1][1], pipes[2][1]], [pipes[0][1], pipes[1][0], pipes[2][0]]
 
-    def __init__(self, world: "World", box: "Box") -> None:
-        self.box = box
-        pipes = [os.pipe() for _ in range(3)]
-        self.inner = [pipes[0][0], pipes[1][1], pipes[2][1]]
-        self.outer = [pipes[0][1], pipes[1][0], pipes[2][0]]
+
+class Zygote:
+    """A child that is forked before it knows its payload, with its session, box, and the inner ends of what is its stdin, stdout and
+    stderr. It is told its order by a pipe, and becomes what is asked. A template holds one, so that the payload of a clone need not
+    wait for a fork."""
+
+    def __init__(self, world: "World", box: "Box", inner: "list[int]", outer: "list[int]") -> None:
+        self.box, self.inner, self.outer = box, inner, outer
         self.trouble, trouble = os.pipe()
         orders, self.orders = os.pipe()
         self.pid = os.fork()
@@ -311,9 +305,9 @@ class Zygote:
             if not parts:
                 os._exit(0)  # nobody needs us
             words = b"".join(parts).split(b"\0")
-            job = Job(Words(words[1:]))
-            job.path = words[0]
-            files = [self._descriptor(index, kind) for index, kind in enumerate(job.stdio)]
+            job = Job(Words(words[2:]))
+            job.path, job.began = words[0], int(words[1])
+            files = self.inner if job.terminal else [self._descriptor(at, kind) for at, kind in enumerate(job.stdio)]
         except BaseException as exc:
             report(trouble, "failed", "%s: %s" % (type(exc).__name__, exc))
             os._exit(FAILED)
@@ -328,7 +322,7 @@ class Zygote:
 
     def go(self, job: Job) -> None:
         """Hand over the order. Raises OSError when the child is gone: then nothing has happened."""
-        data = memoryview(join(job.path, *job.words.words))
+        data = memoryview(join(job.path, b"%d" % job.began, *job.words.words))
         while data:
             data = data[os.write(self.orders, data) :]
         os.close(self.orders)

@@ -5,10 +5,10 @@ import select
 import struct
 import time
 
-from belljar.agent.guest.system import Refused, kill_quietly
-from belljar.agent.loop.payload import Job, Zygote, run_child
+from belljar.agent.guest.system import Refused, close_quietly, kill_quietly
+from belljar.agent.loop.payload import Job, Zygote, three_pipes
 from belljar.agent.loop.streams import Inflow, Outflow, ScriptFlow
-from belljar.agent.wire import END, EXIT, FAILED, KIB, LEADER, REPLY, SCRIPT, STDIN, STDOUT
+from belljar.agent.wire import END, EXIT, FAILED, KIB, LEADER, REPLY, SCRIPT, STDIN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,84 +77,52 @@ class Process:
         self.close()
 
     def launch(self) -> None:
-        """Fork, or let the child go on that is there already. The parent keeps the far ends of the pipes."""
-        if self.zygote is not None:
-            zygote, self.zygote = self.zygote, None
-            if self._release(zygote):
-                return
-        files, inner = self._terminal() if self.job.terminal else self._pipes()
-        trouble, trouble_inner = os.pipe()
-        inner.append(trouble_inner)
+        """Hand the order to a child: to the one that is there already, or to a new one where that died before its time."""
+        zygote, self.zygote = self.zygote, None
+        if zygote is not None:
+            try:
+                return self._hand_over(zygote)
+            except OSError:
+                zygote.discard()
+                self.box = self.world.box()
+        zygote = Zygote(self.world, self.box, *(self._terminal() if self.job.terminal else three_pipes()))
         try:
-            pid = os.fork()
-        except OSError:
-            os.close(trouble)
-            raise
-        if not pid:
-            run_child(self.job, self.world, self.box, files, trouble_inner)
-        for fd in inner:
-            os.close(fd)
-        self.pid, self.trouble = pid, trouble
-        os.set_blocking(trouble, False)
-        self.agent.children[pid] = self.ended
-
-    def _release(self, zygote: Zygote) -> bool:
-        """The zygote becomes the payload; False when it died before its time."""
-        base = 4 * self.number
-        try:
-            for fd in zygote.inner:
-                self.world.give(fd, self.job.account)
-            zygote.go(self.job)
+            self._hand_over(zygote)
+        except BrokenPipeError:  # it has ended, and says why
+            close_quietly(zygote.orders)
+            self._adopt(zygote)
         except OSError:
             zygote.discard()
-            self.box = self.world.box()
-            return False
-        for fd in zygote.inner:
+            raise
+
+    def _hand_over(self, zygote: Zygote) -> None:
+        for fd in set(zygote.inner):
+            self.world.give(fd, self.job.account, 5 if self.job.terminal else None)
+        zygote.go(self.job)
+        self._adopt(zygote)
+
+    def _adopt(self, zygote: Zygote) -> None:
+        """From now on it is the payload, and the outer ends are its streams."""
+        base, is_terminal = 4 * self.number, bool(self.job.terminal)
+        for fd in set(zygote.inner):
             os.close(fd)
         for index, (kind, fd) in enumerate(zip(self.job.stdio, zygote.outer)):
-            if kind != "s":
+            if kind != "s" and not is_terminal:
                 os.close(fd)
             elif index == STDIN:
-                self.inflows[base] = Inflow(self.agent, base, fd)
+                self.inflows[base] = Inflow(self.agent, base, fd, is_terminal)
             else:
                 self.outflows[base + index] = Outflow(self.agent, base + index, fd, self.advance)
         self.pid, self.trouble = zygote.pid, zygote.trouble
         os.set_blocking(self.trouble, False)
         self.agent.children[self.pid] = self.ended
-        return True
-
-    def _pipes(self) -> "tuple[list[int], list[int]]":
-        """The child's three descriptors, and those of them the parent closes afterwards."""
-        files, inner = [], []
-        base = 4 * self.number
-        for index, kind in enumerate(self.job.stdio):
-            if kind in ("c", "o"):
-                files.append(STDOUT if kind == "o" else -1)
-                continue
-            if kind == "n":
-                fd = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-            else:
-                reader, writer = os.pipe()
-                if index == STDIN:
-                    fd = reader
-                    self.inflows[base] = Inflow(self.agent, base, writer)
-                else:
-                    fd = writer
-                    self.outflows[base + index] = Outflow(self.agent, base + index, reader, self.advance)
-                self.world.give(fd, self.job.account)
-            files.append(fd)
-            inner.append(fd)
-        return files, inner
 
     def _terminal(self) -> "tuple[list[int], list[int]]":
-        base = 4 * self.number
+        """The payload's ends of a terminal, and ours: to be written to, and to be read."""
         self.master, slave = os.openpty()
         if self.job.terminal and self.job.terminal[0]:
             self.resize(*self.job.terminal)
-        self.world.give(slave, self.job.account, 5)
-        self.inflows[base] = Inflow(self.agent, base, os.dup(self.master), is_terminal=True)
-        self.outflows[base + STDOUT] = Outflow(self.agent, base + STDOUT, os.dup(self.master), self.advance)
-        return [slave] * 3, [slave]
+        return [slave] * 3, [os.dup(self.master), os.dup(self.master)]
 
     # -- while it runs
 
