@@ -1,4 +1,4 @@
-"""Each way to contextualize: its start, cold and as a clone, and many jobs in a row of which none may fail.
+"""Each way to contextualize: its start, cold and as a clone, and many jobs in turn of which none may fail.
 
 The image must be able to do each way that is measured: a stock image with systemd, cloud-init, an ssh server and Python. A
 job counts as failed unless it exits 0 and prints what was asked of it. `--jobs 20000` is what VmBatch was proved with.
@@ -11,9 +11,10 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any
 
-from common import parser, progress, publish, summary, table
+from common import interleaved, parser, publish, summary, table
 
 WAYS = ("ramdisk", "cloud-init", "inject", "ssh")
 LONGEST = 3600.0  # seconds one job may take
@@ -22,20 +23,13 @@ LONGEST = 3600.0  # seconds one job may take
 def main() -> None:
     arguments = parser(__doc__ or "")
     arguments.add_argument("--contexts", nargs="+", choices=WAYS, default=list(WAYS[:3]))
-    arguments.add_argument("--jobs", type=int, default=20, help="clones in a row, for each context (20)")
+    arguments.add_argument("--jobs", type=int, default=20, help="clones for each context, in turn (20)")
     arguments.add_argument("--cold", type=int, default=1, help="cold starts, for each context (1)")
     args = arguments.parse_args()
-    found = {way: measured(args, way) for way in args.contexts}
+    found = measured(args)
     heads = (
-        "context",
-        "first s",
-        "cold s",
-        "clone median s",
-        "clone p90 s",
-        "clones",
-        "failed",
-        "times the first context's",
-    )
+        "context", "first s", "cold s", "clone median s", "clone p90 s", "clones", "failed", "times the first context's",
+    )  # fmt: skip
     base = found[args.contexts[0]]["clone"]["median"]
     rows = []
     for way, one in found.items():
@@ -53,17 +47,17 @@ def main() -> None:
         sys.exit(1)
 
 
-def measured(args: Any, way: str) -> dict[str, Any]:
+def measured(args: Any) -> dict[str, dict[str, Any]]:
     """`first`: the job that also makes the template."""
-    failures: list[str] = []
-    first = job(args, way, "clone", failures)
-    cold = [job(args, way, "cold", failures) for _ in range(args.cold)]
-    clones = []
-    for number in range(args.jobs):
-        clones.append(job(args, way, "clone", failures))
-        progress(f"{way}: {number + 1} of {args.jobs}, {len(failures)} failed")
-    progress("")
-    return {"first": first, "cold": summary(cold) if cold else {}, "clone": summary(clones), "failures": failures}
+    failures: dict[str, list[str]] = {way: [] for way in args.contexts}
+    first = {way: job(args, way, "clone", failures[way]) for way in args.contexts}
+    cold = {way: [job(args, way, "cold", failures[way]) for _ in range(args.cold)] for way in args.contexts}
+    cases = {way: partial(job, args, way, "clone", failures[way]) for way in args.contexts}
+    clones = interleaved(cases, args.jobs)
+    return {
+        way: {"first": first[way], "cold": summary(cold[way]) if args.cold else {}, "clone": summary(clones[way]), "failures": failures[way]}
+        for way in args.contexts
+    }  # fmt: skip
 
 
 def job(args: Any, way: str, start: str, failures: list[str]) -> float:
