@@ -2,21 +2,67 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from socket import socket
 
+from belljar.agent.wire import Parser
 from belljar.guest import ExitStatus, Guest, Identity, Process, Settings, Source, Streams
 from belljar.guest.conversation import Conversation
-from belljar.guest.fake import Bytes, Collector
 from belljar.model import Account, Payload, StdinKind
 
 ME = Account("tester", os.getuid(), os.getgid(), "testers", home="/")
 ENV = ((b"PATH", b"/usr/local/bin:/usr/bin:/bin"),)
 ECHO = Path("/bin/echo").read_bytes()
 IDENTITY = Identity("belljar-0123456789ab", "a1" * 16, "b2" * 16, os.urandom(64))
+
+
+class Bytes:
+    """A `Source` of known bytes; with *rest* it stays open behind them until that future is done."""
+
+    def __init__(self, data: bytes = b"", rest: asyncio.Future[None] | None = None) -> None:
+        self._data, self._rest = memoryview(data), rest
+
+    async def read(self, limit: int) -> bytes:
+        if not self._data and self._rest is not None:
+            await self._rest
+        part, self._data = bytes(self._data[:limit]), self._data[limit:]
+        return part
+
+
+class Collector:
+    """A `Sink` that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.is_closed = False
+        self.arrived: Callable[[], None] | None = None  # called after each write
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self._parts)
+
+    async def write(self, data: bytes) -> None:
+        self._parts.append(data)
+        if self.arrived is not None:
+            self.arrived()
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def fed(parser: Parser, data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Every frame that is whole once these bytes came."""
+    view = memoryview(data)
+    while view:
+        room = parser.room()
+        count = min(len(room), len(view))
+        room[:count] = view[:count]
+        parser.filled(count)
+        view = view[count:]
+        yield from iter(parser.take, None)
 
 
 @asynccontextmanager

@@ -198,18 +198,6 @@ class Parser:
     def filled(self, count: int) -> None:
         self.end += count
 
-    def feed(self, data: bytes) -> "Iterator[tuple[int, int, bytes]]":
-        """For those who have the bytes already: every frame that is whole once they came."""
-        view = memoryview(data)
-        while view:
-            room = self.room()
-            count = min(len(room), len(view))
-            room[:count] = view[:count]
-            self.end += count
-            view = view[count:]
-            for found in iter(self.take, None):
-                yield found
-
     def forget(self) -> None:
         """The conversation is over; look for the next greeting in what has come and will come."""
         self.greeted, self.wanted, self.clean = False, 0, 0

@@ -7,7 +7,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 
@@ -16,40 +16,6 @@ from belljar.errors import AgentLost, BelljarError, InputMissing, OutputMissing
 from belljar.guest import ExitStatus, Hello, Identity, IdentityProof, Sink, Streams
 from belljar.model import Account, FileServer, Payload, PlainFile, Share, ShareKind, Transfer, Usage
 from belljar.records import dataclass, field, replace
-
-
-class Bytes:
-    """A `Source` of known bytes; with *rest* it stays open behind them until that future is done."""
-
-    def __init__(self, data: bytes = b"", rest: asyncio.Future[None] | None = None) -> None:
-        self._data, self._rest = memoryview(data), rest
-
-    async def read(self, limit: int) -> bytes:
-        if not self._data and self._rest is not None:
-            await self._rest
-        part, self._data = bytes(self._data[:limit]), self._data[limit:]
-        return part
-
-
-class Collector:
-    """A `Sink` that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self.is_closed = False
-        self.arrived: Callable[[], None] | None = None  # called after each write
-
-    @property
-    def data(self) -> bytes:
-        return b"".join(self._parts)
-
-    async def write(self, data: bytes) -> None:
-        self._parts.append(data)
-        if self.arrived is not None:
-            self.arrived()
-
-    async def close(self) -> None:
-        self.is_closed = True
 
 
 @dataclass

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.contracts.payloads import fed
 
 from belljar.agent import wire
 from belljar.agent.guest import mounts
@@ -110,7 +111,7 @@ def host_of(work: Callable[[], None]) -> Iterator[Callable[..., list[bytes]]]:
         here.sendall(b"".join(frames))
         found: list[tuple[int, int, bytes]] = []
         while len(found) < count:
-            found += [one for one in parser.feed(here.recv(65536)) if one[0] not in (wire.GREETING, wire.HELLO)]
+            found += [one for one in fed(parser, here.recv(65536)) if one[0] not in (wire.GREETING, wire.HELLO)]
         return [b"%d %d " % (kind, number) + body for kind, number, body in found]
 
     try:

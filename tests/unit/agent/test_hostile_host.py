@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.contracts.payloads import fed
 
 from belljar.agent.wire import (
     CALL,
@@ -77,7 +78,7 @@ class Host:
 
     def next(self) -> tuple[int, int, bytes]:
         while not self.frames:
-            self.frames += self.parser.feed(self.connection.recv(1 << 16))
+            self.frames += fed(self.parser, self.connection.recv(1 << 16))
         return self.frames.pop(0)
 
     def until(self, kind: int) -> tuple[int, int, bytes]:

@@ -6,6 +6,7 @@ import os
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.contracts.payloads import fed
 
 import belljar
 from belljar.agent.wire import (
@@ -65,7 +66,7 @@ def split(data: bytes, cuts: list[int]) -> list[bytes]:
 
 
 def parsed(parser: Parser, portions: list[bytes]) -> list[Frame]:
-    return [found for portion in portions for found in parser.feed(portion)]
+    return [found for portion in portions for found in fed(parser, portion)]
 
 
 @given(st.lists(to_agent, max_size=12), st.lists(st.integers(0, 1 << 20), max_size=30))
@@ -103,7 +104,7 @@ def test_the_host_hears_only_the_answer_to_its_own_greeting(before: bytes, cuts:
 @settings(max_examples=300)
 def test_garbage_is_a_violation_or_a_frame_and_nothing_else(data: bytes, cuts: list[int], is_host: bool) -> None:
     parser = Parser(TO_HOST, greeting(NONCE)) if is_host else Parser(TO_AGENT)
-    list(parser.feed(greeting(NONCE)))
+    list(fed(parser, greeting(NONCE)))
     accepts = TO_HOST if is_host else TO_AGENT
     try:
         for kind, _, body in parsed(parser, split(data, cuts)):
@@ -134,9 +135,9 @@ def test_garbage_is_a_violation_or_a_frame_and_nothing_else(data: bytes, cuts: l
 )
 def test_what_the_protocol_does_not_allow_is_refused_before_its_body_comes(header: bytes) -> None:
     parser = Parser(TO_AGENT)
-    list(parser.feed(greeting(NONCE)))
+    list(fed(parser, greeting(NONCE)))
     with pytest.raises(WireError):
-        list(parser.feed(header))
+        list(fed(parser, header))
 
 
 @given(st.lists(to_agent, max_size=5), st.integers(0, 1 << 20), st.lists(st.integers(0, 1 << 20), max_size=20))
@@ -194,7 +195,7 @@ def test_to_the_host_a_greeting_inside_of_a_frame_is_data() -> None:
 
 def test_a_large_call_costs_its_size_once_and_the_memory_is_given_back() -> None:
     parser = Parser(TO_AGENT)
-    list(parser.feed(greeting(NONCE)))
+    list(fed(parser, greeting(NONCE)))
     body = os.urandom(5 << 20)
     data = frame(CALL, 1, body)
     assert parsed(parser, [data[at : at + 4096] for at in range(0, len(data), 4096)]) == [(CALL, 1, body)]

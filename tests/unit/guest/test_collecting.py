@@ -9,9 +9,9 @@ from pathlib import Path
 from socket import socket
 
 import pytest
-from tests.contracts.payloads import ME, ran, shell, talking
+from tests.contracts.payloads import ME, Collector, ran, shell, talking
 
-from belljar.guest.fake import Collector, rehearse
+from belljar.guest.fake import rehearse
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.contracts.payloads import Bytes, Collector, fed
 
 from belljar.agent.wire import (
     CALL,
@@ -41,7 +42,6 @@ from belljar.agent.wire import (
 from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused, NoNineP, ProtocolViolation
 from belljar.guest import Identity, Settings, Streams
 from belljar.guest.conversation import Conversation
-from belljar.guest.fake import Bytes, Collector
 from belljar.guest.process import one_line
 from belljar.machine.states import class_of_error
 from belljar.model import Account, Cause, OutcomeClass, Payload, Share
@@ -66,13 +66,13 @@ class Agent:
     async def answer_greeting(self, hello: bytes = join(*HELLO_WORDS)) -> None:
         opening = await self.heard()
         assert opening[: len(PAD)] == PAD and len(opening) == len(PAD) + GREETING_SIZE
-        list(self.parser.feed(opening))
+        list(fed(self.parser, opening))
         await self.say(opening[len(PAD) :] + frame(HELLO, 0, hello))
 
     async def call(self) -> tuple[int, str, list[bytes]]:
         """Number, name and arguments of the next call."""
         while True:
-            for kind, number, body in self.parser.feed(await self.heard()):
+            for kind, number, body in fed(self.parser, await self.heard()):
                 if kind == CALL:
                     name, *words = body.split(b"\0")
                     return number, name.decode(), words
@@ -346,7 +346,7 @@ async def test_stdin_waits_for_credit_and_stops_when_the_payload_closes_it() -> 
         process, number = await started(guest, agent, Streams(Bytes(bytes(10 * WINDOW)), None, None))
         received = 0
         while received < WINDOW:
-            received += sum(len(body) for kind, _, body in agent.parser.feed(await agent.heard()) if kind == DATA)
+            received += sum(len(body) for kind, _, body in fed(agent.parser, await agent.heard()) if kind == DATA)
         await agent.say(frame(RESET, 4 * number) + frame(EXIT, number, ended(256)))
         assert (await process.wait()).exit_code == 1
         assert received == WINDOW

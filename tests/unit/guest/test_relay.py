@@ -9,12 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from tests.contracts.payloads import Bytes, Collector
 
 from belljar.agent.wire import CALL, CREDIT, DATA, EOF, MAX_DATA, U32, WINDOW, frame, greeting
 from belljar.errors import AgentLost, GuestRefused
 from belljar.guest import Identity, Settings, Streams
 from belljar.guest.conversation import Conversation, order_of, request
-from belljar.guest.fake import Bytes, Collector, rehearse
+from belljar.guest.fake import rehearse
 from belljar.guest.relay import serve
 from belljar.model import Account, Payload, StdinKind, Transfer
 
