@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import io
 import os
-import struct
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -24,6 +23,7 @@ from types import CodeType
 
 from belljar.errors import HostError
 from belljar.host.commands import run
+from belljar.host.elf import loader_of
 from belljar.host.files import no_space_as_error, write_whole
 from belljar.host.locks import locked
 from belljar.host.quick_imports import sha256
@@ -32,7 +32,6 @@ from belljar.records import dataclass
 FORMAT = 1  # of the archive; a new one is made when it changes
 GUESTS_OWN = "/usr/bin/python3 -I -S"  # how a guest's own is started, where nothing else is said
 LIBRARY = f"lib/python{sys.version_info[0]}.{sys.version_info[1]}"
-PT_INTERP = 3
 PATIENCE = 120.0  # seconds: another process copies some 12 MiB
 LARGEST_FILE = 128 << 20
 # `os`: by it the interpreter knows its library, which else would be one of the guest's.
@@ -208,19 +207,6 @@ def _libraries(loader: str, programs: list[str]) -> dict[str, str]:
             if arrow and os.path.realpath(path) != os.path.realpath(loader):
                 found[os.path.basename(name)] = path
     return found
-
-
-def loader_of(program: bytes) -> str:
-    """The loader that a 64-bit ELF program asks for; empty where it asks for none."""
-    if program[:4] != b"\x7fELF" or program[4] != 2:
-        return ""
-    (table,) = struct.unpack_from("<Q", program, 32)
-    size, count = struct.unpack_from("<HH", program, 54)
-    for index in range(count):
-        kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", program, table + index * size)
-        if kind == PT_INTERP:
-            return program[offset : offset + length].rstrip(b"\0").decode()
-    return ""
 
 
 def _read(path: str) -> bytes:

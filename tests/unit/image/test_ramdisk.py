@@ -16,7 +16,7 @@ from tests.unit.image.image_parts import bzimage, elf, pvh_note
 from belljar.agent import bundle
 from belljar.errors import ImageCorrupt
 from belljar.host import commands
-from belljar.host.interpreter import PT_INTERP
+from belljar.host.elf import INTERP
 from belljar.image import Image
 from belljar.image.boot import cpio, initramfs, kernel, modules
 from belljar.model import MIB
@@ -236,5 +236,5 @@ def test_the_scripts_are_sound_for_every_shell(script: str) -> None:
 
 def test_only_a_static_program_can_be_the_ramdisks_shell() -> None:
     assert initramfs.is_static(elf((1, b"code")))
-    assert not initramfs.is_static(elf((1, b"code"), (PT_INTERP, b"/lib64/ld-linux-x86-64.so.2\0")))
+    assert not initramfs.is_static(elf((1, b"code"), (INTERP, b"/lib64/ld-linux-x86-64.so.2\0")))
     assert not initramfs.is_static(b"#!/bin/sh") and not initramfs.is_static(b"")

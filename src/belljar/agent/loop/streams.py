@@ -15,14 +15,29 @@ else:  # what is below the library's modules of these names, and much quicker to
     from _collections import deque
 
 
-class Outflow:
+class Flow:
+    """Our end of a pipe of the payload."""
+
+    def __init__(self, agent: "Reactor", number: int, fd: int) -> None:
+        self.agent, self.number, self.fd = agent, number, fd
+        self.credit = WINDOW
+        os.set_blocking(fd, False)
+
+    def drop(self) -> None:
+        """The payload gets SIGPIPE at its next write, or has read all there is."""
+        if self.fd >= 0:
+            self.agent.unwatch(self.fd)
+            os.close(self.fd)
+            self.fd = -1
+
+
+class Outflow(Flow):
     """A pipe of the payload, read as far as the host gives credit."""
 
     def __init__(self, agent: "Reactor", number: int, fd: int, ended: "Callable[[], None]") -> None:
-        self.agent, self.number, self.fd, self.ended = agent, number, fd, ended
-        self.credit = WINDOW
+        Flow.__init__(self, agent, number, fd)
+        self.ended = ended
         self.is_last = False  # nobody writes any more: what is in the pipe is all there will be
-        os.set_blocking(fd, False)
         agent.watch(fd, select.EPOLLIN, self.pump)
 
     def pump(self, events: int = 0) -> None:
@@ -71,23 +86,16 @@ class Outflow:
             self.drop()
             self.ended()
 
-    def drop(self) -> None:
-        """Nobody reads on: the payload gets SIGPIPE at its next write."""
-        if self.fd >= 0:
-            self.agent.unwatch(self.fd)
-            os.close(self.fd)
-            self.fd = -1
 
-
-class Inflow:
+class Inflow(Flow):
     """Bytes for a pipe of the payload. What the payload has not read yet costs the host its credit."""
 
     def __init__(self, agent: "Reactor", number: int, fd: int, is_terminal: bool = False) -> None:
-        self.agent, self.number, self.fd, self.is_terminal = agent, number, fd, is_terminal
+        Flow.__init__(self, agent, number, fd)
+        self.is_terminal = is_terminal
         self.queue = deque()  # type: deque[memoryview]
-        self.credit, self.owed = WINDOW, 0
+        self.owed = 0
         self.is_ended = False
-        os.set_blocking(fd, False)
 
     def feed(self, data: bytes) -> None:
         self.credit -= len(data)
@@ -138,10 +146,7 @@ class Inflow:
         self.drop()
 
     def drop(self) -> None:
-        if self.fd >= 0:
-            self.agent.unwatch(self.fd)
-            os.close(self.fd)
-            self.fd = -1
+        Flow.drop(self)
         self.queue.clear()
 
 

@@ -118,11 +118,11 @@ def digest_with(digest: str, words: list[str]) -> str:
 
 def is_static(program: bytes) -> bool:
     """Is this a 64-bit x86 ELF program that needs no loader?"""
-    if program[:5] != b"\x7fELF\x02" or program[18:20] != b"\x3e\0" or len(program) < 64:
-        return False
-    from belljar.host.interpreter import loader_of
+    from belljar.host.elf import MAGIC, loader_of
 
-    return not loader_of(program)
+    return (
+        program[:5] == MAGIC + b"\2" and program[18:20] == b"\x3e\0" and len(program) >= 64 and not loader_of(program)
+    )
 
 
 def _same_python(image: Image) -> bool:

@@ -10,14 +10,13 @@ import struct
 from typing import Any
 
 from belljar.errors import CommandMissing, ImageCorrupt
+from belljar.host.elf import LOAD, MAGIC, NOTE, segments
 from belljar.image.intake import sandbox
 
 BOOT_FLAG, HEADER_MAGIC = (0x1FE, b"\x55\xaa"), (0x202, b"HdrS")
 LARGEST_KERNEL = 256 << 20
 LARGEST_NOTES = 64 << 10
-ELF_MAGIC = b"\x7fELF"
 PVH_ENTRY = 18  # XEN_ELFNOTE_PHYS32_ENTRY
-LOAD_SEGMENT, NOTE_SEGMENT = 1, 4  # PT_LOAD, PT_NOTE
 PLAIN_ARCHIVE = b"070701"  # a ramdisk that is not packed
 UNPACKED = 3  # times the size it has packed: xz makes of modules and programs about a third
 OWN_NEEDS = 4 << 20  # of a kernel that has started, beside itself and its ramdisk: page tables, first processes
@@ -57,7 +56,7 @@ def unpack(data: bytes) -> bytes:
     start = (setup_sectors + 1) * 512 + offset
     payload = data[start : start + length]
     elf = _decompress(payload)
-    if not elf.startswith(ELF_MAGIC):
+    if not elf.startswith(MAGIC):
         raise ImageCorrupt("the kernel inside the bzImage is no ELF file")
     return elf
 
@@ -95,15 +94,8 @@ def _decompress(payload: bytes) -> bytes:
 
 def has_pvh_entry(elf: bytes) -> bool:
     """Does this 64-bit ELF carry the note with the 32-bit entry that QEMU looks for?"""
-    if len(elf) < 64 or elf[4] != 2:
-        return False
-    (table,) = struct.unpack_from("<Q", elf, 32)
-    size, count = struct.unpack_from("<HH", elf, 54)
-    for index in range(min(count, 64)):
-        kind, _, offset, _, _, length = struct.unpack_from("<IIQQQQ", elf, table + index * size)
-        if kind == NOTE_SEGMENT and _holds_pvh_note(elf[offset : offset + min(length, LARGEST_NOTES)]):
-            return True
-    return False
+    notes = (elf[at : at + min(size, LARGEST_NOTES)] for kind, at, _, size, _ in segments(elf) if kind == NOTE)
+    return any(_holds_pvh_note(note) for note in notes)
 
 
 def _holds_pvh_note(notes: bytes) -> bool:
@@ -135,11 +127,6 @@ def _end_in_memory(data: bytes) -> int:
         if is_bzimage(data):
             preferred, size = struct.unpack_from("<QI", data, 0x258)
             return int(preferred + size)
-        if not data.startswith(ELF_MAGIC):
-            return 0
-        (table,) = struct.unpack_from("<Q", data, 32)
-        length, count = struct.unpack_from("<HH", data, 54)
-        segments = [struct.unpack_from("<IIQQQQQ", data, table + number * length) for number in range(min(count, 64))]
+        return max((place + size for kind, _, place, _, size in segments(data) if kind == LOAD), default=0)
     except struct.error:
         return 0
-    return max((place + size for kind, _, _, _, place, _, size in segments if kind == LOAD_SEGMENT), default=0)
