@@ -11,7 +11,8 @@ from __future__ import annotations
 import errno
 import os
 import re
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from belljar.host.files import write_all
@@ -105,13 +106,11 @@ class Draft:
             os.close(descriptor)
 
 
-class _as_answer:
+@contextmanager
+def _as_answer() -> Iterator[None]:
     """Turns what the host's file system says into an answer to the guest, which learns no more of it than that."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
-            is_full = error.errno in NO_ROOM
-            raise Rejected(507 if is_full else 500, "no room on the host" if is_full else "the host failed") from error
+    try:
+        yield
+    except OSError as error:
+        is_full = error.errno in NO_ROOM
+        raise Rejected(507 if is_full else 500, "no room on the host" if is_full else "the host failed") from error
