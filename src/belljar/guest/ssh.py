@@ -131,9 +131,9 @@ class SshGuest(Conversation):
         archive = await in_thread(lambda: self._archive(found, has_port=has_port))
         if "gzip" in found:  # an emulated guest unpacks it sooner than it deciphers what it would have to
             archive = await in_thread(lambda: gzip.compress(archive, 6))
-        answer = await self._link.run(UNPACK % ("gzip -d -c | " if "gzip" in found else ""), archive)
-        if answer.code:
-            why = one_line(answer.err.decode(errors="replace").strip())[:300] or f"exit code {answer.code}"
+        code, _, err = await self._link.run(UNPACK % ("gzip -d -c | " if "gzip" in found else ""), archive)
+        if code:
+            why = one_line(err.decode(errors="replace").strip())[:300] or f"exit code {code}"
             raise GuestRefused(f"the guest could not take the agent: {why}")
         self._tell(f"agent delivered, with {found.get('python') or 'an interpreter'}")
         if has_port:

@@ -60,15 +60,6 @@ class Refused(Exception):
     """A server answers, and does not let us in, or is not the one we look for."""
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What a command said and how it ended."""
-
-    code: int
-    out: bytes
-    err: bytes
-
-
 class Link:
     """One guest's ssh server, and the one connection to it."""
 
@@ -127,11 +118,11 @@ class Link:
 
     async def _first_words(self, probe: bytes) -> bytes:
         async with asyncio.timeout(self._patience.login):
-            answer = await self.run("sh", probe)
-        if answer.code:
-            why = one_line(answer.err.decode(errors="replace")).strip()[:200] or f"a shell ended with {answer.code}"
+            code, out, err = await self.run("sh", probe)
+        if code:
+            why = one_line(err.decode(errors="replace")).strip()[:200] or f"a shell ended with {code}"
             raise Refused(why if self._keys.user == "root" else f"{self._keys.user} may not do `sudo -n`: {why}")
-        return answer.out
+        return out
 
     def _options(self, asyncssh: Any) -> dict[str, Any]:
         trusted = [asyncssh.import_public_key(self._keys.host_public)] if self._keys.host_public else []
@@ -159,8 +150,9 @@ class Link:
         except (asyncssh.Error, OSError) as exc:
             raise lost(exc) from exc
 
-    async def run(self, command: str, data: bytes) -> Answer:
-        """Run a command as root with *data* on its standard input, and hear it to its end. Raises AgentLost, GuestRefused."""
+    async def run(self, command: str, data: bytes) -> tuple[int, bytes, bytes]:
+        """Run a command as root with *data* on its standard input: how it ended, what it said on stdout and stderr. Raises
+        AgentLost, GuestRefused."""
         process = await self.process(command)
         asyncssh = library()
         try:
@@ -175,7 +167,7 @@ class Link:
             process.channel.abort()
         if process.exit_status is None and process.exit_signal is None:
             raise AgentLost("the connection to the guest's ssh server broke")
-        return Answer(255 if process.exit_status is None else process.exit_status, out, err)
+        return 255 if process.exit_status is None else process.exit_status, out, err
 
     def close(self) -> None:
         """Hang up."""
