@@ -11,7 +11,7 @@ FOLDER = os.path.dirname(os.path.abspath(__file__)) + "/"
 STAMP = "sources.sha256"  # an installed tree has it: its sources never change
 PARTS = (
     "wire.py", "guest/system.py", "transfer/tar.py", "transfer/untar.py", "guest/accounts.py", "guest/network.py", "guest/mounts.py",
-    "guest/growth.py", "guest/cgroups.py", "guest/guest.py", "guest/rehearsal.py", "loop/payload.py", "loop/streams.py",
+    "guest/growth.py", "guest/cgroups.py", "guest/guest.py", "loop/payload.py", "loop/streams.py",
     "loop/process.py", "loop/channel.py", "loop/loop.py", "main.py",
 )  # fmt: skip
 HEAD = '''\
