@@ -66,7 +66,7 @@ class Planner:
                 return self._as_clone(replace(plan, spec=spec, template=template))
             why = template
         if wanted is Start.CLONE:
-            raise TemplateError(f"no clone can be started: {why}")
+            raise TemplateError(f"no clone can be started: {why}", hint="Without `--start clone` it boots cold.")
         return await self._with_disk(replace(plan, reason=why))
 
     async def cold(self, reason: str) -> Plan:
