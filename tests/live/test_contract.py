@@ -60,7 +60,7 @@ def test_the_kinds_of_stdin(belljar: Belljar, tmp_path: Path) -> None:
         assert belljar.run(*tell, stdin=file).stdout.split()[-1] == b"5"
     closed = belljar.run(*tell, preexec_fn=lambda: os.close(0), stdin=None)
     assert closed.stdout == b"closed\n"
-    null_out = belljar.run("--", "sh", "-c", "readlink /proc/$$/fd/1 >&2; true", stdout=subprocess.DEVNULL)
+    null_out = belljar.run("--", "sh", "-c", "exec 3>&1; readlink /proc/$$/fd/3 >&2; true", stdout=subprocess.DEVNULL)
     assert null_out.stderr == b"/dev/null\n"
 
 
