@@ -73,5 +73,9 @@ def test_signals_reach_a_payload_over_ssh(belljar: Belljar) -> None:
 def test_no_template_is_made_of_a_guest_without_a_port(belljar: Belljar) -> None:
     image = lean(belljar, "portless")
     done, _ = ran(belljar, image, "--context", "ssh", "--start", "clone", "--", "true")
-    assert done.returncode == 125 and b"virtio_console" in done.stderr and b"Without `--start clone` it boots cold" in done.stderr
+    assert (
+        done.returncode == 125
+        and b"virtio_console" in done.stderr
+        and b"Without `--start clone` it boots cold" in done.stderr
+    )
     assert belljar.leftovers() == []
