@@ -292,17 +292,17 @@ class Conversation:
     async def put(self, item: Transfer, account: Account, cwd: bytes | None) -> None:
         from belljar.guest.files import put
 
-        await put(self, item, account, cwd)
+        await put(self.begin_copy, item, account, cwd)
 
     async def get(self, item: Transfer, account: Account, cwd: bytes | None) -> None:
         from belljar.guest.files import get
 
-        await get(self, item, account, cwd)
+        await get(self.begin_copy, item, account, cwd)
 
     async def collect(self, paths: Sequence[str], sink: Sink) -> None:
         from belljar.guest.files import collect
 
-        await collect(self, paths, sink)
+        await collect(self.begin_copy, paths, sink)
 
     async def end_payload(self) -> None:
         await self._call(b"end_payload", b"%d" % FLUSH_SECONDS, more=FLUSH_SECONDS)

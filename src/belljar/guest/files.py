@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,7 +31,9 @@ from belljar.host.threads import in_thread
 from belljar.model import Account, Transfer
 
 if TYPE_CHECKING:
-    from belljar.guest.conversation import Conversation
+    from belljar.guest.process import Running
+
+    Begin = Callable[[list[bytes], Account, bytes | None, Streams], Awaitable[Running]]  # a copy at the guest's side
 
 T = TypeVar("T")
 ROOT = Account("root", 0, 0, "root", home="/root")
@@ -40,7 +42,7 @@ QUEUED = 2  # chunks between the thread and the loop
 BROKEN_OFF = "over"
 
 
-async def put(talk: Conversation, item: Transfer, account: Account, cwd: bytes | None) -> None:
+async def put(begin: Begin, item: Transfer, account: Account, cwd: bytes | None) -> None:
     """See `Guest.put`."""
     source, target = os.fsencode(item.outside), os.fsencode(item.inside)
     try:
@@ -49,7 +51,7 @@ async def put(talk: Conversation, item: Transfer, account: Account, cwd: bytes |
         raise InputMissing(f"{item.outside}: {exc.strerror}") from exc
     bridge = Giver()
     order = [b"put", target, _name_of(source)]
-    process = await talk.begin_copy(order, account, cwd, Streams(bridge, None, None))
+    process = await begin(order, account, cwd, Streams(bridge, None, None))
     packing = asyncio.ensure_future(in_thread(lambda: _pack(source, bridge, item.skip)))
     try:
         status = await process.wait()
@@ -63,12 +65,12 @@ async def put(talk: Conversation, item: Transfer, account: Account, cwd: bytes |
     _check(status, f"{shown(target)} in the guest")
 
 
-async def get(talk: Conversation, item: Transfer, account: Account, cwd: bytes | None) -> None:
+async def get(begin: Begin, item: Transfer, account: Account, cwd: bytes | None) -> None:
     """See `Guest.get`."""
     source, target = os.fsencode(item.inside), os.fsencode(item.outside)
     bridge = Taker()
     order = [b"get", source, b"changed" if item.changed_only else b"all", *map(os.fsencode, item.skip)]
-    process = await talk.begin_copy(order, account, cwd, Streams(None, bridge, None))
+    process = await begin(order, account, cwd, Streams(None, bridge, None))
     unpacking = asyncio.ensure_future(in_thread(lambda: _unpack(target, _name_of(source), bridge)))
     unpacking.add_done_callback(lambda _: bridge.break_off())
     try:
@@ -84,10 +86,10 @@ async def get(talk: Conversation, item: Transfer, account: Account, cwd: bytes |
         raise _about_output(trouble)
 
 
-async def collect(talk: Conversation, paths: Sequence[str], sink: Sink) -> None:
+async def collect(begin: Begin, paths: Sequence[str], sink: Sink) -> None:
     """See `Guest.collect`."""
     order = [b"collect", *map(os.fsencode, paths)]
-    process = await talk.begin_copy(order, ROOT, b"/", Streams(None, sink, None))
+    process = await begin(order, ROOT, b"/", Streams(None, sink, None))
     try:
         status = await process.wait()
     finally:

@@ -21,7 +21,6 @@ from belljar.host.commands import run, which
 from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.model import MachineId
 from belljar.network import AntiSpoofing, Link, Settings
-from belljar.network.joining import guards_addresses
 from belljar.records import replace
 
 HELPERS = (
@@ -34,6 +33,18 @@ TUNSETIFF, TUNGETIFF, IFF_TAP, IFF_NO_PI, IFF_UP = 0x400454CA, 0x800454D2, 0x2, 
 SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCGIFMTU, SIOCSIFMTU, SIOCGIFHWADDR, SIOCSIFHWADDR, SIOCBRADDIF = (
     0x8913, 0x8914, 0x8921, 0x8922, 0x8927, 0x8924, 0x89A2,
 )  # fmt: skip
+
+
+def guards_addresses(settings: Settings, *, is_root: bool, has_nft: bool) -> bool:
+    """Is a table of rules made for this machine? Raises BadSetting where there has to be one and cannot."""
+    can = is_root and has_nft
+    if settings.anti_spoofing is AntiSpoofing.REQUIRED and not can:
+        raise BadSetting(
+            'network.anti_spoofing = "required", and '
+            + ("nft is not installed" if is_root else "only root can have it"),
+            hint="Install nftables and run as root, or set `network.anti_spoofing` to auto or off.",
+        )
+    return can and settings.anti_spoofing is not AntiSpoofing.OFF
 
 
 async def join_bridge(

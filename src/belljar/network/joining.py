@@ -155,23 +155,11 @@ def discard(folder: Path, id: MachineId, what: str, path: Path) -> None:
         remove_table(id)
 
 
-def guards_addresses(settings: Settings, *, is_root: bool, has_nft: bool) -> bool:
-    """Is a table of rules made for this machine? Raises BadSetting where there has to be one and cannot."""
-    can = is_root and has_nft
-    if settings.anti_spoofing is AntiSpoofing.REQUIRED and not can:
-        raise BadSetting(
-            'network.anti_spoofing = "required", and '
-            + ("nft is not installed" if is_root else "only root can have it"),
-            hint="Install nftables and run as root, or set `network.anti_spoofing` to auto or off.",
-        )
-    return can and settings.anti_spoofing is not AntiSpoofing.OFF
-
-
 def shortfalls(settings: Settings, *, is_root: bool) -> tuple[str, ...]:
     """See `belljar.network.shortfalls`."""
     if not settings.bridges or settings.anti_spoofing is not AntiSpoofing.AUTO:
         return ()
-    from belljar.network.bridge import has_nft
+    from belljar.network.bridge import guards_addresses, has_nft
 
     if guards_addresses(settings, is_root=is_root, has_nft=has_nft()):
         return ()

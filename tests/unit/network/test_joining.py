@@ -20,9 +20,9 @@ from belljar.network import (
     mac_address,
     plan,
 )
-from belljar.network.bridge import addresses, claim, macs, rules
+from belljar.network.bridge import addresses, claim, guards_addresses, macs, rules
 from belljar.network.isolated import LARGEST, Port
-from belljar.network.joining import bridge_of, guards_addresses, plan_egress, resolvers_of
+from belljar.network.joining import bridge_of, plan_egress, resolvers_of
 
 ID = "0123456789ab"
 
