@@ -159,7 +159,8 @@ def test_the_agent_is_put_into_a_disk_once_and_its_image_is_not_written(store: B
     before = store.json("image", "show", "foreign")
     code = (
         "import asyncio, sys; from belljar.assembly import House; house = House(); image = house.images.resolve('foreign')\n"
-        "first, digest = asyncio.run(house.layers().get(image)); again = asyncio.run(house.layers().get(image))\n"
+        "from belljar.machine.planning.contexts import layer_of; keeper = house.supervisor()\n"
+        "layer = lambda: asyncio.run(layer_of(image, keeper.parts, keeper.keep)); first, digest = layer(); again = layer()\n"
         "assert again == (first, digest) and first.disk != image.disk\n"
         "from pathlib import Path\n"
         "paths = ['/usr/lib/belljar/agent.py', '/etc/systemd/system']\n"

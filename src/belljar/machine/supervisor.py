@@ -37,7 +37,7 @@ class Supervisor:
     """One supervisor keeps one machine at a time; `keep` may be called again for the next."""
 
     def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+        self.parts = parts
 
     async def keep(
         self,
@@ -51,7 +51,7 @@ class Supervisor:
         """Make the machine, run the payload, leave nothing behind. What goes wrong is in the outcome; only a machine
         that could not even be claimed (no folder, no space) raises. *extras*: what it has beside what the request asks
         for; *claimed* is called when it is the caller's machine, and has its room on this host."""
-        parts = self._parts
+        parts = self.parts
         try:
             life = claim(request, parts.folders, parts.point, patience=0.0)
         except LockTimeout:
@@ -84,17 +84,17 @@ class Supervisor:
 
     async def _claim(self, request: Request) -> Life:
         """A claim that waits for a reaper at the gate."""
-        folders = self._parts.folders
+        folders = self.parts.folders
         at_gate = await lock_of(gate(folders), timeout=GATE_TIMEOUT, what="begin a machine", shared=True)
         try:
-            return claim(request, folders, self._parts.point, patience=0.0)
+            return claim(request, folders, self.parts.point, patience=0.0)
         finally:
             at_gate.release()
 
     async def make_template(self, request: Request, *, exact: bool = False) -> Template:
         """The template a request would be cloned from, made now where there is none; with *exact*, one of its own size. Raises
         why it cannot be had."""
-        parts = self._parts
+        parts = self.parts
         life = await self._claim(request)
         try:
             await reserve(request, parts.folders, parts.host)
