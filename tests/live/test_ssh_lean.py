@@ -62,7 +62,7 @@ def test_a_kernel_without_9p_is_named(belljar: Belljar, tmp_path: Path) -> None:
     image = lean(belljar, "cloud")
     done, outcome = outcome_of(belljar, image, "--start", "cold", "--share", f"{tmp_path}:/mnt", "--", "true")
     assert done.returncode == 125 and outcome["error"] == "NoNineP"
-    assert b"the guest's kernel has no 9p" in done.stderr
+    assert b"the kernel of the image lean-cloud has no 9p" in done.stderr
 
 
 def test_exit_codes_and_signals_are_told_apart(belljar: Belljar, openssh: str) -> None:

@@ -128,7 +128,7 @@ def add(parser: argparse.ArgumentParser, rows: str) -> None:
     """Options and parameters from a table, one a line; a line that begins with | goes on with the one above.
 
     -n --dry-run | text         a switch             TIME, SIZE, MOMENT and N are read as such
-    --grace TIME | text         an option with a value; `*` behind it: repeatable; `=WORD`: its default; `!`: required
+    --grace TIME | text         an option with a value; `*` behind it: repeatable; `?`: empty without one; `=WORD`: its default; `!`: required
     FILE :path | text           a parameter that is a path
     IMAGE * @images | text      a parameter, any number of them (`+`: at least one, `?`: at most one), as args.images
     / --qemu @which | text      only one of those with a slash may be given; args.which is the switch's name
@@ -146,6 +146,7 @@ def add(parser: argparse.ArgumentParser, rows: str) -> None:
                 names.append(word)
             elif word in ("*", "+", "?"):
                 facts.update({"action": "append", "default": []} if names and word == "*" else {"nargs": word})
+                facts.update({"const": ""} if names and word == "?" else {})
             elif word[0] in "@=":
                 facts["dest" if word[0] == "@" else "default"] = word[1:]
             elif word == ":path":

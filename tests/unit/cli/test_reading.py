@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from belljar.cli import parser_of
 from belljar.cli.machine import ending
 from belljar.cli.machine.logs import for_terminal, story
 from belljar.errors import AmbiguousMachine, BelljarError, NoSuchMachine
@@ -281,3 +282,11 @@ def test_ids_alone(house: Any, call: Call, capsys: pytest.CaptureFixture[str]) -
     house.machine("bbb")
     assert call("ps", "-aq") == 0
     assert sorted(capsys.readouterr().out.split()) == ["aaa", "bbb"]
+
+
+def test_an_option_whose_value_may_be_left_out_is_given_all_the_same() -> None:
+    given = [
+        parser_of("logs").parse_args(words).joboutputs
+        for words in (["x"], ["x", "--joboutputs"], ["--joboutputs", "log", "x"])
+    ]
+    assert given == [None, "", "log"]
