@@ -11,7 +11,6 @@ import json
 import os
 import pwd
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -62,7 +61,7 @@ def on_a_fresh_node(command: str, users: list[str], args: Any) -> dict[str, Any]
         node = Path(name)
         node.chmod(0o755)
         (node / "store").mkdir(mode=0o755)
-        shutil.copytree(args.store / "images", node / "store/images", copy_function=copy)
+        subprocess.run(["cp", "-a", "--reflink=auto", args.store / "images", node / "store"], check=True)
         report = node / "report"
         root = {"PATH": os.environ["PATH"], "HOME": str(node), "BELLJAR_PATHS_STORE": str(node / "store")}
         root |= {f"BELLJAR_PATHS_{one.upper()}": str(node / one) for one in ("run", "scratch", "logs")}
@@ -124,10 +123,6 @@ def run_one(
     if done.returncode:
         sys.exit(f"{command} run {' '.join(size)} by {user or 'root'}: exit {done.returncode}")
     return took, json.loads(report.read_text())
-
-
-def copy(source: str, target: str) -> None:
-    subprocess.run(["cp", "--archive", "--reflink=auto", "--sparse=always", source, target], check=True)
 
 
 if __name__ == "__main__":
