@@ -235,7 +235,7 @@ def templates(house: House) -> Finding:
     """booted guests that jobs are cloned from"""
     there = house.hypervisor.templates()
     if not there:
-        return ok("none yet; the first job of an image and size makes one")
+        return ok("none yet; the first job of an image makes one")
     return ok(f"{len(there)} of {size(sum(one.size for one in there))} together")
 
 
