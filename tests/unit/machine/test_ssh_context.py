@@ -1,6 +1,7 @@
 """The ssh context as the planner prepares it: keys, card, ramdisk, and what is remembered of templates."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import pytest
 from tests.unit.machine.test_contexts import image, no_machine, request
 
 from belljar.errors import ContextImpossible
+from belljar.guest import SshKeys
 from belljar.guest.ssh_link import fresh_keys
 from belljar.host.guard.egress import Egress
 from belljar.hypervisor import Accelerator, Boot, DomainSpec
@@ -30,8 +32,8 @@ class Direct(FakeStore):
         return replace(super().boot_files(image, context), init="/sbin/init")
 
 
-def decided(folder: Path, found: Any) -> GuestContext:
-    house = SshHouse(lambda domain, keys, tell, is_draft: None, fresh_keys)  # type: ignore[arg-type,return-value]
+def decided(folder: Path, found: Any, keys: Callable[[str], SshKeys] = fresh_keys) -> GuestContext:
+    house = SshHouse(lambda domain, keys, tell, is_draft: None, keys)  # type: ignore[arg-type,return-value]
     parts: Any = SimpleNamespace(images=Direct(), ssh=lambda: house)
     return asyncio.run(decide(request(Context.SSH), found, parts, no_machine))
 
@@ -57,6 +59,14 @@ def test_each_boot_has_keys_of_its_own(tmp_path: Path) -> None:
 
 def test_the_ways_digest_says_nothing_of_the_machines_own_keys(tmp_path: Path) -> None:
     assert decided(tmp_path, image()).digest == decided(tmp_path, image()).digest
+
+
+@pytest.mark.parametrize("has_cloud_init", [True, False])
+def test_keys_are_drawn_for_a_boot_and_not_for_a_clone(tmp_path: Path, has_cloud_init: bool) -> None:
+    drawn: list[str] = []
+    way = decided(tmp_path, image(cloud_init=has_cloud_init), lambda user: drawn.append(user) or fresh_keys(user))
+    assert way.digest and way.ssh is not None and drawn == []
+    assert way.ssh.keys is way.ssh.keys and drawn == ["root"]
 
 
 def test_a_template_of_another_agent_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ async def decide(request: Request, image: Image, parts: Parts, keep: Keep) -> Gu
 
         context, agent = make(parts, image, files, grows=grows), agent_digest()
         if not context.injects:
-            return GuestContext(chosen, files, image, context.seed(), layer=agent, ssh=context)
+            return GuestContext(chosen, files, image, context.any_seed(), layer=agent, ssh=context)
         # The ramdisk is the machine's own: belljar's, with the keys behind it.
         return GuestContext(
             chosen, replace(files, append=f"{files.append} {SSH_WORD}"), image, layer=f"{SSH_WORD} {agent}", ssh=context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 from belljar.context import Seed, ssh_seed
@@ -28,16 +29,27 @@ USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 
 @dataclass(frozen=True)
 class SshContext:
-    """The keys of one boot. A clone has no use for any: its agent is there."""
+    """The way into one guest that boots. A clone has no use for it: its agent is there."""
 
-    keys: SshKeys
+    user: str
     grows: bool
     injects: bool  # belljar's ramdisk puts the keys in; else the image's cloud-init
     make_guest: MakeSshGuest
+    fresh_keys: Callable[[str], SshKeys]
+
+    @cached_property
+    def keys(self) -> SshKeys:
+        """Of one boot. Drawn when they are first asked for, as that takes longer than all else of a clone. Raises SshMissing."""
+        return self.fresh_keys(self.user)
+
+    def any_seed(self) -> Seed:
+        """Stands for all seeds of such guests: keys are no part of a seed's digest."""
+        return ssh_seed(self.user, "", "", "", grows=self.grows)
 
     def seed(self) -> Seed:
+        """Raises SshMissing."""
         keys = self.keys
-        return ssh_seed(keys.user, keys.public, keys.host_private, keys.host_public, grows=self.grows)
+        return ssh_seed(self.user, keys.public, keys.host_private, keys.host_public, grows=self.grows)
 
     def write_ramdisk(self, path: Path, base: Path) -> None:
         """The image's ramdisk with the keys behind it."""
@@ -72,8 +84,8 @@ def card_of_clone(nic: Nic, link: Link) -> Nic:
 
 
 def make(parts: Parts, image: Image, files: BootFiles, *, grows: bool) -> SshContext:
-    """Fresh keys for a machine. Where cloud-init would not take them, belljar's ramdisk puts them in. Raises ContextImpossible,
-    SshMissing."""
+    """For a machine of this image. Where cloud-init would not take the keys, belljar's ramdisk puts them in. Raises
+    ContextImpossible."""
     user = str(image.facts.get("ssh_user") or "root")
     if parts.ssh is None or not USER.fullmatch(user):
         raise ContextImpossible(f"image {image.called}: ssh as {user!r} is not possible")
@@ -84,4 +96,4 @@ def make(parts: Parts, image: Image, files: BootFiles, *, grows: bool) -> SshCon
             " and it is not started by belljar's own ramdisk"
         )
     house = parts.ssh()
-    return SshContext(house.fresh_keys(user), grows, injects, house.make_guest)
+    return SshContext(user, grows, injects, house.make_guest, house.fresh_keys)
