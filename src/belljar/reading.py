@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import types
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from belljar.records import MISSING, dataclass, fields
+from belljar.records import MISSING, Field, dataclass, fields
 
+NONE = (MISSING, dataclasses.MISSING)
 NAMED = {str: "text", int: "a whole number", bool: "true or false"}
 
 
@@ -54,9 +56,12 @@ def _value(kind: Any, value: Any, key: str, rules: Rules) -> Any:
 
 def _has_all(kind: Any, value: Any) -> bool:
     """Is all there that such a record must have?"""
-    return isinstance(value, dict) and all(
-        one.name in value for one in fields(kind) if one.default is MISSING and one.default_factory is MISSING
-    )
+    return isinstance(value, dict) and all(one.name in value for one in fields(kind) if _is_needed(one))
+
+
+def _is_needed(one: Field[Any]) -> bool:
+    """Of the standard library's dataclasses, too."""
+    return one.default in NONE and one.default_factory in NONE
 
 
 def _record(kind: Any, value: Any, key: str, rules: Rules) -> Any:
@@ -67,7 +72,7 @@ def _record(kind: Any, value: Any, key: str, rules: Rules) -> Any:
         place = f"{key}.{name}" if key else name
         if name in left:
             found[one.name] = _value(hints[one.name], left.pop(name), place, rules)
-        elif one.default is MISSING and one.default_factory is MISSING:
+        elif _is_needed(one):
             raise ValueError(f"{place}: is missing")
         least, number = rules.least.get(one.name), found.get(one.name)
         if least is not None and number is not None:
