@@ -17,14 +17,7 @@ from belljar.errors import BadSetting, DomainDied, DriverLacks, ImageCorrupt, Li
 from belljar.host.files import remove_tree
 from belljar.host.processes import all_pids, command_line, kill_and_wait, owner
 from belljar.host.threads import in_thread
-from belljar.hypervisor import (
-    NO_TRACES,
-    DomainSpec,
-    LibvirtSettings,
-    Settings,
-    Template,
-    Traces,
-)
+from belljar.hypervisor import NO_TRACES, DomainSpec, LibvirtSettings, Settings, Template, Traces
 from belljar.hypervisor.libvirt.daemon import Daemon, identity, resident
 from belljar.hypervisor.libvirt.domain import Carrier, LibvirtDomain, needs_carrier
 from belljar.hypervisor.libvirt.lines import Lines, default_log_folder, has_keeper, sweep
