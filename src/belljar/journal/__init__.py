@@ -1,8 +1,8 @@
-"""The door of the journal: what happened to a machine, one JSON line an event, written before the act it announces.
+"""The door of the journal: what happened to a machine, one JSON line an event, on disk before the act it announces.
 
 `Record` writes, `read` replays, `follow` waits for more. `Ledger` keeps one line for each machine that ended.
-Whoever dies after a line, by SIGKILL too, leaves it behind; nothing is forced onto the disk, for no machine outlives the host
-(docs/decisions/0019-own-time.md). A line that was not written whole is left out on reading.
+A line that was being written when the power failed is left out on reading: its act was never begun. A disk that turns read-only
+keeps what was forced onto it, and nothing else (docs/decisions/0019-own-time.md).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Record:
         self._size = os.lseek(self._descriptor, 0, os.SEEK_END)
 
     def write(self, event: str, **facts: Any) -> None:
-        """What must be known before the next act: everybody can read it when this returns. Raises NoSpace when the disk is full."""
+        """What must be known before the next act: on disk when it returns. Raises NoSpace when the disk is full."""
         line = json.dumps({"time": time.time(), "event": event, **to_json(facts)}, separators=(",", ":")) + "\n"
         with no_space_as_error(self._path):
             try:
@@ -50,6 +50,7 @@ class Record:
                     os.ftruncate(self._descriptor, self._size)
                 raise
             self._size += len(line)
+            os.fdatasync(self._descriptor)
 
     def state(self, state: State, **facts: Any) -> None:
         self.write("state", state=state, **facts)

@@ -28,6 +28,21 @@ def test_events_come_back_in_order_with_their_facts(tmp_path: Path) -> None:
     assert (second["event"], second["what"], second["path"]) == ("make", "overlay", "/x/y")
 
 
+def test_each_event_is_on_disk_when_the_call_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, synced = Record(tmp_path), []
+    sync = os.fdatasync
+
+    def spy(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(len(read(tmp_path)))
+
+    monkeypatch.setattr(os, "fdatasync", spy)
+    record.state(State.PREPARING)
+    record.state(State.STARTING)
+    record.close()
+    assert synced == [1, 2]
+
+
 def test_each_event_outlives_a_writer_that_is_killed(tmp_path: Path) -> None:
     if (child := os.fork()) == 0:
         record = Record(tmp_path)
