@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from belljar.image.build import mirrors
+from belljar.image.build import debian
 
 STATE = Path(os.environ.get("BELLJAR_TEST_STATE", f"/var/tmp/belljar-test-{os.getuid()}"))
 RECIPE = 1  # counts up when roots of the same suite and packages are made in another way
@@ -101,9 +101,9 @@ def _debootstrap(suite: str, packages: Sequence[str], folder: Path) -> None:
              "--dpkgopt=force-unsafe-io", '--aptopt=Acquire::Languages "none"', '--aptopt=Acquire::Retries "3"',
              '--aptopt=Acquire::Check-Valid-Until "false"',
              *(f"--dpkgopt=path-exclude={path}" for path in UNREAD), f"--customize-hook={NO_SERVICES}"]  # fmt: skip
-    lines = mirrors.sources(suite, "")[: 1 if suite in WITHOUT_UPDATES else None]
+    lines = debian.sources(suite, "")[: 1 if suite in WITHOUT_UPDATES else None]
     argv = ["setpriv", "--pdeathsig=KILL", "--", *apart, *words, suite, str(folder), *lines]
-    env = {**os.environ, **mirrors.proxies(), "DEBIAN_FRONTEND": "noninteractive"}
+    env = {**os.environ, **debian.proxies(), "DEBIAN_FRONTEND": "noninteractive"}
     done = subprocess.run(
         argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=LONGEST, check=False, cwd="/"
     )

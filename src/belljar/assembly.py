@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from belljar.guest import Guest, SshKeys
     from belljar.guest.conversation import Conversation
     from belljar.hypervisor import Domain, Hypervisor
-    from belljar.image.store.overlay import DiskOverlays
+    from belljar.image.store.qcow2 import DiskOverlays
     from belljar.image.store.store import Store
     from belljar.machine.cleaning.reaper import Reaper
     from belljar.machine.outside.registry import Machines
@@ -81,7 +81,7 @@ class House:
 
     @cached_property
     def overlays(self) -> DiskOverlays:
-        from belljar.image.store.overlay import DiskOverlays
+        from belljar.image.store.qcow2 import DiskOverlays
 
         return DiskOverlays(self.settings.image)
 

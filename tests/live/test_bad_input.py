@@ -165,8 +165,9 @@ def own_store(belljar: Belljar, tmp_path: Path) -> Path:
     (store / "images").mkdir(parents=True)
     (folder,) = (STORE / "images").glob("sha256-*")
     done = belljar(
-        "image", "import", str(folder / "disk.qcow2"), "--name", "mine", env={"BELLJAR_PATHS_STORE": str(store)}
-    )
+        "image", "import", str(folder / "disk.qcow2"), "--name", "mine",
+        env={"BELLJAR_PATHS_STORE": str(store), "BELLJAR_PATHS_SITE_STORE": str(STORE)},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     belljar.env["BELLJAR_PATHS_STORE"] = str(store)
     return store

@@ -20,7 +20,6 @@ from belljar.image import Image, Settings
 from belljar.image.boot import cpio
 from belljar.image.build import debian as build
 from belljar.image.build.debian import Recipe
-from belljar.image.intake.look import Files, Partition
 from belljar.image.store.store import Store
 
 MIB = 1 << 20
@@ -66,6 +65,7 @@ LONELY = bytes.fromhex("31c0 8ed8 baf803 be157c ac 84c0 7403 ee ebf8 f4 ebfd") +
 def belljar(tmp_path: Path) -> Iterator[Belljar]:
     """The command with a store of its own, gone afterwards: nobody else boots these disks."""
     command = Belljar(tmp_path, store=tmp_path / "store")
+    command.env["BELLJAR_PATHS_SITE_STORE"] = str(STORE)
     yield command
     command.close()
     shutil.rmtree(command.folder / "store", ignore_errors=True)
@@ -156,7 +156,7 @@ def bootable_disk(image: Image, folder: Path, orders: str) -> Path:
     execute("qemu-img", "convert", "-n", "-f", "qcow2", str(image.disk), "--target-image-opts", target)
     kernel = f"/boot/vmlinuz-{image.facts['release']}"
     boot = {
-        "vmlinuz": Files(disk, Partition(2, ROOT_AT)).read(kernel),
+        "vmlinuz": execute("debugfs", "-R", f"cat {kernel}", f"{disk}?offset={ROOT_AT}"),
         "initrd": image.initrd.read_bytes() + cpio.archive([cpio.file("init", RAMDISK_INIT, 0o755)]),
         "syslinux.cfg": LOADER.encode(),
     }
@@ -190,6 +190,7 @@ def make_boot_partition(disk: Path, files: list[Path]) -> None:
     execute("syslinux", "--install", "--offset", str(BOOT_AT), str(disk))
 
 
-def execute(*argv: str, cwd: Path | None = None) -> None:
+def execute(*argv: str, cwd: Path | None = None) -> bytes:
     done = subprocess.run(argv, capture_output=True, check=False, timeout=120, cwd=cwd)
     assert done.returncode == 0, f"{argv[0]}: {done.stderr.decode(errors='replace')}"
+    return done.stdout

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.live.conftest import STORE
+from tests.live.conftest import STORE, Belljar
 
 from belljar.agent import bundle
 from belljar.agent.wire import greeting
@@ -23,9 +23,7 @@ from belljar.host import commands
 from belljar.image import Image, Settings
 from belljar.image.build import debian as build
 from belljar.image.build.debian import Recipe
-from belljar.image.intake import sources
-from belljar.image.intake.sources import Order
-from belljar.image.store.overlay import DiskOverlays
+from belljar.image.store.qcow2 import DiskOverlays
 from belljar.image.store.store import Store
 
 SECONDS = 120.0
@@ -217,7 +215,9 @@ def test_an_agent_that_is_done_powers_the_guest_off(
         assert "done" in guest.words()
 
 
-def test_a_disk_with_partitions_from_elsewhere_boots_to_the_agent(store: Store, image: Image, tmp_path: Path) -> None:
+def test_a_disk_with_partitions_from_elsewhere_boots_to_the_agent(
+    store: Store, image: Image, belljar: Belljar, tmp_path: Path
+) -> None:
     disk = tmp_path / "disk.raw"
     with open(disk, "wb") as file:
         file.truncate(MIB + image.virtual_size)
@@ -229,7 +229,10 @@ def test_a_disk_with_partitions_from_elsewhere_boots_to_the_agent(store: Store, 
         file.write(bytes((0, 0, 0, 0, 0x83, 0, 0, 0)) + (2048).to_bytes(4, "little") + (1 << 24).to_bytes(4, "little"))
         file.seek(510)
         file.write(b"\x55\xaa")
-    mine = sources.bring(store, Order(str(disk), "mine"))
+    own = {"BELLJAR_PATHS_STORE": str(tmp_path / "store"), "BELLJAR_PATHS_SITE_STORE": str(STORE)}
+    done = belljar("image", "import", str(disk), "--name", "mine", env=own)
+    assert done.returncode == 0, done.stderr.decode()
+    mine = store.resolve("mine")
     disk.unlink()
     assert "belljar.root=/dev/vda2" in mine.append
     with booted(store, mine, tmp_path) as guest:

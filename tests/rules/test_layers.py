@@ -21,8 +21,7 @@ KEEPERS = ("jobs",)  # what a job is on this host: it works with the insides of 
 PROGRAMS = ("config", "assembly", "api", "cli", "__main__")  # these know every concrete class
 OPEN_ROOMS = ("host", "agent")  # shelves of small modules, each a door of its own
 HANDS_ON_THE_ENVIRONMENT = {
-    "belljar.image.build.debian": "to the program that builds",
-    "belljar.image.build.mirrors": "the proxies that all downloads of this host go through",
+    "belljar.image.build.debian": "to the program that builds, with the proxies that all downloads of this host go through",
 }
 FOREIGN = {
     "httpx": "image",

@@ -21,12 +21,15 @@ ON_THE_WAY = "Remove it or correct its owner and mode, or set `paths.*` to folde
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = PRIVATE_FILE, durable: bool = False) -> None:
-    """Put *data* at *path* in one step: the old content or the new one, never a part. Durable: on disk when it returns."""
+    """Put *data* at *path* in one step: the old content or the new one, never a part. *mode*: whatever the umask. Durable: on disk
+    when it returns."""
     with no_space_as_error(path):
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         try:
             try:
+                if mode & ~0o700:
+                    os.fchmod(descriptor, mode)
                 write_all(descriptor, data)
                 if durable:
                     os.fsync(descriptor)

@@ -84,7 +84,9 @@ class Image:
     created: float
     os: str = ""  # PRETTY_NAME, where known
     store: Path = Path()  # the folder it lies in
-    facts: dict[str, Any] = field(default_factory=dict)  # see `FACTS`
+    facts: dict[str, Any] = field(
+        default_factory=dict
+    )  # what the import found out: docs/reference/files.md; one that is missing is not known
     wrong: tuple[str, ...] = ()  # what `verify` found; it is not started until that is mended
 
     @property
@@ -96,36 +98,6 @@ class Image:
     def is_disc(self) -> bool:
         """Is it a CD-ROM that the firmware boots, instead of a hard disk?"""
         return self.facts.get("boots_by") == "disc"
-
-
-# What an import finds out about a disk, and what its importer said of it. A fact that is missing is not known: of a file
-# system belljar does not read, or of an image an older belljar has stored.
-FACTS = {
-    "boots_by": "kernel (belljar starts one from the image directly), firmware, or disc (the image is a CD-ROM)",
-    "agent_in_initrd": "the ramdisk is belljar's own and brings the agent along; without, the image has to start one itself",
-    "release": "the kernel's version",
-    "kernel_form": "elf or bzimage",
-    "mounts": "kinds of shared folders its kernel can mount: 9p, virtiofs",
-    "python": "version of its python3, as in 3.11, or 3 where only that is known; empty: it has none",
-    "agent": "the image starts belljar's agent itself",
-    "init": "the path of the image's own init; empty: it has none",
-    "init_system": "systemd, other, or empty",
-    "cloud_init": "cloud-init is installed",
-    "sshd": "the path of an ssh server (OpenSSH or Dropbear); empty: it has none",
-    "firmware": "kinds of firmware the disk has a boot loader for: bios, uefi",
-    "use_firmware": "the kind its importer asked for; else bios goes before uefi",
-    "root": "the root file system's device in the guest, as /dev/vda1",
-    "fstype": "the root file system's type",
-    "context": "how its importer wants guests to be contextualized",
-    "ssh_user": "whom `--context ssh` logs in as, where that is not root",
-    "packages": "how many Debian packages are installed",
-    "suite": "of a build: Debian's release",
-    "added": "of a build: packages that were asked for",
-    "source_sha256": "of an import: digest of the file as it came",
-    "published": "of an image from a source: its name there and the version of that name",
-    "signer": "of an image from a source, or that had to be signed: who signed it",
-    "made_from": "of an image from a source: where its publisher had it from",
-}
 
 
 @dataclass(frozen=True)
@@ -154,7 +126,7 @@ def nobody(digest: str) -> list[str]:
 
 
 class ImageStore(Protocol):
-    """Images by name or digest."""
+    """Images by name or digest, as the keeper of machines needs them."""
 
     def resolve(self, reference: str) -> Image:
         """The image of this name, digest or unique digest prefix (8 digits or more), checked cheaply against what was
@@ -163,9 +135,6 @@ class ImageStore(Protocol):
     def ensure(self, reference: str) -> None:
         """Have the image of this name or digest here, from a source that offers it, or built where it is the default. What is
         here already costs no look at any source; what nobody offers is for `resolve` to refuse."""
-
-    def ensure_default(self) -> Image:
-        """The default image, built now (single flight, progress on stderr) when it is missing and is `debian12`."""
 
     def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:
         """What to boot it with, for a context that `Image.facts` allow. An image that is booted directly has one ramdisk for
@@ -183,15 +152,6 @@ class ImageStore(Protocol):
     def work_folder(self, name: str) -> Path:
         """A folder beside the images, made when it is missing."""
 
-    def images(self) -> list[Image]: ...
-    def verify(self, image: Image) -> list[str]:
-        """What is wrong with its files, by their full digests; empty: nothing. It is marked with that, where the store may
-        be written to: `resolve` refuses it then."""
-
-    def remove(self, image: Image, *, force: bool = False) -> None: ...
-    def tag(self, image: Image, name: str) -> Image: ...
-    def gc(self, *, dry_run: bool = False) -> Iterator[Path]: ...
-
 
 class Overlays(Protocol):
     """Writable disks on top of images."""
@@ -204,21 +164,15 @@ class Overlays(Protocol):
         Raises ImpossibleSize when smaller than the image, NoSpace when the host has no room for it."""
 
     def check_room(self, folder: Path) -> None:
-        """Raise NoSpace when the host has no room there for one more machine's disk."""
+        """Raise NoSpace where less than `image.reserve` is free for one more machine's disk."""
 
-    def discard(self, path: Path) -> None: ...
-
-
-def load(private: Path, site: Path | None, settings: Settings, users: Users = nobody) -> ImageStore:
-    """The store in the folder *private*, before the one in *site*. *users* says who still needs an image."""
-    from belljar.image.store.store import Store
-
-    return Store(private, site, settings, users)
+    def discard(self, path: Path) -> None:
+        """Remove it. Missing is success."""
 
 
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each value that could not be used, though its type is right."""
-    from belljar.image.values import mistakes
+    from belljar.image.site.master import mistakes
 
     return mistakes(settings)
 

@@ -8,10 +8,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.errors import BelljarError, ImageInUse, ImageUnknown, ImpossibleSize
+from belljar.errors import BelljarError, ImageUnknown, ImpossibleSize
 from belljar.image import HOLD_TIMEOUT, BootFiles, Image
 from belljar.model import GIB, Context, MachineId
-from belljar.records import dataclass, field, replace
+from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
     from belljar.host.interpreter import Interpreter
@@ -33,9 +33,6 @@ class FakeStore:
 
     known: dict[str, Image] = field(default_factory=lambda: {"debian12": fake_image("debian12")})
     failures: dict[str, BelljarError] = field(default_factory=dict)
-    wrong: dict[str, list[str]] = field(default_factory=dict)  # digest -> what `verify` says
-    held: list[tuple[str, MachineId]] = field(default_factory=list)
-    default: str = "debian12"
 
     def resolve(self, reference: str) -> Image:
         if failure := self.failures.get(reference):
@@ -46,15 +43,10 @@ class FakeStore:
         raise ImageUnknown(f"no image is called {reference!r}")
 
     def ensure(self, reference: str) -> None:
-        if reference == self.default:
-            self.ensure_default()
+        """Nothing is ever missing that can be had."""
 
     def settle(self, reference: str, *, own: bool) -> None:
         """There is one store only."""
-
-    def ensure_default(self) -> Image:
-        self.known.setdefault(self.default, fake_image(self.default))
-        return self.resolve(self.default)
 
     def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:
         return BootFiles(image.kernel, image.initrd, image.append, image.boot_digest)
@@ -69,33 +61,7 @@ class FakeStore:
     def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> Iterator[None]:
         if all(image.digest != one.digest for one in self.known.values()):
             raise ImageUnknown(f"image {image.names[0]} was removed before machine {id} could use it")
-        self.held.append((image.digest, id))
-        try:
-            yield
-        finally:
-            self.held.remove((image.digest, id))
-
-    def images(self) -> list[Image]:
-        return list({image.digest: image for image in self.known.values()}.values())
-
-    def verify(self, image: Image) -> list[str]:
-        return self.wrong.get(image.digest, [])
-
-    def remove(self, image: Image, *, force: bool = False) -> None:
-        if any(digest == image.digest for digest, _ in self.held):
-            raise ImageInUse(f"image {image.names[0]} is used by a machine")
-        self.known = {name: one for name, one in self.known.items() if one.digest != image.digest}
-
-    def tag(self, image: Image, name: str) -> Image:
-        tagged = replace(image, names=(*image.names, name))
-        for other in list(self.known):
-            if self.known[other].digest == image.digest:
-                self.known[other] = tagged
-        self.known[name] = tagged
-        return tagged
-
-    def gc(self, *, dry_run: bool = False) -> Iterator[Path]:
-        return iter(())
+        yield
 
 
 @dataclass

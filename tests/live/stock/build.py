@@ -26,7 +26,7 @@ from pathlib import Path
 from tests.live.conftest import STORE
 
 from belljar.host.locks import locked
-from belljar.image.build import mirrors
+from belljar.image.build import debian
 
 CACHE = STORE.parent / f"{STORE.name}-stock"
 MIB = 1 << 20
@@ -127,7 +127,7 @@ def make(recipe: Recipe, folder: Path) -> Path:
 
 def install(recipe: Recipe, tar: Path) -> None:
     """mmdebstrap, with the packages' own scripts: they make the initial ramdisk, enable services, write their settings."""
-    env = {**os.environ, **mirrors.proxies(), "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+    env = {**os.environ, **debian.proxies(), "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
     env["TMPDIR"] = str(tar.parent)
     argv = [
         "mmdebstrap", "--mode=root", "--variant=important" if not recipe.bare else "--variant=minbase",
@@ -142,7 +142,7 @@ def install(recipe: Recipe, tar: Path) -> None:
 
 def sources(suite: str) -> list[str]:
     """Debian 11 as its last point release: mirrors keep it whole, and drop packages of its security archive one by one."""
-    lines = mirrors.sources(suite, "")
+    lines = debian.sources(suite, "")
     return lines[:1] if suite == "bullseye" else lines
 
 

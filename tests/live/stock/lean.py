@@ -17,7 +17,7 @@ from tests.live.conftest import STORE, Belljar
 from tests.live.stock.build import CACHE, execute, sources
 
 from belljar.host.locks import locked
-from belljar.image.build import mirrors
+from belljar.image.build import debian
 
 SUITE = "bookworm"
 PACKAGES = ("linux-image-amd64", "linux-image-cloud-amd64", "busybox-static", "openssh-server", "dropbear-bin", "musl")
@@ -83,7 +83,7 @@ def build(kind: str) -> Path:
 
 def _make(folder: Path, digest: str) -> None:
     """All of them: what is downloaded for one is enough for the others."""
-    env = {**os.environ, **mirrors.proxies(), "LC_ALL": "C.UTF-8", "TMPDIR": str(folder)}
+    env = {**os.environ, **debian.proxies(), "LC_ALL": "C.UTF-8", "TMPDIR": str(folder)}
     execute("mmdebstrap", "--mode=root", "--variant=extract", "--architectures=amd64", f"--include={','.join(PACKAGES)}",
             '--aptopt=APT::Install-Recommends "false"', "--dpkgopt=path-exclude=/usr/share/*", SUITE,
             str(folder / "root.tar"), *sources(SUITE)[:1], env=env)  # fmt: skip

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import json
 import lzma
 import os
 import struct
+import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from belljar.host import commands
+from belljar.image.store.store import Store
 from belljar.model import MIB
 
 
@@ -97,3 +104,36 @@ def gpt(path: Path, **starts: int) -> None:
         for name, start in starts.items():
             file.seek(1024 + 128 * (int(name[1:]) - 1))
             file.write(b"\x0f" * 32 + struct.pack("<QQ", start, start + 8191))
+
+
+def surveyor(root: Path, **place: Any) -> Callable[[Path, int, Path], None]:
+    """Writes the archive a machine would send of the system in *root*, with what it says of its place; without: a build's."""
+
+    def write(disk: Path, size: int, target: Path) -> None:
+        with tarfile.open(target, "w") as tar:
+            if place:
+                said = json.dumps(place).encode()
+                head = tarfile.TarInfo("survey.json")
+                head.size = len(said)
+                tar.addfile(head, io.BytesIO(said))
+            tar.add(root, ".")
+
+    return write
+
+
+class Looking:
+    """A workshop whose machines find what lies in *root* on every disk."""
+
+    def __init__(self, root: Path, target: Path) -> None:
+        self._root, self._target = root, target
+
+    async def survey(self, disk: Any, modules: Any, sink: Any) -> None:
+        surveyor(self._root, number=0, fstype="ext4")(disk.disk, disk.virtual_size, self._target)
+        await sink.write(self._target.read_bytes())
+
+
+def house(store: Store, root: Path | None = None) -> Any:
+    """What verbs for images use of a house; with a *root*, machines of the image `base` look into disks."""
+    settings = SimpleNamespace(image=replace(store.settings, default="base"))
+    workshop = Looking(root, store.folder.parent / "told.tar") if root else None
+    return SimpleNamespace(images=store, settings=settings, workshop=lambda: workshop)

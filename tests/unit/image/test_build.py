@@ -14,7 +14,6 @@ from belljar.errors import BadOption, BuildFailed, CommandMissing, ImpossibleSiz
 from belljar.host import commands
 from belljar.image import Image
 from belljar.image.build import debian as build
-from belljar.image.build import mirrors
 from belljar.image.build.debian import Recipe
 from belljar.image.store.store import Store
 
@@ -169,7 +168,7 @@ Debian|Debian-Security|http://mirror.example/debian-security/
 
 
 def test_packages_come_from_where_this_hosts_come_from() -> None:
-    assert mirrors.read_targets(TARGETS) == ("http://mirror.example/debian", "http://mirror.example/debian-security")
+    assert build.read_targets(TARGETS) == ("http://mirror.example/debian", "http://mirror.example/debian-security")
 
 
 @pytest.mark.parametrize(
@@ -177,13 +176,13 @@ def test_packages_come_from_where_this_hosts_come_from() -> None:
     ["", "garbage\n", "Ubuntu|Ubuntu|http://ubuntu.example/ubuntu\n", "Debian|Debian|cdrom:[x]/\n", "Debian|Debian|\n"],
 )
 def test_a_host_that_is_no_debian_gets_debians_own_mirror(text: str) -> None:
-    assert mirrors.read_targets(text) == (mirrors.DEFAULT, mirrors.DEFAULT_SECURITY)
+    assert build.read_targets(text) == (build.DEFAULT, build.DEFAULT_SECURITY)
 
 
 def test_the_mirror_of_the_settings_goes_first() -> None:
-    assert mirrors.sources("trixie", "http://local/debian/") == [
+    assert build.sources("trixie", "http://local/debian/") == [
         "deb http://local/debian trixie main",
         "deb http://local/debian trixie-updates main",
         "deb http://local/debian-security trixie-security main",
     ]
-    assert mirrors.DEFAULT_SECURITY in mirrors.sources("bookworm", "http://local/archive")[-1]
+    assert build.DEFAULT_SECURITY in build.sources("bookworm", "http://local/archive")[-1]

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.image.image_parts import ext4, system
+from tests.unit.image.image_parts import ext4, house, surveyor, system
 from tests.unit.image.site import Site
 
 from belljar.cli.image import image as verb
 from belljar.cli.parser import Parser
-from belljar.errors import ImageCorrupt, ImageMismatch, NotPermitted
+from belljar.errors import ImageCorrupt, ImageMismatch, ImageUnknown, NotPermitted
 from belljar.image import Image, Settings, layer_name
 from belljar.image.intake.sources import Order, bring
 from belljar.image.site import sync
@@ -47,12 +47,12 @@ def damaged(store: Store, image: Image) -> Image:
     return image
 
 
-def typing(store: Store) -> Typed:
+def typing(store: Store, root: Path | None = None) -> Typed:
     def typed(*words: str) -> int:
         parser = Parser(prog="belljar image")
         parser.take(verb.VERBS["image"])
         args = parser.parse_args(words)
-        return int(args.carry_out(args, SimpleNamespace(images=store)))
+        return int(args.carry_out(args, house(store, root)))
 
     return typed
 
@@ -235,27 +235,32 @@ def test_a_repair_of_what_is_not_offered_any_more_says_so(site: Site) -> None:
     assert row.what == sync.UPDATED and node.verify(node.resolve("base")) == []
 
 
-def test_a_repair_imports_a_disk_again_as_it_was_imported(store: Store, tmp_path: Path) -> None:
-    disk = ext4(tmp_path / "disk", system(tmp_path / "root"))
+def test_a_repair_imports_a_disk_again_as_it_was_imported(store: Store, publish: Publish, tmp_path: Path) -> None:
+    disk, root = ext4(tmp_path / "disk"), system(tmp_path / "root")
     from belljar.model import Context
 
-    image = bring(store, Order(str(disk), "mine", context=Context.RAMDISK))
+    image = bring(store, Order(str(disk), "mine", context=Context.RAMDISK), surveyor(root, number=0))
     damaged(store, image)
-    assert typing(store)("repair", "mine") == 0
+    with pytest.raises(ImageUnknown, match="base"):  # nobody can look into it: it would not start as it did
+        typing(store, root)("repair", "mine")
+    assert store.find("mine").digest == image.digest and store.find("mine").wrong
+    publish("base")
+    assert typing(store, root)("repair", "mine") == 0
     again = store.resolve("mine")
     assert (again.digest, again.boot_digest) == (image.digest, image.boot_digest)
     assert again.facts["context"] == "ramdisk" and store.verify(again) == []
 
 
-def test_a_repair_takes_no_other_bytes(store: Store, tmp_path: Path) -> None:
-    disk = ext4(tmp_path / "disk", system(tmp_path / "root"))
-    image = bring(store, Order(str(disk), "mine"))
+def test_a_repair_takes_no_other_bytes(store: Store, publish: Publish, tmp_path: Path) -> None:
+    disk, root = ext4(tmp_path / "disk"), system(tmp_path / "root")
+    image = bring(store, Order(str(disk), "mine"), surveyor(root, number=0))
+    publish("base")
     damaged(store, image)
     with open(disk, "r+b") as file:
         file.seek(100)  # before the file system begins
         file.write(b"changed")
     with pytest.raises(ImageMismatch) as caught:
-        typing(store)("repair", "mine")
+        typing(store, root)("repair", "mine")
     assert "belljar image import" in caught.value.hint
     assert store.find("mine").digest == image.digest and store.find("mine").wrong
 

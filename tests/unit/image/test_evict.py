@@ -11,7 +11,7 @@ import pytest
 from tests.unit.image.site import Site
 
 from belljar.image import Image
-from belljar.image.store import evict
+from belljar.image.store import sweep
 from belljar.image.store.store import Store
 
 DAY = 86400.0
@@ -45,7 +45,7 @@ def names(store: Store) -> set[str]:
 
 
 def gone(store: Store, *, dry_run: bool = False, **facts: object) -> list[Path]:
-    return list(evict.evict(store, dry_run=dry_run, now=NOW, **facts))  # type: ignore[arg-type]
+    return list(sweep.evict(store, dry_run=dry_run, now=NOW, **facts))  # type: ignore[arg-type]
 
 
 def test_without_limits_nothing_goes(cache: Store) -> None:
@@ -59,22 +59,22 @@ def test_what_is_unused_for_days_goes_unless_it_is_ones_own(cache: Store) -> Non
 
 
 def test_over_the_limit_the_least_recently_used_goes_first(cache: Store) -> None:
-    each = evict.size(cache.find("one"))
+    each = sweep.size(cache.find("one"))
     limited(cache, cache_limit=3 * each + each // 2)
     oldest = cache.find("one").disk.parent
     assert gone(cache) == [oldest]
     assert names(cache) == {"two", "three", "mine"}
-    evict.make_room(cache, each)
+    sweep.make_room(cache, each)
     assert names(cache) == {"three", "mine"}
-    evict.make_room(cache, 100 * each)
+    sweep.make_room(cache, 100 * each)
     assert names(cache) == {"mine"}
 
 
 def test_a_machines_start_counts_as_use(cache: Store) -> None:
-    before = evict.last_used(cache.find("one"))
+    before = sweep.last_used(cache.find("one"))
     with cache.hold(cache.find("one"), "m1"):
         pass
-    assert evict.last_used(cache.find("one")) > before
+    assert sweep.last_used(cache.find("one")) > before
 
 
 def test_what_is_held_needed_or_named_stays(cache: Store) -> None:
@@ -97,7 +97,7 @@ def test_gc_obeys_the_limits(cache: Store) -> None:
 
 
 def test_room_is_made_before_an_image_comes(site: Site, cache: Store) -> None:
-    each = evict.size(cache.find("one"))
+    each = sweep.size(cache.find("one"))
     site.put("four", b"four")
     limited(cache, cache_limit=4 * each + each // 2)
     cache.ensure("four")

@@ -215,10 +215,10 @@ def test_a_redirect_from_https_to_http_needs_a_digest() -> None:
 
     with httpx.Client(transport=httpx.MockTransport(answer)) as client:
         with pytest.raises(DownloadFailed, match="from https to http") as caught:
-            with fetch._answer(client, "https://example/disk", {}, False):
+            with fetch._followed(client, "https://example/disk", {}, False, 5.0):
                 pass
         assert "--sha256" in caught.value.hint
-        with fetch._answer(client, "https://example/disk", {}, True) as response:
+        with fetch._followed(client, "https://example/disk", {}, True, 5.0) as response:
             assert response.read() == DATA
 
 

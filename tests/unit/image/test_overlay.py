@@ -12,7 +12,7 @@ from belljar.errors import ImpossibleSize, NoSpace
 from belljar.host import commands
 from belljar.image import Image, Settings
 from belljar.image.store import qcow2
-from belljar.image.store.overlay import LARGEST_DISK, DiskOverlays
+from belljar.image.store.qcow2 import LARGEST_DISK, DiskOverlays
 from belljar.model import GIB, MIB
 
 Publish = Callable[..., Image]

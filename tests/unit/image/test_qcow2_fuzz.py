@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from belljar.errors import BelljarError, ImageCorrupt, ImageMismatch, ImageTooLarge
 from belljar.host import commands
 from belljar.image.intake import sources
-from belljar.image.intake.sandbox import Limits, run
+from belljar.image.intake.sandbox import run
 from belljar.image.progress import Silent
 from belljar.image.store import qcow2
 from belljar.model import GIB, MIB
@@ -53,7 +53,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory) -> Seeds:
 def opened(path: Path) -> dict[str, object]:
     """What QEMU makes of it, in the sandbox; an empty one when it refuses."""
     try:
-        printed = run(["qemu-img", "info", "-U", "--output=json", "-f", "qcow2", "{0}"], [path], Limits(20, MIB)).out
+        printed = run(["qemu-img", "info", "-U", "--output=json", "-f", "qcow2", "{0}"], [path], 20, MIB)
     except ImageCorrupt:
         return {}
     value = json.loads(printed)

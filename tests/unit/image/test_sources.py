@@ -229,7 +229,7 @@ def test_a_full_disk_is_called_full(store: Store, raw: Path, monkeypatch: pytest
 )
 def test_a_programs_last_words_are_understood(complaint: str, error: type[Exception]) -> None:
     with pytest.raises(error):
-        sandbox.run(["sh", "-c", 'echo "$0" >&2; exit 1', complaint], [], sandbox.Limits(10, 1000))
+        sandbox.run(["sh", "-c", 'echo "$0" >&2; exit 1', complaint], [], 10, 1000)
 
 
 def test_an_image_comes_over_http_and_leaves_no_download(
@@ -348,8 +348,8 @@ def test_how_much_of_a_packed_file_was_read_is_told(tmp_path: Path, monkeypatch:
     """By its offset, whatever the program is."""
     monkeypatch.setattr(sandbox, "LOOK", 0.001)
     packed, told = tmp_path / "packed", Told()
-    packed.write_bytes(lzma.compress(os.urandom(24 << 20), preset=0))
-    sandbox.run(["xz", "-dc"], [], sandbox.Limits(60, 1 << 30), stdin=packed, stdout=tmp_path / "out", progress=told)
+    packed.write_bytes(gzip.compress(os.urandom(8 << 20), 0) * 4)
+    sandbox.run(["gzip", "-dc"], [], 60, 1 << 30, stdin=packed, stdout=tmp_path / "out", progress=told)
     done, totals = [done for done, _ in told.amounts], {total for _, total in told.amounts}
     assert totals == {packed.stat().st_size} and done == sorted(done) and 0 < done[-1] <= packed.stat().st_size
     assert len(set(done)) > 2
@@ -357,4 +357,4 @@ def test_how_much_of_a_packed_file_was_read_is_told(tmp_path: Path, monkeypatch:
 
 def test_a_program_that_takes_too_long_ends_though_somebody_watches(tmp_path: Path) -> None:
     with pytest.raises(ImageCorrupt, match="not finished after 0 s"):
-        sandbox.run(["sleep", "100"], [], sandbox.Limits(0, 1 << 20), progress=Told())
+        sandbox.run(["sleep", "100"], [], 0, 1 << 20, progress=Told())

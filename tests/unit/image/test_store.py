@@ -221,8 +221,9 @@ def test_an_image_removed_between_resolve_and_hold_is_unknown(store: Store, publ
 DYING = """\
 import os, signal, sys
 from pathlib import Path
-from belljar.image import Settings, load
-store = load(Path(sys.argv[1]), None, Settings())
+from belljar.image import Settings
+from belljar.image.store.store import Store
+store = Store(Path(sys.argv[1]), None, Settings())
 with store.hold(store.resolve("base"), "m1"):
     print("held", flush=True)
     sys.stdin.read()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.image.image_parts import system
+from tests.unit.image.image_parts import surveyor, system
 
 from belljar.errors import ImageCorrupt, ImageUnfit, WorkshopFailed
 from belljar.image import Image
@@ -16,26 +19,10 @@ from belljar.image.intake import intake, survey
 from belljar.image.intake.survey import Survey
 from belljar.image.progress import Silent
 from belljar.image.store.store import Store
+from belljar.machine.workshop.workshop import SCRIPT
 from belljar.model import MIB
 
 RELEASE = "6.1.0-9-amd64"
-FOLDERS = ("boot", "usr/lib/modules", "usr/bin", f"usr/lib/modules/{RELEASE}")
-
-
-def told(root: Path, target: Path, **changes: Any) -> None:
-    """The archive the machine would send of the system in *root*."""
-    names = {f"/{folder}": [path.name for path in (root / folder).iterdir()] for folder in FOLDERS}
-    words: dict[str, Any] = {
-        "number": 2, "fstype": "xfs", "subvolume": "", "names": names, "links": {"/usr/bin/python3": "python3.11"},
-        **changes,
-    }  # fmt: skip
-    said = target.with_name("survey.json")
-    said.write_text(json.dumps(words))
-    with tarfile.open(target, "w") as tar:
-        tar.add(said, "survey.json")
-        for path in root.rglob("*"):
-            if path.is_file():
-                tar.add(path, str(path.relative_to(root)))
 
 
 def take(store: Store, surveyor: intake.Surveyor, firmware: str = "auto") -> Image:
@@ -58,7 +45,7 @@ def module(root: Path) -> Path:
 
 def test_a_root_of_xfs_is_booted_directly(store: Store, tmp_path: Path) -> None:
     root = module(tmp_path / "root")
-    image = take(store, lambda disk, size, target: told(root, target))
+    image = take(store, surveyor(root, number=2, fstype="xfs"))
     assert image.append.endswith(" belljar.root=/dev/vda2 belljar.fstype=xfs") and image.os == "Small Linux 1"
     assert (image.facts["boots_by"], image.facts["fstype"], image.facts["root"]) == ("kernel", "xfs", "/dev/vda2")
     assert image.initrd and b"modules/xfs.ko" in image.initrd.read_bytes()
@@ -67,7 +54,7 @@ def test_a_root_of_xfs_is_booted_directly(store: Store, tmp_path: Path) -> None:
 
 def test_a_root_in_a_subvolume_says_so(store: Store, tmp_path: Path) -> None:
     root = module(tmp_path / "root")
-    image = take(store, lambda disk, size, target: told(root, target, fstype="btrfs", subvolume="@", number=0))
+    image = take(store, surveyor(root, fstype="btrfs", subvolume="@", number=0))
     assert image.append.endswith(" belljar.root=/dev/vda belljar.fstype=btrfs belljar.mount=rw,noatime,subvol=@")
 
 
@@ -88,46 +75,78 @@ def test_a_disk_that_may_not_boot_by_firmware_is_then_refused(store: Store) -> N
     assert store.images() == [] and list((store.folder / "drafts").iterdir()) == []
 
 
+THINNED = """\
+import json, os, runpy, sys
+script = runpy.run_path(sys.argv[1])
+wanted = json.loads(sys.argv[3])
+os.chroot(sys.argv[2])
+os.chdir("/")
+script["write_thinned"](b'{"number": 0, "fstype": "ext4"}', wanted, {*wanted["modules"], "ext4"})
+"""
+
+
+def test_what_a_machine_is_asked_for_is_all_that_a_whole_root_would_tell(tmp_path: Path) -> None:
+    """The guest's own script, on a root that this host has; /sbin leads to /usr/sbin, as usual by now."""
+    root = system(tmp_path / "root")
+    for folder, name in (("usr/sbin", "sshd"), ("usr/bin", "cloud-init"), ("usr/lib/systemd", "systemd")):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        (root / folder / name).write_text("")
+    (root / "usr/sbin/init").symlink_to("../lib/systemd/systemd")
+    (root / "sbin").symlink_to("usr/sbin")
+    (root / "usr/share").mkdir()
+    (root / "usr/share/large").write_bytes(bytes(MIB))
+    surveyor(root)(tmp_path, 0, tmp_path / "whole")
+    argv = [sys.executable, "-c", THINNED, str(SCRIPT), str(root), json.dumps(survey.WANTED)]
+    rights = [] if os.geteuid() == 0 else ["unshare", "--user", "--map-root-user"]
+    with open(tmp_path / "thin", "wb") as file:
+        subprocess.run([*rights, *argv], stdout=file, check=True)
+    thin, whole = Survey(tmp_path / "thin", MIB), Survey(tmp_path / "whole", MIB)
+    assert survey.describe(thin) == survey.describe(whole) and survey.describe(thin)[1]["sshd"] == "/usr/sbin/sshd"
+    boot = intake._newest(thin, Silent())
+    assert boot == intake._newest(whole, Silent()) and boot.kernel and boot.facts["init_system"] == "systemd"
+    assert (tmp_path / "thin").stat().st_size < MIB
+
+
 LIES: dict[str, dict[str, Any]] = {
     "a partition with words behind it": {"number": "1 init=/bin/evil"},
     "a partition below nothing": {"number": -1},
     "a file system with words behind it": {"fstype": "xfs init=/bin/evil"},
     "a subvolume with words behind it": {"subvolume": "@ init=/bin/evil"},
     "a subvolume with options behind it": {"subvolume": "@,suid"},
-    "names that are none": {"names": 7},
-    "links that are none": {"links": [1]},
+    "a number that is none": {"number": [1]},
 }
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_lie_is_no_answer(tmp_path: Path, lie: str) -> None:
-    told(module(tmp_path / "root"), tmp_path / "tar", **LIES[lie])
+    place = {"number": 2, "fstype": "xfs", "subvolume": "", **LIES[lie]}
+    surveyor(module(tmp_path / "root"), **place)(tmp_path, 0, tmp_path / "tar")
     with pytest.raises(ImageCorrupt, match="no usable answer"):
-        Survey(tmp_path / "tar")
+        Survey(tmp_path / "tar", MIB)
 
 
 @pytest.mark.parametrize("data", [b"", b"noise" * 1000, bytes(10240)])
 def test_noise_is_no_answer(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "tar").write_bytes(data)
     with pytest.raises(ImageCorrupt):
-        Survey(tmp_path / "tar")
+        Survey(tmp_path / "tar", MIB)
 
 
 def test_a_link_in_the_archive_leads_nowhere(tmp_path: Path) -> None:
-    told(module(tmp_path / "root"), tmp_path / "tar")
+    surveyor(module(tmp_path / "root"))(tmp_path, 0, tmp_path / "tar")
     with tarfile.open(tmp_path / "tar", "a") as tar:
         entry = tarfile.TarInfo("boot/vmlinuz-9.9")
         entry.type, entry.linkname = tarfile.SYMTYPE, "/etc/shadow"
         tar.addfile(entry)
     with pytest.raises(ImageCorrupt, match="not found"):
-        Survey(tmp_path / "tar").read("/boot/vmlinuz-9.9")
+        Survey(tmp_path / "tar", MIB).read("/boot/vmlinuz-9.9")
 
 
 def test_more_than_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told(module(tmp_path / "root"), tmp_path / "tar")
+    surveyor(module(tmp_path / "root"))(tmp_path, 0, tmp_path / "tar")
     monkeypatch.setattr(survey, "LARGEST_FILE", 10)
     with pytest.raises(ImageCorrupt, match="at most 10"):
-        Survey(tmp_path / "tar").read("/var/lib/dpkg/status")
+        Survey(tmp_path / "tar", MIB).read("/var/lib/dpkg/status")
     monkeypatch.setattr(survey, "MOST_MEMBERS", 2)
     with pytest.raises(ImageCorrupt, match="too many files"):
-        Survey(tmp_path / "tar")
+        Survey(tmp_path / "tar", MIB)

@@ -24,7 +24,7 @@ from belljar.errors import (
 )
 from belljar.image import Image
 from belljar.image.intake import intake
-from belljar.image.intake.amend import amend
+from belljar.image.intake.change import amend
 from belljar.image.progress import Silent
 from belljar.image.site import index, sync
 from belljar.image.site.master import Master

@@ -66,13 +66,16 @@ def insert(args: argparse.Namespace, house: House) -> int:
 
 
 def survey(house: House, disk: Path, size: int, target: Path) -> None:
-    """Have a machine look into a disk, and write what it saw to *target*."""
+    """Have a machine of the default image look into a disk, and write what it saw to *target*. Raises ImageUnknown where that
+    image is not here: none is built for it."""
+    from belljar.image.intake.survey import WANTED
     from belljar.machine.workshop.workshop import kept_disk
 
+    house.images.resolve(house.settings.image.default)
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         sink = ArchiveSink(descriptor, is_packed=False, largest=house.settings.image.max_size)
-        _run(house.workshop().survey(kept_disk(disk, size), sink))
+        _run(house.workshop().survey(kept_disk(disk, size), WANTED, sink))
         sink.finish()
     finally:
         os.close(descriptor)
@@ -179,7 +182,7 @@ def _inserted(house: House, image: Image, items: list[Item], name: str) -> Image
             argv = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(overlay), str(raw)]
             commands.run(argv, timeout=intake.CONVERT_TIMEOUT, bound=True)
             overlay.unlink()
-            return intake.take(store, folder, raw, _origin(image, name), progress)
+            return intake.take(store, folder, raw, _origin(image, name), progress, lambda *told: survey(house, *told))
 
 
 def _origin(image: Image, name: str) -> Any:

@@ -39,8 +39,8 @@ def import_(args: argparse.Namespace, house: House) -> int:
 
     context = Context(args.context)
     order = Order(
-        args.source, args.name, args.sha256.lower(), args.kernel, args.initrd, args.append, args.firmware, context,
-        args.signer, args.kind == "iso",
+        args.source, args.name, args.kernel, args.initrd, args.append, args.firmware, is_disc=args.kind == "iso",
+        sha256=args.sha256.lower(), context=context, signer=args.signer,
     )  # fmt: skip
     image = bring(house.images, order, lambda *told: image_disk.survey(house, *told), _judge(context, args.name))
     if words := told_of(image, args.firmware):
@@ -58,8 +58,8 @@ AGENT_BY = {
 
 
 NOT_LOOKED_INTO = (
-    "its file systems were not looked into: say how its guests get the agent (`belljar image set --context`), or install it"
-    " (`belljar image agent --help`)"
+    "its file systems were not looked into, which takes a machine of `image.default`: import it again when that image is here;"
+    " or say how its guests get the agent (`belljar image set --context`), or install it (`belljar image agent --help`)"
 )
 
 
@@ -130,7 +130,7 @@ def verify(args: argparse.Namespace, house: House) -> int:
 
 
 def repair(args: argparse.Namespace, house: House) -> int:
-    from belljar.image.intake.repair import repair as act
+    from belljar.image.intake.change import repair as act
 
     image, was_wrong = act(house.images, args.image, lambda *told: image_disk.survey(house, *told))
     print(f"{image.called} {image.digest} {'repaired' if was_wrong else 'as it was stored'}")
@@ -154,7 +154,7 @@ def tag(args: argparse.Namespace, house: House) -> int:
 
 
 def set_(args: argparse.Namespace, house: House) -> int:
-    from belljar.image.intake.amend import amend
+    from belljar.image.intake.change import amend
 
     if args.context is None and args.firmware is None and args.ssh_user is None:
         raise BadOption("nothing to change", hint="Give --context, --firmware or --ssh-user.")

@@ -23,6 +23,8 @@ BY_DEVICE = {
     "ahci": ("ahci", "sd_mod"),
     "pvpanic": ("pvpanic", "pvpanic-pci", "pvpanic-mmio"),
 }
+# All that a ramdisk can have, besides its root's file system and what these need.
+NAMES = sorted({name.replace("-", "_") for names in (ALWAYS, *BY_DEVICE.values()) for name in names})
 LARGEST_MODULE = 64 << 20
 MOST_MODULES, LARGEST_MODULES = 500, 256 << 20  # of one guest: a ramdisk has some twenty, of a few MiB
 # What mounting a shared folder takes, by the kind of share.

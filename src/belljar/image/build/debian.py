@@ -1,7 +1,8 @@
 """Build a Debian image with mmdebstrap: a small system, the generic kernel, python3, and the agent's start in its ramdisk.
 
 As root, or as an ordinary user in a user namespace. Nothing is mounted: mke2fs writes the file
-system into a plain file from a folder, in the same namespace. The rest is `intake`'s.
+system into a plain file from a folder, in the same namespace. The rest is `intake`'s. Packages come from the mirror of the settings, else from
+the one that apt on this host uses.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from belljar.errors import BadOption, BuildFailed, CommandMissing, ImageUnknown, ImpossibleSize, NoSpace
+from belljar.errors import BadOption, BuildFailed, CommandMissing, HostError, ImageUnknown, ImpossibleSize, NoSpace
 from belljar.host import commands
 from belljar.host.files import free_bytes, no_space_as_error
 from belljar.image import Image
-from belljar.image.build import mirrors
 from belljar.image.intake import intake
 from belljar.image.progress import Progress, shown
 from belljar.model import GIB, MIB
@@ -38,6 +38,7 @@ PACKAGES = ("linux-image-amd64", "python3", "ca-certificates", "busybox-static",
 PACKAGE = re.compile(r"[a-z0-9][a-z0-9.+-]*(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+|/[a-z0-9-]+)?")
 PROVIDED_BY = {"unshare": "util-linux", "sh": "dash"}
 LAST_LINES = 15
+PACKED = "root.tar"  # in the draft
 PATIENCE, GRACE = 3600.0, 20.0  # seconds for a whole build, for its end
 
 # What no guest reads. Licences stay.
@@ -65,7 +66,6 @@ FORMAT = """set -e
 trap 'rm -rf "$2"' EXIT
 mkdir -m 755 "$2"
 tar --extract --file="$1" --directory="$2" --numeric-owner --preserve-permissions --exclude='./dev/*' $XATTRS
-rm -f "$1"
 truncate --size="$4" "$3"
 mke2fs -q -F -t ext4 -O ^has_journal -E lazy_itable_init=1,nodiscard -m 0 -i 32768 -L belljar -d "$2" "$3"
 """
@@ -106,7 +106,8 @@ def build(store: Store, recipe: Recipe, *, only_if_missing: bool = False) -> Ima
                 recipe.called,
                 facts={"suite": recipe.suite, "added": list(recipe.packages)},
             )
-            image = intake.take(store, folder, raw, origin, progress)
+            packed = folder / PACKED  # all of the root, and not a stranger's: no machine has to look into it
+            image = intake.take(store, folder, raw, origin, progress, lambda _, __, told: packed.rename(told))
         progress.step(f"Image {recipe.called} is ready ({image.digest:.12})")
         return image
 
@@ -134,10 +135,10 @@ def _debootstrap(store: Store, recipe: Recipe, raw: Path, log: Path, progress: P
     for place in (store.folder, workshop):
         if (free := free_bytes(place)) < SPACE_NEEDED:
             raise NoSpace(f"{place}: {free // MIB} MiB free, a build needs {SPACE_NEEDED // MIB} MiB")
-    packed, unpacked = raw.with_name("root.tar"), raw.with_name("root")
+    packed, unpacked = raw.with_name(PACKED), raw.with_name("root")
     with open(log, "w", encoding="utf-8", errors="replace") as file, no_space_as_error(raw):
         packed.touch(0o600)
-        argv = command_line(recipe, packed, mirrors.sources(recipe.suite, store.settings.mirror))
+        argv = command_line(recipe, packed, sources(recipe.suite, store.settings.mirror))
         _run(argv, file, progress, workshop)
         progress.step("Making its file system")
         words = ["sh", "-c", FORMAT, "format", str(packed), str(unpacked), str(raw), str(recipe.disk_size)]
@@ -244,7 +245,7 @@ def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:
 
 def _environment(workshop: Path) -> dict[str, str]:
     # INITRD=No: the image needs no initial ramdisk of Debian's; it takes long to make and is never used.
-    env = {**os.environ, **mirrors.proxies(), "INITRD": "No", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+    env = {**os.environ, **proxies(), "INITRD": "No", "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
     env["TMPDIR"] = str(workshop)
     env["PATH"] = f"{env.get('PATH', '')}:{commands.SEARCH_PATH}"
     # A file's capabilities mean something else inside of a user namespace.
@@ -274,3 +275,56 @@ def _explained(lines: str) -> str | None:
     if "Temporary failure" in lines or "Could not connect" in lines or "Failed to fetch" in lines:
         return "Check the network, or set `image.mirror`."
     return None
+
+
+APT_TIMEOUT = 30.0
+DEFAULT = "http://deb.debian.org/debian"
+DEFAULT_SECURITY = "http://deb.debian.org/debian-security"
+APT_TARGETS = "$(ORIGIN)|$(LABEL)|$(REPO_URI)"
+PROXY = re.compile(r'^Acquire::(https?)::Proxy "([^"]+)";$', re.MULTILINE)
+
+
+def sources(suite: str, mirror: str) -> list[str]:
+    """The lines of sources.list."""
+    main, security = _mirrors(mirror)
+    lines = [f"deb {main} {suite} main"]
+    if suite != "bullseye":  # its point updates moved into the suite itself when its support ended
+        lines.append(f"deb {main} {suite}-updates main")
+    return [*lines, f"deb {security} {suite}-security main"]
+
+
+def proxies() -> dict[str, str]:
+    """The proxies apt on this host is told to use, as the variables that mmdebstrap's apt obeys; the environment's own
+    come first."""
+    with suppress(HostError):
+        text = commands.run(["apt-config", "dump"], timeout=APT_TIMEOUT).out.decode("utf-8", "replace")
+        found = {f"{scheme}_proxy": url for scheme, url in PROXY.findall(text) if url != "DIRECT"}
+        return {name: url for name, url in found.items() if name not in os.environ}
+    return {}
+
+
+def _mirrors(mirror: str) -> tuple[str, str]:
+    """(main, security). A mirror of the settings is believed to have its security archive beside it when it says debian."""
+    if mirror:
+        main = mirror.rstrip("/")
+        return main, f"{main}-security" if main.endswith("/debian") else DEFAULT_SECURITY
+    return read_targets(_targets())
+
+
+def _targets() -> str:
+    try:
+        argv = ["apt-get", "indextargets", "--format", APT_TARGETS, "Created-By: Packages"]
+        return commands.run(argv, timeout=APT_TIMEOUT).out.decode("utf-8", "replace")
+    except HostError:  # no Debian
+        return ""
+
+
+def read_targets(text: str) -> tuple[str, str]:
+    """(main, security) from the lines of `apt-get indextargets`; Debian's own where there are none."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        origin, _, rest = line.partition("|")
+        label, _, address = rest.partition("|")
+        if origin == "Debian" and address.startswith(("http://", "https://")):
+            found.setdefault(label, address.rstrip("/"))
+    return found.get("Debian", DEFAULT), found.get("Debian-Security", DEFAULT_SECURITY)

@@ -16,38 +16,28 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import SignatureRefused
-from belljar.image.site import authorities, signing
+from belljar.image.site import signing
 from belljar.image.site.trust import Rule
-from belljar.records import dataclass
 
 BLOCK = 32 << 10
 CHUNK = 1 << 20
 PEM = re.compile(r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
 
 
-@dataclass(frozen=True)
-class Signed:
-    """What a signature block says."""
-
-    signature: bytes
-    chain: tuple[str, ...]  # PEM, the signer's first
-
-
 def verify(path: Path, rule: Rule, now: datetime) -> str:
     """The distinguished name of who signed the image in *path*, one whom *rule* (an x509 line) names. Nothing of the file but
     its last 32 KiB is interpreted. Raises SignatureRefused."""
-    signed = read_block(path)
-    signer = authorities.check_chain(signed.chain, rule.folder, now)
-    if not re.fullmatch(rule.dn, signer.dn):
-        raise SignatureRefused(
-            f"{path.name}: signed by {signer.dn}, who is not the one asked for", hint="Correct --signer."
-        )
-    signing.verify_key(signer.certificate.public_key(), signed.signature, _digest(path), digested=True)
-    return signer.dn
+    signature, chain = read_block(path)
+    key, dn = signing.check_chain(chain, rule.folder, now)
+    if not re.fullmatch(rule.dn, dn):
+        raise SignatureRefused(f"{path.name}: signed by {dn}, who is not the one asked for", hint="Correct --signer.")
+    signing.verify_key(key, signature, _digest(path), digested=True)
+    return dn
 
 
-def read_block(path: Path) -> Signed:
-    """The signature block. Raises SignatureRefused when there is none."""
+def read_block(path: Path) -> tuple[str, tuple[str, ...]]:
+    """What the signature block says: the signature (base64) and the chain of certificates (PEM, the signer's first). Raises
+    SignatureRefused when there is none."""
     size = path.stat().st_size
     if size <= 2 * BLOCK:
         raise SignatureRefused(f"{path.name}: too small to carry a signature ({size} bytes)")
@@ -55,13 +45,13 @@ def read_block(path: Path) -> Signed:
         file.seek(size - BLOCK)
         value = _object(file.read(BLOCK), path)
     try:
-        signature = base64.b64decode(_text(value, "signature"))
+        signature = _text(value, "signature")
         pem = base64.b64decode(_text(value, "certificate")).decode("ascii")
     except (binascii.Error, UnicodeDecodeError, ValueError) as exc:
         raise SignatureRefused(f"{path.name}: its signature block cannot be read: {exc}") from exc
     if not (chain := tuple(PEM.findall(pem))):
         raise SignatureRefused(f"{path.name}: its signature block has no certificate")
-    return Signed(signature, chain)
+    return signature, chain
 
 
 def _object(block: bytes, path: Path) -> dict[str, Any]:

@@ -136,24 +136,13 @@ class SmallFiles:
         raise AssertionError("the last try ends the loop")
 
     def _ask(self, url: str, largest: int, etag: str, deadline: float) -> Answer | None:
-        import httpx
-
         headers = {"Accept-Encoding": "identity", **({"If-None-Match": etag} if etag else {})}
-        try:
-            with _answer(self._client, url, headers, False, self._settings.stall_timeout) as response:
-                if etag and response.status_code == 304:
-                    return None
-                if response.status_code != 200:
-                    raise DownloadFailed(
-                        f"{shown(url)}: the server says {response.status_code} {response.reason_phrase}".rstrip()
-                    )
-                return Answer(_whole(response, url, largest, deadline), _plain(response.headers.get("etag", "")))
-        except httpx.TimeoutException as exc:
-            raise DownloadStalled(f"{shown(url)}: no byte for {self._settings.stall_timeout:g} s") from exc
-        except httpx.TransportError as exc:
-            raise _Broken(str(exc) or type(exc).__name__) from exc
-        except (httpx.InvalidURL, UnicodeError) as exc:  # also of a host that cannot be a name
-            raise DownloadFailed(f"{shown(url)}: {exc}") from exc
+        with _answer(self._client, url, headers, self._settings) as response:
+            if etag and response.status_code == 304:
+                return None
+            if response.status_code != 200:
+                raise _refused(response, url)
+            return Answer(_whole(response, url, largest, deadline), _plain(response.headers.get("etag", "")))
 
 
 @contextmanager
@@ -176,13 +165,13 @@ def _whole(response: httpx.Response, url: str, largest: int, deadline: float) ->
             if time.monotonic() > deadline:
                 raise DownloadStalled(f"{shown(url)}: not whole in time ({size} bytes so far)")
     if size > largest:
-        raise ImageTooLarge(f"{shown(url)}: {size} bytes or more, where {largest} are the limit", hint=_NO_INDEX)
+        raise ImageTooLarge(f"{shown(url)}: {size} bytes or more, the limit is {largest}", hint=_NO_INDEX)
     if announced is not None and size != announced:
         raise _Broken(f"{size} bytes came, {announced} were announced")
     return b"".join(pieces)
 
 
-_NO_INDEX = "That is no index of images; check `image.sources`."
+_NO_INDEX = "That is not an index of images: check `image.sources`."
 
 
 class _Broken(Exception):
@@ -193,35 +182,49 @@ def _continue(
     client: httpx.Client, url: str, part: Part, settings: Settings, progress: Progress, is_pinned: bool
 ) -> None:
     """One connection: ask for what is missing, write it down."""
-    import httpx
-
     headers = {"Accept-Encoding": "identity"}
     if part.size and part.validator:
         headers |= {"Range": f"bytes={part.size}-", "If-Range": part.validator}
     progress.step(f"Downloading {shown(url)}" + (f" from byte {part.size}" if "Range" in headers else ""))
-    try:
-        with _answer(client, url, headers, is_pinned, settings.stall_timeout) as response:
-            if response.status_code == 416 and part.is_whole:
-                return
-            _begin(response, url, part, settings)
-            _receive(response, part, settings, progress)
-    except httpx.TimeoutException as exc:
-        raise DownloadStalled(
-            f"{shown(url)}: no byte for {settings.stall_timeout:g} s ({part.size} bytes so far)"
-        ) from exc
-    except httpx.TransportError as exc:
-        raise _Broken(str(exc) or type(exc).__name__) from exc
-    except (httpx.InvalidURL, UnicodeError) as exc:  # also of a host that cannot be a name
-        raise DownloadFailed(f"{shown(url)}: {exc}") from exc
+    with _answer(client, url, headers, settings, part, is_pinned=is_pinned) as response:
+        if response.status_code == 416 and part.is_whole:
+            return
+        _begin(response, url, part, settings)
+        _receive(response, part, settings, progress)
     if part.total is not None and part.size != part.total:
         raise _Broken(f"{part.size} bytes came, {part.total} were announced")
 
 
 @contextmanager
 def _answer(
-    client: httpx.Client, url: str, headers: dict[str, str], is_pinned: bool, patience: float = CONNECT_TIMEOUT
+    client: httpx.Client, url: str, headers: dict[str, str], settings: Settings, part: Part | None = None, *,
+    is_pinned: bool = False,
+) -> Iterator[httpx.Response]:  # fmt: skip
+    """The answer of the server that has the file, or the rest of a *part*. What httpx raises, here and inside, is one of our
+    errors."""
+    import httpx
+
+    try:
+        with _followed(client, url, headers, is_pinned, settings.stall_timeout) as response:
+            yield response
+    except httpx.TimeoutException as exc:
+        so_far = f" ({part.size} bytes so far)" if part else ""
+        raise DownloadStalled(f"{shown(url)}: no byte for {settings.stall_timeout:g} s{so_far}") from exc
+    except httpx.TransportError as exc:
+        raise _Broken(str(exc) or type(exc).__name__) from exc
+    except (httpx.InvalidURL, UnicodeError) as exc:  # also of a host that cannot be a name
+        raise DownloadFailed(f"{shown(url)}: {exc}") from exc
+
+
+def _refused(response: httpx.Response, url: str) -> DownloadFailed:
+    return DownloadFailed(f"{shown(url)}: the server says {response.status_code} {response.reason_phrase}".rstrip())
+
+
+@contextmanager
+def _followed(
+    client: httpx.Client, url: str, headers: dict[str, str], is_pinned: bool, patience: float
 ) -> Iterator[httpx.Response]:
-    """The answer of the server that has the file, after at most five redirects; each head within twice *patience*."""
+    """The answer after at most five redirects; each head comes within twice *patience*."""
     address = url
     for _ in range(MOST_REDIRECTS + 1):
         with ExitStack() as stack:
@@ -284,7 +287,7 @@ def _begin(response: httpx.Response, url: str, part: Part, settings: Settings) -
         part.restart()
         raise _Broken("the server has less of the file than we do")
     if status not in (200, 206):
-        raise DownloadFailed(f"{shown(url)}: the server says {status} {response.reason_phrase}".rstrip())
+        raise _refused(response, url)
     start, total = (
         _content_range(headers.get("content-range", ""))
         if status == 206

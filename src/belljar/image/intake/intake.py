@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from belljar.errors import BelljarError, CommandFailed, HostError, ImageCorrupt, ImageTooLarge, ImageUnfit
 from belljar.host import commands
@@ -19,10 +19,8 @@ from belljar.host.files import free_bytes, no_space_as_error, remove_tree, write
 from belljar.host.locks import Lock, locked, try_lock
 from belljar.image import Image
 from belljar.image.boot import initramfs, kernel, modules
-from belljar.image.intake.loaders import firmware_kinds
-from belljar.image.intake.look import ext_file_systems, has_others
-from belljar.image.intake.survey import Survey
-from belljar.image.intake.system import Tree, describe
+from belljar.image.intake.disk import firmware_kinds, may_have_a_root
+from belljar.image.intake.survey import BUSYBOXES, Survey, describe
 from belljar.image.progress import Progress
 from belljar.image.store import manifest
 from belljar.records import dataclass, field, replace
@@ -38,37 +36,25 @@ CONVERT_TIMEOUT = 3600
 REMOVED = "removed-"  # what the name of a draft begins with that nobody makes any more
 MODULE_FOLDERS = ("/usr/lib/modules", "/lib/modules")
 MOST_KERNELS = 20  # that are looked at, the newest first
-BUSYBOX_PATHS = ("/usr/bin/busybox", "/bin/busybox")
 VERSION = re.compile(r"[0-9][A-Za-z0-9._+~-]*")
 
 
-class Root(Tree, Protocol):
-    """A file system that may be a root."""
-
-    @property
-    def device(self) -> str: ...
-    @property
-    def fstype(self) -> str: ...
-    @property
-    def words(self) -> str: ...
-
-
-# Looks into a qcow2 disk of so many bytes in a machine, and writes what it saw to a file: see `survey`.
-Surveyor = Callable[[Path, int, Path], None]
+# Looks into a qcow2 disk of so many bytes, and writes what it saw to a file: see `survey`.
+Surveyor = Callable[[Path, int, Path], object]
 # Told what was found out about an image, and whether its kernel is started directly; raises what keeps it from being stored.
 Judge = Callable[[Mapping[str, Any], bool], object]
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a disk comes from, and the kernel somebody gave with it."""
+    """Where a disk comes from, and how it is to be started."""
 
     source: str
-    name: str | None
+    name: str
     kernel: Path | None = None
     initrd: Path | None = None
     append: str | None = None
-    firmware: str = "auto"  # bios, uefi: boot by it in any case; none: only directly
+    firmware: str = "auto"  # auto, bios and uefi: boot by it in any case; none: only directly
     facts: dict[str, Any] = field(default_factory=dict)
     is_disc: bool = False  # a CD-ROM, which is only started, never looked into
     ordered: Mapping[str, str] = field(default_factory=dict)  # digests its files must have, by file name
@@ -126,9 +112,9 @@ def drop(folder: Path) -> None:
 
 
 @contextmanager
-def alone(store: Store, word: str, what: str, progress: Progress) -> Iterator[bool]:
+def alone(store: Store, word: str, what: str, progress: Progress, folder: str = "downloads") -> Iterator[bool]:
     """Be the only process that makes *word*; say so when that takes waiting. Yields whether somebody else was at it."""
-    path = store.work_folder("downloads") / f"{word}.lock"
+    path = store.work_folder(folder) / f"{word}.lock"
     if lock := try_lock(path):
         try:
             yield False
@@ -179,25 +165,28 @@ def take(
 
 def _look(folder: Path, raw: Path, size: int, origin: Origin, progress: Progress, surveyor: Surveyor | None) -> Boot:
     """How the disk can be started, as its importer wants it."""
-    progress.step("Looking for a kernel in the disk")
-    boot = _given(raw, origin) if origin.kernel else find_boot(raw)
-    if surveyor and not boot.kernel and origin.firmware in ("auto", "none") and has_others(raw):
-        progress.step("Looking into its file system, in a machine")
-        boot = _surveyed(folder, size, surveyor, progress)
+    archive = folder / "survey.tar"
+    try:
+        root = None
+        if surveyor and may_have_a_root(raw):
+            root = _surveyed(folder, size, surveyor, origin, progress)
+        boot = _given(origin.kernel, origin.initrd, root) if origin.kernel else _newest(root, progress)
+    finally:
+        archive.unlink(missing_ok=True)
     return _chosen(raw, boot, origin)
 
 
-def _surveyed(folder: Path, size: int, surveyor: Surveyor, progress: Progress) -> Boot:
-    """The newest kernel of a root that only a machine has read. Firmware, where that does not work out."""
-    archive = folder / "survey.tar"
+def _surveyed(folder: Path, size: int, surveyor: Surveyor, origin: Origin, progress: Progress) -> Survey | None:
+    """Its root file system; None, where nobody can look into it, unless it has to be as it was."""
+    progress.step("Looking for a kernel in the disk")
     try:
-        surveyor(folder / manifest.DISK, size, archive)
-        return _newest([Survey(archive)])
+        surveyor(folder / manifest.DISK, size, folder / "survey.tar")
+        return Survey(folder / "survey.tar", size)
     except BelljarError as exc:
-        progress.step(f"Its file system could not be looked into: {exc.message}")
-        return Boot(facts={"boots_by": "firmware"})
-    finally:
-        archive.unlink(missing_ok=True)
+        if origin.ordered:
+            raise
+        progress.step(f"Its file systems could not be looked into: {exc.message}")
+        return None
 
 
 def _chosen(disk: Path, boot: Boot, origin: Origin) -> Boot:
@@ -219,24 +208,21 @@ def _without_kernel(facts: dict[str, Any]) -> dict[str, Any]:
     return {**{name: fact for name, fact in facts.items() if name not in of_kernel}, "boots_by": "firmware"}
 
 
-def find_boot(disk: Path) -> Boot:
+def _newest(root: Survey | None, progress: Progress) -> Boot:
     """The newest kernel of the disk that has its modules beside it, with a ramdisk of ours. Firmware, where there is none."""
-    return _newest(ext_file_systems(disk))
-
-
-def _newest(systems: Sequence[Root]) -> Boot:
-    """The newest kernel that has its modules in one of these file systems."""
-    roots = [system for system in systems if _modules_folder(system)]
-    for root in roots:
-        os_name, facts = _described(root)
-        for version, place, file in _kernels(root, systems):
+    if root is None or not _modules_folder(root):
+        return Boot(facts={"boots_by": "firmware"})
+    os_name, facts = _described(root)
+    try:
+        for version, path in _kernels(root):
             with suppress(ImageCorrupt):
-                return _direct(root, version, place.read(file), os_name, facts)
-        return Boot(os=os_name, facts={**facts, "boots_by": "firmware"})
-    return Boot(facts={"boots_by": "firmware"})
+                return _direct(root, version, root.read(path), os_name, facts)
+    except BelljarError as exc:
+        progress.step(f"Its kernel cannot be started directly: {exc.message}")
+    return Boot(os=os_name, facts={**facts, "boots_by": "firmware"})
 
 
-def _described(root: Root) -> tuple[str, dict[str, Any]]:
+def _described(root: Survey) -> tuple[str, dict[str, Any]]:
     """The system's name and facts, and what its kernels can mount: which of them a firmware starts is for the disk to say."""
     os_name, facts = describe(root)
     folder = _modules_folder(root)
@@ -246,27 +232,25 @@ def _described(root: Root) -> tuple[str, dict[str, Any]]:
     return os_name, facts
 
 
-def _given(disk: Path, origin: Origin) -> Boot:
+def _given(given: Path, initrd: Path | None, root: Survey | None) -> Boot:
     """A kernel from the asker. With a ramdisk of his own, that one is used and must bring up an agent the image has; without,
     one of ours is made from the modules in the disk."""
-    assert origin.kernel
-    data = origin.kernel.read_bytes()
-    found = find_boot(disk)
-    if origin.initrd:
-        facts = {**found.facts, "boots_by": "kernel", "agent_in_initrd": False, "release": kernel.release(data)}
+    data = given.read_bytes()
+    version = kernel.release(data)
+    os_name, facts = _described(root) if root and _modules_folder(root) else ("", {})
+    if initrd:
+        facts |= {"boots_by": "kernel", "agent_in_initrd": False, "release": version}
         facts.pop("mounts", None)  # it is none of the disk's kernels
-        return Boot(data, origin.initrd.read_bytes(), "", found.os, facts)
-    for root in ext_file_systems(disk):
-        if (version := kernel.release(data)) in root.names(_modules_folder(root)):
-            os_name, facts = _described(root)
-            return _direct(root, version, data, os_name, facts)
+        return Boot(data, initrd.read_bytes(), "", os_name, facts)
+    if root and version in root.names(_modules_folder(root)):
+        return _direct(root, version, data, os_name, facts)
     raise ImageCorrupt(
-        f"the disk has no modules for the kernel {origin.kernel} ({kernel.release(data) or 'of unknown version'})",
+        f"the disk has no modules for the kernel {given} ({version or 'of unknown version'})",
         hint="Give its ramdisk too, with --initrd.",
     )
 
 
-def _direct(root: Root, version: str, data: bytes, os_name: str, facts: dict[str, Any]) -> Boot:
+def _direct(root: Survey, version: str, data: bytes, os_name: str, facts: dict[str, Any]) -> Boot:
     """Direct boot of a kernel with our ramdisk. Raises ImageCorrupt when a part is missing."""
     if not kernel.is_bzimage(data):
         raise ImageCorrupt(f"kernel {version} is not a bzImage")
@@ -298,21 +282,13 @@ def _command_line(asked: str | None, boot: Boot) -> str:
     return f"{APPEND if asked is None else asked} {boot.words}".strip()
 
 
-def _kernels(root: Root, systems: Sequence[Root]) -> list[tuple[str, Root, str]]:
-    """(version, file system, path) of each kernel that has modules in *root*, the newest first. /boot may be a file system
-    of its own; Fedora keeps a copy among the modules."""
+def _kernels(root: Survey) -> list[tuple[str, str]]:
+    """(version, path) of each kernel that has its modules beside it, the newest first. Fedora keeps a copy among them."""
     folder = _modules_folder(root)
-    found = []
     versions = sorted(filter(VERSION.fullmatch, root.names(folder)), key=_version_key, reverse=True)[:MOST_KERNELS]
-    for version in versions:
-        if "vmlinuz" in root.names(f"{folder}/{version}"):
-            found.append((version, root, f"{folder}/{version}/vmlinuz"))
-    for system in systems:
-        for place in ("/boot", "/"):
-            for name in system.names(place):
-                version = name.removeprefix("vmlinuz-")
-                if version != name and version in versions:
-                    found.append((version, system, f"{place.rstrip('/')}/{name}"))
+    places = [(version, f"{folder}/{version}", "vmlinuz") for version in versions]
+    places += [(version, "/boot", f"vmlinuz-{version}") for version in versions]
+    found = [(version, f"{place}/{name}") for version, place, name in places if name in root.names(place)]
     return sorted(found, key=lambda one: _version_key(one[0]), reverse=True)
 
 
@@ -321,23 +297,23 @@ def _version_key(version: str) -> list[tuple[int, int, str]]:
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in re.findall(r"\d+|[a-z]+", version)]
 
 
-def _modules_folder(root: Root) -> str:
+def _modules_folder(root: Survey) -> str:
     for folder in MODULE_FOLDERS:
         if root.names(folder):
             return folder
     return ""
 
 
-def _insists_on_signatures(root: Root, version: str) -> bool:
+def _insists_on_signatures(root: Survey, version: str) -> bool:
     for path in (f"/boot/config-{version}", f"{_modules_folder(root)}/{version}/config"):
         with suppress(ImageCorrupt):
             return b"\nCONFIG_MODULE_SIG_FORCE=y\n" in root.read(path)
     return False
 
 
-def _busybox(root: Root) -> bytes:
+def _busybox(root: Survey) -> bytes:
     """A static busybox: the image's own, else this host's."""
-    for path in BUSYBOX_PATHS:
+    for path in BUSYBOXES:
         with suppress(ImageCorrupt):
             if initramfs.is_static(data := root.read(path)):
                 return data

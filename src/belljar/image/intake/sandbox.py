@@ -17,7 +17,7 @@ from belljar.errors import BelljarError, CommandMissing, ImageCorrupt, ImageTooL
 from belljar.host.commands import SEARCH_PATH, which
 from belljar.host.files import write_all
 from belljar.image.progress import Progress
-from belljar.records import dataclass
+from belljar.image.store import qcow2
 
 if TYPE_CHECKING:
     import subprocess
@@ -28,36 +28,22 @@ LOOK = 0.5  # seconds between two looks at how far a program is, for a person wh
 MEMORY = 8 << 30  # address space; qemu-img reserves much and touches little
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How much a program may take. *output* bounds every file it writes, its standard output too."""
-
-    seconds: int
-    output: int
-
-
-@dataclass(frozen=True)
-class Printed:
-    """What a program that ended well has said."""
-
-    out: bytes
-    err: bytes
-
-
 def run(
     argv: Sequence[str],
     files: Sequence[Path],
-    limits: Limits,
+    seconds: int,
+    largest: int,
     *,
     writable: Sequence[Path] = (),
     stdin: Path | None = None,
     stdout: Path | None = None,
     fine: Sequence[int] = (0,),
     progress: Progress | None = None,
-) -> Printed:
-    """Run *argv* to its end and return what it printed. `{0}`, `{1}`... in argv stand for *files*, then for *writable*, which
-    exist already; *stdin* and *stdout* may be files too; *progress* is told how much of *stdin* has been read. Raises ImageCorrupt, with the program's last words, when its exit
-    code is not *fine* or its time is up; ImageTooLarge, NoSpace."""
+) -> bytes:
+    """Run *argv* to its end, for at most so many *seconds*, and return what it printed. No file that it writes, its standard
+    output too, is larger than *largest*. `{0}`, `{1}`... in argv stand for *files*, then for *writable*, which exist already;
+    *stdin* and *stdout* may be files too; *progress* is told how much of *stdin* has been read. Raises ImageCorrupt, with
+    the program's last words, when its exit code is not *fine* or its time is up; ImageTooLarge, NoSpace."""
     import subprocess
     import tempfile
 
@@ -69,19 +55,27 @@ def run(
         err = stack.enter_context(tempfile.TemporaryFile())
         source = _opened(stack, stdin or Path(os.devnull))
         process = subprocess.Popen(
-            [*_confined(limits), *(_filled(word, names) for word in argv)],
+            [*_confined(seconds, largest), *(_filled(word, names) for word in argv)],
             stdin=source,
             stdout=_opened(stack, stdout, os.O_WRONLY | os.O_CREAT | os.O_EXCL) if stdout else out,
             stderr=err, pass_fds=[*read, *written],
             env={"PATH": SEARCH_PATH, "LC_ALL": "C"}, cwd="/", start_new_session=True,
         )  # fmt: skip
-        _await(process, argv[0], limits.seconds, source, progress)
+        _await(process, argv[0], seconds, source, progress)
         err.seek(0)
         complaint = err.read(LARGEST_COMPLAINT)
         if process.returncode not in fine:
             raise _failure(argv[0], process.returncode, complaint.decode(errors="replace"))
         out.seek(0)
-        return Printed(out.read(min(LARGEST_ANSWER, os.fstat(out.fileno()).st_size)), complaint)
+        return out.read(min(LARGEST_ANSWER, os.fstat(out.fileno()).st_size))
+
+
+def check_qcow2(disk: Path, largest: int, seconds: int) -> qcow2.Header:
+    """Its header. Raises ImageCorrupt or ImageTooLarge unless QEMU may open this file as it is."""
+    header = qcow2.read_trusted(disk, largest)
+    leaks = 3  # clusters nobody uses: harmless
+    run(["qemu-img", "check", "-q", "-f", "qcow2", "{0}"], [disk], seconds, 1 << 20, fine=(0, leaks))
+    return header
 
 
 def unpacked(argv: Sequence[str], data: bytes, largest: int, seconds: int = 60) -> bytes:
@@ -91,7 +85,7 @@ def unpacked(argv: Sequence[str], data: bytes, largest: int, seconds: int = 60) 
     with os.fdopen(os.memfd_create("packed", os.MFD_CLOEXEC), "wb", buffering=0) as file:
         write_all(file.fileno(), data)
         try:
-            return run(argv, [], Limits(seconds, largest), stdin=Path(f"/proc/self/fd/{file.fileno()}")).out
+            return run(argv, [], seconds, largest, stdin=Path(f"/proc/self/fd/{file.fileno()}"))
         except ImageTooLarge as exc:
             raise ImageCorrupt(f"{exc.message} ({largest} bytes)") from exc
 
@@ -133,9 +127,9 @@ def _await(process: subprocess.Popen[bytes], name: str, seconds: int, source: in
         process.wait()
 
 
-def _confined(limits: Limits) -> list[str]:
+def _confined(seconds: int, largest: int) -> list[str]:
     prlimit, setpriv = _needed("prlimit"), _needed("setpriv")
-    confined = [prlimit, f"--as={MEMORY}", f"--fsize={limits.output}", f"--cpu={max(1, limits.seconds)}", "--core=0"]
+    confined = [prlimit, f"--as={MEMORY}", f"--fsize={largest}", f"--cpu={max(1, seconds)}", "--core=0"]
     confined += [setpriv, "--no-new-privs", "--pdeathsig=KILL"]
     if os.geteuid() == 0:
         confined += [

@@ -8,22 +8,22 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from belljar.errors import BadOption, ImageCorrupt, ImageMismatch, ImageTooLarge, ImageUnfit, ImageUnknown, InputMissing
 from belljar.host import commands
 from belljar.host.files import no_space_as_error
 from belljar.image import Image, Settings
 from belljar.image.intake import fetch, intake
-from belljar.image.intake.sandbox import Limits, run
+from belljar.image.intake.sandbox import check_qcow2, run
 from belljar.image.progress import Progress, shown
 from belljar.image.store import qcow2
 from belljar.model import Context
-from belljar.records import dataclass, field
+from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
     from belljar.image.store.store import Store
@@ -59,20 +59,12 @@ BOOT_RECORD, EL_TORITO = 0x8800, b"\0CD001\x01EL TORITO SPECIFICATION"  # the 17
 
 
 @dataclass(frozen=True)
-class Order:
-    """What is asked of an import."""
+class Order(intake.Origin):
+    """What is asked of an import. Its source is a path, or an address: file, http, https."""
 
-    source: str  # a path, or an address: file, http, https
-    name: str
     sha256: str = ""  # of the file as it comes, packed or not
-    kernel: Path | None = None
-    initrd: Path | None = None
-    append: str | None = None
-    firmware: str = "auto"  # auto, bios, uefi, none
     context: Context = Context.AUTO
     signer: str = ""  # who must have signed it, by a signature it carries: x509:FOLDER:DN
-    is_disc: bool = False  # an ISO 9660 disc that a firmware boots, and not a disk
-    ordered: Mapping[str, str] = field(default_factory=dict)  # digests the image's files must have, by file name
 
 
 def bring(
@@ -95,17 +87,9 @@ def bring(
             signer = _checked_signer(blob, order, progress)
             limit, formats = store.settings.max_size, store.settings.formats
             raw = to_raw(blob, folder, limit, progress, formats, is_disc=order.is_disc)
-            origin = intake.Origin(
-                address,
-                order.name,
-                order.kernel,
-                order.initrd,
-                order.append,
-                order.firmware,
-                facts=_facts(order, digest) | ({"signer": signer} if signer else {}),
-                is_disc=order.is_disc,
-                ordered=order.ordered,
-            )
+            said = {"context": "" if order.context is Context.AUTO else order.context.value}
+            known = {**said, "source_sha256": digest, "signer": signer}
+            origin = replace(order, source=address, facts={name: fact for name, fact in known.items() if fact})
             image = intake.take(store, folder, raw, origin, progress, surveyor, judge)
         progress.step(f"Image {order.name} is ready ({image.digest:.12})")
         return image
@@ -120,12 +104,6 @@ def _nothing_stored() -> Iterator[None]:
         if exc.hint == ImageCorrupt.hint:
             exc.hint = "Nothing was stored. Get the file again, or give another one."
         raise
-
-
-def _facts(order: Order, digest: str) -> dict[str, str]:
-    """What the importer says of the image, and what is known of the file it came in."""
-    said = {} if order.context is Context.AUTO else {"context": order.context.value}
-    return {**said, **({"source_sha256": digest} if digest else {})}
 
 
 def check(order: Order) -> None:
@@ -197,7 +175,7 @@ def check_disc(head: bytes) -> None:
     """Raise ImageCorrupt for what is no ISO 9660 disc that a firmware finds a boot loader on (El Torito)."""
     at, mark, _ = FOREIGN[-1]
     if head[at : at + len(mark)] != mark:
-        raise ImageCorrupt("the file is no disc (ISO 9660)", hint="Leave `--kind iso` out for a disk.")
+        raise ImageCorrupt("the file is not a disc (ISO 9660)", hint="Leave `--kind iso` out for a disk.")
     if head[BOOT_RECORD : BOOT_RECORD + len(EL_TORITO)] != EL_TORITO:
         raise ImageCorrupt(
             "the disc has no boot loader (no El Torito boot record)", hint="Give a disc that can be booted."
@@ -228,11 +206,10 @@ def without_password(source: str) -> str:
     if "://" not in source:
         return Path(source).absolute().as_uri()
     try:
-        parts = urlsplit(source)
-        parts.port  # noqa: B018 - it is checked when it is asked for
+        urlsplit(source).port  # noqa: B018 - it is checked when it is asked for
     except ValueError as exc:
-        raise BadOption(f"{source!r} is no address: {exc}") from exc
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+        raise BadOption(f"{source!r} is not a valid address: {exc}") from exc
+    return fetch.shown(source)
 
 
 def _local(source: str) -> Path | None:
@@ -301,18 +278,15 @@ def _checked_signer(blob: Path, order: Order, progress: Progress) -> str:
 
 
 def _unpacked(program: tuple[str, ...], blob: Path, out: Path, largest: int, progress: Progress) -> Path:
-    run(program, [], Limits(PATIENCE, largest), stdin=blob, stdout=out, progress=progress)
+    run(program, [], PATIENCE, largest, stdin=blob, stdout=out, progress=progress)
     blob.unlink()
     return out
 
 
 def _flatten(blob: Path, raw: Path, largest: int) -> None:
-    qcow2.read_trusted(blob, largest)
-    limits = Limits(PATIENCE, largest)
-    leaks = 3  # clusters nobody uses: harmless
-    run(["qemu-img", "check", "-q", "-f", "qcow2", "{0}"], [blob], limits, fine=(0, leaks))
+    check_qcow2(blob, largest, PATIENCE)
     raw.touch(0o600)
-    run(["qemu-img", "convert", "-f", "qcow2", "-O", "raw", "{0}", "{1}"], [blob], limits, writable=[raw])
+    run(["qemu-img", "convert", "-f", "qcow2", "-O", "raw", "{0}", "{1}"], [blob], PATIENCE, largest, writable=[raw])
     blob.unlink()
 
 

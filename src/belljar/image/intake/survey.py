@@ -1,46 +1,72 @@
-"""A root file system this host does not read itself (xfs, btrfs), as a machine that mounted it has told of it: an archive with the
-files a direct boot is made of, and `survey.json`: names and links of some folders, where the root lies.
+"""A root file system as an archive tells of it: what kind of system lies in it, and the files that a direct boot is made of.
 
-The machine had a hostile disk, so what it tells is not trusted either: nothing is unpacked, everything has a size.
+The archive is the root itself with most of its files left out, or named without their bytes (as FIFOs). A machine of
+`machine.workshop` has written it, which had a hostile disk; so what it tells is not trusted: nothing is unpacked,
+everything has a size. Of a system that was built here it is all that was packed.
 """
 
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from belljar.errors import ImageCorrupt
-from belljar.image.intake.look import LARGEST_FILE
+from belljar.image.boot import modules
 
 FILE = "survey.json"
-LARGEST_SURVEY = 16 << 20
-MOST_MEMBERS = 20_000
+LARGEST_FILE = 256 << 20
+MOST_MEMBERS = 200_000
 KINDS = ("ext4", "xfs", "btrfs")
 PLAIN = re.compile(r"[A-Za-z0-9@._-]{0,60}")
+INITS = ("/usr/sbin", "/sbin")
+SERVERS = {"sshd": ("/usr/sbin", "/usr/bin"), "dropbear": ("/usr/sbin", "/usr/bin", "/usr/local/sbin")}
+PROGRAMS = ("/usr/bin", "/bin", "/usr/local/bin")
+SYSTEMD = ("/usr/lib/systemd", "/lib/systemd")
+UNIT = "/etc/systemd/system/multi-user.target.wants/belljar-agent.service"
+PYTHONS = (("/usr/bin", "python3"), ("/usr/local/bin", "python3"), ("/usr/libexec", "platform-python"))
+PYTHON = re.compile(r"python(\d+\.\d+)")
+RELEASES = ("/usr/lib/os-release", "/etc/os-release")
+PACKAGES = "/var/lib/dpkg/status"
+BUSYBOXES = ("/usr/bin/busybox", "/bin/busybox")
+# What a machine that looks into a disk is asked for, besides the kernels in it.
+WANTED = {
+    "modules": modules.NAMES,
+    "files": [*RELEASES, PACKAGES, *BUSYBOXES],
+    "names": [
+        UNIT,
+        *(f"{folder}/{name}" for folder, name in PYTHONS),
+        *(f"{folder}/init" for folder in INITS),
+        *(f"{folder}/systemd" for folder in SYSTEMD),
+        *(f"{folder}/cloud-init" for folder in PROGRAMS),
+        *(f"{folder}/{name}" for name, folders in SERVERS.items() for folder in folders),
+    ],
+}
 
 
 class Survey:
-    """Read once, then files by path, as a `Tree`."""
+    """Read once, then files by path. *disk_size*: of the disk it is about."""
 
-    def __init__(self, archive: Path) -> None:
-        self._archive = archive
+    def __init__(self, archive: Path, disk_size: int) -> None:
+        self._archive, self._disk_size = archive, disk_size
+        self._names: dict[str, list[str]] = {}
+        self._links: dict[str, str] = {}
+        self._files: dict[str, tuple[int, int]] = {}  # where its bytes lie in the archive, and how many
         try:
             with tarfile.open(archive, "r:") as tar:
-                self._members = self._listed(tar)
-                told = json.loads(self._file(tar, FILE, LARGEST_SURVEY))
-            number, self.fstype, self.subvolume = int(told["number"]), str(told["fstype"]), str(told["subvolume"])
-            self._names: dict[str, list[str]] = {
-                str(k): [str(one) for one in v] for k, v in dict(told["names"]).items()
-            }
-            self._links: dict[str, str] = {str(path): str(target) for path, target in dict(told["links"]).items()}
+                self._list(tar)
+            # An archive that does not say where the root lies is of a disk that is all one ext4.
+            told = json.loads(self.read(f"/{FILE}")) if f"/{FILE}" in self._files else {}
+            number, self.fstype = int(told.get("number", 0)), str(told.get("fstype", "ext4"))
+            self.subvolume = str(told.get("subvolume", ""))
         except (
             tarfile.TarError,
             OSError,
             ValueError,
-            KeyError,
             TypeError,
             AttributeError,
             ArithmeticError,
@@ -53,37 +79,88 @@ class Survey:
 
     @property
     def words(self) -> str:
-        """Of the command line: where the root is and how it is mounted."""
+        """Of the command line: where the root is and how it is mounted. An ext4 that fills its disk grows with it."""
+        if self.fstype == "ext4":
+            is_whole = self.device == "/dev/vda"
+            return f"belljar.sectors={self._disk_size // 512}" if is_whole else f"belljar.root={self.device}"
         mount = f" belljar.mount=rw,noatime,subvol={self.subvolume}" if self.subvolume else ""
         return f"belljar.root={self.device} belljar.fstype={self.fstype}{mount}"
 
-    def names(self, path: str) -> list[str]:
-        return self._names.get(path, [])
+    def names(self, folder: str) -> list[str]:
+        """The names in a folder; empty when it was not told of."""
+        return self._names.get(folder, [])
+
+    def has(self, path: str) -> bool:
+        """Is there something of this name?"""
+        folder, name = posixpath.split(path)
+        return name in self.names(folder)
 
     def link(self, path: str) -> str:
+        """Where a symbolic link points to; empty when it is none."""
         return self._links.get(path, "")
 
     def read(self, path: str) -> bytes:
-        """Raises ImageCorrupt when it was not told of, or is too large."""
-        try:
-            with tarfile.open(self._archive, "r:") as tar:
-                return self._file(tar, path.lstrip("/"), LARGEST_FILE)
-        except (tarfile.TarError, OSError, KeyError) as exc:
-            raise ImageCorrupt(f"{path}: not found in the disk") from exc
+        """A file's bytes. Does not follow a link. Raises ImageCorrupt when it was not told of, or is too large."""
+        if path not in self._files:
+            raise ImageCorrupt(f"{path}: not found in the disk")
+        at, size = self._files[path]
+        if size > LARGEST_FILE:
+            raise ImageCorrupt(f"{path}: {size} bytes, at most {LARGEST_FILE} are read")
+        with open(self._archive, "rb") as file:
+            file.seek(at)
+            return file.read(size)
 
-    def _listed(self, tar: tarfile.TarFile) -> dict[str, tarfile.TarInfo]:
-        found: dict[str, tarfile.TarInfo] = {}
-        while (member := tar.next()) is not None:
-            if len(found) > MOST_MEMBERS:
+    def _list(self, tar: tarfile.TarFile) -> None:
+        for number, member in enumerate(iter(tar.next, None)):
+            if number > MOST_MEMBERS:
                 raise ImageCorrupt("the machine that looked into the disk told of too many files")
-            if member.isreg():
-                found[member.name] = member
-        return found
+            path = posixpath.normpath(f"/{member.name}")
+            folder, name = posixpath.split(path)
+            self._names.setdefault(folder, []).append(name)
+            if member.issym():
+                self._links[path] = member.linkname
+            elif member.isreg() and member.size >= 0:
+                self._files[path] = member.offset_data, member.size
+        if not self._names:
+            raise ValueError("it tells of nothing")
 
-    def _file(self, tar: tarfile.TarFile, name: str, largest: int) -> bytes:
-        member = self._members[name]
-        if member.size > largest:
-            raise ImageCorrupt(f"/{name}: {member.size} bytes, at most {largest} are read")
-        file: Any = tar.extractfile(member)
-        data: bytes = file.read(largest)
-        return data
+
+def describe(root: Survey) -> tuple[str, dict[str, Any]]:
+    """The system's name, and the facts of `Image.facts`. What cannot be found is not there."""
+    servers = (f"{folder}/{name}" for name, folders in SERVERS.items() for folder in folders)
+    facts: dict[str, Any] = {
+        "python": _python(root),
+        **_init(root),
+        "cloud_init": any(root.has(f"{folder}/cloud-init") for folder in PROGRAMS),
+        "sshd": next(filter(root.has, servers), ""),
+    }
+    if root.has(UNIT):
+        facts["agent"] = True
+    with suppress(ImageCorrupt):
+        facts["packages"] = root.read(PACKAGES).count(b"\nStatus: install ok installed\n")
+    return _name(root), facts
+
+
+def _name(root: Survey) -> str:
+    for path in RELEASES:
+        with suppress(ImageCorrupt):
+            text = root.read(path).decode("utf-8", "replace")
+            if found := re.search(r'^PRETTY_NAME="?([^"\n]{1,100})', text, re.MULTILINE):
+                return "".join(char for char in found[1] if char.isprintable())
+    return ""
+
+
+def _python(root: Survey) -> str:
+    """3.11 where /usr/bin/python3 is a link to python3.11, 3 where it leads elsewhere; empty where there is none."""
+    if found := PYTHON.fullmatch(root.link("/usr/bin/python3").removeprefix("/usr/bin/")):
+        return found[1]
+    return "3" if any(root.has(f"{folder}/{name}") for folder, name in PYTHONS) else ""
+
+
+def _init(root: Survey) -> dict[str, str]:
+    """The path the kernel would start, and whether that is systemd."""
+    if init := next(filter(root.has, (f"{folder}/init" for folder in INITS)), ""):
+        is_systemd = root.link(init).endswith("/systemd")
+        return {"init": "/sbin/init", "init_system": "systemd" if is_systemd else "other"}
+    systemd = next(filter(root.has, (f"{folder}/systemd" for folder in SYSTEMD)), "")
+    return {"init": systemd, "init_system": "systemd" if systemd else ""}

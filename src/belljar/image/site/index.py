@@ -147,7 +147,7 @@ def _json(data: bytes, largest: int, shown: str) -> Any:
 
 
 def _no_float(text: str) -> Any:
-    raise _Wrong(f"{text[:20]}, which is no whole number")
+    raise _Wrong(f"{text[:20]}, which is not a whole number")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def _signature(value: dict[str, Any]) -> Signature:
 
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise _Wrong("something that is no object")
+        raise _Wrong("something that is not an object")
     return value
 
 
@@ -260,12 +260,12 @@ def _number(value: dict[str, Any], key: str) -> int:
 def _text(value: dict[str, Any], key: str) -> str:
     found = value[key]
     if not isinstance(found, str) or len(found) > LARGEST_WORDS or not found.isprintable():
-        raise _Wrong(f"{key} is no line of text")
+        raise _Wrong(f"{key} is not a line of text")
     return found
 
 
 def _digest(value: dict[str, Any], key: str) -> str:
     found = value[key]
     if not isinstance(found, str) or not DIGEST.fullmatch(found):
-        raise _Wrong(f"{key} is no digest")
+        raise _Wrong(f"{key} is not a digest")
     return found

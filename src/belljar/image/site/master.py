@@ -8,15 +8,14 @@ Nothing that comes from a source is believed before its signature was found good
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import os
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 from belljar import errors
 from belljar.errors import (
@@ -30,8 +29,9 @@ from belljar.errors import (
     UnsafeFolder,
 )
 from belljar.host.files import read_capped, read_json, write_whole
-from belljar.host.locks import locked, try_lock
-from belljar.image.intake import fetch
+from belljar.host.locks import locked
+from belljar.image import Settings
+from belljar.image.intake import fetch, intake
 from belljar.image.progress import Progress
 from belljar.image.site import index, trust
 from belljar.image.site.index import Entry, Index
@@ -60,8 +60,7 @@ class Place:
     @property
     def shown(self) -> str:
         """For a person, without a password."""
-        parts = urlsplit(self.address)
-        return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+        return fetch.shown(self.address)
 
 
 def place_of(source: str) -> Place:
@@ -71,12 +70,12 @@ def place_of(source: str) -> Place:
         parts = urlsplit(source)
         parts.port  # noqa: B018 - it is checked when it is asked for
     except ValueError as exc:
-        raise BadSetting(f"image.sources: {source!r} is no address: {exc}") from exc
+        raise BadSetting(f"image.sources: {source!r} is not a valid address: {exc}") from exc
     if "://" not in source or parts.scheme == "file":
         folder = Path(unquote(parts.path) if "://" in source else source)
         if not folder.is_absolute():
             raise BadSetting(
-                f"image.sources: {source!r} is no path from the root", hint="Write /PATH or https://HOST/PATH."
+                f"image.sources: {source!r} is not an absolute path", hint="Write /PATH or https://HOST/PATH."
             )
         return Place(str(folder), folder)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
@@ -126,31 +125,21 @@ class Master:
         seen = self.seen()
         if seen.copy is not None and 0 <= began - seen.checked < youngest:
             return self._judged(seen.copy, seen, began)
-        lock = try_lock(self._path(".lock"))
-        if lock is None:
-            progress.step(f"Waiting for another belljar that asks {self.place.shown}")
-            with locked(self._path(".lock"), timeout=self.settings.lock_timeout, what=f"ask {self.place.shown}"):
-                seen = self.seen()
-                if seen.tried < began:
-                    return self._ask(seen, progress, began)
-            return self._asked_meanwhile(seen, began)
-        try:
-            return self._ask(self.seen(), progress, began)
-        finally:
-            lock.release()
+        word, what = fetch.key(self.place.address), f"ask {self.place.shown}"
+        with intake.alone(self.store, word, what, progress, "sources") as was_second:
+            seen = self.seen()
+            if not was_second or seen.tried < began:
+                return self._ask(seen, progress, began)
+        if not seen.trouble and seen.copy is not None:  # what the process found that we have waited for
+            return self._judged(seen.copy, seen, began)
+        return self._last_good(seen, began)
 
-    def entry(self, name: str, made: Index, now: float | None = None) -> Entry | None:
-        """What the index has under this name, signed by one who may, and no older than what was seen; with the signer.
-        Raises SignatureRefused, IndexStale."""
-        if (found := made.entries.get(name)) is None:
-            return None
-        self.signer(found, now)
-        if found.statement.version < self.seen().versions.get(name, 0):
-            raise IndexStale(
-                f"{self.place.shown}: offers version {found.statement.version} of {name}, and had"
-                f" {self.seen().versions[name]} before"
-            )
-        return found
+    def check(self, entry: Entry, now: float | None = None) -> None:
+        """Raise SignatureRefused or IndexStale for what is not signed by one who may, or is older than what was seen."""
+        self.signer(entry, now)
+        name, version = entry.statement.name, entry.statement.version
+        if version < (before := self.seen().versions.get(name, 0)):
+            raise IndexStale(f"{self.place.shown}: offers version {version} of {name}, and had {before} before")
 
     def signer(self, entry: Entry, now: float | None = None) -> str:
         """Who signed it; "" where nobody had to. Raises SignatureRefused."""
@@ -186,13 +175,12 @@ class Master:
             self._path(".json").unlink(missing_ok=True)
 
     def _save(self, seen: Seen) -> None:
-        copy = seen.copy
-        packed = None if copy is None else {
-            "data": base64.b64encode(copy.data).decode(), "signatures": base64.b64encode(copy.signatures).decode(),
-            "etag": copy.etag,
-        }  # fmt: skip
-        data = json.dumps({**vars(seen), "copy": packed}).encode()
-        write_whole(self._path(".json"), data, durable=True)
+        copy = seen.copy and {
+            **vars(seen.copy),
+            "data": seen.copy.data.decode("latin-1"),
+            "signatures": seen.copy.signatures.decode("latin-1"),
+        }
+        write_whole(self._path(".json"), json.dumps({**vars(seen), "copy": copy}).encode(), durable=True)
 
     def _path(self, ending: str) -> Path:
         return self.store.work_folder("sources") / f"{fetch.key(self.place.address)}{ending}"
@@ -216,12 +204,6 @@ class Master:
         seen.version, seen.digest = made.version, sha256(copy.data).hexdigest()
         self._save(seen)
         return made
-
-    def _asked_meanwhile(self, seen: Seen, now: float) -> Index:
-        """What the process found that we have waited for."""
-        if not seen.trouble and seen.copy is not None:
-            return self._judged(seen.copy, seen, now)
-        return self._last_good(seen, now)
 
     def _last_good(self, seen: Seen, now: float) -> Index:
         """The index that came last, while it is not too old. Raises why there is no newer one; and where there is one that is
@@ -295,11 +277,39 @@ def _read(path: Path, largest: int) -> bytes:
 
 
 def _copy(value: dict[str, Any]) -> Copy:
-    try:
-        return Copy(base64.b64decode(value["data"]), base64.b64decode(value["signatures"]), str(value["etag"]))
-    except binascii.Error as exc:
-        raise NotAnIndex("what was kept of an index is broken") from exc
+    return Copy(value["data"].encode("latin-1"), value["signatures"].encode("latin-1"), str(value["etag"]))
 
 
 def _moment(now: float | None) -> datetime:
     return trust.moment(time.time() if now is None else now)
+
+
+def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
+    """(key, what is wrong) of each value of `[image]` that could not be used; each is read as it is when it is used. No source is
+    asked, and no file looked at."""
+    looks: list[tuple[str, Callable[[], object]]] = [
+        *(("trust", lambda line=line: trust.read_rules((line,))) for line in settings.trust),
+        *(("sources", lambda source=source: place_of(source)) for source in settings.sources),
+        *(("formats", lambda form=form: _check_format(form)) for form in settings.formats),
+    ]
+    for key, look in looks:
+        try:
+            look()
+        except BadSetting as exc:
+            yield key, exc
+    if settings.sources and not settings.trust:
+        yield (
+            "sources",
+            BadSetting(
+                "without lines in `image.trust` nothing is taken from a source",
+                hint="say there who may publish which names: docs/image-life.md",
+            ),
+        )
+
+
+def _check_format(form: str) -> None:
+    known = Settings().formats
+    if form not in known:
+        raise BadSetting(
+            f"image.formats: {form!r} is not a disk format or a packing", hint=f"there are {', '.join(known)}"
+        )

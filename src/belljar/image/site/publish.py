@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PACKING_TIMEOUT = 4 * 3600
 LOCK = ".publish.lock"
 LOCK_TIMEOUT = 600.0
-DRAFTS = (f".{index.INDEX}.", f"..{index.INDEX}.")
+DRAFT = f".{index.INDEX}."
 FILE, FOLDER = 0o644, 0o755  # everybody's to read: a web server runs as somebody else
 WRITING_AGE = 3600.0
 UNUSED_AGE = 7 * 86400.0  # seconds; a download of a file no index names any more goes on that long
@@ -56,7 +56,8 @@ def folder_of(target: str) -> Path:
     parts = urlsplit(target)
     if "://" in target and parts.scheme != "file":
         raise BadOption(
-            f"--to {target}: belljar publishes into folders", hint="Publish into the folder that the web server serves."
+            f"--to {target}: belljar publishes into folders only",
+            hint="Publish into the folder that the web server serves.",
         )
     return Path(unquote(parts.path)) if "://" in target else Path(target)
 
@@ -224,27 +225,14 @@ def _write(folder: Path, made: Index, signer: Signer | None) -> None:
     signatures = [] if signer is None else [signer.sign(signing.INDEX, data)]
     place = folder / index.SIGNATURES / f"{sha256(data).hexdigest()}.json"
     write_whole(place, index.canonical(signing.as_json(signatures)), mode=FILE, durable=True)
-    place.chmod(FILE)
-    _draft_with_mode(folder / index.INDEX, data)
-
-
-def _draft_with_mode(path: Path, data: bytes) -> None:
-    """As `write_whole`, readable for all from the first moment, whatever the umask."""
-    draft = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
-    try:
-        write_whole(draft, data, mode=FILE, durable=True)
-        draft.chmod(FILE)
-        draft.rename(path)
-        sync_folder(path.parent)
-    finally:
-        draft.unlink(missing_ok=True)
+    write_whole(folder / index.INDEX, data, mode=FILE, durable=True)
 
 
 def _tidy(folder: Path, now: float) -> None:
     """Remove what publishers that were killed have left half written: whoever writes, writes on."""
     places = (folder, folder / index.BLOBS, folder / index.SIGNATURES)
     for path in (path for place in places for path in place.iterdir()):
-        is_draft = path.name.startswith(DRAFTS if path.parent == folder else ".")
+        is_draft = path.name.startswith(DRAFT if path.parent == folder else ".")
         with suppress(FileNotFoundError):
             if is_draft and now - path.stat().st_mtime > WRITING_AGE:
                 path.unlink()

@@ -1,7 +1,9 @@
 """Sign and verify bytes: Ed25519 keys, and the keys of X.509 certificates. What may be signed by whom is said in `trust`.
 
-Where the library `cryptography` is used, with `authorities`. A signature is over a word that says what is signed, a newline,
-and the bytes: one for an index is none for an image.
+The one user of the library `cryptography`. A signature is over a word that says what is signed, a newline, and the bytes: one for an
+index is none for an image. Chains of certificates are built and checked by the library; here is what is to be checked:
+authorities are authorities, keys are for signing, and no list of revocations beside the certificates (`*.r0`, `*.crl`) names
+one of the chain. Folders are laid out as /etc/grid-security/certificates: PEM files `*.pem`, `*.crt`, `*.0`.
 """
 
 from __future__ import annotations
@@ -9,19 +11,31 @@ from __future__ import annotations
 import base64
 import binascii
 import os
+import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import BadSetting, HostError, InputMissing, NotPermitted, OutputUnwritable, SignatureRefused
+from belljar.errors import (
+    BadSetting,
+    HostError,
+    InputMissing,
+    NotPermitted,
+    OutputUnwritable,
+    SignatureRefused,
+    UnsafeFolder,
+)
 from belljar.host.files import read_capped, write_all
 from belljar.image.site.trust import Signature
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
+    from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.x509 import Certificate
 
 KEY_BYTES = 32
 LARGEST_KEY = 64 << 10
@@ -86,7 +100,9 @@ def load_signer(key_file: Path, certificate_file: Path | None = None) -> Signer:
     try:
         key = load_pem_private_key(data, password=None)
     except (ValueError, TypeError) as exc:
-        raise InputMissing(f"{key_file}: no private key: {exc}", hint="Give a PEM file without a passphrase.") from exc
+        raise InputMissing(
+            f"{key_file}: not a private key: {exc}", hint="Give a PEM file without a passphrase."
+        ) from exc
     if certificate_file is not None:
         return Signer(key, _chain_of(key, certificate_file))
     if not isinstance(key, Ed25519PrivateKey):
@@ -131,7 +147,7 @@ def check_public_key(text: str) -> str:
     except (binascii.Error, ValueError):
         pass
     raise BadSetting(
-        f"image.trust: {text!r} is no Ed25519 public key", hint="`belljar image key FILE` prints the key of a file."
+        f"image.trust: {text!r} is not an Ed25519 public key", hint="`belljar image key FILE` prints the key of a file."
     )
 
 
@@ -147,26 +163,22 @@ def verify_ed25519(key: str, value: str, data: bytes) -> None:
         raise SignatureRefused(f"its signature by ed25519:{key} is wrong: this is not what was signed") from exc
 
 
-def verify_certificate(certificate: Certificate, value: str, data: bytes) -> None:
-    """Raise SignatureRefused unless the certificate's key (RSA with PKCS#1 v1.5, ECDSA, both with SHA-256, or Ed25519)
-    signed *data*."""
-    verify_key(certificate.public_key(), _bytes_of(value), data)
-
-
-def verify_key(key: Any, value: bytes, data: bytes, *, digested: bool = False) -> None:
-    """As `verify_certificate`. *digested*: *data* is the SHA-256 of what was signed."""
+def verify_key(key: Any, value: str, data: bytes, *, digested: bool = False) -> None:
+    """Raise SignatureRefused unless a certificate's key (RSA with PKCS#1 v1.5, ECDSA, both with SHA-256, or Ed25519) signed
+    *data*; *digested*: it is the SHA-256 of what was signed. The signature is base64."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa, utils
     from cryptography.hazmat.primitives.hashes import SHA256
 
     digest: Any = utils.Prehashed(SHA256()) if digested else SHA256()
+    signature = _bytes_of(value)
     try:
         if isinstance(key, rsa.RSAPublicKey):
-            key.verify(value, data, padding.PKCS1v15(), digest)
+            key.verify(signature, data, padding.PKCS1v15(), digest)
         elif isinstance(key, ec.EllipticCurvePublicKey):
-            key.verify(value, data, ec.ECDSA(digest))
+            key.verify(signature, data, ec.ECDSA(digest))
         elif isinstance(key, ed25519.Ed25519PublicKey) and not digested:
-            key.verify(value, data)
+            key.verify(signature, data)
         else:
             raise SignatureRefused(f"a signature by a key of a kind belljar does not know ({type(key).__name__})")
     except InvalidSignature as exc:
@@ -190,7 +202,7 @@ def _bytes_of(value: str) -> bytes:
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as exc:
-        raise SignatureRefused("its signature is no base64") from exc
+        raise SignatureRefused("its signature is not base64") from exc
 
 
 def as_json(signatures: Sequence[Signature]) -> list[dict[str, Any]]:
@@ -201,3 +213,105 @@ def as_json(signatures: Sequence[Signature]) -> list[dict[str, Any]]:
         else {"key": one.key, "value": one.value}
         for one in signatures
     ]
+
+
+LARGEST_CERTIFICATE, LARGEST_LIST = 1 << 20, 64 << 20
+LONGEST_CHAIN = 8
+CERTIFICATES, REVOCATIONS = (".pem", ".crt", ".0"), (".r0", ".crl")
+# A value that looks like further parts of the name would make the one-line form ambiguous.
+LOOKS_LIKE_A_PART = re.compile(r"/[A-Za-z]+=")
+
+
+def check_chain(chain: Sequence[str], folder: Path, now: datetime) -> tuple[Any, str]:
+    """The public key and the name of the signer of a chain of PEM certificates, the signer's first, for whom an authority in
+    *folder* vouches. *now*: in UTC. Raises SignatureRefused."""
+    needed()
+    from cryptography import x509
+    from cryptography.x509.verification import VerificationError
+
+    if not 1 <= len(chain) <= LONGEST_CHAIN:
+        raise SignatureRefused(f"a chain of {len(chain)} certificates")
+    try:
+        signer, *between = [x509.load_pem_x509_certificate(one.encode()) for one in chain]
+    except ValueError as exc:
+        raise SignatureRefused(f"its certificate cannot be read: {exc}") from exc
+    dn = one_line(signer.subject)
+    authorities = list(_authorities(folder))
+    if not authorities:
+        raise SignatureRefused(f"{folder}: no certificate of an authority is there")
+    try:
+        verified = _verifier(authorities, now).verify(signer, between)
+    except (VerificationError, ValueError) as exc:
+        raise SignatureRefused(f"no authority in {folder} vouches for {dn}: {exc}") from exc
+    _refuse_revoked(verified.chain, folder)
+    return signer.public_key(), dn
+
+
+def one_line(name: x509.Name) -> str:
+    """A distinguished name as grids write it: /DC=ch/DC=cern/CN=signer."""
+    parts = []
+    for attribute in name:
+        text = str(attribute.value)
+        if LOOKS_LIKE_A_PART.search(text) or not text.isprintable():
+            raise SignatureRefused(f"the name {text!r} in a certificate could be mistaken for another name")
+        word = "emailAddress" if attribute.oid.dotted_string == "1.2.840.113549.1.9.1" else None
+        parts.append(f"/{word or attribute.rfc4514_attribute_name}={text}")
+    return "".join(parts)
+
+
+def _verifier(authorities: list[x509.Certificate], now: datetime) -> Any:
+    from cryptography import x509
+    from cryptography.x509.verification import Criticality, ExtensionPolicy, PolicyBuilder, Store
+
+    either = Criticality.AGNOSTIC
+    of_authorities = (
+        ExtensionPolicy.permit_all()
+        .require_present(x509.BasicConstraints, either, _is_authority)
+        .may_be_present(x509.KeyUsage, either, _signs_certificates)
+    )
+    of_signers = ExtensionPolicy.permit_all().may_be_present(x509.KeyUsage, either, _signs)
+    builder = PolicyBuilder().store(Store(authorities)).time(now).max_chain_depth(LONGEST_CHAIN)
+    return builder.extension_policies(ca_policy=of_authorities, ee_policy=of_signers).build_client_verifier()
+
+
+def _is_authority(policy: Any, certificate: Any, constraints: Any) -> None:
+    if not constraints.ca:
+        raise ValueError("its issuer is not an authority")
+
+
+def _signs_certificates(policy: Any, certificate: Any, usage: Any) -> None:
+    if usage is not None and not usage.key_cert_sign:
+        raise ValueError("its issuer's key may not sign certificates")
+
+
+def _signs(policy: Any, certificate: Any, usage: Any) -> None:
+    if usage is not None and not (usage.digital_signature or usage.content_commitment):
+        raise ValueError("its key is not for signatures")
+
+
+def _authorities(folder: Path) -> Iterator[x509.Certificate]:
+    from cryptography import x509
+
+    for path in _files(folder, CERTIFICATES):
+        with suppress(OSError, ValueError, UnsafeFolder):  # one broken file of a hundred is no reason to trust nobody
+            yield from x509.load_pem_x509_certificates(read_capped(path, LARGEST_CERTIFICATE))
+
+
+def _refuse_revoked(chain: list[x509.Certificate], folder: Path) -> None:
+    """Lists count that their authority has signed, also old ones: what was revoked stays so."""
+    from cryptography import x509
+
+    for path in _files(folder, REVOCATIONS):
+        with suppress(OSError, ValueError, UnsafeFolder):
+            revoked = x509.load_pem_x509_crl(read_capped(path, LARGEST_LIST))
+            for one, issuer in pairwise(chain):
+                if revoked.issuer != one.issuer or not revoked.is_signature_valid(issuer.public_key()):  # type: ignore[arg-type]
+                    continue
+                if revoked.get_revoked_certificate_by_serial_number(one.serial_number) is not None:
+                    raise SignatureRefused(f"the certificate of {one_line(one.subject)} was revoked ({path.name})")
+
+
+def _files(folder: Path, endings: tuple[str, ...]) -> list[Path]:
+    with suppress(OSError):
+        return sorted(path for path in folder.iterdir() if path.suffix in endings)
+    return []

@@ -16,12 +16,12 @@ from belljar.errors import BelljarError, ImageCorrupt, ImageMismatch, ImageTooLa
 from belljar.host.files import free_bytes
 from belljar.image import Image
 from belljar.image.intake import fetch, intake
-from belljar.image.intake.sandbox import Limits, run
+from belljar.image.intake.sandbox import check_qcow2, run
 from belljar.image.progress import Progress, shown
 from belljar.image.site import index
 from belljar.image.site.index import Entry, Part, Statement
 from belljar.image.site.master import Master
-from belljar.image.store import manifest, qcow2
+from belljar.image.store import manifest
 from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
@@ -68,9 +68,8 @@ def pull(store: Store, reference: str, *, now: float | None = None) -> Image:
             master = Master(store, source)
             made = master.current(progress, youngest=store.settings.sync_interval, now=now)
             if name := _offered(made, reference):
-                entry = master.entry(name, made, now)
-                assert entry is not None
-                return bring(store, master, entry, progress)
+                master.check(made.entries[name], now)
+                return bring(store, master, made.entries[name], progress)
     raise ImageUnknown(
         f"no image is called {reference!r}, and no source offers one",
         hint="`belljar image sync --dry-run` shows what is offered.",
@@ -114,14 +113,11 @@ def sync(
                     asked = everything or name in names
                     found.append(_synced(store, master, made.entries[name], asked, dry_run, progress))
             if not names and not everything:
-                found += [_withdrawn(name, digest, master) for name, digest in ours.items() if name not in made.entries]
+                gone = [name for name in ours if name not in made.entries]
+                found += [Synced(name, ours[name], master.place.shown, KEPT, "not offered any more") for name in gone]
     all_answered = all(row.name for row in found)
     missing = [name for name in names if name not in taken] if all_answered else []
     return found + [Synced(name, "", "", FAILED, "no source offers it", ImageUnknown.__name__) for name in missing]
-
-
-def _withdrawn(name: str, digest: str, master: Master) -> Synced:
-    return Synced(name, digest, master.place.shown, KEPT, "not offered any more")
 
 
 def _synced(store: Store, master: Master, entry: Entry, asked: bool, dry_run: bool, progress: Progress) -> Synced:
@@ -134,10 +130,8 @@ def _synced(store: Store, master: Master, entry: Entry, asked: bool, dry_run: bo
             row = replace(row, what=REPAIRED)
         elif here is not None and here.digest == statement.digest:
             seen = master.seen()
-            if (
-                seen.ours.get(statement.name) == here.digest
-                and seen.versions.get(statement.name, 0) >= statement.version
-            ):
+            is_known = seen.versions.get(statement.name, 0) >= statement.version
+            if is_known and seen.ours.get(statement.name) == here.digest:
                 return row
             row = replace(row, what=PRESENT if _is_as_stated(here, statement) else UPDATED)
         elif here is not None:
@@ -148,9 +142,8 @@ def _synced(store: Store, master: Master, entry: Entry, asked: bool, dry_run: bo
             row = replace(row, what=OFFERED if dry_run else NEW)
         if dry_run:
             return row
-        found = master.entry(statement.name, replace(index.Index(0, 0, 0), entries={statement.name: entry}))
-        assert found is not None
-        bring(store, master, found, progress)
+        master.check(entry)
+        bring(store, master, entry, progress)
     except BelljarError as exc:
         return replace(row, what=FAILED, why=exc.message, error=type(exc).__name__)
     return row
@@ -202,7 +195,7 @@ def _make_room(store: Store, master: Master, entry: Entry) -> None:
     parts = entry.statement.parts.values()
     needed = sum(part.size for part in parts)
     if store.settings.cache_limit:
-        from belljar.image.store.evict import make_room
+        from belljar.image.store.sweep import make_room
 
         make_room(store, needed)
     if master.place.folder is None:
@@ -256,7 +249,9 @@ def check_sizes(entry: Entry, largest: int) -> None:
         raise ImageTooLarge(f"{statement.name}: {max(size, packed)} bytes, the limit is {largest}")
     for name, part in statement.parts.items():
         if name != manifest.DISK and part.size > LARGEST_BOOT_FILE:
-            raise ImageTooLarge(f"{statement.name}: a {name} of {part.size} bytes", hint="That is no boot file.")
+            raise ImageTooLarge(
+                f"{statement.name}: a {name} of {part.size} bytes", hint="That is too large for a boot file."
+            )
 
 
 def _fetched(store: Store, master: Master, entry: Entry, progress: Progress) -> Image:
@@ -266,7 +261,11 @@ def _fetched(store: Store, master: Master, entry: Entry, progress: Progress) -> 
         for name, part in statement.parts.items():
             blob = _blob(store, master, part, downloads, progress)
             _unpack(blob, folder / name, part, progress)
-        check_disk(folder / manifest.DISK, statement.virtual_size, store.settings.max_size, progress)
+        progress.step("Checking the disk")  # whoever signed it may have been wrong
+        size = check_qcow2(folder / manifest.DISK, store.settings.max_size, CHECKING_TIMEOUT).size
+        if size != statement.virtual_size:
+            stated = f"a disk of {size} bytes, stated were {statement.virtual_size}"
+            raise ImageCorrupt(stated, hint="Publish the image again.")
         progress.step("Taking its digest")
         signer = master.signer(entry)
         what = manifest.Facts(
@@ -324,21 +323,8 @@ def _unpack(blob: Path, out: Path, part: Part, progress: Progress) -> None:
     progress.step(f"Unpacking {out.name}")
     program = ["zstd", "-dcq", "--memory=1024MB"] if part.form == index.ZSTD else ["cat"]
     try:
-        run(program, [], Limits(UNPACKING_TIMEOUT, part.size), stdin=blob, stdout=out, progress=progress)
+        run(program, [], UNPACKING_TIMEOUT, part.size, stdin=blob, stdout=out, progress=progress)
     except (ImageCorrupt, ImageTooLarge) as exc:
         raise ImageMismatch(f"{out.name}: {exc.message}", hint="Publish the image again.") from exc
     if (size := out.stat().st_size) != part.size:
         raise ImageMismatch(f"{out.name}: {size} bytes, ordered were {part.size}", hint="Publish the image again.")
-
-
-def check_disk(disk: Path, virtual_size: int, largest: int, progress: Progress) -> None:
-    """Raise ImageCorrupt or ImageTooLarge unless QEMU may open this file as it is: whoever signed it may have been wrong."""
-    progress.step("Checking the disk")
-    header = qcow2.read_trusted(disk, largest)
-    if header.size != virtual_size:
-        raise ImageCorrupt(
-            f"a disk of {header.size} bytes, stated were {virtual_size}", hint="Publish the image again."
-        )
-    leaks = 3  # clusters nobody uses: harmless
-    limits = Limits(CHECKING_TIMEOUT, 1 << 20)
-    run(["qemu-img", "check", "-q", "-f", "qcow2", "{0}"], [disk], limits, fine=(0, leaks))

@@ -62,7 +62,7 @@ def _rule(line: str) -> Rule:
         raise BadSetting(f"image.trust: {line!r} does not name a signer", hint=FORM)
     names = tuple(words[0].split("|"))
     if not all(map(NAMES.fullmatch, names)):
-        raise BadSetting(f"image.trust: {words[0]!r} are no names of images", hint=FORM)
+        raise BadSetting(f"image.trust: {words[0]!r} are not names of images", hint=FORM)
     kind, _, rest = words[1].strip().partition(":")
     if kind == UNSIGNED and not rest:
         return Rule(names, UNSIGNED)
@@ -78,7 +78,7 @@ def _rule(line: str) -> Rule:
 
 def _absolute(folder: str, line: str) -> Path:
     if not folder.startswith("/"):
-        raise BadSetting(f"image.trust: {line!r}: the folder of authorities must be a path from the root", hint=FORM)
+        raise BadSetting(f"image.trust: {line!r}: the folder of authorities must be an absolute path", hint=FORM)
     return Path(folder)
 
 
@@ -86,7 +86,7 @@ def _pattern(dn: str, line: str) -> str:
     try:
         re.compile(dn)
     except re.error as exc:
-        raise BadSetting(f"image.trust: {dn!r} is no pattern: {exc}", hint=FORM) from exc
+        raise BadSetting(f"image.trust: {dn!r} is not a pattern: {exc}", hint=FORM) from exc
     if not dn:
         raise BadSetting(
             f"image.trust: {line!r} lets anybody with a certificate publish", hint="Give a pattern of DNs."
@@ -150,10 +150,10 @@ def _signer(what: bytes, signature: Signature, rule: Rule, now: datetime) -> str
         return f"{ED25519}:{rule.key}"
     if not signature.certificates:
         return ""
-    from belljar.image.site import authorities
+    from belljar.image.site import signing
 
-    signer = authorities.check_chain(signature.certificates, rule.folder, now)
-    if not re.fullmatch(rule.dn, signer.dn):
-        raise SignatureRefused(f"{signer.dn} is not one `image.trust` names")
-    signing.verify_certificate(signer.certificate, signature.value, what)
-    return signer.dn
+    key, dn = signing.check_chain(signature.certificates, rule.folder, now)
+    if not re.fullmatch(rule.dn, dn):
+        raise SignatureRefused(f"{dn} is not one `image.trust` names")
+    signing.verify_key(key, signature.value, what)
+    return dn

@@ -1,4 +1,5 @@
-"""The qcow2 form: read the header of a file nobody trusts, write an empty overlay. docs/interop/qcow2.txt of QEMU.
+"""The qcow2 form: read the header of a file nobody trusts, write the empty overlay that is a machine's own disk. An image is never
+written. docs/interop/qcow2.txt of QEMU.
 
 Nothing here runs a program. A header that passes `read_trusted` names no other file, so QEMU opens this one alone.
 """
@@ -7,10 +8,13 @@ from __future__ import annotations
 
 import os
 import struct
+from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import ImageCorrupt, ImageTooLarge
-from belljar.host.files import write_all
+from belljar.errors import ImageCorrupt, ImageTooLarge, ImpossibleSize, NoSpace
+from belljar.host.files import free_bytes, no_space_as_error, write_all
+from belljar.image import Image, Settings
+from belljar.model import GIB, MIB
 from belljar.records import dataclass
 
 MAGIC = b"QFI\xfb"
@@ -102,7 +106,7 @@ def _complaints(header: Header, file_size: int) -> list[tuple[bool, str]]:
         (bool(header.incompatible & ~(HARMLESS | EXTERNAL_DATA | CORRUPT)), "it uses features belljar does not know"),
         (not sane, "its cluster size makes no sense"),
         (header.size == 0, "its disk is empty"),
-        (header.size % 512 != 0, "its size is no whole number of sectors"),
+        (header.size % 512 != 0, "its size is not a whole number of sectors"),
         (entries > LARGEST_L1 or covered < header.size, "its size makes no sense"),
         (not cluster <= l1_at <= file_size - 8 * entries, "its tables lie outside of the file"),
         (not cluster <= table_at <= file_size - 8, "its tables lie outside of the file"),
@@ -166,3 +170,47 @@ def overlay_bytes(backing: bytes, size: int) -> bytes:
     refcount_block = struct.pack(">H", 1) * (3 + l1_clusters)
     clusters = (header + extensions + backing, refcount_table, refcount_block)
     return b"".join(cluster.ljust(CLUSTER, b"\0") for cluster in clusters) + b"\0" * (l1_clusters * CLUSTER)
+
+
+SECTOR = 512
+LARGEST_DISK = 4096 * GIB
+
+
+class DiskOverlays:
+    """Writable disks on top of images, as `belljar.image.Overlays` promises them."""
+
+    def __init__(self, settings: Settings = Settings()) -> None:  # noqa: B008 - a frozen value
+        self.settings = settings
+
+    def size(self, image: Image, wanted: int | None) -> int:
+        size = image.virtual_size if wanted is None else -(-wanted // SECTOR) * SECTOR
+        if size < image.virtual_size:
+            raise ImpossibleSize(
+                f"a disk of {size // MIB} MiB is too small: the image's has {image.virtual_size // MIB} MiB",
+                hint="Ask for a larger --disk, or none.",
+            )
+        if size > LARGEST_DISK:
+            raise ImpossibleSize(f"a disk of {size // GIB} GiB is too large: at most {LARGEST_DISK // GIB} GiB")
+        return size
+
+    def create(self, path: Path, image: Image, size: int | None) -> int:
+        size = self.size(image, size)
+        self.check_room(path.parent)
+        with no_space_as_error(path):
+            try:
+                write_overlay(path, image.disk, size)
+            except BaseException as exc:
+                if not isinstance(exc, FileExistsError):
+                    self.discard(path)
+                raise
+        return size
+
+    def check_room(self, folder: Path) -> None:
+        if (free := free_bytes(folder)) < self.settings.reserve:
+            raise NoSpace(
+                f"{folder}: {free // MIB} MiB free, a machine needs {self.settings.reserve // MIB} MiB to start"
+            )
+
+    def discard(self, path: Path) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(path)

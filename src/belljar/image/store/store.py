@@ -50,7 +50,8 @@ HEX = re.compile(r"[0-9a-f]{8,64}")
 
 
 class Store:
-    """Images by name or digest: a private store that is written to, and before it fails the site's, which is only read."""
+    """A private store that is written to, and behind it the site's, which is only read. What `belljar.image.ImageStore` promises
+    is said there."""
 
     def __init__(self, private: Path, site: Path | None, settings: Settings, users: Users = nobody) -> None:
         self.folder = private / "images"
@@ -63,8 +64,6 @@ class Store:
     # ---- finding
 
     def resolve(self, reference: str) -> Image:
-        """The image of this name, digest or unique digest prefix (8 digits or more), checked cheaply against what was
-        stored (size, mtime, inode, qcow2 header). Raises ImageUnknown, ImageCorrupt."""
         folder, names = self._find(reference)
         try:
             return manifest.read(folder, names)
@@ -107,8 +106,6 @@ class Store:
         return build(self, Recipe(suite="bookworm", name=DEFAULT_NAME), only_if_missing=True)
 
     def ensure(self, reference: str) -> None:
-        """Have the image of this name or digest here: from a source that offers it, or as `ensure_default` has it. A name that
-        is here already costs no look at any source; what nobody offers is for `resolve` to refuse."""
         with suppress(ImageUnknown):
             self._find(reference)
             return
@@ -124,7 +121,8 @@ class Store:
         if self.shared:
             return
         with suppress(ImageUnknown):
-            self._settled[reference] = _digest(self._find_in([self.site] if self.site else [], reference)[0])
+            found, _ = self._find_in([self.site] if self.site else [], reference)
+            self._settled[reference] = found.name.removeprefix(PREFIX)
             return
         if own:
             return
@@ -142,7 +140,7 @@ class Store:
     # ---- using
 
     def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:
-        """What to boot it with in this context: the image's initrd with the present agent appended, cached by digest."""
+        """A ramdisk of belljar's is the image's part with the present agent appended, cached by digest."""
         if image.kernel is None:
             firmware = firmware_of(image)
             return BootFiles(None, None, "", "uefi" if firmware is Firmware.UEFI else "", firmware)
@@ -152,7 +150,7 @@ class Store:
         digest = initramfs.boot_digest(image, python)
         cached = self.folder / "cache" / digest
         if not _is_whole(cached, image.initrd):
-            self._folder("cache")
+            self.work_folder("cache")
             with no_space_as_error(cached):
                 write_whole(
                     cached, image.initrd.read_bytes() + initramfs.agent_part(image, python), mode=self.file_mode | 0o200
@@ -168,23 +166,16 @@ class Store:
         """This host's Python, as guests get it."""
         from belljar.host.interpreter import interpreter
 
-        return interpreter(self._folder("interpreters"), bundle.source())
+        return interpreter(self.work_folder("interpreters"), bundle.source())
 
     def python_for(self, image: Image) -> Interpreter | None:
         return None if initramfs.fits(image) else self.interpreter()
 
     @contextmanager
     def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> Iterator[None]:
-        """Keep the image from being removed while inside. The hold is gone when the holder dies."""
-        with ExitStack() as stack:
-            path = _lock_file(image.disk.parent)
-            try:
-                # Whoever else has it alone looks or removes; both are over soon.
-                stack.enter_context(locked(path, timeout=patience, what=f"use image {image.called}", shared=True))
-                with suppress(PermissionError, FileNotFoundError):
-                    os.utime(path)  # when it was used last, for `evict`; the site's images are not ours to mark
-            except FileNotFoundError as exc:
-                raise ImageUnknown(f"image {image.called} was removed before machine {id} could use it") from exc
+        with self._staying(image.disk.parent, f"use image {image.called} for {id}", patience):
+            with suppress(PermissionError, FileNotFoundError):
+                os.utime(_lock_file(image.disk.parent))  # when it was used last; the site's images are not ours to mark
             yield
 
     def complaint(self, image: Image) -> str:
@@ -215,7 +206,7 @@ class Store:
         was removed meanwhile."""
         check_name(name)
         self._ours(image, "named")
-        names = self._folder("names")
+        names = self.work_folder("names")
         draft = names / f".{name}.{os.getpid()}"
         with self._staying(image.disk.parent, f"name it {name}"):
             with suppress(FileNotFoundError):
@@ -248,7 +239,7 @@ class Store:
                 raise ImageInUse(f"image {image.called} is called {names[0]} by now")
             for name in names:
                 self.untag(name)
-            trash = self._folder("drafts") / f"removed-{image.digest:.16}-{os.getpid()}"
+            trash = self.work_folder("drafts") / f"removed-{image.digest:.16}-{os.getpid()}"
             folder.rename(trash)
             remove_tree(trash)
         finally:
@@ -342,7 +333,7 @@ class Store:
 
     def _exchange(self, draft: Path, folder: Path) -> None:
         """The draft takes the place of an image with the same disk."""
-        aside = self._folder("drafts") / f"removed-{folder.name[len(PREFIX) :][:16]}-{os.getpid()}"
+        aside = self.work_folder("drafts") / f"removed-{folder.name[len(PREFIX) :][:16]}-{os.getpid()}"
         folder.rename(aside)
         draft.rename(folder)
         remove_tree(aside)
@@ -360,9 +351,6 @@ class Store:
 
     def work_folder(self, name: str) -> Path:
         """A folder beside the images, made when it is missing."""
-        return self._folder(name)
-
-    def _folder(self, name: str) -> Path:
         mode = 0o755 if self.shared else 0o700
         private_folder(self.folder.parent, mode=mode)
         private_folder(self.folder, mode=mode)
@@ -372,14 +360,14 @@ class Store:
         return [self.folder, *([self.site] if self.site else [])]
 
     @contextmanager
-    def _staying(self, folder: Path, what: str) -> Iterator[None]:
-        """Nobody removes this image inside. Raises ImageUnknown when somebody has."""
-        gone = ImageUnknown(f"{folder.name} was removed before belljar could {what}")
+    def _staying(self, folder: Path, what: str, patience: float = HOLD_TIMEOUT) -> Iterator[None]:
+        """Nobody removes this image inside; whoever has it alone looks or removes, and is done soon. Raises ImageUnknown when it
+        was removed."""
         with ExitStack() as held:
             try:
-                held.enter_context(locked(_lock_file(folder), timeout=HOLD_TIMEOUT, what=what, shared=True))
+                held.enter_context(locked(_lock_file(folder), timeout=patience, what=what, shared=True))
             except FileNotFoundError:
-                raise gone from None
+                raise ImageUnknown(f"{folder.name} was removed before belljar could {what}") from None
             yield
 
     def _ours(self, image: Image, done: str) -> None:
@@ -471,10 +459,6 @@ def _image_folders(store: Path) -> list[Path]:
 
 def _merge(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*one, *other)))
-
-
-def _digest(folder: Path) -> str:
-    return folder.name.removeprefix(PREFIX)
 
 
 def _lock_file(folder: Path) -> Path:

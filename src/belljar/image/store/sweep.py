@@ -1,10 +1,19 @@
-"""Take away what nobody can use any more. Each thing is tried alone: what is locked is in use and stays."""
+"""Take away what nobody can use any more, and images beyond the limits of the cache. Each thing is tried alone: what is locked is in
+use and stays.
+
+Of the cache only what came from a source can go, for only that can come again: the least recently used first, never what a
+machine holds, a template needs, or `image.keep` names. An image is used when a machine starts on it: then its `lock` gets the
+time. On the site's store an ordinary user cannot mark that; but each start reads the disk's header, and the access time tells of
+that where the file system keeps it (once a day).
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,10 +38,7 @@ def sweep(store: Store, *, dry_run: bool, now: float | None = None) -> Iterator[
     moment = time.time() if now is None else now
     yield from _drafts(store, dry_run)
     yield from _nameless(store, dry_run)
-    if store.settings.cache_limit or store.settings.keep_days:
-        from belljar.image.store.evict import evict
-
-        yield from evict(store, dry_run=dry_run, now=now)
+    yield from evict(store, dry_run=dry_run, now=now)
     yield from _ramdisks(store, dry_run)
     yield from _layers(store, dry_run)
     yield from _interpreters(store, dry_run)
@@ -65,15 +71,8 @@ def _nameless(store: Store, dry_run: bool) -> Iterator[Path]:
     for image in store.images():
         if image.store != store.folder or image.names or store.users(image.digest):
             continue
-        if dry_run:
-            if _is_held(image.disk.parent / "lock"):
-                continue
-        else:
-            try:
-                store.remove(image, nameless=True)
-            except ImageInUse:
-                continue
-        yield image.disk.parent
+        if _removed(store, image, dry_run, nameless=True):
+            yield image.disk.parent
 
 
 def _ramdisks(store: Store, dry_run: bool) -> Iterator[Path]:
@@ -85,9 +84,7 @@ def _ramdisks(store: Store, dry_run: bool) -> Iterator[Path]:
         wanted |= {initramfs.boot_digest(image, _python(store, image)) for image in images}
     for cached in there:
         if cached.name not in wanted:
-            if not dry_run:
-                cached.unlink(missing_ok=True)
-            yield cached
+            yield _unlinked(cached, dry_run)
 
 
 def _layers(store: Store, dry_run: bool) -> Iterator[Path]:
@@ -96,9 +93,7 @@ def _layers(store: Store, dry_run: bool) -> Iterator[Path]:
     wanted = {layer_name(image, _python(store, image)) for image in store.images()}
     for path in there:
         if path.name.partition(".")[0] not in wanted and not is_locked(path.with_suffix(".lock")):
-            if not dry_run:
-                path.unlink(missing_ok=True)
-            yield path
+            yield _unlinked(path, dry_run)
 
 
 def _interpreters(store: Store, dry_run: bool) -> Iterator[Path]:
@@ -119,9 +114,7 @@ def _half_written(store: Store, dry_run: bool, now: float) -> Iterator[Path]:
     for folder in ("cache", "layers", "interpreters", "names", "sources", "downloads"):
         for path in _entries(store.folder / folder):
             if path.name.startswith(".") and _age(path, now) > WRITING_AGE:
-                if not dry_run:
-                    path.unlink(missing_ok=True)
-                yield path
+                yield _unlinked(path, dry_run)
 
 
 def _downloads(store: Store, dry_run: bool, now: float) -> Iterator[Path]:
@@ -129,13 +122,10 @@ def _downloads(store: Store, dry_run: bool, now: float) -> Iterator[Path]:
     old = [path for path in _entries(store.folder / "downloads") if _age(path, now) > DOWNLOAD_AGE]
     for part in old:
         if part.suffix != ".lock" and not is_locked(part.with_suffix(".lock")):
-            if not dry_run:
-                part.unlink(missing_ok=True)
-            yield part
+            yield _unlinked(part, dry_run)
     for path in old:
         if path.suffix == ".lock" and (lock := try_lock(path)):
-            if not dry_run:
-                path.unlink(missing_ok=True)
+            _unlinked(path, dry_run)
             lock.release()
             yield path
 
@@ -147,11 +137,10 @@ def _age(path: Path, now: float) -> float:
         return 0.0
 
 
-def _is_held(path: Path) -> bool:
-    """Does anybody hold it, be it together with others?"""
-    if lock := try_lock(path):
-        lock.release()
-    return lock is None
+def _unlinked(path: Path, dry_run: bool) -> Path:
+    if not dry_run:
+        path.unlink(missing_ok=True)
+    return path
 
 
 def _finished(folder: Path) -> list[Path]:
@@ -161,3 +150,68 @@ def _finished(folder: Path) -> list[Path]:
 
 def _entries(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+DAY = 86400.0
+
+
+def evict(store: Store, *, dry_run: bool, now: float | None = None, needed: int = 0) -> Iterator[Path]:
+    """Yields what was (or would be) removed: images unused for `image.keep_days`, then others while all images and *needed*
+    bytes more take over `image.cache_limit`."""
+    now = time.time() if now is None else now
+    settings = store.settings
+    if not settings.cache_limit and not settings.keep_days:
+        return
+    ours = [image for image in store.images() if image.store == store.folder]
+    total = sum(map(size, ours)) + needed
+    for image in sorted(filter(lambda one: _may_go(store, one), ours), key=last_used):
+        is_old = bool(settings.keep_days) and now - last_used(image) > settings.keep_days * DAY
+        is_too_much = bool(settings.cache_limit) and total > settings.cache_limit
+        freed = size(image)
+        if (is_old or is_too_much) and _removed(store, image, dry_run):
+            total -= freed
+            yield image.disk.parent
+
+
+def make_room(store: Store, needed: int) -> None:
+    """Remove what the limit wants gone before *needed* bytes come. A cache that stays too large is no reason to refuse."""
+    for _ in evict(store, dry_run=False, needed=needed):
+        pass
+
+
+def last_used(image: Image) -> float:
+    """When a machine was started on it last, as far as that can be seen."""
+    times = []
+    with suppress(OSError):
+        times.append(os.stat(image.disk.parent / "lock").st_mtime)
+    with suppress(OSError):
+        times.append(os.stat(image.disk).st_atime)
+    return max(times, default=image.created)
+
+
+def size(image: Image) -> int:
+    """Bytes of its files."""
+    total = 0
+    for path in (image.disk, image.kernel, image.initrd):
+        with suppress(OSError):
+            total += os.stat(path).st_size if path else 0
+    return total
+
+
+def _may_go(store: Store, image: Image) -> bool:
+    kept = (*store.settings.keep, store.settings.default)
+    is_kept = any(fnmatchcase(name, pattern) for name in image.names for pattern in kept)
+    return "published" in image.facts and not is_kept and not store.users(image.digest)
+
+
+def _removed(store: Store, image: Image, dry_run: bool, *, nameless: bool = False) -> bool:
+    """False, where a machine holds it, or somebody has just named it."""
+    if dry_run:
+        if lock := try_lock(image.disk.parent / "lock"):
+            lock.release()
+        return lock is not None
+    try:
+        store.remove(image, nameless=nameless)
+    except ImageInUse:
+        return False
+    return True

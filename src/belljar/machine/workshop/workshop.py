@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from belljar.machine.parts import Keep
 from belljar.model import (
     MIB,
     Account,
-    Context,
     MachineSpec,
     Outcome,
     Payload,
@@ -110,9 +109,10 @@ class Workshop:
         """Write these paths of the disk as a tar archive, with owners and modes."""
         await self._work_on_a_copy(disk, Task({"do": "archive", "paths": list(paths)}, stdout=sink))
 
-    async def survey(self, disk: Image, sink: Sink) -> None:
-        """Write what a direct boot of the disk's system is made of: see `belljar.image.intake.survey`."""
-        await self._work_on_a_copy(disk, Task({"do": "survey"}, stdout=sink))
+    async def survey(self, disk: Image, wanted: Mapping[str, Sequence[str]], sink: Sink) -> None:
+        """Write what a direct boot of the disk's system is made of, of the *wanted* files, names and modules of its kernels: see
+        `belljar.image.intake.survey`."""
+        await self._work_on_a_copy(disk, Task({"do": "survey", "leave_mounted": True, **wanted}, stdout=sink))
 
     async def insert(self, overlay: Path, items: Sequence[Item]) -> None:
         """Put files of the host into the disk *overlay*, a qcow2 on top of others."""
@@ -163,7 +163,7 @@ class Workshop:
             inputs=task.inputs, outputs=task.outputs,
             files=(PlainFile(TASK, words.encode("ascii"), 0o600, is_users=False), *folders),
         )  # fmt: skip
-        spec = MachineSpec(self._image, cpus=1, memory=MEMORY, context=Context.RAMDISK)
+        spec = MachineSpec(self._image, cpus=1, memory=MEMORY)
         id = os.urandom(6).hex()
         return Request(
             id, spec, RunPayload(payload), name="", requester="workshop", created=time.time(), timeout=PATIENCE

@@ -6,6 +6,7 @@ the task, which lies in a file, as JSON. What could not be done is the last line
 is ever executed, and its paths are followed in a chroot of their own, so that its links lead nowhere else.
 """
 
+import io
 import json
 import os
 import shutil
@@ -32,20 +33,8 @@ SELINUX = "security.selinux"
 LABELS = {
     "agent": "system_u:object_r:lib_t:s0", "unit": "system_u:object_r:systemd_unit_file_t:s0", "python": "system_u:object_r:bin_t:s0",
 }  # fmt: skip
-
-
-LOOKED_INTO = (
-    "/boot", "/usr/lib/modules", "/usr/sbin", "/usr/bin", "/usr/local/bin", "/usr/local/sbin", "/usr/libexec", "/usr/lib/systemd",
-    "/etc/systemd/system/multi-user.target.wants",
-)  # fmt: skip
-LINKS = ("/usr/bin/python3", "/usr/sbin/init", "/sbin/init")
-TOLD = ("/usr/lib/os-release", "/etc/os-release", "/var/lib/dpkg/status", "/usr/bin/busybox")
-DRIVERS = (
-    "drivers/virtio", "drivers/block", "drivers/char", "drivers/scsi", "drivers/ata", "drivers/misc", "drivers/net", "net/core", "net/9p", "lib", "crypto", "arch/x86/crypto", "fs/9p", "fs/netfs", "fs/fscache", "fs/ext4",
-    "fs/jbd2", "fs", "fs/xfs", "fs/btrfs",
-)  # fmt: skip
-FLAT = ("drivers/net", "fs")  # its folders are the drivers of real cards; fs has one file that ext4 needs
-MOST_FILES = 10_000
+OF_A_KERNEL = ("vmlinuz", "config", "modules.dep", "modules.builtin")
+LARGEST_TOLD = 256 << 20
 
 
 class Trouble(Exception):
@@ -145,46 +134,73 @@ def archive(task: dict[str, Any]) -> None:
 
 
 def survey(task: dict[str, Any]) -> None:
-    """Write a tar archive to stdout: what a direct boot of the foreign system is made of, and survey.json."""
-    found = json.loads(inside(seen))
-    paths = found.pop("files")
+    """Write the foreign root as a tar archive to stdout, thinned: the files that the task names, its kernels with the modules
+    that the task names and the root itself needs, and of the names in the task those that are there (as FIFOs); where the
+    root lies is said in survey.json. See `belljar.image.intake.survey`."""
     with open("/proc/self/mountinfo") as file:
         words = next(line.split() for line in file if line.split()[4] == ROOT)
-    source = words[words.index("-") + 2].removeprefix("/dev/")
-    with open(f"/sys/class/block/{source}/partition") if source[-1].isdigit() else open(os.devnull) as file:
+    kind, source = words[words.index("-") + 1 :][:2]
+    name = source.rpartition("/")[2]
+    with open(f"/sys/class/block/{name}/partition") if name[-1].isdigit() else open(os.devnull) as file:
         number = int(file.read() or 0)
-    kind = words[words.index("-") + 1]
-    found |= {"number": number, "fstype": kind, "subvolume": words[3].lstrip("/") if kind == "btrfs" else ""}
-    os.makedirs(OUT, exist_ok=True)
-    with open(f"{OUT}/survey.json", "x") as file:
-        json.dump(found, file)
-    argv = ["tar", "--create", "--file=-", "--ignore-failed-read", "--no-recursion", "--hard-dereference"]
-    argv += [f"--directory={OUT}", "survey.json", f"--directory={ROOT}", "--verbatim-files-from", "--null", "-T", "-"]
-    run(*argv, stdin=b"\0".join(path.lstrip("/").encode("utf-8", "surrogateescape") for path in paths), stdout=1)
+    place = {"number": number, "fstype": KINDS[kind], "subvolume": words[3].lstrip("/") if kind == "btrfs" else ""}
+    inside(partial(write_thinned, json.dumps(place).encode(), task, {*task["modules"], KINDS[kind]}))
 
 
-def seen() -> str:
-    """In the foreign root: names of folders, links of programs, and the files of its kernels."""
-    names = {folder: sorted(os.listdir(folder)) for folder in LOOKED_INTO if os.path.isdir(folder)}
-    files = [path for path in TOLD if os.path.isfile(path) and not os.path.islink(path)]
-    files += [f"/boot/{name}" for name in names.get("/boot", ()) if name.startswith(("vmlinuz-", "config-"))]
-    links = {path: os.readlink(path) for path in LINKS if os.path.islink(path)}
-    for version in names.get("/usr/lib/modules", ()):
-        folder = f"/usr/lib/modules/{version}"
-        if not os.path.isdir(folder):
-            continue
-        names[folder] = sorted(os.listdir(folder))
-        files += [
-            f"{folder}/{name}"
-            for name in ("modules.dep", "modules.builtin", "vmlinuz", "config")
-            if name in names[folder]
-        ]
-        for part in DRIVERS:
-            for place, below, entries in os.walk(f"{folder}/kernel/{part}"):
-                if part in FLAT:
-                    below.clear()
-                files += [f"{place}/{name}" for name in entries if ".ko" in name]
-    return json.dumps({"names": names, "links": links, "files": files[:MOST_FILES]})
+def write_thinned(place: bytes, task: dict[str, Any], drivers: set[str]) -> None:
+    """In the foreign root."""
+    with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.GNU_FORMAT, bufsize=1 << 18) as tar:
+        head = tarfile.TarInfo("survey.json")
+        head.size = len(place)
+        tar.addfile(head, io.BytesIO(place))
+        for path in task["names"]:
+            tell(tar, path, is_told=False)
+        kernels = [f"/boot/{name}" for name in listed("/boot") if name.startswith(("vmlinuz-", "config-"))]
+        for folder in ("/usr/lib/modules", "/lib/modules"):
+            for version in listed(folder) if os.path.realpath(folder) == folder else ():
+                tell(tar, f"{folder}/{version}", is_told=False)
+                kernels += [
+                    f"{folder}/{version}/{name}" for name in (*OF_A_KERNEL, *modules(f"{folder}/{version}", drivers))
+                ]
+        for path in (*task["files"], *kernels):
+            tell(tar, path, is_told=True)
+    sys.stdout.buffer.flush()
+
+
+def listed(folder: str) -> list[str]:
+    return sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+
+
+def modules(folder: str, wanted: set[str]) -> list[str]:
+    """The modules of these names, and all that they need, as modules.dep has them."""
+    found: set[str] = set()
+    with suppress(OSError), open(f"{folder}/modules.dep", errors="surrogateescape") as file:
+        for line in file:
+            path, _, needs = line.partition(":")
+            if path.rpartition("/")[2].partition(".ko")[0].replace("-", "_") in wanted:
+                found |= {path, *needs.split()}
+    return sorted(found)
+
+
+def tell(tar: tarfile.TarFile, path: str, *, is_told: bool) -> None:
+    """Add what is at *path*, if anything: a link as it is, a file that *is_told* with its bytes, all else by name. What is
+    there by a link to its folder has another path."""
+    entry, data = tarfile.TarInfo(path.lstrip("/")), b""
+    if os.path.realpath(os.path.dirname(path)) != os.path.dirname(path):
+        return
+    try:
+        facts = os.lstat(path)
+        if stat.S_ISLNK(facts.st_mode):
+            entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(path)
+        elif is_told and stat.S_ISREG(facts.st_mode) and facts.st_size <= LARGEST_TOLD:
+            with open(path, "rb") as file:
+                data = file.read()
+        else:
+            entry.type = tarfile.FIFOTYPE
+    except OSError:
+        return
+    entry.size = len(data)
+    tar.addfile(entry, io.BytesIO(data))
 
 
 def insert(task: dict[str, Any]) -> None:
@@ -350,21 +366,19 @@ def mount_root(places: dict[str, dict[str, str]]) -> None:
 def mount_others(places: dict[str, dict[str, str]]) -> None:
     """/boot, /var and their like, where the foreign table of file systems names them. What cannot be had is left out."""
     with suppress(Trouble):
-        for line in inside(table).splitlines():
-            words = line.split()
-            if len(words) < 3 or words[0].startswith("#") or words[1] in KEEP_APART or not words[1].startswith("/"):
-                continue
+        for source, target, told in json.loads(inside(table)):
             for device, facts in places.items():
-                if named(words[0], device, facts):
-                    with suppress(Trouble):
-                        target = ROOT + resolved(words[1])
-                        options = [o for o in (words[3] if len(words) > 3 else "").split(",") if o.startswith("subvol")]
-                        mount(device, facts["TYPE"], target, "".join(f",{one}" for one in options))
+                if named(source, device, facts):
+                    options = [option for option in told.split(",") if option.startswith("subvol")]
+                    mount(device, facts["TYPE"], ROOT + target, "".join(f",{one}" for one in options))
 
 
 def table() -> str:
-    with open("/etc/fstab", errors="surrogateescape") as file:
-        return file.read(1 << 15)
+    """In the foreign root: what is mounted, where that place leads, and how."""
+    with open("/etc/fstab", errors="replace") as file:
+        rows = [line.split() for line in file.read(1 << 15).splitlines() if not line.startswith("#")]
+    others = [row for row in rows if len(row) > 2 and row[1] not in KEEP_APART and row[1].startswith("/")]
+    return json.dumps([(row[0], os.path.realpath(row[1]), row[3] if len(row) > 3 else "") for row in others])
 
 
 def named(source: str, device: str, facts: dict[str, str]) -> bool:

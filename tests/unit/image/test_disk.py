@@ -9,7 +9,8 @@ import pytest
 from tests.unit.image.image_parts import gpt, mbr
 
 from belljar.errors import ImageCorrupt, ImageUnfit
-from belljar.image.intake import intake, loaders, look
+from belljar.image.intake import disk as disks
+from belljar.image.intake import intake
 from belljar.model import MIB
 
 ESP_AT = 2048
@@ -31,23 +32,23 @@ def empty(path: Path) -> Path:
 
 def test_a_uefi_looks_into_an_efi_system_partition_and_no_other(tmp_path: Path) -> None:
     disk = as_esp(empty(tmp_path / "disk"))
-    assert look.partitions(disk)[0].kind in loaders.ESP_KINDS
-    assert loaders.firmware_kinds(disk) == ["uefi"]
+    assert disks.partitions(disk)[0].kind in disks.ESP_KINDS
+    assert disks.firmware_kinds(disk) == ["uefi"]
     other = empty(tmp_path / "other")
     mbr(other, ESP_AT)
-    assert loaders.firmware_kinds(other) == []
+    assert disks.firmware_kinds(other) == []
     with open(other, "r+b") as file:
         file.seek(446 + 4)
         file.write(b"\xef")
-    assert loaders.firmware_kinds(other) == ["uefi"]
+    assert disks.firmware_kinds(other) == ["uefi"]
 
 
 def test_code_in_the_first_sector_is_for_a_bios(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.write_bytes(bytes(range(1, 200)).ljust(MIB, b"\0"))
-    assert loaders.firmware_kinds(disk) == []  # no mark at its end
+    assert disks.firmware_kinds(disk) == []  # no mark at its end
     mbr(disk, 2048)
-    assert loaders.firmware_kinds(disk) == ["bios"]
+    assert disks.firmware_kinds(disk) == ["bios"]
 
 
 @pytest.mark.parametrize("at", [1 << 40, (1 << 64) - 1])
@@ -59,7 +60,7 @@ def test_a_gpt_whose_entries_lie_behind_the_end_is_refused(tmp_path: Path, at: i
         file.seek(512 + 72)
         file.write(struct.pack("<Q", at))
     with pytest.raises(ImageCorrupt, match="behind the end"):
-        look.partitions(disk)
+        disks.partitions(disk)
 
 
 def test_a_gpt_of_four_billion_entries_of_the_largest_size_is_read_to_a_bound(tmp_path: Path) -> None:
@@ -69,8 +70,8 @@ def test_a_gpt_of_four_billion_entries_of_the_largest_size_is_read_to_a_bound(tm
     with open(disk, "r+b") as file:
         file.seek(512 + 80)
         file.write(struct.pack("<II", 0xFFFFFFFF, 4096))
-    assert 0 < len(look.partitions(disk)) <= look.MOST_PARTITIONS
-    assert loaders.firmware_kinds(disk) == ["bios"] and look.ext_file_systems(disk) == []
+    assert 0 < len(disks.partitions(disk)) <= disks.MOST_PARTITIONS
+    assert disks.firmware_kinds(disk) == ["bios"] and not disks.may_have_a_root(disk)
 
 
 @pytest.mark.parametrize(("asked", "says"), [("bios", "only one for uefi"), ("none", "may not boot by firmware")])

@@ -1,14 +1,17 @@
-"""Bring the bytes of a damaged image again, from where it came: the same bytes, or nothing changes."""
+"""Change an image that is stored: bring the bytes of a damaged one again from where it came (the same bytes, or nothing changes),
+or change what its importer said of it (context, firmware, user of ssh; its files stay).
+"""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
-from belljar.errors import ImageCorrupt, ImageMismatch, ImageUnknown, NotPermitted
+from belljar.errors import BadOption, ImageCorrupt, ImageMismatch, ImageUnfit, ImageUnknown, NotPermitted
 from belljar.image import Image
 from belljar.image.intake import intake
 from belljar.image.store import manifest
-from belljar.model import Context
+from belljar.model import Context, Firmware
 
 if TYPE_CHECKING:
     from belljar.image.store.store import Store
@@ -39,7 +42,7 @@ def repair(store: Store, reference: str, surveyor: intake.Surveyor | None = None
 def _is_lost(image: Image) -> str:
     """Why it cannot be imported again as it was; "" where it can."""
     if not image.source.startswith(("file:", "http:", "https:")):
-        return f"it came by `{image.source}`, which gives no such bytes again"
+        return f"it came by `{image.source}`, which never makes the same bytes twice"
     if image.kernel is not None and not image.facts.get("agent_in_initrd"):
         return "its kernel and ramdisk were given beside the disk"
     return "" if image.names else "it has no name"
@@ -60,7 +63,7 @@ def _imported(store: Store, image: Image, surveyor: intake.Surveyor | None) -> N
 
     facts, ordered = image.facts, manifest.digests(image.disk.parent)
     order = Order(
-        image.source, image.called, str(facts.get("source_sha256", "")), firmware=str(facts.get("use_firmware", "auto")),
+        image.source, image.called, sha256=str(facts.get("source_sha256", "")), firmware=str(facts.get("use_firmware", "auto")),
         context=Context(facts.get("context", Context.AUTO.value)), is_disc=image.is_disc, ordered=ordered,
     )  # fmt: skip
     try:
@@ -87,3 +90,46 @@ def _by_hand(image: Image) -> str:
     else:
         words = f"belljar image import {image.source} --name {name}"
     return f"`{words}` gives the name to a new image; `belljar image remove {image.digest[:12]} --force` takes this one away."
+
+
+USER = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+ROOT = "root"
+
+
+def amend(
+    store: Store,
+    image: Image,
+    *,
+    context: Context | None = None,
+    firmware: Firmware | None = None,
+    ssh_user: str | None = None,
+) -> Image:
+    """The image as it is from now on; None leaves a thing as it is. Machines that run are not touched, templates of the old
+    way are not used any more. Raises BadOption, ImageUnfit, NotPermitted."""
+    if image.store != store.folder:
+        raise NotPermitted(f"image {image.digest:.12} lies in {image.store} and can only be changed by its owner")
+    changes: dict[str, Any] = {}
+    if context is not None:
+        changes["context"] = None if context is Context.AUTO else context.value
+    if firmware is not None:
+        _check(image, firmware)
+        changes["use_firmware"] = firmware.value
+    if ssh_user is not None:
+        if not USER.fullmatch(ssh_user):
+            raise BadOption(
+                f"--ssh-user {ssh_user!r} is not a valid user name",
+                hint="Small letters, digits, - and _, at most 32; root is the default.",
+            )
+        changes["ssh_user"] = None if ssh_user == ROOT else ssh_user
+    manifest.set_facts(image.disk.parent, changes, mode=store.file_mode)
+    return manifest.read(image.disk.parent, image.names)
+
+
+def _check(image: Image, firmware: Firmware) -> None:
+    if image.kernel is not None:
+        raise ImageUnfit(
+            "the image is booted directly, by a kernel that was taken out of it",
+            hint=f"Remove it, and import its disk again with `--firmware {firmware.value}`.",
+        )
+    if firmware.value not in image.facts.get("firmware", ()):
+        raise ImageUnfit(f"the image's disk has no boot loader for {firmware.value}")
