@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import cache
-from typing import Any, TypeVar, Unpack
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar, Unpack
 
 from belljar.assembly import House
 from belljar.errors import OUR_FAILURE, BelljarError, MachineBusy, NoSuchMachine
@@ -38,6 +38,7 @@ __all__ = ["Completed", "Failed", "Machine", "Options", "aevents", "arun", "asta
            "request", "run", "start"]  # fmt: skip
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Word = str | bytes
 BEGUN = (State.RUNNING.value, "paused")
 
@@ -86,6 +87,17 @@ class Failed(BelljarError):
         self.completed = completed
 
 
+def _sync(call: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """The same for programs without an event loop."""
+
+    @wraps(call)
+    def run_to_its_end(*words: P.args, **options: P.kwargs) -> T:
+        with asyncio.Runner() as runner:
+            return runner.run(call(*words, **options))
+
+    return run_to_its_end
+
+
 class Machine:
     """A machine, live or ended. Made by `start`, `find` and `machines`."""
 
@@ -101,13 +113,10 @@ class Machine:
         """What is known of it now. Raises NoSuchMachine."""
         return self._house.machines.find(self.id)
 
-    def wait(self, timeout: float | None = None) -> Outcome:
-        """Sleep until it has ended. Raises TimeoutError."""
-        return _sync(_within(self.await_end(), timeout))
-
-    async def await_end(self) -> Outcome:
-        """Return when it has ended. Waiting for many at once costs nothing while nothing happens."""
-        return await _machines_of_this_loop(self._house).ended(self.id)
+    async def await_end(self, timeout: float | None = None) -> Outcome:
+        """Return when it has ended. Waiting for many at once costs nothing while nothing happens. Raises TimeoutError."""
+        async with asyncio.timeout(timeout):
+            return await _machines_of_this_loop(self._house).ended(self.id)
 
     async def await_running(self) -> None:
         """Return when its work has begun; what talks to its guest waits for that by itself. Raises MachineBusy where it ended
@@ -124,12 +133,9 @@ class Machine:
         if view.ended is not None:
             raise MachineBusy(f"{self.id}: has ended", hint="`Machine.wait` tells how.")
 
-    def exec(self, argv: Sequence[Word], stdin: bytes = b"") -> tuple[int, bytes, bytes]:
-        """A second command beside the payload, as its user: exit code, stdout, stderr. Raises MachineBusy, NoSuchMachine."""
-        return _sync(self.aexec(argv, stdin))
-
     async def aexec(self, argv: Sequence[Word], stdin: bytes = b"") -> tuple[int, bytes, bytes]:
-        """`exec`. A cancel ends the command."""
+        """A second command beside the payload, as its user: exit code, stdout, stderr. A cancel ends it. Raises MachineBusy,
+        NoSuchMachine."""
         out, err = BytesSink(), BytesSink()
         async with self._guest() as (guest, account):
             cwd = os.fsencode(str(self.view.payload.get("cwd") or "/"))
@@ -141,21 +147,13 @@ class Machine:
         code = 128 + status.signal if status.signal is not None else status.exit_code
         return OUR_FAILURE if code is None else code, bytes(out.data), bytes(err.data)
 
-    def put(self, outside: str, inside: str) -> None:
-        """Copy a file or folder of this host into the guest."""
-        _sync(self.aput(outside, inside))
-
     async def aput(self, outside: str, inside: str) -> None:
-        """`put`."""
+        """Copy a file or folder of this host into the guest."""
         async with self._guest() as (guest, account):
             await guest.put(Transfer(_absolute(outside), inside), account, b"/")
 
-    def get(self, inside: str, outside: str) -> None:
-        """Copy a file or folder of the guest to this host. Raises OutputMissing."""
-        _sync(self.aget(inside, outside))
-
     async def aget(self, inside: str, outside: str) -> None:
-        """`get`."""
+        """Copy a file or folder of the guest to this host. Raises OutputMissing."""
         async with self._guest() as (guest, account):
             await guest.get(Transfer(_absolute(outside), inside), account, b"/")
 
@@ -167,14 +165,12 @@ class Machine:
         async with control.talk(view, self._house.converse) as guest:
             yield guest, control.account_of(view) or caller()
 
-    def stop(self, grace: float | None = None) -> Outcome:
-        """TERM to the payload, the machine's end after the grace; returns when it is gone. Stopping what ended is success."""
-        return _sync(self.astop(grace))
-
     async def astop(self, grace: float | None = None) -> Outcome:
-        """`stop`."""
+        """TERM to the payload, the machine's end after the grace; returns when it is gone. Stopping what ended is success."""
         self.ask("stop", grace=grace)
         return await self.await_end()
+
+    wait, exec, put, get, stop = _sync(await_end), _sync(aexec), _sync(aput), _sync(aget), _sync(astop)
 
     def extend(self, seconds: float) -> float:
         """Its deadline comes later by this; returns when that is, in seconds since the epoch. Raises MachineBusy where it has
@@ -214,20 +210,18 @@ class Machine:
 # -- doors -----------------------------------------------------------------------------------------------------------
 
 
-def run(argv: Sequence[Word] | Request, *, stdin: bytes = b"", **options: Unpack[Options]) -> Completed:
-    """Run a command in its own fresh machine, and return when that is gone. The machine ends with this process, however that
-    ends. Raises what kept it from being begun; what happened afterwards is in the outcome."""
-    return _sync(arun(argv, stdin=stdin, **options))
-
-
 async def arun(argv: Sequence[Word] | Request, *, stdin: bytes = b"", **options: Unpack[Options]) -> Completed:
-    """`run`. A cancel stops the machine."""
+    """Run a command in its own fresh machine, and return when that is gone. The machine ends with this process, however that
+    ends; a cancel stops it. Raises what kept it from being begun; what happened afterwards is in the outcome."""
     machine = await astart(argv, stdin=stdin, tied=True, **options)
     try:
         outcome = await machine.await_end()
     finally:
         machine.release()
     return Completed(outcome, machine.stdout, machine.stderr)
+
+
+run = _sync(arun)
 
 
 def start(
@@ -320,13 +314,3 @@ def _machines_of_this_loop(house: House) -> Machines:
 
 def _absolute(path: str) -> str:
     return os.path.abspath(path)
-
-
-async def _within(work: Coroutine[Any, Any, T], timeout: float | None) -> T:
-    async with asyncio.timeout(timeout):
-        return await work
-
-
-def _sync(work: Coroutine[Any, Any, T]) -> T:
-    with asyncio.Runner() as runner:
-        return runner.run(work)
