@@ -47,11 +47,11 @@ def main() -> None:
             for name in users:
                 subprocess.run(["userdel", name], check=False)
     rows = [
-        (name, one["jobs"], one["booted"], one["clones"], one["seconds"]["median"], one["exact"]["median"],
+        (name, one["jobs"], one["waited"], one["clones"], one["seconds"]["median"], one["exact"]["median"],
          one["seconds"]["median"] / one["exact"]["median"], one["grow"])
         for name, one in found.items()
     ]  # fmt: skip
-    table(("tree", "jobs", "booted", "clones", "median s", "exact s", "times exact", "gate s"), rows)
+    table(("tree", "jobs", "waited", "clones", "median s", "exact s", "times exact", "gate s"), rows)
     publish(args, {"benchmark": "sizes", "trees": found})
 
 
@@ -77,9 +77,9 @@ def on_a_fresh_node(command: str, users: list[str], args: Any) -> dict[str, Any]
             progress(f"job {number + 1} of {args.jobs}")
             jobs.append(run_one(command, args.image, size, of_user(user, node), report, user))
         progress("")
-    booted = [one for _, one in jobs if one["start"] != "clone" or "template" in one["phases"]]
+    waited = [one for _, one in jobs if one["start"] != "clone" or "template" in one["phases"]]
     return {
-        "jobs": len(jobs), "booted": len(booted) + 1, "clones": sum(one["start"] == "clone" for _, one in jobs),
+        "jobs": len(jobs), "waited": len(waited) + 1, "clones": sum(one["start"] == "clone" for _, one in jobs),
         "seconds": summary([took for took, _ in jobs]), "exact": summary(exact), "template_seconds": built,
         "grow": summary([one["phases"].get("grow", 0.0) for _, one in jobs])["median"],
         "why_cold": sorted({one["start_reason"] for _, one in jobs if one["start"] != "clone"}),
