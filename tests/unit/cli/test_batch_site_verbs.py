@@ -231,6 +231,11 @@ def test_the_prefix_is_where_belljar_is_installed() -> None:
     assert own_prefix() != Path("/usr")
 
 
+def test_an_installed_belljar_has_its_launchers_beside_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("belljar.jobs.client.__file__", "/opt/belljar/lib/belljar/jobs/client.py")
+    assert own_prefix() == Path("/opt/belljar")
+
+
 def test_a_folder_users_cannot_pass_is_found_by_check(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
