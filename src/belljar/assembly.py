@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from belljar.guest import Guest, SshKeys
     from belljar.guest.conversation import Conversation
     from belljar.hypervisor import Domain, Hypervisor
+    from belljar.image.images import Images
     from belljar.image.store.qcow2 import DiskOverlays
-    from belljar.image.store.store import Store
     from belljar.machine.cleaning.reaper import Reaper
     from belljar.machine.outside.registry import Machines
     from belljar.machine.parts import SshHouse
@@ -73,11 +73,11 @@ class House:
         return Folders(paths.run, paths.scratch, paths.store, paths.logs)
 
     @cached_property
-    def images(self) -> Store:
-        from belljar.image.store.store import Store
+    def images(self) -> Images:
+        from belljar.image.images import Images
 
         paths = self.settings.paths
-        return Store(paths.store, paths.site_store, self.settings.image, self._templates_of)
+        return Images(paths.store, paths.site_store, self.settings.image, self._templates_of)
 
     @cached_property
     def overlays(self) -> DiskOverlays:

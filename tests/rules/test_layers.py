@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from tests.rules.offenders import assert_none
@@ -45,12 +46,12 @@ def room_of(module: str) -> str:
 
 
 @cache
-def imports(path: Path) -> list[tuple[int, str]]:
-    """(line, module) of each import, lazy ones too; those for type checkers alone are left out."""
-    return list(found_imports(path))
+def imports(path: Path, *, types: bool = False) -> list[tuple[int, str]]:
+    """(line, module) of each import, lazy ones too; those for type checkers alone with *types*."""
+    return list(found_imports(path, types))
 
 
-def found_imports(path: Path) -> Iterator[tuple[int, str]]:
+def found_imports(path: Path, types: bool) -> Iterator[tuple[int, str]]:
     tree = ast.parse(path.read_bytes())
     only_types = {
         id(inner)
@@ -59,7 +60,7 @@ def found_imports(path: Path) -> Iterator[tuple[int, str]]:
         for inner in ast.walk(node)
     }
     for node in ast.walk(tree):
-        if id(node) in only_types:
+        if id(node) in only_types and not types:
             continue
         if isinstance(node, ast.Import):
             for one in node.names:
@@ -88,6 +89,20 @@ def test_arrows_point_down_and_neighbours_never_meet() -> None:
         for where, own, other, _ in crossings()
         if own and (own, other) not in DOWN_WITHIN_A_FLOOR and FLOORS[other] >= FLOORS[own]
     )
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Lazily and for types neither. A room's door may load what is behind it: that is what it is for."""
+    below = {name_of(path): path for path in MODULES}
+    asked = {
+        name: {other for _, other in imports(path, types=True) if other in below and other != name}
+        for name, path in below.items()
+        if path.name != "__init__.py"
+    }
+    try:
+        TopologicalSorter(asked).prepare()
+    except CycleError as exc:
+        raise AssertionError(" <- ".join(exc.args[1])) from None
 
 
 def test_another_room_is_entered_by_its_door() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests.unit.image.site import Site, site_in
 
 from belljar.image import Image, Settings
+from belljar.image.images import Images
 from belljar.image.intake import intake
 from belljar.image.store import manifest
 from belljar.image.store.qcow2 import overlay_bytes
@@ -25,7 +26,7 @@ def settings() -> Settings:
 
 @pytest.fixture
 def store(tmp_path: Path, settings: Settings) -> Store:
-    return Store(tmp_path / "store", None, settings)
+    return Images(tmp_path / "store", None, settings)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from tests.unit.image.http_server import Server
 from belljar.errors import ImageError
 from belljar.host import commands
 from belljar.image import Image, Settings
+from belljar.image.images import Images
 from belljar.image.intake import intake
 from belljar.image.progress import Silent
 from belljar.image.site import signing
@@ -92,7 +93,7 @@ class Site:
 
 
 def site_in(folder: Path, settings: Settings) -> Site:
-    publisher, node = (Store(folder / name, None, settings) for name in ("publisher", "node"))
+    publisher, node = (Images(folder / name, None, settings) for name in ("publisher", "node"))
     return Site(folder / "master", publisher, node, folder / "key")
 
 

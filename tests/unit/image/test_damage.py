@@ -18,6 +18,7 @@ from belljar.cli.image import image as verb
 from belljar.cli.parser import Parser
 from belljar.errors import ImageCorrupt, ImageMismatch, ImageUnknown, NotPermitted
 from belljar.image import Image, Settings, layer_name
+from belljar.image.images import Images
 from belljar.image.intake.sources import Order, bring
 from belljar.image.site import sync
 from belljar.image.store.store import Store
@@ -72,7 +73,7 @@ def test_what_a_verification_found_wrong_is_not_started_again(
     flip(image.disk.parent / name)
     assert store.resolve("base")  # nothing tells, until somebody reads it
     assert store.verify(image)
-    later = Store(store.folder.parent, None, settings)  # another process
+    later = Images(store.folder.parent, None, settings)  # another process
     for reference in ("base", "other", image.digest):
         with pytest.raises(ImageCorrupt, match=rf"image \w+: {name}: sha256 is.*verify") as caught:
             later.resolve(reference)
@@ -126,7 +127,7 @@ def test_an_image_that_was_exchanged_while_it_was_read_gets_no_mark(
 def test_who_may_not_write_the_sites_store_is_told_whom_to_ask(
     tmp_path: Path, settings: Settings, publish: Publish, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    site, user = Store(tmp_path / "site", None, settings), Store(tmp_path / "store", tmp_path / "site", settings)
+    site, user = Images(tmp_path / "site", None, settings), Images(tmp_path / "store", tmp_path / "site", settings)
     image = publish("base", b"content", to=site)
     flip(image.disk)
     typed = typing(user)

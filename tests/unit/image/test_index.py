@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from belljar.errors import NotAnIndex
-from belljar.image.site import index
+from belljar.image.site import Signature, index
 from belljar.image.site.index import Entry, Index, Part, Statement
-from belljar.image.site.trust import Signature
 from belljar.image.store.manifest import boot_digest
 
 A, B = "a" * 64, "b" * 64

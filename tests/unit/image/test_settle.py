@@ -10,6 +10,7 @@ import pytest
 
 from belljar.errors import ImageNotAllowed, ImageUnknown, NoStore
 from belljar.image import Image, Settings
+from belljar.image.images import Images
 from belljar.image.store import manifest
 from belljar.image.store.store import Store
 from belljar.machine.planning.refusal import class_of_error
@@ -20,13 +21,13 @@ Publish = Callable[..., Image]
 
 @pytest.fixture
 def site(tmp_path: Path, settings: Settings) -> Store:
-    return Store(tmp_path / "site", None, settings)
+    return Images(tmp_path / "site", None, settings)
 
 
 @pytest.fixture
 def user(tmp_path: Path, settings: Settings) -> Store:
     """The store of a user before the site's."""
-    return Store(tmp_path / "store", tmp_path / "site", settings)
+    return Images(tmp_path / "store", tmp_path / "site", settings)
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def closed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 def test_a_store_that_cannot_be_read_is_this_nodes_fault_and_no_image_is_built_for_it(
     tmp_path: Path, settings: Settings, publish: Publish, closed: Callable[[Path], None]
 ) -> None:
-    site, user = Store(tmp_path / "site", None, settings), Store(tmp_path / "store", tmp_path / "site", settings)
+    site, user = Images(tmp_path / "site", None, settings), Images(tmp_path / "store", tmp_path / "site", settings)
     publish(settings.default, b"site", to=site)
     closed(site.folder)
     for act in (lambda: user.settle(settings.default, own=True), lambda: user.ensure(settings.default)):

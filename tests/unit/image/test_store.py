@@ -25,25 +25,25 @@ from belljar.errors import (
 from belljar.host.locks import try_lock
 from belljar.image import Image, Settings
 from belljar.image.boot import initramfs
+from belljar.image.images import Images
 from belljar.image.intake import intake
 from belljar.image.store import manifest, sweep
-from belljar.image.store.store import Store
 
 Publish = Callable[..., Image]
 
 
 @pytest.fixture
-def site(tmp_path: Path, settings: Settings) -> Store:
-    return Store(tmp_path / "site", None, settings)
+def site(tmp_path: Path, settings: Settings) -> Images:
+    return Images(tmp_path / "site", None, settings)
 
 
 @pytest.fixture
-def user(tmp_path: Path, settings: Settings) -> Store:
+def user(tmp_path: Path, settings: Settings) -> Images:
     """The store of a user before the site's."""
-    return Store(tmp_path / "store", tmp_path / "site", settings)
+    return Images(tmp_path / "store", tmp_path / "site", settings)
 
 
-def test_an_image_is_found_by_name_digest_and_prefix(store: Store, publish: Publish) -> None:
+def test_an_image_is_found_by_name_digest_and_prefix(store: Images, publish: Publish) -> None:
     image = publish("base")
     for reference in ("base", image.digest, image.digest[:8], f"sha256:{image.digest}", f"sha256-{image.digest[:12]}"):
         found = store.resolve(reference)
@@ -54,19 +54,19 @@ def test_an_image_is_found_by_name_digest_and_prefix(store: Store, publish: Publ
     "reference",
     ["", "base", "../base", "/etc/passwd", "a/b", "deadbeef", "abc", "x" * 101, "base\n", "names", ".", ".."],
 )
-def test_what_is_not_there_is_unknown(store: Store, publish: Publish, reference: str) -> None:
+def test_what_is_not_there_is_unknown(store: Images, publish: Publish, reference: str) -> None:
     publish("other")
     with pytest.raises(ImageUnknown):
         store.resolve(reference)
 
 
-def test_an_empty_store_has_no_images(store: Store) -> None:
+def test_an_empty_store_has_no_images(store: Images) -> None:
     assert store.images() == []
     with pytest.raises(ImageUnknown):
         store.resolve("debian12")
 
 
-def test_a_prefix_that_fits_two_images_is_refused(store: Store, publish: Publish) -> None:
+def test_a_prefix_that_fits_two_images_is_refused(store: Images, publish: Publish) -> None:
     folder = publish("one").disk.parent
     twin = folder.with_name(folder.name[: len("sha256-") + 8] + "0" * 56)
     twin.mkdir()
@@ -74,7 +74,7 @@ def test_a_prefix_that_fits_two_images_is_refused(store: Store, publish: Publish
         store.resolve(folder.name[len("sha256-") :][:8])
 
 
-def test_a_name_goes_before_a_digest_and_one_is_no_name(store: Store, publish: Publish) -> None:
+def test_a_name_goes_before_a_digest_and_one_is_no_name(store: Images, publish: Publish) -> None:
     image = publish("base")
     for name in (image.digest[:12], "cafecafe", "", "-x", "a b", "a/b", "x" * 101):
         with pytest.raises(BadOption):
@@ -84,7 +84,7 @@ def test_a_name_goes_before_a_digest_and_one_is_no_name(store: Store, publish: P
 @pytest.mark.parametrize("name", ["disk.qcow2", "kernel", "initrd"])
 @pytest.mark.parametrize("harm", ["truncated", "gone", "replaced", "touched", "grown"])
 def test_a_file_that_is_not_the_stored_one_is_found_before_a_job_starts(
-    store: Store, publish: Publish, name: str, harm: str
+    store: Images, publish: Publish, name: str, harm: str
 ) -> None:
     path = publish("base").disk.parent / name
     data = path.read_bytes()
@@ -109,7 +109,7 @@ def test_a_file_that_is_not_the_stored_one_is_found_before_a_job_starts(
     assert store.images() == []
 
 
-def test_a_header_of_another_disk_is_found_though_size_and_times_are_right(store: Store, publish: Publish) -> None:
+def test_a_header_of_another_disk_is_found_though_size_and_times_are_right(store: Images, publish: Publish) -> None:
     disk = publish("base").disk
     before = disk.stat()
     disk.chmod(0o600)
@@ -125,7 +125,7 @@ def test_a_header_of_another_disk_is_found_though_size_and_times_are_right(store
     "text",
     ["", "{", "[]", "null", '{"format": 1}', '{"format": 2}', '{"format": 1, "files": 7}', "\0" * 10, '{"a":' * 20000],
 )
-def test_a_manifest_that_is_none_is_reported_as_such(store: Store, publish: Publish, text: str) -> None:
+def test_a_manifest_that_is_none_is_reported_as_such(store: Images, publish: Publish, text: str) -> None:
     folder = publish("base").disk.parent
     (folder / "manifest.json").chmod(0o600)
     (folder / "manifest.json").write_text(text)
@@ -138,13 +138,13 @@ def test_a_manifest_that_is_none_is_reported_as_such(store: Store, publish: Publ
     assert not folder.exists()
 
 
-def test_an_image_folder_others_can_write_to_is_not_trusted(store: Store, publish: Publish) -> None:
+def test_an_image_folder_others_can_write_to_is_not_trusted(store: Images, publish: Publish) -> None:
     publish("base").disk.parent.chmod(0o777)
     with pytest.raises(UnsafeFolder):
         store.resolve("base")
 
 
-def test_verify_reads_every_byte(store: Store, publish: Publish) -> None:
+def test_verify_reads_every_byte(store: Images, publish: Publish) -> None:
     image = publish("base", b"content")
     assert store.verify(image) == []
     image.disk.chmod(0o600)
@@ -155,7 +155,7 @@ def test_verify_reads_every_byte(store: Store, publish: Publish) -> None:
     assert wrong.startswith("disk.qcow2: sha256 is")
 
 
-def test_verify_accepts_a_store_that_was_restored_from_a_backup(store: Store, publish: Publish) -> None:
+def test_verify_accepts_a_store_that_was_restored_from_a_backup(store: Images, publish: Publish) -> None:
     image = publish("base")
     os.utime(image.disk, ns=(5, 5))
     with pytest.raises(ImageCorrupt):
@@ -164,7 +164,7 @@ def test_verify_accepts_a_store_that_was_restored_from_a_backup(store: Store, pu
     assert store.resolve("base").digest == image.digest
 
 
-def test_the_same_disk_again_keeps_the_first_copy(store: Store, publish: Publish) -> None:
+def test_the_same_disk_again_keeps_the_first_copy(store: Images, publish: Publish) -> None:
     first = publish("one")
     with store.hold(first, "m1"):
         second = publish("two")
@@ -173,21 +173,21 @@ def test_the_same_disk_again_keeps_the_first_copy(store: Store, publish: Publish
     assert list((store.folder / "drafts").iterdir()) == []
 
 
-def test_the_same_disk_again_mends_a_broken_copy(store: Store, publish: Publish) -> None:
+def test_the_same_disk_again_mends_a_broken_copy(store: Images, publish: Publish) -> None:
     first = publish("one")
     first.disk.unlink()
     assert publish("one").digest == first.digest
     assert store.resolve("one")
 
 
-def test_a_name_moves_to_the_new_image(store: Store, publish: Publish) -> None:
+def test_a_name_moves_to_the_new_image(store: Images, publish: Publish) -> None:
     old = publish("base", b"old")
     new = publish("base", b"new")
     assert store.resolve("base").digest == new.digest
     assert store.resolve(old.digest).names == ()
 
 
-def test_a_held_image_cannot_be_removed(store: Store, publish: Publish) -> None:
+def test_a_held_image_cannot_be_removed(store: Images, publish: Publish) -> None:
     image = publish("base")
     with store.hold(image, "m1"), store.hold(image, "m2"):
         for force in (False, True):
@@ -202,7 +202,7 @@ def test_a_held_image_cannot_be_removed(store: Store, publish: Publish) -> None:
 def test_an_image_a_template_needs_is_removed_only_by_force(
     tmp_path: Path, settings: Settings, publish: Publish
 ) -> None:
-    store = Store(tmp_path / "store", None, settings, lambda digest: ["template 3f2a"])
+    store = Images(tmp_path / "store", None, settings, lambda digest: ["template 3f2a"])
     image = publish("base")
     with pytest.raises(ImageInUse, match="template 3f2a"):
         store.remove(image)
@@ -210,7 +210,7 @@ def test_an_image_a_template_needs_is_removed_only_by_force(
     assert store.images() == []
 
 
-def test_an_image_removed_between_resolve_and_hold_is_unknown(store: Store, publish: Publish) -> None:
+def test_an_image_removed_between_resolve_and_hold_is_unknown(store: Images, publish: Publish) -> None:
     image = publish("base")
     store.remove(image)
     with pytest.raises(ImageUnknown, match="removed"), store.hold(image, "m1"):
@@ -222,15 +222,15 @@ DYING = """\
 import os, signal, sys
 from pathlib import Path
 from belljar.image import Settings
-from belljar.image.store.store import Store
-store = Store(Path(sys.argv[1]), None, Settings())
+from belljar.image.images import Images
+store = Images(Path(sys.argv[1]), None, Settings())
 with store.hold(store.resolve("base"), "m1"):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
-def test_the_hold_of_a_dead_machine_is_none(store: Store, publish: Publish) -> None:
+def test_the_hold_of_a_dead_machine_is_none(store: Images, publish: Publish) -> None:
     image = publish("base")
     argv = [sys.executable, "-c", DYING, str(store.folder.parent)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
@@ -242,7 +242,7 @@ def test_the_hold_of_a_dead_machine_is_none(store: Store, publish: Publish) -> N
         store.remove(image)
 
 
-def test_removing_a_name_keeps_the_image_until_its_last(store: Store, publish: Publish) -> None:
+def test_removing_a_name_keeps_the_image_until_its_last(store: Images, publish: Publish) -> None:
     image = store.tag(publish("one"), "two")
     assert image.names == ("one", "two")
     store.drop("one")
@@ -251,14 +251,14 @@ def test_removing_a_name_keeps_the_image_until_its_last(store: Store, publish: P
     assert store.images() == []
 
 
-def test_removing_by_digest_or_by_force_takes_all_names(store: Store, publish: Publish) -> None:
+def test_removing_by_digest_or_by_force_takes_all_names(store: Images, publish: Publish) -> None:
     for reference in ("one", ""):
         image = store.tag(publish("one"), "two")
         store.drop(reference or image.digest[:12], force=bool(reference))
         assert store.images() == [] and list((store.folder / "names").iterdir()) == []
 
 
-def test_the_users_own_image_goes_before_the_sites(site: Store, user: Store, publish: Publish) -> None:
+def test_the_users_own_image_goes_before_the_sites(site: Images, user: Images, publish: Publish) -> None:
     public = publish("base", b"site", to=site)
     assert user.resolve("base").digest == public.digest
     own = publish("base", b"own", to=user)
@@ -266,7 +266,7 @@ def test_the_users_own_image_goes_before_the_sites(site: Store, user: Store, pub
     assert {image.digest for image in user.images()} == {own.digest, public.digest}
 
 
-def test_the_sites_images_are_used_but_not_changed(site: Store, user: Store, publish: Publish) -> None:
+def test_the_sites_images_are_used_but_not_changed(site: Images, user: Images, publish: Publish) -> None:
     image = publish("base", to=site)
     with user.hold(user.resolve("base"), "m1"), pytest.raises(ImageInUse):
         site.remove(image)
@@ -276,14 +276,14 @@ def test_the_sites_images_are_used_but_not_changed(site: Store, user: Store, pub
     assert user.boot_files(user.resolve("base")).initrd == user.folder / "cache" / initramfs.boot_digest(image)
 
 
-def test_a_name_without_its_image_hides_nothing(site: Store, user: Store, publish: Publish) -> None:
+def test_a_name_without_its_image_hides_nothing(site: Images, user: Images, publish: Publish) -> None:
     public = publish("base", to=site)
     (user.work_folder("names") / "base").symlink_to("../sha256-" + "0" * 64)
     assert user.resolve("base").digest == public.digest
 
 
 def test_the_agent_travels_in_the_ramdisk(
-    store: Store, publish: Publish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    store: Images, publish: Publish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     image = publish("base")
     first = store.boot_files(image)
@@ -299,7 +299,7 @@ def test_the_agent_travels_in_the_ramdisk(
     assert second.digest != first.digest and second.initrd != first.initrd
 
 
-def test_a_truncated_ramdisk_is_made_again(store: Store, publish: Publish) -> None:
+def test_a_truncated_ramdisk_is_made_again(store: Images, publish: Publish) -> None:
     image = publish("base")
     initrd = store.boot_files(image).initrd
     assert initrd
@@ -307,7 +307,7 @@ def test_a_truncated_ramdisk_is_made_again(store: Store, publish: Publish) -> No
     assert store.boot_files(image).initrd == initrd and initrd.stat().st_size > 1000
 
 
-def test_bytecode_is_for_a_guest_with_our_python_only(store: Store, publish: Publish) -> None:
+def test_bytecode_is_for_a_guest_with_our_python_only(store: Images, publish: Publish) -> None:
     image = publish("base")
     ours, other = (replace(image, facts={"agent_in_initrd": True, "python": version}) for version in (_python(), "3.2"))
     assert b"belljar/agent.pyc\0" in initramfs.agent_part(ours) and b"belljar/agent.pyc\0" not in initramfs.agent_part(
@@ -316,17 +316,17 @@ def test_bytecode_is_for_a_guest_with_our_python_only(store: Store, publish: Pub
     assert initramfs.boot_digest(ours) != initramfs.boot_digest(other)
 
 
-def test_an_image_without_a_kernel_boots_by_firmware(store: Store, publish: Publish) -> None:
+def test_an_image_without_a_kernel_boots_by_firmware(store: Images, publish: Publish) -> None:
     boot = store.boot_files(publish("base", direct=False))
     assert (boot.kernel, boot.initrd, boot.append) == (None, None, "")
 
 
 def test_a_missing_image_that_is_not_the_built_in_default_is_not_built(tmp_path: Path, settings: Settings) -> None:
     with pytest.raises(ImageUnknown):
-        Store(tmp_path / "store", None, replace(settings, default="site-image")).ensure_default()
+        Images(tmp_path / "store", None, replace(settings, default="site-image")).ensure_default()
 
 
-def test_gc_takes_what_nobody_can_use_and_nothing_else(store: Store, publish: Publish) -> None:
+def test_gc_takes_what_nobody_can_use_and_nothing_else(store: Images, publish: Publish) -> None:
     kept, nameless, held = publish("kept", b"1"), publish(None, b"2"), publish(None, b"3")
     store.boot_files(kept)
     (store.work_folder("cache") / "old").write_bytes(b"")
@@ -355,7 +355,7 @@ def test_gc_takes_what_nobody_can_use_and_nothing_else(store: Store, publish: Pu
     assert list(store.gc()) == [held.disk.parent]
 
 
-def test_what_is_stored_is_for_our_own_eyes_or_everybodys(store: Store, publish: Publish) -> None:
+def test_what_is_stored_is_for_our_own_eyes_or_everybodys(store: Images, publish: Publish) -> None:
     disk = publish("base").disk
     is_root = os.geteuid() == 0
     assert disk.stat().st_mode & 0o777 == (0o444 if is_root else 0o400)
@@ -379,22 +379,22 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, act: Ca
 
 
 def test_gc_does_not_take_an_image_that_is_about_to_get_its_name(
-    store: Store, publish: Publish, monkeypatch: pytest.MonkeyPatch
+    store: Images, publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupt(monkeypatch, Store, "tag", lambda: list(store.gc()))
+    interrupt(monkeypatch, Images, "tag", lambda: list(store.gc()))
     publish("base", b"1")
     assert store.resolve("base")
 
 
 def test_gc_does_not_take_an_image_that_got_a_name_meanwhile(
-    store: Store, publish: Publish, monkeypatch: pytest.MonkeyPatch
+    store: Images, publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = publish(None, b"1")
-    interrupt(monkeypatch, Store, "remove", lambda: store.tag(image, "base"))
+    interrupt(monkeypatch, Images, "remove", lambda: store.tag(image, "base"))
     assert list(store.gc()) == [] and store.resolve("base")
 
 
-def test_an_image_that_was_removed_gets_no_name(store: Store, publish: Publish) -> None:
+def test_an_image_that_was_removed_gets_no_name(store: Images, publish: Publish) -> None:
     image = publish("base")
     store.remove(image)
     with pytest.raises(ImageUnknown, match="removed"):
@@ -403,7 +403,7 @@ def test_an_image_that_was_removed_gets_no_name(store: Store, publish: Publish) 
 
 
 def test_a_draft_that_gc_takes_for_an_abandoned_one_is_begun_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt(monkeypatch, intake, "try_lock", lambda: list(store.gc()))
     with intake.draft(store, "base") as folder:
@@ -412,7 +412,7 @@ def test_a_draft_that_gc_takes_for_an_abandoned_one_is_begun_again(
 
 
 def test_gc_leaves_what_was_made_while_it_looked(
-    store: Store, publish: Publish, monkeypatch: pytest.MonkeyPatch
+    store: Images, publish: Publish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish("base", b"1")
     made: list[Path] = []
@@ -432,7 +432,7 @@ def test_gc_leaves_what_was_made_while_it_looked(
     assert len(made) == 2 and all(path.exists() for path in made)
 
 
-def test_what_a_killed_process_left_half_written_is_no_name_and_goes(store: Store, publish: Publish) -> None:
+def test_what_a_killed_process_left_half_written_is_no_name_and_goes(store: Images, publish: Publish) -> None:
     image = publish("base")
     left = [store.work_folder("cache") / ".digest.77", store.folder / "names" / ".other.77"]
     left[0].touch()
@@ -444,7 +444,7 @@ def test_what_a_killed_process_left_half_written_is_no_name_and_goes(store: Stor
     assert set(store.gc()) == set(left) and store.images() == []
 
 
-def start_otherwise(store: Store, image: Image, name: str, append: str) -> Image:
+def start_otherwise(store: Images, image: Image, name: str, append: str) -> Image:
     """The same disk with another command line."""
     with intake.draft(store, name) as folder:
         for file in (image.disk, image.kernel, image.initrd):
@@ -454,14 +454,14 @@ def start_otherwise(store: Store, image: Image, name: str, append: str) -> Image
         return store.publish(folder, what, name)
 
 
-def test_the_same_disk_with_another_start_is_refused_under_another_name(store: Store, publish: Publish) -> None:
+def test_the_same_disk_with_another_start_is_refused_under_another_name(store: Images, publish: Publish) -> None:
     image = publish("base", b"1")
     with pytest.raises(ImageUnfit, match="as image base, with another kernel, ramdisk or command line"):
         start_otherwise(store, image, "other", "noisy")
     assert store.resolve("base").append == "quiet" and list(store.gc()) == []
 
 
-def test_the_same_disk_with_another_start_takes_its_own_names_place(store: Store, publish: Publish) -> None:
+def test_the_same_disk_with_another_start_takes_its_own_names_place(store: Images, publish: Publish) -> None:
     image = publish("base", b"1")
     with store.hold(image, "m1"), pytest.raises(ImageInUse, match="used by a machine"):
         start_otherwise(store, image, "base", "noisy")

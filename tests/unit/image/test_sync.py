@@ -193,9 +193,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from belljar.image import Settings
-from belljar.image.store.store import Store
+from belljar.image.images import Images
 settings = Settings(sources=(sys.argv[2],), trust=(sys.argv[3],), sync_interval=float(sys.argv[4]), reserve=0, stall_timeout=20)
-Store(Path(sys.argv[1]), None, settings).ensure("base")
+Images(Path(sys.argv[1]), None, settings).ensure("base")
 """
 
 

@@ -23,6 +23,7 @@ from belljar.errors import (
     SignatureRefused,
 )
 from belljar.image import Image
+from belljar.image.images import Images
 from belljar.image.intake import intake
 from belljar.image.intake.change import amend
 from belljar.image.progress import Silent
@@ -228,7 +229,7 @@ def test_without_the_library_for_signatures_only_unsigned_names_can_be_had(
 
 def put_same_disk(site: Site, image: Image, name: str, by: str, *, append: str = "quiet", **facts: object) -> None:
     """Publish the disk of *image* under another name, with a kernel of the signer's own."""
-    own = Store(site.folder.with_name(f"store-of-{by}"), None, site.publisher.settings)
+    own = Images(site.folder.with_name(f"store-of-{by}"), None, site.publisher.settings)
     with intake.draft(own, name) as folder:
         (folder / manifest.DISK).write_bytes(image.disk.read_bytes())
         (folder / manifest.KERNEL).write_bytes(f"a kernel of {by}".encode())

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from belljar.errors import NotAnIndex
-from belljar.image.site.trust import Signature
+from belljar.image.site import Signature
 from belljar.image.store.manifest import boot_digest
 from belljar.image.store.store import HEX, NAME
 from belljar.model import Context, Firmware

@@ -30,7 +30,7 @@ from belljar.errors import (
     UnsafeFolder,
 )
 from belljar.host.files import read_capped, write_all
-from belljar.image.site.trust import Signature
+from belljar.image.site import Signature
 from belljar.records import dataclass
 
 if TYPE_CHECKING:

@@ -47,20 +47,6 @@ class Synced:
     error: str = ""  # of FAILED: the class of what went wrong, as docs/image-life.md has them
 
 
-def supply(store: Store, reference: str) -> None:
-    """Get an image that is not here: from a source that offers it, or built where it is the default. Raises ImageUnknown where
-    there are sources, and none offers it."""
-    if store.settings.sources:
-        try:
-            pull(store, reference)
-            return
-        except ImageUnknown:
-            if reference != store.settings.default:
-                raise
-    if reference == store.settings.default:
-        store.ensure_default()
-
-
 def pull(store: Store, reference: str, *, now: float | None = None) -> Image:
     """The image of this name or digest, brought from the first source that offers it. Raises ImageUnknown when none does."""
     with shown() as progress:

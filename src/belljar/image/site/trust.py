@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from belljar.errors import BadSetting, SignatureRefused
+from belljar.image.site import Signature
 from belljar.records import dataclass
 
 ED25519, X509, UNSIGNED = "ed25519", "x509", "unsigned"
@@ -35,15 +36,6 @@ class Rule:
 
     def covers(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.names)
-
-
-@dataclass(frozen=True)
-class Signature:
-    """One signature as it came, with what it claims to be by."""
-
-    key: str = ""  # base64 of an Ed25519 public key
-    certificates: tuple[str, ...] = ()  # PEM, the signer's first
-    value: str = ""  # base64
 
 
 def read_rules(lines: Sequence[str]) -> tuple[Rule, ...]:

@@ -25,7 +25,6 @@ from belljar.errors import (
     BadOption,
     ImageCorrupt,
     ImageInUse,
-    ImageNotAllowed,
     ImageUnfit,
     ImageUnknown,
     NoStore,
@@ -50,8 +49,7 @@ HEX = re.compile(r"[0-9a-f]{8,64}")
 
 
 class Store:
-    """A private store that is written to, and behind it the site's, which is only read. What `belljar.image.ImageStore` promises
-    is said there."""
+    """A private store that is written to, and behind it the site's, which is only read."""
 
     def __init__(self, private: Path, site: Path | None, settings: Settings, users: Users = nobody) -> None:
         self.folder = private / "images"
@@ -59,7 +57,6 @@ class Store:
         self.settings = settings
         self.users = users
         self._settled: dict[str, str] = {}  # name -> digest, whatever the stores call so
-        self._builds = True
 
     # ---- finding
 
@@ -88,54 +85,6 @@ class Store:
                     known = found.get(image.digest)
                     found[image.digest] = replace(known, names=_merge(known.names, image.names)) if known else image
         return list(found.values())
-
-    def ensure_default(self) -> Image:
-        """The default image, built now (single flight, progress on stderr) when it is missing and is `debian12`."""
-        try:
-            return self.resolve(self.settings.default)
-        except ImageUnknown:
-            if self.settings.default != DEFAULT_NAME:
-                raise
-        if not self._builds:
-            raise NoStore(
-                f"image {DEFAULT_NAME}: this node has none, and none is built inside a batch job",
-                hint=f"The site has to put it there: `belljar image build {DEFAULT_NAME}` or `belljar image sync`, as root.",
-            )
-        from belljar.image.build.debian import Recipe, build
-
-        return build(self, Recipe(suite="bookworm", name=DEFAULT_NAME), only_if_missing=True)
-
-    def ensure(self, reference: str) -> None:
-        with suppress(ImageUnknown):
-            self._find(reference)
-            return
-        from belljar.image.site.sync import supply
-
-        supply(self, reference)
-
-    def settle(self, reference: str, *, own: bool) -> None:
-        """For a batch job: this is the site's image from now on, as its store has it, though a private one be called so. With
-        *own* a private image may stand in for one that the site does not have; else only one that a source states. Nothing is
-        built from now on. Raises ImageUnknown, ImageNotAllowed, NoStore."""
-        self._builds = False
-        if self.shared:
-            return
-        with suppress(ImageUnknown):
-            found, _ = self._find_in([self.site] if self.site else [], reference)
-            self._settled[reference] = found.name.removeprefix(PREFIX)
-            return
-        if own:
-            return
-        from belljar.image.site.sync import pull
-
-        try:
-            self._settled[reference] = pull(self, reference).digest
-        except ImageUnknown:
-            self._find(reference)
-            raise ImageNotAllowed(
-                f"image {reference}: the site has none of this name, and your own of this name is not meant by its rules",
-                hint="Ask for an image of the site, or ask your site for a rule `user:NAME *` (batch.allow).",
-            ) from None
 
     # ---- using
 
@@ -260,13 +209,6 @@ class Store:
             image = manifest.unreadable(folder, names)
         self.remove(image, force=force)
         return None
-
-    def gc(self, *, dry_run: bool = False) -> Iterator[Path]:
-        """Remove what nobody can use: images without a name that nobody holds, abandoned drafts and downloads, ramdisks of
-        other versions. Yields each path, also with *dry_run*, which removes nothing."""
-        from belljar.image.store.sweep import sweep
-
-        return sweep(self, dry_run=dry_run)
 
     def publish(
         self, draft: Path, what: manifest.Facts, name: str | None, *, ordered: Mapping[str, str] | None = None
