@@ -171,22 +171,26 @@ def test_a_file_of_the_kernel_gets_into_the_machine_whole(belljar: Belljar) -> N
     assert (done.returncode, done.stdout) == (0, Path("/proc/version").read_bytes())
 
 
-# A payload that is root takes the agent's line, and answers in its place whatever is asked next.
+# A payload that is root takes the agent's line, stops the agent when it has passed on our word, and answers the next call.
 IMPOSTOR = r"""
-import ctypes, os, struct, time
+import ctypes, os, signal, struct, time
 def agents_line():
     for pid in filter(str.isdigit, os.listdir("/proc")):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             try:
                 if "vport" in os.readlink(f"/proc/{pid}/fd/{fd}"):
-                    return ctypes.CDLL(None).syscall(438, os.pidfd_open(int(pid)), int(fd), 0)  # pidfd_getfd
+                    line = ctypes.CDLL(None).syscall(438, os.pidfd_open(int(pid)), int(fd), 0)  # pidfd_getfd
+                    return int(pid), line
             except OSError:
                 pass
-line = agents_line()
-print("up" if line is not None and line >= 0 else "no line", flush=True)
+pid, line = agents_line()
+print("up" if line >= 0 else "no line", flush=True)
+time.sleep(0.5)
+os.kill(pid, signal.SIGSTOP)
+os.set_blocking(line, True)
 while True:
+    os.read(line, 65536)
     os.write(line, b"".join(struct.pack("!BBII", 3, 0, number, 5) + b"1\0002\0003" for number in range(1, 100)))
-    time.sleep(0.01)
 """
 
 
