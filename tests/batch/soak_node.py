@@ -8,7 +8,6 @@ What a process has only once is put back after each job: streams, signals, varia
 from __future__ import annotations
 
 import io
-import json
 import os
 import resource
 import shutil
@@ -216,7 +215,7 @@ class Node:
     def _epilog(self, number: int, house: House) -> str:
         """What `belljar batch epilog` does, without the child that becomes the user. Returns the class on record."""
         job = f"slurm:{number}"
-        report = node.report_of(json.loads(batch_hooks.finish(house, self.user, job)), job)
+        report = node.report_of(batch_hooks.finish(house, job), job)
         assert report is not None, f"no record of job {number}"
         batch_hooks.account(load("slurm").dialect, NODE, report, house)
         return report.klass

@@ -75,7 +75,7 @@ def check(args: argparse.Namespace, house: House) -> int:
         return 0 if is_good else 1
     for one in found:
         print(plain(f"{'ok ' if one.is_good else 'BAD'}  {one.what}{f': {one.detail}' if one.detail else ''}"))
-        if one.remedy:
+        if one.remedy and not one.is_good:
             print(plain(f"     remedy: {one.remedy}"))
     return 0 if is_good else 1
 
