@@ -238,6 +238,11 @@ async def test_what_qemu_cannot_do_is_explained(
         close(domain)
 
 
+def address_space() -> int:
+    """What this process has mapped, in bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGESIZE")
+
+
 async def test_too_little_address_space_is_explained(guests: Tiny) -> None:
     import resource
 
@@ -245,9 +250,11 @@ async def test_too_little_address_space_is_explained(guests: Tiny) -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
     spec = guests.fresh(new_id())
     _ = guests.hypervisor.find_template(spec)  # so that QEMU's abilities are known
-    resource.setrlimit(resource.RLIMIT_AS, (700 * MIB, before[1]))
+    # Enough to start a process from this one, however much it has mapped, and too little for the guest.
+    mapped = address_space()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + 512 * MIB, before[1]))
     try:
-        domain = guests.hypervisor.start(replace(spec, memory=1 * GIB))
+        domain = guests.hypervisor.start(replace(spec, memory=(mapped // GIB + 2) * GIB))
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
     try:
