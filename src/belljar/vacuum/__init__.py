@@ -20,7 +20,7 @@ class Mode(str, Enum):
     """How a factory decides."""
 
     COMPATIBLE = "compatible"  # as the original, for spaces shared with it
-    IMPROVED = "improved"  # fair groups, several machines per cycle, one tester, memory and disk count, idle time is bounded
+    IMPROVED = "improved"  # fair groups, several machines per cycle, one tester, memory and disk count, bounded idle time
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,9 @@ class TypeStatus:
     message_time: int | None = None
     message_machine: str | None = None
     last_abort: int | None = None  # moment of the latest aborted one, from factories that tell it
+    memory: int | None = None  # per processor
+    max_wallclock: int | None = None
+    max_processors: int | None = None
     of: int = 1  # how many types this factory has
     time_sent: int = 0
     fqan: str = ""
@@ -160,8 +163,10 @@ class Space:
     poll_silence: float = 2.0  # a round of questions ends when nothing came for so long
     poll_limit: float = 12.0  # and all of it after so long
     cycle: float = 60.0  # between two decisions, where nothing happens before
+    listen: tuple[str, ...] = ()  # addresses where questions are answered; none: those of this factory's name
     allow: tuple[str, ...] = ()  # networks whose questions are answered; none: everybody's
     key_file: Path | None = None  # shared secret that signs questions and answers
+    signed_only: bool = False  # what is not signed by that key is refused; factories of the original cannot sign
     vacmon: tuple[str, ...] = ()  # HOST:PORT that are told of each cycle
 
     @property
