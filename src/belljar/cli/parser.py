@@ -170,14 +170,14 @@ def add(parser: argparse.ArgumentParser, rows: str) -> None:
 
 def as_size(text: str) -> int:
     """Bytes, for `type=`."""
-    from belljar.config.convert import size
+    from belljar.host.values import size
 
     return _read(size, text)
 
 
 def as_duration(text: str) -> float:
     """Seconds, for `type=`."""
-    from belljar.config.convert import duration
+    from belljar.host.values import duration
 
     return _read(duration, text)
 

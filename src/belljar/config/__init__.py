@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar import batch, context, guest, hypervisor, image, machine, network
-from belljar.errors import BadSetting
+from belljar.errors import BadSettings
 from belljar.host.files import only_root_writes
 from belljar.host.room import Settings as HostSettings
 from belljar.model import setting
 from belljar.records import MISSING, dataclass, field, fields, replace
 
 if TYPE_CHECKING:
-    from belljar.config.merge import Mistake
+    from belljar.host.toml import Mistake
 
 ETC = Path("/etc/belljar")
 DEFAULT_ORIGIN = "default"
@@ -131,14 +131,6 @@ class Loaded:
     settings: Settings
     origins: Mapping[str, str]  # "section.key" -> "default", "/etc/belljar/belljar.toml:12", "environment BELLJAR_..."
     mistakes: tuple[Mistake, ...]
-
-
-class BadSettings(BadSetting):
-    """One or more mistakes in the settings, each a line of the message."""
-
-    def __init__(self, mistakes: tuple[Mistake, ...]) -> None:
-        super().__init__("\n".join(str(mistake) for mistake in mistakes))
-        self.mistakes = mistakes
 
 
 def load(

@@ -10,29 +10,11 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from belljar.config import ETC, SECTIONS, File, Loaded, Settings
-from belljar.config.convert import convert
-from belljar.errors import HostError
-from belljar.host.files import read_capped
-from belljar.host.quick_imports import quickly
+from belljar.host.toml import Mistake, meant, place, read
+from belljar.host.values import convert
 from belljar.records import dataclass, fields, replace
 
-LARGEST_FILE = 1 << 20
 ALWAYS_LOCKED = ("batch.*", "site.*")
-
-
-@dataclass(frozen=True)
-class Mistake:
-    """`origin, key: what; hint`."""
-
-    origin: str  # file with line, or variable
-    key: str  # "section.key", or "" where the whole file is meant
-    what: str
-    hint: str = ""
-    is_users: bool = False  # it stands in a place that is the user's own, not the site's
-
-    def __str__(self) -> str:
-        place = f"{self.origin}, {self.key}" if self.key else self.origin
-        return f"{place}: {self.what}{f' ({self.hint})' if self.hint else ''}"
 
 
 @dataclass(frozen=True)
@@ -150,35 +132,14 @@ def _help(section: str, key: str) -> str:
 
 def _read_file(path: Path, mistakes: list[Mistake]) -> Iterable[Given]:
     """What a file gives. A file that cannot be read or parsed is one mistake and gives nothing."""
-    quickly("tomllib")
-    import tomllib
-
-    try:
-        text = read_capped(path, LARGEST_FILE).decode()
-        content = tomllib.loads(text)
-    except FileNotFoundError:
-        what = "a link that leads nowhere" if path.is_symlink() else "no such file"
-        mistakes.append(Mistake(str(path), "", what, "correct --config, or take the link away"))
-        return
-    except OSError as exc:
-        mistakes.append(Mistake(str(path), "", f"cannot be read: {exc.strerror}", "correct its owner and mode"))
-        return
-    except HostError as exc:
-        mistakes.append(Mistake(str(path), "", exc.message.removeprefix(f"{path}: "), "settings are a small file"))
-        return
-    except UnicodeDecodeError as exc:
-        mistakes.append(Mistake(str(path), "", f"not UTF-8 at byte {exc.start}", "save it as UTF-8"))
-        return
-    except (tomllib.TOMLDecodeError, RecursionError) as exc:
-        mistakes.append(Mistake(str(path), "", f"not TOML: {exc}", "text wants quotes; sections are [in brackets]"))
-        return
+    text, content = read(path, mistakes)
     for section, table in content.items():
         if section not in SECTIONS:
-            mistakes.append(Mistake(_place(path, text, section), section, "no such section", _meant(section, SECTIONS)))
+            mistakes.append(Mistake(place(path, text, section), section, "no such section", meant(section, SECTIONS)))
         elif not isinstance(table, dict):
             mistakes.append(
                 Mistake(
-                    _place(path, text, "", section), section, "is a section", f"write [{section}] on a line of its own"
+                    place(path, text, "", section), section, "is a section", f"write [{section}] on a line of its own"
                 )
             )
         else:
@@ -190,11 +151,11 @@ def _read_table(
 ) -> Iterable[Given]:
     known = [one.name for one in fields(SECTIONS[section])]
     for key, raw in table.items():
-        place = _place(path, text, section, key)
+        origin = place(path, text, section, key)
         if key in known:
-            yield Given(place, section, key, raw, is_text=False)
+            yield Given(origin, section, key, raw, is_text=False)
         else:
-            mistakes.append(_unknown(place, section, key, known))
+            mistakes.append(_unknown(origin, section, key, known))
 
 
 def _read_variables(variables: Mapping[str, str], mistakes: list[Mistake]) -> Iterable[Given]:
@@ -211,30 +172,4 @@ def _read_variables(variables: Mapping[str, str], mistakes: list[Mistake]) -> It
 
 
 def _unknown(origin: str, section: str, key: str, known: Iterable[str]) -> Mistake:
-    return Mistake(origin, f"{section}.{key}", "no such setting", _meant(key, known))
-
-
-def _meant(word: str, known: Iterable[str]) -> str:
-    """A hint for a word that is not known."""
-    import difflib
-
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
-
-
-def _place(path: Path, text: str, section: str, key: str = "") -> str:
-    """`file:line` where the section, or the key in it, is written plainly; else the file alone.
-
-    tomllib tells no lines, and for a person's settings file a look at the line's beginning finds nearly all of them.
-    """
-    current = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        bare = line.strip()
-        if bare.startswith("["):
-            current = bare.strip("[]").partition("]")[0].strip().strip("\"'")
-            if not key and current.partition(".")[0] == section:
-                return f"{path}:{number}"
-        name = bare.partition("=")[0].strip().strip("\"'")
-        if key and ((current == section and name == key) or (current == "" and name == f"{section}.{key}")):
-            return f"{path}:{number}"
-    return str(path)
+    return Mistake(origin, f"{section}.{key}", "no such setting", meant(key, known))

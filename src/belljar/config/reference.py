@@ -12,9 +12,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from belljar import hypervisor, image, network
 from belljar.config import DEFAULT_ORIGIN, SECTIONS, Loaded, Settings
-from belljar.config.convert import duration_text, size_text
-from belljar.config.merge import Mistake
 from belljar.errors import BadSetting, BelljarError, ImageNotAllowed, ImageUnknown
+from belljar.host.toml import Mistake
+from belljar.host.values import duration_text, size_text
 from belljar.records import MISSING, Field, fields
 
 HEAD = """\

@@ -32,6 +32,14 @@ class BadSetting(UsageError):
     hint = "Correct the file, then run `belljar config check`."
 
 
+class BadSettings(BadSetting):
+    """One or more mistakes in settings files, each a line of the message."""
+
+    def __init__(self, mistakes: tuple[object, ...], *, hint: str | None = None) -> None:
+        super().__init__("\n".join(map(str, mistakes)), hint=hint)
+        self.mistakes = mistakes
+
+
 class UnreadableScript(UsageError):
     """The script to run cannot be read."""
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from belljar.records import dataclass
+from belljar.model import GIB, Context, setting
+from belljar.records import dataclass, field
 
+SPACE, FACTORY = {"table": "space"}, {"table": "factory"}
 ABORTED: Final = 300  # a machine whose shutdown message has this code or a greater one counts against its type
 
 
@@ -20,36 +22,52 @@ class Mode(str, Enum):
     """How a factory decides."""
 
     COMPATIBLE = "compatible"  # as the original, for spaces shared with it
-    IMPROVED = "improved"  # fair groups, several machines per cycle, one tester, memory and disk count, bounded idle time
+    IMPROVED = (
+        "improved"  # fair groups, several machines per cycle, one tester, memory and disk count, bounded idle time
+    )
+
+
+Pairs = tuple[tuple[str, str], ...]
+Paths = tuple[tuple[str, Path], ...]
 
 
 @dataclass(frozen=True)
 class MachineType:
-    """One kind of machine: an image, how it is told its work, and its limits. About one per experiment."""
+    """One kind of machine: an image, how it is told its work, and its limits. About one per experiment. A field with a help
+    text is a key of `[machinetype.NAME]`."""
 
     name: str  # [a-z0-9-]+
-    share: float = 0.0  # of the space, relative to the other types; 0: none is started
-    group: str = ""  # types of one group share what the group gets; "": the accounting group, else its own name
-    image: str = ""  # as `belljar run --image` takes it
-    min_processors: int = 1
-    max_processors: int = 1
-    min_wallclock: float | None = None  # a machine with less time than this is of no use; None: max_wallclock
-    max_wallclock: float = 86400.0
-    memory: int | None = None  # per processor; None: the factory's
-    disk: int | None = None  # per processor; None: the factory's, where that is given
-    backoff: float = 600.0  # no machine for so long after an aborted one
-    fizzle: float = 600.0  # a machine that ends sooner without a word was aborted, too
-    fqan: str = ""  # accounting group: /atlas/Role=pilot
-    network: str = "user"  # as `belljar run --network` takes it
-    context: str = "auto"  # as `belljar run --context` takes it
-    user_data: str = ""  # URL, or path of the template
-    options: tuple[tuple[str, str], ...] = ()  # what `##user_data_option_NAME##` of the template becomes
-    option_files: tuple[tuple[str, Path], ...] = ()  # the same, from files of this host
-    heartbeat_file: str = ""  # which its machines have to PUT to their job outputs
-    heartbeat: float = 0.0  # and to renew as often as this; 0: being there is enough
-    proxy: tuple[Path, Path] | None = None  # certificate and key of which each machine gets a limited proxy
-    legacy_proxy: bool = False
-    token_file: Path | None = None  # a token each machine gets, anew when the file changes
+    share: float = setting(0.0, "of the space, relative to the other machinetypes; 0: none is started")
+    group: str = setting(
+        "", "machinetypes of one group share what the group gets; empty: the accounting group, else its own name"
+    )
+    image: str = setting(
+        "", "required: an image's name, as `belljar image list` shows it; an http(s) address; or a path"
+    )
+    min_processors: int = setting(1, "a machine has no fewer", minimum=1)
+    max_processors: int = setting(1, "a machine has no more", minimum=1)
+    min_wallclock: float | None = setting(
+        None, "a machine with less time than this is of no use; empty: as max_wallclock", unit="seconds"
+    )
+    max_wallclock: float = setting(86400.0, "a machine is ended after this time", unit="seconds", minimum=1)
+    memory: int | None = setting(None, "per processor; empty: as the factory's", unit="bytes", minimum=1)
+    disk: int | None = setting(None, "per processor; empty: as the factory's", unit="bytes", minimum=1)
+    backoff: float = setting(600.0, "no machine is started for so long after an aborted one", unit="seconds")
+    fizzle: float = setting(600.0, "a machine that ends sooner without a message was aborted, too", unit="seconds")
+    fqan: str = setting("", "accounting group, as in /atlas/Role=pilot")
+    network: str = setting("user", "as `belljar run --network` takes it")
+    context: Context = setting(Context.AUTO, "how the image is told who it is, as `belljar run --context` takes it")
+    user_data: str = setting("", "http(s) address or path of the template; empty: the machine gets none")
+    options: Pairs = setting((), "table: what `##user_data_option_NAME##` in the template becomes")
+    option_files: Paths = setting((), "table: the same, from files of this host, read anew for each machine")
+    heartbeat_file: str = setting("", "name of a file that a machine has to PUT to its job outputs, or it is ended")
+    heartbeat: float = setting(0.0, "it has to do so again within this time; 0: once is enough", unit="seconds")
+    proxy: tuple[Path, ...] = setting(
+        (),
+        "paths of a certificate and its key (or one file with both); each machine gets a limited proxy made with them",
+    )
+    legacy_proxy: bool = setting(False, "proxies as they were before RFC 3820, with the subject `CN=limited proxy`")
+    token_file: Path | None = setting(None, "a file with a token that each machine gets, renewed when the file changes")
     pipe: str = ""  # the vacuum pipe it came by
 
     @property
@@ -61,6 +79,22 @@ class MachineType:
     def least_wallclock(self) -> float:
         """Seconds below which a machine of this type is of no use."""
         return self.max_wallclock if self.min_wallclock is None else self.min_wallclock
+
+
+Given = tuple[tuple[str, Any], ...]  # fields of a MachineType that somebody set, with their values
+
+
+@dataclass(frozen=True)
+class Pipe:
+    """Machinetypes that an experiment describes at an address, and what this site says of them. A field with a help text is a
+    key of `[pipe.NAME]`."""
+
+    name: str  # its machinetypes are NAME-SUFFIX
+    url: str = setting("", "required: http(s) address of the JSON document")
+    share: float = setting(0.0, "of the space, for all its machinetypes together")
+    files: Path | None = setting(None, "folder with the files that the document names; empty: it cannot name any")
+    given: Given = ()  # what `[pipe.NAME]` says of all its machinetypes
+    own: tuple[tuple[str, Given], ...] = ()  # what `[machinetype.NAME-SUFFIX]` says of one
 
 
 @dataclass(frozen=True)
@@ -142,32 +176,67 @@ class FactoryStatus:
 
 @dataclass(frozen=True)
 class Space:
-    """One set of factories with one set of shares, and what this factory offers it."""
+    """One set of factories with one set of shares, and what this factory offers it. A field with a help text is a key of its
+    `table` in vacuum.toml."""
 
-    name: str  # like a DNS name: vac01.example.org
-    factory: str  # this host's own name in it
-    factories: tuple[str, ...] = ()  # all, this one among them
+    name: str = field(
+        metadata={"help": "required: like a DNS name, vac01.example.org; all factories that have it are one space"}
+        | SPACE
+    )
+    factory: str = field(
+        metadata={"help": "this host's name in the space", "default": "the host's own", "key": "name"} | FACTORY
+    )
+    factories: tuple[str, ...] = setting((), "names of all factories, this one among them (or `.`)", **SPACE)
     types: tuple[MachineType, ...] = ()
-    site: str = ""  # as accounting knows it; "": none is told
-    processors: int = 1  # at most so many are given to machines
-    processors_per_superslot: int = 1
-    memory: int = 2 << 30  # per processor
-    disk: int | None = None  # per processor
-    hs06: float | None = None  # of one processor
-    hepscore: float | None = None  # of one processor
-    overload: float = 1.25  # load average per processor above which nothing is started
-    shutdown_time: float | None = None
-    draining: bool = False
-    mode: Mode = Mode.IMPROVED
-    port: int = 995
-    poll_silence: float = 2.0  # a round of questions ends when nothing came for so long
-    poll_limit: float = 12.0  # and all of it after so long
-    cycle: float = 60.0  # between two decisions, where nothing happens before
-    listen: tuple[str, ...] = ()  # addresses where questions are answered; none: those of this factory's name
-    allow: tuple[str, ...] = ()  # networks whose questions are answered; none: everybody's
-    key_file: Path | None = None  # shared secret that signs questions and answers
-    signed_only: bool = False  # what is not signed by that key is refused; factories of the original cannot sign
-    vacmon: tuple[str, ...] = ()  # HOST:PORT that are told of each cycle
+    pipes: tuple[Pipe, ...] = ()
+    site: str = setting(
+        "", "the site's name, as accounting knows it; empty: the space's without its first part", **SPACE
+    )
+    mode: Mode = setting(
+        Mode.IMPROVED, "how it decides; compatible: as Vac, for a space with factories of Vac", **SPACE
+    )
+    port: int = setting(995, "UDP port of all factories", minimum=1, maximum=65535, **SPACE)
+    poll_silence: float = setting(
+        2.0, "a round of questions ends when nothing came for so long", unit="seconds", minimum=0.001, **SPACE
+    )
+    poll_limit: float = setting(12.0, "and all rounds together after so long", unit="seconds", minimum=0.001, **SPACE)
+    listen: tuple[str, ...] = setting((), "addresses where questions are answered; empty: those of its name", **FACTORY)
+    allow: tuple[str, ...] = setting((), "networks whose questions are answered; empty: everybody's", **SPACE)
+    key_file: Path | None = setting(None, "file with a secret of the space that signs questions and answers", **SPACE)
+    signed_only: bool = setting(
+        False, "what is not signed by that secret is refused; factories of Vac cannot sign", **SPACE
+    )
+    vacmon: tuple[str, ...] = setting((), "HOST:PORT that are told of each cycle", **SPACE)
+    processors: int = field(
+        default=1,
+        metadata={"help": "at most so many are given to machines", "minimum": 1, "default": "the host's"} | FACTORY,
+    )
+    processors_per_superslot: int = setting(
+        1,
+        "machines are started in groups that end together and then make room for one of so many",
+        minimum=1,
+        **FACTORY,
+    )
+    memory: int = setting(2 * GIB, "of a machine, per processor", unit="bytes", minimum=1, **FACTORY)
+    disk: int | None = setting(
+        None, "of a machine, per processor; empty: as its image", unit="bytes", minimum=1, **FACTORY
+    )
+    hs06: float | None = setting(None, "HS06 of one processor", minimum=0.001, **FACTORY)
+    hepscore: float | None = setting(None, "HEPscore23 of one processor", minimum=0.001, **FACTORY)
+    overload: float = setting(
+        1.25, "load average per processor above which nothing is started", minimum=0.001, **FACTORY
+    )
+    shutdown_time: float | None = setting(
+        None, "all machines are gone by then: a date with time, or seconds since 1970", unit="moment", **FACTORY
+    )
+    draining: bool = setting(False, "start nothing; what runs, runs to its end", **FACTORY)
+    cycle: float = setting(
+        60.0, "between two decisions, where nothing happens before", unit="seconds", minimum=1, **FACTORY
+    )
+    options: Pairs = setting((), "table: `options` of every machinetype that does not say otherwise", **FACTORY)
+    option_files: Paths = setting(
+        (), "table: `option_files` of every machinetype that does not say otherwise", **FACTORY
+    )
 
     @property
     def hs06_per_processor(self) -> float:

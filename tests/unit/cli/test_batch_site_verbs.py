@@ -19,7 +19,7 @@ from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, OurLines, Piece, Place
 from belljar.batch.slurm import site as site_of_slurm
 from belljar.cli import main
-from belljar.config import BadSettings
+from belljar.errors import BadSettings
 from belljar.jobs import check as batch_look
 from belljar.jobs.client import own_prefix
 from belljar.jobs.hooks import go_by_the_site

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from belljar.config import BadSettings, load
+from belljar.config import load
+from belljar.errors import BadSettings
 from belljar.jobs import doctor as checks
 
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from belljar.config import SECTIONS, BadSettings, Settings, every_setting, inspect, load
+from belljar.config import SECTIONS, Settings, every_setting, inspect, load
 from belljar.config.merge import ALWAYS_LOCKED, is_locked
+from belljar.errors import BadSettings
 from belljar.hypervisor import Accelerator
 from belljar.model import GIB, MIB
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def config(args: argparse.Namespace, house: House) -> int:
-    from belljar.config import BadSettings, inspect
+    from belljar.config import inspect
+    from belljar.errors import BadSettings
 
     loaded = inspect(_file(house))
     if args.what == "check":

@@ -6,6 +6,7 @@ import math
 import re
 import types
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
@@ -53,6 +54,8 @@ def _whole(raw: object, unit: str, is_text: bool) -> int:
 def _number(raw: object, unit: str, is_text: bool) -> float:
     if isinstance(raw, (int, float)) and not isinstance(raw, bool):
         value = float(raw)
+    elif unit == "moment":
+        value = _moment(raw)
     elif isinstance(raw, str) and unit == "seconds":
         value = duration(raw)
     elif isinstance(raw, str) and is_text:
@@ -65,6 +68,15 @@ def _number(raw: object, unit: str, is_text: bool) -> float:
     if not math.isfinite(value):
         raise ValueError("must be a finite number: every wait has an end")
     return value
+
+
+def _moment(raw: object) -> float:
+    """Seconds since the epoch of a date with time, as TOML or a person writes it; without a zone it is the host's."""
+    from datetime import datetime
+
+    with suppress(ValueError, OverflowError):
+        return (raw if isinstance(raw, datetime) else datetime.fromisoformat(str(raw))).timestamp()
+    raise ValueError(f"wants a date and time such as 2026-12-24T18:00:00, not {_show(raw)}")
 
 
 def _text(raw: object, unit: str, is_text: bool) -> str:

@@ -1,10 +1,12 @@
 """Sizes and durations as people write them."""
 
+from datetime import UTC, datetime
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.config.convert import duration, duration_text, size, size_text
+from belljar.host.values import convert, duration, duration_text, size, size_text
 
 
 @pytest.mark.parametrize(
@@ -71,3 +73,22 @@ def test_a_size_that_was_shown_can_be_typed_again(count: int) -> None:
 @given(st.integers(min_value=0, max_value=10**5))
 def test_a_duration_that_was_shown_can_be_typed_again(seconds: int) -> None:
     assert duration(duration_text(float(seconds))) == seconds
+
+
+@pytest.mark.parametrize(
+    ("raw", "moment"),
+    [
+        (1_800_000_000, 1.8e9),
+        (datetime(2027, 1, 15, 8, 0, tzinfo=UTC), 1.8e9),
+        ("2027-01-15T08:00:00+00:00", 1.8e9),
+        ("2027-01-15T09:00+01:00", 1.8e9),
+    ],
+)
+def test_a_moment_is_a_date_with_time_or_a_number(raw: object, moment: float) -> None:
+    assert convert(raw, float, {"unit": "moment"}, is_text=False) == moment
+
+
+@pytest.mark.parametrize("raw", ["tomorrow", "", True, ["2027-01-15"], "2027-13-01T00:00"])
+def test_what_is_no_moment_is_refused_with_an_example(raw: object) -> None:
+    with pytest.raises(ValueError, match="2026-12-24T18:00:00"):
+        convert(raw, float, {"unit": "moment"}, is_text=False)

@@ -1,0 +1,101 @@
+"""Settings files in TOML: read whole with every mistake in its place, and written. What the keys mean is for those who read them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import HostError
+from belljar.host.files import read_capped
+from belljar.host.quick_imports import quickly
+from belljar.records import dataclass
+
+LARGEST_FILE = 1 << 20
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """`origin, key: what; hint`."""
+
+    origin: str  # file with line, or variable
+    key: str  # "section.key", or "" where the whole file is meant
+    what: str
+    hint: str = ""
+    is_users: bool = False  # it stands in a place that is the user's own, not the site's
+
+    def __str__(self) -> str:
+        place = f"{self.origin}, {self.key}" if self.key else self.origin
+        return f"{place}: {self.what}{f' ({self.hint})' if self.hint else ''}"
+
+
+def read(path: Path, mistakes: list[Mistake]) -> tuple[str, dict[str, Any]]:
+    """A file's text and content. One that cannot be read or parsed is one mistake and gives nothing."""
+    quickly("tomllib")
+    import tomllib
+
+    try:
+        text = read_capped(path, LARGEST_FILE).decode()
+        return text, tomllib.loads(text)
+    except FileNotFoundError:
+        what = "a link that leads nowhere" if path.is_symlink() else "no such file"
+        mistakes.append(Mistake(str(path), "", what, "correct --config, or take the link away"))
+    except OSError as exc:
+        mistakes.append(Mistake(str(path), "", f"cannot be read: {exc.strerror}", "correct its owner and mode"))
+    except HostError as exc:
+        mistakes.append(Mistake(str(path), "", exc.message.removeprefix(f"{path}: "), "settings are a small file"))
+    except UnicodeDecodeError as exc:
+        mistakes.append(Mistake(str(path), "", f"not UTF-8 at byte {exc.start}", "save it as UTF-8"))
+    except (tomllib.TOMLDecodeError, RecursionError) as exc:
+        mistakes.append(Mistake(str(path), "", f"not TOML: {exc}", "text wants quotes; sections are [in brackets]"))
+    return "", {}
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """A hint for a word that is not known."""
+    import difflib
+
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+
+
+def place(path: Path, text: str, section: str, key: str = "") -> str:
+    """`file:line` where the section, or the key in it, is written plainly; else the file alone.
+
+    tomllib tells no lines, and for a person's settings file a look at the line's beginning finds nearly all of them.
+    """
+    current = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        bare = line.strip()
+        if bare.startswith("["):
+            current = bare.strip("[]").partition("]")[0].replace('"', "").replace("'", "").strip()
+            if not key and f"{current}.".startswith(f"{section}."):
+                return f"{path}:{number}"
+        name = bare.partition("=")[0].strip().strip("\"'")
+        if key and ((current == section and name == key) or (current == "" and name == f"{section}.{key}")):
+            return f"{path}:{number}"
+    return str(path)
+
+
+def written(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Tables by their dotted names, as a TOML file. Values are text, numbers, truth values and lists of those."""
+    parts = []
+    for name, table in tables.items():
+        heads = [] if not name else [f"[{'.'.join(_key(part) for part in name.split('.'))}]"]
+        parts.append("\n".join([*heads, *(f"{_key(key)} = {_value(value)}" for key, value in table.items())]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _key(word: str) -> str:
+    return word if word and word.isascii() and word.replace("-", "").replace("_", "").isalnum() else _value(word)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_value, value))}]"
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
