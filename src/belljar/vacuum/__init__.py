@@ -111,6 +111,8 @@ class TypeStatus:
     message_time: int | None = None
     message_machine: str | None = None
     last_abort: int | None = None  # moment of the latest aborted one, from factories that tell it
+    proved: int | None = None  # when the latest machine began that found work: it outlived fizzle, or left 200 to 299
+    room: float | None = None  # processors that came free since this factory decided last, which it will give away next
     memory: int | None = None  # per processor
     max_wallclock: int | None = None
     max_processors: int | None = None
@@ -194,6 +196,18 @@ class Space:
     )
     mode: Mode = setting(
         Mode.IMPROVED, "how it decides; compatible: as Vac, for a space with factories of Vac", **SPACE
+    )
+    history: float = setting(
+        0.0,
+        "half-life of past use: who used little is served first; 0: only what runs now counts",
+        unit="seconds",
+        **SPACE,
+    )
+    reserve: float = setting(
+        0.25,
+        "no more of a large machine's processor time than this part is kept idle until it has a place",
+        maximum=1,
+        **SPACE,
     )
     port: int = setting(995, "UDP port of all factories", minimum=1, maximum=65535, **SPACE)
     poll_silence: float = setting(
