@@ -33,7 +33,7 @@ class Entry:
     help: str
 
 
-RUNNING, MACHINES, IMAGES, BATCH, HOST = "Run", "Machines", "Images", "Batch systems", "This host"
+RUNNING, MACHINES, IMAGES, BATCH, VACUUM, HOST = "Run", "Machines", "Images", "Batch systems", "Vacuum", "This host"
 VERBS = {
     "run": Entry("machine.run", RUNNING, "run a command or a script in its own fresh virtual machine"),
     "exec": Entry("machine.inside", RUNNING, "run a second command in a running machine"),
@@ -55,6 +55,7 @@ VERBS = {
     "batch": Entry(
         "batch.batch", BATCH, "put belljar into a batch system, check it, take it out; look after this node"
     ),
+    "accounting": Entry("vacuum.accounting", VACUUM, "write usage records of ended machines, for APEL and others"),
     "doctor": Entry("host.doctor", HOST, "check what this host offers and explain what it lacks"),
     "config": Entry("host.config", HOST, "show or check the settings"),
     "completion": Entry("host.completion", HOST, "print a completion script for bash, zsh or fish"),

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from belljar import batch, context, guest, hypervisor, image, machine, network
+from belljar import accounting, batch, context, guest, hypervisor, image, machine, network
 from belljar.errors import BadSettings
 from belljar.host.files import only_root_writes
 from belljar.host.room import Settings as HostSettings
@@ -107,6 +107,7 @@ class Settings:
     guest: guest.Settings = field(default_factory=guest.Settings)
     context: context.Settings = field(default_factory=context.Settings)
     batch: batch.Settings = field(default_factory=batch.Settings)
+    accounting: accounting.Settings = field(default_factory=accounting.Settings)
     site: Site = field(default_factory=Site)
     testing: Testing = field(default_factory=Testing)
 

@@ -1,0 +1,222 @@
+"""Usage records from the ledger to the archive, the outgoing queue and the logs: each machine once, whatever is killed.
+
+A record's name comes from its machine, so a second pass makes the same files. The order of its three steps tells how far the
+first one came: it is *staged* (a file that is to be sent), *archived* (it counts from now on), and the staged file is moved to
+the queue. One that is archived and no longer staged was sent. One pass at a time: a lock.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from belljar.accounting import Settings, UsageRecord
+from belljar.accounting.apel import message, name_of, sync, sync_name
+from belljar.accounting.logs import blah_file, blah_line, pbs_file, pbs_line
+from belljar.accounting.records import record_of
+from belljar.errors import BadOption, PositionLost
+from belljar.host.files import (
+    named_when_whole,
+    no_space_as_error,
+    private_folder,
+    read_capped,
+    sync_folder,
+    write_all,
+    write_whole,
+)
+from belljar.host.locks import locked
+from belljar.journal import Ledger
+from belljar.records import dataclass
+
+POSITION, LOCK = "position", "lock"
+LARGEST_RECORD = 1 << 14
+REPORTABLE = "ServiceLevel"  # the key that only records have that were to be sent
+PATIENCE = 60.0  # seconds for another pass to end
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one pass did."""
+
+    rows: int  # that were looked at
+    archived: int
+    queued: int
+    unreported: int  # archived only: no site name, or nobody measured the processors
+
+
+class Publisher:
+    """The files of one accounting folder."""
+
+    def __init__(self, settings: Settings, step: Callable[[str], None] = lambda name: None) -> None:
+        """*step* is told of each step before it is done; for tests that end there."""
+        self._settings, self._step = settings, step
+        self.folder = settings.folder
+
+    def publish(self, ledger: Ledger, *, from_start: bool = False) -> Pass:
+        """Account every row behind the last position; with *from_start* behind none: what was accounted is not accounted again.
+        Raises PositionLost, NoSpace."""
+        rows = archived = queued = unreported = 0
+        with self._locked():
+            logged = _Logged(self.folder / "logs")
+            for row, position in self._rows(ledger, from_start):
+                rows += 1
+                if (record := record_of(row)) is not None:
+                    is_new, is_sent = self._account(record)
+                    archived, queued = archived + is_new, queued + is_sent
+                    unreported += is_new and not record.is_reportable
+                    if self._settings.logs:
+                        self._step("log")
+                        logged.add(record)
+                self._step("position")
+                write_whole(self.folder / POSITION, position.encode(), durable=True)
+        return Pass(rows, archived, queued, unreported)
+
+    def _rows(self, ledger: Ledger, from_start: bool) -> Iterator[tuple[dict[str, Any], str]]:
+        position = ""
+        if not from_start:
+            with suppress(FileNotFoundError):
+                position = read_capped(self.folder / POSITION, 4096).decode()
+        try:
+            yield from ledger.since(position)
+        except PositionLost as exc:
+            raise PositionLost(
+                f"{self.folder / POSITION}: {exc.message}",
+                hint="`belljar accounting publish --from-start` reads all of it. What is archived is not accounted again.",
+            ) from exc
+
+    def _account(self, record: UsageRecord) -> tuple[bool, bool]:
+        """Is it new in the archive; was it moved to the queue?"""
+        name, text = name_of(record), message(record, self._settings.version).encode()
+        kept, staged = self.folder / "archive" / name, self.folder / "staged" / name.replace("/", "-")
+        is_new = not kept.exists()
+        if is_new and record.is_reportable:
+            self._step("stage")
+            _keep(staged, text)
+        if is_new:
+            self._step("archive")
+            private_folder(kept.parent, mode=0o755)
+            _keep(kept, text)
+        is_sent = staged.exists()
+        if is_sent:
+            self._step("queue")
+            self._queue(staged, name)
+        return is_new, is_sent
+
+    def _queue(self, staged: Path, name: str) -> None:
+        target = private_folder((self.folder / "outgoing" / name).parent, mode=0o755)
+        os.rename(staged, target / name.partition("/")[2])
+        sync_folder(target)
+        sync_folder(staged.parent)
+
+    def count(self, month: str, now: float) -> list[Path]:
+        """Queue messages that say how many records of this month (YYYYMM) were sent, one for each site and factory in it. Empty:
+        there were none."""
+        with self._locked():
+            found: dict[tuple[str, str], int] = {}
+            for path in self._archived(month):
+                facts = _facts(path)
+                if REPORTABLE in facts:
+                    key = (facts.get("Site", ""), facts.get("SubmitHost", ""))
+                    found[key] = found.get(key, 0) + 1
+            queued = []
+            for number, ((site, host), jobs) in enumerate(sorted(found.items())):
+                name = sync_name(now + number / 1000)
+                staged = self.folder / "staged" / name.replace("/", "-")
+                _keep(staged, sync(site, host, jobs, int(month[:4]), int(month[4:])).encode())
+                self._queue(staged, name)
+                queued.append(self.folder / "outgoing" / name)
+        return queued
+
+    def republish(self, month: str) -> int:
+        """Queue again what was sent of a month (YYYYMM); receivers replace what they had. Returns how many there are."""
+        with self._locked():
+            paths = [path for path in self._archived(month) if REPORTABLE in _facts(path)]
+            for path in paths:
+                name = f"{path.parent.name}/{path.name}"
+                staged = self.folder / "staged" / name.replace("/", "-")
+                _keep(staged, read_capped(path, LARGEST_RECORD))
+                self._queue(staged, name)
+        return len(paths)
+
+    def records(self, month: str) -> list[dict[str, str]]:
+        """The archived records of a month (YYYYMM), oldest first, by APEL's keys."""
+        return [_facts(path) for path in self._archived(month)]
+
+    def _archived(self, month: str) -> Iterator[Path]:
+        check_month(month)
+        for day in sorted((self.folder / "archive").glob(f"{month}[0-9][0-9]")):
+            yield from sorted(path for path in day.iterdir() if not path.name.startswith("."))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        private_folder(self.folder, mode=0o755)
+        for name in ("archive", "staged", "outgoing", "logs"):
+            private_folder(self.folder / name, mode=0o755)
+        with locked(self.folder / LOCK, timeout=PATIENCE, what="write usage records"):
+            yield
+
+
+def _keep(path: Path, data: bytes) -> None:
+    """A whole file or none, on disk when this returns."""
+    with no_space_as_error(path), named_when_whole(path, mode=0o644) as descriptor:
+        write_all(descriptor, data)
+        os.fsync(descriptor)
+    sync_folder(path.parent)
+
+
+class _Logged:
+    """The logs, and which machines are in those of the days that were asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._known: dict[Path, bytes] = {}
+
+    def add(self, record: UsageRecord) -> None:
+        """A line in each log, unless it is there."""
+        for name, line in ((pbs_file(record), pbs_line(record)), (blah_file(record), blah_line(record))):
+            path = self._folder / name
+            if path not in self._known:
+                self._known[path] = path.read_bytes() if path.exists() else b""
+            if record.id.encode() not in self._known[path]:
+                self._known[path] += _append(path, line)
+
+
+def _append(path: Path, line: str) -> bytes:
+    """The line, on a line of its own, on disk when this returns; a part of it stays nowhere. Returns what was written."""
+    with no_space_as_error(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        try:
+            size = os.fstat(descriptor).st_size
+            is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            data = b"\n" * is_torn + line.encode() + b"\n"
+            try:
+                write_all(descriptor, data)
+                os.fsync(descriptor)
+            except OSError:
+                with suppress(OSError):
+                    os.ftruncate(descriptor, size)
+                raise
+        finally:
+            os.close(descriptor)
+    return data
+
+
+def _facts(path: Path) -> dict[str, str]:
+    """Key and value of each line of an archived record."""
+    lines = read_capped(path, LARGEST_RECORD).decode("ascii", "replace").splitlines()
+    return {key: value for key, _, value in (line.partition(": ") for line in lines[1:]) if value}
+
+
+def check_month(text: str) -> None:
+    """Raises BadOption."""
+    if len(text) != 6 or not text.isdigit() or not 1 <= int(text[4:]) <= 12:
+        raise BadOption(f"{text[:80]!r}: not a month", hint="Say it as YYYYMM, such as 202611.")
+
+
+def last_month(now: float) -> str:
+    """The month of a day ago."""
+    return time.strftime("%Y%m", time.gmtime(now - 86400))

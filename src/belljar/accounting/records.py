@@ -1,0 +1,57 @@
+"""From a row of the ledger to a usage record: a pure function.
+
+A machine is accounted when its row has the labels `space`, `factory` and `machinetype`, its guest began to work, and it did not
+end within its type's fizzle time. Other labels: `site`, `fqan`, `slot`, `hs06` or `hepscore` (of one processor), `fizzle`
+(seconds), `wall_limit` (seconds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from belljar.accounting import UsageRecord
+from belljar.model import Outcome
+
+BEGAN = "run"  # the phase that a guest at work has
+LONGEST = 250  # characters of a word in a record
+BENCHMARKS = (
+    ("hepscore", "HEPscore23"),
+    ("hs06", "HEPSPEC"),
+)  # label, and its name in a record; the first that is there counts
+
+
+def record_of(row: Mapping[str, Any]) -> UsageRecord | None:
+    """None for a row that is not accounted, or not a machine's."""
+    try:
+        outcome = Outcome.from_json(row)
+    except ValueError:
+        return None
+    labels = {name: _word(text) for name, text in outcome.labels}
+    start, end = int(outcome.started), int(outcome.ended)
+    is_counted = labels.get("space") and labels.get("factory") and labels.get("machinetype") and BEGAN in outcome.phases
+    if not is_counted or end < start or end - start < _number(labels.get("fizzle")):
+        return None
+    benchmark, power = next(
+        ((name, _number(labels[label])) for label, name in BENCHMARKS if _number(labels.get(label)) > 0), ("", 1.0)
+    )
+    guest, host = outcome.guest, outcome.host
+    return UsageRecord(
+        outcome.id, labels["machinetype"], labels["space"], labels["factory"], start, end,
+        cpu=round(guest.user + guest.system or host.user + host.system), processors=outcome.cpus, memory=outcome.memory,
+        memory_used=host.peak_memory, site=labels.get("site", ""), fqan=labels.get("fqan", ""), slot=labels.get("slot", ""),
+        benchmark=benchmark, power=power, wall_limit=int(_number(labels.get("wall_limit"))),
+    )  # fmt: skip
+
+
+def _word(text: str) -> str:
+    """As it may stand in a line of a record: labels may come from a pipe."""
+    return "".join(char if " " <= char <= "~" else "?" for char in text)[:LONGEST].strip()
+
+
+def _number(text: str | None) -> float:
+    try:
+        value = float(text or 0)
+    except ValueError:
+        return 0.0
+    return value if 0 <= value < 1e12 else 0.0

@@ -1,0 +1,83 @@
+"""`belljar accounting`: usage records of ended machines."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+from belljar.cli.parser import FORMAT, Verb, acts
+from belljar.cli.render import show
+
+if TYPE_CHECKING:
+    from belljar.accounting.publish import Publisher
+    from belljar.assembly import House
+
+SHOWN = ("EndTime", "LocalJobId", "Queue", "LocalUserId", "Processors", "WallDuration", "CpuDuration", "ServiceLevel")
+
+
+def publisher(house: House) -> Publisher:
+    from belljar.accounting.publish import Publisher
+
+    return Publisher(house.settings.accounting)
+
+
+def publish(args: argparse.Namespace, house: House) -> int:
+    from belljar.journal import Ledger
+
+    done = publisher(house).publish(Ledger(house.folders.logs), from_start=args.from_start)
+    row = (done.rows, done.archived, done.queued, done.unreported)
+    show(done, ("ROWS READ", "ARCHIVED", "QUEUED", "NOT REPORTABLE"), [row], as_=args.format)
+    return 0
+
+
+def sync(args: argparse.Namespace, house: House) -> int:
+    from belljar.accounting.publish import last_month
+
+    now = time.time()
+    months = args.months or [last_month(now)]
+    made = [(month, str(path)) for month in months for path in publisher(house).count(month, now)]
+    show([{"month": month, "file": path} for month, path in made], ("MONTH", "FILE"), made, as_=args.format)
+    return 0
+
+
+def list_records(args: argparse.Namespace, house: House) -> int:
+    from belljar.accounting.publish import last_month
+
+    found = publisher(house).records(args.month or last_month(time.time() + 86400))
+    heads = ("END", "JOB", "TYPE", "FACTORY", "CPUS", "WALL", "CPU", "BENCHMARK")
+    rows = [(_moment(one["EndTime"]), *(one.get(key, "") for key in SHOWN[1:])) for one in found]
+    show(found, heads, rows, as_=args.format)
+    return 0
+
+
+def republish(args: argparse.Namespace, house: House) -> int:
+    counts = [(month, publisher(house).republish(month)) for month in args.months]
+    show([{"month": month, "queued": count} for month, count in counts], ("MONTH", "QUEUED"), counts, as_=args.format)
+    return 0
+
+
+def _moment(text: str) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(int(text)))
+
+
+ACTS = f"""
+# publish | account all machines that ended since the last time; safe to run at any time, and to be killed
+--from-start | read the ledger from its beginning; what is archived is not accounted again
+{FORMAT}
+# sync | queue the counts of these months, YYYYMM (default: the month of a day ago)
+YYYYMM * @months | a month
+{FORMAT}
+# list | list the records of a month
+YYYYMM ? @month | default: this month
+{FORMAT}
+# republish | queue what was sent of these months again
+YYYYMM + @months | a month
+{FORMAT}"""
+VERBS = {
+    "accounting": Verb(
+        "Usage records of the machines that a factory made: an archive, a directory queue for APEL's ssmsend, and, if wanted, PBS and "
+        "BLAH logs. Each machine is accounted once, by what was written down when it was made.",
+        acts=acts(ACTS, {"publish": publish, "sync": sync, "list": list_records, "republish": republish}),
+    )
+}
