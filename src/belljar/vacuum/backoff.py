@@ -1,0 +1,154 @@
+"""May a machine of this type be started, or did the last ones find no work? And what a factory remembers for that.
+
+Vac blocks a type for `backoff` seconds after an aborted machine, and while a young one runs, for `fizzle` more; then every factory
+with room starts one. In improved mode the delay grows with each test that fails, one factory after the other is entitled to test,
+and the type is open again when a machine that began after the abort has found work. All factories reckon the same, for they
+reckon from what all are told. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from functools import lru_cache
+from typing import Final
+
+from belljar.records import dataclass, replace
+from belljar.vacuum import MachineType, Mode, Space, TypeStatus, code_of, is_abort
+
+MOST_DELAY: Final = 8  # times `backoff`
+JITTER: Final = 0.25  # of the delay, at most, is added to it
+AHEAD: Final = 300  # seconds that the clock of another factory may be fast; what is told of a later moment is no fact
+
+
+@dataclass(frozen=True)
+class Total:
+    """What all factories together tell of a type."""
+
+    hs06: float = 0.0
+    young: int = 0
+    last_abort: float = 0.0  # 0: none is known
+    proved: float = 0.0  # when the latest machine began that found work
+
+
+@dataclass(frozen=True)
+class View:
+    """What all factories together tell."""
+
+    totals: Mapping[str, Total]
+    room: float = 0.0  # processors that the other factories will give away next
+
+
+@dataclass(frozen=True)
+class TypePast:
+    """What a factory remembers of a type, also over its own restart."""
+
+    last_abort: float = 0.0
+    failures: int = 0  # tests that were aborted, one after the other
+    usage: float = 0.0  # HS06, averaged over the past
+    at: float = 0.0  # the moment of that average
+
+
+Past = Mapping[str, TypePast]
+NOTHING, NO_PAST = Total(), TypePast()
+
+
+class Gate(str, Enum):
+    """How a type stands."""
+
+    OPEN = "open"
+    BLOCKED = "blocked"
+    TESTED = "tested"  # a test machine is at it
+    OTHERS = "others"  # another factory is entitled to test
+    TEST = "test"  # this factory may start one machine
+
+
+def view_of(statuses: Iterable[TypeStatus], space: Space) -> View:
+    """What the factories told, added up."""
+    hs06, young, aborts, proofs = dict[str, float](), dict[str, int](), dict[str, float](), dict[str, float]()
+    room = dict[str, float]()
+    for one in statuses:
+        name, told = one.machinetype, float(one.message_time or 0)
+        abort = max(float(one.last_abort or 0), told if is_abort(one.message) else 0.0)
+        hs06[name] = hs06.get(name, 0.0) + one.running_hs06
+        young[name] = young.get(name, 0) + one.young
+        aborts[name] = max(aborts.get(name, 0.0), abort)
+        proofs[name] = max(proofs.get(name, 0.0), _proof(one, told))
+        if one.room and one.factory != space.factory:
+            room[one.factory] = one.room
+    totals = {name: Total(hs06[name], young[name], aborts[name], proofs[name]) for name in hs06}
+    return View(totals, sum(room.values()))
+
+
+def _proof(status: TypeStatus, told: float) -> float:
+    """Factories that do not tell it have at least said how their last machine ended."""
+    if status.proved is not None:
+        return float(status.proved)
+    return told if 200 <= (code_of(status.message) or 0) < 300 else 0.0
+
+
+def learn(now: float, space: Space, view: View, past: Past) -> Past:
+    """The past, with what is new; the same value where nothing is."""
+    new = dict[str, TypePast]()
+    for kind in space.types:
+        known, total = past.get(kind.name, NO_PAST), view.totals.get(kind.name, NOTHING)
+        if known.last_abort < total.last_abort <= now + AHEAD:
+            failures = _failures(kind, known, total)
+            known = new[kind.name] = replace(known, last_abort=total.last_abort, failures=failures)
+        if space.history and now > known.at:
+            kept = 0.5 ** ((now - known.at) / space.history) if known.at else 0.0
+            new[kind.name] = replace(known, usage=known.usage * kept + total.hs06 * (1.0 - kept), at=now)
+    return {**past, **new} if new else past
+
+
+def _failures(kind: MachineType, known: TypePast, total: Total) -> int:
+    """A failed test is one more; a machine from before the back-off changes nothing; between them work was found."""
+    if not known.last_abort or total.proved > known.last_abort:
+        return 0
+    return known.failures + (total.last_abort > blocked_until(kind, known))
+
+
+def blocked_until(kind: MachineType, past: TypePast) -> float:
+    """The end of the delay after the last abort. Its jitter is the same for all factories, and another for each abort."""
+    delay = kind.backoff * min(MOST_DELAY, 2.0 ** min(past.failures, 9))
+    return past.last_abort + delay * (1 + JITTER * drawn(kind.name, int(past.last_abort)))
+
+
+def gate(now: float, space: Space, kind: MachineType, total: Total, past: TypePast) -> tuple[Gate, float]:
+    """How the type stands, and until when: the moment at which that may change by itself (0: it is open)."""
+    if space.mode is Mode.COMPATIBLE:
+        until = total.last_abort + kind.backoff + (kind.fizzle if total.young else 0)
+        return (Gate.OPEN, 0.0) if total.last_abort == 0 or until < now else (Gate.BLOCKED, until)
+    if not past.last_abort or total.proved > past.last_abort:
+        return Gate.OPEN, 0.0
+    until = blocked_until(kind, past)
+    if now <= until:
+        return Gate.BLOCKED, until
+    if total.young:
+        return Gate.TESTED, now + space.cycle
+    turn = until + space.cycle * rank(kind.name, past.last_abort, space).bit_length()
+    return (Gate.TEST, turn) if now >= turn else (Gate.OTHERS, turn)
+
+
+def rank(machinetype: str, period: float, space: Space) -> int:
+    """This factory's place in the order in which factories may test a type: 0 is the first. After each cycle without a test
+    twice as many are entitled, for those before may be full or gone."""
+    return _ranks(machinetype, int(period), space.factories).get(space.factory, 0)
+
+
+@lru_cache(maxsize=64)
+def _ranks(machinetype: str, period: int, factories: tuple[str, ...]) -> Mapping[str, int]:
+    order = sorted(factories, key=lambda factory: _hashed(machinetype, period, factory))
+    return {factory: place for place, factory in enumerate(order)}
+
+
+@lru_cache(maxsize=1024)
+def drawn(*words: object) -> float:
+    """A number from 0 to 1 that everybody draws who knows the same words."""
+    return _hashed(*words) / 2.0**64
+
+
+def _hashed(*words: object) -> int:
+    text = "\0".join(map(str, words)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")

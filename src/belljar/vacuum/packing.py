@@ -1,0 +1,156 @@
+"""Which machine has a place on this host: superslots, as Vac has them, and a packing of our own.
+
+Pure. Whose turn it is, the caller says. In superslots (compatible mode) machines join others that end at the same moment, so that
+their processors come free together. In our packing, memory and disk count as well, and a large machine that finds no place gets a
+reservation: until then only what ends in time, or what leaves it enough, is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from belljar.records import dataclass
+from belljar.vacuum import MachineType, Space
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that has a place here, or that is to be started."""
+
+    machinetype: str
+    processors: int
+    ends: float  # its deadline; it may end sooner
+    memory: int = 0
+    disk: int = 0
+
+
+@dataclass(frozen=True)
+class Room:
+    """What is free. None: not limited."""
+
+    processors: int
+    memory: int | None = None
+    disk: int | None = None
+
+    def less(self, machine: Machine, by: int = 1) -> Room:
+        """What is left when this machine is started; with -1, what is free when it has ended."""
+        return Room(
+            self.processors - by * machine.processors,
+            None if self.memory is None else self.memory - by * machine.memory,
+            None if self.disk is None else self.disk - by * machine.disk,
+        )
+
+    def has(self, machine: Machine) -> bool:
+        return (
+            machine.processors <= self.processors
+            and (self.memory is None or machine.memory <= self.memory)
+            and (self.disk is None or machine.disk <= self.disk)
+        )
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A machine that finds no place now, when it will, and what is free beside it then."""
+
+    machine: Machine
+    at: float
+    lasts: float  # seconds that it will have at most
+    beside: Room
+
+    def idle(self, now: float, room: Room) -> float:
+        """What is kept idle for it from now on, as a part of the processor time it will have."""
+        return min(room.processors / self.machine.processors, 1.0) * (self.at - now) / self.lasts
+
+
+def machine_of(space: Space, kind: MachineType, processors: int, ends: float) -> Machine:
+    """One of this type with so many processors. What has no size takes no room."""
+    memory = space.memory if kind.memory is None else kind.memory
+    disk = space.disk if kind.disk is None else kind.disk
+    return Machine(kind.name, processors, ends, processors * memory, processors * (disk or 0))
+
+
+def largest(space: Space, kind: MachineType, room: Room) -> int:
+    """Processors of the largest machine of this type for which there is room; 0: not even for the smallest."""
+    most = min(kind.max_processors, room.processors)
+    if most >= kind.min_processors and (room.memory is not None or room.disk is not None):
+        one = machine_of(space, kind, 1, 0.0)
+        if room.memory is not None and one.memory:
+            most = min(most, room.memory // one.memory)
+        if room.disk is not None and one.disk:
+            most = min(most, room.disk // one.disk)
+    return most if most >= kind.min_processors else 0
+
+
+def lacks(space: Space, kind: MachineType, room: Room) -> str:
+    """Of what there is too little for the smallest machine of this type."""
+    if kind.min_processors > room.processors:
+        return "processors"
+    smallest = machine_of(space, kind, kind.min_processors, 0.0)
+    if room.memory is not None and smallest.memory > room.memory:
+        return "memory"
+    return "disk" if room.disk is not None and smallest.disk > room.disk else "time"
+
+
+# -- superslots ----------------------------------------------------------------------------------------------------------
+
+
+def superslot(
+    now: float, space: Space, running: Iterable[Machine], room: Room, order: Sequence[MachineType]
+) -> Machine | None:
+    """The one machine Vac would start: in the hole that closes first, else in a superslot of its own. A hole stays reserved
+    though nobody can fill it."""
+    group, free, given = space.processors_per_superslot, room.processors, dict[float, int]()
+    for one in running:
+        given[one.ends] = given.get(one.ends, 0) + one.processors
+    for end in sorted(given):
+        hole = min(free, -given[end] % group)
+        if not hole:
+            continue
+        free, inside = free - hole, Room(hole, room.memory, room.disk)
+        for kind in order:
+            size = largest(space, kind, inside)
+            if size and kind.least_wallclock <= end - now <= kind.max_wallclock:
+                return machine_of(space, kind, size, end)
+    outside = Room(min(free, group), room.memory, room.disk)
+    for kind in order if free else ():
+        if size := largest(space, kind, outside):
+            return machine_of(space, kind, size, now + kind.max_wallclock)
+    return None
+
+
+# -- a packing of our own ------------------------------------------------------------------------------------------------
+
+
+def fitting(now: float, space: Space, kind: MachineType, room: Room, held: Reservation | None) -> Machine | None:
+    """The largest machine of this type that may be started now: it leaves the reserved one its place, or ends before that."""
+    size = largest(space, kind, room)
+    if not size or held is None or held.machine.machinetype == kind.name:
+        return machine_of(space, kind, size, now + kind.max_wallclock) if size else None
+    left = held.at - now
+    if kind.max_wallclock <= left:
+        return machine_of(space, kind, size, now + kind.max_wallclock)
+    if beside := largest(space, kind, _smaller(room, held.beside)):
+        return machine_of(space, kind, beside, now + kind.max_wallclock)
+    return machine_of(space, kind, size, held.at) if kind.least_wallclock <= left else None
+
+
+def reservation(
+    now: float, space: Space, kind: MachineType, running: Iterable[Machine], room: Room
+) -> Reservation | None:
+    """Where the smallest machine of this type has its place first, if nothing more is started; None: nowhere. Deadlines are
+    what is known: when machines end sooner, it comes sooner."""
+    machine = machine_of(space, kind, kind.min_processors, now + kind.max_wallclock)
+    at, later = now, room
+    for one in sorted(running, key=lambda one: one.ends):
+        if later.has(machine) and one.ends > at:
+            break
+        at, later = max(now, one.ends), later.less(one, -1)
+    return Reservation(machine, at, kind.max_wallclock, later.less(machine)) if later.has(machine) else None
+
+
+def _smaller(one: Room, other: Room) -> Room:
+    return Room(
+        min(one.processors, other.processors),
+        other.memory if one.memory is None else one.memory if other.memory is None else min(one.memory, other.memory),
+        other.disk if one.disk is None else one.disk if other.disk is None else min(one.disk, other.disk),
+    )
