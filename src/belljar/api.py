@@ -15,6 +15,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import cache, wraps
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, Unpack
 
 from belljar.assembly import House
@@ -22,6 +23,7 @@ from belljar.errors import OUR_FAILURE, BelljarError, MachineBusy, NoSuchMachine
 from belljar.guest import Guest, Streams
 from belljar.guest.stdio import BytesSink, BytesSource
 from belljar.host.caller import caller, plain_environment, rlimits, umask
+from belljar.host.room import Room
 from belljar.host.threads import in_thread
 from belljar.jobs.asking import Asked, make_request
 from belljar.journal import Event
@@ -31,11 +33,11 @@ from belljar.machine.life.output import kept
 from belljar.machine.outside import detached
 from belljar.machine.outside.registry import Machines
 from belljar.machine.outside.watching import ENDED, Stream
-from belljar.model import Account, MachineId, Outcome, Payload, Request, RunPayload, State, StdinKind, Transfer
+from belljar.model import Account, MachineId, Outcome, Payload, Request, RunPayload, State, StdinKind, Transfer, Work
 from belljar.records import dataclass
 
-__all__ = ["Completed", "Failed", "Machine", "Options", "aevents", "arun", "astart", "events", "find", "machines",
-           "request", "run", "start"]  # fmt: skip
+__all__ = ["Completed", "Failed", "Machine", "Options", "aevents", "arun", "astart", "events", "find", "logs", "machines",
+           "request", "request_of", "room", "run", "start"]  # fmt: skip
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -275,6 +277,24 @@ def events(since: str | None = None) -> Iterator[Event]:
         coming = aiter(aevents(since))
         while True:
             yield runner.run(anext(coming))  # type: ignore[arg-type]
+
+
+def request_of(work: Work, **asked: Unpack[Asked]) -> Request:
+    """What `start` asks for a machine at this work, which may be the guest's own, by the settings and these options."""
+    asked.setdefault("requester", "api")
+    return make_request(_house().settings, work, **asked)
+
+
+def logs() -> Path:
+    """The folder of the ledger, and of what is kept of ended machines."""
+    return _house().folders.logs
+
+
+def room() -> Room:
+    """What of this host's memory and processors is left for machines of this user, and what is reserved."""
+    from belljar.machine.life.claim import room_now
+
+    return room_now(_house().folders, _house().settings.host)
 
 
 def request(argv: Sequence[Word], **options: Unpack[Options]) -> Request:

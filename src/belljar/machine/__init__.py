@@ -124,6 +124,14 @@ class MachineView:
     folder: Path
     request: dict[str, Any]
     outcome: dict[str, Any] | None
+    began: float | None = None  # when its work did
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What else was said of it when it was asked for."""
+        pairs = self.request.get("labels")
+        pairs = pairs if isinstance(pairs, list) else []
+        return {str(one[0]): str(one[1]) for one in pairs if isinstance(one, list) and len(one) == 2}
 
     @property
     def payload(self) -> dict[str, Any]:

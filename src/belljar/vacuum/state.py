@@ -18,6 +18,8 @@ from belljar.model import dumps, to_json
 from belljar.reading import from_json
 from belljar.records import dataclass, field
 from belljar.vacuum.backoff import TypePast
+from belljar.vacuum.keeper import Living
+from belljar.vacuum.packing import Machine
 
 STATUS, MEMORY, DECISIONS, BEFORE = "status.json", "memory.json", "decisions.jsonl", "decisions.1.jsonl"
 LARGEST = 1 << 24
@@ -53,6 +55,37 @@ class Finished:
     at: int = 0
     message: str = ""
     proved: int = 0  # when the latest machine began that found work
+    aborted: int = 0  # when the latest one ended that was aborted
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A machine that was asked for and may not show yet."""
+
+    machinetype: str
+    slot: int
+    processors: int
+    memory: int
+    disk: int
+    ends: float
+    hs06: float
+    at: float  # when it was asked for
+
+    @classmethod
+    def of(cls, place: Machine, slot: int, power: float, now: float) -> Pending:
+        hs06 = place.processors * power
+        return cls(place.machinetype, slot, place.processors, place.memory, place.disk, place.ends, hs06, now)
+
+    @property
+    def place(self) -> Machine:
+        return Machine(self.machinetype, self.processors, self.ends, self.memory, self.disk)
+
+    def living(self, id: str) -> Living:
+        """As a machine that is starting."""
+        return Living(
+            id, self.slot, self.machinetype, self.processors, self.memory, self.disk, self.at, self.ends, None, 0.0,
+            self.hs06, "", None, Path(os.devnull),
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,6 +95,7 @@ class Memory:
     position: str = ""  # in the ledger: what is behind it was not seen
     finished: dict[str, Finished] = field(default_factory=dict)  # by type
     past: dict[str, TypePast] = field(default_factory=dict)  # by type
+    pending: dict[str, Pending] = field(default_factory=dict)  # by id
 
 
 def read(folder: Path, name: str, kind: Any) -> Any:
@@ -85,13 +119,14 @@ class Decisions:
 
     def tell(self, now: float, decision: dict[str, Any]) -> None:
         """One that is as the last one is not written again. A disk that is full costs a line, and nothing else."""
-        if (essence := _essence(decision)) == self._last:
+        plain = to_json(decision)
+        if (essence := _essence(plain)) == self._last:
             return
         with suppress(OSError, BelljarError):
             path = self._folder / DECISIONS
             if path.exists() and path.stat().st_size > LARGEST_DECISIONS:
                 os.replace(path, self._folder / BEFORE)
-            line = json.dumps({"time": now, **to_json(decision)}, separators=(",", ":")).encode() + b"\n"
+            line = json.dumps({"time": now, **plain}, separators=(",", ":")).encode() + b"\n"
             with no_space_as_error(path):
                 descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
                 try:

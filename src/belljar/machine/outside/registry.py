@@ -146,13 +146,14 @@ def _view(folder: Path) -> MachineView | None:
     asked = asked or {}
     pids = [event.get("pid") for event in events if event["event"] == "spawned"]
     starts = [event.get("start") for event in events if event.get("start")]
+    began = [float(event["time"]) for event in events if event.get("state") == State.RUNNING.value]
     return MachineView(
         id=folder.name, name=_text(request.get("name")), state=_state(events, outcome), cause=_text(outcome.get("cause")),
         image=_text(asked.get("image")), cpus=_number(asked.get("cpus")), memory=_number(asked.get("memory")),
         start=_text(starts[-1] if starts else ""), requester=_text(request.get("requester")), owner=owner,
         created=float(events[0]["time"]) if events else 0.0, ended=outcome.get("ended") if outcome else None,
         pid=pids[-1] if pids and isinstance(pids[-1], int) and not outcome else None, alive=is_locked(folder / LOCK),
-        folder=folder, request=request, outcome=outcome or None,
+        folder=folder, request=request, outcome=outcome or None, began=began[0] if began else None,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from belljar.machine import LOCK, Folders
 from belljar.model import MachineId
 
 ENDED = "ended"  # the event of a machine's row in the ledger
-TOLD = ("cause", "class", "exit_code", "signal", "reason")  # of that row
+TOLD = ("cause", "class", "exit_code", "signal", "reason", "labels", "shutdown_code", "shutdown_message", "started")  # of that row
 GONE = IN_DELETE | IN_MOVED_FROM
 
 
@@ -193,7 +193,7 @@ class Stream:
         events = []
         for row, position in self._ledger.since(self._position):
             self._position = position
-            facts = {name: row[name] for name in TOLD if row.get(name) not in (None, "")}
+            facts = {name: row[name] for name in TOLD if row.get(name) not in (None, "", [])}
             facts |= {"machine": str(row.get("id", "")), "position": position}
             events.append({"time": row.get("ended", 0.0), "event": ENDED, **facts})
         return events
