@@ -59,6 +59,13 @@ class CommandHung(CommandFailed):
     """A program belljar called was not done in time, and was killed."""
 
 
+class PortRefused(HostError):
+    """The responder of a factory cannot have its UDP port."""
+
+    hint = "A port below 1024 wants CAP_NET_BIND_SERVICE; `port` is the same on all factories. `ss -ulpn` shows who has a port."
+    retry = Retry.LATER
+
+
 class SshMissing(HostError):
     """The library that speaks ssh is not installed."""
 

@@ -1,0 +1,141 @@
+"""UDP in an event loop that has other things to do: what arrives is taken in batches, a flood gets a share of the loop's time,
+and what cannot be sent at once waits in a short queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from belljar.host.threads import in_thread
+
+Address = tuple[Any, ...]  # as the socket module has it: host, port, and more for IPv6
+BATCH: Final = 64  # datagrams that are taken before others in the loop have their turn
+BUFFER: Final = 4 << 20  # bytes the kernel is asked to keep for us, each way
+WAITING: Final = 4096  # datagrams that may wait to be sent
+BEYOND_LIMIT: Final = {socket.SO_RCVBUF: 33, socket.SO_SNDBUF: 32}  # SO_RCVBUFFORCE, SO_SNDBUFFORCE: for root alone
+
+
+class Datagrams:
+    """One UDP socket of this event loop. *take* gets each datagram, cut after *longest* bytes, and must not raise. While there are
+    always more, it gets no more than *share* of the time."""
+
+    def __init__(
+        self, sock: socket.socket, take: Callable[[bytes, Address], object], *, longest: int, share: float = 0.25
+    ) -> None:
+        self._socket, self._take, self._longest, self._share = sock, take, longest, share
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[tuple[bytes, Address]] = deque()
+        self._pause: asyncio.TimerHandle | None = None
+        self._listen()
+
+    @property
+    def address(self) -> Address:
+        """Where it receives."""
+        address: Address = self._socket.getsockname()
+        return address
+
+    def send(self, data: bytes, address: Address) -> bool:
+        """Now, or as soon as there is room for it. False: it will not be sent."""
+        if self._waiting:
+            return self._wait(data, address)
+        try:
+            self._socket.sendto(data, address)
+        except (BlockingIOError, InterruptedError):
+            return self._wait(data, address)
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """What still waits is not sent. Closing again is success."""
+        if self._pause is not None:
+            self._pause.cancel()
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket)
+            self._loop.remove_writer(self._socket)
+            self._socket.close()
+
+    def _listen(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._socket, self._readable)
+
+    def _readable(self) -> None:
+        began = time.perf_counter()
+        for _ in range(BATCH):
+            try:
+                data, address = self._socket.recvfrom(self._longest)
+            except OSError:  # nothing more for now
+                return
+            self._take(data, address)
+            if self._socket.fileno() < 0:  # it was closed meanwhile
+                return
+        self._loop.remove_reader(self._socket)
+        spent = time.perf_counter() - began
+        self._pause = self._loop.call_later(spent * (1 / self._share - 1), self._listen)
+
+    def _wait(self, data: bytes, address: Address) -> bool:
+        if len(self._waiting) >= WAITING:
+            return False
+        if not self._waiting:
+            self._loop.add_writer(self._socket, self._writable)
+        self._waiting.append((data, address))
+        return True
+
+    def _writable(self) -> None:
+        while self._waiting:
+            try:
+                self._socket.sendto(*self._waiting[0])
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:  # this one has no way; the next may have
+                pass
+            self._waiting.popleft()
+        self._loop.remove_writer(self._socket)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A UDP socket for Datagrams at this address of ours; port 0: any. IPv6 is IPv6 alone. Raises OSError."""
+    family, *_, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST | socket.AI_PASSIVE
+    )[0]
+    sock = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        for option, beyond in BEYOND_LIMIT.items():
+            sock.setsockopt(socket.SOL_SOCKET, option, BUFFER)
+            with suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, beyond, BUFFER)
+        sock.bind(address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def addresses_of(name: str, port: int) -> list[Address]:
+    """Where UDP for this name goes, IPv4 first; none: nobody knows it. A slow server of names blocks nothing else."""
+
+    def look(flags: int = 0) -> list[Address]:
+        try:
+            found = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM, flags=flags)
+        except (OSError, UnicodeError):  # such as a label of 64 characters
+            return []
+        return [address for *_, address in sorted(found, key=lambda one: one[0] != socket.AF_INET)]
+
+    return look(socket.AI_NUMERICHOST) or await in_thread(look)
+
+
+def is_numeric(host: str) -> bool:
+    """Is it an address, and no name?"""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with suppress(OSError, UnicodeError, ValueError):
+            socket.inet_pton(family, host.partition("%")[0])
+            return True
+    return False
