@@ -78,6 +78,24 @@ class Chosen:
 Features = Mapping[str, Mapping[str, str]]  # by folder ("machinefeatures", "jobfeatures"), then by key
 
 
+@dataclass(frozen=True)
+class About:
+    """What a template of user data may ask of a machine. Empty: not known, or there is none."""
+
+    uuid: str = ""
+    hostname: str = ""  # of the guest
+    machinetype: str = ""
+    manager: str = ""  # name and version of what made the machine
+    manager_hostname: str = ""  # of the host
+    space: str = ""
+    site: str = ""
+    url: str = ""  # where the template came from
+    image_url: str = ""
+    machinefeatures: str = ""  # URLs
+    jobfeatures: str = ""
+    joboutputs: str = ""
+
+
 class Metadata(Protocol):
     """The metadata service of one machine."""
 
@@ -95,6 +113,13 @@ class Seed(Protocol):
 
     def write(self, path: Path) -> None:
         """Make the disc (0600). Nothing may be at *path* yet. Raises BadOption, NoSpace, HostError."""
+
+
+def filled_in(template: bytes, about: About, options: Mapping[str, bytes], files: Mapping[str, bytes]) -> bytes:
+    """The user data of one machine: a template whose `##user_data_...##` patterns have their values. Raises BadUserData."""
+    from belljar.context.userdata import fill_in, patterns
+
+    return fill_in(template, patterns(about, options, files))
 
 
 def cloud_init_seed(

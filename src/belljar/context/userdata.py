@@ -10,31 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from belljar.context import About
 from belljar.errors import BadUserData
-from belljar.records import dataclass
 
 LARGEST = 1 << 20
 PATTERN = re.compile(rb"##user_data_([a-z0-9_,]*)##")
 OPTION = re.compile(r"[a-z0-9_]+")
 PACKED = b"\x1f\x8b"  # gzip
-
-
-@dataclass(frozen=True)
-class About:
-    """What a template may ask of a machine. Empty: not known, or there is none."""
-
-    uuid: str = ""
-    hostname: str = ""  # of the guest
-    machinetype: str = ""
-    manager: str = ""  # name and version of what made the machine
-    manager_hostname: str = ""  # of the host
-    space: str = ""
-    site: str = ""
-    url: str = ""  # where the template came from
-    image_url: str = ""
-    machinefeatures: str = ""  # URLs
-    jobfeatures: str = ""
-    joboutputs: str = ""
 
 
 def patterns(about: About, options: Mapping[str, bytes], files: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -73,6 +73,13 @@ class SshMissing(HostError):
     retry = Retry.NEVER
 
 
+class NoCredentials(HostError):
+    """A machine cannot be given the proxy or the token its machinetype has: the site's own file is missing, wrong or over."""
+
+    hint = "Renew that file; `belljar vacuum check-config` looks whether each can be read."
+    retry = Retry.LATER
+
+
 class SystemSilent(BelljarError):
     """The batch system did not answer, and to go on without its answer would do harm."""
 

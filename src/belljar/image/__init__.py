@@ -177,6 +177,17 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     return mistakes(settings)
 
 
+def small_file(url: str, largest: int, *, patience: float) -> bytes:
+    """What is at an http(s) address now, of at most *largest* bytes, within *patience* seconds. Raises DownloadFailed,
+    DownloadStalled, ImageTooLarge."""
+    from belljar.image.intake.fetch import small_files
+
+    with small_files(Settings(stall_timeout=patience / 2)) as files:
+        answer = files.get(url, largest)
+    assert answer is not None
+    return answer.data
+
+
 def agent_digest() -> str:
     """Stands for the agent and its unit, as they are put into guests."""
     from belljar.agent import bundle

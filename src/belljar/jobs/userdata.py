@@ -22,7 +22,7 @@ def with_user_data(
 ) -> Request:
     """The request with its user data. Raises BadUserData, DownloadFailed."""
     from belljar import __version__
-    from belljar.context.userdata import About, fill_in, patterns
+    from belljar.context import About, filled_in
     from belljar.hypervisor import guest_uuid
     from belljar.machine.extras.network import BASE_URL, has_metadata
     from belljar.model import RunPayload
@@ -48,7 +48,7 @@ def with_user_data(
     if settings.cvmfs_proxy and "cvmfs_proxy" not in files:
         options.setdefault("cvmfs_proxy", settings.cvmfs_proxy.encode())
     text = _fetch(url, house) if url else _read(template, "--user-data")
-    return with_data(fill_in(text, patterns(about, options, files)))
+    return with_data(filled_in(text, about, options, files))
 
 
 def _pairs(option: str, words: list[str]) -> list[tuple[str, str]]:

@@ -22,9 +22,12 @@ class Mode(str, Enum):
     """How a factory decides."""
 
     COMPATIBLE = "compatible"  # as the original, for spaces shared with it
-    IMPROVED = (
-        "improved"  # fair groups, several machines per cycle, one tester, memory and disk count, bounded idle time
-    )
+    IMPROVED = "improved"  # fair groups, several machines a cycle, one tester, memory and disk count, bounded idle time
+
+
+class ProxyKey(str, Enum):
+    RSA = "rsa"
+    EC = "ec"
 
 
 Pairs = tuple[tuple[str, str], ...]
@@ -65,6 +68,9 @@ class MachineType:
     proxy: tuple[Path, ...] = setting(
         (),
         "paths of a certificate and its key (or one file with both); each machine gets a limited proxy made with them",
+    )
+    proxy_key: ProxyKey = setting(
+        ProxyKey.RSA, "kind of the proxies' own keys: RSA of 2048 bits, or elliptic curve P-256"
     )
     legacy_proxy: bool = setting(False, "proxies as they were before RFC 3820, with the subject `CN=limited proxy`")
     token_file: Path | None = setting(None, "a file with a token that each machine gets, renewed when the file changes")

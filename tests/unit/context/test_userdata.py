@@ -2,7 +2,8 @@
 
 import pytest
 
-from belljar.context.userdata import LARGEST, About, check_option, fill_in, patterns
+from belljar.context import About
+from belljar.context.userdata import LARGEST, check_option, fill_in, patterns
 from belljar.errors import BadUserData
 
 ABOUT = About(

@@ -1,6 +1,6 @@
 """Sign and verify bytes: Ed25519 keys, and the keys of X.509 certificates. What may be signed by whom is said in `trust`.
 
-The one user of the library `cryptography`. A signature is over a word that says what is signed, a newline, and the bytes: one for an
+In this room the one user of the library `cryptography`. A signature is over a word that says what is signed, a newline, and the bytes: one for an
 index is none for an image. Chains of certificates are built and checked by the library; here is what is to be checked:
 authorities are authorities, keys are for signing, and no list of revocations beside the certificates (`*.r0`, `*.crl`) names
 one of the chain. Folders are laid out as /etc/grid-security/certificates: PEM files `*.pem`, `*.crt`, `*.0`.

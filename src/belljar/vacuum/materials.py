@@ -1,0 +1,68 @@
+"""What a machine's user data are made of, read and fetched anew for each machine: the template, files, a proxy, a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from belljar.errors import BadUserData, BelljarError, HostError, NoCredentials
+from belljar.host.files import read_capped
+from belljar.vacuum import MachineType
+from belljar.vacuum.proxies import limited_proxy, load_source
+from belljar.vacuum.settings import is_url
+from belljar.vacuum.userdata import PROXY, TOKEN, Material
+
+LARGEST = 1 << 20  # of a template, and of a file
+LARGEST_TOKEN = 64 << 10
+Fetch = Callable[[str, int], bytes]
+
+
+def gather(one: MachineType, now: float, until: float, fetch: Fetch) -> Material:
+    """All of it, for a machine that lives until then at most. Blocks. Raises BadUserData, NoCredentials."""
+    files = {name: _read(path, f"option_files.{name}", one) for name, path in one.option_files}
+    return Material(_template(one, fetch), files, credentials(one, now, until))
+
+
+def credentials(one: MachineType, now: float, until: float) -> Mapping[str, bytes]:
+    """A new proxy and the present token, of a type that has them: for a new machine, and again while it lives. Raises NoCredentials."""
+    found = {}
+    if one.proxy:
+        proxy = limited_proxy(load_source(one.proxy), now=now, until=until, key=one.proxy_key, legacy=one.legacy_proxy)
+        found[PROXY] = proxy.pem
+    if one.token_file is not None:
+        found[TOKEN] = token(one.token_file)
+    return found
+
+
+def token(path: Path) -> bytes:
+    """The token of a file, without blanks around it. Raises NoCredentials."""
+    try:
+        data = read_capped(path, LARGEST_TOKEN).strip()
+    except (OSError, HostError) as exc:
+        raise NoCredentials(f"token {path}: {_why(exc)}") from exc
+    if not data or not data.isascii() or len(data.split()) != 1:
+        raise NoCredentials(f"token {path}: not one word of ASCII")
+    return data
+
+
+def _template(one: MachineType, fetch: Fetch) -> bytes:
+    if not one.user_data:
+        return b""
+    if not is_url(one.user_data):
+        return _read(Path(one.user_data), "user_data", one)
+    try:
+        return fetch(one.user_data, LARGEST)
+    except BelljarError as exc:
+        raise BadUserData(f"machinetype {one.name}: user_data: {exc.message}", hint=exc.hint) from exc
+
+
+def _read(path: Path, key: str, one: MachineType) -> bytes:
+    try:
+        return read_capped(path, LARGEST)
+    except (OSError, HostError) as exc:
+        what = f"machinetype {one.name}: {key}: {path}: {_why(exc)}"
+        raise BadUserData(what, hint="`belljar vacuum check-config` names every file that cannot be read.") from exc
+
+
+def _why(exc: OSError | HostError) -> str:
+    return str(exc.strerror) if isinstance(exc, OSError) else exc.message

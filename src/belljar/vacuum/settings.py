@@ -1,0 +1,329 @@
+"""vacuum.toml becomes a `Space`: every mistake at once, as `file, key: what, hint`. What a key means stands in the fields of `Space`,
+`MachineType` and `Pipe`.
+
+Tables: [space], [factory], [machinetype.NAME], [pipe.NAME]. Files in vacuum.d beside vacuum.toml come after it, by name; a later
+one stands before an earlier one, key by key. A [machinetype.PIPE-SUFFIX] without an image says how this site wants a machinetype
+of that pipe, and is none by itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from belljar.errors import BadSettings
+from belljar.host.toml import Mistake, meant, place, read
+from belljar.host.values import convert
+from belljar.records import Field, dataclass, fields
+from belljar.vacuum import Given, MachineType, Pipe, Space
+
+FILE = Path("/etc/belljar/vacuum.toml")
+KINDS: Mapping[str, tuple[Any, ...]] = {
+    "space": (Space,), "factory": (Space,), "machinetype": (MachineType,), "pipe": (Pipe, MachineType),
+}  # fmt: skip
+NAMED = ("machinetype", "pipe")
+TABLES = ("options", "option_files")  # inner tables of a machinetype
+REMEDY = "Correct the file, then run `belljar vacuum check-config`."
+
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
+OPTION = re.compile(r"[a-z0-9_]+")
+NETWORK = re.compile(r"none|user|bridge|bridge:[^:\s]+|isolated:[A-Za-z0-9._-]{1,32}")
+FILE_NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,254}")
+URLS = ("http://", "https://")
+Wrong = tuple[str, str, str]  # key, what, hint
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a table: the field it sets."""
+
+    field: Field[Any]
+    kind: Any
+
+    @property
+    def is_table(self) -> bool:
+        inner = get_args(self.kind)
+        return bool(inner) and get_origin(inner[0]) is tuple
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a key was given, and where."""
+
+    raw: Any
+    origin: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A space as far as it can be understood: a wrong value is left out."""
+
+    space: Space
+    origins: Mapping[str, str]  # "machinetype.atlas.share" -> "/etc/belljar/vacuum.toml:12"
+    mistakes: tuple[Mistake, ...]
+    files: tuple[Path, ...]
+
+
+def load(path: Path = FILE) -> Space:
+    """The space that a file and those in the folder beside it describe. Raises BadSettings with every mistake there is."""
+    loaded = inspect(path)
+    if loaded.mistakes:
+        raise BadSettings(loaded.mistakes, hint=REMEDY)
+    return loaded.space
+
+
+def inspect(path: Path = FILE) -> Loaded:
+    """The space as far as it can be understood, where each value came from, and what is wrong."""
+    mistakes: list[Mistake] = []
+    tables: dict[str, dict[str, Value]] = {"space": {}, "factory": {}}
+    files = (path, *sorted(path.with_suffix(".d").glob("*.toml")))
+    for file in files:
+        _read_file(file, tables, mistakes)
+    values = {name: converted(name, table, mistakes) for name, table in tables.items()}
+    space = _space(values)
+    known = {one.key for one in mistakes}
+    found = (_mistake(path, tables, name, wrong) for name, wrong in _wrongs(space, values))
+    mistakes += (one for one in found if one.key not in known)
+    origins = {f"{name}.{key}": value.origin for name, table in tables.items() for key, value in table.items()}
+    return Loaded(space, origins, tuple(mistakes), files)
+
+
+@cache
+def keys(table: str) -> dict[str, Key]:
+    """What may stand in a table of this kind."""
+    found: dict[str, Key] = {}
+    for kind in KINDS[table]:
+        hints = get_type_hints(kind)
+        for one in fields(kind):
+            if "help" in one.metadata and one.metadata.get("table", table) == table:
+                found.setdefault(str(one.metadata.get("key", one.name)), Key(one, hints[one.name]))
+    return found
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _read_file(path: Path, tables: dict[str, dict[str, Value]], mistakes: list[Mistake]) -> None:
+    text, content = read(path, mistakes)
+    for kind, table in content.items():
+        if kind not in KINDS:
+            mistakes.append(Mistake(place(path, text, kind), kind, "no such table", meant(kind, KINDS)))
+            continue
+        inner = table if kind in NAMED and isinstance(table, dict) else {"": table}
+        for name, values in inner.items():
+            full = f"{kind}.{name}" if name else kind
+            origin = place(path, text, full)
+            if not isinstance(values, dict):
+                shape = f"[{kind}.NAME]" if kind in NAMED else f"[{kind}]"
+                origin = place(path, text, *(kind, name) if name else ("", kind))
+                mistakes.append(Mistake(origin, full, "is a table", f"write {shape} on a line of its own"))
+            elif name and not NAME.fullmatch(name):
+                hint = "small letters, digits and - inside, at most 63"
+                mistakes.append(Mistake(origin, full, "cannot be a name", hint))
+            else:
+                _read_table(path, text, full, values, tables.setdefault(full, {}), mistakes)
+
+
+def _read_table(
+    path: Path, text: str, name: str, values: Mapping[str, Any], table: dict[str, Value], mistakes: list[Mistake]
+) -> None:
+    known = keys(name.partition(".")[0])
+    for key, raw in values.items():
+        at_key, at_table = place(path, text, name, key), place(path, text, f"{name}.{key}")
+        origin = at_table if at_key == str(path) else at_key
+        if key not in known:
+            mistakes.append(Mistake(origin, f"{name}.{key}", "no such key", meant(key, known)))
+            continue
+        before = table[key].raw if key in table else None
+        if known[key].is_table and isinstance(before, dict) and isinstance(raw, dict):
+            raw = before | raw
+        table[key] = Value(raw, origin)
+
+
+def converted(name: str, table: Mapping[str, Value], mistakes: list[Mistake]) -> dict[str, Any]:
+    """Fields and their values, of a table by its full name; of a wrong one, the mistake."""
+    found = {}
+    for key, value in table.items():
+        known = keys(name.partition(".")[0])[key]
+        try:
+            found[known.field.name] = _pairs(value.raw, known.kind) if known.is_table else _plain(value.raw, known)
+        except ValueError as exc:
+            mistakes.append(Mistake(value.origin, f"{name}.{key}", str(exc), str(known.field.metadata["help"])))
+    return found
+
+
+def _plain(raw: Any, key: Key) -> Any:
+    return convert(raw, key.kind, key.field.metadata, is_text=False)
+
+
+def _pairs(raw: Any, kind: Any) -> tuple[tuple[str, Any], ...]:
+    if not isinstance(raw, dict):
+        raise ValueError("is a table of names and values")
+    for name in raw:
+        if not OPTION.fullmatch(name):
+            raise ValueError(f"{name[:60]!r} cannot be a name: small letters, digits and _ only")
+    inner = get_args(get_args(kind)[0])[1]
+    return tuple((name, convert(value, inner, {}, is_text=False)) for name, value in raw.items())
+
+
+# -- what the values make together -------------------------------------------------------------------------------------
+
+
+def _space(values: Mapping[str, Mapping[str, Any]]) -> Space:
+    given: dict[str, Any] = {"name": "", "factory": os.uname().nodename, "processors": os.cpu_count() or 1}
+    given |= {**values["space"], **values["factory"]}
+    given["factories"] = tuple(
+        given["factory"] if name == "." else name for name in given.get("factories", ()) or (given["factory"],)
+    )
+    given["site"] = given.get("site") or given["name"].partition(".")[2]
+    space = Space(**given)
+    pipes = {name.partition(".")[2]: table for name, table in values.items() if name.startswith("pipe.")}
+    types, own = [], dict[str, list[tuple[str, Given]]]()
+    for name, table in _of_types(values):
+        if pipe := pipe_of(name, pipes):
+            own.setdefault(pipe, []).append((name, tuple(table.items())))
+        if table.get("image") or not pipe:
+            types.append(machinetype(name, table, space))
+    made = tuple(_pipe(name, table, tuple(own.get(name, ()))) for name, table in pipes.items())
+    return Space(**{**given, "types": tuple(types), "pipes": made})
+
+
+def _of_types(values: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for name, table in values.items():
+        kind, _, own = name.partition(".")
+        if kind == "machinetype":
+            yield own, table
+
+
+def pipe_of(name: str, pipes: Mapping[str, Any]) -> str:
+    """The pipe that a machinetype of this name would be of; "" for none."""
+    return max((pipe for pipe in pipes if name.startswith(f"{pipe}-")), key=len, default="")
+
+
+def _pipe(name: str, table: Mapping[str, Any], own: tuple[tuple[str, Given], ...]) -> Pipe:
+    mine = {one.name for one in fields(Pipe)}
+    given = tuple((key, value) for key, value in table.items() if key not in mine)
+    return Pipe(name, **{key: value for key, value in table.items() if key in mine}, given=given, own=own)
+
+
+def machinetype(name: str, given: Mapping[str, Any], space: Space, pipe: str = "") -> MachineType:
+    """A machinetype with these values, and with the options that the factory gives to all."""
+    values = dict(given)
+    named = {option for key in TABLES for option, _ in values.get(key, ())}
+    for key in TABLES:
+        usual = tuple(pair for pair in getattr(space, key) if pair[0] not in named)
+        values[key] = (*usual, *values.get(key, ()))
+    return MachineType(name, pipe=pipe, **values)
+
+
+# -- mistakes that no type shows ---------------------------------------------------------------------------------------
+
+
+def _mistake(path: Path, tables: Mapping[str, Mapping[str, Value]], name: str, wrong: Wrong) -> Mistake:
+    key, what, hint = wrong
+    given = tables[name]
+    origin = given[key].origin if key in given else next((one.origin for one in given.values()), str(path))
+    return Mistake(origin if key in given else origin.rpartition(":")[0] or origin, f"{name}.{key}", what, hint)
+
+
+def _wrongs(space: Space, values: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Wrong]]:
+    yield from (("space", wrong) for wrong in _wrong_space(space))
+    if not HOST.fullmatch(space.factory):
+        yield "factory", ("name", f"{space.factory!r} cannot be a host's name", "as in wn01.example.org")
+    for option in {name for name, _ in space.options} & {name for name, _ in space.option_files}:
+        yield "factory", ("options", f"{option} is in option_files, too", "keep one of them")
+    for one in space.types:
+        yield from ((f"machinetype.{one.name}", wrong) for wrong in wrong_type(one, values[f"machinetype.{one.name}"]))
+    for pipe in space.pipes:
+        if not is_url(pipe.url):
+            yield f"pipe.{pipe.name}", ("url", "is missing" if not pipe.url else "is no address", "an http(s) address")
+
+
+def _wrong_space(space: Space) -> Iterator[Wrong]:
+    if not HOST.fullmatch(space.name):
+        what = f"{space.name!r} cannot be a name" if space.name else "is missing"
+        yield "name", what, "as in vac01.example.org; all factories of a space have the same"
+    for name in space.factories:
+        if not HOST.fullmatch(name):
+            yield "factories", f"{name[:60]!r} cannot be a host's name", "as in wn01.example.org"
+    for name in sorted({name for name in space.factories if space.factories.count(name) > 1}):
+        yield "factories", f"{name} is there twice", "name each factory once"
+    for network in space.allow:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as exc:
+            yield "allow", str(exc), "as in 10.1.0.0/16"
+    for target in space.vacmon:
+        host, _, port = target.rpartition(":")
+        if not (HOST.fullmatch(host.strip("[]").replace(":", ".")) and port.isascii() and port.isdigit()):
+            yield "vacmon", f"{target[:60]!r} is not HOST:PORT", "as in vacmon.example.org:8884"
+    if space.signed_only and space.key_file is None:
+        yield "signed_only", "without key_file", "name the file with the space's secret"
+    if space.poll_limit < space.poll_silence:
+        yield "poll_limit", "is less than poll_silence", "one round has to fit into it"
+
+
+def wrong_type(one: MachineType, given: Mapping[str, Any] | None = None) -> Iterator[Wrong]:
+    """What is wrong with a machinetype. *given*: what was said of it, for the key to blame."""
+    given = given or {}
+    if not one.image or any(char.isspace() for char in one.image):
+        yield "image", "is missing" if not one.image else "has blanks", "an image's name, an address or a path"
+    if one.min_processors > one.max_processors:
+        key = "min_processors" if "min_processors" in given else "max_processors"
+        yield key, f"min_processors {one.min_processors} is more than max_processors {one.max_processors}", "swap them"
+    if one.least_wallclock > one.max_wallclock:
+        yield "min_wallclock", "is more than max_wallclock", "no machine would ever have the time"
+    if not NETWORK.fullmatch(one.network):
+        yield "network", f"{one.network[:60]!r} is no network", "user, bridge, bridge:NAME, isolated:GROUP or none"
+    if one.user_data and not (is_url(one.user_data) or one.user_data.startswith("/")):
+        yield "user_data", f"{one.user_data[:60]!r} is neither an http(s) address nor a path", "write it from the root"
+    if one.heartbeat_file and not FILE_NAME.fullmatch(one.heartbeat_file):
+        yield "heartbeat_file", f"{one.heartbeat_file[:60]!r} is no file's name", "letters, digits and _.+- only"
+    if one.heartbeat and not one.heartbeat_file:
+        yield "heartbeat", "without heartbeat_file", "name the file that a machine renews"
+    if one.fqan and not one.fqan.startswith("/"):
+        yield "fqan", f"{one.fqan[:60]!r} does not begin with /", "as in /atlas/Role=pilot"
+    if len(one.proxy) > 2:
+        yield "proxy", f"has {len(one.proxy)} paths", "a certificate and its key"
+    if one.legacy_proxy and not one.proxy:
+        yield "legacy_proxy", "without proxy", "name the certificate and its key"
+    for option in sorted({name for name, _ in one.options} & {name for name, _ in one.option_files}):
+        yield "options", f"{option} is in option_files, too", "keep one of them"
+
+
+def is_url(text: str) -> bool:
+    """An http(s) address with a host, without blanks."""
+    host = text.partition("://")[2].partition("/")[0]
+    return text.startswith(URLS) and bool(host) and text.isprintable() and not any(char.isspace() for char in text)
+
+
+# -- what only this host can tell --------------------------------------------------------------------------------------
+
+
+def wrong_here(space: Space) -> Iterator[tuple[str, str, str]]:
+    """(section.key, what, hint) of what is well said and does not fit this host: its own name, files that are not there."""
+    if space.factory not in space.factories:
+        yield (
+            "space.factories",
+            f"this host, {space.factory}, is not among them",
+            "add it (or `.`), or set factory.name",
+        )
+    if "." not in space.factory:
+        yield "factory.name", f"{space.factory} has no domain, which factories of Vac insist on", "set it in full"
+    named = [("space.key_file", space.key_file)]
+    for one in space.types:
+        at = f"machinetype.{one.name}"
+        template = Path(one.user_data) if one.user_data.startswith("/") else None
+        named += [(f"{at}.user_data", template), (f"{at}.token_file", one.token_file)]
+        named += [(f"{at}.option_files", path) for _, path in one.option_files]
+        named += [(f"{at}.proxy", path) for path in one.proxy]
+    for key, path in named:
+        if path is not None and not os.access(path, os.R_OK):
+            what = "cannot be read" if path.exists() else "is not there"
+            yield key, f"{path} {what}", "a machine that needs it is not started before it can"
