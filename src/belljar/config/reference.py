@@ -14,7 +14,7 @@ from belljar import hypervisor, image, network
 from belljar.config import DEFAULT_ORIGIN, SECTIONS, Loaded, Settings
 from belljar.errors import BadSetting, BelljarError, ImageNotAllowed, ImageUnknown
 from belljar.host.toml import Mistake
-from belljar.host.values import duration_text, size_text
+from belljar.host.values import duration_text, moment_text, size_text
 from belljar.records import MISSING, Field, fields
 
 HEAD = """\
@@ -62,10 +62,10 @@ def kind_text(kind: Any, facts: Mapping[str, Any]) -> str:
     if get_origin(kind) in (Union, types.UnionType):
         (kind,) = (one for one in get_args(kind) if one is not type(None))
     if get_origin(kind) is tuple:
-        return "list"
+        return "table" if get_origin(get_args(kind)[0]) is tuple else "list"
     if isinstance(kind, type) and issubclass(kind, Enum):
         return ", ".join(f"`{member.value}`" for member in kind)
-    by_unit = {"bytes": "size", "seconds": "duration", "days": "days"}
+    by_unit = {"bytes": "size", "seconds": "duration", "days": "days", "moment": "date and time"}
     return by_unit.get(
         str(facts.get("unit", "")),
         {bool: "true or false", int: "number", float: "number", str: "text", Path: "path"}[kind],
@@ -94,6 +94,8 @@ def value_text(value: Any, facts: Mapping[str, Any]) -> str:
         return size_text(value)
     if facts.get("unit") == "seconds":
         return duration_text(value)
+    if facts.get("unit") == "moment":
+        return moment_text(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

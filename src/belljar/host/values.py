@@ -79,6 +79,13 @@ def _moment(raw: object) -> float:
     raise ValueError(f"wants a date and time such as 2026-12-24T18:00:00, not {_show(raw)}")
 
 
+def moment_text(moment: float) -> str:
+    """In this host's time, with its zone."""
+    from datetime import datetime
+
+    return datetime.fromtimestamp(moment).astimezone().isoformat(timespec="seconds")
+
+
 def _text(raw: object, unit: str, is_text: bool) -> str:
     if not isinstance(raw, str):
         raise ValueError(f"wants text in quotes, not {_show(raw)}")

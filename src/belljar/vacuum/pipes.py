@@ -25,6 +25,7 @@ from belljar.vacuum import MachineType, Pipe, Space
 from belljar.vacuum.settings import TABLES, Value, converted, is_url, machinetype, wrong_type
 from belljar.vacuum.vocabulary import FREE, FROM_PIPES, KEYS, Fate, Places, number, translate
 
+FOLDER = "vacuum/pipes"  # of the copies, in the store
 LARGEST, MOST_TYPES = 1 << 20, 200
 PATIENCE = 30.0  # seconds for one document
 USUAL_AGE, LEAST_AGE, MOST_AGE = 3600.0, 60.0, 7 * 86400.0  # of a copy

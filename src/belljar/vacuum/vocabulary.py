@@ -53,7 +53,10 @@ class Places:
 
 def number(text: str) -> float | int:
     """A number that is not negative. Raises ValueError."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"{text[:40]!r} is no number that could be meant")
     return int(value) if value.is_integer() else value

@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from belljar.machine.extras.features import VARIABLES, features, job_id, time_left, with_features
+from belljar.machine.extras.features import (
+    VARIABLES,
+    before_2016,
+    features,
+    job_id,
+    time_left,
+    values,
+    with_features,
+)
 from belljar.model import GIB, MIB, Account, MachineSpec, Payload, PlainFile, Request, RunPayload
 
 DAY = 86400.0
@@ -28,6 +36,24 @@ def test_four_processors_of_2000_mib_for_a_day() -> None:
         "jobfeatures/wall_limit_secs": "86400", "jobfeatures/cpu_limit_secs": "345600",
         "jobfeatures/max_rss_bytes": "8388608000",
     }  # fmt: skip
+
+
+def test_what_vac_tells_a_machine_of_four_processors_is_told_byte_for_byte() -> None:
+    """Without the newline that Vac puts behind allocated_cpu; with grace_secs_job, which Vac leaves out."""
+    machine, job = before_2016(*values(REQUEST, NOW, 10.5))
+    assert machine == {
+        "total_cpu": "4", "hs06": "42.0", "shutdowntime": "1800086400", "phys_cores": "4", "log_cores": "4", "jobslots": "1",
+    }  # fmt: skip
+    assert job == {
+        "allocated_cpu": "4", "hs06_job": "42.0", "shutdowntime_job": "1800086400", "jobstart_secs": "1800000000",
+        "job_id": "0123456789ab", "wall_limit_secs": "86400", "cpu_limit_secs": "345600", "max_rss_bytes": "8388608000",
+        "wall_limit_secs_lrms": "86400", "cpu_limit_secs_lrms": "345600", "mem_limit_MB": "8388", "allocated_CPU": "4",
+        "cpufactor_lrms": "1.0", "grace_secs_job": "10",
+    }  # fmt: skip
+    assert not before_2016(*values(replace(REQUEST, timeout=None), NOW))[1].keys() & {
+        "wall_limit_secs_lrms",
+        "cpu_limit_secs_lrms",
+    }
 
 
 def test_a_machine_has_the_processors_its_guest_has_whatever_its_host_has() -> None:

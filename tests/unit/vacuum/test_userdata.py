@@ -1,5 +1,6 @@
 """User data of a vacuum's machine, byte for byte."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,15 @@ def test_a_proxy_stands_before_an_option_of_its_name() -> None:
 def test_more_than_a_mebibyte_is_refused() -> None:
     with pytest.raises(BadUserData):
         told(b"##user_data_option_x509_proxy##", material=Material(b"", {}, {PROXY: b"x" * (1 << 20) + b"x"}))
+
+
+def test_the_example_of_the_guide_is_a_script_when_it_is_filled_in() -> None:
+    page = (Path(__file__).parents[3] / "docs/vacuum/experiments.md").read_text()
+    template = page.partition("```sh\n")[2].partition("```")[0]
+    made = told(template.encode())
+    assert b"##user_data_" not in made and b"<<'PROXY'\nPEM\n" in made
+    done = subprocess.run(["sh", "-n"], input=made, capture_output=True, timeout=10)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @given(st.binary(max_size=200), st.binary(max_size=50))

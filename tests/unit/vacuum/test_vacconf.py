@@ -217,7 +217,7 @@ def test_a_later_file_wins_and_sections_of_one_name_are_one(imported: Import) ->
         ("[machinetype a]\ntarget_share = 1", "target_share", "image"),
         ("[machinetype a_b]\ntarget_share = 1", "", "no name of a machinetype"),
         ("[vacuum_pipe a]\ntarget_share = 1", "target_share", "url"),
-        ("[settings]\nhs06_per_processor = fast", "hs06_per_processor", "could not convert"),
+        ("[settings]\nhs06_per_processor = fast", "hs06_per_processor", "'fast' is no number"),
         ("[settings]\ntotal_processors = -1", "total_processors", "no number"),
         ("[settings]\nvacmon_hostport = mon", "vacmon_hostport", "not HOST:PORT"),
         ("[settings]\nfactories = a/b", "factories", "cannot be a host's name"),

@@ -54,6 +54,15 @@ def values(
     return machine, job
 
 
+def before_2016(machine: dict[str, str], job: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The same with the names that features had before the note, as Vac still tells them: images of virtual machines live long.
+    Memory was counted in 10^6 bytes, and there was one job slot in a machine."""
+    cpus = machine["total_cpu"]
+    older = {f"{key}_lrms": job[key] for key in ("cpu_limit_secs", "wall_limit_secs") if key in job}
+    older |= {"mem_limit_MB": str(int(job["max_rss_bytes"]) // 10**6), "allocated_CPU": cpus, "cpufactor_lrms": "1.0"}
+    return {**machine, "phys_cores": cpus, "log_cores": cpus, "jobslots": "1"}, {**job, **older}
+
+
 def with_features(
     request: Request,
     payload: Payload,

@@ -17,7 +17,7 @@ from belljar.host.traffic import Call, Refusal
 from belljar.hypervisor import guest_uuid
 from belljar.machine import JOBOUTPUTS
 from belljar.machine.extras import Equipment, Extra
-from belljar.machine.extras.features import values
+from belljar.machine.extras.features import before_2016, values
 from belljar.machine.life.life import Life
 from belljar.machine.parts import Parts
 from belljar.model import MIB, NetworkMode, OwnWork, Request
@@ -87,10 +87,12 @@ class MetadataService(Extra):
         )  # fmt: skip
 
     def _features(self) -> Features:
-        """What the files in a guest with an agent say, too. Before there is a payload, time counts from the machine's start."""
+        """What the files in a guest with an agent say, and the older names. Before there is a payload, time counts from the machine's start."""
         life = self._life
-        machine, job = values(
-            life.request, life.time_began or life.outcome.started, self._parts.hs06_per_cpu, life.deadline.moved_to
+        machine, job = before_2016(
+            *values(
+                life.request, life.time_began or life.outcome.started, self._parts.hs06_per_cpu, life.deadline.moved_to
+            )
         )
         return {"machinefeatures": machine, "jobfeatures": job}
 

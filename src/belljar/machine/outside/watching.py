@@ -25,7 +25,17 @@ from belljar.machine import LOCK, Folders
 from belljar.model import MachineId
 
 ENDED = "ended"  # the event of a machine's row in the ledger
-TOLD = ("cause", "class", "exit_code", "signal", "reason", "labels", "shutdown_code", "shutdown_message", "started")  # of that row
+TOLD = (
+    "cause",
+    "class",
+    "exit_code",
+    "signal",
+    "reason",
+    "labels",
+    "shutdown_code",
+    "shutdown_message",
+    "started",
+)  # of that row
 GONE = IN_DELETE | IN_MOVED_FROM
 
 
