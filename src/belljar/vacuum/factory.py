@@ -11,7 +11,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from typing import Any
 from belljar.errors import BelljarError
 from belljar.host.threads import in_thread
 from belljar.records import replace
-from belljar.vacuum import FactoryStatus, MachineType, Mode, Space, TypeStatus, code_of, is_abort
+from belljar.vacuum import FactoryStatus, MachineStatus, MachineType, Mode, Space, TypeStatus, code_of, is_abort
 from belljar.vacuum.backoff import view_of
 from belljar.vacuum.decide import Decision, Host, decide
 from belljar.vacuum.keeper import Keeper, Living, request_for, told
 from belljar.vacuum.packing import Machine
-from belljar.vacuum.present import own_status, slot_name, snapshot
+from belljar.vacuum.present import ended_status, own_status, slot_name, snapshot
 from belljar.vacuum.query import Snapshot
 from belljar.vacuum.state import MEMORY, STATUS, Decisions, Finished, Memory, Pending, Status, keep, read
 
@@ -63,6 +63,7 @@ class Factory:
         self.decision: Decision | None = None
         self.status = Status(space.name, space.factory, os.getpid(), clock(), space.cycle, clock())
         self._decisions, self._wake = Decisions(folder), asyncio.Event()
+        self._reports: asyncio.Queue[MachineStatus | None] = asyncio.Queue()
         self._moved: dict[str, float] = {}  # machines whose deadline was set, and to when
         self._reasons: dict[str, str] = {}  # why machines were ended by us, as their message would say it
         self._complaints: dict[str, str] = {}  # what was said of each type, so that it is said once
@@ -75,11 +76,18 @@ class Factory:
             group.create_task(self._follow())
             group.create_task(self._cycles())
 
-    def use(self, space: Space, error: str = "") -> None:
-        """Obey these settings from now on; *error*: why others are not obeyed."""
+    def use(self, space: Space, error: str | None = None) -> None:
+        """Obey these settings from now on; *error*: why the files are not obeyed as they are, "" where they are."""
         self.space = space
-        self.status = replace(self.status, settings_error=error, cycle=space.cycle)
+        self.status = replace(
+            self.status, settings_error=self.status.settings_error if error is None else error, cycle=space.cycle
+        )
         self.wake()
+
+    async def reports(self) -> AsyncIterator[MachineStatus | None]:
+        """What is to be told: a machine that ended, with its message; None: a cycle is over. One listener."""
+        while True:
+            yield await self._reports.get()
 
     def wake(self) -> None:
         """Decide now."""
@@ -115,6 +123,7 @@ class Factory:
         self._decisions.tell(now, {"verdicts": self.decision.verdicts, "starts": self.decision.starts})
         await self._start_all(self.decision.starts, now)
         self._write_status(began, silent)
+        self._reports.put_nowait(None)
         return self.decision.again
 
     def all_living(self) -> list[Living]:
@@ -227,6 +236,7 @@ class Factory:
         self._remember(finished={**self.memory.finished, name: finished}, pending=pending)
         code = code_of(finished.message)
         self.ended[name, f"{code // 100}00" if code else "none"] += 1
+        self._reports.put_nowait(ended_status(self.space, id, finished, event, labels))
         self._tell("machine ended", machine=id, machinetype=name, message=finished.message, cause=event.get("cause"))
         self.wake()
 

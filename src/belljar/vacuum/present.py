@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from belljar import __version__
 from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus
@@ -86,6 +87,17 @@ def _empty(space: Space, slot: int, last: tuple[str, Finished] | None) -> Machin
     return MachineStatus(
         space.factory, name, machinetype=machinetype, message=ended.message or None, message_time=ended.at
     )
+
+
+def ended_status(
+    space: Space, id: str, ended: Finished, event: Mapping[str, Any], labels: Mapping[str, str]
+) -> MachineStatus:
+    """A machine that has just ended. (The original says `Running` then, and forgets the message.)"""
+    started = int(float(event.get("started") or 0))
+    return MachineStatus(
+        space.factory, ended.machine, "Shut down", labels.get("machinetype"), id, MODEL, started, started, ended.at,
+        message=ended.message or None, message_time=ended.at, time_sent=ended.at, fqan=labels.get("fqan", ""),
+    )  # fmt: skip
 
 
 def own_status(space: Space, living: Sequence[Living], now: float, cycled: float, folder: Path) -> FactoryStatus:

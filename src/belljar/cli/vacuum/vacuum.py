@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from belljar.cli.parser import Verb
-from belljar.cli.vacuum import settings
+from belljar.cli.vacuum import factory, settings
 
 VERBS = {
     "vacuum": Verb(
         "A factory: a host that starts machines by itself, by shares it has in common with its neighbours.",
-        acts={**settings.ACTS},
+        acts={**factory.ACTS, **settings.ACTS},
     )
 }

@@ -1,0 +1,117 @@
+"""`belljar vacuum run`, `drain`, `explain` and `check`: the factory of this host."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from belljar.cli.parser import FORMAT, acts, as_duration, as_moment
+from belljar.cli.render import show
+from belljar.errors import BadOption
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+
+STATE = "vacuum"
+DAY = 86400.0
+
+
+def folder_of(args: argparse.Namespace, house: House) -> Path:
+    return Path(args.state) if args.state else house.folders.store / STATE
+
+
+def run(args: argparse.Namespace, house: House) -> int:
+    from belljar.vacuum.daemon import serve, teller
+
+    tell = teller(sys.stdout, as_json=args.format == "json")
+    asyncio.run(serve(args.file, folder_of(args, house), tell, metrics=_address(args.metrics)))
+    return 0
+
+
+def _address(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or not 0 < int(port) < 65536:
+        raise BadOption(f"--metrics {text}: not [ADDRESS:]PORT", hint="Such as 127.0.0.1:9095.")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
+def drain(args: argparse.Namespace, house: House) -> int:
+    from belljar.vacuum.daemon import Order, give_order
+
+    if args.off and args.by is not None:
+        raise BadOption("--off with --by: one of them only")
+    one = Order() if args.off else Order(True, args.by)
+    give_order(folder_of(args, house), one)
+    return 0
+
+
+def explain(args: argparse.Namespace, house: House) -> int:
+    from belljar.vacuum.state import decision_at
+
+    moment = time.time() if args.at is None else before(args.at)
+    decision = decision_at(folder_of(args, house), moment)
+    if decision is None:
+        raise BadOption(
+            "no decision is known of that time", hint="Is the factory started? `belljar vacuum check` tells."
+        )
+    verdicts = [one for one in decision["verdicts"] if not args.types or one["machinetype"] in args.types]
+    for name in set(args.types) - {one["machinetype"] for one in verdicts}:
+        raise BadOption(f"{name}: no such machinetype in this decision")
+    heads = ("TYPE", "SHARE", "HS06", "TARGET", "SCORE", "WHY", "UNTIL")
+    show({**decision, "verdicts": verdicts}, heads, [_row(one) for one in verdicts], as_=args.format)
+    return 0
+
+
+def before(text: str) -> float:
+    """A moment that has passed, in seconds since the epoch: a time of the last 24 hours, a date and time, or -DURATION. Raises
+    BadOption."""
+    try:
+        moment = time.time() - as_duration(text[1:]) if text.startswith("-") else as_moment(text)
+    except argparse.ArgumentTypeError as exc:
+        raise BadOption(f"--at {exc}") from exc
+    return moment - DAY if ":" in text and "-" not in text and moment > time.time() else moment
+
+
+def _row(one: dict[str, Any]) -> tuple[object, ...]:
+    from belljar.vacuum.decide import TEXTS, Reason
+
+    why = TEXTS[Reason(one["reason"])].format(started=one["started"], detail=one["detail"])
+    until = time.strftime("%H:%M:%S", time.localtime(one["until"])) if one["until"] else ""
+    target = "" if one["target"] is None else f"{one['target']:.1f}"
+    return one["machinetype"], f"{one['share']:g}", f"{one['hs06']:.1f}", target, f"{one['score']:.1f}", why, until
+
+
+def check(args: argparse.Namespace, house: House) -> int:
+    from belljar.vacuum import monitor, state
+
+    level, line = monitor.check(state.read(folder_of(args, house), state.STATUS, state.Status), time.time())
+    print(line)
+    return int(level)
+
+
+STATE_OPTION = "--state DIR | folder in which the factory keeps its state; default: vacuum/ below `paths.store`"
+ROWS = f"""
+# run | be the factory of this host: until TERM; HUP reads the settings again. Machines go on without it
+FILE ? :path =/etc/belljar/vacuum.toml | settings of the space; vacuum.d/*.toml beside it, too
+--metrics PLACE | [ADDRESS:]PORT where Prometheus reads metrics; default: nowhere
+{STATE_OPTION}
+{FORMAT}
+# drain | start no more machines on this host; what runs, runs to its end
+--by MOMENT | all machines are gone by then; their deadlines move
+--off | start machines again
+{STATE_OPTION}
+# explain | say for each machinetype why it is or is not started
+TYPE * @types | only these
+--at WHEN | why it was so then: 14:05, 2026-12-24T14:05 or -10m
+{STATE_OPTION}
+{FORMAT}
+# check | for Nagios and Icinga: exit 0, 1, 2 or 3, one line with performance data
+{STATE_OPTION}
+"""
+ACTS = acts(ROWS, {"run": run, "drain": drain, "explain": explain, "check": check})
