@@ -121,10 +121,10 @@ def _number(text: str | None) -> float:
 def request_for(
     space: Space, kind: MachineType, place: Machine, slot: int, user_data: bytes, id: str, now: float
 ) -> Request:
-    """The request for a machine in this place. User data that begin with `#!` are a script: it runs as root in a clone. All
-    others are read by the image's own init. Raises BelljarError."""
+    """The request for a machine in this place. User data that begin with `#!` are a script: it runs as root in a clone, unless
+    the type's context says that the image's own init is to read them, as it does with all others. Raises BelljarError."""
     work: RunPayload | OwnWork
-    if user_data.startswith(SCRIPT) and kind.context is not Context.NONE:
+    if user_data.startswith(SCRIPT) and kind.context in (Context.AUTO, Context.RAMDISK):
         payload = Payload(
             (kind.name.encode(),), ROOT, script=user_data, cwd=b"/root", env=ENVIRONMENT, stdin=StdinKind.NULL
         )
