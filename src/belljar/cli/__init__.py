@@ -55,7 +55,7 @@ VERBS = {
     "batch": Entry(
         "batch.batch", BATCH, "put belljar into a batch system, check it, take it out; look after this node"
     ),
-    "vacuum": Entry("vacuum.vacuum", VACUUM, "this host as a factory: its settings"),
+    "vacuum": Entry("vacuum.vacuum", VACUUM, "decide alone, as one of many hosts, which machines to start"),
     "accounting": Entry("vacuum.accounting", VACUUM, "write usage records of ended machines, for APEL and others"),
     "doctor": Entry("host.doctor", HOST, "check what this host offers and explain what it lacks"),
     "config": Entry("host.config", HOST, "show or check the settings"),

@@ -1,13 +1,13 @@
-"""`belljar vacuum`: this host as a factory of a space. What each act does is in the modules beside this one."""
+"""`belljar vacuum ...`: factories of machines without a head node. Each module beside this one has some acts."""
 
 from __future__ import annotations
 
 from belljar.cli.parser import Verb
-from belljar.cli.vacuum import factory, settings
+from belljar.cli.vacuum import asking, factory, settings
 
 VERBS = {
     "vacuum": Verb(
-        "A factory: a host that starts machines by itself, by shares it has in common with its neighbours.",
-        acts={**factory.ACTS, **settings.ACTS},
+        "The vacuum: a host decides alone which experiment's machine to start next, by target shares and by what other hosts tell.",
+        acts={**factory.ACTS, **asking.ACTS, **settings.ACTS},
     )
 }
