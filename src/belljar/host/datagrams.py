@@ -16,6 +16,7 @@ from belljar.host.threads import in_thread
 
 Address = tuple[Any, ...]  # as the socket module has it: host, port, and more for IPv6
 BATCH: Final = 64  # datagrams that are taken before others in the loop have their turn
+TURN: Final = 0.003  # seconds after which they have it anyway
 BUFFER: Final = 4 << 20  # bytes the kernel is asked to keep for us, each way
 WAITING: Final = 4096  # datagrams that may wait to be sent
 BEYOND_LIMIT: Final = {socket.SO_RCVBUF: 33, socket.SO_SNDBUF: 32}  # SO_RCVBUFFORCE, SO_SNDBUFFORCE: for root alone
@@ -23,7 +24,7 @@ BEYOND_LIMIT: Final = {socket.SO_RCVBUF: 33, socket.SO_SNDBUF: 32}  # SO_RCVBUFF
 
 class Datagrams:
     """One UDP socket of this event loop. *take* gets each datagram, cut after *longest* bytes, and must not raise. While there are
-    always more, it gets no more than *share* of the time."""
+    always more, it gets no more than *share* of a processor's time."""
 
     def __init__(
         self, sock: socket.socket, take: Callable[[bytes, Address], object], *, longest: int, share: float = 0.25
@@ -66,7 +67,7 @@ class Datagrams:
         self._loop.add_reader(self._socket, self._readable)
 
     def _readable(self) -> None:
-        began = time.perf_counter()
+        began, ends = time.thread_time(), time.perf_counter() + TURN
         for _ in range(BATCH):
             try:
                 data, address = self._socket.recvfrom(self._longest)
@@ -75,8 +76,10 @@ class Datagrams:
             self._take(data, address)
             if self._socket.fileno() < 0:  # it was closed meanwhile
                 return
+            if time.perf_counter() > ends:
+                break
         self._loop.remove_reader(self._socket)
-        spent = time.perf_counter() - began
+        spent = time.thread_time() - began
         self._pause = self._loop.call_later(spent * (1 / self._share - 1), self._listen)
 
     def _wait(self, data: bytes, address: Address) -> bool:

@@ -98,11 +98,11 @@ def secret(path: Path) -> bytes:
 class Peer:
     """One factory during a poll."""
 
-    def __init__(self, name: str, cookie: str, patience: int) -> None:
-        self.name, self.cookie, self.patience = name, cookie, patience
+    def __init__(self, name: str, cookie: str, rounds: int, in_vain: int) -> None:
+        self.name, self.cookie, self.rounds, self.in_vain_left = name, cookie, rounds, in_vain
         self.told: dict[str, Status] = {}
         self.announced = 1
-        self.asked = self.in_vain = 0
+        self.asked = 0
         self.is_awaited = self.has_answered = self.has_news = False  # in this round
 
     @property
@@ -112,7 +112,7 @@ class Peer:
     @property
     def is_wanted(self) -> bool:
         """Is it worth another question?"""
-        return not self.has_told_all and self.asked < self.patience and self.in_vain < IN_VAIN
+        return not self.has_told_all and self.asked < self.rounds and (not self.told or self.in_vain_left > 0)
 
     def take(self, status: Status) -> bool:
         """Is it news?"""
@@ -130,11 +130,12 @@ class Peer:
         self.is_awaited, self.has_answered, self.has_news = True, False, False
 
     def end_round(self) -> None:
-        self.in_vain += self.has_answered and not self.has_news
+        self.in_vain_left -= self.has_answered and not self.has_news
 
 
 class Poller:
-    """Asks the factories of one space, again and again. It remembers where they are, and who was silent the last time."""
+    """Asks the factories of one space, again and again. It remembers where they are, and who told nothing the last time, or less
+    than announced: for these the next poll does not wait as long."""
 
     def __init__(self, space: Space, *, client: str, key: bytes = b"", clock: Callable[[], float] = time.time) -> None:
         self._space, self._client, self._key, self._clock = space, client, key, clock
@@ -142,7 +143,8 @@ class Poller:
         self._places: dict[str, tuple[float, list[Address]]] = {}
         self._looking: dict[str, asyncio.Task[None]] = {}
         self._lookers = asyncio.Semaphore(LOOKERS)
-        self._silent: frozenset[str] = frozenset()
+        self._silent: tuple[str, ...] = ()
+        self._short: tuple[str, ...] = ()
 
     async def ask(self, kind: Kind) -> Answers:
         """What the factories tell of this now. Takes no longer than the space's `poll_limit`."""
@@ -151,21 +153,21 @@ class Poller:
         await self._look_up()
         salt = secrets.token_hex(32)
         peers = [
-            Peer(one, cookie(salt, one), ROUNDS_FOR_THE_SILENT if one in self._silent else ROUNDS)
+            Peer(
+                one,
+                cookie(salt, one),
+                ROUNDS_FOR_THE_SILENT if one in self._silent else ROUNDS,
+                0 if one in self._short else IN_VAIN,
+            )
             for one in self._names
         ]
         with ExitStack() as sockets:
             poll = _Poll(self, kind, peers, sockets)
             await poll.run(began + self._space.poll_limit)
-        self._silent = frozenset(one.name for one in peers if not one.told)
-        return Answers(
-            {one.name: tuple(one.told.values()) for one in peers if one.told},
-            tuple(one.name for one in peers if not one.told),
-            tuple(one.name for one in peers if one.told and not one.has_told_all),
-            dict(poll.refused),
-            poll.round,
-            loop.time() - began,
-        )
+        self._silent = tuple(one.name for one in peers if not one.told)
+        self._short = tuple(one.name for one in peers if one.told and not one.has_told_all)
+        found = {one.name: tuple(one.told.values()) for one in peers if one.told}
+        return Answers(found, self._silent, self._short, dict(poll.refused), poll.round, loop.time() - began)
 
     async def close(self) -> None:
         """Names are looked up no more."""

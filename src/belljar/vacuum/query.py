@@ -191,40 +191,54 @@ def query(kind: Kind, space: str, cookie: str, now: float, *, client: str, key: 
 
 def replies(kind: Kind, snapshot: Snapshot, cookie: Any, now: float, key: bytes = b"") -> list[bytes]:
     """The datagrams that answer a query."""
-    told: Mapping[Kind, tuple[Status, ...]] = {
-        Kind.MACHINES: snapshot.machines,
-        Kind.MACHINETYPES: snapshot.types,
-        Kind.FACTORIES: (snapshot.own,) if snapshot.own else (),
-    }
-    return [reply(one, snapshot, cookie, now, key) for one in told[kind]]
+    return [answer(one, cookie, now, key) for one in bodies(kind, snapshot, now)]
 
 
 def reply(
     status: Status, snapshot: Snapshot, cookie: Any, now: float, key: bytes = b"", *, daemon: str = "responder"
 ) -> bytes:
     """One datagram that tells a status. *daemon*: who sends it."""
+    return answer(body(status, snapshot, now, daemon), cookie, now, key)
+
+
+def answer(body: Message, cookie: Any, now: float, key: bytes = b"") -> bytes:
+    """One datagram of a body that may be sent to many."""
+    return _datagram({**body, "cookie": cookie, "time_sent": int(now)}, key)
+
+
+def bodies(kind: Kind, snapshot: Snapshot, now: float) -> list[Message]:
+    """What answers a query, but for the cookie and the moment."""
+    told: Mapping[Kind, tuple[Status, ...]] = {
+        Kind.MACHINES: snapshot.machines,
+        Kind.MACHINETYPES: snapshot.types,
+        Kind.FACTORIES: (snapshot.own,) if snapshot.own else (),
+    }
+    return [body(one, snapshot, now) for one in told[kind]]
+
+
+def body(status: Status, snapshot: Snapshot, now: float, daemon: str = "responder") -> Message:
     kind = next(kind for kind, (sort, _) in STATUSES.items() if isinstance(status, sort))
     version = f"belljar {__version__} {daemon}"
-    message = {
+    message: Message = {
         "message_type": kind.value[2],
         "daemon_version": version,
         "vac_version": version,
         "vacquery_version": VERSION,
-        "cookie": cookie,
         "space": snapshot.space,
         "site": snapshot.site or site_of(snapshot.space),
         "factory": snapshot.factory,
-        "time_sent": int(now),
     }
     facts = {part: part.write(getattr(status, part.attribute)) for part in STATUSES[kind][1]}
     message |= {one: value for part, value in facts.items() if value is not None or part.is_told for one in part.names}
     if kind is Kind.MACHINES:
         message["num_machines"] = len(snapshot.machines)
         if message["state"] in ("Starting", "Running"):  # the original counts from these moments
-            message |= {one: message[one] or int(now) for one in ("created_time", "started_time")}
+            message["created_time"] = message["created_time"] or int(now)
+        if message["state"] == "Running":
+            message["started_time"] = message["started_time"] or message["created_time"]
     elif kind is Kind.MACHINETYPES:
         message["num_machinetypes"] = len(snapshot.types)
-    return _datagram(message, key)
+    return message
 
 
 def site_of(space: str) -> str:

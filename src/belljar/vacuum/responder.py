@@ -20,7 +20,7 @@ from belljar.host.datagrams import Address, Datagrams, addresses_of, bound, is_n
 from belljar.records import dataclass
 from belljar.vacuum import Space
 from belljar.vacuum.fields import Refused, Why
-from belljar.vacuum.query import LONGEST_QUERY, Snapshot, read_query, replies
+from belljar.vacuum.query import LONGEST_QUERY, Kind, Message, Snapshot, answer, bodies, read_query
 
 EVERYWHERE: Final = ("0.0.0.0", "::")
 PACKET: Final = 256  # bytes of its budget that each packet costs its sender, whatever comes of it
@@ -88,6 +88,8 @@ class Answering:
         self._strangers = Purse(STRANGERS, ticks())
         self._senders: OrderedDict[bytes, Sender] = OrderedDict()
         self._lines, self._lines_since = 0, 0.0
+        self._of: Snapshot | None = None
+        self._made: dict[Kind, list[Message]] = {}
         self.counts: Counter[str] = Counter()
 
     def take(self, data: bytes, address: Address, send: Callable[[bytes, Address], bool]) -> None:
@@ -105,10 +107,10 @@ class Answering:
             self._refuse(sender, address[0], Why.FAILED, now, error=repr(exc))
             return
         self.counts["answered"] += 1
-        for answer in answers:
-            sender.purse.pay(len(answer))
-            self._strangers.pay(0 if self._networks else len(answer))
-            self.counts["sent" if send(answer, address) else "unsent"] += 1
+        for one in answers:
+            sender.purse.pay(len(one))
+            self._strangers.pay(0 if self._networks else len(one))
+            self.counts["sent" if send(one, address) else "unsent"] += 1
 
     def _answers(self, data: bytes, sender: Sender, now: float) -> list[bytes]:
         if not sender.may_ask:
@@ -118,7 +120,16 @@ class Answering:
         sender.purse.pay(PACKET)
         moment = self._clock()
         query = read_query(data, self._space.name, moment, self._key, signed_only=self._space.signed_only)
-        return replies(query.kind, self._snapshot(), query.cookie, moment, self._key)
+        return [answer(one, query.cookie, moment, self._key) for one in self._bodies(query.kind, moment)]
+
+    def _bodies(self, kind: Kind, moment: float) -> list[Message]:
+        """Made once for all who ask while the snapshot is the same value."""
+        snapshot = self._snapshot()
+        if snapshot is not self._of:
+            self._of, self._made = snapshot, {}
+        if kind not in self._made:
+            self._made[kind] = bodies(kind, snapshot, moment)
+        return self._made[kind]
 
     def _sender(self, host: str, now: float) -> Sender:
         """Of IPv6 a whole /64 is one: who has one address there has all. The one not heard of for longest is forgotten."""

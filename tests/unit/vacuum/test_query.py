@@ -215,8 +215,13 @@ def test_there_is_an_answer_for_each_slot_and_an_empty_one_is_all_null() -> None
 
 def test_a_machine_that_starts_has_the_moments_the_original_counts_from() -> None:
     """It computes with null and stops with an error otherwise."""
-    (one,) = told(Kind.MACHINES, machines=(replace(RUNNING, created=None, started=None),))
-    assert (one["created_time"], one["started_time"]) == (NOW, NOW)
+    bare = replace(RUNNING, created=None, started=None)
+    running, starting, ended = told(
+        Kind.MACHINES, machines=(bare, replace(bare, state="Starting"), replace(bare, state="Shut down"))
+    )
+    assert (running["created_time"], running["started_time"]) == (NOW, NOW)
+    assert (starting["created_time"], starting["started_time"]) == (NOW, None)
+    assert (ended["created_time"], ended["started_time"]) == (None, None)
 
 
 def test_an_answer_as_the_reference_shows_it() -> None:
