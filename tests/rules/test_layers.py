@@ -32,8 +32,8 @@ FOREIGN = {
     "h11": "context",
     "prometheus_client": "vacuum",
     "asyncssh": "guest",
-    # The image room signs and verifies bytes, the vacuum makes certificates for machines: nothing of one would serve the other.
-    "cryptography": "image vacuum",
+    # The image room signs and verifies bytes; on host's shelf certificates are made for machines: nothing of one would serve the other.
+    "cryptography": "image host",
 }  # a foreign library has one owner
 
 MODULES = sorted(path for path in SOURCE.rglob("*.py"))

@@ -16,7 +16,7 @@ from belljar.guest.fake import Script
 from belljar.host.traffic import Call
 from belljar.hypervisor import EventKind
 from belljar.hypervisor.fake import FakeDomain
-from belljar.machine import JOBOUTPUTS
+from belljar.machine import CREDENTIALS, JOBOUTPUTS
 from belljar.machine.orders import Order, Signal, Stop
 from belljar.model import Cause, NetworkMode, OutcomeClass, OwnWork, Probe, Request, Share, Sign, Start, State
 from belljar.network import EgressMode, Networks, Settings
@@ -149,6 +149,30 @@ def test_its_supervisor_answers_where_it_looks_for_its_user_data(networked: Hous
     assert heard["answer"].startswith(b"HTTP/1.1 200 ") and heard["answer"].endswith(b"\r\n\r\n#!/bin/sh\n")
     egress = house.domain().spec.nic.egress  # type: ignore[union-attr]
     assert egress is not None and egress.answers == (METADATA, FEATURES)
+
+
+def test_where_payloads_ask_there_are_no_user_data_and_credentials_are_in_no_record(networked: House) -> None:
+    house, ends = networked, [socket.socketpair() for _ in range(2)]
+
+    def call() -> None:
+        folder = house.folders.machine("0123456789ab") / CREDENTIALS
+        folder.mkdir()
+        (folder / "token").write_text("ey.secret")
+        for (ours, guests), place in zip(ends, (FEATURES, METADATA), strict=True):
+            ours.setblocking(False)
+            path = b"/latest/user-data" if place is FEATURES else b"/credentials/token"
+            guests.send(b"GET " + path + b" HTTP/1.0\r\n\r\n")
+            house.domain().tell(Call(*place, ours))
+
+    house.at["after-qmp"] = call
+    house.run(own_work(house, timeout=5.0))
+    refused, told = (guests.recv(4096) for _, guests in ends)
+    for _, guests in ends:
+        guests.close()
+    assert refused.startswith(b"HTTP/1.1 404 ") and b"#!" not in refused
+    assert told.endswith(b"\r\n\r\ney.secret")
+    ended = house.folders.ended("0123456789ab")
+    assert ended.exists() and not (ended / CREDENTIALS).exists()
 
 
 def test_what_a_payload_puts_is_kept_with_its_records(networked: House) -> None:

@@ -99,9 +99,9 @@ class About:
 class Metadata(Protocol):
     """The metadata service of one machine."""
 
-    async def serve(self, connection: socket.socket) -> None:
+    async def serve(self, connection: socket.socket, *, for_everybody: bool = False) -> None:
         """Answer the requests of one connection, to its end. Raises nothing a guest could cause. The socket is non-blocking and
-        stays the caller's to close."""
+        stays the caller's to close. *for_everybody*: features and outputs alone, no user data and no credentials."""
 
 
 class Seed(Protocol):
@@ -151,6 +151,7 @@ def user_seed(user_data: bytes, instance_id: str, hostname: str) -> Seed:
 def metadata_service(
     features: Callable[[], Features],
     outputs: Path,
+    credentials: Path,
     settings: Settings,
     *,
     uuid: str,
@@ -164,7 +165,8 @@ def metadata_service(
     base_url: str,
 ) -> Metadata:
     """A service for one machine. *features* is asked at each request; *outputs* is the folder for what the guest leaves,
-    made with its first file; what the rest means is beside `catalog.Instance`."""
+    made with its first file; *credentials* that of small files which whoever asked for the machine renews; what the rest means is
+    beside `catalog.Instance`."""
     from belljar.context.catalog import Instance
     from belljar.context.metadata import Service
     from belljar.context.outputs import Outputs
@@ -174,7 +176,7 @@ def metadata_service(
         mac=mac, base_url=base_url,
     )  # fmt: skip
     kept = Outputs(outputs, most_bytes=settings.joboutputs_size, most_files=settings.joboutputs_count)
-    return Service(instance, features, kept, tokens=settings.metadata_tokens)
+    return Service(instance, features, kept, credentials=credentials, tokens=settings.metadata_tokens)
 
 
 # What `auto` tries, in this order, and why each is taken.

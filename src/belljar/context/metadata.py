@@ -10,16 +10,20 @@ import asyncio
 import base64
 import hmac
 import os
+import re
 import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 import h11
 
 from belljar.context import Features, TokenMode
-from belljar.context.catalog import TEXT, Instance, find, is_ec2, split
+from belljar.context.catalog import FEATURES, TEXT, Instance, Page, find, is_ec2, split
 from belljar.context.outputs import Outputs, Rejected
+from belljar.errors import HostError
+from belljar.host.files import read_capped
 
 LARGEST_HEAD, LONGEST_TARGET = 8192, 2048
 CHUNK = 1 << 16
@@ -30,6 +34,8 @@ STALL_TIMEOUT = 20.0  # without a byte of it
 SEND_TIMEOUT = 30.0
 LINGER, LINGER_BYTES = 2.0, 1 << 20  # what is read and dropped, so that a client that still sends sees the answer
 LONGEST_TTL = 21600  # seconds a token lives
+CREDENTIAL, LARGEST_CREDENTIAL = re.compile(r"[a-z0-9_]{1,64}"), 256 << 10
+OPEN = [[name] for name in (*FEATURES, "joboutputs")]  # what a payload needs
 TOKEN, TTL = b"x-aws-ec2-metadata-token", b"x-aws-ec2-metadata-token-ttl-seconds"
 
 
@@ -42,23 +48,39 @@ class Service:
         features: Callable[[], Features],
         outputs: Outputs,
         *,
+        credentials: Path | None = None,
         tokens: TokenMode = TokenMode.OPTIONAL,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.instance, self.features, self.outputs = instance, features, outputs
+        self.instance, self.features, self.outputs, self._credentials = instance, features, outputs, credentials
         self._mode, self._now, self._key = tokens, now, os.urandom(32)
         self._open = 0
 
-    async def serve(self, connection: socket.socket) -> None:
+    async def serve(self, connection: socket.socket, *, for_everybody: bool = False) -> None:
         """Answer until the guest closes, is silent for too long, or asks for the end. Raises nothing a guest could cause.
-        The socket is non-blocking and stays the caller's to close."""
+        The socket is non-blocking and stays the caller's to close. *for_everybody*: nothing that is the guest's root's alone."""
         self._open += 1
         try:
-            await _Talk(self, connection).run(is_one_too_many=self._open > MOST_CONNECTIONS)
+            await _Talk(self, connection, for_everybody).run(is_one_too_many=self._open > MOST_CONNECTIONS)
         except (OSError, TimeoutError, h11.ProtocolError):
             pass
         finally:
             self._open -= 1
+
+    def page(self, parts: list[str]) -> Page | None:
+        """What is at this path."""
+        if parts[:1] == ["credentials"]:
+            return self._credential(parts[1:])
+        return find(parts, self.instance, self.features())
+
+    def _credential(self, rest: list[str]) -> Page | None:
+        """A file that is kept fresh by who asked for the machine, as it is now."""
+        if self._credentials is None or len(rest) != 1 or not CREDENTIAL.fullmatch(rest[0]):
+            return None
+        try:
+            return Page(read_capped(self._credentials / rest[0], LARGEST_CREDENTIAL))
+        except (OSError, HostError):
+            return None
 
     def new_token(self, headers: dict[bytes, bytes]) -> str:
         """Raises Rejected."""
@@ -91,8 +113,8 @@ class Service:
 class _Talk:
     """One connection."""
 
-    def __init__(self, service: Service, connection: socket.socket) -> None:
-        self._service, self._socket = service, connection
+    def __init__(self, service: Service, connection: socket.socket, for_everybody: bool) -> None:
+        self._service, self._socket, self._for_everybody = service, connection, for_everybody
         self._loop = asyncio.get_running_loop()
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=LARGEST_HEAD)
 
@@ -127,6 +149,8 @@ class _Talk:
         parts = split(request.target)
         if parts is None:
             raise Rejected(400, "the path is none of ours")
+        if self._for_everybody and parts[:1] not in OPEN:
+            raise Rejected(404, "not found")
         headers = dict(request.headers)
         more = [(b"connection", b"close")] if is_last else []
         if request.method == b"PUT":
@@ -135,7 +159,7 @@ class _Talk:
             raise Rejected(405, "GET, HEAD, and PUT of outputs and tokens only")
         if is_ec2(parts):
             self._service.check_token(headers)
-        page = find(parts, self._service.instance, self._service.features())
+        page = self._service.page(parts)
         if page is None:
             raise Rejected(404, "not found")
         await self._drain()

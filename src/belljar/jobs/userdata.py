@@ -24,7 +24,8 @@ def with_user_data(
     from belljar import __version__
     from belljar.context import About, filled_in
     from belljar.hypervisor import guest_uuid
-    from belljar.machine.extras.network import BASE_URL, has_metadata
+    from belljar.machine import BASE_URL
+    from belljar.machine.extras.network import has_metadata
     from belljar.model import RunPayload
 
     with_data: Callable[[bytes], Request] = lambda data: replace(request, work=replace(request.work, user_data=data))  # noqa: E731

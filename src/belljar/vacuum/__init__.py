@@ -11,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
+from belljar.host.proxies import ProxyKey
 from belljar.model import GIB, Context, setting
 from belljar.records import dataclass, field
 
@@ -23,11 +24,6 @@ class Mode(str, Enum):
 
     COMPATIBLE = "compatible"  # as the original, for spaces shared with it
     IMPROVED = "improved"  # fair groups, several machines a cycle, one tester, memory and disk count, bounded idle time
-
-
-class ProxyKey(str, Enum):
-    RSA = "rsa"
-    EC = "ec"
 
 
 Pairs = tuple[tuple[str, str], ...]

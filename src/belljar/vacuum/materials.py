@@ -1,20 +1,68 @@
-"""What a machine's user data are made of, read and fetched anew for each machine: the template, files, a proxy, a token."""
+"""What a machine is told, made for each anew: its user data of a template, files, a proxy and a token; and credentials again while it
+lives. It finds those at http://169.254.169.254/credentials/NAME.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+from belljar import __version__
 from belljar.errors import BadUserData, BelljarError, HostError, NoCredentials
-from belljar.host.files import read_capped
-from belljar.vacuum import MachineType
-from belljar.vacuum.proxies import limited_proxy, load_source
+from belljar.host.files import PRIVATE_FOLDER, read_capped, write_whole
+from belljar.host.proxies import limited_proxy, load_source
+from belljar.hypervisor import guest_uuid
+from belljar.machine import BASE_URL, CREDENTIALS
+from belljar.model import NetworkMode
+from belljar.vacuum import MachineType, Space
+from belljar.vacuum.pipes import fetch
 from belljar.vacuum.settings import is_url
-from belljar.vacuum.userdata import PROXY, TOKEN, Material
+from belljar.vacuum.userdata import PROXY, TOKEN, Material, user_data
 
 LARGEST = 1 << 20  # of a template, and of a file
 LARGEST_TOKEN = 64 << 10
 Fetch = Callable[[str, int], bytes]
+
+
+def make_user_data(space: Space, one: MachineType, id: str, now: float, until: float, fetch: Fetch = fetch) -> bytes:
+    """The user data of the machine that gets this id, and lives until then at most. Blocks. Raises BadUserData, NoCredentials."""
+    is_served = one.network == NetworkMode.USER.value
+    return user_data(
+        space, one, gather(one, now, until, fetch), uuid=guest_uuid(id), hostname=f"belljar-{id}",
+        manager=f"belljar {__version__}", base_url=BASE_URL if is_served else "",
+    )  # fmt: skip
+
+
+def renew(one: MachineType, folder: Path, now: float, until: float) -> bool:
+    """Give a living machine, by its folder, new credentials where the site's files have changed since it got its own, or it has none
+    there. Says whether it did. Blocks for as long as a key takes. Raises NoCredentials; nothing where the machine has gone."""
+    paths = [*one.proxy, *([one.token_file] if one.token_file else [])]
+    place = folder / CREDENTIALS
+    try:
+        newest = max((path.stat().st_mtime for path in paths), default=None)
+        if newest is None or not folder.exists() or _oldest(one, place) > newest:
+            return False
+        made = credentials(one, now, until)
+        with suppress(FileExistsError):
+            place.mkdir(mode=PRIVATE_FOLDER)
+        for name, data in made.items():
+            write_whole(place / name, data)
+    except FileNotFoundError as exc:
+        if not folder.exists():
+            return False
+        raise NoCredentials(f"{exc.filename}: {exc.strerror}") from exc
+    except OSError as exc:
+        raise NoCredentials(f"{exc.filename}: {exc.strerror}") from exc
+    return True
+
+
+def _oldest(one: MachineType, place: Path) -> float:
+    """When the first of a machine's credentials was written; long ago where one is missing."""
+    names = [*([PROXY] if one.proxy else []), *([TOKEN] if one.token_file else [])]
+    with suppress(FileNotFoundError):
+        return min((place / name).stat().st_mtime for name in names)
+    return 0.0
 
 
 def gather(one: MachineType, now: float, until: float, fetch: Fetch) -> Material:

@@ -19,10 +19,11 @@ from urllib.parse import urlsplit
 
 from belljar.errors import BelljarError
 from belljar.host.files import read_json, write_whole
+from belljar.host.tables import Value, converted
 from belljar.host.toml import Mistake
 from belljar.records import dataclass, replace
 from belljar.vacuum import MachineType, Pipe, Space
-from belljar.vacuum.settings import TABLES, Value, converted, is_url, machinetype, wrong_type
+from belljar.vacuum.settings import TABLES, is_url, keys, machinetype, wrong_type
 from belljar.vacuum.vocabulary import FREE, FROM_PIPES, KEYS, Fate, Places, number, translate
 
 FOLDER = "vacuum/pipes"  # of the copies, in the store
@@ -149,6 +150,13 @@ def with_pipes(space: Space, copies: Mapping[str, Copy]) -> tuple[Space, tuple[M
     return replace(space, types=tuple(types.values())), tuple(notes)
 
 
+def refreshed(space: Space, folder: Path, now: float, fetch: Fetch = fetch) -> tuple[Space, tuple[str, ...]]:
+    """The space with its pipes' machinetypes as they are now, and a line for each thing that is not well. Blocks."""
+    copies = {pipe.name: refresh(pipe, folder, now, fetch) for pipe in space.pipes}
+    whole, notes = with_pipes(space, copies)
+    return whole, (*filter(None, (copy.told(name, now) for name, copy in copies.items())), *map(str, notes))
+
+
 def machinetypes(
     pipe: Pipe, document: Mapping[str, Any], space: Space, notes: list[Mistake]
 ) -> tuple[MachineType, ...]:
@@ -224,7 +232,8 @@ def _given(pipe: Pipe, name: str, entry: Mapping[str, Any], notes: list[Mistake]
         else:
             raw[line.key] = line.raw
     mistakes: list[Mistake] = []
-    given = converted(f"machinetype.{name}", {key: Value(value, pipe.url) for key, value in raw.items()}, mistakes)
+    values = {key: Value(value, pipe.url) for key, value in raw.items()}
+    given = converted(f"machinetype.{name}", values, keys("machinetype"), mistakes)
     mistakes += (Mistake(pipe.url, f"{name}.{option[:60]}", why) for option, why in wrong)
     notes += (replace(one, key=one.key.removeprefix("machinetype."), hint="it is left out") for one in mistakes)
     return None if mistakes else given

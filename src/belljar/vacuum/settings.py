@@ -12,14 +12,13 @@ import ipaddress
 import os
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from belljar.errors import BadSettings
+from belljar.host.tables import Key, Value, converted, keys_of, read_table
 from belljar.host.toml import Mistake, meant, place, read
-from belljar.host.values import convert
-from belljar.records import Field, dataclass, fields
+from belljar.records import dataclass, fields
 from belljar.vacuum import Given, MachineType, Pipe, Space
 
 FILE = Path("/etc/belljar/vacuum.toml")
@@ -32,32 +31,10 @@ REMEDY = "Correct the file, then run `belljar vacuum check-config`."
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
-OPTION = re.compile(r"[a-z0-9_]+")
 NETWORK = re.compile(r"none|user|bridge|bridge:[^:\s]+|isolated:[A-Za-z0-9._-]{1,32}")
 FILE_NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,254}")
 URLS = ("http://", "https://")
 Wrong = tuple[str, str, str]  # key, what, hint
-
-
-@dataclass(frozen=True)
-class Key:
-    """A key of a table: the field it sets."""
-
-    field: Field[Any]
-    kind: Any
-
-    @property
-    def is_table(self) -> bool:
-        inner = get_args(self.kind)
-        return bool(inner) and get_origin(inner[0]) is tuple
-
-
-@dataclass(frozen=True)
-class Value:
-    """What a key was given, and where."""
-
-    raw: Any
-    origin: str
 
 
 @dataclass(frozen=True)
@@ -85,7 +62,7 @@ def inspect(path: Path = FILE) -> Loaded:
     files = (path, *sorted(path.with_suffix(".d").glob("*.toml")))
     for file in files:
         _read_file(file, tables, mistakes)
-    values = {name: converted(name, table, mistakes) for name, table in tables.items()}
+    values = {name: converted(name, table, keys(name.partition(".")[0]), mistakes) for name, table in tables.items()}
     space = _space(values)
     known = {one.key for one in mistakes}
     found = (_mistake(path, tables, name, wrong) for name, wrong in _wrongs(space, values))
@@ -94,16 +71,9 @@ def inspect(path: Path = FILE) -> Loaded:
     return Loaded(space, origins, tuple(mistakes), files)
 
 
-@cache
 def keys(table: str) -> dict[str, Key]:
     """What may stand in a table of this kind."""
-    found: dict[str, Key] = {}
-    for kind in KINDS[table]:
-        hints = get_type_hints(kind)
-        for one in fields(kind):
-            if "help" in one.metadata and one.metadata.get("table", table) == table:
-                found.setdefault(str(one.metadata.get("key", one.name)), Key(one, hints[one.name]))
-    return found
+    return keys_of(KINDS[table], table)
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -127,49 +97,7 @@ def _read_file(path: Path, tables: dict[str, dict[str, Value]], mistakes: list[M
                 hint = "small letters, digits and - inside, at most 63"
                 mistakes.append(Mistake(origin, full, "cannot be a name", hint))
             else:
-                _read_table(path, text, full, values, tables.setdefault(full, {}), mistakes)
-
-
-def _read_table(
-    path: Path, text: str, name: str, values: Mapping[str, Any], table: dict[str, Value], mistakes: list[Mistake]
-) -> None:
-    known = keys(name.partition(".")[0])
-    for key, raw in values.items():
-        at_key, at_table = place(path, text, name, key), place(path, text, f"{name}.{key}")
-        origin = at_table if at_key == str(path) else at_key
-        if key not in known:
-            mistakes.append(Mistake(origin, f"{name}.{key}", "no such key", meant(key, known)))
-            continue
-        before = table[key].raw if key in table else None
-        if known[key].is_table and isinstance(before, dict) and isinstance(raw, dict):
-            raw = before | raw
-        table[key] = Value(raw, origin)
-
-
-def converted(name: str, table: Mapping[str, Value], mistakes: list[Mistake]) -> dict[str, Any]:
-    """Fields and their values, of a table by its full name; of a wrong one, the mistake."""
-    found = {}
-    for key, value in table.items():
-        known = keys(name.partition(".")[0])[key]
-        try:
-            found[known.field.name] = _pairs(value.raw, known.kind) if known.is_table else _plain(value.raw, known)
-        except ValueError as exc:
-            mistakes.append(Mistake(value.origin, f"{name}.{key}", str(exc), str(known.field.metadata["help"])))
-    return found
-
-
-def _plain(raw: Any, key: Key) -> Any:
-    return convert(raw, key.kind, key.field.metadata, is_text=False)
-
-
-def _pairs(raw: Any, kind: Any) -> tuple[tuple[str, Any], ...]:
-    if not isinstance(raw, dict):
-        raise ValueError("is a table of names and values")
-    for name in raw:
-        if not OPTION.fullmatch(name):
-            raise ValueError(f"{name[:60]!r} cannot be a name: small letters, digits and _ only")
-    inner = get_args(get_args(kind)[0])[1]
-    return tuple((name, convert(value, inner, {}, is_text=False)) for name, value in raw.items())
+                read_table(path, text, full, values, keys(kind), tables.setdefault(full, {}), mistakes)
 
 
 # -- what the values make together -------------------------------------------------------------------------------------

@@ -13,8 +13,9 @@ from enum import Enum
 from pathlib import PurePosixPath
 from typing import Any
 
+from belljar.host.tables import OPTION
 from belljar.records import dataclass
-from belljar.vacuum.settings import FILE_NAME, OPTION, is_url
+from belljar.vacuum.settings import FILE_NAME, is_url
 
 GB = 10**9
 CONTAINERS = "it is about a container; machines are virtual machines here"

@@ -413,3 +413,56 @@ def test_more_connections_than_a_machine_needs_are_refused(service: Service) -> 
     talk(service, *[client] * 40)
     assert sorted(found) == [200] * 32 + [503] * 8
     assert get(service, "/latest")[0] == 200
+
+
+# -- who may read what ---------------------------------------------------------------------------------------------------
+
+
+class ForEverybody(Service):
+    """As the service answers at the address that payloads can reach."""
+
+    async def serve(self, connection: socket.socket, *, for_everybody: bool = True) -> None:
+        await super().serve(connection, for_everybody=for_everybody)
+
+
+@pytest.fixture
+def credentials(tmp_path: Path) -> Path:
+    folder = tmp_path / "credentials"
+    folder.mkdir()
+    (folder / "token").write_text("ey.first")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/machinefeatures/total_cpu", 200), ("/jobfeatures/", 200), ("/", 404), ("/latest/user-data", 404), ("//latest/user-data", 404),
+        ("/openstack/latest/user_data", 404), ("/latest/meta-data/", 404), ("/credentials/token", 404), ("/2009-04-04/user-data", 404),
+        ("http://169.254.169.254/latest/user-data", 404),
+    ],
+)  # fmt: skip
+def test_where_payloads_can_ask_there_are_features_and_no_secrets(
+    tmp_path: Path, credentials: Path, path: str, status: int
+) -> None:
+    outputs = Outputs(tmp_path / "out", most_bytes=1000, most_files=3)
+    service = ForEverybody(INSTANCE, lambda: FEATURES, outputs, credentials=credentials)
+    assert get(service, path)[0] == status
+    assert put(service, "/joboutputs/heartbeat", b"x") == 201
+    assert put(service, "/latest/api/token", b"", "X-aws-ec2-metadata-token-ttl-seconds: 60") == 404
+
+
+def test_credentials_are_as_they_are_now_and_nothing_else_of_the_host(tmp_path: Path, credentials: Path) -> None:
+    service = Service(
+        INSTANCE, lambda: FEATURES, Outputs(tmp_path / "out", most_bytes=9, most_files=3), credentials=credentials
+    )
+    assert get(service, "/credentials/token") == (200, "ey.first")
+    (credentials / "token").write_text("ey.second")
+    assert get(service, "/credentials/token") == (200, "ey.second")
+    (credentials / "large").write_bytes(b"x" * (300 << 10))
+    (credentials / "folder").mkdir()
+    for path in ("", "/", "/no", "/large", "/folder", "/token/x", "/Token", "/.token", "/.."):
+        assert get(service, f"/credentials{path}")[0] in (400, 404), path
+
+
+def test_without_a_folder_for_them_there_are_no_credentials(service: Service) -> None:
+    assert get(service, "/credentials/token")[0] == 404

@@ -1,5 +1,6 @@
 """Limited proxies: what is in them, and what is refused. OpenSSL has the last word where it is installed."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -12,10 +13,12 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
+from belljar import __version__
 from belljar.errors import BadUserData, DownloadFailed, NoCredentials
-from belljar.vacuum import MachineType, ProxyKey
-from belljar.vacuum.materials import credentials, gather
-from belljar.vacuum.proxies import LEAST, PROXY_CERT_INFO, limited_proxy, load_source
+from belljar.host.proxies import LEAST, PROXY_CERT_INFO, ProxyKey, limited_proxy, load_source
+from belljar.records import replace
+from belljar.vacuum import MachineType, Space
+from belljar.vacuum.materials import credentials, gather, make_user_data, renew
 
 NOW = 1_800_000_000.0
 DAY = 86400.0
@@ -260,3 +263,41 @@ def test_a_template_comes_from_its_address(tmp_path: Path) -> None:
     with pytest.raises(BadUserData, match=r"machinetype a: user_data: https://example.org/ud: no route"):
         gather(one, NOW, NOW + DAY, no_net)
     assert gather(MachineType("b"), NOW, NOW + DAY, no_net).template == b""
+
+
+def test_a_living_machine_gets_new_credentials_when_the_site_has_new_ones(authority: Authority, tmp_path: Path) -> None:
+    folder, token = tmp_path / "machine", tmp_path / "token"
+    folder.mkdir()
+    token.write_text("ey.first")
+    one = MachineType("a", proxy=authority.robot(), proxy_key=ProxyKey.EC, token_file=token)
+    assert renew(one, folder, NOW, NOW + DAY) is True
+    first = (folder / "credentials/x509_proxy").read_bytes()
+    assert (folder / "credentials").stat().st_mode & 0o777 == 0o700
+    assert (folder / "credentials/token").read_bytes() == b"ey.first"
+    assert renew(one, folder, NOW, NOW + DAY) is False
+    token.write_text("ey.second")
+    later = (folder / "credentials/token").stat().st_mtime + 10
+    os.utime(token, (later, later))
+    assert renew(one, folder, NOW, NOW + DAY) is True
+    assert (folder / "credentials/token").read_bytes() == b"ey.second"
+    assert (folder / "credentials/x509_proxy").read_bytes() != first
+
+
+def test_a_machine_that_has_gone_or_has_no_credentials_gets_none(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("ey")
+    assert renew(MachineType("a", token_file=token), tmp_path / "gone", NOW, NOW + DAY) is False
+    assert renew(MachineType("a"), tmp_path, NOW, NOW + DAY) is False
+    with pytest.raises(NoCredentials, match="/nowhere/token: No such file"):
+        renew(MachineType("a", token_file=Path("/nowhere/token")), tmp_path, NOW, NOW + DAY)
+
+
+def test_the_user_data_of_a_machine_name_it_as_its_metadata_service_does(tmp_path: Path) -> None:
+    (tmp_path / "ud").write_text(
+        "##user_data_machine_hostname## ##user_data_joboutputs_url## ##user_data_manager_version##"
+    )
+    one, space = MachineType("a", user_data=str(tmp_path / "ud")), Space("v", "f")
+    made = make_user_data(space, one, "0123456789ab", NOW, NOW + DAY, no_net).decode()
+    assert made == f"belljar-0123456789ab http://169.254.169.253/joboutputs belljar {__version__}"
+    alone = make_user_data(space, replace(one, network="none"), "0123456789ab", NOW, NOW + DAY, no_net).decode()
+    assert alone == f"belljar-0123456789ab  belljar {__version__}"

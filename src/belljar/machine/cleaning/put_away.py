@@ -28,6 +28,7 @@ from belljar.journal import Ledger
 from belljar.machine import (
     CONSOLE_LOG,
     CONTROL,
+    CREDENTIALS,
     FORWARD,
     JOBOUTPUTS,
     KEPT_DISK,
@@ -181,6 +182,8 @@ def retire(source: Path, target: Path) -> None:
     for name in NOT_KEPT:
         with suppress(OSError):
             os.unlink(source / name)
+    with suppress(OSError):
+        remove_tree(source / CREDENTIALS)
     try:
         os.rename(source, target)
     except OSError:

@@ -1,8 +1,8 @@
 """A machine's network: joined before it starts, listened to while it lives. And the metadata service of a user network: the
 supervisor answers what the guest asks of 169.254.169.254.
 
-The same service answers at 169.254.169.253, where Vac has machine and job features and takes joboutputs: a machine may keep
-its payloads' users from .254. HTTP is imported with the first call.
+At 169.254.169.253, where Vac has them, it tells machine and job features and takes joboutputs, and nothing else: a machine may keep
+its payloads' users from .254, where user data and credentials are. HTTP is imported with the first call.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 from belljar.context import Features, Metadata, MetadataMode, metadata_service
 from belljar.host.traffic import Call, Refusal
 from belljar.hypervisor import guest_uuid
-from belljar.machine import JOBOUTPUTS
+from belljar.machine import BASE_URL, CREDENTIALS, JOBOUTPUTS
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.extras.features import before_2016, values
 from belljar.machine.life.life import Life
@@ -27,7 +27,6 @@ from belljar.records import replace
 LOOPBACK = "127.0.0.1"  # of the host; a guest calls it by the address of its gateway
 PORT = 80
 ADDRESSES = ("169.254.169.254", "169.254.169.253")
-BASE_URL = f"http://{ADDRESSES[1]}"
 Answer = Callable[[Call], Awaitable[None]]
 
 
@@ -73,13 +72,13 @@ class MetadataService(Extra):
         """One connection, to its end."""
         if self._service is None:
             self._service = self._opened()
-        await self._service.serve(call.connection)
+        await self._service.serve(call.connection, for_everybody=call.address != ADDRESSES[0])
 
     def _opened(self) -> Metadata:
         request = self._life.request
         link = plan(request.machine.network, request.id)
         return metadata_service(
-            self._features, self._life.folder / JOBOUTPUTS, self._parts.context,
+            self._features, self._life.folder / JOBOUTPUTS, self._life.folder / CREDENTIALS, self._parts.context,
             uuid=guest_uuid(request.id), hostname=f"belljar-{request.id}", user_data=request.work.user_data,
             machinetype=request.name or request.machine.image, zone=os.uname().nodename,
             size=f"{request.machine.cpus}-{request.machine.memory // MIB}", base_url=BASE_URL,

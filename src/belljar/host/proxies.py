@@ -11,13 +11,13 @@ import re
 import stat
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.errors import HostError, NoCredentials
 from belljar.host.files import read_capped
 from belljar.records import dataclass
-from belljar.vacuum import ProxyKey
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -30,6 +30,13 @@ PRIVATE = re.compile(rb"-----BEGIN ([A-Z0-9 ]*PRIVATE KEY)-----.*?-----END \1---
 PROXY_CERT_INFO = "1.3.6.1.5.5.7.1.14"
 # ProxyCertInfo ::= SEQUENCE { proxyPolicy SEQUENCE { policyLanguage 1.3.6.1.4.1.3536.1.1.1.9 } }, in DER
 LIMITED = bytes.fromhex("300f300d060b2b060104019b5001010109")
+
+
+class ProxyKey(str, Enum):
+    """The kind of a proxy's own key."""
+
+    RSA = "rsa"
+    EC = "ec"
 
 
 @dataclass(frozen=True)

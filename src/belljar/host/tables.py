@@ -1,0 +1,99 @@
+"""Tables of a settings file, read by the fields of dataclasses: a field with a help text is a key, which its type and facts say how
+to read. Every mistake has its place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
+
+from belljar.host.toml import Mistake, meant, place
+from belljar.host.values import convert
+from belljar.records import Field, dataclass, fields
+
+OPTION = re.compile(r"[a-z0-9_]+")  # a name in an inner table
+
+
+@dataclass(frozen=True)
+class Key:
+    """A key of a table: the field it sets. Pairs of names and values are an inner table."""
+
+    field: Field[Any]
+    kind: Any
+
+    @property
+    def is_table(self) -> bool:
+        inner = get_args(self.kind)
+        return bool(inner) and get_origin(inner[0]) is tuple
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a key was given, and where."""
+
+    raw: Any
+    origin: str
+
+
+@cache
+def keys_of(kinds: tuple[Any, ...], table: str) -> dict[str, Key]:
+    """What may stand in a table: fields of these classes, but for those that are another `table`'s; the first of a name counts."""
+    found: dict[str, Key] = {}
+    for kind in kinds:
+        hints = get_type_hints(kind)
+        for one in fields(kind):
+            if "help" in one.metadata and one.metadata.get("table", table) == table:
+                found.setdefault(str(one.metadata.get("key", one.name)), Key(one, hints[one.name]))
+    return found
+
+
+def read_table(
+    path: Path,
+    text: str,
+    name: str,
+    values: Mapping[str, Any],
+    known: Mapping[str, Key],
+    table: dict[str, Value],
+    mistakes: list[Mistake],
+) -> None:
+    """Put what a file gives over what was given before, key by key, and inner tables name by name."""
+    for key, raw in values.items():
+        at_key, at_table = place(path, text, name, key), place(path, text, f"{name}.{key}")
+        origin = at_table if at_key == str(path) else at_key
+        if key not in known:
+            mistakes.append(Mistake(origin, f"{name}.{key}", "no such key", meant(key, known)))
+            continue
+        before = table[key].raw if key in table else None
+        if known[key].is_table and isinstance(before, dict) and isinstance(raw, dict):
+            raw = before | raw
+        table[key] = Value(raw, origin)
+
+
+def converted(
+    name: str, table: Mapping[str, Value], known: Mapping[str, Key], mistakes: list[Mistake]
+) -> dict[str, Any]:
+    """Fields and their values; of a wrong one, the mistake."""
+    found = {}
+    for key, value in table.items():
+        one = known[key]
+        try:
+            found[one.field.name] = (
+                _pairs(value.raw, one.kind)
+                if one.is_table
+                else convert(value.raw, one.kind, one.field.metadata, is_text=False)
+            )
+        except ValueError as exc:
+            mistakes.append(Mistake(value.origin, f"{name}.{key}", str(exc), str(one.field.metadata["help"])))
+    return found
+
+
+def _pairs(raw: Any, kind: Any) -> tuple[tuple[str, Any], ...]:
+    if not isinstance(raw, dict):
+        raise ValueError("is a table of names and values")
+    for name in raw:
+        if not OPTION.fullmatch(name):
+            raise ValueError(f"{name[:60]!r} cannot be a name: small letters, digits and _ only")
+    inner = get_args(get_args(kind)[0])[1]
+    return tuple((name, convert(value, inner, {}, is_text=False)) for name, value in raw.items())
