@@ -7,6 +7,7 @@ VacMon, Prometheus and systemd. Machines are none of its children: whatever happ
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import os
 import signal
@@ -23,7 +24,6 @@ from belljar.host.files import private_folder, read_json, write_whole
 from belljar.host.locks import try_lock
 from belljar.host.threads import in_thread
 from belljar.host.watch import IN_CREATE, IN_DELETE, IN_MODIFY, IN_MOVED_TO, Watch
-from belljar.hypervisor import guest_uuid
 from belljar.model import dumps
 from belljar.reading import from_json
 from belljar.records import dataclass, replace
@@ -31,17 +31,15 @@ from belljar.vacuum import MachineType, Space, TypeStatus, pipes, settings
 from belljar.vacuum.factory import Factory, Tell
 from belljar.vacuum.fields import Status as Told
 from belljar.vacuum.keeper import Machines
-from belljar.vacuum.materials import gather
+from belljar.vacuum.materials import make_user_data, renew
 from belljar.vacuum.monitor import Snapshot as Seen
 from belljar.vacuum.monitor import registry
 from belljar.vacuum.packing import Machine
 from belljar.vacuum.poll import Memory, Poller, remember, secret
 from belljar.vacuum.query import UNSOLICITED, Kind, Snapshot, reply
 from belljar.vacuum.responder import Answering, responding
-from belljar.vacuum.userdata import user_data
 
 LOCK, ORDER, PIPES = "lock", "drain.json", "pipes"
-METADATA = "http://169.254.169.253"  # where a machine in a user network finds its features
 FRESH = 1.0  # seconds for which an answer to others is the same
 FIXED = ("name", "factory", "port", "listen", "allow", "key_file", "signed_only", "factories")  # need a new process
 
@@ -117,6 +115,7 @@ class Daemon:
         self._poller = Poller(space, client="vacd-factory", key=self._key)
         self._known: Memory = {}
         self._notes: frozenset[str] = frozenset()
+        self._not_renewed: dict[str, str] = {}  # why, by machinetype
         self._cached: tuple[float, Snapshot] | None = None
         self.answering: Answering | None = None
         self.factory = Factory(order(folder).applied(space), folder, Machines(space), self._ask, self._user_data, tell)
@@ -138,7 +137,9 @@ class Daemon:
                 "factory started", space=self._settings.name, factory=self._settings.factory, version=__version__
             )
             notify("READY=1")
-            working = [asyncio.ensure_future(one) for one in (self.factory.run(), self._report(), ended.wait())]
+            working = [
+                asyncio.ensure_future(one) for one in (self.factory.run(), self._report(), self._renew(), ended.wait())
+            ]
             try:
                 done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
                 for one in done:
@@ -204,11 +205,25 @@ class Daemon:
         return statuses, tuple(one for one in answers.silent if one != self._settings.factory)
 
     def _user_data(self, kind: MachineType, place: Machine, id: str, now: float) -> bytes:
-        material = gather(kind, now, place.ends, pipes.fetch)
-        return user_data(
-            self._settings, kind, material, uuid=guest_uuid(id), hostname=f"belljar-{id}", manager=f"belljar {__version__}",
-            base_url=METADATA if kind.network == "user" else "",
-        )  # fmt: skip
+        return make_user_data(self._settings, kind, id, now, place.ends)
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.cycle)
+            await self.renew_credentials()
+
+    async def renew_credentials(self) -> None:
+        """Those of machines that live, where the site has renewed its own files. What fails is told once."""
+        kinds = {kind.name: kind for kind in self.factory.space.types if kind.proxy or kind.token_file}
+        for one in [one for one in self.factory.living if one.machinetype in kinds and one.began is not None]:
+            kind, why = kinds[one.machinetype], ""
+            try:
+                await in_thread(functools.partial(renew, kind, one.outputs.parent, time.time(), one.ends))
+            except BelljarError as exc:
+                why = exc.message
+            if why and self._not_renewed.get(kind.name) != why:
+                self._tell("credentials not renewed", machinetype=kind.name, why=why)
+            self._not_renewed[kind.name] = why
 
     # -- what others are told ------------------------------------------------------------------------------------------
 

@@ -150,13 +150,6 @@ def with_pipes(space: Space, copies: Mapping[str, Copy]) -> tuple[Space, tuple[M
     return replace(space, types=tuple(types.values())), tuple(notes)
 
 
-def refreshed(space: Space, folder: Path, now: float, fetch: Fetch = fetch) -> tuple[Space, tuple[str, ...]]:
-    """The space with its pipes' machinetypes as they are now, and a line for each thing that is not well. Blocks."""
-    copies = {pipe.name: refresh(pipe, folder, now, fetch) for pipe in space.pipes}
-    whole, notes = with_pipes(space, copies)
-    return whole, (*filter(None, (copy.told(name, now) for name, copy in copies.items())), *map(str, notes))
-
-
 def machinetypes(
     pipe: Pipe, document: Mapping[str, Any], space: Space, notes: list[Mistake]
 ) -> tuple[MachineType, ...]:

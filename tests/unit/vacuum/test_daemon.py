@@ -1,5 +1,6 @@
 """What is around a factory: its settings read again, orders, log lines, systemd, VacMon."""
 
+import asyncio
 import io
 import json
 import socket
@@ -16,6 +17,7 @@ from belljar.records import replace
 from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus, settings
 from belljar.vacuum.daemon import LOCK, ORDER, Daemon, Order, give_order, notify, order, push, serve, teller
 from belljar.vacuum.factory import finish
+from belljar.vacuum.keeper import Living
 from belljar.vacuum.present import ended_status
 from belljar.vacuum.query import Snapshot
 
@@ -138,6 +140,26 @@ def test_settings_that_cannot_be_obeyed_change_nothing_and_are_told(
     (tmp_path / "vacuum.toml").write_text(SETTINGS)
     daemon.reload()
     assert daemon.factory.status.settings_error == ""
+
+
+def test_machines_that_live_get_the_site_s_new_token_and_a_missing_one_is_told_once(
+    daemon: Daemon, tmp_path: Path, told: list[tuple[str, dict[str, Any]]]
+) -> None:
+    token, kind = tmp_path / "token", daemon.factory.space.types[0]
+    token.write_text("ey.first")
+    daemon.factory.space = replace(daemon.factory.space, types=(replace(kind, token_file=token),))
+    one = Living("0123456789ab", 0, "atlas", 1, 1, 0, 0.0, 9e9, 1.0, 0.0, 1.0, "", 1, tmp_path / "machine/joboutputs")
+    begins = replace(one, id="ba9876543210", began=None, outputs=tmp_path / "other/joboutputs")
+    for each in (one, begins):
+        each.outputs.parent.mkdir()
+    daemon.factory.living = [one, begins]
+    asyncio.run(daemon.renew_credentials())
+    assert (tmp_path / "machine/credentials/token").read_text() == "ey.first"
+    assert not (tmp_path / "other/credentials").exists()
+    token.unlink()
+    asyncio.run(daemon.renew_credentials())
+    asyncio.run(daemon.renew_credentials())
+    assert told == [("credentials not renewed", {"machinetype": "atlas", "why": f"{token}: No such file or directory"})]
 
 
 async def test_one_factory_works_in_a_folder(tmp_path: Path) -> None:

@@ -154,7 +154,13 @@ async def test_what_is_asked_of_the_keeper(site: Site) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "context"), [(b"#cloud-config\n", Context.AUTO), (b"#!/bin/sh\n", Context.NONE), (b"#!/bin/sh\n", Context.CLOUD_INIT), (b"", Context.AUTO)]
+    ("data", "context"),
+    [
+        (b"#cloud-config\n", Context.AUTO),
+        (b"#!/bin/sh\n", Context.NONE),
+        (b"#!/bin/sh\n", Context.CLOUD_INIT),
+        (b"", Context.AUTO),
+    ],
 )
 def test_user_data_that_are_no_script_are_the_images_own_affair(data: bytes, context: Context) -> None:
     kind = replace(SPACE.types[0], context=context)

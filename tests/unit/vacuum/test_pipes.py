@@ -22,7 +22,6 @@ from belljar.vacuum.pipes import (
     may_name,
     read_document,
     refresh,
-    refreshed,
     with_pipes,
 )
 
@@ -270,17 +269,6 @@ def test_a_type_of_the_site_s_own_stays_while_its_pipe_is_silent() -> None:
     assert with_pipes(space, {})[0].types == space.types
     names = {one.name: one.pipe for one in with_pipes(space, {"gds": Copy(document(ENTRY), NOW, NOW)})[0].types}
     assert names == {"gds-prod": "gds", "x": ""}
-
-
-def test_all_pipes_of_a_space_at_once_with_what_is_not_well(tmp_path: Path) -> None:
-    origin = Origin()
-    origin.document = document({**ENTRY, "x": 1})
-    space, told = refreshed(Space("v", "f", pipes=(PIPE,)), tmp_path, NOW, origin)
-    assert [one.name for one in space.types] == ["gds-prod"]
-    assert f"{URL}, gds-prod.x: is not taken from a pipe (ignored)" in told
-    origin.document = None
-    space, told = refreshed(Space("v", "f", pipes=(PIPE,)), tmp_path, NOW + 3600, origin)
-    assert [one.name for one in space.types] == ["gds-prod"] and "a copy of 3600 s ago is used" in told[0]
 
 
 def test_over_http_with_a_size_cap_and_redirects(tmp_path: Path) -> None:

@@ -270,6 +270,8 @@ def test_a_living_machine_gets_new_credentials_when_the_site_has_new_ones(author
     folder.mkdir()
     token.write_text("ey.first")
     one = MachineType("a", proxy=authority.robot(), proxy_key=ProxyKey.EC, token_file=token)
+    for path in (*one.proxy, token):
+        os.utime(path, (1, 1))
     assert renew(one, folder, NOW, NOW + DAY) is True
     first = (folder / "credentials/x509_proxy").read_bytes()
     assert (folder / "credentials").stat().st_mode & 0o777 == 0o700
