@@ -62,6 +62,7 @@ bench:
 	@.venv/bin/python bench/images.py
 	@.venv/bin/python bench/libvirt.py
 	@.venv/bin/python bench/networks.py
+	@.venv/bin/python bench/vacuum.py
 
 install:
 	@scripts/prepare
