@@ -30,6 +30,13 @@ from belljar.vacuum.state import MEMORY, STATUS, Decisions, Finished, Memory, Pe
 
 SHOWS_WITHIN = 120.0  # seconds in which a machine that was asked for is claimed, or never will be
 STARTS_AT_ONCE = 8
+ITS_OWN_END = (
+    "finished",
+    "cancelled",
+    "walltime",
+    "guest-lost",
+    "guest-oom",
+)  # other causes are this host's, or the image's
 LOOK_AT_ONCE = 0.5  # seconds in which several ends make one decision
 Tell = Callable[..., None]
 Ask = Callable[[], Awaitable[tuple[tuple[TypeStatus, ...], tuple[str, ...]]]]
@@ -277,12 +284,15 @@ class Factory:
 def finish(
     before: Finished | None, event: dict[str, Any], labels: dict[str, str], reason: str, space: Space
 ) -> Finished:
-    """What is known of a type after this end. A machine that ended within its fizzle time and said nothing was aborted."""
+    """What is known of a type after this end. A machine that said nothing was aborted where it could not live here, or ended within
+    its fizzle time."""
     before = before or Finished()
     ended, started = int(event.get("time") or 0), float(event.get("started") or 0)
     code, lived = event.get("shutdown_code"), ended - started
     fizzle = float(labels.get("fizzle") or 0)
     message = f"{code} {event.get('shutdown_message', '')}".strip() if code else reason
+    if not message and event.get("cause") not in ITS_OWN_END:
+        message = f"500 {event.get('reason') or event.get('cause')}"
     if not message and lived < fizzle:
         message = f"300 Fizzled after {lived:.0f} seconds"
     found_work = 200 <= (code_of(message) or 0) < 300 or (lived >= fizzle and not is_abort(message))

@@ -128,7 +128,7 @@ def request_for(
         payload = Payload(
             (kind.name.encode(),), ROOT, script=user_data, cwd=b"/root", env=ENVIRONMENT, stdin=StdinKind.NULL
         )
-        work = RunPayload(payload, user_data)
+        work = RunPayload(payload, user_data if kind.network == NetworkMode.USER.value else None)
     else:
         work = OwnWork(user_data or None, Probe())
     mode, _, name = kind.network.partition(":")

@@ -255,11 +255,26 @@ async def until(is_so: Any) -> None:
 )
 def test_what_an_end_means(message: str, lived: float, reason: str, said: str, aborted: bool, proved: bool) -> None:
     code, _, text = message.partition(" ")
-    event: dict[str, Any] = {"time": NOW + lived, "started": NOW}
+    event: dict[str, Any] = {"time": NOW + lived, "started": NOW, "cause": "finished"}
     event |= {"shutdown_code": int(code), "shutdown_message": text} if code else {}
     found = finish(Finished(aborted=7, proved=8), event, {"slot": "3", "fizzle": "600"}, reason, SPACE)
     assert (found.message, found.machine) == (said, "vf1-03.example.org")
     assert found.aborted == (int(NOW + lived) if aborted else 7) and found.proved == (int(NOW) if proved else 8)
+
+
+@pytest.mark.parametrize(
+    ("cause", "reason", "said"),
+    [
+        ("refused", "image a: no room", "500 image a: no room"),
+        ("boot-failed", "", "500 boot-failed"),
+        ("walltime", "", ""),
+        ("guest-lost", "the guest went", ""),
+    ],
+)
+def test_a_machine_that_could_not_live_here_counts_against_its_type(cause: str, reason: str, said: str) -> None:
+    event = {"time": NOW + 5000, "started": NOW, "cause": cause, "reason": reason}
+    found = finish(None, event, {"fizzle": "600"}, "", SPACE)
+    assert found.message == said and found.aborted == (int(NOW + 5000) if said else 0)
 
 
 async def test_nothing_is_started_of_a_type_that_backs_off(site: Site) -> None:
