@@ -17,7 +17,7 @@ from belljar.host.threads import in_thread
 Address = tuple[Any, ...]  # as the socket module has it: host, port, and more for IPv6
 BATCH: Final = 64  # datagrams that are taken before others in the loop have their turn
 TURN: Final = 0.003  # seconds after which they have it anyway
-BUFFER: Final = 4 << 20  # bytes the kernel is asked to keep for us, each way
+BUFFER: Final = 1 << 20  # bytes the kernel is asked to keep for us, each way; what is kept longer is answered late
 WAITING: Final = 4096  # datagrams that may wait to be sent
 BEYOND_LIMIT: Final = {socket.SO_RCVBUF: 33, socket.SO_SNDBUF: 32}  # SO_RCVBUFFORCE, SO_SNDBUFFORCE: for root alone
 
@@ -102,7 +102,7 @@ class Datagrams:
         self._loop.remove_writer(self._socket)
 
 
-def bound(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int, buffer: int = BUFFER) -> socket.socket:
     """A UDP socket for Datagrams at this address of ours; port 0: any. IPv6 is IPv6 alone. Raises OSError."""
     family, *_, address = socket.getaddrinfo(
         host, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST | socket.AI_PASSIVE
@@ -112,9 +112,9 @@ def bound(host: str, port: int) -> socket.socket:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         for option, beyond in BEYOND_LIMIT.items():
-            sock.setsockopt(socket.SOL_SOCKET, option, BUFFER)
+            sock.setsockopt(socket.SOL_SOCKET, option, buffer)
             with suppress(OSError):
-                sock.setsockopt(socket.SOL_SOCKET, beyond, BUFFER)
+                sock.setsockopt(socket.SOL_SOCKET, beyond, buffer)
         sock.bind(address)
     except BaseException:
         sock.close()

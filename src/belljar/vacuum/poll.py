@@ -32,7 +32,9 @@ IN_VAIN: Final = (
 KEEP: Final = 600.0  # seconds that a silent factory's use is taken for what it was
 ADDRESS_LASTS: Final = 600.0  # seconds until a name is looked up again
 LOOKERS: Final = 16  # names that are looked up at the same time
-AT_ONCE: Final = 64  # questions, before answers have their turn
+AT_ONCE: Final = 32  # questions, before answers have their turn
+TURN: Final = 0.01  # seconds of it
+BUFFER: Final = 16 << 20  # bytes of answers that may wait: those of thousands come at once
 SHARE: Final = 0.5  # of the event loop's time that goes to packets, at most
 COOKIE: Final = re.compile(rb'"cookie"\s*:\s*"([0-9a-f]{64})"')
 LEAST_SECRET: Final = 16  # bytes
@@ -245,7 +247,7 @@ class _Poll:
             if address and way:
                 way.send(self._poller.question(self._kind, peer.cookie), address)
             if count % AT_ONCE == AT_ONCE - 1:
-                await asyncio.sleep(0.001)
+                await asyncio.sleep(TURN)
         self._news_at = self._loop.time()
 
     async def _listen(self) -> None:
@@ -260,7 +262,7 @@ class _Poll:
         if len(address) not in self._ways:
             self._ways[len(address)] = None
             with suppress(OSError):
-                sock: socket.socket = bound("0.0.0.0" if len(address) == 2 else "::", 0)
+                sock: socket.socket = bound("0.0.0.0" if len(address) == 2 else "::", 0, BUFFER)
                 way = Datagrams(sock, self._take, longest=LONGEST_DATAGRAM, share=SHARE)
                 self._ways[len(address)] = self._sockets.enter_context(closing(way))
         return self._ways[len(address)]
