@@ -40,7 +40,7 @@ def read(path: Path, mistakes: list[Mistake]) -> tuple[str, dict[str, Any]]:
         return text, tomllib.loads(text)
     except FileNotFoundError:
         what = "a link that leads nowhere" if path.is_symlink() else "no such file"
-        mistakes.append(Mistake(str(path), "", what, "correct --config, or take the link away"))
+        mistakes.append(Mistake(str(path), "", what, "correct the path that was given, or take the link away"))
     except OSError as exc:
         mistakes.append(Mistake(str(path), "", f"cannot be read: {exc.strerror}", "correct its owner and mode"))
     except HostError as exc:

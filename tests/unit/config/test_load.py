@@ -184,7 +184,9 @@ def test_a_file_in_another_encoding_says_where(host: Host) -> None:
 
 def test_a_named_file_that_is_missing_is_a_mistake(host: Host, tmp_path: Path) -> None:
     host.extra = tmp_path / "missing.toml"
-    assert host.mistakes() == [f"{tmp_path}/missing.toml: no such file (correct --config, or take the link away)"]
+    assert host.mistakes() == [
+        f"{tmp_path}/missing.toml: no such file (correct the path that was given, or take the link away)"
+    ]
 
 
 def test_a_dangling_link_or_a_folder_in_place_of_a_file_is_a_mistake(host: Host) -> None:
