@@ -32,6 +32,7 @@ FOREIGN = {
     "libvirt": "hypervisor",
     "h11": "context",
     "prometheus_client": "vacuum",
+    "matplotlib": "vacuum",
     "asyncssh": "guest",
     # The image room signs and verifies bytes; on host's shelf certificates are made for machines: nothing of one would serve the other.
     "cryptography": "image host",

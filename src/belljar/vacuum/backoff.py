@@ -19,6 +19,7 @@ from belljar.vacuum import MachineType, Mode, Space, TypeStatus, code_of, is_abo
 
 MOST_DELAY: Final = 8  # times `backoff`
 JITTER: Final = 0.25  # of the delay, at most, is added to it
+UNPROVEN: Final = 64  # young machines, or one for each factory, of a type that nobody has seen find work
 AHEAD: Final = 300  # seconds that the clock of another factory may be fast; what is told of a later moment is no fact
 
 
@@ -58,6 +59,7 @@ class Gate(str, Enum):
     """How a type stands."""
 
     OPEN = "open"
+    NEW = "new"  # open for some, until one has found work
     BLOCKED = "blocked"
     TESTED = "tested"  # a test machine is at it
     OTHERS = "others"  # another factory is entitled to test
@@ -120,8 +122,10 @@ def gate(now: float, space: Space, kind: MachineType, total: Total, past: TypePa
     if space.mode is Mode.COMPATIBLE:
         until = total.last_abort + kind.backoff + (kind.fizzle if total.young else 0)
         return (Gate.OPEN, 0.0) if total.last_abort == 0 or until < now else (Gate.BLOCKED, until)
-    if not past.last_abort or total.proved > past.last_abort:
+    if total.proved > past.last_abort:
         return Gate.OPEN, 0.0
+    if not past.last_abort:
+        return (Gate.NEW, 0.0) if most(Gate.NEW, space, total) else (Gate.TESTED, now + space.cycle)
     until = blocked_until(kind, past)
     if now <= until:
         return Gate.BLOCKED, until
@@ -129,6 +133,12 @@ def gate(now: float, space: Space, kind: MachineType, total: Total, past: TypePa
         return Gate.TESTED, now + space.cycle
     turn = until + space.cycle * rank(kind.name, past.last_abort, space).bit_length()
     return (Gate.TEST, turn) if now >= turn else (Gate.OTHERS, turn)
+
+
+def most(how: Gate, space: Space, total: Total) -> int:
+    """So many machines of the type may be started by one decision, where there is room."""
+    new = max(UNPROVEN, len(space.factories)) - total.young
+    return {Gate.OPEN: 1 << 30, Gate.NEW: max(0, new), Gate.TEST: 1}.get(how, 0)
 
 
 def rank(machinetype: str, period: float, space: Space) -> int:

@@ -17,11 +17,14 @@ from typing import Final
 
 from belljar.records import dataclass, replace
 from belljar.vacuum import MachineType, Mode, Space
-from belljar.vacuum.backoff import NO_PAST, NOTHING, Gate, Past, Total, View, drawn, gate, learn
+from belljar.vacuum.backoff import NO_PAST, NOTHING, Gate, Past, Total, View, drawn, gate, learn, most
 from belljar.vacuum.packing import Machine, Reservation, Room, fitting, lacks, largest, reservation, superslot
 
 SLACK: Final = 0.01  # of its share a type may be ahead and still take the place that fits it best
-KEENNESS: Final = 2.0  # so many times the factories that are needed reserve room for a type that finds none
+TURN: Final = 14400.0  # so long a factory keeps room, or does not
+KEENNESS: Final = (
+    16.0  # so many times the factories that are needed keep room for a type that finds none: not all can soon
+)
 
 
 class Reason(str, Enum):
@@ -143,7 +146,7 @@ def decide(
         if closed is None:
             starts = _one(now, space, claims, running, room, random)
     else:
-        shares = Shares(space, claims, past, view.room, room, random)
+        shares = Shares(now, space, claims, past, view.room, room, random)
         if closed is None:
             starts = _all(now, space, shares, running, room)
     if space.shutdown_time is not None:
@@ -180,8 +183,8 @@ def _admit(now: float, space: Space, claim: Claim, past: Past, closed: tuple[Rea
         claim.reason = Reason.SHUTDOWN
     elif how in GATES:
         claim.reason, claim.until = GATES[how], until
-    elif how is Gate.TEST:
-        claim.most = 1
+    else:
+        claim.most = most(how, space, claim.total)
 
 
 # -- as Vac ----------------------------------------------------------------------------------------------------------------
@@ -221,14 +224,22 @@ class Shares:
     """What each type should have now, and whose turn it is."""
 
     def __init__(
-        self, space: Space, claims: Sequence[Claim], past: Past, others: float, room: Room, random: Callable[[], float]
+        self,
+        now: float,
+        space: Space,
+        claims: Sequence[Claim],
+        past: Past,
+        others: float,
+        room: Room,
+        random: Callable[[], float],
     ) -> None:
-        self.space, self.claims, self.past = space, claims, past
+        self.now, self.space, self.claims, self.past = now, space, claims, past
         self.hs06 = space.hs06_per_processor
         free = max(1, room.processors)
         self.scale = (free + others) / free  # for so many machines in the space each of ours stands
         self.left = self.hs06 * (free + others)
         for claim in claims:
+            claim.most = max(1, int(claim.most / self.scale))  # the others start theirs
             if space.history:
                 claim.usage += past.get(claim.kind.name, NO_PAST).usage
             claim.luck = random() * self._step(min(claim.kind.max_processors, free))
@@ -281,7 +292,8 @@ class Shares:
         """Is it this factory's part to keep room for the type? As many factories do as are needed for what it lacks."""
         lack, machine = claim.target - claim.usage, claim.kind.min_processors * self.hs06
         needed = lack / machine if lack > max(SLACK * claim.target, machine / 2) else 0.0
-        place = drawn(claim.kind.name, self.space.factory)
+        words = claim.kind.name, self.space.factory
+        place = drawn(*words, int(self.now / TURN + drawn(*words)))
         return place * max(1, len(self.space.factories)) < KEENNESS * needed
 
 

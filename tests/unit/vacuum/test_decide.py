@@ -217,6 +217,16 @@ def test_work_that_was_found_after_the_abort_opens_the_type_for_all() -> None:
     assert len(decision.starts) == 8
 
 
+def test_of_a_type_that_nobody_has_seen_find_work_only_some_are_started() -> None:
+    space = replace(IMPROVED, types=(ONE,), processors=100)
+    assert len(decided(space, View({})).starts) == 64
+    assert len(decided(space, View({"one": Total(60.0, 60)})).starts) == 4
+    assert reasons(decided(space, View({"one": Total(64.0, 64)}))) == {"one": "tested"}
+    assert len(decided(space, View({"one": Total(64.0, 64, proved=NOW - 700.0)})).starts) == 100
+    many = replace(space, factories=tuple(f"f{number}" for number in range(90)))
+    assert len(decided(many, View({})).starts) == 90
+
+
 def test_factories_that_tell_no_proof_have_at_least_said_how_their_last_machine_ended() -> None:
     told = [
         TypeStatus("f2.example.org", "one", message="200 Done", message_time=77),
@@ -279,7 +289,10 @@ def test_factories_that_decide_at_once_start_together_what_the_shares_say() -> N
     space = replace(
         IMPROVED, types=(MachineType("a", 2.0), MachineType("b", 1.0), MachineType("c", 1.0)), processors=16
     )
-    view, dice = View({"a": Total(200.0), "b": Total(100.0), "c": Total(90.0)}, room=1584.0), random.Random(1)
+    view, dice = (
+        View({"a": Total(200.0, proved=NOW), "b": Total(100.0, proved=NOW), "c": Total(90.0, proved=NOW)}, room=1584.0),
+        random.Random(1),
+    )
     names = [one.machinetype for _ in range(100) for one in decided(space, view, random=dice.random).starts]
     assert len(names) == 1600
     assert [round(names.count(name) / 1600, 2) for name in "abc"] == pytest.approx([0.5, 0.25, 0.25], abs=0.02)
