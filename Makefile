@@ -52,6 +52,7 @@ lint:
 bench:
 	@scripts/prepare dev
 	@.venv/bin/python bench/start.py
+	@.venv/bin/python bench/decide.py
 	@.venv/bin/python bench/own.py
 	@.venv/bin/python bench/stream.py
 	@.venv/bin/python bench/density.py
