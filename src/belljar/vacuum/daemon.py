@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import os
 import signal
 import socket
 import time
@@ -22,6 +21,7 @@ from belljar import __version__
 from belljar.errors import BelljarError, HostError
 from belljar.host.files import private_folder, read_json, write_whole
 from belljar.host.locks import try_lock
+from belljar.host.systemd import notify
 from belljar.host.threads import in_thread
 from belljar.host.watch import IN_CREATE, IN_DELETE, IN_MODIFY, IN_MOVED_TO, Watch
 from belljar.model import dumps
@@ -41,7 +41,9 @@ from belljar.vacuum.responder import Answering, responding
 
 LOCK, ORDER, PIPES = "lock", "drain.json", "pipes"
 FRESH = 1.0  # seconds for which an answer to others is the same
-FIXED = ("name", "factory", "port", "listen", "allow", "key_file", "signed_only", "factories")  # need a new process
+FIXED = (  # these need a new process
+    "name", "factory", "factories", "port", "listen", "allow", "key_file", "signed_only", "poll_silence", "poll_limit",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -264,14 +266,6 @@ def push(places: Iterable[str], told: Iterable[Told], now: Snapshot) -> None:
             with socket.socket(family, kind) as sock:
                 for one in told:
                     sock.sendto(reply(one, now, UNSOLICITED, time.time(), daemon="vacd-factory"), address)
-
-
-def notify(*lines: str) -> None:
-    """Tell systemd, where it started us (sd_notify(3))."""
-    place = os.environ.get("NOTIFY_SOCKET", "")
-    if place:
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            sock.sendto("\n".join(lines).encode(), "\0" + place[1:] if place.startswith("@") else place)
 
 
 @asynccontextmanager

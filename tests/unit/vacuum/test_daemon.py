@@ -13,9 +13,10 @@ import pytest
 
 from belljar.errors import BadOption, BadSettings, HostError
 from belljar.host.locks import try_lock
+from belljar.host.systemd import notify
 from belljar.records import replace
 from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus, settings
-from belljar.vacuum.daemon import LOCK, ORDER, Daemon, Order, give_order, notify, order, push, serve, teller
+from belljar.vacuum.daemon import LOCK, ORDER, Daemon, Order, give_order, order, push, serve, teller
 from belljar.vacuum.factory import finish
 from belljar.vacuum.keeper import Living
 from belljar.vacuum.present import ended_status
