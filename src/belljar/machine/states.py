@@ -34,11 +34,7 @@ CLASSES: dict[Cause, OutcomeClass] = {
     Cause.REFUSED: OutcomeClass.USER,
 }
 
-_BY_RETRY = {
-    Retry.NEVER: OutcomeClass.USER,
-    Retry.LATER: OutcomeClass.TRANSIENT,
-    Retry.ELSEWHERE: OutcomeClass.NODE,
-}
+_BY_RETRY = {Retry.NEVER: OutcomeClass.USER, Retry.LATER: OutcomeClass.TRANSIENT, Retry.ELSEWHERE: OutcomeClass.NODE}
 
 
 class ImpossibleMove(AssertionError):

@@ -200,14 +200,6 @@ def test_a_hold_shows_its_reason_in_the_error_state() -> None:
     assert plain.otherwise == Ending(exit_code=100)
 
 
-def test_what_a_site_forbids_is_replaced_by_the_next_best() -> None:
-    assert told(Verdict.REQUEUE, failure(), forbids_reschedule=True).exit_code == 100
-    held = told(Verdict.HOLD, failure(), forbids_error=True)
-    assert held.exit_code == 99 and held.commands[-1] == ("qalter", "-h", "u", "44")
-    assert held.otherwise is not None and held.otherwise.exit_code == 125
-    assert told(Verdict.HOLD, failure(), forbids_error=True, forbids_reschedule=True).exit_code == 125
-
-
 def test_what_had_begun_is_run_again_only_where_the_user_said_so() -> None:
     lost = failure(phases={"boot": 1.0, "run": 2.0})
     assert told(Verdict.REQUEUE, lost, reruns=False).exit_code == 125

@@ -35,7 +35,7 @@ class Hooks:
             (folder / name).chmod(0o755)
         self.settings: dict[str, Any] = {
             "wrapper": "/opt/belljar/libexec/wrap-openpbs", "belljar": str(folder / "belljar"), "retries": 3,
-            "notes": str(folder / "notes"), "store": str(folder / "store"), "reap": True, **site_of(Settings()),
+            "notes": str(folder / "notes"), "store": str(folder / "store"), **site_of(Settings()),
         }  # fmt: skip
 
     def run(self, event: Any, hook: str = NODE, server: Any = None) -> Any:

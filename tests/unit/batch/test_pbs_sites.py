@@ -81,11 +81,9 @@ def test_resources_need_their_flags(tmp_path: Path) -> None:
 
 def test_the_hooks_know_the_sites_settings(tmp_path: Path) -> None:
     settings = Settings(queue_images=("night=el9",), allow=("group:hep el*",), retries=5, max_cpus=4)
-    values = json.loads(
-        openpbs_site.config_of(place(tmp_path, "server_priv", settings=settings, notes="/x", reap="no"))
-    )
+    values = json.loads(openpbs_site.config_of(place(tmp_path, "server_priv", settings=settings)))
     assert values["queue_images"] == {"night": "el9"} and values["allow"] == [["group", "hep", "el*"]]
-    assert (values["retries"], values["max_cpus"], values["notes"], values["reap"]) == (5, 4, "/x", False)
+    assert (values["retries"], values["max_cpus"], values["notes"]) == (5, 4, "/run/belljar-openpbs")
     assert values["least_memory"] == smallest_limit(settings)
 
 

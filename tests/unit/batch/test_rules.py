@@ -47,7 +47,7 @@ def test_a_queue_image_that_is_none_names_the_setting(word: str) -> None:
         queue_images(Settings(queue_images=(word,)))
 
 
-@pytest.mark.parametrize("rule", ["", "*", "bob debian12", "group: x", "host:x y", "* a b"])
+@pytest.mark.parametrize("rule", ["", "*", "bob debian12", "group: x", "host:x y", "* a b", "* debian1[12]"])
 def test_a_rule_that_is_none_names_the_setting(rule: str) -> None:
     with pytest.raises(BadSetting, match=r"batch\.allow.*WHO PATTERN"):
         rules(Settings(allow=(rule,)))

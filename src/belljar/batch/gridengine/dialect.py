@@ -47,8 +47,6 @@ class GridEngineJob(Job):
     task: str = ""  # "" where it is no array
     spool: bytes = b""
     reruns: bool = False  # the user asked for `-r y`: it may begin a second time
-    forbids_reschedule: bool = False  # qmaster_params FORBID_RESCHEDULE: 99 is an exit code like any other
-    forbids_error: bool = False  # FORBID_APPERROR: so is 100
 
 
 class GridEngine(Dialect):
@@ -74,17 +72,13 @@ class GridEngine(Dialect):
             wall=seconds(here.var(WALL)), started_before=1 if here.var("RESTARTED") not in ("", "0") else 0,
             redirect=OF_THE_STARTER, grace=GRACE - 2, staged=_staged(env, folder), notice=notice(spool),
             number=number, task=task, spool=folder, reruns=here.var(RERUN) == "y",
-            forbids_reschedule=spool.get("forbid_reschedule") == b"1", forbids_error=spool.get("forbid_apperror") == b"1",
         )  # fmt: skip
 
     # -- the answer ----------------------------------------------------------------------------------------------------
 
     def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        """Where the site forbids 99, what should be requeued is held; where it forbids 100, a hold of the user's own kind
-        (`qrls` lets it go) takes the place of the error state; where it forbids both, the job fails.
-
-        A job that had begun when its machine was lost fails unless it was submitted with `-r y`, as Grid Engine itself
-        reruns no other job (but by its queue's word, which no node knows)."""
+        """A job that had begun when its machine was lost fails unless it was submitted with `-r y`: Grid Engine itself
+        reruns no other job (but by its queue's setting, which no node knows)."""
         assert isinstance(job, GridEngineJob)
         if verdict is Verdict.MIRROR and outcome.error in UNSTARTED:
             return _hold(job, why(outcome, tries, verdict, settings))
@@ -93,11 +87,9 @@ class GridEngine(Dialect):
         if verdict is not Verdict.FAIL and has_begun(outcome) and not job.reruns:
             return Ending(exit_code=OUR_FAILURE)
         reason = why(outcome, tries, verdict, settings)
-        if verdict is Verdict.REQUEUE and not job.forbids_reschedule:
+        if verdict is Verdict.REQUEUE:
             return _requeue(job, tries, reason, delay(tries, settings), outcome.ended)
-        if verdict in (Verdict.REQUEUE, Verdict.HOLD):
-            return _hold(job, reason)
-        return Ending(exit_code=OUR_FAILURE)
+        return _hold(job, reason) if verdict is Verdict.HOLD else Ending(exit_code=OUR_FAILURE)
 
     def count(self, job: Job) -> tuple[str, ...]:
         assert isinstance(job, GridEngineJob)
@@ -216,16 +208,10 @@ def _requeue(job: GridEngineJob, tries: int, reason: str, pause: float, ended: f
 def _hold(job: GridEngineJob, reason: str) -> Ending:
     """Exit 100: Eqw, with the reason as the shepherd's error text, which `qstat -j` shows. The count begins anew."""
     context = _context((_tries(job), "0"), (_reason(job), reason))
-    counted = (("qalter", "-ac", context, job.number),)
-    if job.forbids_error and job.forbids_reschedule:
-        return Ending(exit_code=OUR_FAILURE, commands=counted, otherwise=Ending(exit_code=OUR_FAILURE))
-    if job.forbids_error:
-        held = (*counted, ("qalter", "-h", "u", job.id))
-        return Ending(exit_code=RESCHEDULE, commands=held, otherwise=Ending(exit_code=OUR_FAILURE))
     files = ((job.spool + b"/error", reason.encode() + b"; "),) if job.spool else ()
     silent = Ending(exit_code=APP_ERROR)
     plain = replace(silent, files=files, otherwise=silent)
-    return replace(plain, commands=counted, otherwise=plain)
+    return replace(plain, commands=(("qalter", "-ac", context, job.number),), otherwise=plain)
 
 
 def _context(*pairs: tuple[str, str]) -> str:

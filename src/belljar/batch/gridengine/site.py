@@ -239,8 +239,8 @@ def _params(params: str, of_hosts: str) -> Iterator[Finding]:
     words = [word for word in re.split(r"[,\s]+", params) if not word.lower().endswith(("=false", "=0"))]
     on = {word.partition("=")[0].upper() for word in words}
     for name, means in (
-        ("FORBID_RESCHEDULE", "a job for which no machine could be started is held at once"),
-        ("FORBID_APPERROR", "a job is held as by `qhold`, without a reason in `qstat -j`"),
+        ("FORBID_RESCHEDULE", "a job for which no machine could be started ends with exit code 99"),
+        ("FORBID_APPERROR", "a job that is to be held ends with exit code 100"),
     ):
         is_set = name in on
         yield Finding(f"{name} is not set", not is_set, means if is_set else "", f"Take {name} out of qmaster_params.")

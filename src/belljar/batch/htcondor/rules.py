@@ -5,7 +5,7 @@ from __future__ import annotations
 from belljar.batch import Settings
 from belljar.batch.htcondor.ads import string
 from belljar.batch.htcondor.dialect import DISK, IMAGE, IMAGES, POOL_IMAGES, WORKS
-from belljar.batch.job.policy import LETTERS, letters_of, queue_images, rules, site_of
+from belljar.batch.job.policy import in_words, queue_images, rules, site_of
 from belljar.model import MIB
 
 
@@ -77,9 +77,7 @@ def start(settings: Settings) -> str:
 
 def regex_of(pattern: str) -> str:
     """A pattern of image names as a regular expression without backslashes: an ad's string would take them away."""
-    words = {"*": ".*", LETTERS: "."}
-    pieces = letters_of(pattern)
-    return "".join(words.get(one) or (one if one.isalnum() and len(one) == 1 else f"[{one}]") for one in pieces or ())
+    return in_words(pattern, lambda one: "[.]" if one == "." else one)
 
 
 def sentence(settings: Settings) -> str:

@@ -14,18 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.batch.htcondor.dialect import (
-    CLOSED,
-    CLOSED_REASON,
-    HELD,
-    IMAGES,
-    POOL_IMAGES,
-    WORKS,
-    of_this_host,
-)
+from belljar.batch.htcondor.dialect import CLOSED, CLOSED_REASON, HELD, IMAGES, POOL_IMAGES, WORKS, of_this_host
 from belljar.batch.htcondor.rules import requirement_lines, requirements, start
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.files import read
 from belljar.batch.install.pieces import HOOK_DEADLINE, PATH_LINES, Change, Finding, Guard, OurFile, Piece, Place
 from belljar.errors import BadOption, BelljarError
 
@@ -33,7 +24,6 @@ CONFIG, PREPARE, PUBLISH, POOL = "90-belljar.conf", "belljar-prepare", "belljar-
 KEYWORD = "BELLJAR"  # of our hook, and of our cron jobs
 PERIOD = 60  # seconds between two looks at the node, and at the pool
 OLDEST = (9, 0)
-OPTIONS = ("wrapper", "hook")  # `--set wrapper=site`: the site's own calls ours
 STARTD, STARTER, SCHEDD = "STARTD", "STARTER", "SCHEDD"
 NO = ("false", "f", "no", "0")
 
@@ -113,15 +103,18 @@ class HTCondorSite:
     )  # fmt: skip
 
     def pieces(self, place: Place) -> Iterator[Piece]:
-        """Options: `wrapper=site`, `hook=site`: the site's USER_JOB_WRAPPER, or hook, calls ours."""
+        """Option: `wrapper=site`: the site's USER_JOB_WRAPPER calls ours."""
         for name, value in place.options.items():
-            if name not in OPTIONS or value not in ("site", "belljar"):
-                raise BadOption(f"--set {name}={value}: HTCondor has wrapper=site and hook=site")
+            if name != "wrapper" or value not in ("site", "belljar"):
+                raise BadOption(
+                    f"--set {name}={value}: HTCondor has wrapper=site and wrapper=belljar",
+                    hint="A prepare hook of your own cannot stand beside belljar's: take it out, or do its work in your wrapper.",
+                )
         prepare, publish, pool = (place.wrapper.parent / name for name in (PREPARE, PUBLISH, POOL))
         hook = HOOK.format(belljar=shlex.quote(str(place.belljar)), deadline=HOOK_DEADLINE, path_lines=PATH_LINES)
         cron = CRON.format(closed=CLOSED, names=shlex.quote(str(place.store / "images/names")), **NAMES)
-        starter = "" if calls_ours(place, "wrapper") else WRAPPER_LINES.format(wrapper=place.wrapper)
-        starter += "" if calls_ours(place, "hook") else HOOK_LINES.format(prepare=prepare, **NAMES)
+        starter = "" if calls_ours(place) else WRAPPER_LINES.format(wrapper=place.wrapper)
+        starter += HOOK_LINES.format(prepare=prepare, **NAMES)
         config = TEMPLATE.format(
             starter=starter, publish=publish, pool_script=pool, period=PERIOD, start=start(place.settings),
             requirements=requirement_lines(place.settings), **NAMES,
@@ -147,9 +140,9 @@ class HTCondorSite:
             yield from _of_access_point(place)
 
 
-def calls_ours(place: Place, option: str) -> bool:
-    """Is it the site's own, which calls ours?"""
-    return place.options.get(option) == "site"
+def calls_ours(place: Place) -> bool:
+    """Does a wrapper of the site's own call ours?"""
+    return place.options.get("wrapper") == "site"
 
 
 # -- before anything is put in place -------------------------------------------------------------------------------------
@@ -157,11 +150,12 @@ def calls_ours(place: Place, option: str) -> bool:
 
 def _guards(place: Place) -> Iterator[Guard]:
     """What ours would override without a word, and what no job could do without."""
-    if not calls_ours(place, "wrapper"):
-        yield Guard("USER_JOB_WRAPPER", lambda: _clash(place, "USER_JOB_WRAPPER", str(place.wrapper), "wrapper"))
-    if not calls_ours(place, "hook"):
-        for name in ("STARTER_DEFAULT_JOB_HOOK_KEYWORD", "STARTER_JOB_HOOK_KEYWORD"):
-            yield Guard(name, lambda name=name: _clash(place, name, KEYWORD, "hook"))  # type: ignore[misc]
+    if not calls_ours(place):
+        advice = f"let it call {place.wrapper} and install with `--set wrapper=site`, or take it out"
+        yield Guard("USER_JOB_WRAPPER", lambda: _clash(place, "USER_JOB_WRAPPER", str(place.wrapper), advice))
+    for name in ("STARTER_DEFAULT_JOB_HOOK_KEYWORD", "STARTER_JOB_HOOK_KEYWORD"):
+        advice = "take it out, and do what its prepare hook does in a wrapper of your own (`--set wrapper=site`)"
+        yield Guard(name, lambda name=name, advice=advice: _clash(place, name, KEYWORD, advice))  # type: ignore[misc]
     if place.node is None:
         text = (
             "not set: HTCondor gives each job a /tmp and /var/tmp of its own, where nobody else finds its machine; write"
@@ -170,18 +164,12 @@ def _guards(place: Place) -> Iterator[Guard]:
         yield Guard("paths.node", lambda: text)
 
 
-def _clash(place: Place, name: str, ours: str, option: str) -> str:
-    """A setting of the site's at the same place, also one that our own file hides; "" where there is none."""
+def _clash(place: Place, name: str, ours: str, advice: str) -> str:
+    """A setting of the site's that ours would replace; "" where there is none."""
     value, where = _final(place, name)
     if where.startswith(str(place.folder / CONFIG)) or value in ("", ours):
-        value, where = _hidden(place, name, ours)
-    if not value:
         return ""
-    called = place.wrapper if option == "wrapper" else place.wrapper.parent / PREPARE
-    return (
-        f"{value} ({where}): belljar's would take its place; let it call {called}"
-        f" and install with `--set {option}=site`, or take it out"
-    )
+    return f"{value} ({where}): belljar's would take its place; {advice}"
 
 
 def _final(place: Place, name: str) -> tuple[str, str]:
@@ -192,23 +180,6 @@ def _final(place: Place, name: str) -> tuple[str, str]:
         return "", ""  # whether HTCondor answers at all is a finding
     value = lines[0].partition("=")[2].strip() if lines else ""
     return value, next((line.partition("at:")[2].strip() for line in lines if line.strip().startswith("# at:")), "")
-
-
-def _hidden(place: Place, name: str, ours: str) -> tuple[str, str]:
-    """The same of what a file says that is read before ours."""
-    own = str(place.folder / CONFIG)
-    with suppress(BelljarError, OSError):
-        for file in place.said("condor_config_val", "-config").split():
-            lines = (
-                (read(Path(file)) or b"").decode(errors="replace").splitlines()
-                if file[0] == "/" and file != own
-                else []
-            )
-            for number, line in enumerate(lines, 1):
-                words = re.fullmatch(rf"\s*(?:STARTER\.)?{name}\s*=\s*(\S.*?)\s*", line, re.IGNORECASE)
-                if words and words[1] != ours:
-                    return words[1], f"{file}, line {number}"
-    return "", ""
 
 
 def _node_folder(place: Place) -> Iterator[Change]:
@@ -255,15 +226,14 @@ def _value(place: Place, daemon: str, name: str, is_good: Callable[[str], bool],
 
 def _of_node(place: Place) -> Iterator[Finding]:
     wrapper, prepare = str(place.wrapper), str(place.wrapper.parent / PREPARE)
-    if calls_ours(place, "wrapper"):
+    if calls_ours(place):
         yield _value(place, STARTER, "USER_JOB_WRAPPER", lambda own: names_it(own, wrapper), f"must call {wrapper}")
     else:
         yield _value(place, STARTER, "USER_JOB_WRAPPER", wrapper.__eq__, f"must be {wrapper}")
-    if not calls_ours(place, "hook"):
-        keyword = "STARTER_JOB_HOOK_KEYWORD"
-        yield _value(place, STARTER, keyword, lambda one: one in ("", KEYWORD), f"must be {KEYWORD}, or not set")
-        yield _value(place, STARTER, "STARTER_DEFAULT_JOB_HOOK_KEYWORD", KEYWORD.__eq__, f"must be {KEYWORD}")
-        yield _value(place, STARTER, f"{KEYWORD}_HOOK_PREPARE_JOB", prepare.__eq__, f"must be {prepare}")
+    keyword = "STARTER_JOB_HOOK_KEYWORD"
+    yield _value(place, STARTER, keyword, lambda one: one in ("", KEYWORD), f"must be {KEYWORD}, or not set")
+    yield _value(place, STARTER, "STARTER_DEFAULT_JOB_HOOK_KEYWORD", KEYWORD.__eq__, f"must be {KEYWORD}")
+    yield _value(place, STARTER, f"{KEYWORD}_HOOK_PREPARE_JOB", prepare.__eq__, f"must be {prepare}")
     yield _value(place, STARTD, "STARTD_CRON_JOBLIST", lists(KEYWORD), f"must list {KEYWORD}")
     yield _value(place, STARTD, "START", lambda one: start(place.settings) in one, "must have belljar's condition")
     for name in ("ENABLE_CHIRP", "ENABLE_CHIRP_DELAYED"):

@@ -17,14 +17,13 @@ from collections.abc import Callable, Mapping
 
 from belljar.batch import Settings
 from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict, whole
-from belljar.batch.job.verdict import delay, why
+from belljar.batch.job.verdict import why
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import GIB, KIB, MIB, Outcome
-from belljar.records import dataclass, replace
+from belljar.records import replace
 
 # What esub.vm puts into the job's environment. Names that begin so never reach a guest.
 IMAGE, MEMORY, DISK, WALL = "BELLJAR_LSF_IMAGE", "BELLJAR_LSF_MEMORY", "BELLJAR_LSF_DISK", "BELLJAR_LSF_WALL"
-AGAIN = 231  # the exit code that REQUEUE_EXIT_VALUES of our application profile names, where brequeue does not work
 NOTE = "98"  # index of our message among a job's (bpost, bread); LSF has 0 to 128
 KILL_INTERVAL = 10  # seconds between INT, TERM and KILL (JOB_TERMINATE_INTERVAL)
 KILLED_IN = 60.0  # seconds for brequeue to end this process; it returns before
@@ -42,54 +41,37 @@ USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}\$?\Z")
 MOST = 1 << 62
 
 
-@dataclass(frozen=True)
-class LsfJob(Job):
-    """A job, with what is needed to answer it."""
-
-    may_exit_again: bool = False  # its queue or profile requeues a job that ends with AGAIN
-
-
 class Lsf(Dialect):
     """The dialect."""
 
     name = "lsf"
 
-    def read(self, here: Surroundings) -> LsfJob:
+    def read(self, here: Surroundings) -> Job:
         if not here.var("LSB_JOBID").isdecimal():
             raise NotInAJob("$LSB_JOBID is not set: LSF did not start this")
         command, traps = command_of(here)
         file = os.fsencode(here.var("LSB_JOBFILENAME"))
         native = Command(b"/bin/sh", (b"/bin/sh", b"-c", traps + command, file or b"sh"))
         rusage = memory_of(here.var("LSB_EFFECTIVE_RSRCREQ"), here.options.get("unit", "MB"))
-        return LsfJob(
+        return Job(
             system=self.name, id=id_of(here.var), name=here.var("LSB_JOBNAME"), queue=here.var("LSB_QUEUE"),
             image=here.var(IMAGE), native=native, script=file + b".shell" if command.startswith(SHELL_FILE) else b"",
             cpus=_cpus(here), memory=whole(here.var(MEMORY)) or rusage, disk=whole(here.var(DISK)) or None,
             wall=whole(here.var(WALL)) or None, started_before=1 if here.var("LSB_RESTART") == "Y" else 0,
             grace=float(KILL_INTERVAL - 2), staged=Staged(into=_files(here)),
-            may_exit_again=str(AGAIN) in re.findall(r"[0-9]+", here.var("LSB_EXIT_REQUEUE")),
         )  # fmt: skip
 
     def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         """brequeue ends the job to give it back, and needs no exit code that a payload might have; a job whose count
         cannot be kept is not given back."""
-        assert isinstance(job, LsfJob)
         failed = Ending(exit_code=OUR_FAILURE)
+        if verdict is Verdict.MIRROR:
+            return mirror(outcome)
+        if verdict is Verdict.FAIL:
+            return failed
         note = ("bpost", "-i", NOTE, "-d", why(outcome, tries, verdict, settings), job.id)
-        match verdict:
-            case Verdict.MIRROR:
-                return mirror(outcome)
-            case Verdict.REQUEUE:
-                by_code = Ending(AGAIN, commands=(note,), delay=delay(tries, settings), otherwise=failed)
-                return Ending(
-                    OUR_FAILURE, commands=(note, ("brequeue", "-r", job.id)), delay=KILLED_IN,
-                    otherwise=by_code if job.may_exit_again else failed,
-                )  # fmt: skip
-            case Verdict.HOLD:
-                hold = (note, ("brequeue", "-H", "-r", job.id))
-                return Ending(OUR_FAILURE, commands=hold, delay=KILLED_IN, otherwise=failed)
-            case _:
-                return failed
+        requeue = ("brequeue", *(("-H",) if verdict is Verdict.HOLD else ()), "-r", job.id)
+        return Ending(OUR_FAILURE, commands=(note, requeue), delay=KILLED_IN, otherwise=failed)
 
     def count(self, job: Job) -> tuple[str, ...]:
         return ("bread", "-i", NOTE, job.id)

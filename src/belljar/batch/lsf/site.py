@@ -14,7 +14,6 @@ from pathlib import Path
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place, hook_text
 from belljar.batch.job.policy import queue_images
-from belljar.batch.lsf.dialect import AGAIN
 from belljar.batch.lsf.hooks import PROFILE
 from belljar.errors import BadOption, BelljarError
 
@@ -78,8 +77,6 @@ class LsfSite:
         return (
             f"JOB_STARTER = {starter}",
             "JOB_CONTROLS = SUSPEND[SIGTSTP] RESUME[SIGCONT]",
-            f"REQUEUE_EXIT_VALUES = {AGAIN}",
-            f"MAX_JOB_REQUEUE = {place.settings.retries}",
             f"PRE_EXEC = {libexec / 'lsf-prolog'}",
             f"POST_EXEC = {libexec / 'lsf-epilog'}",
         )

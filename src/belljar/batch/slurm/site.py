@@ -140,7 +140,6 @@ class SlurmSite:
             _requeue_codes(config),
             _requeues(config),
             _kill_wait(place.settings, config),
-            _tracking(config),
         ]
 
 
@@ -299,16 +298,6 @@ def _kill_wait(settings: Settings, config: dict[str, str]) -> Finding:
     remedy = f"KillWait={int(grace) + 2} in slurm.conf, or {ours}: a job's KILL comes first."
     detail = f"KillWait={wait:.0f} s, grace {grace:.0f} s"
     return Finding("a job's grace ends before Slurm's KILL", grace <= wait - 1, detail, remedy)
-
-
-def _tracking(config: dict[str, str]) -> Finding:
-    kind = config.get("proctracktype", "")
-    note = (
-        ""
-        if kind.endswith("cgroup")
-        else ": what leaves the process tree escapes it; QEMU dies with its wrapper anyway"
-    )
-    return Finding("the job's processes are tracked", bool(kind), f"{kind}{note}")
 
 
 def _images(place: Place) -> Finding:

@@ -10,14 +10,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from belljar.errors import (
-    BelljarError,
-    BootFailed,
-    ContextImpossible,
-    GuestError,
-    GuestPoweredOff,
-    HypervisorError,
-)
+from belljar.errors import BelljarError, BootFailed, ContextImpossible, GuestError, GuestPoweredOff, HypervisorError
 from belljar.guest import Streams
 from belljar.host.guard.egress import Egress, rule
 from belljar.hypervisor import EventKind, Nic

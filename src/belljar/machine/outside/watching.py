@@ -125,10 +125,7 @@ class Stream:
     def __init__(self, folders: Folders, since: str | None = None) -> None:
         self._folders = folders
         self._watch = Watch()
-        machines, logs = (
-            _there(folders.machines),
-            _there(folders.logs),
-        )  # a missing one cannot be watched
+        machines, logs = (_there(folders.machines), _there(folders.logs))  # a missing one cannot be watched
         self._machines = self._watch.add(machines, IN_CREATE | GONE | IN_MOVED_TO)
         self._logs = self._watch.add(logs, IN_MODIFY)
         self._ledger = Ledger(folders.logs)

@@ -6,16 +6,7 @@ import os
 import time
 from contextlib import closing, suppress
 
-from belljar.errors import (
-    BadUserData,
-    BelljarError,
-    ImpossibleSize,
-    NoMemory,
-    NoNineP,
-    NoVirtiofs,
-    ShareMissing,
-    about,
-)
+from belljar.errors import BadUserData, BelljarError, ImpossibleSize, NoMemory, NoNineP, NoVirtiofs, ShareMissing, about
 from belljar.host.files import private_folder, write_whole
 from belljar.host.room import host_memory
 from belljar.image import Image

@@ -251,8 +251,7 @@ def end(event, config):
 
 def tidy(event, config):
     """Machines without a job. The server is asked twice, a while apart, before one is ended."""
-    if config.get("reap", True):
-        belljar(config, "reap", "--batch", "openpbs")
+    belljar(config, "reap", "--batch", "openpbs")
 
 
 # -- the folder for notes ------------------------------------------------------------------------------------------------

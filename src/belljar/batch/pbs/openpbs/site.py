@@ -17,7 +17,7 @@ from belljar.errors import CommandFailed
 FILES = Path(__file__).parent
 NOTES = "/run/belljar-openpbs"
 SUBMIT = "belljar_submit"
-OPTIONS = ("queue", "notes", "reap", "submit")
+OPTIONS = ("queue", "submit")
 # https://github.com/openpbs/openpbs (doc/man8/qmgr.8B, pbs_hook_attributes.7B, pbs_mom.8B)
 HOOKS = {
     SUBMIT: ("queuejob", "modifyjob"),
@@ -105,8 +105,7 @@ def config_of(place: Place) -> bytes:
     """What both hooks read. Raises BadSetting for settings that mean nothing."""
     values = {
         "wrapper": str(place.wrapper), "belljar": str(place.belljar), "store": str(place.store),
-        "notes": place.options.get("notes", NOTES), "reap": place.options.get("reap", "yes") != "no",
-        **policy.site_of(place.settings), "retries": place.settings.retries,
+        "notes": NOTES, **policy.site_of(place.settings), "retries": place.settings.retries,
     }  # fmt: skip
     return json.dumps(values, indent=1, sort_keys=True).encode() + b"\n"
 
