@@ -26,11 +26,6 @@ class MetadataMode(str, Enum):
     OFF = "off"
 
 
-class TokenMode(str, Enum):
-    OPTIONAL = "optional"
-    REQUIRED = "required"
-
-
 @dataclass(frozen=True)
 class Settings:
     """`[context]` in the settings files."""
@@ -38,9 +33,6 @@ class Settings:
     metadata: MetadataMode = setting(
         MetadataMode.AUTO,
         "which machines in a user network have a metadata service: auto (with user data, or without a command), always, off",
-    )
-    metadata_tokens: TokenMode = setting(
-        TokenMode.OPTIONAL, "does EC2's part of it answer without a session token (IMDSv2): optional or required"
     )
     joboutputs_size: int = setting(64 * MIB, "bytes a machine may leave as joboutputs, in all", unit="bytes")
     joboutputs_count: int = setting(100, "files a machine may leave as joboutputs")
@@ -76,6 +68,20 @@ class Chosen:
 
 
 Features = Mapping[str, Mapping[str, str]]  # by folder ("machinefeatures", "jobfeatures"), then by key
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What a guest may know of itself."""
+
+    uuid: str
+    hostname: str
+    user_data: bytes | None = None
+    machinetype: str = ""
+    zone: str = ""
+    size: str = ""
+    address: str = ""  # without its prefix
+    base_url: str = ""  # where features are read and outputs are put
 
 
 class Metadata(Protocol):
@@ -124,32 +130,15 @@ def user_seed(user_data: bytes, instance_id: str, hostname: str) -> Seed:
 
 
 def metadata_service(
-    features: Callable[[], Features],
-    outputs: Path,
-    settings: Settings,
-    *,
-    uuid: str,
-    hostname: str,
-    user_data: bytes | None,
-    machinetype: str,
-    zone: str,
-    size: str,
-    address: str,
-    mac: str,
-    base_url: str,
+    instance: Instance, features: Callable[[], Features], outputs: Path, settings: Settings
 ) -> Metadata:
     """A service for one machine. *features* is asked at each request; *outputs* is the folder for what the guest leaves,
-    made with its first file; what the rest means is beside `catalog.Instance`."""
-    from belljar.context.catalog import Instance
+    made with its first file."""
     from belljar.context.metadata import Service
     from belljar.context.outputs import Outputs
 
-    instance = Instance(
-        uuid=uuid, hostname=hostname, user_data=user_data, machinetype=machinetype, zone=zone, size=size, address=address,
-        mac=mac, base_url=base_url,
-    )  # fmt: skip
     kept = Outputs(outputs, most_bytes=settings.joboutputs_size, most_files=settings.joboutputs_count)
-    return Service(instance, features, kept, tokens=settings.metadata_tokens)
+    return Service(instance, features, kept)
 
 
 # What `auto` tries, in this order, and why each is taken.

@@ -7,18 +7,14 @@ untrusted: heads have at most 8 KiB, every wait has a deadline, and nothing it a
 from __future__ import annotations
 
 import asyncio
-import base64
-import hmac
-import os
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
 import h11
 
-from belljar.context import Features, TokenMode
-from belljar.context.catalog import TEXT, Instance, find, is_ec2, split
+from belljar.context import Features, Instance
+from belljar.context.catalog import TEXT, find, split
 from belljar.context.outputs import Outputs, Rejected
 
 LARGEST_HEAD, LONGEST_TARGET = 8192, 2048
@@ -29,24 +25,13 @@ BODY_TIMEOUT = 300.0  # for a whole file
 STALL_TIMEOUT = 20.0  # without a byte of it
 SEND_TIMEOUT = 30.0
 LINGER, LINGER_BYTES = 2.0, 1 << 20  # what is read and dropped, so that a client that still sends sees the answer
-LONGEST_TTL = 21600  # seconds a token lives
-TOKEN, TTL = b"x-aws-ec2-metadata-token", b"x-aws-ec2-metadata-token-ttl-seconds"
 
 
 class Service:
     """Answers the connections of one machine."""
 
-    def __init__(
-        self,
-        instance: Instance,
-        features: Callable[[], Features],
-        outputs: Outputs,
-        *,
-        tokens: TokenMode = TokenMode.OPTIONAL,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, instance: Instance, features: Callable[[], Features], outputs: Outputs) -> None:
         self.instance, self.features, self.outputs = instance, features, outputs
-        self._mode, self._now, self._key = tokens, now, os.urandom(32)
         self._open = 0
 
     async def serve(self, connection: socket.socket) -> None:
@@ -59,33 +44,6 @@ class Service:
             pass
         finally:
             self._open -= 1
-
-    def new_token(self, headers: dict[bytes, bytes]) -> str:
-        """Raises Rejected."""
-        if b"x-forwarded-for" in headers:
-            raise Rejected(403, "no token for others")
-        text = headers.get(TTL, b"")
-        if not (text.isdigit() and len(text) < 6 and 1 <= int(text) <= LONGEST_TTL):
-            raise Rejected(400, f"{TTL.decode()}: from 1 to {LONGEST_TTL}")
-        end = int(self._now() + int(text)).to_bytes(8, "big")
-        return base64.urlsafe_b64encode(end + self._mark(end)).decode()
-
-    def check_token(self, headers: dict[bytes, bytes]) -> None:
-        """Raises Rejected for a wrong token, and for none where one is required."""
-        given = headers.get(TOKEN)
-        if given is None:
-            if self._mode is TokenMode.REQUIRED:
-                raise Rejected(401, "a token is required")
-            return
-        with suppress(ValueError):
-            data = base64.b64decode(given, b"-_", validate=True)
-            end = data[:8]
-            if hmac.compare_digest(data[8:], self._mark(end)) and int.from_bytes(end, "big") >= self._now():
-                return
-        raise Rejected(401, "the token is not valid, or not any more")
-
-    def _mark(self, end: bytes) -> bytes:
-        return hmac.digest(self._key, end, "sha256")[:24]
 
 
 class _Talk:
@@ -132,9 +90,7 @@ class _Talk:
         if request.method == b"PUT":
             return await self._put(parts, headers, more)
         if request.method not in (b"GET", b"HEAD"):
-            raise Rejected(405, "GET, HEAD, and PUT of outputs and tokens only")
-        if is_ec2(parts):
-            self._service.check_token(headers)
+            raise Rejected(405, "GET, HEAD, and PUT of outputs only")
         page = find(parts, self._service.instance, self._service.features())
         if page is None:
             raise Rejected(404, "not found")
@@ -142,10 +98,6 @@ class _Talk:
         await self._reply(200, page.data, page.kind, more, is_head=request.method == b"HEAD")
 
     async def _put(self, parts: list[str], headers: dict[bytes, bytes], more: list[tuple[bytes, bytes]]) -> None:
-        if parts == ["latest", "api", "token"]:
-            token = self._service.new_token(headers)
-            await self._drain()
-            return await self._reply(200, token.encode(), TEXT, [(TTL, headers[TTL]), *more])
         if parts[:1] != ["joboutputs"]:
             raise Rejected(405, "GET and HEAD only")
         if len(parts) != 2:

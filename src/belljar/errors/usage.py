@@ -176,7 +176,7 @@ class ImageMismatch(ImageError):
 class ImageCorrupt(ImageError):
     """The image in the store is not what it was when it was stored."""
 
-    hint = "`belljar image repair NAME` brings it again from where it came."
+    hint = "Sync, import or build the image again."
     retry = Retry.ELSEWHERE
 
 

@@ -121,20 +121,12 @@ def verify(args: argparse.Namespace, house: House) -> int:
     put(values, ("NAME", "DIGEST", "STATE"), rows, as_=args.format)
     bad = [image for image, wrong in found if wrong]
     for image in bad:
-        what = "is not started until it is repaired" if image.store == house.images.folder else "is damaged"
+        what = "is not started any more" if image.store == house.images.folder else "is damaged"
         print(
             f"belljar: image {image.called} {what}. {house.images.remedy(image.disk.parent, image.called)}",
             file=sys.stderr,
         )
     return 1 if bad else 0
-
-
-def repair(args: argparse.Namespace, house: House) -> int:
-    from belljar.image.intake.change import repair as act
-
-    image, was_wrong = act(house.images, args.image, lambda *told: image_disk.survey(house, *told))
-    print(f"{image.called} {image.digest} {'repaired' if was_wrong else 'as it was stored'}")
-    return 0
 
 
 def remove(args: argparse.Namespace, house: House) -> int:
@@ -237,8 +229,6 @@ FILE|URL @source | a path, or an address: file, http, https
 # verify | read images whole and compare their digests; exit 1 when one is wrong, which is not started then
 IMAGE * @images | name or digest; none: every image
 {FORMAT}
-# repair | read an image whole and, where bytes are wrong, bring the same ones again from where it came
-{IMAGE}
 # remove | take a name away, and the image with its last name
 {IMAGE}
 --force | all its names at once; also one that is corrupt, or that a template needs
@@ -258,7 +248,7 @@ NAME | its new name
 / --print ! | the agent: one Python file
 / --unit | a systemd unit that starts it"""
 FUNCTIONS = {
-    "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "repair": repair, "remove": remove,
+    "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "remove": remove,
     "gc": gc, "tag": tag, "set": set_, "agent": agent,
 }  # fmt: skip
 ACTS = {**acts(OWN, FUNCTIONS), **image_disk.ACTS, **image_site.ACTS}

@@ -57,7 +57,6 @@ class Origin:
     firmware: str = "auto"  # auto, bios and uefi: boot by it in any case; none: only directly
     facts: dict[str, Any] = field(default_factory=dict)
     is_disc: bool = False  # a CD-ROM, which is only started, never looked into
-    ordered: Mapping[str, str] = field(default_factory=dict)  # digests its files must have, by file name
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,7 @@ def take(
         virtual_size=size,
         facts={**boot.facts, **origin.facts},
     )
-    return store.publish(folder, what, origin.name, ordered=origin.ordered)
+    return store.publish(folder, what, origin.name)
 
 
 def _look(folder: Path, raw: Path, size: int, origin: Origin, progress: Progress, surveyor: Surveyor | None) -> Boot:
@@ -177,14 +176,12 @@ def _look(folder: Path, raw: Path, size: int, origin: Origin, progress: Progress
 
 
 def _surveyed(folder: Path, size: int, surveyor: Surveyor, origin: Origin, progress: Progress) -> Survey | None:
-    """Its root file system; None, where nobody can look into it, unless it has to be as it was."""
+    """Its root file system; None where nobody can look into it."""
     progress.step("Looking for a kernel in the disk")
     try:
         surveyor(folder / manifest.DISK, size, folder / "survey.tar")
         return Survey(folder / "survey.tar", size)
     except BelljarError as exc:
-        if origin.ordered:
-            raise
         progress.step(f"Its file systems could not be looked into: {exc.message}")
         return None
 

@@ -145,6 +145,17 @@ def set_facts(folder: Path, changes: dict[str, Any], *, mode: int) -> None:
     _save(folder, value, mode)
 
 
+def origin_command(image: Image) -> str:
+    """The command that brings this image, or the present one of its name, again."""
+    if published := str(image.facts.get("published", "")):
+        return f"belljar image sync {published.rpartition(' ')[0]}"
+    name = image.names[0] if image.names else "NAME"
+    kind, _, suite = image.source.rpartition(" ")
+    if kind == "build debian":
+        return f"belljar image build debian --suite {suite} --name {name}"
+    return f"belljar image import {image.source} --name {name}"
+
+
 def _load(folder: Path) -> dict[str, Any]:
     try:
         check_ours(folder)

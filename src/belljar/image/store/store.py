@@ -137,10 +137,12 @@ class Store:
 
     def remedy(self, folder: Path, reference: str) -> str:
         """What to do about a damaged image in *folder*."""
-        words = f"`belljar image repair {reference}` compares all its bytes, and brings it again where they are wrong."
+        words = "Import or build it again."
+        with suppress(ImageCorrupt, NoStore):
+            words = f"`{manifest.origin_command(self.find(reference))}` replaces it."
         if folder.parent == self.folder:
             return words
-        return f"It lies in the site's store {folder.parent}: only its owner can mend it there. As root: {words}"
+        return f"It lies in the site's store {folder.parent}, which only its owner can change. As root: {words}"
 
     def verify(self, image: Image) -> list[str]:
         """What is wrong with its files, by their full digests; empty: nothing. It is marked with that where the store is ours:

@@ -12,7 +12,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
-from belljar.context import Features, Metadata, MetadataMode, metadata_service
+from belljar.context import Features, Instance, Metadata, MetadataMode, metadata_service
 from belljar.host.traffic import Call, Refusal
 from belljar.hypervisor import guest_uuid
 from belljar.machine import JOBOUTPUTS
@@ -78,13 +78,13 @@ class MetadataService(Extra):
     def _opened(self) -> Metadata:
         request = self._life.request
         link = plan(request.machine.network, request.id)
-        return metadata_service(
-            self._features, self._life.folder / JOBOUTPUTS, self._parts.context,
+        instance = Instance(
             uuid=guest_uuid(request.id), hostname=f"belljar-{request.id}", user_data=request.work.user_data,
             machinetype=request.name or request.machine.image, zone=os.uname().nodename,
             size=f"{request.machine.cpus}-{request.machine.memory // MIB}", base_url=BASE_URL,
-            address=link.address.partition("/")[0], mac=link.mac,
+            address=link.address.partition("/")[0],
         )  # fmt: skip
+        return metadata_service(instance, self._features, self._life.folder / JOBOUTPUTS, self._parts.context)
 
     def _features(self) -> Features:
         """What the files in a guest with an agent say, too. Before there is a payload, time counts from the machine's start."""
