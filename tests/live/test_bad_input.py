@@ -55,7 +55,7 @@ BAD_WORDS = {
     "an input that is not there": (("--in", "/no/such", *RUN), "--in /no/such: does not exist"),
     "an output to no folder": (("--out", "/x:/no/such/x", *RUN), "/no/such"),
     "an environment without a name": (("--env", "=x", *RUN), "--env"),
-    "an environment file that is not there": (("--env-file", "/no/such", *RUN), "--env-file /no/such"),
+    "an option that is no more": (("--env-file", "/no/such", *RUN), "--env-file"),
     "a folder that is not absolute": (("--cwd", "here", *RUN), "--cwd here: not an absolute path"),
     "a user that is not there": (("--user", "no-such-user", *RUN), "no such user here"),
     "a user that is no number": (("--user", "1:x", *RUN), "--user 1:x"),

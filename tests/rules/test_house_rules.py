@@ -143,7 +143,7 @@ def test_a_verb_can_explain_itself() -> None:
 
 
 def test_every_reading_verb_speaks_json() -> None:
-    for verb in ("ps", "show", "events", "reap", "doctor", "config", "version", "kill-all"):
+    for verb in ("ps", "show", "events", "reap", "doctor", "config", "kill-all"):
         assert "--format {table,json}" in parser_of(verb).format_help(), verb
 
 

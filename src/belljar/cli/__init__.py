@@ -51,14 +51,13 @@ VERBS = {
     "reap": Entry("host.reap", MACHINES, "finish what dead belljar processes left behind"),
     "image": Entry("image.image", IMAGES, "build, import, list, verify and remove images"),
     "template": Entry("image.template", IMAGES, "list, verify and remove templates (booted guests, frozen)"),
-    "cache": Entry("image.template", IMAGES, "prepare, list and remove disks that later machines find again"),
+    "cache": Entry("image.template", IMAGES, "list and remove disks that later machines find again"),
     "batch": Entry(
         "batch.batch", BATCH, "put belljar into a batch system, check it, take it out; look after this node"
     ),
     "doctor": Entry("host.doctor", HOST, "check what this host offers and explain what it lacks"),
     "config": Entry("host.config", HOST, "show or check the settings"),
-    "completion": Entry("host.completion", HOST, "print a completion script for bash, zsh or fish"),
-    "version": Entry("host.doctor", HOST, "show the version of belljar and of what it stands on"),
+    "completion": Entry("host.completion", HOST, "print a completion script for bash"),
     "internal": Entry("batch.internal", "", "what batch systems and programs call"),
 }
 HIDDEN = frozenset(verb for verb, entry in VERBS.items() if not entry.group)
@@ -122,7 +121,8 @@ def told(act: Callable[[], int], *, detail: bool = False) -> int:
     if isinstance(problem, BelljarError):
         message, hint, code = problem.message, problem.hint, problem.exit_code
     elif isinstance(problem, MemoryError):
-        message, hint = _out_of_memory()
+        message = "no more memory for this process"
+        hint = "See its limits (`ulimit -a`) and `belljar doctor`: a machine wants its own memory and half a GiB."
     elif isinstance(problem, OSError):
         if isinstance(problem, BrokenPipeError) and _reader_is_gone():
             raise problem
@@ -176,20 +176,6 @@ def _filled(hint: str, args: Namespace) -> str:
     hint = hint.replace("belljar VERB", args.prog)
     filled = about(hint, getattr(args, "machine", None) or "ID")
     return f"{filled} `belljar ps -a` lists each ID." if filled != about(filled, "") else filled
-
-
-def _out_of_memory() -> tuple[str, str]:
-    """What to say where this very process cannot get more memory."""
-    import resource
-
-    for limit, option in ((resource.RLIMIT_AS, "-v"), (resource.RLIMIT_DATA, "-d")):
-        most, _ = resource.getrlimit(limit)
-        if most != resource.RLIM_INFINITY:
-            return (
-                f"no more memory: this process may have {most >> 10} KiB (ulimit {option})",
-                f"Raise that limit: a machine wants its own memory and half a GiB (`ulimit {option} unlimited`).",
-            )
-    return "no more memory on this host", "Wait for other programs to end; `belljar doctor` shows what this host has."
 
 
 def split(arguments: Sequence[str]) -> CommandLine:

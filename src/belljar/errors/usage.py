@@ -137,7 +137,7 @@ class DirectoryTooLarge(UsageError):
 class NotOurs(UsageError):
     """A file of somebody else's stands where one of ours is to be."""
 
-    hint = "Move it away, or merge what `belljar batch install --print` shows into it by hand."
+    hint = "Move it away, or merge what `belljar batch install --dry-run` shows into it by hand."
 
 
 class NotPermitted(UsageError):

@@ -103,11 +103,21 @@ def test_the_umask_is_read_without_changing_it(build: Build) -> None:
 
 
 def test_the_environment_is_small_unless_inherited_and_the_last_word_counts(
-    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    build: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINE", "1")
-    (tmp_path / "env").write_bytes(b"# a comment\n\nA=file\nB=with = and # inside\n")
-    words = ("--env-file", str(tmp_path / "env"), "--env", "A=word", "--env", "MINE", "--env", "NOT_SET")
+    words = (
+        "--env",
+        "A=file",
+        "--env",
+        "B=with = and # inside",
+        "--env",
+        "A=word",
+        "--env",
+        "MINE",
+        "--env",
+        "NOT_SET",
+    )
     plain = dict(payload_of(build(*words, "--", "true")).env)
     assert plain[b"A"] == b"word" and plain[b"B"] == b"with = and # inside" and plain[b"MINE"] == b"1"
     assert b"NOT_SET" not in plain and plain[b"HOME"]

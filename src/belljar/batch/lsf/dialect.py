@@ -153,7 +153,7 @@ def command_of(here: Surroundings) -> tuple[bytes, bytes]:
     if not found:
         raise NotInAJob(
             f"{file or '$LSB_JOBFILENAME'}: no command behind `exec wrap-lsf;`",
-            hint="Set JOB_STARTER as `belljar batch install lsf --print` shows it.",
+            hint="Set JOB_STARTER as `belljar batch install lsf --dry-run` shows it.",
         )
     # A script that came on bsub's standard input stands in the file as a here-document, and its text may say anything;
     # the line that runs it comes after it.

@@ -36,53 +36,18 @@ def build(args: argparse.Namespace, house: House) -> int:
 
 def import_(args: argparse.Namespace, house: House) -> int:
     from belljar.image.intake.sources import Order, bring
+    from belljar.jobs.disks import survey, told_of
 
     context = Context(args.context)
     order = Order(
         args.source, args.name, args.kernel, args.initrd, args.append, args.firmware, is_disc=args.kind == "iso",
         sha256=args.sha256.lower(), context=context, signer=args.signer,
     )  # fmt: skip
-    image = bring(house.images, order, lambda *told: image_disk.survey(house, *told), _judge(context, args.name))
-    if words := told_of(image, args.firmware):
+    image = bring(house.images, order, lambda *told: survey(house, *told), _judge(context, args.name))
+    if words := told_of(image):
         print(f"belljar: {words}", file=sys.stderr)
     print(image.digest)
     return 0
-
-
-AGENT_BY = {
-    Context.CLOUD_INIT: "its cloud-init starts the agent",
-    Context.INJECT: "before its first job a machine puts the agent into a layer above it",
-    Context.SSH: "its ssh server brings the agent",
-    Context.NONE: "nothing in it is known to start the agent: install that (`belljar image agent --help`)",
-}
-
-
-NOT_LOOKED_INTO = (
-    "its file systems were not looked into, which takes a machine of `image.default`: import it again when that image is here;"
-    " or say how its guests get the agent (`belljar image set --context`), or install it (`belljar image agent --help`)"
-)
-
-
-def told_of(image: Image, asked: str) -> str:
-    """What its importer should know of how an image starts, and how its guests get the agent; "" where all is as usual."""
-    means = means_of(image)
-    chosen = choose(Context.AUTO, means, image.called).context
-    if image.is_disc or (image.kernel is not None and chosen is not Context.NONE):
-        return ""
-    if image.kernel is not None:
-        start = "a kernel starts it directly"
-    elif asked in ("bios", "uefi"):
-        start = f"it boots by {asked}, as asked"
-    elif means.is_known:
-        start = "it boots by firmware, for no kernel that belljar can start was found in it"
-    else:
-        start = "it boots by firmware"
-    agent = AGENT_BY[chosen]
-    if chosen is Context.NONE and means.agent:
-        agent = "it starts the agent itself"
-    elif chosen is Context.NONE and not means.is_known:
-        agent = NOT_LOOKED_INTO
-    return f"image {image.called}: {start}; {agent}"
 
 
 def _judge(context: Context, name: str) -> Judge | None:

@@ -219,7 +219,6 @@ def _exec_options(parser: argparse.ArgumentParser) -> None:
         f"""
         --user NAME|UID[:GID] | who the command is (default: the machine's user)
         --env K=V * | set a variable; K alone passes the caller's
-        --env-file FILE * | lines K=V; # begins a comment line
         --inherit-env | pass the caller's whole environment
         --cwd PATH | working directory in the guest (default: the payload's)
         -t --tty | give the command a terminal

@@ -191,7 +191,7 @@ def account_of(wanted: str | None) -> Account:
 
 
 def environment(args: argparse.Namespace, account: Account) -> tuple[tuple[bytes, bytes], ...]:
-    """The payload's variables: a small fixed set or the caller's, then files, then single ones; the last one counts."""
+    """The payload's variables: a small fixed set or the caller's, then single ones; the last one counts."""
     if args.inherit_env:
         env = dict(os.environb)
     else:
@@ -200,8 +200,6 @@ def environment(args: argparse.Namespace, account: Account) -> tuple[tuple[bytes
             env[b"TERM"] = term
     if getattr(args, "scratch", None) is not None:
         env[b"TMPDIR"] = os.fsencode(SCRATCH_PLACE)
-    for path in args.env_file:
-        env.update(_env_file(path))
     for word in args.env:
         name, equals, value = os.fsencode(word).partition(b"=")
         if not name:
@@ -211,23 +209,6 @@ def environment(args: argparse.Namespace, account: Account) -> tuple[tuple[bytes
         elif name in os.environb:
             env[name] = os.environb[name]
     return tuple(env.items())
-
-
-def _env_file(path: str) -> dict[bytes, bytes]:
-    try:
-        with open(path, "rb") as file:
-            lines = file.read(LARGEST_SCRIPT).splitlines()
-    except OSError as exc:
-        raise BadOption(f"--env-file {path}: {exc.strerror}") from exc
-    found = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.lstrip().startswith(b"#"):
-            continue
-        name, equals, value = line.partition(b"=")
-        if not equals or not name.strip():
-            raise BadOption(f"--env-file {path}, line {number}: not of the form K=V")
-        found[name.strip()] = value
-    return found
 
 
 def working_directory(wanted: str | None, account: Account) -> bytes | None:

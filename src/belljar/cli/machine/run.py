@@ -149,7 +149,6 @@ OPTIONS = f"""
 --in PATH[:DST] * @inputs | file or folder copied in before
 --out PATH[:DST] * @outputs | file or folder of the guest copied out after, also after a failure
 --env K=V * | set a variable; K alone passes the caller's
---env-file FILE * | lines K=V; # begins a comment line
 --inherit-env | pass the caller's whole environment
 --cwd PATH | working directory in the guest (default: the caller's path, or the home of another --user; made when missing)
 --user NAME|UID[:GID] | who the payload is (default: the caller)
@@ -163,7 +162,7 @@ OPTIONS = f"""
 [limits and records]
 --timeout TIME | TERM the payload after this long, such as 90s or 2h
 --grace TIME | time between TERM and the machine's end
---collect PATH * | file or folder of the guest that is kept with the machine's records (`belljar logs ID --collected FILE`)
+--collect PATH * | file or folder of the guest that is kept with the machine's records (`belljar logs ID --collected`)
 --report FILE | write the outcome there as JSON
 --keep | keep the machine's disk and records for inspection
 """

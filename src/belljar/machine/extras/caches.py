@@ -108,21 +108,6 @@ def take(folders: Folders, size: int) -> tuple[Cache, Lock, str]:
     raise HostError(f"{folder}: all {MOST} caches are in use")
 
 
-def prepare(folders: Folders, count: int, size: int) -> Iterator[Cache]:
-    """Have so many caches ready. Those in use, and those in order, stay as they are."""
-    check_size(size)
-    folder = private_folder(folder_of(folders))
-    for number in range(min(count, MOST)):
-        cache = Cache(number, folder / f"{number}.raw")
-        if lock := try_lock(cache.lock):
-            try:
-                if trouble(cache, size):
-                    make(cache, size)
-                    yield cache
-            finally:
-                lock.release()
-
-
 def remove(folders: Folders) -> Iterator[Cache]:
     """Remove every cache that is not in use."""
     for cache in found(folders):
