@@ -13,6 +13,7 @@ import select
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -54,19 +55,11 @@ def _work(orders: SimpleQueue[Order[T] | None]) -> None:
 
 def _carry_out(call: Callable[[], T], future: asyncio.Future[T]) -> None:
     try:
-        settle: Callable[[], None] = _done(future, call())
+        answer = partial(future.set_result, call())
     except BaseException as exc:
-        settle = _failed(future, exc)
+        answer = partial(future.set_exception, exc)
     with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-        future.get_loop().call_soon_threadsafe(settle)
-
-
-def _done(future: asyncio.Future[T], result: T) -> Callable[[], None]:
-    return lambda: None if future.done() else future.set_result(result)
-
-
-def _failed(future: asyncio.Future[T], error: BaseException) -> Callable[[], None]:
-    return lambda: None if future.done() else future.set_exception(error)
+        future.get_loop().call_soon_threadsafe(lambda: None if future.done() else answer())
 
 
 class FdSource:
