@@ -48,7 +48,7 @@ class Box(Protocol):
 
 
 class World(Protocol):
-    """Where the agent runs: a guest, or a rehearsal on the host."""
+    """Where the agent runs: a guest; in tests also a process of the host."""
 
     quiet: float  # seconds between the last thing that settling does and its answer
     kept: dict[bytes, int]  # files of payloads that are there, empty and open

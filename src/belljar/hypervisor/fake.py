@@ -6,7 +6,7 @@
     domain.happen(EventKind.PANICKED)   # what a guest or QEMU may do by itself
     domain.end()
 
-`run_guest`, when given, is called with each new domain: it may hand `domain.guest` to a real agent in rehearsal.
+`run_guest`, when given, is called with each new domain: it may hand `domain.guest` to a real agent.
 """
 
 from __future__ import annotations
