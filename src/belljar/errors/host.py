@@ -125,11 +125,9 @@ class NetworkFailed(HostError):
 
 
 class LibvirtLost(HostError):
-    """libvirt's daemon ended, does not answer in time, or uses more memory than its limit."""
+    """libvirt's daemon ended, or does not answer in time."""
 
-    hint = (
-        "See the daemon's log; `libvirt.restart_command` lets belljar restart it, `belljar doctor` tries a connection."
-    )
+    hint = "See the daemon's log, and restart it; `belljar doctor --only libvirt` tries a connection."
 
 
 class HypervisorError(BelljarError):

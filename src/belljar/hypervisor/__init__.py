@@ -61,12 +61,6 @@ class LibvirtSettings:
 
     timeout: float = setting(15.0, "longest time libvirt's daemon may take to answer a call", unit="seconds")
     start_timeout: float = setting(60.0, "longest time it may take to start a guest's process", unit="seconds")
-    watch: float = setting(10.0, "time between two looks at the daemon of a running machine", unit="seconds")
-    memory_limit: int = setting(2 << 30, "a daemon that uses more is a node fault; 0: no limit", unit="bytes")
-    restart_command: tuple[str, ...] = setting(
-        (), "program and arguments that end the daemon and return when a new one answers; empty: none"
-    )
-    restart_timeout: float = setting(60.0, "longest time that program may take", unit="seconds")
     folder: str = setting(
         "",
         "folder of the sockets between belljar and QEMU, a short path;"

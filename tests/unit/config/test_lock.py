@@ -20,7 +20,7 @@ LOCKED = {
     "image.sources": "['/home/me/images']",
     "paths.site_store": "'/home/me/store'",
     "paths.run": "'/home/me/run'",
-    "libvirt.restart_command": "['/home/me/x']",
+    "libvirt.folder": "'/home/me/x'",
     "batch.allow": "['* *']",
     "site.lock": "[]",
 }

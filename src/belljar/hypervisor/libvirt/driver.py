@@ -13,25 +13,26 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import BadSetting, DomainDied, DriverLacks, ImageCorrupt, LibvirtRefused, TemplateError
+from belljar.errors import BadSetting, DomainDied, DriverLacks, LibvirtRefused, TemplateError
 from belljar.host.files import remove_tree
 from belljar.host.processes import all_pids, command_line, kill_and_wait, owner
 from belljar.host.threads import in_thread
 from belljar.hypervisor import NO_TRACES, DomainSpec, LibvirtSettings, Settings, Template, Traces
-from belljar.hypervisor.libvirt.daemon import Daemon, identity, resident
-from belljar.hypervisor.libvirt.domain import Carrier, LibvirtDomain, needs_carrier
+from belljar.hypervisor.libvirt.domain import Carrier, LibvirtDomain
 from belljar.hypervisor.libvirt.lines import Lines, default_log_folder, has_keeper, sweep
+from belljar.hypervisor.libvirt.link import Link, open_link
 from belljar.hypervisor.libvirt.starting import Attempt, Started, is_machine
 from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml
 from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu.driver import discard, has_uuid_of, uses_uefi
 from belljar.hypervisor.qemu.host import QemuHost
 from belljar.hypervisor.qemu.process.launch import layers
-from belljar.model import MIB, MachineId, ShareKind
+from belljar.model import MachineId, ShareKind
 from belljar.records import dataclass
 
 DRIVER = re.compile(r"libvirt:(qemu(\+unix)?:///(system|session)(\?[!-~]*)?)")
 CHANNEL = "channel"
+WITH_STREAMS = (7, 2, 0)  # QEMU that has `-netdev stream`
 COLD = "machines by libvirt are always booted cold"
 OF_LIBVIRT = b",debug-threads="  # how libvirt goes on after a domain's name
 
@@ -65,16 +66,22 @@ class LibvirtHypervisor(QemuHost):
         self.uri = meant.uri
         self._is_callers = meant.is_session and os.geteuid() != 0  # root's session is the system's daemon
         self._libvirt = libvirt
-        self.daemon = Daemon(self.uri, libvirt, store)
         self._base = Path(libvirt.folder) if libvirt.folder else default_folder(os.geteuid())
         self._logs = Path(libvirt.log_folder) if libvirt.log_folder else default_log_folder(os.geteuid())
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def check(self, spec: DomainSpec) -> None:
-        check(spec)
-        if spec.nic is not None:
-            needs_carrier(spec.nic, self.abilities)
+        if any(share.kind is ShareKind.VIRTIOFS for share in spec.shares):
+            raise DriverLacks(
+                "a folder shared by virtiofs: not with machines by libvirt",
+                hint="Share the folder without `virtiofs:`; docs/libvirt.md tells what machines by libvirt do not have.",
+            )
+        if spec.nic is not None and self.abilities.version < WITH_STREAMS:
+            raise DriverLacks(
+                f"a machine's network with {self.abilities.name}: by libvirt it takes QEMU 7.2",
+                hint='Ask for no network, or have the machine run by `machine.hypervisor = "qemu"`.',
+            )
 
     def start(self, spec: DomainSpec) -> LibvirtDomain:
         """Blocks until the guest runs or a deadline of `[libvirt]` has passed; `launch` does not."""
@@ -102,12 +109,11 @@ class LibvirtHypervisor(QemuHost):
     def _attempt(self, spec: DomainSpec) -> Attempt:
         self.check(spec)
         sweep(self._logs, NAME, {id for id, _ in self.alive()}, time.time())
-        is_carried = spec.nic is not None and needs_carrier(spec.nic, self.abilities)
-        names = (CHANNEL, "console", *(["card"] if is_carried else []))
+        names = (CHANNEL, "console", *(["card"] if spec.nic else []))
         lines = Lines(self._base / spec.id, spec.owner, names, (self._log_of(spec.id), spec.folder / "qemu.log"))
         write = lambda: domain_xml(spec, self._ends(spec, lines))  # noqa: E731
         emulator = abilities.find(self._settings.binary)
-        return Attempt(spec, self.daemon, self._libvirt, lines, write, lambda: self._pid_of(spec), emulator)
+        return Attempt(spec, self._connect, self._libvirt, lines, write, lambda: self._pid_of(spec), emulator)
 
     def _ends(self, spec: DomainSpec, lines: Lines) -> Ends:
         boot = spec.boot
@@ -124,7 +130,7 @@ class LibvirtHypervisor(QemuHost):
             below=tuple(self._below(it, lines) for it in spec.disks),
             label=None if self._is_callers else spec.owner,
             seed=lines.readable(spec.seed, "seed") if spec.seed else None,
-            card=lines.path("card") if "card" in lines.names else None,
+            card=lines.path("card") if spec.nic else None,
         )
 
     def _below(self, disk: Any, lines: Lines) -> tuple[Path, ...]:
@@ -135,20 +141,20 @@ class LibvirtHypervisor(QemuHost):
     def cloning(self) -> str:
         return f"there is no template: {COLD}"
 
-    def examine(self) -> tuple[str, str]:
-        """Who answers, in words, and why it is too large; "" when it is not. Raises LibvirtLost, LibvirtRefused,
-        CommandMissing."""
-        link = self.daemon.connect()
+    def _connect(self) -> Link:
+        return open_link(self.uri, self._libvirt.timeout)
+
+    def examine(self) -> str:
+        """Who answers, in words. Raises LibvirtLost, LibvirtRefused, CommandMissing."""
+        link = self._connect()
         try:
             version = link.call("its version", lambda it: it.getLibVersion())
             emulator = abilities.find(self._settings.binary)
             link.call("what QEMU can do", lambda it: it.getDomainCapabilities(emulator), self._libvirt.start_timeout)
-            who = identity(link)
         finally:
             link.abandon()
         number = f"{version // 1000000}.{version // 1000 % 1000}.{version % 1000}"
-        process = f"pid {who.pid}, {resident(who.pid) // MIB} MiB" if who else "a process that cannot be told"
-        return f"libvirt {number} answers at {self.uri} ({process})", self.daemon.too_large(who)
+        return f"libvirt {number} answers at {self.uri}"
 
     # -- by the mark -------------------------------------------------------------------------------------------------
 
@@ -181,7 +187,7 @@ class LibvirtHypervisor(QemuHost):
         discard(id, traces, patience)  # what carried its network
 
     def _destroy(self, id: MachineId) -> None:
-        link = self.daemon.connect()
+        link = self._connect()
         try:
             handle = link.find(NAME + id)
             if handle is not None and is_machine(handle, id):
@@ -223,15 +229,3 @@ def folder_of(argv: list[bytes], id: MachineId) -> Path | None:
         if path.startswith("/") and path.endswith(end):
             return Path(path.removesuffix(end))
     return None
-
-
-def check(spec: DomainSpec) -> None:
-    """Refuse what libvirt cannot give, by name. Raises DriverLacks."""
-    if any(share.kind is ShareKind.VIRTIOFS for share in spec.shares):
-        raise DriverLacks(
-            "a folder shared by virtiofs: not with machines by libvirt",
-            hint="Share the folder without `virtiofs:`; docs/libvirt.md tells what machines by libvirt do not have.",
-        )
-    for disk in spec.disks:
-        if disk.format not in ("raw", "qcow2"):
-            raise ImageCorrupt(f"{disk.path}: a disk of format {disk.format}")

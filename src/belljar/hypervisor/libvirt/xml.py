@@ -44,7 +44,7 @@ class Ends:
     below: tuple[tuple[Path, ...], ...] = ()  # what each further disk stands on, the upper ones first
     label: tuple[int, int] | None = None  # uid and gid of the process; None: libvirt's choice
     seed: Path | None = None
-    card: Path | None = None  # where the frames of its card go to; None: libvirt's own user network, if any
+    card: Path | None = None  # where the frames of its card go to
 
 
 def domain_xml(spec: DomainSpec, ends: Ends) -> str:
@@ -145,7 +145,7 @@ def devices(domain: Element, spec: DomainSpec, ends: Ends) -> list[str]:
     controllers(every, slots)
     for share in spec.shares:
         shared_folder(every, share.tag, share.source, slots, readonly=share.readonly)
-    words = network_card(every, spec, ends, slots)
+    words = network_card(spec, ends, slots)
     lines(every, ends)
     extras(every, slots)
     return words
@@ -241,21 +241,13 @@ def shared_folder(every: Element, tag: str, source: str, slots: Iterator[int], *
     place(export, slots)
 
 
-def network_card(every: Element, spec: DomainSpec, ends: Ends, slots: Iterator[int]) -> list[str]:
-    """QEMU's own user network where it is open. Otherwise a line to a process of ours, which libvirt has no words for:
-    what is returned is QEMU's."""
+def network_card(spec: DomainSpec, ends: Ends, slots: Iterator[int]) -> list[str]:
+    """A line to a process of ours, in QEMU's words: libvirt has none for it."""
     if spec.nic is None:
         return []
-    if ends.card is not None:
-        wire = {"server": False, "addr": {"type": "unix", "path": str(ends.card)}}
-        device = f"{MODERN_PCI},netdev=net,mac={spec.nic.mac},romfile=,bus=pcie.0,addr={free(slots):#x}"
-        return ["-netdev", compact({"type": "stream", "id": "net"} | wire), "-device", device]
-    card = SubElement(every, "interface", type="user")
-    SubElement(card, "mac", address=spec.nic.mac)
-    SubElement(card, "model", type=MODERN)
-    SubElement(card, "rom", enabled="no")
-    place(card, slots)
-    return []
+    wire = {"server": False, "addr": {"type": "unix", "path": str(ends.card)}}
+    device = f"{MODERN_PCI},netdev=net,mac={spec.nic.mac},romfile=,bus=pcie.0,addr={free(slots):#x}"
+    return ["-netdev", compact({"type": "stream", "id": "net"} | wire), "-device", device]
 
 
 def passed_on(domain: Element, words: list[str]) -> None:
