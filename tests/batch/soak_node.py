@@ -34,8 +34,7 @@ from belljar.hypervisor.fake import FakeHypervisor
 from belljar.image.fake import FakeOverlays, FakeStore
 from belljar.jobs import hooks as batch_hooks
 from belljar.jobs import wrap
-from belljar.jobs.client import runner
-from belljar.jobs.node import Known
+from belljar.jobs.node import Known, runner
 
 NODE = "n1"
 # `sbatch --comment=vm=debian12 -t 5 job.sh` under Slurm 22.05.8: what the job got, its number and its folder left out.

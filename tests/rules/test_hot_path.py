@@ -40,7 +40,7 @@ def test_the_parts_that_run_a_job_are_made_without_anything_heavy() -> None:
     loaded = loaded_by(
         "from belljar.cli import parser_of\nparser_of('run')\n"
         "from belljar.assembly import House\n"
-        "from belljar.cli.machine import run, request\nfrom belljar.jobs import attend, caller\n"
+        "from belljar.cli.machine import run, request\nfrom belljar.jobs import attend, starting\n"
         "house = House(None)\n"
         "house.supervisor(), house.reaper, house.images, house.hypervisor"
     )

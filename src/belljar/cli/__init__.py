@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from belljar.host import descriptors
 from belljar.host.quick_imports import quickly
-from belljar.jobs import words
+from belljar.jobs import complain
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def told(act: Callable[[], int], *, detail: bool = False) -> int:
         import traceback
 
         traceback.print_exception(problem)
-    words.complain(message, hint)
+    complain(message, hint)
     return code
 
 

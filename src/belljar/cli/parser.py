@@ -61,7 +61,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Raises BadOption with the word that was meant."""
         if action.choices is not None and value not in action.choices:
-            from belljar.jobs.words import plain
+            from belljar.jobs import plain
 
             words = [str(one) for one in action.choices]
             what = action.metavar if isinstance(action.metavar, str) else "/".join(action.option_strings) or action.dest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from belljar.jobs.words import plain
+from belljar.jobs import plain
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from belljar.errors import BelljarError, ImageUnknown
 from belljar.host import commands, files
-from belljar.jobs.words import size
+from belljar.jobs import size
 from belljar.model import GIB, MIB
 from belljar.records import dataclass
 

@@ -56,7 +56,7 @@ def log(system: str, act: str, text: str, verbose: bool) -> None:
     """One line in the system's log; on stderr, which may be the job's own output file, only with -v."""
     import syslog
 
-    from belljar.jobs.words import plain
+    from belljar.jobs import plain
 
     line = plain(f"belljar internal {act} {system}: {text}")[:500]
     with suppress(OSError):
@@ -130,7 +130,7 @@ def account(dialect: Dialect, node_name: str, report: Report, house: House) -> N
     """Count it; close the node where it was one fault too many."""
     from belljar.batch.node import faults
     from belljar.jobs import node
-    from belljar.jobs.client import runner
+    from belljar.jobs.node import runner
 
     settings = house.settings.batch
     memory = faults.Memory(node.memory_folder(house), dialect.name, node_name)
@@ -152,7 +152,7 @@ def own(system: str, words: list[str], house: House) -> int:
     """A program that only this system has. Most of them run as a job's user: what that user may not set, or has set
     wrongly, is told to the job by the wrapper; here it changes nothing."""
     from belljar.batch.system import Call
-    from belljar.jobs.client import client_of
+    from belljar.jobs.node import client_of
 
     name, *rest = words or [""]
     hook = batch.load(system).hook(name)
@@ -181,7 +181,7 @@ def go_by_the_site(house: House) -> None:
 def ask(system: str, house: House) -> int:
     """How many running jobs the system knows, asked as any job's user would. Raises CommandFailed."""
     from belljar.batch.node.orphans import ask
-    from belljar.jobs.client import runner
+    from belljar.jobs.node import runner
 
     answer = ask(batch.load(system).dialect, runner(house, system, house.settings.batch.ask_timeout))
     if answer.living is None:

@@ -16,7 +16,7 @@ from belljar.batch.install import record as records
 from belljar.batch.install.engine import Engine
 from belljar.batch.install.pieces import OurFile, Piece, Place, SiteOfSystem
 from belljar.errors import BadOption, HostError
-from belljar.jobs.client import own_prefix
+from belljar.jobs.node import own_prefix
 from belljar.records import dataclass, field
 
 if TYPE_CHECKING:

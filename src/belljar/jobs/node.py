@@ -1,13 +1,16 @@
-"""This node: taken out of service and put back, and whether a machine works on it."""
+"""This node: its systems' commands; taken out of service and put back; whether a machine works on it."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from belljar import batch
+from belljar.batch.install import commands as client
 from belljar.batch.job.terms import one_line
 from belljar.batch.node import faults
 from belljar.errors import BelljarError, CommandFailed
@@ -15,6 +18,7 @@ from belljar.host.privileges import User, as_user, user_of
 from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
+    from belljar.batch.install.commands import Client
     from belljar.batch.job.terms import Dialect
     from belljar.batch.job.verdict import Run
     from belljar.jobs import House
@@ -24,6 +28,30 @@ TEST_TIMEOUT = 300.0  # seconds for the self-check's machine: it may have to boo
 TESTERS = ("belljar", "nobody")
 KEPT_FOLDER = 0o700
 OUR_WORD = "belljar"  # begins every reason of ours
+
+
+def runner(house: House, system: str, timeout: float) -> Run:
+    """How a command of the system is run; where they are is looked up when there is one."""
+
+    def run(argv: tuple[str, ...]) -> bytes:
+        return client_of(house, system).run(argv, timeout)
+
+    return run
+
+
+def client_of(house: House, system: str) -> Client:
+    """By the list that `batch install` made. Without one, what is in PATH has to do: there it is a person who asks."""
+    launcher = house.commands or own_prefix() / "libexec/belljar"
+    known = client.read(client.path_of(launcher, system), system)
+    return known or client.find(system, batch.load(system).site.needs, None, os.environ)
+
+
+def own_prefix() -> Path:
+    """Where this installation has its files: PREFIX of PREFIX/lib/belljar, else of the Python that runs it."""
+    lib = Path(__file__).resolve().parents[2]
+    if lib.name == "lib":
+        return lib.parent
+    return Path(sys.prefix) if sys.prefix != "/usr" else Path("/usr/local")
 
 
 def memory_folder(house: House) -> Path:
@@ -147,9 +175,8 @@ def tester() -> User:
 def self_check(house: House, image: str, start: Start | None = None) -> Outcome:
     """A machine of this image that ran `true`, started as the settings say unless told how. Raises CommandFailed."""
     from belljar.host.caller import caller
-    from belljar.jobs.asking import make_request
     from belljar.jobs.attend import attend
-    from belljar.jobs.caller import widen_limits
+    from belljar.jobs.starting import make_request, widen_limits
     from belljar.model import Payload, RunPayload, StdinKind
 
     null = StdinKind.NULL

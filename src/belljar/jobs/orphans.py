@@ -16,8 +16,7 @@ from belljar.errors import BelljarError
 from belljar.host.files import private_folder, read_json, write_whole
 from belljar.host.locks import locked
 from belljar.host.privileges import User
-from belljar.jobs.client import runner
-from belljar.jobs.node import memory_folder
+from belljar.jobs.node import memory_folder, runner
 from belljar.jobs.users import asked_as, users_of
 from belljar.reading import from_json
 from belljar.records import dataclass

@@ -19,7 +19,7 @@ from belljar.batch.job.terms import Ending, Job, Surroundings, Verdict
 from belljar.errors import OUR_FAILURE, BadOption, BadSetting, BelljarError, HostError, ImageUnknown, NoStore
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import read_capped
-from belljar.jobs.words import complain, tell_troubles
+from belljar.jobs import complain, tell_troubles
 from belljar.model import Cause, Outcome, OutcomeClass
 from belljar.records import replace
 
@@ -58,7 +58,7 @@ def run(system: str, words: list[str], house: House) -> int:
     except OSError as exc:
         problem = HostError(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc))
         outcome = refused(problem, job, image, settings)
-    from belljar.jobs.client import runner
+    from belljar.jobs.node import runner
 
     return leave(dialect, job, outcome, settings.batch, runner(house, system, settings.batch.ask_timeout))
 
@@ -176,7 +176,7 @@ def become(here: Surroundings, job: Job, house: House, settings: batch.Settings)
     except OSError as exc:
         if command.unstarted is not None:
             from belljar.batch.job.verdict import carry_out
-            from belljar.jobs.client import runner
+            from belljar.jobs.node import runner
 
             run = runner(house, job.system, settings.ask_timeout)
             return end(carry_out(command.unstarted(exc), run)[0])
@@ -232,7 +232,7 @@ def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcom
     from belljar.batch.job.request import asker_of
     from belljar.host.caller import caller
     from belljar.jobs.attend import attend
-    from belljar.jobs.caller import START_PATIENCE, widen_limits
+    from belljar.jobs.starting import START_PATIENCE, widen_limits
 
     widen_limits()
     house.reaper.quick(START_PATIENCE)  # what cannot be finished is the site's affair, not this job's
@@ -253,8 +253,8 @@ def make_request(here: Surroundings, job: Job, image: str, house: House) -> Requ
     from belljar.batch.job.request import Caller, build
     from belljar.host.caller import caller as own
     from belljar.host.caller import rlimits, umask
-    from belljar.jobs.caller import kind
     from belljar.jobs.shares import of_site
+    from belljar.jobs.starting import kind
 
     settings = house.settings
     caller = Caller(

@@ -21,8 +21,8 @@ from belljar.batch.slurm import site as site_of_slurm
 from belljar.cli import main
 from belljar.config import BadSettings
 from belljar.jobs import check as batch_look
-from belljar.jobs.client import own_prefix
 from belljar.jobs.hooks import go_by_the_site
+from belljar.jobs.node import own_prefix
 from belljar.network import AntiSpoofing
 from belljar.network import Settings as Network
 
@@ -230,7 +230,7 @@ def test_the_prefix_is_where_belljar_is_installed() -> None:
 
 
 def test_an_installed_belljar_has_its_launchers_beside_its_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("belljar.jobs.client.__file__", "/opt/belljar/lib/belljar/jobs/client.py")
+    monkeypatch.setattr("belljar.jobs.node.__file__", "/opt/belljar/lib/belljar/jobs/node.py")
     assert own_prefix() == Path("/opt/belljar")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from belljar.cli.machine.run import Report, leave
 from belljar.errors import BadOption
-from belljar.jobs.words import tell_troubles
+from belljar.jobs import tell_troubles
 from belljar.model import Cause, Outcome, OutcomeClass
 
 END = Outcome("0123456789ab", Cause.FINISHED, OutcomeClass.PAYLOAD, exit_code=3)
@@ -54,9 +54,9 @@ def test_the_exit_code_stays_where_nothing_can_be_told() -> None:
     code = """
 import sys
 from belljar import cli
-from belljar.jobs import words
+from belljar.jobs import complain
 def main(*arguments):
-    words.complain("a word", "a hint")
+    complain("a word", "a hint")
     return 3
 cli.main = main
 cli.entry()

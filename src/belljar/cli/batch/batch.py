@@ -17,11 +17,10 @@ from belljar.batch.node import faults
 from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import as_json, show
 from belljar.errors import BadOption, BelljarError
-from belljar.jobs import node
-from belljar.jobs.client import runner
+from belljar.jobs import complain, node, plain
 from belljar.jobs.install import Asked, Site, site_for
 from belljar.jobs.kvm import of_users
-from belljar.jobs.words import complain, plain
+from belljar.jobs.node import runner
 
 if TYPE_CHECKING:
     from belljar.assembly import House

@@ -10,9 +10,9 @@ from belljar.cli.render import as_json
 from belljar.config import inspect
 from belljar.config.reference import all_mistakes
 from belljar.errors import BadOption
+from belljar.jobs import plain
 from belljar.jobs.doctor import CHECKS as CHECKS_OF_HOST
 from belljar.jobs.doctor import Check, Finding, Grade, fail, ok
-from belljar.jobs.words import plain
 
 if TYPE_CHECKING:
     from belljar.assembly import House

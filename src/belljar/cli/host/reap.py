@@ -39,8 +39,7 @@ def reap(args: argparse.Namespace, house: House) -> int:
 
 
 def _reap_batch(args: argparse.Namespace, house: House) -> int:
-    from belljar.jobs import orphans
-    from belljar.jobs.words import complain
+    from belljar.jobs import complain, orphans
 
     systems = batch.names() if args.batch == "all" else (args.batch,)
     found, trouble = orphans.settle(house, systems, dry=args.dry_run)

@@ -13,7 +13,7 @@ from belljar.cli.render import moment
 from belljar.cli.render import show as put
 from belljar.context import choose
 from belljar.errors import BadOption
-from belljar.jobs.words import size
+from belljar.jobs import size
 from belljar.machine.planning.contexts import means_by, means_of
 from belljar.model import Context, Firmware
 

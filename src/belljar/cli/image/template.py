@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import as_json, duration, show
 from belljar.errors import TemplateError
-from belljar.jobs.words import size
+from belljar.jobs import size
 from belljar.machine.extras import caches
 from belljar.model import Context, NetworkMode
 
@@ -56,9 +56,9 @@ def build(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.machine.request import above_zero, image_name
     from belljar.errors import ImpossibleSize
     from belljar.host.caller import caller
-    from belljar.jobs.asking import make_request
     from belljar.jobs.attend import build_template
     from belljar.jobs.shares import check_number
+    from belljar.jobs.starting import make_request
     from belljar.model import Payload, RunPayload, Share, ShareKind
 
     shares = [Share("/", f"/share{number}") for number in range(args.shares)]

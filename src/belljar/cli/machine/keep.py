@@ -118,7 +118,7 @@ def _keep(request: Request, stdin: int | None, tied: bool, writer: int, house: H
     answer: dict[str, str] = answer_of(HostError("the machine was cancelled before it was begun"))
     try:
         from belljar.jobs.attend import attend_alone
-        from belljar.jobs.caller import finish_the_dead, widen_limits
+        from belljar.jobs.starting import finish_the_dead, widen_limits
 
         widen_limits()
         finish_the_dead(house)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from belljar.cli.parser import FORMAT, MACHINE, Verb
 from belljar.cli.render import as_json_line
 from belljar.errors import OutputMissing
-from belljar.jobs.words import plain
+from belljar.jobs import plain
 from belljar.journal import read
 from belljar.machine import COLLECTED, CONSOLE_LOG, JOBOUTPUTS, QEMU_LOG, STDERR_LOG, STDOUT_LOG, VIRTIOFSD_LOG
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from belljar.errors import BadOption, BelljarError, ImpossibleSize, InputMissing, UnreadableScript
 from belljar.host.caller import caller, describe, plain_environment, rlimits, umask
-from belljar.jobs.asking import make_request
-from belljar.jobs.caller import kind
 from belljar.jobs.shares import network_of, shares
+from belljar.jobs.starting import kind, make_request
 from belljar.model import (
     SCRATCH_PLACE,
     Account,

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 def run(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.machine import request
+    from belljar.jobs import tell_troubles
     from belljar.jobs.attend import attend
-    from belljar.jobs.caller import finish_the_dead, widen_limits
-    from belljar.jobs.words import tell_troubles
+    from belljar.jobs.starting import finish_the_dead, widen_limits
 
     wanted = request.build(args, house.settings)
     if args.detach:
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace, house: House) -> int:
 
         wanted = with_user_data(wanted, args.user_data, args.user_data_option, args.user_data_file, house)
     outcome = attend(house, wanted)
-    from belljar.jobs.words import complain
+    from belljar.jobs import complain
 
     report.write(outcome)
     tell_troubles(outcome)
@@ -65,7 +65,7 @@ def detach(wanted: Request, args: argparse.Namespace, house: House) -> int:
 def leave(outcome: Outcome) -> int:
     """Turn the outcome into this process's own end."""
     from belljar.host.processes import die_by
-    from belljar.jobs.words import complain
+    from belljar.jobs import complain
 
     if outcome.exit_code is not None and outcome.signal is None and not outcome.error:
         return outcome.exit_code
@@ -107,7 +107,7 @@ class Report:
             write_all(self._descriptor, dumps(outcome) + b"\n")
             os.close(self._descriptor)
         except OSError as exc:
-            from belljar.jobs.words import complain
+            from belljar.jobs import complain
 
             with suppress(OSError):
                 self._empty()  # half a report is none

@@ -14,8 +14,8 @@ from belljar.cli.parser import FORMAT, MACHINE, Verb
 from belljar.cli.render import as_json, duration, moment
 from belljar.cli.render import show as put
 from belljar.errors import BadOption, NotPermitted
+from belljar.jobs import complain, plain, size
 from belljar.jobs.users import reach, rows_of_all
-from belljar.jobs.words import complain, plain, size
 from belljar.journal import JOURNAL, read
 from belljar.machine import COLLECTED, CONSOLE_LOG, KEPT_DISK, OUTCOME, QEMU_LOG, REQUEST, VIRTIOFSD_LOG
 from belljar.machine.life.claim import room_now

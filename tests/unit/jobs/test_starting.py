@@ -14,7 +14,7 @@ from belljar.cli import parser_of
 from belljar.cli.machine import request as words
 from belljar.config import Settings, load
 from belljar.host.caller import caller
-from belljar.jobs.asking import make_request
+from belljar.jobs.starting import make_request
 from belljar.model import GIB, MIB, NetworkMode, OwnWork, Payload, Request, RunPayload, Start
 
 SAID = {"cpus": 2, "memory": GIB, "disk": 9 * GIB, "timeout": 60.0, "grace": 3.0, "name": "mine"}

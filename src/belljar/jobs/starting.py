@@ -1,0 +1,87 @@
+"""What comes before a machine: its request, made by the settings of this host, the streams and limits of this process, and
+clearing away what dead supervisors left. What a batch job asks for is read in `belljar.batch.job.request`."""
+
+from __future__ import annotations
+
+import os
+import resource
+import stat
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from belljar.jobs import complain
+from belljar.model import Context, MachineSpec, NetworkMode, Request, Share, Start, StdinKind, Work
+from belljar.records import fields
+
+if TYPE_CHECKING:
+    from belljar.jobs import House
+
+START_PATIENCE = 2.0  # seconds a start spends on the dead, at most
+SMALL_STACK = 2 << 20  # bytes, for threads of QEMU where a limit counts them
+
+
+class Asked(TypedDict, total=False):
+    """What may be said of a machine. None, or nothing: the settings decide."""
+
+    image: str | None
+    cpus: int | None
+    memory: int | None  # bytes
+    disk: int | None  # bytes
+    network: NetworkMode | None
+    network_name: str
+    shares: tuple[Share, ...]
+    start: Start | None
+    context: Context | None
+    scratch: int | None  # bytes
+    cache: int | None  # bytes
+    name: str
+    requester: str
+    timeout: float | None  # seconds
+    grace: float | None  # seconds between TERM and the end
+    keep: bool
+    labels: Mapping[str, str]
+    collect: tuple[str, ...]
+    collect_limit: int
+
+
+def make_request(settings: Any, work: Work, **asked: Unpack[Asked]) -> Request:
+    """A new request for this work."""
+    ours = settings.machine
+    usual = {name: getattr(ours, name) for name in ("cpus", "memory", "network", "start", "context", "grace")}
+    said = {name: value for name, value in asked.items() if value is not None}
+    facts: dict[str, Any] = {"image": settings.image.default, **usual, **said}
+    facts["labels"] = tuple(asked.get("labels", {}).items())
+    machine = {one.name: facts.pop(one.name) for one in fields(MachineSpec) if one.name in facts}
+    return Request(os.urandom(6).hex(), MachineSpec(**machine), work, created=time.time(), **facts)
+
+
+def kind(number: int) -> StdinKind:
+    """What the caller's descriptor is, as far as the payload can tell the difference."""
+    from belljar.host.descriptors import CLOSED
+
+    if number in CLOSED:
+        return StdinKind.CLOSED
+    facts = os.fstat(number)
+    if stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.makedev(1, 3):
+        return StdinKind.NULL
+    is_stdout = number == 2 and 1 not in CLOSED and os.path.samestat(facts, os.fstat(1))
+    return StdinKind.STDOUT if is_stdout else StdinKind.STREAM
+
+
+def finish_the_dead(house: House) -> None:
+    """What dead supervisors left is cleared away at every start; what cannot be is no reason not to start."""
+    stuck = {one.machine for one in house.reaper.quick(START_PATIENCE) if one.error}
+    if stuck:
+        complain(f"what is left of {', '.join(sorted(stuck)[:3])} cannot be cleared away; see `belljar reap`", "")
+
+
+def widen_limits() -> None:
+    """The caller's soft limits are the payload's, inside. We and QEMU, with its large files, take what we may have."""
+    for limit in (resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE, resource.RLIMIT_DATA, resource.RLIMIT_AS):
+        _, hard = resource.getrlimit(limit)
+        resource.setrlimit(limit, (hard, hard))
+    if resource.getrlimit(resource.RLIMIT_DATA)[1] != resource.RLIM_INFINITY:  # which counts the stack of each thread
+        soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+        if soft == resource.RLIM_INFINITY or soft > SMALL_STACK:
+            resource.setrlimit(resource.RLIMIT_STACK, (SMALL_STACK, hard))
