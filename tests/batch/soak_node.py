@@ -23,10 +23,9 @@ from typing import Any
 import pytest
 
 from belljar.assembly import House
-from belljar.batch import load
+from belljar.batch import load, node
 from belljar.batch.install import commands as client
 from belljar.batch.job.terms import Ending, Surroundings
-from belljar.batch.node import faults as node
 from belljar.errors import ImageCorrupt
 from belljar.guest.fake import FakeGuest, Script
 from belljar.host.privileges import user_of

@@ -4,7 +4,7 @@
     load(name)     a System: its dialect, what its site installs, its own hooks    system.py
     job/           jobs as values: terms, rules, requests, verdicts
     install/       what a site installs: pieces, and the engine that puts them in place and takes them out
-    node/          faults of a node, machines that outlived their jobs
+    node.py        faults of a node, machines that outlived their jobs
 
 A dialect reads the surroundings a job was started in and tells what they mean; what becomes of the machine is judged
 once for all systems (job/verdict.py), and the dialect says it in the system's own words. Nothing here starts a machine.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from belljar.batch import Settings
     from belljar.batch.job.policy import Asker
     from belljar.batch.job.terms import Dialect
-    from belljar.batch.node.faults import Report
+    from belljar.batch.node import Report
     from belljar.jobs import House
 
 USER_TIMEOUT = 10.0  # seconds for the child that works as the job's user
@@ -87,8 +87,8 @@ def prolog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house:
 
 def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house: House) -> None:
     """End what still lives of the job, as its user; count what that user's records say of the node."""
+    from belljar.batch import node
     from belljar.batch.job.terms import one_line
-    from belljar.batch.node import faults as node
 
     id, name = dialect.epilog(env, words)
     user = user_of(name)
@@ -128,7 +128,7 @@ def end_machines(house: House, job: str) -> list[str]:
 
 def account(dialect: Dialect, node_name: str, report: Report, house: House) -> None:
     """Count it; close the node where it was one fault too many."""
-    from belljar.batch.node import faults
+    from belljar.batch import node as faults
     from belljar.jobs import node
     from belljar.jobs.node import runner
 
@@ -180,7 +180,7 @@ def go_by_the_site(house: House) -> None:
 
 def ask(system: str, house: House) -> int:
     """How many running jobs the system knows, asked as any job's user would. Raises CommandFailed."""
-    from belljar.batch.node.orphans import ask
+    from belljar.batch.node import ask
     from belljar.jobs.node import runner
 
     answer = ask(batch.load(system).dialect, runner(house, system, house.settings.batch.ask_timeout))

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar import batch
+from belljar.batch import node as faults
 from belljar.batch.install import commands as client
 from belljar.batch.job.terms import one_line
-from belljar.batch.node import faults
 from belljar.errors import BelljarError, CommandFailed
 from belljar.host.privileges import User, as_user, user_of
 from belljar.records import dataclass, replace

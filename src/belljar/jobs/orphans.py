@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar import batch
-from belljar.batch.node.orphans import Answer, Decision, Live, ask, decide
+from belljar.batch.node import Answer, Decision, Live, ask, decide
 from belljar.errors import BelljarError
 from belljar.host.files import private_folder, read_json, write_whole
 from belljar.host.locks import locked

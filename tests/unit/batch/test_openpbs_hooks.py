@@ -107,10 +107,6 @@ def test_a_script_with_an_image_is_started_through_the_wrapper(hooks: Hooks) -> 
     }  # fmt: skip
 
 
-def test_the_smaller_limit_of_cpu_time_counts(hooks: Hooks) -> None:
-    assert facts_of(hooks.launch(Asked(script="x", resources={**VM, "cput": "00:01:00", "pcput": "6"})))["cput"] == 6
-
-
 def test_the_queue_and_the_site_give_an_image_too(hooks: Hooks) -> None:
     hooks.settings["queue_images"] = {"workq": "el9"}
     assert facts_of(hooks.launch(Asked(script="x")))["image"] == "el9"

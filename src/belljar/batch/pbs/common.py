@@ -1,9 +1,8 @@
-"""What OpenPBS and Torque have in common: the line a job's shell reads, sizes and times, node files, ids, the end of a job.
+"""What OpenPBS and Torque have in common: the line a job's shell reads, times, node files, job ids, commands for nodes.
 
-Both spool a script as `PBS_HOME/mom_priv/jobs/ID.SC` and start the user's shell as a login shell whose standard input
-is a pipe with one line: the path of that file, in Torque with `exec ` before it or `qsub -F` arguments after it where
-the site or the user wants that; in OpenPBS with `cd DIR;` before it where the job has a folder of its own
-(`-W sandbox=PRIVATE`), and with a backslash before each bracket of a subjob's id.
+Both spool a script as `PBS_HOME/mom_priv/jobs/ID.SC` and start the user's login shell with one line on its standard
+input: that path. Torque may put `exec ` before it and `qsub -F` arguments after it; OpenPBS puts `cd DIR;` before it
+(`-W sandbox=PRIVATE`) and a backslash before each bracket of a subjob's id.
 https://github.com/openpbs/openpbs (src/resmom/start_exec.c),
 https://github.com/adaptivecomputing/torque (src/resmom/start_exec.c)
 """
@@ -15,9 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.batch.job.terms import Dialect, Ending, Staged, Surroundings, one_line, one_node
+from belljar.batch.job.terms import Dialect, Staged, Surroundings, one_line, one_node
 from belljar.errors import BadOption, NotInAJob
-from belljar.model import Outcome
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
@@ -30,8 +28,6 @@ JOB_ID = re.compile(r"([0-9]{1,12}(?:\[[0-9]{1,9}\]|-[0-9]{1,9})?)(\.[A-Za-z0-9.
 USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,255}\$?")
 BATCH = "PBS_BATCH"  # PBS_ENVIRONMENT of a job that is not interactive
 FILES = ("PBS_NODEFILE", "PBS_GPUFILE", "PBS_MICFILE")
-LIMIT_MARGIN = 1.0  # seconds; the kernel rounds
-USED_UP = Ending(exit_code=None, signal=9)  # as a process that used up its cpu time
 
 
 @dataclass(frozen=True)
@@ -91,12 +87,6 @@ def staged(here: Surroundings) -> Staged:
 
 def _path(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape") if text.startswith("/") else b""
-
-
-def used_up(outcome: Outcome, cpu_limit: float | None) -> bool:
-    """Did the kernel end QEMU for the job's own limit of cpu time, which PBS gives each process of it?"""
-    used = outcome.host.user + outcome.host.system
-    return cpu_limit is not None and outcome.error == "DomainKilled" and used >= cpu_limit - LIMIT_MARGIN
 
 
 class Pbs(Dialect):

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from belljar import batch
+from belljar.batch import node as faults
 from belljar.batch.install.engine import TO_DO
 from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, Status, Step
 from belljar.batch.job.terms import NODE_NAME, one_line
-from belljar.batch.node import faults
 from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import as_json, show
 from belljar.errors import BadOption, BelljarError

@@ -99,7 +99,6 @@ def facts_of(job, image, config):
         "memory": sum(one for one in memory if one) or size(str(job.Resource_List["mem"] or "")),
         "disk": size(asked(job, "vm_disk")),
         "wall": seconds(job.Resource_List["walltime"]),
-        "cput": min([one for one in (seconds(job.Resource_List[name]) for name in ("cput", "pcput")) if one] or [0]),
         "runs": int(job.run_count or 1),
         "grace": whole(job.job_kill_delay),
         "note": os.path.join(folder_of(job, config), "note"),
