@@ -133,20 +133,15 @@ def test_install_check_and_uninstall_with_the_options_remembered(
     assert "Nothing of belljar's" in capsys.readouterr().out
 
 
-def test_another_prefix_is_planned_and_its_launchers_taken_out(
+def test_another_prefix_is_refused_also_by_a_dry_run(
     site: PaperSite, tmp_path: Path, call: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call("install") == 0
     there = files(tmp_path)
-    capsys.readouterr()
     words = ["batch", "install", "slurm", "--prefix", str(tmp_path / "usr")]
-    assert main([*words, "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("no longer wanted") == 3 and "-#!" in said and files(tmp_path) == there
-    assert main(words) == 0
-    assert capsys.readouterr().out.count("taken out") == 3
-    assert not (tmp_path / "opt/libexec").exists()
-    assert len(files(tmp_path / "usr")) == 3
+    for further in ([], ["--dry-run"]):
+        assert main([*words, *further]) == 125
+        assert "installed with other options" in capsys.readouterr().err and files(tmp_path) == there
 
 
 def test_check_is_1_with_remedies_where_something_is_missing(

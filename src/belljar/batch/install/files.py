@@ -40,14 +40,13 @@ def put(path: Path, text: bytes, mode: int, like: os.stat_result | None, undo: U
         os.mkdir(folder)
         os.chmod(folder, 0o755)
         undo.append(partial(os.rmdir, folder))
-    _remember(path, undo)
+    before = read(path)
+    if before is None:
+        undo.append(partial(path.unlink, missing_ok=True))
+    else:
+        facts = os.stat(path)
+        undo.append(partial(_write, path, before, stat.S_IMODE(facts.st_mode), facts))
     _write(path, text, stat.S_IMODE(like.st_mode) if like else mode, like)
-
-
-def remove(path: Path, undo: Undo) -> None:
-    """Remove a file, and remember how to take that back. Raises FileNotFoundError where there is none."""
-    _remember(path, undo)
-    path.unlink()
 
 
 def keep_copy(path: Path, text: bytes, undo: Undo) -> None:
@@ -57,20 +56,11 @@ def keep_copy(path: Path, text: bytes, undo: Undo) -> None:
         put(copy, text, 0o600, os.stat(path), undo)
 
 
-def drop_copy(path: Path, undo: Undo) -> None:
+def drop_copy(path: Path) -> None:
     """Remove the copy beside a file that is again what the copy says."""
     copy = path.with_name(path.name + BACKUP)
     if copy.exists() and read(copy) == read(path):
-        remove(copy, undo)
-
-
-def _remember(path: Path, undo: Undo) -> None:
-    text = read(path)
-    if text is None:
-        undo.append(partial(path.unlink, missing_ok=True))
-    else:
-        facts = os.stat(path)
-        undo.append(partial(_write, path, text, stat.S_IMODE(facts.st_mode), facts))
+        copy.unlink()
 
 
 def _write(path: Path, text: bytes, mode: int, like: os.stat_result | None) -> None:

@@ -22,29 +22,15 @@ class Edited:
     lacked_newline: bool = False  # at its end, before ours
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What decides which pieces there are, besides the site's settings."""
-
-    options: dict[str, str] = field(default_factory=dict)
-    wrapper: str = ""
-    belljar: str = ""
-
-
 @dataclass
 class Record:
     """One installation of one system in one folder."""
 
     prefix: str = ""
-    choices: tuple[Choice, ...] = ()  # those whose pieces may be there: one, and during a change the new one behind it
+    options: dict[str, str] = field(default_factory=dict)  # as they were given; `check` and `uninstall` need them
     files: dict[str, str] = field(default_factory=dict)  # path -> sha256 of what we wrote
     edited: dict[str, Edited] = field(default_factory=dict)
     changes: tuple[str, ...] = ()  # purposes of the settings that we made, and not the site before
-
-    @property
-    def options(self) -> dict[str, str]:
-        """As they were given; `check` and `uninstall` need them."""
-        return self.choices[-1].options if self.choices else {}
 
 
 def path_of(folder: Path, system: str) -> Path:

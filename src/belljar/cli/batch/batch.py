@@ -45,6 +45,7 @@ def install(args: argparse.Namespace, house: House) -> int:
     """Put everything in place, or only show what that would be."""
     site = _site(args, house)
     if args.dry_run:
+        site.engine.refuse_unwanted()
         show_plan(site.engine.plan(), site.site.after(site.place), args.format)
         return 0
     if missing := site.commands.missing(site.site.needs):
@@ -97,7 +98,7 @@ def row_of(step: Step) -> dict[str, Any]:
 
 
 def tell_installed(done: list[Step], now: list[Step], trouble: list[str]) -> None:
-    rows = [(step.piece.purpose, str(step.path or ""), outcome_of(step)) for step in done]
+    rows = [(step.piece.purpose, str(step.path or ""), "done") for step in done]
     if rows:
         show(None, ("WHAT", "WHERE", "STATE"), rows, as_="table")
     else:
@@ -106,11 +107,6 @@ def tell_installed(done: list[Step], now: list[Step], trouble: list[str]) -> Non
     again = [f"not done, repeat it by hand: {line}" for line in trouble]
     for line in "\n".join([*by_hand, *again]).splitlines():
         print(plain(line))
-
-
-def outcome_of(step: Step) -> str:
-    """What was done to a piece."""
-    return "done" if step.status is not Status.LEFTOVER else step.detail or "taken out"
 
 
 def show_plan(steps: list[Step], after: tuple[Argv, ...], form: str) -> None:
@@ -126,7 +122,7 @@ def show_plan(steps: list[Step], after: tuple[Argv, ...], form: str) -> None:
         elif step.status is not Status.THERE:
             print("\n" + "".join(_diff(step)), end="")
             _print_commands(_commands(step))
-    if any(step.status in (*TO_DO, Status.LEFTOVER) for step in steps):
+    if any(step.status in TO_DO for step in steps):
         _print_commands(after)
 
 
@@ -146,9 +142,7 @@ def _diff(step: Step) -> list[str]:
 
 
 def _commands(step: Step) -> list[Argv]:
-    if not isinstance(step.piece, Change) or step.status is Status.THERE:
-        return []
-    return list(step.piece.undo if step.status is Status.LEFTOVER else step.piece.do)
+    return [] if not isinstance(step.piece, Change) or step.status is Status.THERE else list(step.piece.do)
 
 
 def _print_commands(commands: Iterable[Argv]) -> None:
