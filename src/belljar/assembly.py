@@ -162,10 +162,9 @@ class House:
         alone."""
         if not sys.stderr or not (self.verbose or _is_watched()):
             return nullcontext()
-        from belljar.image.progress import begin_and_end, clock
+        from belljar.image.progress import begin_and_end
 
-        usual = self._usual(digest) if digest else ""
-        return (begin_and_end if self.verbose else clock)(what, usual, sys.stderr)
+        return begin_and_end(what, self._usual(digest) if digest else "", sys.stderr)
 
     def _usual(self, digest: str) -> str:
         """How long a template took here the last time: of this image, else of another."""
@@ -189,8 +188,8 @@ class House:
 
 
 def _is_watched() -> bool:
-    """Is stderr a terminal, and one that can go back in a line?"""
+    """Is stderr a terminal?"""
     try:
-        return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        return sys.stderr.isatty()
     except (AttributeError, ValueError):  # closed
         return False
