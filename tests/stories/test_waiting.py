@@ -57,7 +57,8 @@ def test_a_closed_stderr_does_not_turn_words_to_stdout(
 
 
 @pytest.mark.parametrize(
-    ("terminal", "verbose", "is_told"), [(True, False, True), (False, False, False), (False, True, True), (True, True, True)]
+    ("terminal", "verbose", "is_told"),
+    [(True, False, True), (False, False, False), (False, True, True), (True, True, True)],
 )
 def test_only_who_watches_or_asked_for_it_is_told(
     terminal: bool, verbose: bool, is_told: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

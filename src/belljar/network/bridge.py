@@ -23,11 +23,8 @@ from belljar.model import MachineId
 from belljar.network import AntiSpoofing, Link, Settings
 from belljar.records import replace
 
-HELPERS = (
-    "/usr/lib/qemu/qemu-bridge-helper",
-    "/usr/libexec/qemu-bridge-helper",
-    "/usr/local/libexec/qemu-bridge-helper",
-)
+FOLDERS = ("/usr/lib/qemu", "/usr/libexec", "/usr/local/libexec")
+HELPERS = tuple(f"{folder}/qemu-bridge-helper" for folder in FOLDERS)
 PATIENCE = 10.0  # seconds the helper, or nft, may take
 TUNSETIFF, TUNGETIFF, IFF_TAP, IFF_NO_PI, IFF_UP = 0x400454CA, 0x800454D2, 0x2, 0x1000, 0x1
 SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCGIFMTU, SIOCSIFMTU, SIOCGIFHWADDR, SIOCSIFHWADDR, SIOCBRADDIF = (
@@ -82,18 +79,20 @@ class OnBridge:
     def __init__(self, link: Link, id: MachineId, has_rules: bool) -> None:
         self.link, self.fd = link, -1
         self._id, self._has_rules = id, has_rules
-        self._claims: list[Claim] = []
+        self._claims: list[socket.socket] = []
 
     def claim(self, settings: Settings) -> None:
         """Addresses of the site's, where it gives any."""
         if settings.mac_pool:
-            self._claims.append(claim("mac_pool", macs(settings.mac_pool)))
-            self.link = replace(self.link, mac=self._claims[-1].value)
+            mac, holder = claim("mac_pool", macs(settings.mac_pool))
+            self._claims.append(holder)
+            self.link = replace(self.link, mac=mac)
         if settings.bridge_addresses:
-            self._claims.append(claim("bridge_addresses", addresses(settings.bridge_addresses)))
+            address, holder = claim("bridge_addresses", addresses(settings.bridge_addresses))
+            self._claims.append(holder)
             gateway = check_address("bridge_gateway", settings.bridge_gateway)
             dns = check_address("bridge_dns", settings.bridge_dns)
-            self.link = replace(self.link, address=self._claims[-1].value, gateway=gateway, dns=dns)
+            self.link = replace(self.link, address=address, gateway=gateway, dns=dns)
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -252,7 +251,7 @@ def _table(family: str, id: MachineId, hook: str, body: str) -> str:
 def make_table(id: MachineId, tap: str, mac: str, address: str) -> None:
     """Raises NetworkFailed where nft refuses."""
     try:
-        run([_nft(), "-f", "-"], timeout=PATIENCE, stdin=rules(id, tap, mac, address).encode())
+        run([which("nft") or "nft", "-f", "-"], timeout=PATIENCE, stdin=rules(id, tap, mac, address).encode())
     except BelljarError as exc:
         raise NetworkFailed(f"the rules against spoofed addresses cannot be set: {exc.message}") from exc
 
@@ -274,10 +273,6 @@ def has_nft() -> bool:
     return which("nft") is not None
 
 
-def _nft() -> str:
-    return which("nft") or "nft"
-
-
 # -- addresses this host gives out, each to one machine at a time, whoever's it is ------------------------------------
 
 # A claim is an abstract socket with the address in its name: the kernel lets nobody else have it, and gives it back when its
@@ -287,24 +282,14 @@ def _nft() -> str:
 MOST = 4096  # addresses of one range
 
 
-class Claim:
-    """One address, until `close`."""
-
-    def __init__(self, value: str, holder: socket.socket) -> None:
-        self.value, self._holder = value, holder
-
-    def close(self) -> None:
-        self._holder.close()
-
-
-def claim(kind: str, candidates: Iterable[str]) -> Claim:
-    """The first that nobody holds. Raises NetworkFailed when all are held."""
+def claim(kind: str, candidates: Iterable[str]) -> tuple[str, socket.socket]:
+    """The first address that nobody holds, and what holds it until it is closed. Raises NetworkFailed when all are held."""
     count = 0
     for value in candidates:
         holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             holder.bind(f"\0belljar {kind} {value.partition('/')[0]}")
-            return Claim(value, holder)
+            return value, holder
         except OSError:
             holder.close()
             count += 1
@@ -317,8 +302,8 @@ def claim(kind: str, candidates: Iterable[str]) -> Claim:
 def addresses(texts: Iterable[str]) -> Iterator[str]:
     """Each address with its prefix. Raises BadSetting."""
     for text in texts:
-        range, slash, prefix = text.partition("/")
-        first, _, last = range.partition("-")
+        span, slash, prefix = text.partition("/")
+        first, _, last = span.partition("-")
         try:
             low, high = IPv4Address(first.strip()), IPv4Address((last or first).strip())
             net = IPv4Interface(f"{low}/{prefix}").network
@@ -328,7 +313,7 @@ def addresses(texts: Iterable[str]) -> Iterator[str]:
             raise BadSetting(
                 f"network.bridge_addresses: {text!r} is neither ADDRESS/PREFIX nor FIRST-LAST/PREFIX of at most {MOST}"
             ) from None
-        yield from (f"{IPv4Address(number)}/{prefix}" for number in _numbers(int(low), int(high)))
+        yield from (f"{IPv4Address(number)}/{prefix}" for number in range(int(low), int(high) + 1))
 
 
 def macs(texts: Iterable[str]) -> Iterator[str]:
@@ -343,12 +328,8 @@ def macs(texts: Iterable[str]) -> Iterator[str]:
             raise BadSetting(
                 f"network.mac_pool: {text!r} is neither a unicast MAC address nor FIRST-LAST of at most {MOST}"
             ) from None
-        for number in _numbers(low, high):
+        for number in range(low, high + 1):
             yield ":".join(f"{octet:02x}" for octet in number.to_bytes(6, "big"))
-
-
-def _numbers(low: int, high: int) -> Iterator[int]:
-    yield from range(low, high + 1)
 
 
 def _mac(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Joins a machine to a network of any kind; what kinds there are, and what each makes, is in the modules beside this one."""
+"""What the settings of `[network]` mean: whom a guarded machine may reach, which bridge is meant, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -9,66 +9,19 @@ from pathlib import Path
 from belljar.errors import BadSetting, NoSuchNetwork, ShareMissing
 from belljar.host.guard import egress as rules
 from belljar.host.guard.egress import Egress, Place
-from belljar.model import MachineId, NetworkMode
-from belljar.network import AntiSpoofing, EgressMode, Joined, Link, Settings, mac_address
-from belljar.records import dataclass, replace
+from belljar.network import AntiSpoofing, EgressMode, Settings
+from belljar.records import replace
 
 RESOLVERS = Path("/etc/resolv.conf")
 INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")
-PREFIX = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){0,4}")
-
-EVERYTHING = rules.Rule(0, 0)
-
-Intend = Callable[[str, Path], None]
 
 
-@dataclass
-class Nothing:
-    """A link for which nothing was made."""
-
-    link: Link
-
-    def close(self) -> None:
-        pass
-
-
-async def join(
-    settings: Settings,
-    folder: Path,
-    link: Link,
-    name: str,
-    id: MachineId,
-    *,
-    uid: int,
-    intend: Intend,
-    grants: tuple[Place, ...],
-    answers: tuple[Place, ...],
-) -> Joined:
-    """See `Networks.join`."""
-    match link.mode:
-        case NetworkMode.USER:
-            return _join_user(settings, link, grants, answers)
-        case NetworkMode.BRIDGE:
-            from belljar.network.bridge import join_bridge
-
-            return await join_bridge(
-                settings, replace(link, mac=_mac(settings, id)), bridge_of(settings, name), id, intend
-            )
-        case NetworkMode.ISOLATED:
-            from belljar.network.isolated import join_group
-
-            return join_group(settings, folder, link, name, uid, intend)
-    return Nothing(link)
-
-
-def _join_user(settings: Settings, link: Link, grants: tuple[Place, ...], answers: tuple[Place, ...]) -> Joined:
-    egress = None
+def egress_of(settings: Settings, grants: tuple[Place, ...], answers: tuple[Place, ...]) -> Egress | None:
+    """What the guard of a user network goes by; None where there is none."""
     if settings.egress is EgressMode.GUARDED:
         resolvers = resolvers_of(RESOLVERS.read_text(errors="replace") if RESOLVERS.exists() else "")
-        egress = plan_egress(settings, resolvers, grants, answers)
-    elif answers:
-        egress = Egress(allow=(EVERYTHING,), answers=answers)
-    return Nothing(replace(link, egress=egress))
+        return plan_egress(settings, resolvers, grants, answers)
+    return Egress(allow=(rules.Rule(0, 0),), answers=answers) if answers else None
 
 
 def plan_egress(
@@ -131,30 +84,6 @@ def bridge_of(settings: Settings, name: str) -> str:
     return chosen
 
 
-def _mac(settings: Settings, id: MachineId) -> str:
-    return mac_address(id, check_prefix(settings.mac_prefix))
-
-
-def check_prefix(text: str) -> str:
-    """The first octets of MAC addresses, in small letters. Raises BadSetting where they make no unicast address."""
-    prefix = text.lower()
-    if not PREFIX.fullmatch(prefix) or int(prefix[:2], 16) & 1:
-        raise BadSetting(f"network.mac_prefix = {text!r}: one to five octets such as 52:54:00, the first of them even")
-    return prefix
-
-
-def discard(folder: Path, id: MachineId, what: str, path: Path) -> None:
-    """See `belljar.network.discard`."""
-    if what == "port" and path.parent.parent == folder:
-        from belljar.network.isolated import sweep
-
-        sweep(path.parent)
-    elif what == "nft-table":
-        from belljar.network.bridge import remove_table
-
-        remove_table(id)
-
-
 def shortfalls(settings: Settings, *, is_root: bool) -> tuple[str, ...]:
     """See `belljar.network.shortfalls`."""
     if not settings.bridges or settings.anti_spoofing is not AntiSpoofing.AUTO:
@@ -183,7 +112,6 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
         ("bridge_gateway", lambda: check_address("bridge_gateway", settings.bridge_gateway)),
         ("bridge_dns", lambda: check_address("bridge_dns", settings.bridge_dns)),
         *(("mac_pool", lambda text=text: list(macs((text,)))) for text in settings.mac_pool),
-        ("mac_prefix", lambda: check_prefix(settings.mac_prefix)),
         ("isolated_net", lambda: subnet(settings.isolated_net)),
     ]
     for key, look in looks:

@@ -119,7 +119,6 @@ WRONG = [
     ("network", "bridge_gateway", "'gateway.example.org'", "no IPv4 address"),
     ("network", "bridge_dns", "'::1'", "no IPv4 address"),
     ("network", "mac_pool", "['01:00:00:00:00:01']", "unicast MAC address"),
-    ("network", "mac_prefix", "'53'", "the first of them even"),
     ("network", "isolated_net", "'10.98.0.0/25'", "10.98.0.0/25"),
     ("image", "trust", "['debian*']", "does not name a signer"),
     ("image", "trust", "['debian* ed25519:abcd']", "not an Ed25519 public key"),
@@ -184,7 +183,7 @@ bridges = ["br0"]
 bridge_addresses = ["192.0.2.10-192.0.2.40/24"]
 bridge_gateway = "192.0.2.1"
 bridge_dns = "192.0.2.1"
-mac_prefix = "52:54:00"
+mac_pool = ["52:54:00:00:00:01-52:54:00:00:00:20"]
 [image]
 sources = ["/shared/images", "https://images.example.org/site"]
 trust = [
@@ -197,9 +196,9 @@ trust = [
 
 
 def test_doctor_finds_it_too(call: Any, file: Path, capsys: Any) -> None:
-    file.write_text("[network]\nmac_prefix = '53'\n")
+    file.write_text("[network]\nbridge_dns = '::1'\n")
     assert call("doctor", "--only", "settings") == 1
-    assert f"{file}:2, network.mac_prefix: '53': one to five octets" in capsys.readouterr().out
+    assert f"{file}:2, network.bridge_dns: '::1': no IPv4 address" in capsys.readouterr().out
 
 
 def test_a_value_from_a_variable_is_found_with_its_name(

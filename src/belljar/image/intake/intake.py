@@ -152,13 +152,9 @@ def take(
                 write_whole(folder / name, data)
     progress.step("Taking its digest")
     what = manifest.Facts(
-        source=origin.source,
-        append=_command_line(origin.append, boot),
-        created=time.time(),
-        os=boot.os,
-        virtual_size=size,
+        source=origin.source, append=_command_line(origin.append, boot), created=time.time(), os=boot.os, virtual_size=size,
         facts={**boot.facts, **origin.facts},
-    )
+    )  # fmt: skip
     return store.publish(folder, what, origin.name)
 
 
@@ -252,25 +248,14 @@ def _direct(root: Survey, version: str, data: bytes, os_name: str, facts: dict[s
     if not kernel.is_bzimage(data):
         raise ImageCorrupt(f"kernel {version} is not a bzImage")
     folder = f"{_modules_folder(root)}/{version}"
-    keep_signatures = _insists_on_signatures(root, version)
-    selection = modules.select(root.read, folder, root.fstype, keep_signatures=keep_signatures)
+    selection = modules.select(root.read, folder, root.fstype)
     initrd = initramfs.image_part(_busybox(root), selection)
     elf = kernel.directly_bootable(data)
-    return Boot(
-        elf or data,
-        initrd,
-        root.words,
-        os_name,
-        {
-            **facts,
-            "root": root.device,
-            "fstype": root.fstype,
-            "release": version,
-            "boots_by": "kernel",
-            "agent_in_initrd": True,
-            "kernel_form": "elf" if elf else "bzimage",
-        },
-    )
+    facts = {
+        **facts, "root": root.device, "fstype": root.fstype, "release": version, "boots_by": "kernel", "agent_in_initrd": True,
+        "kernel_form": "elf" if elf else "bzimage",
+    }  # fmt: skip
+    return Boot(elf or data, initrd, root.words, os_name, facts)
 
 
 def _command_line(asked: str | None, boot: Boot) -> str:
@@ -299,13 +284,6 @@ def _modules_folder(root: Survey) -> str:
         if root.names(folder):
             return folder
     return ""
-
-
-def _insists_on_signatures(root: Survey, version: str) -> bool:
-    for path in (f"/boot/config-{version}", f"{_modules_folder(root)}/{version}/config"):
-        with suppress(ImageCorrupt):
-            return b"\nCONFIG_MODULE_SIG_FORCE=y\n" in root.read(path)
-    return False
 
 
 def _busybox(root: Survey) -> bytes:

@@ -33,7 +33,7 @@ SELINUX = "security.selinux"
 LABELS = {
     "agent": "system_u:object_r:lib_t:s0", "unit": "system_u:object_r:systemd_unit_file_t:s0", "python": "system_u:object_r:bin_t:s0",
 }  # fmt: skip
-OF_A_KERNEL = ("vmlinuz", "config", "modules.dep", "modules.builtin")
+OF_A_KERNEL = ("vmlinuz", "modules.dep", "modules.builtin")
 LARGEST_TOLD = 256 << 20
 
 
@@ -155,7 +155,7 @@ def write_thinned(place: bytes, task: dict[str, Any], drivers: set[str]) -> None
         tar.addfile(head, io.BytesIO(place))
         for path in task["names"]:
             tell(tar, path, is_told=False)
-        kernels = [f"/boot/{name}" for name in listed("/boot") if name.startswith(("vmlinuz-", "config-"))]
+        kernels = [f"/boot/{name}" for name in listed("/boot") if name.startswith("vmlinuz-")]
         for folder in ("/usr/lib/modules", "/lib/modules"):
             for version in listed(folder) if os.path.realpath(folder) == folder else ():
                 tell(tar, f"{folder}/{version}", is_told=False)
