@@ -155,15 +155,6 @@ def test_check_finds_what_would_be_refused_only_when_it_is_used(
     assert line.count(f"{section}.{key}") == 1, line
 
 
-@pytest.mark.parametrize("model", ["Pentium-nosuch", "no,+such"])
-def test_check_knows_the_processors_of_this_hosts_qemu(call: Any, file: Path, capsys: Any, model: str) -> None:
-    file.write_text(f"[qemu]\ncpu = '{model}'\n")
-    assert call("config", "check") == 1
-    assert f"qemu.cpu: {model.partition(',')[0]!r}: no processor that /" in capsys.readouterr().out
-    file.write_text("[qemu]\ncpu = 'max,-avx512f'\n")
-    assert call("config", "check") == 0
-
-
 def test_an_image_for_jobs_is_missed_only_where_there_are_images(
     call: Any, file: Path, tmp_path: Path, capsys: Any
 ) -> None:

@@ -32,7 +32,6 @@ RAM = {
 OBJECTS = {"name": "3", "meta-type": "enum", "members": [{"name": "rng-builtin"}, {"name": "memory-backend-file"}]}
 WITH_FILES = {**ADDRESSES, "values": [*ADDRESSES["values"], "file"]}
 WITH_ROM = {**RAM, "members": [*RAM["members"], {"name": "rom", "type": "4", "default": None}]}
-WITH_MONITORS = {**OBJECTS, "members": [*OBJECTS["members"], {"name": "monitor-qmp"}]}
 LOOP = {"name": "5", "meta-type": "object", "members": [{"name": "thread-pool-max", "default": None}]}  # from 7.1 on
 SLOTS = {
     "name": "6",
@@ -40,7 +39,7 @@ SLOTS = {
     "members": [{"name": n} for n in ("type", "vcpus-count", "props", "qom-path")],
 }
 OLD, LATER = (ADDRESSES, RAM, OBJECTS), (WITH_FILES, WITH_ROM, OBJECTS, LOOP)
-NEW = (WITH_FILES, WITH_ROM, WITH_MONITORS, LOOP, SLOTS)
+NEW = (*LATER, SLOTS)
 
 
 def answers(schema: Sequence[object]) -> bytes:

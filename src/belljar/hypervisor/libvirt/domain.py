@@ -37,17 +37,14 @@ STATUSES = {"shut down": 0, "destroyed": KILLED}  # of a process that ended by i
 
 
 class LibvirtDomain:
-    """Implements `Domain`. `discard` ends the process by other means when the daemon is lost and we may not kill it."""
+    """Implements `Domain`."""
 
     def __init__(
-        self,
-        started: Started,
-        discard: Callable[[], None],
-        carry: Callable[[Callable[[NetworkFailed], None]], Carrier] | None = None,
+        self, started: Started, carry: Callable[[Callable[[NetworkFailed], None]], Carrier] | None = None
     ) -> None:
         """*carry* starts what carries its network. What it raises is raised, and the domain has been ended."""
         self._loop = asyncio.get_running_loop()
-        self._it, self._discard = started, discard
+        self._it = started
         self.pid, self.argv = started.pid, started.argv
         self.channel, self.console = started.channel, started.console
         self._history = History()
@@ -96,9 +93,7 @@ class LibvirtDomain:
             self.kill()
             await _set_within(self._gone, LAST_RESORT)
         if not self._gone.is_set():
-            raise DomainDied(
-                f"QEMU (pid {self.pid}) does not go away: it hangs in the host's kernel, or is not ours to end"
-            )
+            raise DomainDied(f"QEMU (pid {self.pid}) does not go away: it hangs in the host's kernel")
         if not self._it.link.lost:
             await _set_within(self._done, LAST_WORDS)
         self._finish(self._status_of_end())
@@ -153,20 +148,11 @@ class LibvirtDomain:
             raise LibvirtRefused(exc.message) from exc
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the process itself, which needs no daemon; by libvirt where the process is another user's."""
-        if self._gone.is_set():
-            return
-        with suppress(ProcessLookupError):
-            try:
-                self._sent = number
+        """To the process itself, which needs no daemon."""
+        if not self._gone.is_set():
+            self._sent = number
+            with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._it.pidfd, number)
-            except PermissionError:
-                self._loop.create_task(self._destroy(number))
-
-    async def _destroy(self, number: signal.Signals) -> None:
-        flags = 1 if number is signal.SIGTERM else 0  # VIR_DOMAIN_DESTROY_GRACEFUL
-        with suppress(BelljarError):
-            await self._call("the domain's end", lambda: self._it.handle.destroyFlags(flags))
 
     # -- what happens ----------------------------------------------------------------------------------------------------
 
@@ -240,9 +226,7 @@ class LibvirtDomain:
     async def _close_out(self, why: str) -> None:
         self._it.link.abandon(why)
         self.kill()
-        if not await _set_within(self._gone, LAST_WORDS):
-            with suppress(BelljarError):
-                await in_thread(self._discard)
+        await _set_within(self._gone, LAST_WORDS)
         self._finish(0, LibvirtLost(f"libvirt's daemon was lost while the machine ran: {why}"))
 
     _cut: NetworkFailed | None = None

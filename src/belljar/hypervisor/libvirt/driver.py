@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import BadSetting, DomainDied, DriverLacks, LibvirtRefused, TemplateError
+from belljar.errors import BadSetting, DomainDied, DriverLacks, TemplateError
 from belljar.host.files import remove_tree
 from belljar.host.processes import all_pids, command_line, kill_and_wait, owner
 from belljar.host.threads import in_thread
@@ -21,7 +21,7 @@ from belljar.hypervisor import NO_TRACES, DomainSpec, LibvirtSettings, Settings,
 from belljar.hypervisor.libvirt.domain import Carrier, LibvirtDomain
 from belljar.hypervisor.libvirt.lines import Lines, default_log_folder, has_keeper, sweep
 from belljar.hypervisor.libvirt.link import Link, open_link
-from belljar.hypervisor.libvirt.starting import Attempt, Started, is_machine
+from belljar.hypervisor.libvirt.starting import Attempt, Started
 from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml
 from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu.driver import discard, has_uuid_of, uses_uefi
@@ -104,7 +104,7 @@ class LibvirtHypervisor(QemuHost):
         if started.card is not None:
             binary, card = self.abilities.binary, started.card
             carry = lambda on_end: Carrier(spec, binary, card, on_end)  # noqa: E731
-        return LibvirtDomain(started, lambda: self.discard(spec.id, Traces(frozenset({spec.owner[0]}))), carry)
+        return LibvirtDomain(started, carry)
 
     def _attempt(self, spec: DomainSpec) -> Attempt:
         self.check(spec)
@@ -172,12 +172,9 @@ class LibvirtHypervisor(QemuHost):
         return has_keeper(folder_of(command_line(pid), id) or self._base, id)
 
     def discard(self, id: MachineId, traces: Traces = NO_TRACES, *, patience: float = 5.0) -> None:
-        """By signals, which no daemon can delay; by libvirt, which knows its own, where the process is another user's."""
-        claiming = [pid for found, pid in self.alive() if found == id]
-        ours = [pid for pid in claiming if traces.name(pid) or traces.fit(pid)]
+        """By signals, which no daemon can delay."""
+        ours = [pid for found, pid in self.alive() if found == id and (traces.name(pid) or traces.fit(pid))]
         survivors = kill_and_wait(ours, timeout=patience, still=lambda pid: marked(command_line(pid)) == id)
-        if len(ours) < len(claiming):
-            self._destroy(id)
         with suppress(OSError):
             remove_tree(self._base / id)
         with suppress(OSError):
@@ -185,16 +182,6 @@ class LibvirtHypervisor(QemuHost):
         if survivors:
             raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
         discard(id, traces, patience)  # what carried its network
-
-    def _destroy(self, id: MachineId) -> None:
-        link = self._connect()
-        try:
-            handle = link.find(NAME + id)
-            if handle is not None and is_machine(handle, id):
-                with suppress(LibvirtRefused):  # it ended meanwhile
-                    link.call(f"the end of {NAME}{id}", lambda _: handle.destroy(), self._libvirt.start_timeout)
-        finally:
-            link.abandon()
 
     def _log_of(self, id: MachineId) -> Path:
         return self._logs / f"{NAME}{id}.log"

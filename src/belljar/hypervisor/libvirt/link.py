@@ -141,20 +141,6 @@ class Link:
                 raise LibvirtLost(f"libvirt's daemon was lost when asked for {what}: {said}") from exc
             raise LibvirtRefused(f"libvirt refused {what}: {said}") from exc
 
-    def find(self, name: str) -> Any | None:
-        """The domain of this name, None when there is none."""
-        libvirt = library()
-
-        def look(connection: Any) -> Any | None:
-            try:
-                return connection.lookupByName(name)
-            except libvirt.libvirtError as exc:
-                if exc.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
-                    return None
-                raise
-
-        return self.call(f"domain {name}", look)
-
     def on_loss(self, listener: Callable[[str], None]) -> None:
         """*listener* is called once, from any thread, when the daemon ends the connection or falls silent."""
         self._listeners.append(listener)

@@ -29,10 +29,9 @@ DEVICES = (
 )  # fmt: skip
 NEEDED = DEVICES[:3]
 # Of what its monitor understands: migration to and from `file:`, which later versions want for files; a RAM file that QEMU
-# need not be allowed to write (`rom`); monitors as objects, where `-mon` is deprecated; a bound on its threads; processors
-# that can be plugged in, and what they are called.
-FILE_MIGRATION, READONLY_RAM, MONITOR_OBJECTS, FEW_THREADS, PLUGGED_CPUS = FEATURES = (
-    "file-migration", "readonly-ram", "monitor-objects", "few-threads", "plugged-cpus",
+# need not be allowed to write (`rom`); a bound on its threads; processors that can be plugged in, and what they are called.
+FILE_MIGRATION, READONLY_RAM, FEW_THREADS, PLUGGED_CPUS = FEATURES = (
+    "file-migration", "readonly-ram", "few-threads", "plugged-cpus",
 )  # fmt: skip
 SCHEMA = b'{"execute": "qmp_capabilities"}{"execute": "query-qmp-schema"}{"execute": "quit"}'
 
@@ -81,33 +80,16 @@ def ask(binary: str, memory: Path) -> Abilities:
     """What *binary* can do, from the file *memory* when that speaks of the same binary."""
     known = identity(binary)
     try:
-        remembered = read_json(memory)
-        if remembered["identity"] == known and remembered["asked"] == [*DEVICES, *FEATURES]:
-            major, minor, micro = remembered["version"]
-            return Abilities(
-                binary,
-                known,
-                (int(major), int(minor), int(micro)),
-                str(remembered["name"]),
-                frozenset(remembered["devices"]),
-                frozenset(remembered["features"]),
-            )
+        said = read_json(memory)
+        if said["identity"] == known and said["asked"] == [*DEVICES, *FEATURES]:
+            major, minor, micro = map(int, said["version"])
+            has = (frozenset(said["devices"]), frozenset(said["features"]))
+            return Abilities(binary, known, (major, minor, micro), str(said["name"]), *has)
     except (OSError, ValueError, KeyError, TypeError, HostError):
         pass  # nothing worth remembering
     found = _ask(binary, known)
-    write_whole(
-        memory,
-        dumps(
-            {
-                "identity": known,
-                "version": found.version,
-                "name": found.name,
-                "asked": [*DEVICES, *FEATURES],
-                "devices": sorted(found.devices),
-                "features": sorted(found.features),
-            }
-        ),
-    )
+    facts = {"identity": known, "asked": [*DEVICES, *FEATURES], "version": found.version, "name": found.name}
+    write_whole(memory, dumps({**facts, "devices": sorted(found.devices), "features": sorted(found.features)}))
     return found
 
 
@@ -151,8 +133,6 @@ def read_schema(said: bytes) -> frozenset[str]:
             has.add(FILE_MIGRATION)
         if {"mem-path", "rom"} <= names:  # of a memory-backend-file
             has.add(READONLY_RAM)
-        if {"rng-builtin", "monitor-qmp"} <= names:  # types of objects
-            has.add(MONITOR_OBJECTS)
         if "thread-pool-max" in names:  # of the main loop
             has.add(FEW_THREADS)
         if {"vcpus-count", "qom-path", "props"} <= names:  # what query-hotpluggable-cpus tells of each

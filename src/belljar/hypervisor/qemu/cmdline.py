@@ -12,7 +12,7 @@ from typing import Any
 
 from belljar.host.quick_imports import sha256
 from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk, Nic, SharedFolder
-from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, MONITOR_OBJECTS, Abilities
+from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, Abilities
 from belljar.model import MIB, NetworkMode, ShareKind
 from belljar.records import dataclass, replace
 
@@ -75,7 +75,7 @@ def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs)
         *machine(spec, cpu, plugs.ram),
         *kernel(spec, plugs),
         *few_workers(plugs.workers, abilities),
-        *monitor(plugs.monitor, abilities),
+        *monitor(plugs.monitor),
         *console(plugs.console),
         *panic_notifier(abilities),
         *generation_id(abilities),
@@ -168,11 +168,8 @@ def kernel(spec: DomainSpec, plugs: Plugs) -> list[str]:
     return ["-kernel", plugs.kernel, *initrd, "-append", spec.boot.append]
 
 
-def monitor(fd: int, abilities: Abilities) -> list[str]:
-    line = ["-chardev", f"socket,id=monitor,fd={fd}"]
-    if MONITOR_OBJECTS in abilities.features:
-        return [*line, "-object", "monitor-qmp,id=qmp,chardev=monitor"]
-    return [*line, "-mon", "chardev=monitor,mode=control"]
+def monitor(fd: int) -> list[str]:
+    return ["-chardev", f"socket,id=monitor,fd={fd}", "-mon", "chardev=monitor,mode=control"]
 
 
 def device_state(fd: int, abilities: Abilities) -> list[str]:

@@ -78,9 +78,8 @@ class Bench:
             self.link, self.handle, pid, os.pidfd_open(pid), ("qemu",), self.ends[0], self.ends[2], card, self.lines,
             self.heard,
         )  # type: ignore[arg-type]  # fmt: skip
-        self.discarded: list[int] = []
         try:
-            self.domain = LibvirtDomain(started, lambda: self.discarded.append(pid), carry)
+            self.domain = LibvirtDomain(started, carry)
         except BaseException:
             assert self.process.wait(10) == -signal.SIGKILL and self.link.lost
             assert {self.ends[0].fileno(), self.ends[2].fileno()} == {-1}
@@ -158,21 +157,6 @@ async def test_what_the_guest_did_comes_before_its_end(tmp_path: Path) -> None:
         bench.heard.tell(DomainEvent(EventKind.EXITED, "shut down"))
         bench.process.kill()
         assert [event.kind for event in await bench.events()] == [EventKind.SHUTDOWN, EventKind.EXITED]
-
-
-async def test_a_process_of_another_user_is_ended_by_libvirt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(tmp_path) as bench:
-
-        def refuse(descriptor: int, number: int) -> None:
-            raise PermissionError
-
-        def destroy(flags: int) -> None:
-            bench.process.kill()
-            bench.heard.tell(DomainEvent(EventKind.EXITED, "destroyed"))
-
-        bench.handle.destroyFlags = destroy  # type: ignore[attr-defined]
-        monkeypatch.setattr(domains.signal, "pidfd_send_signal", refuse)
-        assert os.waitstatus_to_exitcode(await bench.domain.quit(grace=0.0)) == -9
 
 
 async def test_the_power_button_and_a_pause_are_libvirts(tmp_path: Path) -> None:
