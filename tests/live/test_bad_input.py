@@ -160,13 +160,14 @@ def test_no_space_for_a_template_is_a_cold_boot(belljar: Belljar, tmp_path: Path
 
 @pytest.fixture
 def own_store(belljar: Belljar, tmp_path: Path) -> Path:
-    """A store with the default image in it that may be broken: kernel and ramdisk are copied, the disk is sparse."""
+    """A store with the default image in it that may be broken: kernel and ramdisk are copied, the disk is sparse. Templates are
+    its own, whatever this QEMU could do with the site's."""
     store = tmp_path / "store"
     (store / "images").mkdir(parents=True)
     (folder,) = (STORE / "images").glob("sha256-*")
     done = belljar(
         "image", "import", str(folder / "disk.qcow2"), "--name", "mine",
-        env={"BELLJAR_PATHS_STORE": str(store), "BELLJAR_PATHS_SITE_STORE": str(STORE)},
+        env={"BELLJAR_PATHS_STORE": str(store), "BELLJAR_PATHS_SITE_STORE": str(STORE), "BELLJAR_QEMU_SITE_TEMPLATES": "false"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     shutil.rmtree(store / "templates")  # of the machine that looked into the disk
