@@ -46,7 +46,7 @@ def test_a_closed_stderr_does_not_turn_words_to_stdout(
     monkeypatch.setattr("sys.stderr", None)
     house = assembly.House(verbose=True)
     house.folders = Folders(tmp_path, tmp_path, tmp_path, tmp_path)
-    house._load = lambda: config.load(environ={}, etc=tmp_path)
+    house.settings = config.inspect(environ={}, etc=tmp_path).settings
 
     async def work() -> None:
         with house._showing("Making a template", "d"):

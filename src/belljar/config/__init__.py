@@ -33,46 +33,38 @@ SITE_STORE = Path("/var/lib/belljar")
 NODE_PARTS = ("run", "scratch", "store", "logs")  # of a user's folder on a batch node
 
 
+def _place(help: str, usual: str, **facts: Any) -> Any:
+    """A folder of belljar's; *usual* says in words where it is when nobody sets it."""
+    return field(metadata={"help": help, "default": usual}, **facts)
+
+
 @dataclass(frozen=True)
 class Paths:
     """`[paths]` in the settings files."""
 
-    run: Path = field(
-        metadata={
-            "help": "folders of the machines that run; short-lived, wants a fast file system",
-            "default": "root: /run/belljar; users: $XDG_RUNTIME_DIR/belljar, else /run/user/UID/belljar, else /var/tmp/belljar-UID/run",
-        }
+    run: Path = _place(
+        "folders of the machines that run; short-lived, wants a fast file system",
+        "root: /run/belljar; users: $XDG_RUNTIME_DIR/belljar, else /run/user/UID/belljar, else /var/tmp/belljar-UID/run",
     )
-    store: Path = field(
-        metadata={
-            "help": "images and templates; large",
-            "default": "root: /var/lib/belljar; users: $XDG_DATA_HOME/belljar, else ~/.local/share/belljar",
-        }
+    store: Path = _place(
+        "images and templates; large",
+        "root: /var/lib/belljar; users: $XDG_DATA_HOME/belljar, else ~/.local/share/belljar",
     )
-    site_store: Path | None = field(
-        metadata={
-            "help": "the site's read-only images, looked at after one's own; empty: none",
-            "default": "root: none; users: /var/lib/belljar",
-        }
+    site_store: Path | None = _place(
+        "the site's read-only images, looked at after one's own; empty: none", "root: none; users: /var/lib/belljar"
     )
-    scratch: Path = field(
-        metadata={
-            "help": "writable disks of the machines that run; a full scratch ends jobs, nothing else",
-            "default": "root: /var/lib/belljar/scratch; users: /var/tmp/belljar-UID/scratch",
-        }
+    scratch: Path = _place(
+        "writable disks of the machines that run; a full scratch ends jobs, nothing else",
+        "root: /var/lib/belljar/scratch; users: /var/tmp/belljar-UID/scratch",
     )
-    logs: Path = field(
-        metadata={
-            "help": "records of ended machines: journal, console, QEMU's words, outcome",
-            "default": "root: /var/log/belljar; users: the store's folder logs",
-        }
+    logs: Path = _place(
+        "records of ended machines: journal, console, QEMU's words, outcome",
+        "root: /var/log/belljar; users: the store's folder logs",
     )
-    node: Path | None = field(
+    node: Path | None = _place(
+        "on a batch node: a local folder in which each user but root gets one, UID/, for run, scratch, store and logs",
+        "none",
         default=None,
-        metadata={
-            "help": "on a batch node: a local folder in which each user but root gets one, UID/, for run, scratch, store and logs",
-            "default": "none",
-        },
     )
 
 
@@ -132,6 +124,12 @@ class Loaded:
     origins: Mapping[str, str]  # "section.key" -> "default", "/etc/belljar/belljar.toml:12", "environment BELLJAR_..."
     mistakes: tuple[Mistake, ...]
 
+    def checked(self) -> Settings:
+        """Raises BadSettings with every mistake there is."""
+        if self.mistakes:
+            raise BadSettings(self.mistakes)
+        return self.settings
+
 
 class BadSettings(BadSetting):
     """One or more mistakes in the settings, each a line of the message."""
@@ -139,21 +137,6 @@ class BadSettings(BadSetting):
     def __init__(self, mistakes: tuple[Mistake, ...]) -> None:
         super().__init__("\n".join(str(mistake) for mistake in mistakes))
         self.mistakes = mistakes
-
-
-def load(
-    config_file: Path | None = None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    uid: int | None = None,
-    etc: Path | None = None,
-    in_job: bool = False,
-) -> Settings:
-    """The settings of this process. Raises BadSettings with every mistake there is."""
-    loaded = inspect(config_file, environ=environ, uid=uid, etc=etc, in_job=in_job)
-    if loaded.mistakes:
-        raise BadSettings(loaded.mistakes)
-    return loaded.settings
 
 
 def inspect(

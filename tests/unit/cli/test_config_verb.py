@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from belljar.config import BadSettings, load
+from belljar.config import BadSettings, inspect
 from belljar.jobs import doctor as checks
 
 
@@ -81,7 +81,7 @@ def test_check_and_doctor_say_what_anti_spoofing_does_not_do(
     notes = [
         line for line in capsys.readouterr().out.splitlines() if '"auto" does nothing here' in line and "br7" in line
     ]
-    found = checks.network(SimpleNamespace(settings=load(file)))  # type: ignore[arg-type]
+    found = checks.network(SimpleNamespace(settings=inspect(file).checked()))  # type: ignore[arg-type]
     assert (len(notes), found.grade) == ((1, checks.Grade.WARN) if is_told else (0, checks.Grade.OK))
     assert not is_told or f"note: {found.text}" == notes[0]
 
