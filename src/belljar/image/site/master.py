@@ -124,14 +124,14 @@ class Master:
         began = time.time() if now is None else now
         seen = self.seen()
         if seen.copy is not None and 0 <= began - seen.checked < youngest:
-            return self._judged(seen.copy, seen, began)
+            return self._kept(seen.copy, seen, began)
         word, what = fetch.key(self.place.address), f"ask {self.place.shown}"
         with intake.alone(self.store, word, what, progress, "sources") as was_second:
             seen = self.seen()
             if not was_second or seen.tried < began:
                 return self._ask(seen, progress, began)
         if not seen.trouble and seen.copy is not None:  # what the process found that we have waited for
-            return self._judged(seen.copy, seen, began)
+            return self._kept(seen.copy, seen, began)
         return self._last_good(seen, began)
 
     def check(self, entry: Entry, now: float | None = None) -> None:
@@ -214,9 +214,17 @@ class Master:
         if seen.copy is None or now - seen.checked > self.settings.stale_limit:
             had = "" if seen.copy is None else f" (its last index is {int(now - seen.checked)} s old)"
             raise trouble(f"{seen.trouble}{had}")
-        made = self._judged(seen.copy, seen, now)
+        made = self._kept(seen.copy, seen, now)
         tell(f"{seen.trouble}; going by its index of {int(now - seen.checked)} s ago")
         return made
+
+    def _kept(self, copy: Copy, seen: Seen, now: float) -> Index:
+        """The index that was kept here, judged as a new one is."""
+        try:
+            return self._judged(copy, seen, now)
+        except NotAnIndex as exc:
+            text = f"{self.place.shown}: what this host has kept of its index cannot be read"
+            raise NotAnIndex(text, hint="`belljar image sync --forget` starts anew.") from exc
 
     def _judged(self, copy: Copy, seen: Seen, now: float) -> Index:
         """The index in a copy, by the policy as it is now. Raises NotAnIndex, SignatureRefused, IndexStale."""

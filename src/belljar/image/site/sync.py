@@ -89,7 +89,8 @@ def sync(
             try:
                 made = master.current(progress, youngest=0)
             except BelljarError as exc:
-                found.append(Synced("", "", master.place.shown, FAILED, exc.message, type(exc).__name__))
+                why = f"{exc.message} ({exc.hint})"
+                found.append(Synced("", "", master.place.shown, FAILED, why, type(exc).__name__))
                 continue
             ours = master.seen().ours
             offered = list(made.entries) if everything or (dry_run and not names) else [*(names or ours)]
