@@ -67,9 +67,8 @@ class Completed:
     @property
     def exit_code(self) -> int:
         """As a shell tells it: 128 + N for signal N; 125 where it never ran."""
-        if self.outcome.signal is not None:
-            return 128 + self.outcome.signal
-        return OUR_FAILURE if self.outcome.exit_code is None else self.outcome.exit_code
+        code = self.outcome.shell_code
+        return OUR_FAILURE if code is None else code
 
     def check(self) -> Completed:
         """Itself, where the payload ended with 0. Raises Failed."""

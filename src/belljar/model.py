@@ -366,6 +366,11 @@ class Outcome:
         return made
 
     @property
+    def shell_code(self) -> int | None:
+        """The code by which a shell tells this end: 128 + N for signal N; None where the payload never ran."""
+        return self.exit_code if self.signal is None else 128 + self.signal
+
+    @property
     def payload_ran(self) -> bool:
         """True when an exit code or a signal of the payload itself is known."""
         return self.exit_code is not None or self.signal is not None

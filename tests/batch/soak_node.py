@@ -211,7 +211,7 @@ class Node:
         return folder
 
     def _epilog(self, number: int, house: House) -> str:
-        """What `belljar batch epilog` does, without the child that becomes the user. Returns the class on record."""
+        """What `belljar internal epilog` does, without the child that becomes the user. Returns the class on record."""
         job = f"slurm:{number}"
         report = node.report_of(batch_hooks.finish(house, job), job)
         assert report is not None, f"no record of job {number}"

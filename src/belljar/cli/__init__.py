@@ -112,11 +112,11 @@ def main(arguments: Sequence[str], commands: str | None = None) -> int:
 
 def told(act: Callable[[], int], *, detail: bool = False) -> int:
     """The exit code of an act; what goes wrong in it is told on stderr, with *detail* where it was raised, too."""
-    from belljar.errors import BelljarError
+    from belljar.errors import BelljarError, in_words
 
     try:
         return act()
-    except Exception as exc:
+    except Exception as exc:  # a defect, too, is told in a line; a traceback takes -v
         problem, code = exc, OUR_FAILURE
     if isinstance(problem, BelljarError):
         message, hint, code = problem.message, problem.hint, problem.exit_code
@@ -126,7 +126,7 @@ def told(act: Callable[[], int], *, detail: bool = False) -> int:
     elif isinstance(problem, OSError):
         if isinstance(problem, BrokenPipeError) and _reader_is_gone():
             raise problem
-        message = f"{problem.filename}: {problem.strerror}" if problem.filename else str(problem)
+        message = in_words(problem)
         hint = "`belljar doctor` checks this host."
     else:
         message = f"a defect of belljar: {type(problem).__name__}: {problem}"

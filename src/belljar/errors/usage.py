@@ -215,10 +215,7 @@ class NotAnIndex(ImageError):
 class IndexStale(ImageError):
     """A source's index has expired, or is older than one this host has seen of it already."""
 
-    hint = (
-        "Ask whoever publishes there: `belljar image publish --to DIR` renews an index. If the store was made anew on purpose:"
-        " `belljar image sync --forget`."
-    )
+    hint = "Ask who publishes there to renew it (`belljar image publish`); of a store made anew: `belljar image sync --forget`."
     retry = Retry.LATER
 
 

@@ -133,6 +133,17 @@ def read_capped(path: Path, limit: int) -> bytes:
     return data
 
 
+def read_named(path: str, most: int) -> bytes:
+    """A file that a person named, or what a pipe says; one byte more than *most* where it is larger. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            raise OSError(errno.EINVAL, "not a file")
+        os.set_blocking(descriptor, True)
+        return file.read(most + 1)
+
+
 def read_json(path: Path, limit: int = 1 << 20) -> dict[str, Any]:
     """A JSON object from a file of at most *limit* bytes. Raises ValueError when it is something else."""
     try:

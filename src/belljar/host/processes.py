@@ -7,7 +7,12 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import re
 
 PROC = Path("/proc")
 EXEC_LOOKS = 500  # some 20 ms; an execve takes less than one
@@ -76,6 +81,16 @@ def all_pids() -> Iterator[int]:
     for entry in os.listdir(PROC):
         if entry.isdigit():
             yield int(entry)
+
+
+def with_option(option: bytes, pattern: re.Pattern[bytes]) -> Iterator[tuple[re.Match[bytes], int, int]]:
+    """Every process with this option on its command line, whose value fits the pattern: how it fits, pid, owner's uid."""
+    for pid in all_pids():
+        for word, value in pairwise(command_line(pid)):
+            uid = owner(pid)
+            if word == option and uid is not None and (match := pattern.search(value)):
+                yield match, pid, uid
+                break
 
 
 def kill_and_wait(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from belljar import batch
 from belljar.batch.job.terms import Ending, Job, Surroundings, Verdict
-from belljar.errors import OUR_FAILURE, BadOption, BadSetting, BelljarError, HostError, ImageUnknown, NoStore
+from belljar.errors import OUR_FAILURE, BadOption, BadSetting, BelljarError, HostError, ImageUnknown, NoStore, in_words
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import read_capped
 from belljar.jobs import complain, tell_troubles
@@ -56,8 +56,7 @@ def run(system: str, words: list[str], house: House) -> int:
     except BelljarError as exc:
         outcome = refused(exc, job, image, settings)
     except OSError as exc:
-        problem = HostError(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc))
-        outcome = refused(problem, job, image, settings)
+        outcome = refused(HostError(in_words(exc)), job, image, settings)
     from belljar.jobs.node import runner
 
     return leave(dialect, job, outcome, settings.batch, runner(house, system, settings.batch.ask_timeout))

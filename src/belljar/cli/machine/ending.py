@@ -32,17 +32,9 @@ def wait_for(house: House, reference: str, timeout: float | None) -> int:
 
     house, machine = reach(house, reference)
     outcome = until_ended(house, machine.id, timeout)
-    code = exit_code(outcome)
-    if code == OUR_FAILURE and outcome.exit_code is None:
+    if outcome.shell_code is None:
         raise BelljarError(f"{machine.id}: {outcome.reason}", hint=outcome.hint or None)
-    return code
-
-
-def exit_code(outcome: Outcome) -> int:
-    """The code by which a shell would know this end."""
-    if outcome.signal is not None:
-        return 128 + outcome.signal
-    return OUR_FAILURE if outcome.exit_code is None else outcome.exit_code
+    return outcome.shell_code
 
 
 def until_ended(house: House, id: str, timeout: float | None) -> Outcome:

@@ -6,12 +6,12 @@ import argparse
 import os
 import pwd
 import re
-import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from belljar.errors import BadOption, BelljarError, ImpossibleSize, InputMissing, UnreadableScript
 from belljar.host.caller import caller, describe, plain_environment, rlimits, umask
+from belljar.host.files import read_named
 from belljar.jobs.shares import network_of, shares
 from belljar.jobs.starting import kind, make_request
 from belljar.model import (
@@ -144,23 +144,13 @@ def command(words: list[str]) -> tuple[tuple[bytes, ...], bytes | None]:
 def read_script(path: str) -> bytes:
     """The script's bytes. Raises UnreadableScript with what to do about it."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        script = read_named(path, LARGEST_SCRIPT)
     except OSError as exc:
-        on_path = "/" not in path and any(
-            os.access(os.path.join(d, path), os.X_OK) for d in os.environ.get("PATH", "").split(":")
-        )
-        hint = f"To run the guest's own {path}, write: belljar run -- {path} ..." if on_path else None
+        from shutil import which
+
+        is_command = "/" not in path and which(path) is not None
+        hint = f"To run the guest's own {path}, write: belljar run -- {path} ..." if is_command else None
         raise UnreadableScript(f"{path}: {exc.strerror}", hint=hint) from exc
-    facts = os.fstat(descriptor)
-    if not (stat.S_ISREG(facts.st_mode) or stat.S_ISFIFO(facts.st_mode)):
-        os.close(descriptor)
-        raise UnreadableScript(f"{path}: not a file")
-    os.set_blocking(descriptor, True)
-    with open(descriptor, "rb") as file:
-        try:
-            script = file.read(LARGEST_SCRIPT + 1)
-        except OSError as exc:
-            raise UnreadableScript(f"{path}: {exc.strerror}") from exc
     if len(script) > LARGEST_SCRIPT:
         raise UnreadableScript(
             f"{path}: larger than {LARGEST_SCRIPT >> 20} MiB", hint="Copy it in with `--in` and name it after `--`."
