@@ -116,8 +116,7 @@ def notes(loaded: Loaded, in_job: Loaded) -> tuple[str, ...]:
 
 def _wrong_values(loaded: Loaded) -> Iterator[tuple[str, str, BadSetting]]:
     settings = loaded.settings
-    yield from (("machine", *found) for found in hypervisor.mistakes(settings.machine.hypervisor))
-    yield from (("qemu", *found) for found in hypervisor.wrong_values(settings.qemu))
+    yield from hypervisor.wrong_values(settings.qemu, settings.machine.hypervisor)
     yield from (("network", *found) for found in network.mistakes(settings.network))
     yield from (("image", *found) for found in image.mistakes(settings.image))
 

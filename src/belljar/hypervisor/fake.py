@@ -177,16 +177,12 @@ class FakeHypervisor:
     def check(self, spec: DomainSpec) -> None:
         self.faults.strike("check")
 
-    def start(self, spec: DomainSpec) -> FakeDomain:
-        self.faults.strike("start")
-        return self._begin(spec)
-
     async def launch(self, spec: DomainSpec, template: Template | None) -> FakeDomain:
-        return self.start_clone(spec, template) if template else self.start(spec)
+        return self.start(spec, template)
 
-    def start_clone(self, spec: DomainSpec, template: Template) -> FakeDomain:
-        self.faults.strike("start_clone")
-        if not template.folder.exists():
+    def start(self, spec: DomainSpec, template: Template | None = None) -> FakeDomain:
+        self.faults.strike("start_clone" if template else "start")
+        if template and not template.folder.exists():
             raise TemplateError(f"the template {template.key} cannot be used any more: it is missing")
         return self._begin(spec)
 

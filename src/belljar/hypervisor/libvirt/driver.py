@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import BadSetting, DomainDied, DriverLacks, TemplateError
+from belljar.errors import DomainDied, DriverLacks, TemplateError
 from belljar.host.files import remove_tree
 from belljar.host.processes import all_pids, command_line, kill_and_wait, owner
 from belljar.host.threads import in_thread
 from belljar.hypervisor import NO_TRACES, DomainSpec, LibvirtSettings, Settings, Template, Traces
 from belljar.hypervisor.libvirt.domain import Carrier, LibvirtDomain
 from belljar.hypervisor.libvirt.lines import Lines, default_log_folder, has_keeper, sweep
-from belljar.hypervisor.libvirt.link import Link, open_link
+from belljar.hypervisor.libvirt.link import Link, open_link, read_driver
 from belljar.hypervisor.libvirt.starting import Attempt, Started
 from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml
 from belljar.hypervisor.qemu import abilities
@@ -28,33 +27,11 @@ from belljar.hypervisor.qemu.driver import discard, has_uuid_of, uses_uefi
 from belljar.hypervisor.qemu.host import QemuHost
 from belljar.hypervisor.qemu.process.launch import layers
 from belljar.model import MachineId, ShareKind
-from belljar.records import dataclass
 
-DRIVER = re.compile(r"libvirt:(qemu(\+unix)?:///(system|session)(\?[!-~]*)?)")
 CHANNEL = "channel"
 WITH_STREAMS = (7, 2, 0)  # QEMU that has `-netdev stream`
 COLD = "machines by libvirt are always booted cold"
 OF_LIBVIRT = b",debug-threads="  # how libvirt goes on after a domain's name
-
-
-@dataclass(frozen=True)
-class Meant:
-    """What a value of `machine.hypervisor` means."""
-
-    uri: str
-    is_session: bool
-
-
-def read_driver(text: str) -> Meant:
-    """Raises BadSetting."""
-    found = DRIVER.fullmatch(text)
-    if found is None:
-        why = "libvirt's guests under Xen are not supported" if text.startswith("libvirt:xen") else "no such driver"
-        raise BadSetting(
-            f"machine.hypervisor = {text!r}: {why}",
-            hint="It is `qemu`, `libvirt:qemu:///system` or `libvirt:qemu:///session`: a libvirt of this host.",
-        )
-    return Meant(found[1], found[3] == "session")
 
 
 class LibvirtHypervisor(QemuHost):

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from belljar.errors import CommandMissing, LibvirtLost, LibvirtRefused
+from belljar.errors import BadSetting, CommandMissing, LibvirtLost, LibvirtRefused
+from belljar.records import dataclass
 
 T = TypeVar("T")
 SOCKETS = re.compile(r"(libvirt|virt[a-z]+d)-sock(-ro|-admin)?$")
@@ -24,9 +25,31 @@ TOO_SLOW = (
     " job does: `belljar doctor --only libvirt`."
 )
 
+DRIVER = re.compile(r"libvirt:(qemu(\+unix)?:///(system|session)(\?[!-~]*)?)")
+
 _opening = threading.Lock()
 _events = threading.Lock()
 _serving: list[threading.Thread] = []
+
+
+@dataclass(frozen=True)
+class Meant:
+    """What a value of `machine.hypervisor` means."""
+
+    uri: str
+    is_session: bool
+
+
+def read_driver(text: str) -> Meant:
+    """Raises BadSetting."""
+    found = DRIVER.fullmatch(text)
+    if found is None:
+        why = "libvirt's guests under Xen are not supported" if text.startswith("libvirt:xen") else "no such driver"
+        raise BadSetting(
+            f"machine.hypervisor = {text!r}: {why}",
+            hint="It is `qemu`, `libvirt:qemu:///system` or `libvirt:qemu:///session`: a libvirt of this host.",
+        )
+    return Meant(found[1], found[3] == "session")
 
 
 class Overdue(Exception):

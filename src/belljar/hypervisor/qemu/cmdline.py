@@ -30,6 +30,10 @@ BELOW = 100  # the file sets of what such disks stand on begin here
 STATE_SET = 99  # the file set of the device state
 SLOTS = 8  # for memory that is plugged in; each piece may be many times what is there already
 CARD_SLOT = LAST_SLOT - 4  # of a card that its template did not have; further disks do not come so far down
+WRITTEN: dict[str, Any] = {
+    "cache": {"no-flush": True}
+}  # what a machine writes is gone with it: no flush reaches the platter
+READ: dict[str, Any] = {"read-only": True}
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
@@ -209,23 +213,19 @@ def agent_port(fd: int) -> list[str]:
     ]
 
 
+def node(name: str, format: str, fd: int, file_set: int, trait: dict[str, Any], **more: Any) -> list[str]:
+    """A file that QEMU inherits, as the block node *name*."""
+    file = {"driver": "file", "filename": f"/dev/fdset/{file_set}", "node-name": f"{name}-file"} | trait
+    whole = {"driver": format, "node-name": name, "file": f"{name}-file"} | more | trait
+    return ["-add-fd", f"fd={fd},set={file_set}", "-blockdev", compact(file), "-blockdev", compact(whole)]
+
+
 def disk(fds: tuple[int, ...], *, bootable: bool, is_disc: bool = False) -> list[str]:
-    """The overlay on its base, each file an inherited descriptor. The overlay dies with the machine, so it is never
-    flushed to the platter; a template's is synced when it is saved. A full host disk stops the guest."""
+    """The overlay on its base. A template's is synced when it is saved. A full host disk stops the guest."""
     words: list[str] = []
     for level in reversed(range(len(fds))):
-        words += ["-add-fd", f"fd={fds[level]},set={level + 1}"]
-    for level in reversed(range(len(fds))):
-        top, base = level == 0, level == len(fds) - 1
-        file = {"driver": "file", "filename": f"/dev/fdset/{level + 1}", "node-name": f"file{level}"}
-        node = {
-            "driver": "qcow2",
-            "node-name": f"disk{level}",
-            "file": f"file{level}",
-            "backing": None if base else f"disk{level + 1}",
-        }
-        trait = {"cache": {"no-flush": True}} if top else {"read-only": True}
-        words += ["-blockdev", compact(file | trait), "-blockdev", compact(node | trait)]
+        backing = f"disk{level + 1}" if level + 1 < len(fds) else None
+        words += node(f"disk{level}", "qcow2", fds[level], level + 1, READ if level else WRITTEN, backing=backing)
     if is_disc:  # on a controller that every firmware boots from; who finds nothing else there needs no driver for it
         return [*words, "-device", "ich9-ahci,id=discs", "-device", "ide-cd,bus=discs.0,drive=disk0,bootindex=1"]
     boot = ",bootindex=1" if bootable else ""
@@ -235,13 +235,8 @@ def disk(fds: tuple[int, ...], *, bootable: bool, is_disc: bool = False) -> list
 def seed_disc(plugs: Plugs) -> list[str]:
     """A read-only disc that every guest has a driver for, because its own disk needs the same one."""
     number = len(plugs.layers) + len(plugs.disks) + 1
-    file = {"driver": "file", "filename": f"/dev/fdset/{number}", "node-name": "seed-file", "read-only": True}
-    node = {"driver": "raw", "node-name": "seed", "file": "seed-file", "read-only": True}
-    return [
-        *("-add-fd", f"fd={plugs.seed},set={number}"),
-        *("-blockdev", compact(file), "-blockdev", compact(node)),
-        *("-device", "virtio-blk-pci-non-transitional,drive=seed,serial=seed"),
-    ]
+    words = node("seed", "raw", plugs.seed, number, READ)
+    return [*words, "-device", "virtio-blk-pci-non-transitional,drive=seed,serial=seed"]
 
 
 def further_disks(disks: tuple[ExtraDisk, ...], plugs: Plugs) -> list[str]:
@@ -254,32 +249,19 @@ def further_disks(disks: tuple[ExtraDisk, ...], plugs: Plugs) -> list[str]:
 
 
 def further_disk(disk: ExtraDisk, fd: int, *, file_set: int, place: str) -> list[str]:
-    """No flush reaches the platter: what such a disk holds is gone with the machine, or is only read."""
-    trait: dict[str, Any] = {"read-only": True} if disk.readonly else {"cache": {"no-flush": True}}
-    file = {"driver": "file", "filename": f"/dev/fdset/{file_set}", "node-name": f"x-{disk.name}-file"}
-    node: dict[str, Any] = {"driver": disk.format, "node-name": f"x-{disk.name}", "file": f"x-{disk.name}-file"}
-    if disk.format == "qcow2":
-        node |= {"backing": f"x-{disk.name}-1" if disk.chained else None}
-    if not disk.readonly:
-        file, node = file | {"discard": "unmap"}, node | {"discard": "unmap"}
+    trait = READ if disk.readonly else {**WRITTEN, "discard": "unmap"}
+    more = {"backing": f"x-{disk.name}-1" if disk.chained else None} if disk.format == "qcow2" else {}
+    words = node(f"x-{disk.name}", disk.format, fd, file_set, trait, **more)
     device = f"virtio-blk-pci-non-transitional,drive=x-{disk.name},serial={disk.name},werror=enospc,rerror=report"
-    return [
-        *("-add-fd", f"fd={fd},set={file_set}"),
-        *("-blockdev", compact(file | trait), "-blockdev", compact(node | trait)),
-        *("-device", f"{device},{place}"),
-    ]
+    return [*words, "-device", f"{device},{place}"]
 
 
 def layers_below(disk: ExtraDisk, fds: tuple[int, ...], file_set: int) -> list[str]:
     """What a chained disk stands on, from the bottom up."""
     words: list[str] = []
     for level in range(len(fds), 0, -1):
-        name, number = f"x-{disk.name}-{level}", file_set + level
-        file = {"driver": "file", "filename": f"/dev/fdset/{number}", "node-name": f"{name}-file", "read-only": True}
-        backing = None if level == len(fds) else f"x-{disk.name}-{level + 1}"
-        node = {"driver": "qcow2", "node-name": name, "file": f"{name}-file", "backing": backing, "read-only": True}
-        words += ["-add-fd", f"fd={fds[level - 1]},set={number}"]
-        words += ["-blockdev", compact(file), "-blockdev", compact(node)]
+        backing = f"x-{disk.name}-{level + 1}" if level < len(fds) else None
+        words += node(f"x-{disk.name}-{level}", "qcow2", fds[level - 1], file_set + level, READ, backing=backing)
     return words
 
 
@@ -364,9 +346,7 @@ def tiny_guest(abilities: Abilities, cpu: str, append: str, *, kernel: str, init
     words = [abilities.binary, *bare(), *sandbox(), "-accel", "kvm", "-cpu", cpu, "-m", "512M", "-M", MACHINE]
     if kernel:
         return [*words, "-kernel", kernel, *(["-initrd", initrd] if initrd else []), "-append", append]
-    file = {"driver": "file", "filename": "/dev/fdset/1", "node-name": "file0", "read-only": True}
-    node = {"driver": "raw", "node-name": "disk0", "file": "file0", "read-only": True}
-    words += ["-add-fd", f"fd={sector},set=1", "-blockdev", compact(file), "-blockdev", compact(node)]
+    words += node("disk0", "raw", sector, 1, READ)
     return [*words, "-device", "virtio-blk-pci-non-transitional,drive=disk0,bootindex=1"]
 
 

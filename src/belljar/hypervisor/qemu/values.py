@@ -15,23 +15,30 @@ QUESTION_TIMEOUT = 30.0
 BY_ITSELF = ("", "auto")
 
 
-def wrong_values(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
-    """(key, what is wrong) of each."""
-    looks: list[tuple[str, str, Callable[[str], object]]] = [
-        ("binary", settings.binary, _check_binary),
-        ("uefi", settings.uefi, find_uefi),
-        ("virtiofsd", settings.virtiofsd, virtiofsd.find),
-        ("user", settings.user, _check_user),
+def wrong_values(settings: Settings, driver: str) -> Iterator[tuple[str, str, BadSetting]]:
+    """(section, key, what is wrong) of each."""
+    looks: list[tuple[str, str, str, Callable[[str], object]]] = [
+        ("machine", "hypervisor", driver, _check_driver),
+        ("qemu", "binary", settings.binary, _check_binary),
+        ("qemu", "uefi", settings.uefi, find_uefi),
+        ("qemu", "virtiofsd", settings.virtiofsd, virtiofsd.find),
+        ("qemu", "user", settings.user, _check_user),
     ]
-    for key, value, look in looks:
-        if value in BY_ITSELF:
-            continue
+    for section, key, value, look in looks:
         try:
-            look(value)
+            if value not in BY_ITSELF:
+                look(value)
         except BadSetting as exc:
-            yield key, exc
+            yield section, key, exc
         except BelljarError as exc:
-            yield key, BadSetting(exc.message)  # its hint is for who does not look at the settings
+            yield section, key, BadSetting(exc.message)  # its hint is for who does not look at the settings
+
+
+def _check_driver(driver: str) -> None:
+    if driver != "qemu":
+        from belljar.hypervisor.libvirt.link import read_driver
+
+        read_driver(driver)
 
 
 def _check_binary(binary: str) -> None:
