@@ -53,19 +53,14 @@ class Settings:
     stale_limit: float = setting(
         7 * 86400.0, "an index whose source cannot be reached is used, with a note, for this long", unit="seconds"
     )
-    formats: tuple[str, ...] = setting(
-        ("qcow2", "raw", "iso", "xz", "gzip", "zstd"),
-        "what an import may be: forms of disks, and programs they are packed by",
-    )
     cache_limit: int = setting(
         0,
         "while all images take more than this, those from sources go, the least recently used first; 0: no limit",
         unit="bytes",
     )
-    keep_days: float = setting(
-        0.0, "days after which `image gc` removes an unused image that came from a source; 0: never"
+    keep: tuple[str, ...] = setting(
+        (), "names, as in debian*, that the limit does not touch; nor does it image.default"
     )
-    keep: tuple[str, ...] = setting((), "names, as in debian*, that neither limit touches; nor do they image.default")
 
 
 @dataclass(frozen=True)

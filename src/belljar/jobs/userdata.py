@@ -81,11 +81,10 @@ def _read(path: str, option: str) -> bytes:
 def _fetch(url: str, house: House) -> bytes:
     from belljar.context.userdata import LARGEST
     from belljar.errors import ImageTooLarge
-    from belljar.image.intake.fetch import small_files
+    from belljar.image.intake.fetch import small_file
 
     try:
-        with small_files(house.settings.image) as files:
-            answer = files.get(url, LARGEST)
+        answer = small_file(url, LARGEST, house.settings.image)
     except ImageTooLarge as exc:
         raise BadUserData(f"--user-data {exc.message}") from exc
     assert answer is not None

@@ -127,7 +127,6 @@ WRONG = [
     ("image", "sources", "['images']", "is not an absolute path"),
     ("image", "sources", "['ftp://example.org/images']", "folders, file, http and https"),
     ("image", "sources", "['/shared/images']", "without lines in `image.trust`"),
-    ("image", "formats", "['vmdk']", "is not a disk format"),
     ("machine", "cpus", "0", "must be at least 1, not 0"),
     ("machine", "memory", "'32M'", "must be at least 64M, not 32M"),
     ("qemu", "binary", "'/no/such/qemu'", "/no/such/qemu: no such program"),

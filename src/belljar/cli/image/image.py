@@ -197,8 +197,7 @@ IMAGE * @images | name or digest; none: every image
 # remove | take a name away, and the image with its last name
 {IMAGE}
 --force | all its names at once; also one that is corrupt, or that a template needs
-# gc | remove what nobody can use: nameless images, broken drafts, old downloads; and what `image.cache_limit` and
-| `image.keep_days` want gone
+# gc | remove what nobody can use: nameless images, broken drafts, old downloads; and what `image.cache_limit` wants gone
 -n --dry-run | only say what would be removed
 {FORMAT}
 # tag | give an image one more name

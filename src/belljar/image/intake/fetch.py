@@ -7,7 +7,6 @@ only from the same version (RFC 9110, If-Range). The caller holds the lock and c
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from collections.abc import Iterator
@@ -117,39 +116,25 @@ class Answer:
     etag: str
 
 
-class SmallFiles:
-    """Files that fit into memory, from one server."""
-
-    def __init__(self, client: httpx.Client, settings: Settings) -> None:
-        self._client, self._settings = client, settings
-
-    def get(self, url: str, largest: int, *, etag: str = "") -> Answer | None:
-        """The file; None: it is still the one with this *etag*. Within twice `image.stall_timeout`, however slowly its bytes
-        come. Raises DownloadFailed, DownloadStalled, ImageTooLarge."""
-        deadline = time.monotonic() + self._settings.stall_timeout
+def small_file(url: str, largest: int, settings: Settings, *, etag: str = "") -> Answer | None:
+    """A file that fits into memory; None: it is still the one with this *etag*. Within twice `image.stall_timeout`, however
+    slowly its bytes come. Raises DownloadFailed, DownloadStalled, ImageTooLarge."""
+    deadline = time.monotonic() + settings.stall_timeout
+    headers = {"Accept-Encoding": "identity", **({"If-None-Match": etag} if etag else {})}
+    with _client(settings) as client:
         for again in reversed(range(MOST_FAILURES)):
             try:
-                return self._ask(url, largest, etag, deadline)
+                with _answer(client, url, headers, settings) as response:
+                    if etag and response.status_code == 304:
+                        return None
+                    if response.status_code != 200:
+                        raise _refused(response, url)
+                    data = _whole(response, url, largest, deadline)
+                    return Answer(data, _plain(response.headers.get("etag", "")))
             except _Broken as exc:
                 if not again or time.monotonic() > deadline:
                     raise DownloadFailed(f"{shown(url)}: {exc}") from exc
-        raise AssertionError("the last try ends the loop")
-
-    def _ask(self, url: str, largest: int, etag: str, deadline: float) -> Answer | None:
-        headers = {"Accept-Encoding": "identity", **({"If-None-Match": etag} if etag else {})}
-        with _answer(self._client, url, headers, self._settings) as response:
-            if etag and response.status_code == 304:
-                return None
-            if response.status_code != 200:
-                raise _refused(response, url)
-            return Answer(_whole(response, url, largest, deadline), _plain(response.headers.get("etag", "")))
-
-
-@contextmanager
-def small_files(settings: Settings) -> Iterator[SmallFiles]:
-    """A way to get small files, closed at the end."""
-    with _client(settings) as client:
-        yield SmallFiles(client, settings)
+    raise AssertionError("the last try ends the loop")
 
 
 def _whole(response: httpx.Response, url: str, largest: int, deadline: float) -> bytes:
@@ -288,19 +273,17 @@ def _begin(response: httpx.Response, url: str, part: Part, settings: Settings) -
         raise _Broken("the server has less of the file than we do")
     if status not in (200, 206):
         raise _refused(response, url)
-    start, total = (
-        _content_range(headers.get("content-range", ""))
-        if status == 206
-        else (0, _number(headers.get("content-length")))
-    )
-    if status == 206 and start != part.size:
-        part.restart()
-        raise _Broken(f"the server sent bytes from {start} on")
     version = _version(headers)
-    if status == 206 and part.size and not _is_same(part, version, total):
-        part.restart()  # many a server does not look at If-Range
-        raise _Broken("the file changed on the server")
-    if status == 200:
+    if status == 206:
+        start, total = _content_range(headers.get("content-range", ""))
+        if start != part.size:
+            part.restart()
+            raise _Broken(f"the server sent bytes from {start} on")
+        if part.size and not _is_same(part, version, total):
+            part.restart()  # many a server does not look at If-Range
+            raise _Broken("the file changed on the server")
+    else:
+        total = _number(headers.get("content-length"))
         part.restart()
         part.validator = ""
     if (total or 0) > settings.max_size:
@@ -367,24 +350,11 @@ def _client(settings: Settings) -> httpx.Client:
 
     import httpx
 
-    # This host's certificates, and those that come with httpx where it has none.
-    trust = ssl.create_default_context()
-    if not _has_certificates():
-        trust = httpx.create_ssl_context()
     timeout = httpx.Timeout(settings.stall_timeout, connect=min(CONNECT_TIMEOUT, settings.stall_timeout))
     # A connection for each answer: of one that is used again, `_Hurry` would not know.
     limits = httpx.Limits(max_keepalive_connections=0)
+    trust = ssl.create_default_context()  # this host's certificates, not those that come with httpx
     return httpx.Client(verify=trust, timeout=timeout, limits=limits, follow_redirects=False)
-
-
-def _has_certificates() -> bool:
-    import ssl
-
-    paths: Any = ssl.get_default_verify_paths()
-    return any(
-        path and os.path.exists(path)
-        for path in (paths.cafile, paths.capath and os.path.join(paths.capath, "ca-certificates.crt"))
-    )
 
 
 def shown(url: str) -> str:

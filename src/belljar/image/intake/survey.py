@@ -31,12 +31,11 @@ UNIT = "/etc/systemd/system/multi-user.target.wants/belljar-agent.service"
 PYTHONS = (("/usr/bin", "python3"), ("/usr/local/bin", "python3"), ("/usr/libexec", "platform-python"))
 PYTHON = re.compile(r"python(\d+\.\d+)")
 RELEASES = ("/usr/lib/os-release", "/etc/os-release")
-PACKAGES = "/var/lib/dpkg/status"
 BUSYBOXES = ("/usr/bin/busybox", "/bin/busybox")
 # What a machine that looks into a disk is asked for, besides the kernels in it.
 WANTED = {
     "modules": modules.NAMES,
-    "files": [*RELEASES, PACKAGES, *BUSYBOXES],
+    "files": [*RELEASES, *BUSYBOXES],
     "names": [
         UNIT,
         *(f"{folder}/{name}" for folder, name in PYTHONS),
@@ -136,8 +135,6 @@ def describe(root: Survey) -> tuple[str, dict[str, Any]]:
     }
     if root.has(UNIT):
         facts["agent"] = True
-    with suppress(ImageCorrupt):
-        facts["packages"] = root.read(PACKAGES).count(b"\nStatus: install ok installed\n")
     return _name(root), facts
 
 

@@ -258,15 +258,15 @@ class Master:
             place = self.place.folder / index.SIGNATURES / f"{sha256(data).hexdigest()}.json"
             return Copy(data, _read(place, index.LARGEST_SIGNATURES))
         progress.step(f"Asking {self.place.shown}")
-        with fetch.small_files(self.settings) as files:
-            answer = files.get(self.place.of(index.INDEX), index.LARGEST_INDEX, etag=before.etag if before else "")
-            if answer is None:
-                assert before is not None
-                return before
-            address = self.place.of(index.SIGNATURES, f"{sha256(answer.data).hexdigest()}.json")
-            signatures = files.get(address, index.LARGEST_SIGNATURES)
-            assert signatures is not None
-            return Copy(answer.data, signatures.data, answer.etag)
+        address, etag = self.place.of(index.INDEX), before.etag if before else ""
+        answer = fetch.small_file(address, index.LARGEST_INDEX, self.settings, etag=etag)
+        if answer is None:
+            assert before is not None
+            return before
+        address = self.place.of(index.SIGNATURES, f"{sha256(answer.data).hexdigest()}.json")
+        signatures = fetch.small_file(address, index.LARGEST_SIGNATURES, self.settings)
+        assert signatures is not None
+        return Copy(answer.data, signatures.data, answer.etag)
 
 
 def tell(text: str) -> None:
@@ -298,7 +298,6 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     looks: list[tuple[str, Callable[[], object]]] = [
         *(("trust", lambda line=line: trust.read_rules((line,))) for line in settings.trust),
         *(("sources", lambda source=source: place_of(source)) for source in settings.sources),
-        *(("formats", lambda form=form: _check_format(form)) for form in settings.formats),
     ]
     for key, look in looks:
         try:
@@ -312,12 +311,4 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
                 "without lines in `image.trust` nothing is taken from a source",
                 hint="say there who may publish which names: docs/image-life.md",
             ),
-        )
-
-
-def _check_format(form: str) -> None:
-    known = Settings().formats
-    if form not in known:
-        raise BadSetting(
-            f"image.formats: {form!r} is not a disk format or a packing", hint=f"there are {', '.join(known)}"
         )

@@ -310,7 +310,7 @@ def _unpack(blob: Path, out: Path, part: Part, progress: Progress) -> None:
     progress.step(f"Unpacking {out.name}")
     program = ["zstd", "-dcq", "--memory=1024MB"] if part.form == index.ZSTD else ["cat"]
     try:
-        run(program, [], UNPACKING_TIMEOUT, part.size, stdin=blob, stdout=out, progress=progress)
+        run(program, [], UNPACKING_TIMEOUT, part.size, stdin=blob, stdout=out)
     except (ImageCorrupt, ImageTooLarge) as exc:
         raise ImageMismatch(f"{out.name}: {exc.message}", hint="Publish the image again.") from exc
     if (size := out.stat().st_size) != part.size:

@@ -1,4 +1,4 @@
-"""Take away what nobody can use any more, and images beyond the limits of the cache. Each thing is tried alone: what is locked is in
+"""Remove what nobody can use any more, and images beyond the limit of the cache. Each thing is tried alone: what is locked is in
 use and stays.
 
 Of the cache only what came from a source can go, for only that can come again: the least recently used first, never what a
@@ -33,12 +33,12 @@ WRITING_AGE = 3600.0  # a file that is written in one step has its final name lo
 
 
 def sweep(store: Store, *, dry_run: bool, now: float | None = None) -> Iterator[Path]:
-    """Yields what was (or would be) removed: abandoned drafts, nameless images, images beyond the limits of the cache,
+    """Yields what was (or would be) removed: abandoned drafts, nameless images, images beyond the limit of the cache,
     ramdisks and interpreters of other agents, old downloads."""
     moment = time.time() if now is None else now
     yield from _drafts(store, dry_run)
     yield from _nameless(store, dry_run)
-    yield from evict(store, dry_run=dry_run, now=now)
+    yield from evict(store, dry_run=dry_run)
     yield from _ramdisks(store, dry_run)
     yield from _layers(store, dry_run)
     yield from _interpreters(store, dry_run)
@@ -152,23 +152,16 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-DAY = 86400.0
-
-
-def evict(store: Store, *, dry_run: bool, now: float | None = None, needed: int = 0) -> Iterator[Path]:
-    """Yields what was (or would be) removed: images unused for `image.keep_days`, then others while all images and *needed*
-    bytes more take over `image.cache_limit`."""
-    now = time.time() if now is None else now
-    settings = store.settings
-    if not settings.cache_limit and not settings.keep_days:
+def evict(store: Store, *, dry_run: bool, needed: int = 0) -> Iterator[Path]:
+    """Yields what was (or would be) removed: the least recently used while all images and *needed* bytes more take over
+    `image.cache_limit`."""
+    if not (limit := store.settings.cache_limit):
         return
     ours = [image for image in store.images() if image.store == store.folder]
     total = sum(map(size, ours)) + needed
     for image in sorted(filter(lambda one: _may_go(store, one), ours), key=last_used):
-        is_old = bool(settings.keep_days) and now - last_used(image) > settings.keep_days * DAY
-        is_too_much = bool(settings.cache_limit) and total > settings.cache_limit
         freed = size(image)
-        if (is_old or is_too_much) and _removed(store, image, dry_run):
+        if total > limit and _removed(store, image, dry_run):
             total -= freed
             yield image.disk.parent
 
