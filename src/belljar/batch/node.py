@@ -1,10 +1,10 @@
 """A node as a whole: when it is closed, and which of its machines have outlived their jobs.
 
-It is closed after so many node faults in a row, counted from the records of ended jobs. Users can write those, so a report is a
-few validated words, and can do no more than count. A machine of root's own tests whether the node works, and opens it again.
+So many node faults in a row close it, counted from the records of ended jobs. Users can write those, so a report is a
+few validated words and can only count. A machine of root's own tests whether the node works, and opens it again.
 
-Silence is no answer: a batch system that cannot be asked, or says what makes no sense, is never read as "the job is gone".
-And one answer is not enough: a system that was just restarted may not know its jobs yet.
+A batch system that does not answer, or makes no sense, is never read as "the job is gone"; nor is one answer enough,
+for a system that was just restarted may not know its jobs yet.
 """
 
 from __future__ import annotations
@@ -80,8 +80,7 @@ def report_of(raw: Mapping[str, object], job: str) -> Report | None:
 
 
 def count(node: Node, report: Report, limit: int) -> tuple[Node, bool]:
-    """The node after this report, and whether it is to be closed now. A machine is counted once. One job alone closes no
-    node, however often it fails: the fault may be in what it asks for."""
+    """The node after this report, counted once, and whether it is to be closed. One job alone never closes a node."""
     if report.machine in node.counted:
         return node, False
     if node.closed and report.started > node.closed:  # somebody put it into service again
@@ -106,8 +105,7 @@ def checked(node: Node, passed: bool, reason: str, limit: int) -> tuple[Node, bo
 
 
 def is_hopeless(node: Node, limit: int) -> bool:
-    """Did so many self-checks fail in a row that the node is to be closed, whatever jobs leave behind? On a full disk
-    they cannot leave anything."""
+    """Did so many self-checks in a row fail that the node is to be closed? On a full disk jobs leave no records."""
     return bool(limit) and node.failures >= limit and not node.closed
 
 
@@ -180,8 +178,7 @@ def ask(dialect: Dialect, run: Callable[[tuple[str, ...]], bytes]) -> Answer:
 def decide(
     live: Iterable[Live], answers: Mapping[str, Answer], remembered: Mapping[str, float], now: float, gone_after: float
 ) -> Decision:
-    """*remembered*: when a machine's job was first not known, on a clock that nobody sets. A machine that is known again
-    is forgotten, and so is one that is gone."""
+    """*remembered*: when each machine's job was first not known, by a clock that nobody sets."""
     to_end, waiting, kept = [], [], {}
     for one in live:
         known = answers.get(one.system, Answer(None)).living

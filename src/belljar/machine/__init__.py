@@ -1,8 +1,7 @@
-"""The door of the keeper: the Supervisor, who carries one Request to one Outcome, and what can be seen of machines.
+"""The door of the machine room: settings and folders, the names of a machine's files, and its view from outside.
 
 Supervisor   keep(request, ...) -> Outcome                         supervisor.py
-Machines     list, find, reap: the machines of a set of folders    registry.py
-Folders      where everything of a machine lies                    below
+Machines     list, find, reap: the machines of a set of folders    outside/registry.py
 """
 
 from __future__ import annotations

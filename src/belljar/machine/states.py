@@ -1,7 +1,7 @@
-"""The life of a machine, whole: which state may follow which, and what each cause means to who asked.
+"""The life of a machine: which state may follow which, and what each cause means to who asked.
 
-A state ending in -ING is an intent: it is in the journal before the act. Failure is no state but a cause, and everyone
-leaves by the same door: STOPPING when a domain may exist, CLEANING always.
+A state ending in -ING is an intent, journaled before the act. Failure is a cause, not a state: every machine ends by
+STOPPING, if a domain may exist, and CLEANING.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Carries one Request to one Outcome. The life a machine follows is in states.py, how it is lived in life/keeping.py.
+"""Carries one Request to one Outcome, inside the job, as its user; the domain is its child (life/keeping.py).
 
-The supervisor runs inside the job, as its user; the domain is its child. Nothing of a machine outlives `keep`, and when
-the supervisor itself is killed the domain dies with it and cleaning/reaper.py undoes the rest from the journal.
+Nothing of a machine outlives `keep`. If the supervisor is killed the domain dies with it, and cleaning/reaper.py does
+the rest.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Supervisor:
         extras: Sequence[Extra] = (),
         claimed: Callable[[], None] | None = None,
     ) -> Outcome:
-        """Make the machine, run the payload, leave nothing behind. What goes wrong is in the outcome; only a machine
-        that could not even be claimed (no folder, no space) raises. *extras*: what it has beside what the request asks
-        for; *claimed* is called when it is the caller's machine, and has its room on this host."""
+        """Make the machine, run the payload, leave nothing behind. Errors are in the outcome; only a machine that could
+        not be claimed raises. *extras*: beside what is asked for; *claimed* is called when it has its folder and
+        room."""
         parts = self.parts
         try:
             life = claim(request, parts.folders, parts.point, patience=0.0)
@@ -88,8 +88,7 @@ class Supervisor:
             at_gate.release()
 
     async def make_template(self, request: Request, *, exact: bool = False) -> Template:
-        """The template a request would be cloned from, made now where there is none; with *exact*, one of its own size. Raises
-        why it cannot be had."""
+        """The template a request would be cloned from, or one of its *exact* size; made if missing. Raises why not."""
         parts = self.parts
         life = await self._claim(request)
         try:

@@ -1,11 +1,11 @@
 """Grid Engine (8.1.9 and its successors): a job started through the queue's `starter_method`, and how it is answered.
 
-What the user asked for with `-l` reaches no job: the job submission verifier (jsv.py) writes it into the job's
-environment. Limits, slots and the way to start come from the job's spool folder. Numbers and reasons are kept in the
-job's context (`qalter -ac`), which lives in the server until the job is gone.
+What the user asked for with `-l` is in the job's environment, put there by the job submission verifier (jsv.py).
+Limits, slots and the way to start come from the job's spool folder. Numbers and reasons are kept in the job's context
+(`qalter -ac`).
 
-Exit codes, sge_queue_conf(5): 99 puts the job back into the queue, 100 puts it into the error state (Eqw) until somebody
-clears it with `qmod -cj`. A payload's own 99 and 100 mean the same and pass unchanged.
+Exit codes, sge_queue_conf(5): 99 requeues the job, 100 puts it into the error state (Eqw) until `qmod -cj`. A payload's
+own 99 and 100 mean the same and pass unchanged.
 """
 
 from __future__ import annotations
@@ -125,8 +125,7 @@ class GridEngine(Dialect):
     # -- the node ------------------------------------------------------------------------------------------------------
 
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
-        """The reason stands in a complex value of the host, which `qhost -F vm_closed` shows: Grid Engine has no
-        other place for one. A value has no blanks."""
+        """The reason stands in a complex value of the host (`qhost -F vm_closed`), which has no blanks."""
         words = re.sub(r"[^A-Za-z0-9._:/-]+", "_", reason.removeprefix("belljar:"))[:120].strip("_") or "closed"
         closing = ("qmod", "-d", f"*@{node}")
         return (("qconf", "-mattr", "exechost", "complex_values", f"{NOTICE}=belljar:{words}", node), closing)
@@ -142,8 +141,7 @@ class GridEngine(Dialect):
         return values is not None and re.search(rb"[\s,]" + NOTICE.encode() + rb"=belljar:", values[1]) is not None
 
     def epilog(self, env: Mapping[str, str], argv: tuple[str, ...]) -> tuple[str, str]:
-        """`$job_id $ja_task_id $job_owner` of the hook's line: its environment is the user's. The task is 0 for a job
-        that is no array."""
+        """`$job_id $ja_task_id $job_owner` of the hook's line; the task is 0 for a job that is no array."""
         number, task, owner = (*argv[:3], "", "", "")[:3]
         if not number.isdecimal():
             raise NotInAJob("no job of Grid Engine: the hook's line must end with $job_id $ja_task_id $job_owner")
@@ -166,8 +164,7 @@ def _staged(env: Mapping[str, bytes], folder: bytes) -> Staged:
 
 
 def _memory(here: Surroundings, spool: Mapping[str, bytes], slots: int) -> int | None:
-    """The job's memory on this host: the smaller of what it is limited to (h_vmem) and what it reserved (the verifier's
-    word, `SIZE` for the job or `SIZE*` for each slot)."""
+    """The job's memory on this host: the smaller of its limit (h_vmem) and what it reserved (the verifier's word)."""
     limit = memory(spool.get("h_vmem", b"").decode("latin-1"))
     if limit is not None and spool.get("h_vmem_is_consumable_job") != b"1":
         limit *= slots
@@ -189,10 +186,8 @@ def _mirror(outcome: Outcome) -> Ending:
 
 
 def _requeue(job: GridEngineJob, tries: int, reason: str, pause: float, ended: float) -> Ending:
-    """Exit 99, with the count in the job's context. `qalter -a` delays the next start of a whole job only, so an array's
-    task waits where it is. A host that may not speak to the server cannot count: there the second failure holds.
-
-    `qsub -r n` changes nothing here: Grid Engine requeues such a job at 99 too, and the payload had not begun."""
+    """Exit 99 with the count in the job's context, also with `qsub -r n`. `qalter -a` delays whole jobs only, so an
+    array's task waits in its slot. A host that cannot count holds after the second failure."""
     context = _context((_tries(job), str(tries)), (_reason(job), reason))
     waiting = Ending(exit_code=RESCHEDULE, delay=pause)
     uncounted = _hold(job, reason) if job.started_before else waiting
@@ -270,11 +265,10 @@ def notice(spool: Mapping[str, bytes]) -> tuple[int, float] | None:
 def native_command(argv: tuple[bytes, ...], env: Mapping[str, bytes], spool: Mapping[str, bytes]) -> Command:
     """The shepherd's own command for this job without a starter method, by `shell_start_mode`.
 
-    unix_behavior, raw_exec   the script itself: its first line names the interpreter, /bin/sh where there is none
+    unix_behavior, raw_exec   the script itself, by its first line or /bin/sh
     posix_compliant           the shell with the script and the arguments
     script_from_stdin         the shell with `-s` and the arguments; the script is its standard input
-    a binary job              the shell with `-c` and all words in one, each followed by a blank; with `-shell n` the
-                              command itself, looked for in PATH
+    a binary job              the shell with `-c` and all words in one; with `-shell n` the command, looked for in PATH
     """
     shell = env.get("SGE_STARTER_SHELL_PATH", b"") or b"/bin/sh"
     mode = env.get("SGE_STARTER_SHELL_START_MODE", b"").lower()

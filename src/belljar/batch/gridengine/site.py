@@ -1,6 +1,8 @@
-"""What a site needs for Grid Engine: three scripts in the cell's folder, five complexes, a verifier, and the
-attributes of each queue whose jobs may have machines. All but the scripts is told to the server, so one host that may change its
-configuration (an admin host, as a manager) installs for all; belljar itself must lie at the same path on each node.
+"""What a site needs for Grid Engine: three scripts in the cell's folder, five complexes, a verifier, and attributes of
+queues.
+
+The server is told all but the scripts, so one admin host installs for all; belljar must lie at the same path on each
+node.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""HTCondor: the words a job finds around it, and the words it is answered with.
+"""HTCondor: what it says to a job, and how it is answered.
 
-The site's USER_JOB_WRAPPER is started by condor_starter as the job's user in the job's directory, with the job's program
-and arguments as its own. The two ads lie in the scratch directory: what the job asked for, and what its slot gives.
+condor_starter runs USER_JOB_WRAPPER as the job's user in the job's directory, with the job's program and arguments. Two
+ads lie in the scratch directory: what the job asked for, and what its slot gives.
 https://htcondor.readthedocs.io/en/latest/admin-manual/ep-policy-configuration.html (USER_JOB_WRAPPER)
 https://htcondor.readthedocs.io/en/latest/users-manual/env-of-job.html
 """
@@ -128,8 +128,7 @@ class HTCondor(Dialect):
 
 
 def of_this_host() -> str:
-    """A constraint: a name given alone is looked up, and a host without a domain may not be found. Who has the same short
-    name in another domain fits too; that ends no machine too many."""
+    """A constraint, as a host without a domain may not be found by name. The same short name elsewhere does no harm."""
     short = os.uname().nodename.partition(".")[0]
     return f'regexp("^{short}([.].*)?$", Machine, "i")'
 
@@ -162,8 +161,8 @@ def size_of(slot: Ad, name: str, ad: Ad, asked: str, unit: int) -> int | None:
 
 
 def disk_of(ad: Ad) -> int | None:
-    """`+VmDisk` in MiB. RequestDisk (KiB) is the sandbox's size on this host; it is the machine's disk only where the user
-    wrote more than an image has: HTCondor's own default is the size of what is transferred."""
+    """`+VmDisk` in MiB. RequestDisk (KiB) is the sandbox's size, by default that of the transferred files; it is the
+    machine's disk only if it is larger than an image."""
     own, asked = ad.number(DISK), ad.number("RequestDisk")
     if own:
         return own * MIB
@@ -187,8 +186,7 @@ def _grace(ad: Ad) -> float:
 
 
 def _staged(here: Surroundings) -> Staged:
-    """The ads go in. The scratch directory is the working directory of most jobs and copied or shared as such; for others
-    it is only where temporary files go."""
+    """The ads go in, and a scratch directory that is not the working directory is only for temporary files."""
     scratch = os.fsencode(here.var(SCRATCH))
     ads = tuple(os.fsencode(here.var(name)) for name in (JOB_AD, MACHINE_AD) if here.var(name))
     inside = here.cwd == scratch or here.cwd.startswith(scratch + b"/")
@@ -203,8 +201,8 @@ def _unstarted(chirp: tuple[str, ...], starts: int, program: bytes, exc: OSError
 
 
 def _held(chirp: tuple[str, ...], starts: int, reason: str, end: Ending) -> Ending:
-    """*end* after the job's ad was told; the same where it cannot be told. What is told holds for this start alone: the
-    attribute stays in the ad of a job that is released."""
+    """*end*, after telling the job's ad if possible. The attribute stays there, so its value holds for this start
+    alone."""
     value = f"ifThenElse(NumJobStarts <= {starts + 1}, {string(reason)}, undefined)"
     command = ("env", *chirp, "condor_chirp", "set_job_attr_delayed", HELD, value)
     return Ending(end.exit_code, end.signal, (command,), otherwise=end)

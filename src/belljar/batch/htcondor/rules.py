@@ -1,10 +1,9 @@
 """The site's rules in HTCondor's words: what is refused at submit, which jobs a node takes, and, by HOOK_PREPARE_JOB
-(`belljar internal hook htcondor prepare`), what is held before anything of it is started.
+(`belljar internal hook htcondor prepare`), what is held before it is started.
 
-condor_starter runs that hook as the job's user with the job's ad on standard input, and merges what it prints into the ad.
-HookStatusCode 1 to 299 holds the job with HookStatusMessage as the reason; older versions ignore it, and the wrapper ends
-the job with the same sentence.
-https://htcondor.readthedocs.io/en/latest/admin-manual/ep-policy-configuration.html (job hooks)
+condor_starter runs that hook as the job's user with the job's ad on standard input, and merges what it prints into the
+ad. HookStatusCode 1 to 299 holds the job with HookStatusMessage; older versions ignore it, and the wrapper says the
+same. https://htcondor.readthedocs.io/en/latest/admin-manual/ep-policy-configuration.html (job hooks)
 """
 
 from __future__ import annotations
@@ -77,8 +76,7 @@ def wants_machine(settings: Settings) -> str:
 
 
 def requirement(settings: Settings) -> str:
-    """What an access point can know of the rules: who asks, for which accounting group. Unix groups are the node's affair:
-    here a rule for a group is one for everybody."""
+    """What an access point can judge: user and accounting group. A rule for a Unix group is one for everybody here."""
     name = f'isString({IMAGE}) && regexp("^[A-Za-z0-9]", {IMAGE}) && !regexp("[^A-Za-z0-9._-]", {IMAGE}) && size({IMAGE}) <= 100'
     clauses = []
     for kind, who, pattern in rules(settings):

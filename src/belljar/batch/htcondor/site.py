@@ -1,9 +1,8 @@
 """What a site needs for HTCondor: one file in config.d, the same on all hosts, and three small scripts it names.
 
-On execute nodes it has the starter run belljar in place of each job, publishes which images a node has and whether its
-machines work, and keeps jobs with machines off a node that is closed. On access points it refuses at submit what can be
-refused there, and gives jobs a way to be held. What was last said in HTCondor's files counts, so `findings` look at what
-condor_config_val makes of all of them.
+On execute nodes it runs belljar in place of each job, publishes the node's images and whether machines work, and keeps
+jobs with machines off a closed node. On access points it refuses at submit, and lets jobs be held. The last setting
+counts, so `findings` look at what condor_config_val makes of all files.
 """
 
 from __future__ import annotations
@@ -297,8 +296,7 @@ def _sandbox(place: Place) -> Finding:
 
 
 def shared_here(share: str) -> str:
-    """The host's name for a share: its source, or where an export is mounted, for it is a share of the job's folder only
-    where the host has it at the same place."""
+    """The host's name for a share: its source, or where an export is mounted, if the host has it at the same place."""
     parts = share.split(":")
     if share.startswith("nfs://"):
         return (parts[-2] if parts[-1] in ("ro", "rw") else parts[-1]).rstrip("/")

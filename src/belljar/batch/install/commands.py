@@ -1,8 +1,8 @@
-"""A batch system's own commands: where they are and the variables they need, found out once, when an administrator
-installs belljar, and then never again from whatever surroundings a job or a hook has.
+"""A batch system's own commands and their variables, found once, at `batch install`, and never from a job's
+surroundings.
 
-`batch install` writes them beside the launchers as SYSTEM-commands.json. Everything that runs a command of a system runs
-it by this file: a command that is not in it is not run, so no other system's of the same name ever is.
+They are listed beside the launchers in SYSTEM-commands.json. A command that is not in it is not run, so no other
+system's of the same name ever is.
 """
 
 from __future__ import annotations
@@ -67,8 +67,7 @@ class Client:
     named: dict[str, str] = field(default_factory=dict)  # --variable, as they were given
 
     def run(self, argv: tuple[str, ...], timeout: float, stdin: bytes = b"") -> bytes:
-        """What the command prints, run with this site's variables and none of the caller's. Raises CommandMissing,
-        CommandFailed."""
+        """What the command prints, run with this site's variables alone. Raises CommandMissing, CommandFailed."""
         name, *words = argv
         path = name if "/" in name else self.programs.get(name) or _of_the_host(name)
         if path is None:
@@ -112,9 +111,8 @@ def find(
     system: str, needs: Needs, folder: Path | None, environ: Mapping[str, str], *,
     folders: str = "", named: Mapping[str, str] | None = None, known: Client | None = None,
 ) -> Client:  # fmt: skip
-    """Look for the commands: in *folders* where they are given, else where the variables say, in PATH, and in the usual
-    folders. What is *known* from before holds where nothing else is said. Raises BadOption for what others than the
-    system could change."""
+    """Look for the commands: in *folders* if given, else by the variables, in PATH, and in the usual folders. What is
+    *known* from before counts last. Raises BadOption for what others than the system could change."""
     named = {**(known.named if known else {}), **(named or {})}
     told = {**(needs.told_by(folder) if folder else {}), **named}
     folders = folders or (known.folders if known else "")

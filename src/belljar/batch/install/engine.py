@@ -1,8 +1,8 @@
-"""Puts the pieces of a site in place and takes them out again. Knows no batch system: pieces and commands are handed in.
+"""Puts the pieces of a site in place and takes them out again. Knows no batch system: pieces and commands are handed
+in.
 
-Nothing of the site's is lost: its files get our lines between marks, and a copy is kept beside them; a file of somebody
-else's is never overwritten, and one of ours that was changed by hand only with --force. An installation that fails half-way is
-undone.
+Our lines in a site's file stand between marks, and a copy is kept beside it. A file of somebody else's is never
+overwritten, one of ours that was changed by hand only with --force. An installation that fails half-way is undone.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Engine:
         return [one for one in steps if not (isinstance(one.piece, kinds.Guard) and one.status is Status.THERE)]
 
     def install(self, *, prefix: str = "", force: bool = False) -> list[Step]:
-        """Put in place what is missing or different; all of it, or nothing. Returns the steps that were done. Raises NotOurs
-        where something is in the way, or where other options have put there what these do not want."""
+        """Put in place what is missing or different: all of it, or nothing. Returns the steps that were done. Raises
+        NotOurs for what is in the way, and for what other options have put there."""
         if not self._place.folder.is_dir():
             raise BadOption(
                 f"{self._place.folder}: no such folder", hint="Tell with --folder where the system's settings are."
@@ -88,8 +88,8 @@ class Engine:
         return trouble
 
     def uninstall(self, *, force: bool = False) -> list[str]:
-        """Take out what is ours. Returns what was done. Raises NotOurs, before anything is touched, where a file of
-        ours was changed by hand, or one of the site's still calls it; with *force* it goes all the same."""
+        """Take out what is ours; what was done. Raises NotOurs before anything is touched, unless *force*, for a file
+        that was changed by hand, or that a script of the site's calls."""
         ground, pieces = self._ground(), self._pieces()
         if not force:
             _refuse_changed(ground.record)
@@ -131,8 +131,8 @@ class Engine:
         return kinds.joined([*self._own(self._place), *self._site.pieces(self._place)])
 
     def refuse_unwanted(self) -> None:
-        """Jobs may need what other options, or another prefix, have put there: only `uninstall` takes that out. More of the
-        same, a further queue for instance, can be added. Raises NotOurs."""
+        """Jobs may need what other options, or another prefix, have put there: only `uninstall` takes that out. More,
+        such as a further queue, can be added. Raises NotOurs."""
         record, wanted = self._ground().record, {piece.name for piece in self._pieces()}
         found = [name for name in (*record.files, *record.edited, *record.changes) if name not in wanted]
         if record.options != dict(self._place.options) or str(self._place.wrapper) not in record.files:

@@ -1,5 +1,5 @@
-"""Files of a site: written whole with their owner and mode kept, each write with the way to take it back; and our lines in
-one of them, between two marks."""
+"""Files of a site, written whole with owner and mode kept, each with a way back; our lines in one, between two
+marks."""
 
 from __future__ import annotations
 

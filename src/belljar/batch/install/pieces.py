@@ -1,5 +1,4 @@
-"""What a site has to put in place for a batch system, piece by piece. Each kind of piece tells how it stands, is put in place,
-and is taken out again, with the way back for an installation that fails; engine.py says which, and when."""
+"""What a site has to put in place, piece by piece: how each stands, is put in place, and is taken out again."""
 
 from __future__ import annotations
 

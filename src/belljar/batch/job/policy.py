@@ -1,8 +1,7 @@
-"""Who may use which image, and how much, by the site's settings: `judge` decides, here its words become errors.
+"""Who may use which image, and how much: `judge` decides by the settings, here its words become errors. And how large a
+guest may be inside a job's limits, so that none of them ever meets QEMU.
 
-`site_of` is the same as data, for what is installed where jobs are submitted: Slurm's Lua, OpenPBS's hook, HTCondor's
-expressions. The node judges again by the very same rules. Here is as well how large a guest may be inside a job's limits, so
-that no limit of the job ever meets QEMU.
+`site_of` is the same as data, for what is installed where jobs are submitted. The node judges again by the same rules.
 """
 
 from __future__ import annotations
@@ -127,9 +126,8 @@ def _limits(settings: Settings) -> dict[str, int]:
 
 
 def guest_memory(limit: int | None, address_space: int, settings: Settings, default: int, *, data: int = -1) -> int:
-    """Bytes of memory for the guest of a job that may use *limit* bytes (None: the system sets no limit), *address_space*
-    bytes of virtual memory (-1: any) and *data* bytes of what it writes to (-1: any). Raises OverLimit when nothing
-    useful is left."""
+    """Bytes of memory for the guest of a job with limits on memory (None: no limit), *address_space* and *data* (-1: no
+    limit). Raises OverLimit if nothing useful is left."""
     bounds = [] if limit is None else [(limit - overhead(limit, settings), limit, smallest_limit(settings))]
     for most, part in ((address_space, ADDRESS_SPACE), (data, DATA_SPACE)):
         bounds += [(most - part, most, SMALLEST_GUEST + part)] if most >= 0 else []

@@ -96,8 +96,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Ending:
-    """How this process is to leave. Commands run first, in order, each with a deadline; where one fails the next is not
-    tried and `otherwise` counts."""
+    """How this process is to leave. Commands run in order, each with a deadline; if one fails `otherwise` counts."""
 
     exit_code: int | None = 0
     signal: int | None = None
@@ -129,8 +128,7 @@ def one_node(name: str) -> str:
 
 
 class Dialect(Protocol):
-    """One batch system's language. No input or output but through what it is handed, and nothing kept of a job: what
-    belongs to a job is in its `Job`, of which a system may have a kind of its own."""
+    """One batch system's language. It keeps nothing of a job: that is in its `Job`, or a subclass."""
 
     name: str
 

@@ -1,10 +1,9 @@
-"""LSF: the words a job finds around it, and the words it is answered with.
+"""LSF: what it says to a job, and how it is answered.
 
-LSF runs a job as a file of /bin/sh, in which the command stands between two marks; a job starter is written in front of
-it. Ours is `exec WRAPPER; COMMAND`: the shell becomes the wrapper, so nothing of the command is ever expanded or run on
-the host, and the wrapper reads it from that file as the user wrote it. What follows the command in the file, by which LSF
-waits for background processes and makes the exit code, belongs to it.
-https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=variables-environment-variable-reference
+LSF runs a job as a file of /bin/sh, in which the command stands between two marks, behind the job starter. Ours is
+`exec WRAPPER; COMMAND`: the shell becomes the wrapper, which reads the command from that file, so nothing of it is
+expanded on the host. What follows it in the file, by which LSF waits for background processes and makes the exit code,
+belongs to it. https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=variables-environment-variable-reference
 https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=lsbqueues-job-starter
 """
 
@@ -62,8 +61,7 @@ class Lsf(Dialect):
         )  # fmt: skip
 
     def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        """brequeue ends the job to give it back, and needs no exit code that a payload might have; a job whose count
-        cannot be kept is not given back."""
+        """brequeue ends the job to give it back; a job whose count cannot be kept is not given back."""
         failed = Ending(exit_code=OUR_FAILURE)
         if verdict is Verdict.MIRROR:
             return mirror(outcome)
@@ -120,8 +118,8 @@ class Lsf(Dialect):
 
 
 def mirror(outcome: Outcome) -> Ending:
-    """As LSF's shell would have told it: 128 + S for death by signal S. This process is in the shell's place, and LSF takes
-    a shell that dies by a signal for one that did its work (seen with OpenLava 3.3: "Done successfully")."""
+    """As LSF's shell would tell it: 128 + S for death by signal S. LSF takes a shell that dies by a signal for one that
+    did its work (seen with OpenLava 3.3: "Done successfully")."""
     if outcome.exit_code is not None and outcome.signal is None:
         return Ending(exit_code=outcome.exit_code)
     return Ending(exit_code=128 + (outcome.signal or signal.SIGTERM))

@@ -1,7 +1,6 @@
 """What a site needs for LSF: an application profile with our job starter, an esub that asks for it, and two hooks.
 
-Jobs without `-a vm` never see any of it. Where a queue is to run all of its jobs in machines, its section gets the same
-lines; that is advice, for a queue's section is the site's.
+Jobs without `-a vm` never see it. A queue whose jobs all get machines needs the same lines: that is advice.
 """
 
 from __future__ import annotations

@@ -159,8 +159,7 @@ def roles(place: Place, system: str, options: tuple[str, ...], home: str) -> tup
 
 
 def reread(place: Place) -> tuple[tuple[str, ...], ...]:
-    """pbs_mom reads its configuration again at HUP. Its lock is the number, a newline, and in Torque a NUL; it stays when
-    pbs_mom has died, and the number may be another's then."""
+    """pbs_mom reads its configuration again at HUP. Its lock (number, newline, in Torque NUL) may be a dead one's."""
     try:
         pid = (place.folder / "mom_priv/mom.lock").read_bytes().rstrip(b"\0\n").decode("ascii", "replace")
         is_mom = pid.isdecimal() and Path(f"/proc/{pid}/comm").read_bytes() == b"pbs_mom\n"

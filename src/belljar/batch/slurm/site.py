@@ -1,7 +1,4 @@
-"""What a site needs for Slurm: a job_submit plugin in Lua, Prolog and Epilog, three settings of slurm.conf.
-
-The same pieces go to every host that has a slurm.conf: slurmctld's uses the plugin, the nodes the rest.
-"""
+"""What a site needs for Slurm: a job_submit plugin in Lua, Prolog and Epilog, three settings of slurm.conf."""
 
 from __future__ import annotations
 
@@ -61,8 +58,8 @@ class SlurmSite:
     )  # fmt: skip
 
     def pieces(self, place: Place) -> list[Piece]:
-        """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image. `line`, what a node's kernel
-        reads of a first line. `submit`: `lua`, or `hand` where users write the line before their scripts themselves."""
+        """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image; `line`, how much of a
+        `#!` line a node's kernel reads; `submit`: `lua`, or `hand` if users write that line themselves."""
         conf, found, lines = _conf(place), list[Piece](), list[str]()
         if _is_configless(place):
             return [piece for hook in HOOKS for piece in self._hook(place, hook, conf)[0]]
@@ -222,8 +219,7 @@ def _shown(place: Place) -> dict[str, list[str]]:
 
 
 def _has_lua(place: Place) -> bool:
-    """Whether this Slurm was built with Lua: without the plugin a slurmctld that is to use it does not start. Where that
-    cannot be seen from here, it was."""
+    """Was this Slurm built with Lua? Else slurmctld would not start with the plugin. If it cannot be seen, it was."""
     try:
         folders = [Path(one) for one in _shown(place).get("plugindir", [""])[-1].split(":") if one]
     except BelljarError:

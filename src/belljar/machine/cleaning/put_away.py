@@ -90,8 +90,7 @@ def _error_of(event: DomainEvent, life: Life, explain_off: ExplainOff) -> Bellja
 
 
 def own_limit(life: Life, usage: tuple[float, float, int]) -> None:
-    """QEMU lives under the payload's own limit on processor time. When the host's kernel killed it for that, it killed
-    the payload: no fault of the node's, and no reason to try again."""
+    """QEMU runs under the payload's own limit on processor time: killed for that, the payload used it up."""
     work, used = life.request.work, usage[0] + usage[1]
     limits = {name: hard for name, _, hard in work.payload.rlimits} if isinstance(work, RunPayload) else {}
     most = limits.get("CPU", -1)
@@ -146,8 +145,7 @@ def shutdown_of(folder: Path) -> dict[str, Any]:
 
 
 def message(path: Path) -> tuple[int, str]:
-    """(code, the line) of a `shutdown_message`: three digits, a blank, free text (HSF-TN-2016-04). (0, "") where there is
-    none, or none of this form. The guest wrote it."""
+    """(code, line) of a `shutdown_message` (HSF-TN-2016-04), which the guest wrote; (0, "") for any other form."""
     try:
         text = read_capped(path, LARGEST_MESSAGE).decode(errors="replace")
     except (OSError, BelljarError):
@@ -167,9 +165,8 @@ def keep_outcome(outcome: dict[str, Any], folder: Path, ended: Path) -> None:
 
 
 def retire(source: Path, target: Path) -> None:
-    """Move a machine's folder to the ended ones, across file systems too. It leaves with its lock held and in it, for a
-    folder without a lock is a dead machine to whoever looks; and without what its user would not have kept. Raises OSError
-    where that cannot be: all of it is then where it was."""
+    """Move a machine's folder to the ended ones, across file systems too, with its lock held: a folder without a lock
+    is a dead machine. Raises OSError if that cannot be; nothing was moved then."""
     for name in NOT_KEPT:
         with suppress(OSError):
             os.unlink(source / name)
@@ -203,8 +200,8 @@ def _last_line(life: Life, name: str, before: str) -> str:
 
 
 def last_words(text: str, *, ours_only: bool = False) -> str:
-    """The last line that what belljar has in a guest wrote about its end; where there is none, and not *ours_only*, the
-    kernel's line about its panic, or else the last line of all."""
+    """The last line by which belljar's part of the guest explains its end; without one, and not *ours_only*, the
+    kernel's line about its panic, or else the last line."""
     lines = text.strip().splitlines()
     ours = [line for line in lines if line.strip().startswith(OURS)]
     chosen = ours or ([] if ours_only else [line for line in lines if PANIC in line] or lines)

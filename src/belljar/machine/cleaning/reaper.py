@@ -1,7 +1,6 @@
 """Undo what a dead supervisor left, from its journal alone. Doing it twice, or by two at once, is fine.
 
-Only what lies where belljar itself puts things is removed: a journal is a file in its user's hands, and the reaper may
-be root.
+The journal is a user's file and the reaper may be root, so only what lies where belljar puts things is removed.
 """
 
 from __future__ import annotations
@@ -56,8 +55,7 @@ class Reaper:
         self._folders, self._hypervisor = folders, hypervisor
 
     def quick(self, patience: float = LOCK_PATIENCE) -> list[Undone]:
-        """The dead among the folders of machines. A few system calls per live machine: done at every start, which does not
-        wait for others for longer than *patience* seconds in all."""
+        """Finish dead machines, at every start: it is cheap, and waits at most *patience* seconds for others."""
         deadline = time.monotonic() + patience
         return [done for id in _dead(self._folders, deadline) for done in self._finish(id, deadline)]
 
@@ -67,8 +65,8 @@ class Reaper:
         return [done for id in _dead(self._folders, deadline, [id]) for done in self._finish(id, deadline)]
 
     def end(self, view: MachineView) -> bool:
-        """End a machine whose job is over, whatever its supervisor is doing: asked first, then by force. It is gone, with
-        everything of it, when this returns; False when the kernel holds something of it. Ending what ended is success."""
+        """End a machine whose job is over: ask its supervisor first, then use force. False if the kernel keeps
+        something of it. Ending what has ended is success."""
         lock = view.folder / LOCK
         if is_locked(lock):
             _ask(view.folder)
@@ -110,8 +108,7 @@ class Reaper:
         return _told(id, self._undo(id, deadline))
 
     def _undo(self, id: MachineId, deadline: float) -> Iterator[Undone]:
-        """Undo one machine. Nothing to do when its lock stays taken: its supervisor lives after all. Whoever only looks
-        at the lock has it for a moment, and another reaper until it is done: both are waited for."""
+        """Undo one machine, unless its lock stays taken: then its supervisor lives after all."""
         folder = self._folders.machine(id)
         with ExitStack() as held:
             try:
@@ -149,8 +146,7 @@ class Reaper:
         return path in own or path == self._folders.attachment(id, path.name.partition(".")[2])
 
     def _conclude(self, folder: Path, id: MachineId, events: list[Event]) -> None:
-        """The outcome and its row in the ledger, where its supervisor could not write them. Each is there once afterwards,
-        whoever died in between, and at which moment. Raises OSError, BelljarError."""
+        """Write the outcome and its row in the ledger, each once, if the supervisor did not."""
         ledger, ended = Ledger(self._folders.logs), self._folders.ended(id)
         row = ledger.row(id, since=_began(events))
         outcome = _written(folder / OUTCOME, id) or _written(ended / OUTCOME, id)
@@ -161,8 +157,7 @@ class Reaper:
             ledger.append(outcome, time.time())
 
     def _orphans(self) -> list[tuple[MachineId, int]]:
-        """Domains without a machine, of this user: root's too, for others have folders of their own. Whoever is seen first
-        and has no folder afterwards is nobody's: a machine has its folder from before its domain until after it."""
+        """This user's domains without a machine, listed first: a machine's folder is there before and after them."""
         uid, found = os.geteuid(), []
         for id, pid in self._hypervisor.alive():
             with suppress(FileNotFoundError, ProcessLookupError):
@@ -184,8 +179,8 @@ class Reaper:
             yield from _told(path.stem, _removed(path))
 
     def _strays(self) -> list[Path]:
-        """Overlays whose machine is gone (after a reboot that emptied `run`), identities when nothing lives. The files are
-        looked at before the machines, so those of a machine that is made meanwhile are not among them."""
+        """Overlays without a machine (after a reboot that emptied `run`), identities when nothing lives. Files are
+        listed before machines, so files of a machine that is being made are not among them."""
         retired = [self._folders.run / name for name in _names(self._folders.run) if name.startswith(RETIRED)]
         disks = [name for name in _names(self._folders.scratch) if re.fullmatch(OF_A_MACHINE, name)]
         identities = [self._folders.identities / name for name in _names(self._folders.identities)]
@@ -299,8 +294,7 @@ def _dead(folders: Folders, deadline: float = math.inf, ids: list[MachineId] | N
 
 
 def _bereaved(folders: Folders) -> list[MachineId]:
-    """Machines whose lock is held, and not by who claimed them: a child of a killed supervisor has it until it runs a
-    program of its own."""
+    """Machines whose lock is held by a child of the killed supervisor, until that runs a program of its own."""
     return [id for id in _names(folders.machines) if _is_claimed_by_the_dead(read(folders.machine(id))[:1])]
 
 

@@ -4,9 +4,8 @@
     scratch/caches/N.lock    held by the machine that has it
     scratch/caches/N.clean   its last guest powered itself off; gone while the disk is in use
 
-Each user has caches of its own, one machine has one at a time. What a guest left is judged by its superblock's own marks and
-never mounted here: a disk that was not left in order, that is of another size, or from before a restart of the host, is
-made anew, empty.
+Each user has its own caches; a machine has one at a time. The disk is never mounted here: its superblock tells whether
+it was left in order. If not, or if its size differs or the host was restarted, it is made anew, empty.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""A machine's network: joined before it starts, listened to while it lives. And the metadata service of a user network: the
-supervisor answers what the guest asks of 169.254.169.254.
+"""A machine's network: joined before it starts, listened to while it lives; and the metadata service of a user network.
 
-The same service answers at 169.254.169.253, where Vac has machine and job features and takes joboutputs: a machine may keep
-its payloads' users from .254. HTTP is imported with the first call.
+The service answers at 169.254.169.254, and at 169.254.169.253 as Vac's: a guest may keep its payloads' users from the
+first. HTTP is imported with the first call.
 """
 
 from __future__ import annotations

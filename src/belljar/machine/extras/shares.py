@@ -1,7 +1,6 @@
-"""The shares of a machine: which are host folders, which a file server's exports, and how the guest gets both.
+"""The shares of a machine: folders of the host, exports of file servers.
 
-A server is looked for before the machine is started, and asked for its export by the guest itself: a payload never starts
-with a mount that is missing.
+A server is looked for before the machine is started, and a payload never starts with a mount missing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a machine has of this host alone while it lives: its folder and lock, its image, and room in memory and processors.
+"""What a machine has of this host while it lives: its folder and lock, its image, and room in memory and processors.
 
-Those who start a machine take turns, for as long as it takes to add up what the others have reserved (one file in each
-machine's folder, which counts while its lock is held) and to write their own.
+Starters take turns: each adds up what the others have reserved (a file in each machine's folder, which counts while its
+lock is held) and writes its own.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ PATIENCE = 30.0
 
 
 def claim(request: Request, folders: Folders, point: Callable[[str], None], *, patience: float = GATE_TIMEOUT) -> Life:
-    """Make the machine's folder, locked from its first moment that a reaper can see. *patience*: seconds for a reaper
-    that is at the gate. Raises LockTimeout."""
+    """Make the machine's folder, locked before a reaper can see it. Raises LockTimeout after *patience* seconds."""
     for folder in (folders.machines, folders.identities, folders.scratch, folders.logs):
         private_folder(folder, mode=0o711 if folder is folders.scratch else 0o700)
     folder = folders.machine(request.id)
@@ -121,9 +120,8 @@ async def holding(images: ImageStore, image: Image, id: MachineId) -> AsyncItera
 
 
 async def reserve(request: Request, folders: Folders, settings: Settings) -> None:
-    """Reserve what the machine may use. Raises NoMemory, NoProcessors, NoSpace with the numbers where others have reserved
-    too much of it; never for what a batch system has set aside, nor for more than this host ever has: that is for
-    others to refuse."""
+    """Reserve what the machine may use. Raises NoMemory, NoProcessors, NoSpace, but not for what a batch system has set
+    aside, nor for more than this host ever has: others refuse that."""
     spec = request.machine
     need = Need(spec.memory, spec.cpus, spec.scratch or 0, own_groups())
     turn = await lock_of(folders.run / TURN, timeout=PATIENCE, what="reserve memory for a machine")

@@ -68,8 +68,7 @@ class Life:
 
     @contextmanager
     def trying(self, otherwise: str) -> Iterator[None]:
-        """A step of the way out. Whatever goes wrong in it, the next one is taken; the outcome tells what became of this
-        one: *otherwise*, and why."""
+        """A step of the way out. An error in it is told in the outcome (*otherwise*, and why), and does not stop it."""
         try:
             yield
         except Exception as error:
@@ -87,8 +86,7 @@ class Life:
         return path
 
     def claim_sample(self, sample: str) -> None:
-        """The random bytes that its guest drew. Two guests of this host that drew the same are twins: the second one is
-        refused. Raises IdentityRefused."""
+        """Two guests of a host that drew the same random bytes are twins. Raises IdentityRefused."""
         path = self.folders.identities / sample
         self.record.intend("identity", path)
         try:
@@ -147,8 +145,8 @@ class Life:
         )
 
     def end(self, ended: Ended) -> None:
-        """The machine was ended from outside before all was done. A payload that had ended by then is told about in the
-        reason only: its result was not delivered whole, so it is not the job's."""
+        """The machine was ended from outside. How a payload had ended by then is only told: its files were not
+        delivered."""
         if self.is_settled:
             return
         reason = ended.reason
@@ -186,8 +184,8 @@ class Life:
 
 
 class Deadline:
-    """When a machine's work is to end: its time limit, or the moment that an order gave it while it lived. Measured by the
-    event loop's clock, which leaves out the time in which a job was suspended."""
+    """When a machine's work is to end: by its time limit, or by an order. By the event loop's clock, which leaves out
+    the time in which a job was suspended."""
 
     def __init__(self) -> None:
         self.why = ""  # in words, once it has passed

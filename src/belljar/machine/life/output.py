@@ -1,5 +1,4 @@
-"""What a machine says, kept in files that hold the latest bytes of a stream which may never end: the serial console's log, and
-what a detached payload writes."""
+"""Logs that keep the latest bytes of an endless stream: the serial console, and what a detached payload writes."""
 
 from __future__ import annotations
 
@@ -18,8 +17,8 @@ NEXT = ".new"
 
 
 class RollingFile:
-    """A log and its predecessor hold together the last *half* to twice *half* bytes. There is a file of this name at all
-    times, so that whoever follows it can tell its change from its end."""
+    """A log and its predecessor keep the last *half* to twice *half* bytes. There is always a file of this name: so who
+    follows it can tell a change from the end."""
 
     def __init__(self, path: Path, half: int) -> None:
         self._path, self._half = path, half

@@ -114,8 +114,7 @@ class OwnRun(Run):
     # -- the probes --------------------------------------------------------------------------------------------------
 
     async def _answers(self) -> bool:
-        """A server speaks first, as ssh's does, or it answers who speaks HTTP. QEMU takes each connection before it knows
-        whether the guest does, so one that is taken tells nothing."""
+        """A server speaks first, as ssh's does, or answers HTTP. QEMU takes connections before the guest does."""
         assert self._now.domain is not None
         loop = asyncio.get_running_loop()
         try:
@@ -171,8 +170,7 @@ def with_port(nic: Nic | None, work: OwnWork) -> Nic | None:
 
 
 def conclude(life: Life) -> None:
-    """The machine powered itself off: its own message is the outcome. Codes from 400 on are exit code 1, every other end
-    is 0: that there was no work (300) is no failure."""
+    """The machine powered itself off: its own message is the outcome. Codes from 400 on are exit code 1, others 0."""
     code, text = message(life.folder / JOBOUTPUTS / MESSAGE)
     reason = (
         f"the guest powered itself off: {text}" if text else "the guest powered itself off and said nothing about it"

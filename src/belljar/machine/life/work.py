@@ -1,7 +1,4 @@
-"""What runs inside a machine, carried out: a payload that belljar starts, or a guest's own work (own_work.py).
-
-Both are the same to who keeps the machine: they begin, they can be asked to end, and they conclude the outcome.
-"""
+"""What runs inside a machine: a payload that belljar starts, or a guest's own work (own_work.py)."""
 
 from __future__ import annotations
 
@@ -88,12 +85,10 @@ class Run:
         """Wait until the guest is ready for its work: it is when it has proved who it is. Raises BootTimeout."""
 
     async def tell_deadline(self) -> None:
-        """Its deadline was moved: let the features in the guest say so. Its metadata service does, when it is asked. Raises
-        GuestError."""
+        """Its deadline was moved: change the features in the guest. Raises GuestError."""
 
     async def signal(self, number: int, *, alone: bool = False) -> None:
-        """Deliver a signal, where somebody takes one; what comes before the work began is delivered then. A guest that is lost
-        hears nothing."""
+        """Deliver a signal, at the begin if it comes before; a guest that is lost hears nothing."""
 
     async def kill(self) -> bool:
         """Kill what is left of it, after its grace; False where only the machine's end does that."""

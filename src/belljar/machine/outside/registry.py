@@ -40,8 +40,8 @@ class Machines:
         return sorted(views, key=lambda view: view.created)
 
     def find(self, reference: str) -> MachineView:
-        """The machine of this id, unique id prefix, name or batch id (`slurm:4711`); a live one before an ended one, the
-        latest of a name. Raises NoSuchMachine, AmbiguousMachine."""
+        """The machine of this id, unique prefix, name or batch id (`slurm:4711`), live ones first. Raises
+        NoSuchMachine, AmbiguousMachine."""
         if not reference:
             raise NoSuchMachine("an empty id")
         for ended in (False, True):
@@ -66,8 +66,8 @@ class Machines:
         return next((view for view in views if job in jobs_of(view)), None)
 
     async def ended(self, id: MachineId) -> Outcome:
-        """What came of this machine, once it has ended. Where its keeper was killed, what it left is finished first. Any
-        number of machines may be waited for at once. Raises NoSuchMachine, HostError."""
+        """The outcome of this machine, once it has ended; what a killed keeper left is finished first. Many may be
+        awaited at once. Raises NoSuchMachine, HostError."""
         if self._ends is None:
             from belljar.machine.outside.watching import Ends
 
@@ -81,8 +81,8 @@ class Machines:
         raise NoSuchMachine(f"{id}: no machine of this id, or nothing is known of its end")
 
     def events(self, since: str | None = None) -> Stream:
-        """What happens to all machines, to be read by `async for`, from now on: first what the journals of the living have, then
-        what comes. *since*: a position in the ledger, whose later rows are told, too; "" is its beginning."""
+        """The events of all machines, for `async for`: the journals of the living, then what comes. *since*: also the
+        ledger's rows after this position; "" is its beginning."""
         from belljar.machine.outside.watching import Stream
 
         return Stream(self.folders, since)

@@ -1,8 +1,6 @@
-"""What happens to all machines of a set of folders, as it happens. The kernel tells of it: while nothing happens, nothing runs,
-however many machines there are.
+"""What happens to all machines of a set of folders, as it happens: by inotify, so nothing runs while nothing happens.
 
-Whatever wakes us, what counts is what is on disk then. So an event that the kernel had no room for costs a second look
-at everything, and nothing else.
+What counts is what is on disk. So an event that the kernel had no room for only costs a second look at everything.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ GONE = IN_DELETE | IN_MOVED_FROM
 
 
 class Ends:
-    """Waits for the ends of any number of machines, with one inotify descriptor for all, and one of the keeper's process
-    for each. Lives in one event loop."""
+    """Waits for the ends of many machines in one event loop: one inotify descriptor, and one pidfd for each."""
 
     def __init__(self, folders: Folders, finish: Callable[[MachineId], None]) -> None:
         self._folders, self._finish = folders, finish
@@ -39,8 +36,7 @@ class Ends:
         self._watch: Watch | None = None
 
     async def wait(self, id: MachineId) -> None:
-        """Returns when the machine has ended. Where its keeper is dead, what it left is finished first. Raises what keeps
-        it from being finished."""
+        """Return when it has ended; what a dead keeper left is finished first. Raises what is in the way of that."""
         folder = self._folders.machine(id)
         with self._told(id) as changed:
             while folder.exists():
@@ -119,8 +115,8 @@ def _claimed_by(folder: Path) -> int:
 
 
 class Stream:
-    """The events of every machine of these folders as they are journaled, of machines to come as well, and one more,
-    `ended`, for each row of the ledger: also of machines whose keeper was killed. Watched from the moment it is made."""
+    """The events of every machine of these folders as they are journaled, and `ended` for each row of the ledger: of
+    machines whose keeper was killed too. It watches from the moment it is made."""
 
     def __init__(self, folders: Folders, since: str | None = None) -> None:
         self._folders = folders

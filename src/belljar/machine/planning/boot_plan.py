@@ -74,8 +74,7 @@ class Planner:
         return await self._with_disk(replace(await self._undecided(), reason=reason))
 
     async def template(self, *, exact: bool) -> Template:
-        """The template that this machine would be cloned from, made now where there is none; with *exact*, one of its own size.
-        Raises why it cannot be had."""
+        """The template it would be cloned from, or one of its *exact* size; made if missing. Raises why not."""
         plan, templates = await self._undecided(), cloning_of(self._parts.hypervisor)
         framed = (
             None if exact else in_base_frame(plan.spec, self._image, templates, has_own_init=plan.context.has_own_init)
@@ -85,8 +84,8 @@ class Planner:
         return found if isinstance(found, Template) else await self._make(spec, plan.context)
 
     async def _template_for(self, spec: DomainSpec, context: GuestContext) -> tuple[DomainSpec, Template | str]:
-        """One of exactly this size, if it is there; else the image's base template, made where it is missing, with the
-        machine as a clone of it; else one of this size, made now; or why there is none."""
+        """A template of exactly this size if there is one, else the image's base template, else one of this size; made
+        if missing. Or why there is none."""
         templates = cloning_of(self._parts.hypervisor)
         found = templates.find_template(spec)
         if isinstance(found, Template):
@@ -223,11 +222,8 @@ def why_never_a_clone(work: Work) -> str:
 
 
 def qemu_owner(request: Request, setting: str, euid: int) -> tuple[int, int]:
-    """Who QEMU runs as. Only root has a choice: the payload's user, or for root's own payloads a user with no rights.
-
-    Root's writable shares are the exception: files in them are to be root's, so QEMU stays root there, without
-    capabilities but those that 9p needs.
-    """
+    """Who QEMU runs as. Only root has a choice: the payload's user, or for root's own payloads one with no rights. With
+    root's writable shares QEMU stays root, with the capabilities of 9p alone: files in them are to be root's."""
     if euid != 0:
         return euid, os.getegid()
     if setting not in ("", "auto"):

@@ -1,13 +1,13 @@
-"""How a machine's guest is contextualized, decided and prepared: the image's own init instead of belljar's, a disc, a layer.
+"""How a guest is contextualized if not in the usual way (belljar's ramdisk, see `Planner`): the image's own init, a
+disc, a layer.
 
-The usual way, belljar's ramdisk, needs nothing of this and is not looked at here: see `Planner`. A layer is an image with the
-agent put in, for guests that boot by firmware with an init of their own:
+A layer is an image with the agent put in, for guests that boot by firmware with an init of their own:
 
     images/layers/<image>-<agent>.qcow2    what the workshop changed; the image below it is never written
-    images/layers/<image>-<agent>.json     the layer's own digest, written last; without it there is no layer
+    images/layers/<image>-<agent>.json     the layer's digest, written last; without it there is no layer
     images/layers/<image>-<agent>.lock     held by whoever makes it
 
-A layer that is made again is another one, for its files have other times: its digest is part of a template's key.
+The digest of a layer is part of a template's key: one that is made again differs, for its files have other times.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ PATIENCE = "systemd.default_timeout_start_sec=3600 systemd.default_device_timeou
 
 
 async def decide(request: Request, image: Image, parts: Parts, keep: Keep) -> GuestContext:
-    """The way for a request. Raises ContextImpossible, SshMissing; WorkshopFailed where the agent could not be put into the
-    disk."""
+    """How the guest of a request is contextualized. Raises ContextImpossible, SshMissing, WorkshopFailed."""
     images = parts.images
     work = request.work
     if not work.has_agent:
@@ -132,7 +131,7 @@ def means_by(facts: Mapping[str, Any], has_kernel: bool) -> Means:
 
 
 async def layer_of(image: Image, parts: Parts, keep: Keep) -> tuple[Image, str]:
-    """The image as its layer has it, and the layer's digest; made now where it is missing, by one process at a time. Raises
+    """The image with its layer, and the layer's digest; made if missing, by one process at a time. Raises
     WorkshopFailed, LockTimeout, NoSpace."""
     python = await in_thread(lambda: parts.images.python_for(image))
     path = parts.images.work_folder("layers") / f"{layer_name(image, python)}.qcow2"

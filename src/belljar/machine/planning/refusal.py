@@ -116,8 +116,7 @@ def outcome_of(error: BelljarError) -> Outcome:
 
 
 def put_on_record(outcome: Outcome, requester: str, image: str, folders: Folders) -> Outcome:
-    """Keep it where the records of machines are kept, so that whoever asks for the job finds it, and the node's own
-    faults are counted. A host that cannot even write that has told so on the way."""
+    """Keep it with the records of machines: who asks for the job finds it, and faults of the node are counted."""
     outcome = replace(outcome, name=requester, image=image, requester=requester, uid=os.geteuid())
     request = {
         "id": outcome.id,

@@ -66,8 +66,7 @@ class SshContext:
         return lambda domain: self.make_guest(domain, self.keys, tell, is_draft)
 
     def card(self, link: Link) -> Nic:
-        """The card of a machine that is entered by ssh when it boots. One that asked for no network has a card, too, behind
-        which there is nothing but belljar. Raises ContextImpossible."""
+        """The card by which ssh comes in at the boot; without a network it leads to belljar alone."""
         if link.mode is NetworkMode.NONE:
             own = plan_link(NetworkMode.USER, SAME_CARD)
             return Nic(own.mode, own.mac, Egress(deny=(EVERYWHERE,)), forward=PORT, is_shut=True)
@@ -84,8 +83,7 @@ def card_of_clone(nic: Nic, link: Link) -> Nic:
 
 
 def make(parts: Parts, image: Image, files: BootFiles, *, grows: bool) -> SshContext:
-    """For a machine of this image. Where cloud-init would not take the keys, belljar's ramdisk puts them in. Raises
-    ContextImpossible."""
+    """For this image. belljar's ramdisk brings the keys if cloud-init would not. Raises ContextImpossible."""
     user = str(image.facts.get("ssh_user") or "root")
     if parts.ssh is None or not USER.fullmatch(user):
         raise ContextImpossible(f"image {image.called}: ssh as {user!r} is not possible")

@@ -1,7 +1,7 @@
 """Templates: which one a machine is cloned from, how it is made, and what a clone that failed says of it.
 
-A template boots an image once, lets the guest settle, freezes it; one process at a time for each kind. A machine for whose exact
-size there is none is cloned from the base template of its image, and what it has more is plugged in.
+An image is booted once, its guest settles and is frozen; one process at a time for each kind. A machine without a
+template of its size is a clone of its image's base template, and the rest is plugged in.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Making:
 
 
 async def make_template(hypervisor: Hypervisor, spec: DomainSpec, making: Making, record: Record) -> Template:
-    """The template for a spec, made by us or by whoever was quicker. Raises BootFailed and BootTimeout, when the guest does not
-    come up; TemplateError, LockTimeout, NoSpace: the caller then boots cold."""
+    """The template for a spec, made by us or by whoever was quicker. Raises BootFailed, BootTimeout; and TemplateError,
+    LockTimeout, NoSpace, after which the caller boots cold."""
     templates = cloning_of(hypervisor)
     path = templates.template_lock(spec)
     record.tell("template-wait", lock=str(path), owner=spec.owner[0])
@@ -110,8 +110,7 @@ async def make_template(hypervisor: Hypervisor, spec: DomainSpec, making: Making
 
 
 def failed_before(lock: Path, since: float = 0.0) -> str:
-    """Why no template of this kind came of the last boot for one: it would not come of the next one either, for an hour, or for
-    a week where the guest itself refused to be one. "": nothing is known."""
+    """Why the last boot for such a template failed; it counts for an hour, or a week if the guest refused."""
     with suppress(OSError, ValueError):
         facts = os.stat(lock)
         until, _, reason = read_capped(lock, LONGEST_REASON).decode(errors="replace").partition(" ")
@@ -203,9 +202,8 @@ async def _drain(console: socket.socket, said: bytearray) -> None:
 
 
 def judge(error: BelljarError, template: Template, spec: DomainSpec, hypervisor: Hypervisor) -> None:
-    """Remove the template where a clone's failure is surely its own: it is minutes of work, and other jobs start from it. A clone
-    that was only silent may as well have been on a busy host: it takes as many in a row as DOUBTS_ENOUGH, counted in a file
-    beside the template's that a clone which comes up takes away. One that was made anew meanwhile is left alone."""
+    """Remove the template if a clone's failure is surely its own: others start from it, and it takes minutes to make.
+    Silence may be the host's: then only after DOUBTS_ENOUGH in a row, counted in a file that a good clone removes."""
     found = cloning_of(hypervisor).find_template(spec)
     if isinstance(found, Template) and found.created != template.created:
         return

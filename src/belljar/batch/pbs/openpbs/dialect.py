@@ -95,8 +95,7 @@ def _facts(here: Surroundings) -> dict[str, Any]:
 
 
 def _command(here: Surroundings, facts: dict[str, Any]) -> tuple[bytes, tuple[bytes, ...]]:
-    """(program, argv) as pbs_mom would have started it. Words that cannot pass through a hook stand in the facts, one
-    character for each byte."""
+    """(program, argv) as pbs_mom would have started it; words that no hook can pass on are in the facts, in Latin-1."""
     words = facts.get("argv")
     if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
         program, *argv = (word.encode("latin-1", "replace") for word in words)

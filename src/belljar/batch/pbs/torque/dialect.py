@@ -73,8 +73,7 @@ class Torque(common.Pbs):
         )  # fmt: skip
 
     def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        """Requeue and hold by the owner's own commands and a death that the server takes for `again`. Where the server
-        does not hear, the job fails: nobody could count its tries."""
+        """Requeue and hold by the owner's commands and a death that the server takes for `again`; else it fails."""
         assert isinstance(job, TorqueJob)
         if verdict_ is Verdict.MIRROR:
             return verdict.mirror(outcome)

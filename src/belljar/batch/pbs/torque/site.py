@@ -39,8 +39,7 @@ exit 0
 
 
 class TorqueSite:
-    """`folder` is Torque's home. What it holds tells whether this host is the server (server_priv), a node (mom_priv) or
-    both."""
+    """`folder`, Torque's home, tells whether this host is the server (server_priv), a node (mom_priv) or both."""
 
     default_folder = Path("/var/spool/torque")
     needs = Needs(("pbsnodes", "qselect", "qalter", "qhold", "qstat", "qmgr"), ("PBS_DEFAULT",))
