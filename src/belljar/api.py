@@ -23,7 +23,8 @@ from belljar.guest import Guest, Streams
 from belljar.guest.stdio import BytesSink, BytesSource
 from belljar.host.caller import caller, plain_environment, rlimits, umask
 from belljar.host.threads import in_thread
-from belljar.jobs.starting import Asked, make_request
+from belljar.jobs.asked import Asked
+from belljar.jobs.starting import make_request
 from belljar.journal import Event
 from belljar.machine import STDERR_LOG, STDOUT_LOG, MachineView
 from belljar.machine.life import control

@@ -109,7 +109,13 @@ def acts(rows: str, functions: Mapping[str, Callable[[argparse.Namespace, Any], 
 
 
 def _joined(rows: str) -> str:
-    return re.sub(r"\n\s*\| ", " ", rows)
+    lines = [""]
+    for line in rows.splitlines():
+        if (bare := line.lstrip()).startswith("| "):
+            lines[-1] += bare[1:]
+        else:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def add(parser: argparse.ArgumentParser, rows: str) -> None:

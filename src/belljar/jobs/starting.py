@@ -7,42 +7,18 @@ import os
 import resource
 import stat
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from belljar.jobs import complain
-from belljar.model import Context, MachineSpec, NetworkMode, Request, Share, Start, StdinKind, Work
+from belljar.model import MachineSpec, Request, StdinKind, Work
 from belljar.records import fields
 
 if TYPE_CHECKING:
     from belljar.jobs import House
+    from belljar.jobs.asked import Asked
 
 START_PATIENCE = 2.0  # seconds a start spends on the dead, at most
 SMALL_STACK = 2 << 20  # bytes, for threads of QEMU where a limit counts them
-
-
-class Asked(TypedDict, total=False):
-    """What may be said of a machine. None, or nothing: the settings decide."""
-
-    image: str | None
-    cpus: int | None
-    memory: int | None  # bytes
-    disk: int | None  # bytes
-    network: NetworkMode | None
-    network_name: str
-    shares: tuple[Share, ...]
-    start: Start | None
-    context: Context | None
-    scratch: int | None  # bytes
-    cache: int | None  # bytes
-    name: str
-    requester: str
-    timeout: float | None  # seconds
-    grace: float | None  # seconds between TERM and the end
-    keep: bool
-    labels: Mapping[str, str]
-    collect: tuple[str, ...]
-    collect_limit: int
 
 
 def make_request(settings: Any, work: Work, **asked: Unpack[Asked]) -> Request:

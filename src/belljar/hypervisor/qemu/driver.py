@@ -373,6 +373,6 @@ def uses_uefi(boot: Boot) -> bool:
 
 
 def _host_cpu() -> str:
-    from belljar.hypervisor.qemu.proof import cpu_flags
+    from belljar.hypervisor.qemu.proof import cpu_flags, first_processor
 
-    return cpu_flags(Path("/proc/cpuinfo").read_text(errors="replace"))
+    return cpu_flags(first_processor())

@@ -90,7 +90,7 @@ class QemuHost:
         from belljar.host.locks import locked
         from belljar.hypervisor.qemu import proof
 
-        cpuinfo = Path("/proc/cpuinfo").read_text(errors="replace")
+        cpuinfo = proof.first_processor()
         name = proof.memory_name(boot.digest, self.abilities.identity, os.uname().release, proof.cpu_flags(cpuinfo))
         memory = self._memory(name)
         known = proof.recall(memory, time.time())

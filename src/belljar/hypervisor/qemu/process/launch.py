@@ -335,8 +335,10 @@ def explain(said: str, status: int | None, doing: str) -> BelljarError:
 def last_line(said: str) -> str:
     """The line that says why, of a sane length: the last one that begins with QEMU's name, or else the last one."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if not lines:
+        return ""
     named = [line for line in lines if re.match(NAME, line)]
-    return re.sub(NAME, "", (named or lines or [""])[-1])[:300]
+    return re.sub(NAME, "", (named or lines)[-1])[:300]
 
 
 def ended(status: int | None) -> str:
