@@ -16,28 +16,27 @@ from contextlib import contextmanager
 from belljar.agent import bundle
 from belljar.agent.guest.accounts import Account
 from belljar.agent.guest.cgroups import Family
+from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.system import Refused, libc, now
 from belljar.agent.main import serve
-from belljar.agent.roles import Late, Work
 from belljar.agent.wire import Words, hello_of, join
 
 GUARD = b'\nif __name__ == "__main__":'
 
 
-class Rehearsal:
-    """Implements the agent's `World`."""
+class Rehearsal(Guest):
+    """A guest to which nothing happens."""
 
     quiet = 0.0
 
     def __init__(self) -> None:
-        self.boot_nonce = os.urandom(16).hex().encode("ascii")
-        self.folders: list[str] = []
-        self.kept: dict[bytes, int] = {}
-        self.calls: dict[bytes, Callable[[Words], bytes]] = {
+        super().__init__()
+        self.made: list[str] = []
+        self.calls = {
             b"identify": self.identify, b"set_clock": lambda words: now(), b"prepare": lambda words: b"",
-            b"renew_keys": lambda words: b"", b"mount": self.mount,
+            b"renew_keys": lambda words: b"", b"mount": self.mount_nothing,
         }  # fmt: skip
-        self.errands: dict[bytes, Callable[[Words], tuple[int, Late, Work]]] = {}
+        self.errands = {}
 
     def prepare(self) -> None:
         libc().adopt_orphans()
@@ -49,7 +48,7 @@ class Rehearsal:
         name, machine_id, nonce, mac = words.next(), words.next(), words.next(), words.next()
         return join(name, machine_id, nonce, mac, os.urandom(32).hex().encode("ascii"), now())
 
-    def mount(self, words: Words) -> bytes:
+    def mount_nothing(self, words: Words) -> bytes:
         raise Refused("no-9p", "a rehearsal mounts nothing")
 
     def growth(self) -> bytes:
@@ -59,8 +58,8 @@ class Rehearsal:
         account.check()
 
     def new_folder(self, account: Account) -> bytes:
-        self.folders.append(tempfile.mkdtemp(prefix="belljar-rehearsal-"))
-        return self.folders[-1].encode()
+        self.made.append(tempfile.mkdtemp(prefix="belljar-rehearsal-"))
+        return self.made[-1].encode()
 
     def box(self) -> Family:
         return Family()
@@ -72,8 +71,8 @@ class Rehearsal:
         return False
 
     def release(self) -> None:
-        while self.folders:
-            shutil.rmtree(self.folders.pop(), ignore_errors=True)
+        while self.made:
+            shutil.rmtree(self.made.pop(), ignore_errors=True)
 
     def make_place(self, path: bytes, account: Account) -> None:
         pass
@@ -88,9 +87,6 @@ class Rehearsal:
         pass
 
     def become(self, account: Account) -> None:
-        pass
-
-    def forget_mounts(self) -> None:
         pass
 
 

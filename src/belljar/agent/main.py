@@ -12,7 +12,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
 
-    from belljar.agent.roles import World
 else:  # what is below the library's modules of these names, and much quicker to import
     import _signal as signal
 
@@ -72,14 +71,14 @@ def carry(source: int, target: int) -> None:
         data = os.read(source, 64 * KIB)
 
 
-def serve(fd: int, world: "World", is_port: bool) -> None:
+def serve(fd: int, guest: "Guest", is_port: bool) -> None:
     """Until the channel is gone for good; then nothing of a payload is left."""
-    agent = Agent(fd, world, is_port=is_port)
+    agent = Agent(fd, guest, is_port=is_port)
     agent.run()
     for process in agent.dying:
         kill_quietly(process.pid, signal.SIGKILL)
-    if not world.has_remote():
-        world.release()
+    if not guest.has_remote():
+        guest.release()
 
 
 def main(argv: "list[str]") -> int:

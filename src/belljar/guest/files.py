@@ -147,8 +147,7 @@ class Bridge:
             self._ours.shutdown(socket.SHUT_RDWR)
 
     def pack(self, source: bytes, skip: tuple[str, ...]) -> TransferError | None:
-        """In the thread, once. When it fails, the stream ends without its last blocks: so the guest knows that it is not
-        whole."""
+        """In the thread, once. A stream that failed ends without its last blocks, so the guest knows."""
         with self._threads, suppress(BrokenPipeError):
             try:
                 with self._threads.makefile("wb", CHUNK) as whole:

@@ -70,8 +70,7 @@ class Link:
         self._connection: asyncssh.SSHClientConnection | None = None
 
     async def open(self, probe: str) -> bytes:
-        """Get in, however long the server takes to come up, and run the script *probe* as root: what it said. Raises SshRefused,
-        SshMissing."""
+        """Log in, however long it takes, and run the script *probe* as root. Raises SshRefused, SshMissing."""
         loop = asyncio.get_running_loop()
         refused_since, pause = None, FIRST_PAUSE
         while True:
@@ -151,8 +150,7 @@ class Link:
             raise lost(exc) from exc
 
     async def run(self, command: str, data: bytes) -> tuple[int, bytes, bytes]:
-        """Run a command as root with *data* on its standard input: how it ended, what it said on stdout and stderr. Raises
-        AgentLost, GuestRefused."""
+        """Run a command as root with *data* as its stdin: its code, stdout, stderr. Raises AgentLost, GuestRefused."""
         process = await self.process(command)
         asyncssh = library()
         try:

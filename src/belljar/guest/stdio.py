@@ -25,8 +25,7 @@ Order = tuple[Callable[[], T], asyncio.Future[T]]
 
 
 class _Worker(Generic[T]):
-    """Does one blocking call after the other, in a thread of its own. The thread ends when nobody has the worker any more
-    and its last call has returned."""
+    """Does one blocking call after the other, in a thread that ends when nobody has the worker any more."""
 
     def __init__(self, name: str) -> None:
         self._name = name

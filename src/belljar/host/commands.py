@@ -49,8 +49,7 @@ def run(
     env: Mapping[str, str] | None = None,
     bound: bool = False,
 ) -> Finished:
-    """Run to the end. Raises CommandMissing, and CommandFailed at the deadline or (with *check*) for a non-zero code;
-    the message quotes the last line the program wrote to stderr. *bound*: it dies with us, whatever we die of."""
+    """Run to the end. Raises CommandMissing, CommandFailed with its last line. *bound*: it dies with us in any case."""
     import subprocess
 
     child = _spawn(argv, env, bound)

@@ -34,8 +34,7 @@ def start_time(pid: int) -> int | None:
 
 
 def owner(pid: int) -> int | None:
-    """Who started this process: its real uid, which a program that runs with another's rights does not change. None when
-    there is no such process. Who owns its files in /proc is another question."""
+    """Its real uid, which a program that runs with another's rights does not change. None: there is no such process."""
     try:
         text = (PROC / str(pid) / "status").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):

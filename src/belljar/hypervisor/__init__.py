@@ -202,8 +202,7 @@ class DomainEvent:
 
 
 class Domain(Protocol):
-    """One running domain, which dies with this process. The two sockets belong to the caller, who closes them: what the
-    guest said last can be read from them after its end."""
+    """One running domain, which dies with this process. Its two sockets are the caller's to close, after its end."""
 
     pid: int
     argv: tuple[str, ...]  # how the process was started; for the record
@@ -228,8 +227,7 @@ class Domain(Protocol):
         """What happens to the domain, from its start on, whenever one asks; ends after EXITED."""
 
     def traffic(self) -> AsyncIterator[Call | Refusal]:
-        """What the guard of a user network has to tell, from the start on, to one listener; ends with the domain. Calls
-        that nobody takes are closed with the domain."""
+        """What the guard of a user network tells, to one listener, until the domain's end. Untaken calls are closed."""
 
     async def dial(self) -> socket.socket:
         """A connection to the port of the guest that its card forwards, non-blocking. Raises OSError."""
@@ -288,8 +286,7 @@ class Templates(Protocol):
         """Where the template for this spec is being made; removed by `discard` if it was never finished."""
 
     async def adopt_template(self, spec: DomainSpec) -> Template | None:
-        """A copy of the site's own template for this spec, where it has one; for who holds the template's lock. Raises
-        TemplateError, NoSpace."""
+        """For who holds the lock: a copy of the site's template, where there is one. Raises TemplateError, NoSpace."""
 
     async def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
         """Make the folder of a template in the making (journal it before: `template_draft`)."""

@@ -119,8 +119,7 @@ def large_page() -> int:
 
 
 def hold_back(size: int) -> None:
-    """Memory that nobody asked for is kept in large pages that nobody uses: the kernel never touches them, so the host never
-    has to give them. Raises Refused."""
+    """Keep memory that nobody asked for in large pages that nobody uses, so the host never gives it. Raises Refused."""
     count, before = -(-size // large_page()), int(read_file(HELD))
     write_file(HELD, b"%d" % (before + count), flags=0)
     if int(read_file(HELD)) < before + count:
@@ -145,8 +144,7 @@ def grow_root(size: int) -> None:
 
 
 def limit_for(total: int, used: int, surplus: int) -> int:
-    """What payloads may use of a guest with so much memory, of which *used* is the kernel's and ours and *surplus* more than
-    was asked for."""
+    """What payloads may use: *used* is the kernel's and ours, *surplus* more than was asked for."""
     meant = total - surplus
     reserve = used + max(16 << 20, meant // 32)
     return max(meant - reserve, meant // 2)

@@ -35,8 +35,7 @@ class TransferError(Exception):
 def pack(
     source: bytes, write: "Callable[[bytes], object]", skip: "Iterable[bytes]" = (), since: int = 0
 ) -> "list[bytes]":
-    """Write the file or folder as a tar stream, without the paths of *skip* (below it, relative) and without files that
-    did not change since that moment (nanoseconds). Returns the special files that were left out."""
+    """Write a tar stream, without *skip*'s paths and what did not change *since*. Returns special files left out."""
     return Packer(write, skip, since).pack(source)
 
 

@@ -111,8 +111,7 @@ class Libc:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def install(self, program: bytes) -> int:
-        """Put the filter on the calling thread and what it starts, for good. Returns the listener.
-        Raises NoGuard where this kernel, or what we run in, does not have it."""
+        """Put the filter on the calling thread and what it starts, for good. Returns the listener. Raises NoGuard."""
         if os.uname().machine != "x86_64":
             raise NoGuard(f"a network cannot be guarded on {os.uname().machine} processors")
         count = len(program) // 8

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from belljar.host.processes import all_pids, command_line, kill_and_wait, owner
 from belljar.host.threads import in_thread
 from belljar.hypervisor import NO_TRACES, DomainSpec, LibvirtSettings, Settings, Template, Traces
 from belljar.hypervisor.libvirt.domain import Carrier, LibvirtDomain
-from belljar.hypervisor.libvirt.lines import Lines, default_log_folder, has_keeper, sweep
+from belljar.hypervisor.libvirt.lines import Lines, default_log_folder, has_keeper
 from belljar.hypervisor.libvirt.link import Link, open_link, read_driver
 from belljar.hypervisor.libvirt.starting import Attempt, Started
 from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml
@@ -85,7 +84,6 @@ class LibvirtHypervisor(QemuHost):
 
     def _attempt(self, spec: DomainSpec) -> Attempt:
         self.check(spec)
-        sweep(self._logs, NAME, {id for id, _ in self.alive()}, time.time())
         names = (CHANNEL, "console", *(["card"] if spec.nic else []))
         lines = Lines(self._base / spec.id, spec.owner, names, (self._log_of(spec.id), spec.folder / "qemu.log"))
         write = lambda: domain_xml(spec, self._ends(spec, lines))  # noqa: E731
@@ -172,8 +170,7 @@ def default_folder(uid: int) -> Path:
 
 
 def marked(argv: list[bytes]) -> MachineId | None:
-    """The machine whose QEMU libvirt started with this command line; None for any other process, such as that of somebody
-    else's domain of such a name, whose UUID is another."""
+    """The machine whose QEMU libvirt started with this command line; None also for a stranger's domain of that name."""
     if not argv or not argv[0].rpartition(b"/")[2].startswith(b"qemu"):
         return None
     with suppress(ValueError, IndexError):

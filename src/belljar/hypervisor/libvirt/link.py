@@ -90,8 +90,7 @@ def library() -> Any:
 
 
 def _binding() -> Any:
-    """Beside belljar, or among the modules of the distribution's packages, where an installed belljar does not look for
-    anything else. Raises CommandMissing."""
+    """The module beside belljar, or the distribution's, where an installed belljar does not look. Or CommandMissing."""
     import importlib
     import site
     import sys

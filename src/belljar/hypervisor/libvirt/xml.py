@@ -167,8 +167,7 @@ def disk(
     bootable: bool = False,
     serial: str = "",
 ) -> Element:
-    """A disk with its whole chain written down, so that libvirt reads no header to find it. What a machine writes is gone
-    with it: no flush reaches the platter. A full host disk stops the guest."""
+    """A disk with its whole chain written down, so that libvirt reads no header. A full host disk stops the guest."""
     made = SubElement(every, "disk", type="file", device="disk")
     driver = SubElement(made, "driver", name="qemu", type=format)
     driver.set("cache", "writeback" if readonly else "unsafe")

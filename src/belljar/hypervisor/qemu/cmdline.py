@@ -156,8 +156,7 @@ def few_workers(most: int, abilities: Abilities) -> list[str]:
 
 
 def accelerator(kind: Accelerator) -> str:
-    """TCG keeps what it translated in a buffer that is part of no guest's memory: it is given a size, for all that QEMU
-    may use has to fit into a job's limits. Its own choice would be a gigabyte."""
+    """TCG's buffer of translations is given a size: its own choice, a gigabyte, would not fit into a job's limits."""
     return f"tcg,tb-size={TRANSLATIONS}" if kind is Accelerator.TCG else kind.value
 
 
@@ -183,8 +182,7 @@ def device_state(fd: int, abilities: Abilities) -> list[str]:
 
 
 def state_address(fd: int | str, abilities: Abilities) -> str:
-    """What a migration calls the file behind a descriptor. From some version on QEMU takes `fd:` for pipes and sockets
-    alone."""
+    """What a migration calls the file behind a descriptor. Newer QEMU takes `fd:` for pipes and sockets alone."""
     return f"file:/dev/fdset/{STATE_SET}" if FILE_MIGRATION in abilities.features else f"fd:{fd}"
 
 
@@ -272,8 +270,7 @@ def place_at_the_end(number: int) -> str:
 
 
 def network_card(nic: Nic, plugs: Plugs, *, is_late: bool = False) -> list[str]:
-    """The card is the same whatever it is plugged into: no backend here takes part in its offloads. *is_late*: its template
-    had none."""
+    """The card is the same whatever it is plugged into. *is_late*: its template had none."""
     place = f",addr={CARD_SLOT:#x}" if is_late else ""
     return [
         *("-netdev", network_backend(nic, plugs.network, is_draft=plugs.is_draft)),
@@ -282,8 +279,7 @@ def network_card(nic: Nic, plugs: Plugs, *, is_late: bool = False) -> list[str]:
 
 
 def network_backend(nic: Nic, line: int, *, is_draft: bool = False) -> str:
-    """QEMU's own user network, which makes nothing on the host; a tap; a socket that carries frames; or, where none is
-    given, as for a template, a hub with nobody else on it."""
+    """QEMU's own user network, a tap, a socket that carries frames, or, without a *line*, a hub with nobody else."""
     if not nic.has_line:
         shut = ",restrict=on" if is_draft or nic.is_shut else ""
         return "user,id=net,ipv6=off" + shut + forwarding(nic.forward)
@@ -304,8 +300,7 @@ def carrier(binary: str, id: str, nic: Nic, wire: int) -> list[str]:
 
 
 def forwarding(port: int) -> str:
-    """A port of the guest, where there is one. QEMU asks for one of the host to listen on, and is given a socket in our folder instead: see
-    the guard, which knows what is asked for by this address."""
+    """A port of the guest. QEMU asks for a port of the host at this address; the guard gives it a socket instead."""
     return f",hostfwd=tcp:{FORWARD_ADDRESS}:{FORWARD_PORT}-:{port}" if port else ""
 
 

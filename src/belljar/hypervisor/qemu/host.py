@@ -130,8 +130,7 @@ class QemuHost:
             )  # fmt: skip
 
     def _prover(self) -> tuple[int, int]:
-        """Who tries KVM. Where there is a choice, who QEMU will be: what works for root alone is of no use, and a site may
-        have given the device to that account alone."""
+        """Who tries KVM: the user QEMU will be, where that is known, for a site may have given the device to him."""
         if os.geteuid() != 0:
             return os.geteuid(), os.getegid()
         import pwd

@@ -116,18 +116,6 @@ def test_what_is_left_of_a_machine_in_libvirts_logs_is_discarded(
     assert [path.name for path in tmp_path.glob("*.log")] == ["belljar-0123456789ac.log"]
 
 
-def test_logs_that_a_daemon_wrote_after_a_machines_end_are_swept(tmp_path: Path) -> None:
-    names = ["belljar-0123456789ab.log", "belljar-0123456789ac.log", "belljar-mine.log", "other.log"]
-    for name in names:
-        (tmp_path / name).touch()
-    now = (tmp_path / names[0]).stat().st_mtime
-    lines.sweep(tmp_path, "belljar-", {"0123456789ac"}, now + 50)
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
-    lines.sweep(tmp_path, "belljar-", {"0123456789ac"}, now + 70)
-    assert sorted(path.name for path in tmp_path.iterdir()) == names[1:]
-    lines.sweep(tmp_path / "missing", "belljar-", (), now)
-
-
 # -- the lines -----------------------------------------------------------------------------------------------------------
 
 

@@ -47,8 +47,7 @@ ANY_PORT, BACKLOG = ("127.0.0.1", 0), 16
 
 
 def program(sealed: Sequence[int], *, listens: bool = False) -> bytes:
-    """The filter. *sealed* are connected sockets QEMU inherits: on these it may send as it likes, so it cannot put others
-    in their place."""
+    """The filter. *sealed*: QEMU's connected sockets, where it may send anything; it can put no others there."""
     rules = Program()
     rules.always((CONNECT, *((BIND, LISTEN) if listens else ())), seccomp.NOTIFY)
     rules.unless_null(SENDTO, 4, seccomp.NOTIFY)
@@ -320,8 +319,7 @@ def _sockets(fds: Iterable[int]) -> list[int]:
 
 
 def prove(confine: Callable[[list[str]], list[str]]) -> str:
-    """Guard a small program for a moment. Returns "" when its attempt to connect was seen and refused, or why not.
-    *confine* makes a command line one of another user."""
+    """Guard a small program for a moment: "" when its attempt to connect was seen and refused, or why not."""
     told: list[Call | Refusal] = []
 
     def tell(item: Call | Refusal) -> bool:

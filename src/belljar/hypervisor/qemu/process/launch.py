@@ -245,8 +245,7 @@ class Wiring:
         return self.lend(fd)
 
     def folder(self, path: Path) -> Path:
-        """A name for a folder that stays this folder's, though another takes its place; ours alone, until `close`. Raises
-        ImageCorrupt when it is missing."""
+        """A name that stays this folder's, though another takes its place; ours, until `close`. Raises ImageCorrupt."""
         try:
             fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError as exc:

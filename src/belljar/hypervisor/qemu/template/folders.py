@@ -161,8 +161,7 @@ class TemplateStore:
         is_open: bool = False,
         given_up: Callable[[], bool] = bool,
     ) -> Template:
-        """The finished draft becomes the template. What QEMU need not write is taken away from its user. *is_open*: other
-        users may read it. Raises TemplateError once it is *given_up*."""
+        """The draft becomes the template. *is_open*: other users may read it. Raises TemplateError once *given_up*."""
         draft = self.draft(key)
         with no_space_as_error(draft):
             files = {}

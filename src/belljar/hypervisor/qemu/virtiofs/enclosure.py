@@ -175,8 +175,7 @@ def keep_capabilities(wanted: str) -> None:
 
 
 def setgroups_does_nothing() -> None:
-    """virtiofsd gives its further groups up, which a user's namespace does not allow, and ends when it cannot. It is told
-    that it could: they are the groups of the user it runs as, and count outside of the namespace only."""
+    """virtiofsd ends when it cannot drop its further groups, which a user's namespace forbids: it is told it could."""
     rows = (
         (0x20, 0, 0, 4),  # the architecture
         (0x15, 0, 3, AUDIT_ARCH_X86_64),

@@ -65,8 +65,7 @@ def find(setting: str) -> str:
 
 
 def command_line(is_of_qemu: bool, fd: int, place: str, *, is_root: bool) -> list[str]:
-    """Its words after its name. *is_of_qemu*: the one in C, which came with QEMU until 7.2, and which looks at the host's files
-    anew each time; the other one, in Rust, remembers names and what it knows of files for a second."""
+    """Its words after its name. *is_of_qemu*: the one in C, until 7.2; the one in Rust remembers files for a second."""
     if is_of_qemu:
         words = ["-o", f"source={place}", "-o", "sandbox=namespace", "-o", "cache=auto", "-o", "timeout=0"]
         return [f"--fd={fd}", *words, "-o", "log_level=warn", "--rlimit-nofile=0"]
@@ -75,8 +74,7 @@ def command_line(is_of_qemu: bool, fd: int, place: str, *, is_root: bool) -> lis
 
 
 def capabilities(is_of_qemu: bool, *, is_root: bool) -> str:
-    """What it begins with, of its user namespace. Where it makes namespaces of its own it gives them up itself; the one in
-    Rust does so for root only."""
+    """What it begins with, of its user namespace. Where it makes namespaces of its own, it gives them up itself."""
     return "all" if is_of_qemu or is_root else hex(FILE_CAPABILITIES)
 
 
@@ -188,8 +186,7 @@ class FolderServer:
 
 
 async def serve(spec: DomainSpec, program: str) -> list[FolderServer]:
-    """One for each folder by virtiofs, in the spec's order, all running. Raises NotPermitted, NoFolderServer,
-    CommandMissing; then, and when cancelled, none is left."""
+    """One for each folder, all running. Raises NotPermitted, NoFolderServer, CommandMissing; then none is left."""
     is_of_qemu = await in_thread(lambda: is_of_qemu_itself(program))
     servers: list[FolderServer] = []
     try:
