@@ -158,27 +158,14 @@ class House:
             if item.facts.get("image_digest") == digest
         ]
 
-    def _showing(self, what: str, digest: str) -> AbstractContextManager[None]:
+    def _showing(self, what: str) -> AbstractContextManager[None]:
         """A word about what a job waits for, where a person watches, or asked for it by -v: else its stderr is the payload's
         alone."""
         if not sys.stderr or not (self.verbose or _is_watched()):
             return nullcontext()
         from belljar.image.progress import begin_and_end
 
-        return begin_and_end(what, self._usual(digest) if digest else "", sys.stderr)
-
-    def _usual(self, digest: str) -> str:
-        """How long a template took here the last time: of this image, else of another."""
-        from belljar.journal import Ledger
-
-        last: dict[bool, float] = {}
-        for row in Ledger(self.folders.logs).rows():
-            phases = row.get("phases")
-            if took := phases.get("template") if isinstance(phases, dict) else None:
-                last[row.get("image_digest") == digest] = float(took)
-        if not last:
-            return " (without KVM this takes minutes)"
-        return f" (the last one{'' if True in last else ', of another image,'} took {last.get(True, last.get(False)):.0f} s)"
+        return begin_and_end(what, sys.stderr)
 
     def _point(self, name: str) -> None:
         """A named point of a machine's life: told with `-v`. Tests set `testing.abort_at` to die there as by an accident."""

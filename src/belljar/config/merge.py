@@ -105,21 +105,12 @@ def _without_locked(
     patterns, where = lock
     for one in given:
         if one.is_users and is_locked(one.name, patterns):
-            always = is_locked(one.name, ALWAYS_LOCKED)
-            what = f"is for the site to set{'' if always else where}, in {ETC}"
-            mistakes.append(
-                Mistake(one.origin, one.name, what, _remedy(one, not always and bool(where)), is_users=True)
-            )
+            where_else = "" if is_locked(one.name, ALWAYS_LOCKED) else where
+            what = f"is for the site to set{where_else}, in {ETC}"
+            remedy = f"unset it{where_else and ' in the job'}" if one.is_text else "take it away"
+            mistakes.append(Mistake(one.origin, one.name, what, remedy, is_users=True))
         else:
             yield one
-
-
-def _remedy(one: Given, is_free_elsewhere: bool) -> str:
-    if one.is_text:
-        return "unset it" if not is_free_elsewhere else "unset it in the job"
-    return "take it away" + (
-        "; for machines outside of batch jobs keep it in a file that you name by --config" if is_free_elsewhere else ""
-    )
 
 
 def is_locked(name: str, patterns: Iterable[str]) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -14,7 +13,7 @@ from belljar import hypervisor, image, network
 from belljar.config import DEFAULT_ORIGIN, SECTIONS, Loaded, Settings
 from belljar.config.convert import duration_text, size_text
 from belljar.config.merge import Mistake
-from belljar.errors import BadSetting, BelljarError, ImageNotAllowed, ImageUnknown
+from belljar.errors import BadSetting
 from belljar.records import MISSING, Field, fields
 
 HEAD = """\
@@ -119,12 +118,11 @@ def _wrong_values(loaded: Loaded) -> Iterator[tuple[str, str, BadSetting]]:
     yield from hypervisor.wrong_values(settings.qemu, settings.machine.hypervisor)
     yield from (("network", *found) for found in network.mistakes(settings.network))
     yield from (("image", *found) for found in image.mistakes(settings.image))
+    yield from _wrong_rules(settings)
 
-    yield from _wrong_images(settings)
 
-
-def _wrong_images(settings: Settings) -> Iterator[tuple[str, str, BadSetting]]:
-    """Images that are named for jobs, and cannot be one's name, or are neither here nor to be had."""
+def _wrong_rules(settings: Settings) -> Iterator[tuple[str, str, BadSetting]]:
+    """Which images jobs may have and get. Whether these are here `belljar batch check` looks, on each node."""
     from belljar.batch.job.policy import queue_images, rules
 
     for key, look in (("queue_images", queue_images), ("allow", rules)):
@@ -132,30 +130,6 @@ def _wrong_images(settings: Settings) -> Iterator[tuple[str, str, BadSetting]]:
             look(settings.batch)
         except BadSetting as exc:
             yield "batch", key, exc
-    named = [("image", "default", settings.image.default)]
-    named += [("batch", key, getattr(settings.batch, key)) for key in ("default_image", "check_image")]
-    with suppress(BadSetting):
-        named += [("batch", "queue_images", name) for name in queue_images(settings.batch).values()]
-    for section, key, name in named:
-        if name and (error := _trouble_of(name, section, settings)):
-            yield section, key, error
-
-
-def _trouble_of(name: str, section: str, settings: Settings) -> BadSetting | None:
-    """A submit host has no images, and is not asked for those of batch jobs."""
-    from belljar.batch.job.policy import check_name
-    from belljar.image.store.store import DEFAULT_NAME, Store
-
-    store = Store(settings.paths.store, settings.paths.site_store, settings.image)
-    try:
-        check_name(name.removeprefix("sha256:"))
-        if name != DEFAULT_NAME and not settings.image.sources and (section == "image" or store.images()):
-            store.find(name)
-    except (ImageNotAllowed, ImageUnknown) as exc:
-        return BadSetting(exc.message, hint=exc.hint)
-    except (BelljarError, OSError):
-        pass  # of an image that is there: the checks of images tell it
-    return None
 
 
 def _mistake(loaded: Loaded, section: str, key: str, error: BadSetting) -> Mistake:

@@ -60,10 +60,10 @@ class Screen:
 
 
 @contextmanager
-def begin_and_end(what: str, usual: str, out: IO[str]) -> Iterator[None]:
-    """A line at the beginning, with how long it *usual*ly takes, and one at the end."""
+def begin_and_end(what: str, out: IO[str]) -> Iterator[None]:
+    """A line at the beginning, and one at the end."""
     begin = asyncio.get_running_loop().time()
-    print(f"belljar: {what}{usual}", file=out, flush=True)
+    print(f"belljar: {what} (without KVM this takes minutes)", file=out, flush=True)
     yield
     print(f"belljar: {what}: {asyncio.get_running_loop().time() - begin:.0f} s", file=out, flush=True)
 

@@ -91,7 +91,23 @@ def attend(
     """Keep the machine to its end, with this process's streams and signals. *stdin* stands in the place of descriptor
     0; with *alone*, signals but TERM are for the payload's first process, not for its group. After the signal of
     *notice* TERM is due within its seconds: where none comes, it is taken as given."""
-    return in_loop(lambda loop: _attend(house, request, loop, stdin, alone, notice))
+    work = request.work
+    payload = work.payload if isinstance(work, RunPayload) else None
+
+    async def keep(loop: StoppableLoop) -> Outcome:
+        orders = Orders()
+        terminal = raw_terminal() if payload and payload.terminal else None
+        listen(loop, Announced(loop, orders, notice) if notice else orders, terminal, alone)
+        streams = streams_of(payload) if payload else Streams(None, None, None)
+        if stdin is not None:
+            streams = replace(streams, stdin=BytesSource(stdin))
+        try:
+            return await house.supervisor().keep(request, streams, orders)
+        finally:
+            if terminal is not None:
+                terminal.restore()
+
+    return in_loop(keep)
 
 
 def attend_alone(
@@ -133,23 +149,6 @@ def _let_go(loop: StoppableLoop, tie: int, orders: Orders) -> None:
     if not os.read(tie, 1 << 12):
         loop.remove_reader(tie)
         orders.give(Stop())
-
-
-async def _attend(
-    house: House, request: Request, loop: StoppableLoop, stdin: bytes | None, alone: bool, notice: Notice | None
-) -> Outcome:
-    orders = Orders()
-    work = request.work
-    terminal = raw_terminal() if isinstance(work, RunPayload) and work.payload.terminal else None
-    listen(loop, Announced(loop, orders, notice) if notice else orders, terminal, alone)
-    streams = streams_of(work.payload) if isinstance(work, RunPayload) else Streams(None, None, None)
-    if stdin is not None:
-        streams = replace(streams, stdin=BytesSource(stdin))
-    try:
-        return await house.supervisor().keep(request, streams, orders)
-    finally:
-        if terminal is not None:
-            terminal.restore()
 
 
 class Announced(Orders):

@@ -275,21 +275,6 @@ def libvirt(house: House) -> Finding:
     return ok(hypervisor.examine())
 
 
-def clock(house: House) -> Finding:
-    """the time that guests will be given is right"""
-    import ctypes
-    import time
-
-    import belljar
-
-    if time.time() < os.stat(belljar.__file__).st_mtime - 86400:
-        return fail(f"it is {time.strftime('%Y-%m-%d')} here, before belljar was installed", "Set the host's clock.")
-    state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(1024))  # modes 0: only asks
-    if state == 5:  # TIME_ERROR
-        return warn("not synchronised, as far as the kernel knows", "Run chrony or systemd-timesyncd on this host.")
-    return ok("synchronised" if state >= 0 else "plausible")
-
-
 def network(house: House) -> Finding:
     """what machines with a user network send can be guarded"""
     from belljar.hypervisor.qemu.network import guard
@@ -313,7 +298,7 @@ CHECKS = tuple(
     Check(look.__name__, (look.__doc__ or "").strip(), look)
     for look in (
         programs, qemu, accelerator, clone, folders, space, images, leftovers, namespaces, memory, limits,
-        network, libvirt, clock,
+        network, libvirt,
     )
 )  # fmt: skip
 

@@ -134,9 +134,6 @@ WRONG = [
     ("qemu", "user", "'nobody-of-this-name'", "no such user on this host"),
     ("qemu", "uefi", "'/no/such/file'", "no readable file"),
     ("qemu", "virtiofsd", "'/no/such/file'", "no such program"),
-    ("image", "default", "'no image'", "not a name of an image"),
-    ("image", "default", "'debian99'", "no image is called 'debian99'"),
-    ("batch", "default_image", "'../x'", "not a name of an image"),
     ("batch", "queue_images", "['night']", "not of the form QUEUE=IMAGE"),
     ("batch", "allow", "['everybody']", "not of the form"),
 ]
@@ -152,14 +149,6 @@ def test_check_finds_what_would_be_refused_only_when_it_is_used(
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{file}:2, {section}.{key}: ") and named in line and line.endswith(")"), line
     assert line.count(f"{section}.{key}") == 1, line
-
-
-def test_an_image_for_jobs_is_missed_only_where_there_are_images(
-    call: Any, file: Path, tmp_path: Path, capsys: Any
-) -> None:
-    """A submit host has none."""
-    file.write_text(f"[paths]\nstore = '{tmp_path}'\n[batch]\ndefault_image = 'debian99'\n")
-    assert call("config", "check") == 0, capsys.readouterr().out
 
 
 def test_check_takes_what_the_pages_show_as_examples(call: Any, file: Path, capsys: Any) -> None:

@@ -189,7 +189,7 @@ def test_a_number_without_an_entry_is_a_user_all_the_same(build: Build) -> None:
         (("--network", "", "--", "true"), NoSuchNetwork, "--network ''"),
         (("--timeout", "1:70:00", "--", "true"), BadOption, "--timeout: '1:70:00' is not a duration"),
         (("--out", "/a:x", "--out", "/b:./x", "--", "true"), BadOption, "--out /b:./x: "),
-        (("--out", "/a/x", "--out", "/b/x", "--", "true"), BadOption, "is where --out /a/x goes"),
+        (("--out", "/a/x", "--out", "/b/x", "--", "true"), BadOption, "--out: two of them at"),
         (("--out", "/a:no-such-folder/", "--", "true"), BadOption, "the folder no-such-folder/ does not exist here"),
         (
             (*(word for n in range(21) for word in ("--share", f"/usr:/s{n}")), "--", "true"),
@@ -207,7 +207,7 @@ def test_a_number_without_an_entry_is_a_user_all_the_same(build: Build) -> None:
         (("--start", "warm", "--", "true"), BadOption, "--start"),
         (("--share", "/tmp:relative", "--", "true"), BadOption, "--share /tmp:relative"),
         (("--share", "/tmp:/", "--", "true"), BadOption, "guest's own"),
-        (("--share", "/tmp:/x", "--share", "/usr:/x", "--", "true"), BadOption, "two folders at /x"),
+        (("--share", "/tmp:/x", "--share", "/usr:/x", "--", "true"), BadOption, "two of them at /x"),
         (("--in", "/no/such/file", "--", "true"), InputMissing, "/no/such/file"),
         (("--in", "/etc/passwd:", "--", "true"), BadOption, "--in /etc/passwd:"),
         (("--out", "x:/no/such/folder/x", "--", "true"), BadOption, "/no/such/folder"),

@@ -26,7 +26,7 @@ def doctor(args: argparse.Namespace, house: House) -> int:
         if args.format == "table":
             _print(check, finding)
     if args.format == "json":
-        _print_json(results)
+        print(as_json([{"check": one.name, "meaning": one.meaning, **vars(found)} for one, found in results]))
     return 1 if any(finding.grade is Grade.FAIL for _, finding in results) else 0
 
 
@@ -54,10 +54,6 @@ def _print(check: Check, finding: Finding) -> None:
         print(f"{'':18} {plain(line)}")
     if finding.remedy:
         print(f"{'':18} -> {plain(finding.remedy)}")
-
-
-def _print_json(results: list[tuple[Check, Finding]]) -> None:
-    print(as_json([{"check": one.name, "meaning": one.meaning, **vars(found)} for one, found in results]))
 
 
 VERBS = {

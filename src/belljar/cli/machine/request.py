@@ -119,10 +119,12 @@ def payload(args: argparse.Namespace, account: Account) -> Payload:
     stdin, stdout, stderr = (kind(number) for number in (0, 1, 2))
     if args.tty and not os.isatty(0):
         raise BadOption("--tty: standard input is not a terminal", hint="Leave --tty out where no person sits.")
+    outputs = tuple(map(_output, args.outputs))
+    _refuse_twice("--out", [os.path.realpath(one.outside) for one in outputs])
     return Payload(
         argv=argv, script=script, account=account, cwd=working_directory(args.cwd, account), env=environment(args, account),
         umask=umask(), rlimits=rlimits(), terminal=args.tty, stdin=stdin, stdout=stdout, stderr=stderr,
-        inputs=tuple(_input(text) for text in args.inputs), outputs=_outputs(args.outputs),
+        inputs=tuple(_input(text) for text in args.inputs), outputs=outputs,
     )  # fmt: skip
 
 
@@ -226,20 +228,6 @@ def _input(text: str) -> Transfer:
     return Transfer(os.path.abspath(outside), inside or name)
 
 
-def _outputs(texts: list[str]) -> tuple[Transfer, ...]:
-    """Of all `--out`. Raises BadOption where two would come to lie at one place."""
-    found: dict[str, str] = {}
-    outputs = tuple(_output(text) for text in texts)
-    for text, one in zip(texts, outputs, strict=True):
-        place = os.path.realpath(one.outside)
-        if other := found.get(place):
-            raise BadOption(
-                f"--out {text}: {one.outside} is where --out {other} goes", hint="Give one of them another DST."
-            )
-        found[place] = text
-    return outputs
-
-
 def _output(text: str) -> Transfer:
     inside, outside = _pair("--out", text)
     name = os.path.basename(inside.rstrip("/"))
@@ -272,10 +260,10 @@ def _pair(option: str, text: str) -> tuple[str, str]:
     return first, second
 
 
-def _refuse_twice(option: str, targets: list[str]) -> None:
-    for target in targets:
-        if targets.count(target) > 1:
-            raise BadOption(f"{option}: two folders at {target}")
+def _refuse_twice(option: str, places: list[str]) -> None:
+    for place in places:
+        if places.count(place) > 1:
+            raise BadOption(f"{option}: two of them at {place}", hint="Give one of them another DST.")
 
 
 def above_zero(option: str, value: float | None, kind: type[BelljarError] = BadOption) -> None:
