@@ -188,7 +188,7 @@ def test_a_number_without_an_entry_is_a_user_all_the_same(build: Build) -> None:
         (("--image", " ", "--", "true"), BadOption, "--image ' ': the name is missing"),
         (("--network", "", "--", "true"), NoSuchNetwork, "--network ''"),
         (("--timeout", "1:70:00", "--", "true"), BadOption, "--timeout: '1:70:00' is not a duration"),
-        (("--out", "/a:x", "--out", "/b:./x", "--", "true"), BadOption, "--out /b:./x: "),
+        (("--out", "/a:x", "--out", "/b:./x", "--", "true"), BadOption, "--out: two of them at "),
         (("--out", "/a/x", "--out", "/b/x", "--", "true"), BadOption, "--out: two of them at"),
         (("--out", "/a:no-such-folder/", "--", "true"), BadOption, "the folder no-such-folder/ does not exist here"),
         (
