@@ -100,6 +100,7 @@ DISK_NOT_WHOLE = "QEMU may not have written all of its disk"  # a trouble of a m
 REQUEST, OUTCOME, LOCK, CONTROL, CONSOLE_LOG, QEMU_LOG, COLLECTED = (
     "request.json", "outcome.json", "lock", "control.sock", "console.log", "qemu.log", "collect.tar",
 )  # fmt: skip
+NOT_KEPT = (SEED, RAMDISK, CONTROL, FORWARD, VIRTIOFS_SOCKET)  # when it has ended
 
 
 @dataclass(frozen=True)

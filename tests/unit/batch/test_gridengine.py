@@ -36,7 +36,7 @@ def test_a_script_with_its_requests() -> None:
     job = job_of("script")
     assert (job.id, job.image, job.queue, job.name) == ("44", "debian12", "all.q", "script")
     assert (job.cpus, job.memory, job.wall, job.disk) == (1, 2 * GIB, 3600.0, None)
-    assert job.reruns and job.is_rerunnable and job.started_before == 0
+    assert job.reruns and job.started_before == 0
     spooled = b"/var/spool/gridengine/execd/bjge/job_scripts/44"
     assert job.script == spooled
     assert job.native.path == spooled and job.native.argv == (spooled, b"a b", b'"q"', b"")

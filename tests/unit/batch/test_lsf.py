@@ -123,9 +123,10 @@ def test_a_starter_in_front_of_the_file_leaves_the_file_as_the_command() -> None
     assert run(job("job-bare")) == (0, "plain\n")
 
 
-def test_a_starter_that_passes_words_is_understood_too() -> None:
-    assert run(job(argv=(b"echo a; echo b",))) == (0, "a\nb\n")
-    assert run(job(argv=(b"echo", b"a", b"b"))) == (0, "a b\n")
+def test_a_starter_that_passes_words_is_refused() -> None:
+    with pytest.raises(NotInAJob, match="as words of the job starter") as refused:
+        job(argv=(b"echo a; echo b",))
+    assert "batch install lsf --dry-run" in refused.value.hint
 
 
 def test_an_array_and_a_restart() -> None:

@@ -247,11 +247,6 @@ def test_the_verdict(end: Outcome, tries: int, verdict: Verdict) -> None:
     assert judge(end, JOB, tries, Settings()) is verdict
 
 
-def test_a_job_that_must_not_run_twice_fails_instead() -> None:
-    end = outcome(Cause.BOOT_FAILED, OutcomeClass.TRANSIENT)
-    assert judge(end, replace(JOB, is_rerunnable=False), 1, Settings()) is Verdict.FAIL
-
-
 @pytest.mark.parametrize("retries", [0, 1])
 def test_the_bound_holds_for_sites_that_want_no_second_try(retries: int) -> None:
     end = outcome(Cause.BOOT_FAILED, OutcomeClass.TRANSIENT)

@@ -15,16 +15,7 @@ from collections.abc import Collection
 from belljar.batch import Settings
 from belljar.batch.htcondor.ads import LARGEST, Ad, parse, string
 from belljar.batch.htcondor.dialect import DISK, IMAGE, IMAGES, POOL_IMAGES, WORKS, disk_of, image_of, size_of
-from belljar.batch.job.policy import (
-    Asker,
-    check_allowed,
-    check_limits,
-    image_for,
-    in_words,
-    queue_images,
-    rules,
-    site_of,
-)
+from belljar.batch.job import policy
 from belljar.batch.system import Call
 from belljar.errors import BelljarError
 from belljar.model import MIB
@@ -35,7 +26,7 @@ HOLD = 25  # our subcode of the hold
 def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
     """What is refused at submit, by name: (expression, the sentence as an expression)."""
     unknown = f'"belljar: +{IMAGE}: no node of this pool has this image. There are: "'
-    site = site_of(settings)
+    site = policy.site_of(settings)
     least, no_machine = site["least_memory"] // MIB, f"!({wants_machine(settings)})"
     found = {
         "BelljarImage": (requirement(settings), sentence(settings)),
@@ -70,7 +61,7 @@ def wants_machine(settings: Settings) -> str:
     vanilla = "JobUniverse == 5"
     if settings.default_image:
         return vanilla
-    queues = ",".join(queue_images(settings))
+    queues = ",".join(policy.queue_images(settings))
     other = f' || stringListMember(AcctGroup ?: "", {string(queues)})' if queues else ""
     return f"{vanilla} && ({IMAGE} isnt undefined{other})"
 
@@ -79,7 +70,7 @@ def requirement(settings: Settings) -> str:
     """What an access point can judge: user and accounting group. A rule for a Unix group is one for everybody here."""
     name = f'isString({IMAGE}) && regexp("^[A-Za-z0-9]", {IMAGE}) && !regexp("[^A-Za-z0-9._-]", {IMAGE}) && size({IMAGE}) <= 100'
     clauses = []
-    for kind, who, pattern in rules(settings):
+    for kind, who, pattern in policy.rules(settings):
         matches = f"regexp({string(f'^{regex_of(pattern)}$')}, {IMAGE})"
         owner = {"user": f"Owner =?= {string(who)} && ", "queue": f"AcctGroup =?= {string(who)} && "}.get(kind, "")
         clauses.append(f"({owner}{matches})")
@@ -91,7 +82,7 @@ def start(settings: Settings) -> str:
     asked = f"(MY.{WORKS} =?= True && stringListMember(TARGET.{IMAGE}, MY.{IMAGES}))"
     if settings.default_image:
         return f"ifThenElse(TARGET.{IMAGE} =?= undefined, MY.{WORKS} =?= True, {asked})"
-    queues = ",".join(queue_images(settings))
+    queues = ",".join(policy.queue_images(settings))
     of_queue = f'(MY.{WORKS} =?= True || !stringListMember(TARGET.AcctGroup ?: "", {string(queues)}))'
     other = of_queue if queues else "True"
     return f"ifThenElse(TARGET.{IMAGE} =?= undefined, {other}, {asked})"
@@ -99,11 +90,11 @@ def start(settings: Settings) -> str:
 
 def regex_of(pattern: str) -> str:
     """A pattern of image names as a regular expression without backslashes: an ad's string would take them away."""
-    return in_words(pattern, lambda one: "[.]" if one == "." else one)
+    return policy.in_words(pattern, lambda one: "[.]" if one == "." else one)
 
 
 def sentence(settings: Settings) -> str:
-    patterns = sorted({pattern for _, _, pattern in rules(settings)})
+    patterns = sorted({pattern for _, _, pattern in policy.rules(settings)})
     return string(
         f"belljar: +{IMAGE} must be the name of an image in quotation marks, one you may use. Allowed, for some or all: "
         + (", ".join(patterns) or "none")
@@ -134,8 +125,8 @@ def prepare(data: bytes, user: str, groups: Collection[str], settings: Settings)
 def check(ad: Ad, user: str, groups: Collection[str], settings: Settings) -> None:
     """Raises ImageNotAllowed, OverLimit. A job without an image is not looked at."""
     queue = ad.text("AcctGroup")
-    image = image_for(image_of(ad), queue, settings)
+    image = policy.image_for(image_of(ad), queue, settings)
     if image:
-        check_allowed(image, Asker(user, groups, queue), settings)
+        policy.check_allowed(image, policy.Asker(user, groups, queue), settings)
         memory = size_of(Ad({}), "", ad, "RequestMemory", MIB)
-        check_limits(ad.number("RequestCpus"), memory, disk_of(ad), settings)
+        policy.check_limits(ad.number("RequestCpus"), memory, disk_of(ad), settings)

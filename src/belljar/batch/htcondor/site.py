@@ -16,7 +16,7 @@ from pathlib import Path
 from belljar.batch.htcondor.dialect import CLOSED, CLOSED_REASON, HELD, IMAGES, POOL_IMAGES, WORKS, of_this_host
 from belljar.batch.htcondor.rules import requirement_lines, requirements, start
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import HOOK_DEADLINE, PATH_LINES, Change, Finding, Guard, OurFile, Piece, Place
+from belljar.batch.install.pieces import HOOK_DEADLINE, PATH_LINES, Change, Finding, Guard, OurFile, Piece, Place, names
 from belljar.errors import BadOption, BelljarError
 
 CONFIG, PREPARE, PUBLISH, POOL = "90-belljar.conf", "belljar-prepare", "belljar-publish", "belljar-pool-images"
@@ -226,7 +226,7 @@ def _value(place: Place, daemon: str, name: str, is_good: Callable[[str], bool],
 def _of_node(place: Place) -> Iterator[Finding]:
     wrapper, prepare = str(place.wrapper), str(place.wrapper.parent / PREPARE)
     if calls_ours(place):
-        yield _value(place, STARTER, "USER_JOB_WRAPPER", lambda own: names_it(own, wrapper), f"must call {wrapper}")
+        yield _value(place, STARTER, "USER_JOB_WRAPPER", lambda own: names(Path(own), wrapper), f"must call {wrapper}")
     else:
         yield _value(place, STARTER, "USER_JOB_WRAPPER", wrapper.__eq__, f"must be {wrapper}")
     keyword = "STARTER_JOB_HOOK_KEYWORD"
@@ -264,14 +264,6 @@ def _pool_images(place: Place) -> Finding:
 
 def lists(name: str) -> Callable[[str], bool]:
     return lambda value: name.lower() in re.split(r"[\s,]+", value.lower())
-
-
-def names_it(own: str, path: str) -> bool:
-    """Does this program of the site's name ours?"""
-    try:
-        return path in Path(own).read_text(errors="replace")
-    except OSError:
-        return False
 
 
 def _seen_by_jobs(place: Place) -> Iterator[Finding]:

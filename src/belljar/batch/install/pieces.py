@@ -262,6 +262,14 @@ def hook_text(place: Place, system: str, verb: str, comment: str) -> bytes:
     return HOOK.format(**words).encode()
 
 
+def names(script: Path, word: str) -> bool:
+    """Does a script of the site's have this in it?"""
+    try:
+        return word in script.read_text(errors="replace")
+    except OSError:
+        return False
+
+
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
     """The pieces, those with lines for one file made one: a file has our marks once."""
     found: dict[object, Piece] = {}

@@ -94,7 +94,7 @@ def asker_of(account: Account, job: Job) -> Asker:
 def payload(here: Surroundings, job: Job, caller: Caller, settings: Settings) -> Payload:
     """What runs inside: the job as its system would have started it, with all that it finds around it."""
     command: Command = job.inside if job.inside.argv else job.native
-    copies = (*job.staged.copies, *stage_cwd(here, caller, settings))
+    copies = stage_cwd(here, caller, settings)
     inside = (*(share.target for share in caller.shares), *(copy.inside for copy in copies))
     return Payload(
         argv=command.argv, program=command.path, account=caller.account, cwd=here.cwd,

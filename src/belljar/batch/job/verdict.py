@@ -28,7 +28,7 @@ def judge(outcome: Outcome, job: Job, tries: int, settings: Settings) -> Verdict
     """
     if outcome.klass not in AGAIN:
         return Verdict.FAIL if _is_ours(outcome) else Verdict.MIRROR
-    if outcome.payload_ran or not job.is_rerunnable:
+    if outcome.payload_ran:
         return Verdict.FAIL
     return Verdict.HOLD if tries >= max(settings.retries, 1) else Verdict.REQUEUE
 

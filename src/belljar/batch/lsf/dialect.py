@@ -132,11 +132,10 @@ def id_of(var: Callable[[str], str]) -> str:
 
 
 def command_of(here: Surroundings) -> tuple[bytes, bytes]:
-    """(what the shell was to run, what goes before it): the rest of the job file behind our starter. With a starter that
-    passes the command as words of its own (`WRAPPER "%USRCMD"`), these, though LSF's shell has taken a layer of quotes.
-    Raises NotInAJob where there is neither."""
-    if here.argv:
-        return b" ".join(here.argv), b""
+    """(what the shell was to run, what goes before it): the rest of the job file behind our starter. Raises NotInAJob."""
+    starter = "Set JOB_STARTER as `belljar batch install lsf --dry-run` shows it."
+    if here.argv:  # `WRAPPER "%USRCMD"`: LSF's shell has run a part of it, and taken quotes from the rest
+        raise NotInAJob("the command came as words of the job starter, and not in the job's file", hint=starter)
     file = here.var("LSB_JOBFILENAME")
     try:
         text = here.read(os.fsencode(file)) if file else b""
@@ -149,10 +148,7 @@ def command_of(here: Surroundings) -> tuple[bytes, bytes]:
     if not found and body.strip() and b"wrap-lsf" not in body:
         return body, traps  # a starter that was put in front of the file, not into it
     if not found:
-        raise NotInAJob(
-            f"{file or '$LSB_JOBFILENAME'}: no command behind `exec wrap-lsf;`",
-            hint="Set JOB_STARTER as `belljar batch install lsf --dry-run` shows it.",
-        )
+        raise NotInAJob(f"{file or '$LSB_JOBFILENAME'}: no command behind `exec wrap-lsf;`", hint=starter)
     # A script that came on bsub's standard input stands in the file as a here-document, and its text may say anything;
     # the line that runs it comes after it.
     runs_file = [match for match in found if body.startswith(SHELL_FILE, match.end())]

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING
 
 from belljar.batch.job.terms import Dialect, Staged, Surroundings, one_line, one_node
 from belljar.errors import BadOption, NotInAJob
-from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from belljar.batch.install.pieces import Place
 
 OURS = "belljar:"  # begins the comment of a node we closed
-SCRIPT = re.compile(rb"(?:cd [^\0\n]*;)?(?:exec )?(/[^\0\n;]*/mom_priv/jobs/[^\0\n/]+?\.SC)( [^\0\n]*)?\n?")
+SCRIPT = re.compile(rb"(?:cd [^\0\n]*;)?(?:exec )?(/[^\0\n;]*/mom_priv/jobs/[^\0\n/]+?\.SC)(?: [^\0\n]*)?\n?")
 ESCAPED = re.compile(rb"\\([][])")
 JOB_ID = re.compile(r"([0-9]{1,12}(?:\[[0-9]{1,9}\]|-[0-9]{1,9})?)(\.[A-Za-z0-9._-]{1,255})?")
 USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,255}\$?")
@@ -30,18 +29,10 @@ BATCH = "PBS_BATCH"  # PBS_ENVIRONMENT of a job that is not interactive
 FILES = ("PBS_NODEFILE", "PBS_GPUFILE", "PBS_MICFILE")
 
 
-@dataclass(frozen=True)
-class Spooled:
-    """What the line on a job's standard input says."""
-
-    script: bytes
-    arguments: bytes = b""  # of `qsub -F`, as the shell is to read them
-
-
-def spooled(line: bytes) -> Spooled | None:
-    """The script a login shell is told to run; None where that is no such line."""
+def spooled(line: bytes) -> bytes | None:
+    """The script a login shell is told to run; None if that is no such line."""
     match = SCRIPT.fullmatch(line)
-    return Spooled(ESCAPED.sub(rb"\1", match[1]), (match[2] or b"")[1:]) if match else None
+    return ESCAPED.sub(rb"\1", match[1]) if match else None
 
 
 def is_first_task(here: Surroundings) -> bool:

@@ -10,11 +10,11 @@ from pathlib import Path
 from belljar.batch import Settings
 from belljar.batch.install import files
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place, hook_text
+from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place, hook_text, names
 from belljar.batch.slurm import lua as slurm_lua
 from belljar.batch.slurm.dialect import KILL_WAIT
 from belljar.batch.slurm.lua import quoted
-from belljar.errors import OUR_FAILURE, BadOption, BelljarError
+from belljar.errors import BadOption, BelljarError
 
 PLUGIN, SUBMIT, LUA = "belljar.lua", "job_submit.lua", "job_submit_lua.so"
 FETCHED = Path("/run/slurm/conf/slurm.conf")
@@ -89,7 +89,7 @@ class SlurmSite:
             digest = hashlib.sha256(text).hexdigest()
             shim = SHIM.format(mark=slurm_lua.MARK, plugin=quoted(str(plugin)), digest=digest)
             yield OurFile("job_submit plugin of slurmctld", submit, shim.encode())
-        elif not _names(submit, plugin):
+        elif not names(submit, plugin.name):
             yield Advice(
                 "your own job_submit.lua asks belljar's", MERGE.format(path=submit, plugin=quoted(str(plugin)))
             )
@@ -109,7 +109,7 @@ class SlurmSite:
         path = place.folder / f"belljar-{verb}"
         if not theirs:
             return [OurFile(purpose, path, content, 0o755)], [f"{hook}={path}"]
-        callers = [Path(one) for one in theirs if _names(Path(one), path)]
+        callers = [Path(one) for one in theirs if names(Path(one), path.name)]
         caller = place.folder / "slurm.conf" if str(path) in theirs else next(iter(callers), None)
         advice = Advice(purpose, f"slurm.conf has {hook}={theirs[0]} already: let that script call {path}.")
         file = OurFile(purpose, path, content, 0o755, caller=caller or Path(theirs[0]))
@@ -118,7 +118,7 @@ class SlurmSite:
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         """slurmctld looks at the time of job_submit.lua alone: a site's own one that loads ours is made newer with it."""
         submit, reconfigure = place.folder / SUBMIT, ("scontrol", "reconfigure")
-        if _asks_at_submission(place) and _is_theirs(submit) and _names(submit, place.folder / PLUGIN):
+        if _asks_at_submission(place) and _is_theirs(submit) and names(submit, PLUGIN):
             return (("touch", "--", str(submit)), reconfigure)
         return (reconfigure,)
 
@@ -132,9 +132,8 @@ class SlurmSite:
         at_submission = _asks_at_submission(place) and not _is_configless(place)
         return [
             _version(version),
-            *((*_lua(place), _plugins(place, config), _images(place)) if at_submission else ()),
+            *((_lua(place), _plugins(place, config), _images(place)) if at_submission else ()),
             *(_hooked(place, hook, shown.get(hook.lower(), [])) for hook in HOOKS),
-            _requeue_codes(config),
             _requeues(config),
             _kill_wait(place.settings, config),
         ]
@@ -163,14 +162,6 @@ def _is_theirs(path: Path) -> bool:
     try:
         return not path.read_text(errors="replace").startswith(slurm_lua.MARK)
     except FileNotFoundError:
-        return False
-
-
-def _names(script: Path, ours: Path) -> bool:
-    """Whether a script of the site's has the name of a file of ours in it, by whatever path."""
-    try:
-        return ours.name in script.read_text(errors="replace")
-    except OSError:
         return False
 
 
@@ -227,10 +218,9 @@ def _has_lua(place: Place) -> bool:
     return any((one / LUA).exists() for one in folders) or not any(one.is_dir() for one in folders)
 
 
-def _lua(place: Place) -> Iterator[Finding]:
-    if not _has_lua(place):
-        remedy = "Install Slurm's Lua plugin, or say `belljar batch install slurm --set submit=hand`."
-        yield Finding("Slurm has its Lua plugin", False, f"there is no {LUA}: this Slurm was built without Lua", remedy)
+def _lua(place: Place) -> Finding:
+    remedy = "Install Slurm's Lua plugin, or say `belljar batch install slurm --set submit=hand`."
+    return Finding("Slurm has its Lua plugin", _has_lua(place), f"{LUA}: needed to ask belljar at submission", remedy)
 
 
 def _version(printed: str) -> Finding:
@@ -245,7 +235,7 @@ def _plugins(place: Place, config: dict[str, str]) -> Finding:
     if "lua" not in plugins.split(","):
         return Finding(what, False, f"JobSubmitPlugins={plugins}", "`scontrol reconfigure`, or restart slurmctld.")
     path = place.folder / SUBMIT
-    if _is_theirs(path) and not _names(path, place.folder / PLUGIN):
+    if _is_theirs(path) and not names(path, PLUGIN):
         return Finding(what, False, f"{path} is the site's own", f"Let it call {place.folder / PLUGIN}; see the guide.")
     return Finding(what, True, f"JobSubmitPlugins={plugins}")
 
@@ -255,29 +245,13 @@ def _hooked(place: Place, hook: str, current: Sequence[str]) -> Finding:
     is_called = any(
         (Path(one[:-1]) / f"50-{ours.name}").exists()
         if one.endswith("/*")
-        else one == str(ours) or _names(Path(one), ours)
+        else one == str(ours) or names(Path(one), ours.name)
         for one in current
     )
     remedy = (
         f"`scontrol reconfigure`, or let {named} call {ours}." if named else f"`scontrol reconfigure`; {hook}={ours}."
     )
     return Finding(f"{hook} calls belljar", is_called, f"{hook}={named}", remedy)
-
-
-def _requeue_codes(config: dict[str, str]) -> Finding:
-    """A code in these lists means requeue, whoever exits with it: 125 is what a job that cannot run ends with."""
-    lists = ("requeueexit", "requeueexithold")
-    found = " ".join(f"{key}={config[key]}" for key in lists if _has(config.get(key, ""), OUR_FAILURE))
-    remedy = f"Take {OUR_FAILURE} out of it: a job that belljar refuses would be started again for ever."
-    return Finding(f"exit code {OUR_FAILURE} is no order to requeue", not found, found, remedy)
-
-
-def _has(codes: str, code: int) -> bool:
-    for part in re.split(r"[,\s]+", codes):
-        first, _, last = part.partition("-")
-        if first.isdecimal() and int(first) <= code <= int(last if last.isdecimal() else first):
-            return True
-    return False
 
 
 def _requeues(config: dict[str, str]) -> Finding:

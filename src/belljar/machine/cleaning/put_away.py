@@ -17,19 +17,7 @@ from belljar.host.files import copy_tree, private_folder, read_capped, remove_tr
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.image import Overlays
 from belljar.journal import Ledger
-from belljar.machine import (
-    CONSOLE_LOG,
-    CONTROL,
-    FORWARD,
-    JOBOUTPUTS,
-    KEPT_DISK,
-    LOCK,
-    OUTCOME,
-    QEMU_LOG,
-    RAMDISK,
-    SEED,
-    VIRTIOFS_SOCKET,
-)
+from belljar.machine import CONSOLE_LOG, CONTROL, JOBOUTPUTS, KEPT_DISK, LOCK, NOT_KEPT, OUTCOME, QEMU_LOG
 from belljar.machine.life.life import Life
 from belljar.machine.orders import Ended
 from belljar.model import Cause, RunPayload, State, dumps, to_json
@@ -40,7 +28,6 @@ LONGEST_MESSAGE, LARGEST_MESSAGE = 300, 64 << 10
 FORM = r"([1-9][0-9]{2}) (.*)"
 OURS = "belljar: "  # how lines begin by which belljar's init, and what it has others run, say why they give up
 PANIC = "Kernel panic - not syncing"  # what comes after it is a trace
-NOT_KEPT = (SEED, RAMDISK, CONTROL, FORWARD, VIRTIOFS_SOCKET)  # of a machine's folder
 ExplainOff = Callable[[EventKind, str], BelljarError]  # what a guest's own end amounts to, with the console's last line
 RETIRED = ".retired-"  # the folder of a machine whose record was copied already
 

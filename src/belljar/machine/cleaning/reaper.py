@@ -25,7 +25,7 @@ from belljar.journal import Event, Ledger, read
 from belljar.machine import KEPT_DISK, LOCK, OUTCOME, REQUEST, Folders, MachineView
 from belljar.machine.cleaning.put_away import RETIRED, keep_outcome, retire, shutdown_of
 from belljar.machine.life import control
-from belljar.machine.life.claim import gate
+from belljar.machine.life.claim import claimed_by, gate
 from belljar.machine.states import CLASSES
 from belljar.model import Cause, MachineId, Outcome, OutcomeClass, Request, State, to_json
 from belljar.records import dataclass
@@ -191,13 +191,8 @@ class Reaper:
 
 def supervisor(folder: Path) -> int | None:
     """The process that claimed the machine, if it is one that has its lock open: a pid alone is nobody's name."""
-    for event in read(folder)[:1]:
-        pid = event.get("pid")
-        if event["event"] != "claim" or not isinstance(pid, int) or pid <= 1 or pid == os.getpid():
-            continue
-        if _has_open(pid, folder / LOCK):
-            return pid
-    return None
+    pid = claimed_by(folder)
+    return pid if pid and pid != os.getpid() and _has_open(pid, folder / LOCK) else None
 
 
 def _has_open(pid: int, path: Path) -> bool:
@@ -295,12 +290,8 @@ def _dead(folders: Folders, deadline: float = math.inf, ids: list[MachineId] | N
 
 def _bereaved(folders: Folders) -> list[MachineId]:
     """Machines whose lock is held by a child of the killed supervisor, until that runs a program of its own."""
-    return [id for id in _names(folders.machines) if _is_claimed_by_the_dead(read(folders.machine(id))[:1])]
-
-
-def _is_claimed_by_the_dead(first: list[Event]) -> bool:
-    pids = [event.get("pid") for event in first if event["event"] == "claim" and event.get("boot") == boot_id()]
-    return any(isinstance(pid, int) and pid > 1 and not os.path.exists(f"/proc/{pid}") for pid in pids)
+    claimed = {id: claimed_by(folders.machine(id)) for id in _names(folders.machines)}
+    return [id for id, pid in claimed.items() if pid is not None and not os.path.exists(f"/proc/{pid}")]
 
 
 def _began(events: list[Event]) -> float:

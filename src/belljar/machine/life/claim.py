@@ -66,6 +66,15 @@ def gate(folders: Folders) -> Path:
     return path
 
 
+def claimed_by(folder: Path) -> int | None:
+    """The process that claimed this machine, if it was since the host was started."""
+    for event in read(folder)[:1]:
+        pid = event.get("pid")
+        if event["event"] == "claim" and event.get("boot") == boot_id() and isinstance(pid, int) and pid > 1:
+            return pid
+    return None
+
+
 def _without_secrets(request: Request) -> dict[str, Any]:
     """The request as it is kept: without the script's text, the environment's values and the user data."""
     record: dict[str, Any] = to_json(request)

@@ -8,15 +8,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
-from belljar.errors import (
-    AgentLost,
-    BelljarError,
-    DomainDied,
-    DomainKilled,
-    GuestError,
-    GuestPoweredOff,
-    HypervisorError,
-)
+from belljar import errors
 from belljar.guest import Guest, Streams
 from belljar.host.processes import start_time
 from belljar.host.threads import in_thread
@@ -59,7 +51,7 @@ class Keeping:
         self._run = run_of(life.request.work, life, self.now, parts)
         self._commands = Commands(life, orders, self.now, self._run)
         self._control = ControlServer(life.folder, self._commands.answer)
-        self._fate: asyncio.Task[BelljarError] | None = None  # why the domain ended by itself
+        self._fate: asyncio.Task[errors.BelljarError] | None = None  # why the domain ended by itself
         self._tasks: list[asyncio.Task[None]] = []
         self._usage = (0.0, 0.0, 0)
         self._quit_status: int | None = None  # of the last domain, as waitpid tells it
@@ -90,7 +82,7 @@ class Keeping:
                 life.enter(State.READY)
                 life.enter(State.RUNNING)
                 await self._while_alive(self._run.carry_out(streams))
-            except GuestPoweredOff as error:
+            except errors.GuestPoweredOff as error:
                 self._run.conclude_off(error)
 
     async def _start(self, image: Image) -> None:
@@ -102,8 +94,8 @@ class Keeping:
         life.point("after-overlay")
         try:
             await self._boot(plan)
-        except (HypervisorError, GuestError) as error:
-            is_killed = isinstance(error, DomainKilled)  # by somebody who would kill the next one too
+        except (errors.HypervisorError, errors.GuestError) as error:
+            is_killed = isinstance(error, errors.DomainKilled)  # by somebody who would kill the next one too
             if plan.template is None or is_killed or life.request.machine.start is Start.CLONE:
                 raise
             life.record.tell("clone-failed", key=plan.template.key, reason=error.message)
@@ -250,7 +242,7 @@ class Keeping:
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task, self._fate}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done() and isinstance(task.exception(), (AgentLost, DomainDied)):
+            if task.done() and isinstance(task.exception(), (errors.AgentLost, errors.DomainDied)):
                 # A channel that breaks, or its monitor, is how QEMU's end shows first; its own event tells why.
                 await asyncio.wait({self._fate}, timeout=LAST_WORDS)
             if self._fate.done() and not (task.done() and task.exception() is None):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from belljar.host.threads import in_thread
 from belljar.host.watch import IN_CREATE, IN_DELETE, IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, IN_Q_OVERFLOW, Watch
 from belljar.journal import JOURNAL, Event, Ledger, parse
 from belljar.machine import LOCK, Folders
+from belljar.machine.life.claim import claimed_by
 from belljar.model import MachineId
 
 ENDED = "ended"  # the event of a machine's row in the ledger
@@ -50,10 +50,10 @@ class Ends:
 
     async def _until_something_happens(self, folder: Path, changed: asyncio.Event) -> None:
         """The folder went, or who claimed it is dead."""
-        loop = asyncio.get_running_loop()
+        loop, pid = asyncio.get_running_loop(), claimed_by(folder)
         try:
-            process = os.pidfd_open(_claimed_by(folder))
-        except (ProcessLookupError, OSError):  # somebody else holds the lock for a moment: who finishes it, or looks
+            process = os.pidfd_open(pid or -1)
+        except OSError:  # somebody else holds the lock for a moment: who finishes it, or looks
             return await in_thread(lambda: _until_free(folder / LOCK))
         try:
             loop.add_reader(process, changed.set)
@@ -103,15 +103,6 @@ def _there(folder: Path) -> Path:
 def _until_free(lock: Path) -> None:
     with suppress(FileNotFoundError), open(lock, "rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
-
-
-def _claimed_by(folder: Path) -> int:
-    """The process that claimed this machine. Raises OSError where that is not known."""
-    with open(folder / JOURNAL, "rb") as file, suppress(ValueError):
-        pid = json.loads(file.readline(1 << 16)).get("pid")
-        if isinstance(pid, int) and pid > 1:
-            return pid
-    raise ProcessLookupError(f"{folder}: who claimed it is not known")
 
 
 class Stream:

@@ -15,17 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import (
-    AgentLost,
-    BelljarError,
-    BootFailed,
-    BootTimeout,
-    GuestRefused,
-    HostKeysRefused,
-    HypervisorError,
-    PlugRefused,
-    TemplateError,
-)
+from belljar import errors
 from belljar.guest import Guest
 from belljar.host.files import read_capped
 from belljar.hypervisor import Domain, DomainEvent, DomainSpec, EventKind, Hypervisor, Template, Templates, cloning_of
@@ -42,10 +32,8 @@ LAST_WORDS = 2.0  # seconds for the console's end to arrive after QEMU's
 BASE_MEMORY = 512 * MIB  # of an image that is known to start with it
 CAREFUL_MEMORY = 1024 * MIB  # of one that boots its own init: one that needs more than is known of it is not given less
 DOUBTS_ENOUGH = 2
-FAILED_FOR, REFUSED_FOR = (
-    3600.0,
-    7 * 86400.0,
-)  # seconds a boot in vain is remembered: the host was busy, or the guest lacks something
+# Seconds a boot in vain is remembered: the host was busy, or the guest lacks something.
+FAILED_FOR, REFUSED_FOR = 3600.0, 7 * 86400.0
 LONGEST_REASON = 1000
 
 
@@ -79,7 +67,7 @@ class Making:
 
 
 async def make_template(hypervisor: Hypervisor, spec: DomainSpec, making: Making, record: Record) -> Template:
-    """The template for a spec, made by us or by whoever was quicker. Raises BootFailed, BootTimeout; and TemplateError,
+    """The template for a spec, made by us or by whoever was quicker. Raises errors.BootFailed, errors.BootTimeout; and errors.TemplateError,
     LockTimeout, NoSpace, after which the caller boots cold."""
     templates = cloning_of(hypervisor)
     path = templates.template_lock(spec)
@@ -91,7 +79,7 @@ async def make_template(hypervisor: Hypervisor, spec: DomainSpec, making: Making
         if isinstance(found, Template):
             return found
         if why := failed_before(path, since=began):  # who had the lock before us
-            raise TemplateError(why)
+            raise errors.TemplateError(why)
         os.truncate(path, 0)
         record.intend("template", templates.template_draft(spec))
         try:
@@ -100,7 +88,7 @@ async def make_template(hypervisor: Hypervisor, spec: DomainSpec, making: Making
             await templates.prepare_template(spec, making.disk)
             return await _boot_and_freeze(templates, spec, making)
         except BaseException as error:
-            if isinstance(error, (BootTimeout, BootFailed, GuestRefused)):
+            if isinstance(error, (errors.BootTimeout, errors.BootFailed, errors.GuestRefused)):
                 _remember(path, error)
             with suppress(OSError):  # it is in the journal
                 templates.abandon_template(spec)
@@ -119,9 +107,9 @@ def failed_before(lock: Path, since: float = 0.0) -> str:
     return ""
 
 
-def _remember(lock: Path, error: BelljarError) -> None:
-    until = time.time() + (REFUSED_FOR if isinstance(error, GuestRefused) else FAILED_FOR)
-    with suppress(OSError, BelljarError):
+def _remember(lock: Path, error: errors.BelljarError) -> None:
+    until = time.time() + (REFUSED_FOR if isinstance(error, errors.GuestRefused) else FAILED_FOR)
+    with suppress(OSError, errors.BelljarError):
         lock.write_bytes(f"{until:.0f} {error.message}".encode()[:LONGEST_REASON])
 
 
@@ -129,7 +117,7 @@ async def _of_site(templates: Templates, spec: DomainSpec, record: Record) -> Te
     """A copy of the site's, where that can be had: what stands in its way is no reason not to make one."""
     try:
         return await templates.adopt_template(spec)
-    except TemplateError as error:
+    except errors.TemplateError as error:
         record.tell("site-template", reason=error.message)
         return None
 
@@ -143,7 +131,7 @@ async def _boot_and_freeze(templates: Templates, spec: DomainSpec, making: Makin
     settling = asyncio.ensure_future(_settle(domain, guest, spec, making))
     try:
         await asyncio.wait({settling, died}, return_when=asyncio.FIRST_COMPLETED)
-        if settling.done() and isinstance(settling.exception(), AgentLost):
+        if settling.done() and isinstance(settling.exception(), errors.AgentLost):
             await asyncio.wait({died}, timeout=LAST_WORDS)  # a channel that breaks is how QEMU's end shows first
         if died.done() and (not settling.done() or settling.exception() is not None):
             await asyncio.wait({drain}, timeout=LAST_WORDS)
@@ -158,7 +146,7 @@ async def _boot_and_freeze(templates: Templates, spec: DomainSpec, making: Makin
         await asyncio.wait({drain, died, settling})
         guest.close()
         domain.kill()
-        with suppress(HypervisorError):
+        with suppress(errors.HypervisorError):
             await asyncio.shield(domain.quit(grace=0.0))
         domain.channel.close()
         domain.console.close()
@@ -171,7 +159,7 @@ async def _settle(domain: Domain, guest: Guest, spec: DomainSpec, making: Making
         if making.account is not None:
             await guest.add_account(making.account)
         for what in spec.warm:
-            with suppress(GuestRefused):  # an older agent, or a kernel without: the mount will say so
+            with suppress(errors.GuestRefused):  # an older agent, or a kernel without: the mount will say so
                 await guest.prepare_for(what)
         return await guest.settle()
 
@@ -185,11 +173,11 @@ async def _exit_of(domain: Domain) -> DomainEvent:
     return last
 
 
-def _complaint(last: DomainEvent, said: bytearray) -> BelljarError:
+def _complaint(last: DomainEvent, said: bytearray) -> errors.BelljarError:
     """A guest that gave up by itself and said why on its console would do so again; anything else is QEMU's affair."""
     if why := last_words(said.decode(errors="replace"), ours_only=True):
-        return BootFailed(f"the guest powered itself off before a payload was started: {why}")
-    return TemplateError(f"QEMU ended while the template was booted: {last.kind.value} {last.detail}".strip())
+        return errors.BootFailed(f"the guest powered itself off before a payload was started: {why}")
+    return errors.TemplateError(f"QEMU ended while the template was booted: {last.kind.value} {last.detail}".strip())
 
 
 async def _drain(console: socket.socket, said: bytearray) -> None:
@@ -201,15 +189,15 @@ async def _drain(console: socket.socket, said: bytearray) -> None:
             del said[:-KEPT]
 
 
-def judge(error: BelljarError, template: Template, spec: DomainSpec, hypervisor: Hypervisor) -> None:
+def judge(error: errors.BelljarError, template: Template, spec: DomainSpec, hypervisor: Hypervisor) -> None:
     """Remove the template if a clone's failure is surely its own: others start from it, and it takes minutes to make.
     Silence may be the host's: then only after DOUBTS_ENOUGH in a row, counted in a file that a good clone removes."""
     found = cloning_of(hypervisor).find_template(spec)
     if isinstance(found, Template) and found.created != template.created:
         return
-    if isinstance(error, (HostKeysRefused, PlugRefused)):
+    if isinstance(error, (errors.HostKeysRefused, errors.PlugRefused)):
         return  # the image lacks something, or the host; the next template would be no better
-    if not isinstance(error, (BootTimeout, AgentLost)) or _doubt(template) >= DOUBTS_ENOUGH:
+    if not isinstance(error, (errors.BootTimeout, errors.AgentLost)) or _doubt(template) >= DOUBTS_ENOUGH:
         hypervisor.remove_template(template.key)
 
 

@@ -113,8 +113,7 @@ def _shell(here: Surroundings) -> tuple[Command, bytes]:
     if named:
         return Command(shell, argv), named[1]
     line = here.stdin()
-    found = common.spooled(line)
-    return Command(shell, argv, line), found.script if found else b""
+    return Command(shell, argv, line), common.spooled(line) or b""
 
 
 def _task(here: Surroundings) -> Command:
