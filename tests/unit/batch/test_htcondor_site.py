@@ -200,6 +200,23 @@ def guarded(
     return {name: text for name, text in seen.items() if text}
 
 
+def test_a_setting_that_our_file_hides_is_found_too(tmp_path: Path) -> None:
+    site, ours = tmp_path / "50-site.conf", tmp_path / "config.d/90-belljar.conf"
+    ours.parent.mkdir()
+    ours.write_text("USER_JOB_WRAPPER = /opt/belljar/libexec/wrap-htcondor\n")
+    final_ = f"USER_JOB_WRAPPER = /opt/belljar/libexec/wrap-htcondor\n # at: {ours}, line 1\n".encode()
+    said = {"USER_JOB_WRAPPER": final_, "-config": f"Local:\n\t{site}\n\t{ours}\n\t{tmp_path}/none\n".encode()}
+    for text, found in (
+        ("# USER_JOB_WRAPPER = /own\n", False),
+        ("\nuser_job_wrapper=/own\n", True),
+        ("USER_JOB_WRAPPER =\n", False),
+    ):
+        site.write_text(text)
+        seen = guarded(tmp_path, **said)
+        assert ("USER_JOB_WRAPPER" in seen) is found, text
+        assert not found or f"/own ({site}, line 2)" in seen["USER_JOB_WRAPPER"]
+
+
 def test_a_wrapper_or_hook_of_the_sites_is_not_overridden(tmp_path: Path) -> None:
     own = b"USER_JOB_WRAPPER = /site/wrap\n # at: /etc/condor/config.d/50-site.conf, line 3\n"
     assert guarded(tmp_path) == {}

@@ -16,6 +16,7 @@ from pathlib import Path
 from belljar.batch.htcondor.dialect import CLOSED, CLOSED_REASON, HELD, IMAGES, POOL_IMAGES, WORKS, of_this_host
 from belljar.batch.htcondor.rules import requirement_lines, requirements, start
 from belljar.batch.install.commands import Needs
+from belljar.batch.install.files import read
 from belljar.batch.install.pieces import HOOK_DEADLINE, PATH_LINES, Change, Finding, Guard, OurFile, Piece, Place, names
 from belljar.errors import BadOption, BelljarError
 
@@ -164,11 +165,11 @@ def _guards(place: Place) -> Iterator[Guard]:
 
 
 def _clash(place: Place, name: str, ours: str, advice: str) -> str:
-    """A setting of the site's that ours would replace; "" where there is none."""
+    """A setting of the site's that ours would replace, or replaces already; "" where there is none."""
     value, where = _final(place, name)
     if where.startswith(str(place.folder / CONFIG)) or value in ("", ours):
-        return ""
-    return f"{value} ({where}): belljar's would take its place; {advice}"
+        value, where = _replaced(place, name, ours)
+    return f"{value} ({where}): belljar's would take its place; {advice}" if value else ""
 
 
 def _final(place: Place, name: str) -> tuple[str, str]:
@@ -179,6 +180,19 @@ def _final(place: Place, name: str) -> tuple[str, str]:
         return "", ""  # whether HTCondor answers at all is a finding
     value = lines[0].partition("=")[2].strip() if lines else ""
     return value, next((line.partition("at:")[2].strip() for line in lines if line.strip().startswith("# at:")), "")
+
+
+def _replaced(place: Place, name: str, ours: str) -> tuple[str, str]:
+    """The same of a file that is read before ours."""
+    setting = re.compile(rf"\s*(?:STARTER\.)?{name}\s*=\s*(\S.*?)\s*", re.IGNORECASE)
+    with suppress(BelljarError, OSError):
+        for file in place.said("condor_config_val", "-config").split():
+            is_other = file.startswith("/") and file != str(place.folder / CONFIG)
+            lines = (read(Path(file)) or b"").decode(errors="replace").splitlines() if is_other else []
+            for number, line in enumerate(lines, 1):
+                if (words := setting.fullmatch(line)) and words[1] != ours:
+                    return words[1], f"{file}, line {number}"
+    return "", ""
 
 
 def _node_folder(place: Place) -> Iterator[Change]:
