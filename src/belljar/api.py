@@ -1,4 +1,4 @@
-"""The public door for Python programs: run something in a fresh machine, start machines that live on, see and end them.
+"""The public API for Python programs: run something in a fresh machine, start machines that live on, see and end them.
 
     import belljar.api as belljar
     belljar.run(["echo", "hello"]).stdout        # b"hello\\n"
@@ -207,7 +207,7 @@ class Machine:
             self._started.release()
 
 
-# -- doors -----------------------------------------------------------------------------------------------------------
+# -- calls -----------------------------------------------------------------------------------------------------------
 
 
 async def arun(argv: Sequence[Word] | Request, *, stdin: bytes = b"", **options: Unpack[Options]) -> Completed:

@@ -62,7 +62,7 @@ class House:
         self.is_lenient = True
 
     def of_user(self, uid: int, home: str) -> House:
-        """Another user's parts, as the site's settings have them; what that user set is the user's affair and not read.
+        """Another user's parts, as the site's settings have them; what that user has set is not read.
         For processes that became this user."""
         other = House(None if self.config_file is None else str(self.config_file), verbose=self.verbose)
         other.is_lenient, other._user = self.is_lenient, (uid, home)

@@ -40,7 +40,7 @@ class State(str, Enum):
 
 
 class Cause(str, Enum):
-    """Why a machine ended. Everyone leaves by the same door; this says what brought them there."""
+    """Why a machine ended."""
 
     FINISHED = "finished"  # the payload ended by itself
     CANCELLED = "cancelled"
@@ -139,7 +139,7 @@ class Transfer:
     outside: str
     inside: str
     skip: tuple[str, ...] = ()  # paths below it, relative, that are left where they are
-    changed_only: bool = False  # on the way out: no file that is as it was when the payload started
+    changed_only: bool = False  # to the host: no file that is as it was when the payload started
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Account:
 @dataclass(frozen=True)
 class Payload:
     """What runs inside. Either `argv` names a program of the guest, or `script` is copied in and run by its `#!` line
-    with `argv[0]` as its name. With `program`, that is what is executed, and `argv[0]` is just what it is told to be."""
+    with `argv[0]` as its name. With `program`, that is what is executed, and `argv[0]` is only its name."""
 
     argv: tuple[bytes, ...]
     account: Account
@@ -282,7 +282,7 @@ class Request:
     timeout: float | None = None  # seconds the payload may run
     grace: float = 10.0  # seconds between TERM and the end of the machine
     keep: bool = False  # leave the machine's folder for inspection
-    wall_limit: float | None = None  # seconds from `created`; enforced by whoever told it, and passed on to the guest
+    wall_limit: float | None = None  # seconds from `created`; the batch system enforces it, the guest is told
     labels: tuple[tuple[str, str], ...] = ()  # what else is known of the job: ("queue", "night"), ...
     collect: tuple[str, ...] = ()  # files and folders of the guest that are kept with the machine's records
     collect_limit: int = 64 * MIB  # bytes of that archive; more is cut off
@@ -335,7 +335,7 @@ class Outcome:
     host: Usage = field(default_factory=Usage)
     started: float = 0.0  # seconds since the epoch
     ended: float = 0.0
-    troubles: tuple[str, ...] = ()  # steps of the machine's way out that failed, and why
+    troubles: tuple[str, ...] = ()  # steps of clearing the machine away that failed, and why
     requester: str = ""
     labels: tuple[tuple[str, str], ...] = ()
     uid: int | None = None  # whose payload it was; of a guest at its own work, whose machine

@@ -111,12 +111,12 @@ def main(arguments: Sequence[str], commands: str | None = None) -> int:
 
 
 def told(act: Callable[[], int], *, detail: bool = False) -> int:
-    """The exit code of an act; what goes wrong in it is told on stderr, with *detail* where it was raised, too."""
+    """The exit code of an act; an error is reported on stderr, with *detail* also where it was raised."""
     from belljar.errors import BelljarError, in_words
 
     try:
         return act()
-    except Exception as exc:  # a defect, too, is told in a line; a traceback takes -v
+    except Exception as exc:  # a defect is reported in one line too; -v adds the traceback
         problem, code = exc, OUR_FAILURE
     if isinstance(problem, BelljarError):
         message, hint, code = problem.message, problem.hint, problem.exit_code
@@ -266,7 +266,7 @@ def _reader_is_gone() -> bool:
 
 
 def _make_streams_robust() -> None:
-    """Printing never fails for want of an encoding or a descriptor: file names and words of guests are any bytes."""
+    """Printing never fails for an encoding or a closed descriptor: file names and output of guests are any bytes."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # it was closed when Python began

@@ -1,4 +1,4 @@
-"""How values are shown: aligned tables for people, JSON for programs, words of strangers without their magic."""
+"""How values are shown: aligned tables for people, JSON for programs, text of guests without control characters."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@
 
 A later one stands before an earlier one, key by key; but what the site keeps for itself (`site.lock`) counts only from a
 place of the site's: /etc/belljar, or a FILE that nobody but root can change. All mistakes are reported at once. What a key
-means, its unit and its default stand beside the door of the room that obeys it; rooms are handed their part and never look
-here.
+means, its unit and its default stand beside the code that obeys it; that code is handed its part and never looks here.
 """
 
 from __future__ import annotations

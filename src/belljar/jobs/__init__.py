@@ -84,7 +84,7 @@ def complain(message: str, hint: str) -> None:
 
 
 def tell_troubles(outcome: Outcome) -> None:
-    """What went wrong with the machine when all was over: no affair of the payload's, and its end stays as it is."""
+    """Report what went wrong while the machine was cleared away. The payload's own end stays as it is."""
     if outcome.troubles:
         hint = "`belljar reap` finishes it, once what is named there is mended."
-        complain(f"{outcome.id}: its machine could not be put away whole: {'; '.join(outcome.troubles)}", hint)
+        complain(f"{outcome.id}: its machine could not be cleared away completely: {'; '.join(outcome.troubles)}", hint)

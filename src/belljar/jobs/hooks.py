@@ -40,7 +40,7 @@ def run(act: str, system: str, words: list[str], house: House) -> int:
         os.environ["PATH"] = SEARCH_PATH
         dialect = batch.load(system).dialect
         try:
-            house.settings  # noqa: B018 - read here: a mistake in them is told once, and the work is done all the same
+            house.settings  # noqa: B018 - read here: a mistake in them is logged once, and the work is done all the same
         except BelljarError as exc:
             log(system, act, exc.message, house.verbose)
             house.be_lenient()
@@ -149,8 +149,8 @@ def account(dialect: Dialect, node_name: str, report: Report, house: House) -> N
 
 
 def own(system: str, words: list[str], house: House) -> int:
-    """A program that only this system has. Most of them run as a job's user: what that user may not set, or has set
-    wrongly, is told to the job by the wrapper; here it changes nothing."""
+    """A program that only this system has. Most of them run as a job's user: the wrapper reports to the job
+    what that user may not set, or has set wrongly; here it changes nothing."""
     from belljar.batch.system import Call
     from belljar.jobs.node import client_of
 

@@ -64,7 +64,7 @@ def _opens(device: Path, user: User) -> bool:
 
 
 def _members(facts: os.stat_result) -> Sequence[str]:
-    """Whom the group gives the right, when it is root who asks. belljar's own account has no jobs."""
+    """The group's members, who have the right, when root asks. belljar's own account has no jobs."""
     if os.geteuid() != 0 or facts.st_mode & 0o060 != 0o060:
         return ()
     with suppress(KeyError):

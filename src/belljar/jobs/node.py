@@ -40,7 +40,7 @@ def runner(house: House, system: str, timeout: float) -> Run:
 
 
 def client_of(house: House, system: str) -> Client:
-    """By the list that `batch install` made. Without one, what is in PATH has to do: there it is a person who asks."""
+    """By the list that `batch install` made. Without one, by PATH: then a person asks."""
     launcher = house.commands or own_prefix() / "libexec/belljar"
     known = client.read(client.path_of(launcher, system), system)
     return known or client.find(system, batch.load(system).site.needs, None, os.environ)
@@ -64,7 +64,7 @@ def memory_folder(house: House) -> Path:
 
 def make_folder(house: House, user: User) -> None:
     """`NODE/UID`, 0700, the user's. NODE is root's, so nobody can have put something else there; where everybody may
-    write to it, a link or a stranger's folder is left alone and said."""
+    write to it, a link or another user's folder is left alone and refused."""
     from belljar.errors import UnsafeFolder
     from belljar.host.files import is_missing, private_folder
 

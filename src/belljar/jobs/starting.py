@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from belljar.jobs import House
     from belljar.jobs.asked import Asked
 
-START_PATIENCE = 2.0  # seconds a start spends on the dead, at most
+START_PATIENCE = 2.0  # seconds a start spends on what dead supervisors left, at most
 SMALL_STACK = 2 << 20  # bytes, for threads of QEMU where a limit counts them
 
 

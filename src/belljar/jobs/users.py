@@ -113,7 +113,7 @@ def _look(house: House, user: User, wanted: str) -> Found | None:
 
 
 def asked_as(house: House, user: User, look: Callable[[House], object], *, timeout: float, what: str) -> Any:
-    """What *look* finds in the house of this user, done by a child that became the user: JSON, and a stranger's word.
+    """What *look* finds in the house of this user, done by a child that became the user: JSON that this user may have forged.
     Raises BelljarError."""
 
     def work() -> bytes:

@@ -86,7 +86,7 @@ def understood(house: House) -> tuple[Any, Trouble | None]:
         return loaded.settings, Trouble(BadSetting(text) if own else sites, hides)
 
 
-# -- the way in ----------------------------------------------------------------------------------------------------------
+# -- the caller ----------------------------------------------------------------------------------------------------------
 
 
 def surroundings(words: list[str]) -> Surroundings:
@@ -184,7 +184,7 @@ def become(here: Surroundings, job: Job, house: House, settings: batch.Settings)
 
 
 def ignored_by_parent() -> int:
-    """The signals that whoever started us ignores, as a mask: what Python found at its start it does not tell."""
+    """The signals that our parent ignores, as a mask: Python does not say which were ignored when it began."""
     try:
         with open(f"/proc/{os.getppid()}/status", "rb") as file:
             return next((int(line.split()[1], 16) for line in file if line.startswith(b"SigIgn:")), 0)
@@ -234,7 +234,7 @@ def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcom
     from belljar.jobs.starting import START_PATIENCE, widen_limits
 
     widen_limits()
-    house.reaper.quick(START_PATIENCE)  # what cannot be finished is the site's affair, not this job's
+    house.reaper.quick(START_PATIENCE)  # what cannot be finished is for the site to mend, not for this job
     try:
         house.images.settle(house.settings.image.default, own=True)  # the workshop's
         house.images.settle(image, own=may_be_own(asker_of(caller(), job), house.settings.batch))
@@ -266,7 +266,7 @@ def make_request(here: Surroundings, job: Job, image: str, house: House) -> Requ
     return build(here, job, image, caller, settings.batch, time.time())
 
 
-# -- the way out ---------------------------------------------------------------------------------------------------------
+# -- the end -------------------------------------------------------------------------------------------------------------
 
 
 def refused(error: BelljarError, job: Job, image: str, settings: Any) -> Outcome:

@@ -127,7 +127,7 @@ def show_plan(steps: list[Step], after: tuple[Argv, ...], form: str) -> None:
 
 
 def _work(step: Step) -> dict[str, Any]:
-    """What is to be done, for whoever puts the pieces in place by other means."""
+    """What is to be done, for sites that put the pieces in place by other means."""
     piece = step.piece
     whole = piece.content if isinstance(piece, OurFile) else piece.stdin if isinstance(piece, Change) else b""
     return {"diff": "".join(_diff(step)), "commands": _commands(step), "content": whole.decode(errors="replace")}

@@ -1,4 +1,4 @@
-"""`belljar wait`, `stop`, `extend`, `kill`: a machine's end, waited for, ordered, put off."""
+"""`belljar wait`, `stop`, `extend`, `kill`: wait for the end of a machine, order it, or move its deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns the words of `belljar run` and `belljar exec` into a Request. Refuses what cannot be meant; starts nothing."""
+"""Turns the arguments of `belljar run` and `belljar exec` into a Request, and refuses wrong ones. Starts nothing."""
 
 from __future__ import annotations
 

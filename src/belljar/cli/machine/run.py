@@ -88,7 +88,7 @@ def open_report(path: str) -> int:
 
 
 def write_report(descriptor: int, path: str, outcome: Outcome) -> None:
-    """A file that cannot be written any more is told about, and changes nothing of the payload's end."""
+    """Where the file cannot be written any more, say so; the payload's end stays as it is."""
     from belljar.host.files import write_all
     from belljar.jobs import complain
     from belljar.model import dumps
