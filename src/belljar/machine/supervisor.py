@@ -65,7 +65,7 @@ class Supervisor:
             await keeping.live(streams)
         except (Ended, BelljarError, OSError) as error:
             _explain(life, error)
-        except BaseException as error:  # a defect, or a cancel
+        except BaseException as error:  # a defect, or a cancel: told in the record, and raised
             _explain(life, error)
             if not (life.is_settled and isinstance(error, Exception)):
                 raise
@@ -99,7 +99,7 @@ class Supervisor:
                 template = await Planner(parts, self.keep, life, image).template(exact=exact)
             life.expect(Cause.FINISHED, f"template {template.key[:12]} is there")
             return template
-        except BaseException as error:
+        except BaseException as error:  # re-raised: the record tells of a cancel and of a defect, too
             _explain(life, error)
             raise
         finally:

@@ -30,7 +30,7 @@ from belljar.errors import BadOption, BelljarError
 from belljar.host.processes import PROC, all_pids, command_line, is_stopped, start_time
 
 PAUSE = 10.0  # seconds the wrapper may take to halt the vcpus and stop
-PAUSE_LOOK = 0.01  # nobody but its parent is told of a process that it stopped: this is the one thing that is looked at
+PAUSE_LOOK = 0.01  # seconds between two looks: only the parent of a process is told that it has stopped
 LAST_WORDS = 2.0  # seconds beyond the grace for a wrapper that ends its machine at the last moment
 ENTRY = (b"wrap", b"gridengine")
 LAUNCHER = b"wrap-gridengine"

@@ -200,7 +200,7 @@ def _all_or_nothing() -> Iterator[Undo]:
     undo: Undo = []
     try:
         yield undo
-    except BaseException:
+    except BaseException:  # Ctrl-C leaves no half of an installation either
         for back in reversed(undo):
             with suppress(OSError, BelljarError):
                 back()

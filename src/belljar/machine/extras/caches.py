@@ -100,7 +100,7 @@ def take(folders: Folders, size: int) -> tuple[Cache, Lock, str]:
             try:
                 reason = trouble(cache, size) or "it was made meanwhile"
                 make(cache, size)
-            except BaseException:
+            except BaseException:  # re-raised: nobody else has the lock to release
                 lock.release()
                 raise
             return cache, lock, reason

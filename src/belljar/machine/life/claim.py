@@ -49,7 +49,7 @@ def claim(request: Request, folders: Folders, point: Callable[[str], None], *, p
         record.write("claim", id=request.id, pid=os.getpid(), boot=boot_id(), requester=request.requester)
         write_whole(folder / REQUEST, dumps(_without_secrets(request)))
         record.state(State.REQUESTED)
-    except BaseException:
+    except BaseException:  # re-raised: a lock that stays would make a dead machine look alive
         lock.release()
         raise
     point("after-claim")

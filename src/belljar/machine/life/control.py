@@ -46,7 +46,7 @@ class ControlServer:
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(_quietly)
             self._server = await loop.create_unix_server(lambda: _Caller(self._take), sock=listener, backlog=BACKLOG)
-        except BaseException:
+        except BaseException:  # re-raised: nobody else has the socket to close
             listener.close()
             raise
 
@@ -160,7 +160,7 @@ async def talk(view: MachineView, converse: Callable[[socket.socket], Guest]) ->
         ask(connection, "relay")
         connection.setblocking(False)
         guest = converse(connection)
-    except BaseException:
+    except BaseException:  # re-raised: nobody else has the connection to close
         connection.close()
         raise
     try:

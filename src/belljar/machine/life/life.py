@@ -71,7 +71,7 @@ class Life:
         """A step of the way out. An error in it is told in the outcome (*otherwise*, and why), and does not stop it."""
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # a defect of one step must not keep the next one from cleaning up
             self.tell_trouble(f"{otherwise}: {_why(error)}")
 
     def tell_trouble(self, what: str) -> None:

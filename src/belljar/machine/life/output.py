@@ -49,7 +49,7 @@ class RollingFile:
         try:
             os.link(self._path, before)
             os.rename(coming, self._path)
-        except BaseException:
+        except OSError:
             os.close(file)
             raise
         os.close(self._file)

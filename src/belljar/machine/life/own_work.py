@@ -26,8 +26,8 @@ from belljar.records import replace
 FAILED = 400  # and all above it: banned, no environment, a fault of the grid's, a transient one
 ROOT = Account("root", 0, 0, "root", home="/root")
 EVERYWHERE = rule("0.0.0.0/0")
-# Seconds between two looks at a port or a file. A port that is still closed tells nobody, for QEMU takes each connection by itself;
-# and of a file in a folder that is not there yet, or that comes with a mount, the guest's kernel has no event either.
+# Seconds between two looks at a port or a file. There is no event: QEMU takes connections before the guest does, and the guest's
+# kernel tells nothing of a file in a folder that is not there yet, or that comes with a mount.
 LOOK_AGAIN = 1.0
 GREETING = 2.0  # seconds in which a server that speaks first has spoken
 ANYBODY = b"HEAD / HTTP/1.0\r\n\r\n"  # said to one that waits to be spoken to

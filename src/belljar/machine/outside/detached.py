@@ -64,7 +64,7 @@ def start(
                 keeper.stdin.write(dumps(request) + b"\n")
                 keeper.stdin.flush()
             answer = _answer(keeper, patience)
-        except BaseException:
+        except BaseException:  # re-raised: Ctrl-C leaves no keeper behind either
             keeper.stdin.close()
             keeper.terminate()
             keeper.wait()

@@ -87,7 +87,7 @@ async def make_template(hypervisor: Hypervisor, spec: DomainSpec, making: Making
                 return adopted
             await templates.prepare_template(spec, making.disk)
             return await _boot_and_freeze(templates, spec, making)
-        except BaseException as error:
+        except BaseException as error:  # re-raised: a cancel leaves no draft either
             if isinstance(error, (errors.BootTimeout, errors.BootFailed, errors.GuestRefused)):
                 _remember(path, error)
             with suppress(OSError):  # it is in the journal
