@@ -13,7 +13,7 @@ import pytest
 from belljar.batch import Settings, load
 from belljar.batch.htcondor.ads import Expression, value_of
 from belljar.batch.htcondor.rules import requirement, requirements, sentence, start
-from belljar.batch.htcondor.site import SITE, shared_here
+from belljar.batch.htcondor.site import SITE
 from belljar.batch.install.pieces import Change, Guard, OurFile, Place
 from belljar.errors import BadOption, CommandMissing
 
@@ -250,17 +250,3 @@ def test_without_a_folder_for_machines_nothing_is_installed(tmp_path: Path) -> N
         one for one in SITE.pieces(replace(place(tmp_path), node=tmp_path / "node")) if isinstance(one, Change)
     )
     assert folder.is_done(b"1777 0\n") and not folder.is_done(b"711 0\n")
-
-
-@pytest.mark.parametrize(
-    ("share", "here"),
-    [
-        ("/scratch/condor:rw", "/scratch/condor"),
-        ("virtiofs:/scratch/condor:/in:rw", "/scratch/condor"),
-        ("virtiofs:/scratch/condor/", "/scratch/condor"),
-        ("virtiofs", "virtiofs"),
-        ("nfs://nas/home:/home:rw", "/home"),
-    ],
-)
-def test_the_hosts_name_of_a_share(share: str, here: str) -> None:
-    assert shared_here(share) == here

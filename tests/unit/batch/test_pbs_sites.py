@@ -200,12 +200,6 @@ def test_of_torques_server_one_attribute_is_changed(tmp_path: Path) -> None:
     assert requeue.is_done(b"set server automatic_requeue_exit_code = 319\n") and not requeue.is_done(SERVER)
 
 
-@pytest.mark.parametrize(("printed", "good"), [(SERVER, False), (b"set server extra_resc = my_own\n", True)])
-def test_a_resource_of_which_no_node_hears_is_found(tmp_path: Path, printed: bytes, good: bool) -> None:
-    found, _ = torque_site.SITE.findings(place(tmp_path, "server_priv", run=lambda argv: printed))
-    assert found.is_good is good and ("my_own,vm_image" in found.detail) is not good
-
-
 def test_a_site_that_uses_the_requeue_code_keeps_it(tmp_path: Path) -> None:
     taken = place(tmp_path, "server_priv", run=lambda argv: b"set server automatic_requeue_exit_code = 99\n")
     with pytest.raises(NotOurs, match="automatic_requeue_exit_code = 99"):
@@ -214,5 +208,5 @@ def test_a_site_that_uses_the_requeue_code_keeps_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("printed", "good"), [(b"", False), (b"set server kill_delay = 15\n", True)])
 def test_too_short_a_kill_delay_is_found(tmp_path: Path, printed: bytes, good: bool) -> None:
-    _, found = torque_site.SITE.findings(place(tmp_path, "server_priv", run=lambda argv: printed))
+    (found,) = torque_site.SITE.findings(place(tmp_path, "server_priv", run=lambda argv: printed))
     assert found.is_good is good

@@ -140,7 +140,7 @@ class Verifier:
             names = ", ".join(sorted(known)[:20]) or "none"
             raise ImageNotAllowed(f"image {image}: there is none of this name", hint=f"There are: {names}.")
         slots = _slots(params)
-        limit, reserved = (memory(hard.get("h_vmem", "")), reserved_memory(wishes.get(MEMORY, ""), slots))
+        limit, reserved = memory(hard.get("h_vmem", "")), reserved_memory(wishes.get(MEMORY, ""), slots)
         space = -1 if limit is None else limit * slots
         most = min((size for size in (space, reserved) if size is not None and size > 0), default=None)
         check_limits(slots, most, memory(hard.get(ASKED_DISK, "")), self._settings)

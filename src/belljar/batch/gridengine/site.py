@@ -107,8 +107,6 @@ class GridEngineSite:
         remedy = "`qconf -am root`; without it no node can be closed."
         yield Finding("root is a manager", "root" in managers, "", remedy)
         yield from _params(value(conf, "qmaster_params"), value(conf, "execd_params"))
-        has_groups = value(conf, "gid_range").lower() not in ("", "none")
-        yield Finding("gid_range is set", has_groups, "", "Grid Engine counts a job's processes by these groups.")
         for queue in queues_of(place):
             yield _state(states, queue)
 

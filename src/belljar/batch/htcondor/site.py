@@ -134,7 +134,6 @@ class HTCondorSite:
         yield _version(place)
         if lists("STARTD")(daemons):
             yield from _of_node(place)
-            yield _sandbox(place)
             yield from _seen_by_jobs(place)
         if lists("SCHEDD")(daemons):
             yield from _of_access_point(place)
@@ -290,23 +289,6 @@ def _seen_by_jobs(place: Place) -> Iterator[Finding]:
             yield Finding(
                 f"{what} is outside of jobs' own folders", False, detail, "Move it, to /var/lib for instance."
             )
-
-
-def _sandbox(place: Place) -> Finding:
-    """A sandbox that lies on a share need not be copied, and nothing of it is lost when the node is."""
-    folder = ask(place, STARTER, "EXECUTE")
-    shared = any(f"{folder}/".startswith(f"{shared_here(text)}/") for text in place.settings.shares)
-    copied = f": copied in and out, up to {place.settings.stage_limit >> 20} MiB; add {folder}:rw to batch.shares"
-    what, remedy = "job directories are shared with machines", "See what `condor_config_val EXECUTE` says."
-    return Finding(what, bool(folder), folder if shared else folder + copied, remedy)
-
-
-def shared_here(share: str) -> str:
-    """The host's name for a share: its source, or where an export is mounted, if the host has it at the same place."""
-    parts = share.split(":")
-    if share.startswith("nfs://"):
-        return (parts[-2] if parts[-1] in ("ro", "rw") else parts[-1]).rstrip("/")
-    return parts[1 if parts[0] == "virtiofs" and len(parts) > 1 else 0].rstrip("/")
 
 
 SITE = HTCondorSite()

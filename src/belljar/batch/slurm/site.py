@@ -132,7 +132,7 @@ class SlurmSite:
         at_submission = _asks_at_submission(place) and not _is_configless(place)
         return [
             _version(version),
-            *((_lua(place), _plugins(place, config), _images(place)) if at_submission else ()),
+            *((_lua(place), _plugins(place, config)) if at_submission else ()),
             *(_hooked(place, hook, shown.get(hook.lower(), [])) for hook in HOOKS),
             _requeues(config),
             _kill_wait(place.settings, config),
@@ -268,13 +268,3 @@ def _kill_wait(settings: Settings, config: dict[str, str]) -> Finding:
     remedy = f"KillWait={int(grace) + 2} in slurm.conf, or {ours}: a job's KILL comes first."
     detail = f"KillWait={wait:.0f} s, grace {grace:.0f} s"
     return Finding("a job's grace ends before Slurm's KILL", grace <= wait - 1, detail, remedy)
-
-
-def _images(place: Place) -> Finding:
-    """SlurmUser reads the names of images at submission."""
-    what, folder = "slurmctld sees the names of images", place.store / "images/names"
-    try:
-        is_open = all(part.stat().st_mode & 0o001 for part in (folder, *folder.parents))
-    except OSError:
-        return Finding(what, True, f"{folder} is not here: nodes refuse unknown ones")
-    return Finding(what, is_open, str(folder), f"chmod o+x up to {folder}")

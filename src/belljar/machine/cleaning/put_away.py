@@ -120,8 +120,10 @@ def put_away(life: Life, overlays: Overlays, usage: tuple[float, float, int]) ->
         Ledger(folders.logs).append(to_json(outcome), time.time())
         retire(life.folder, ended)
     if request.keep:
-        with life.trying("its disk was not kept"):
-            _keep_disk(folders.overlay(request.id), ended / KEPT_DISK)
+        import shutil
+
+        with life.trying("its disk was not kept"), suppress(FileNotFoundError):  # it may never have been started
+            shutil.move(folders.overlay(request.id), ended / KEPT_DISK)
     life.release()
 
 
@@ -166,14 +168,6 @@ def retire(source: Path, target: Path) -> None:
         remove_tree(gone)
     with suppress(OSError):
         os.unlink(target / LOCK)
-
-
-def _keep_disk(overlay: Path, target: Path) -> None:
-    """Onto another file system, too. There may be none, where its machine was never started."""
-    import shutil
-
-    with suppress(FileNotFoundError):
-        shutil.move(overlay, target)
 
 
 def _last_line(life: Life, name: str, before: str) -> str:

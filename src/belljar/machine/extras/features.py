@@ -44,7 +44,7 @@ def values(
     if room is not None:
         job["scratch_limit_bytes"] = str(room)
     if hs06_per_cpu > 0:
-        machine["hs06"] = job["hs06_job"] = hs06(hs06_per_cpu * cpus)
+        machine["hs06"] = job["hs06_job"] = str(round(float(hs06_per_cpu * cpus), 3))
     wall = time_left(request, now, deadline)
     if wall is not None:
         end = str(int(now) + wall)
@@ -86,10 +86,6 @@ def job_id(request: Request) -> str:
     if not (colon and number):
         return request.id
     return "".join(char if "!" <= char <= "~" else "?" for char in number)[:LONGEST_ID]
-
-
-def hs06(value: float) -> str:
-    return str(round(float(value), 3))
 
 
 def _files(folder: bytes, values: dict[str, str]) -> tuple[PlainFile, ...]:

@@ -27,10 +27,10 @@ from belljar.machine.life.output import Console
 from belljar.machine.life.work import PayloadRun, Present, Run
 from belljar.machine.orders import Ended, Orders, unless_cancelled
 from belljar.machine.parts import Keep, Parts
-from belljar.machine.planning.boot_plan import Plan, Planner
+from belljar.machine.planning.boot_plan import Plan, Planner, awaited_line
 from belljar.machine.planning.refusal import checked_image
 from belljar.machine.planning.template import judge
-from belljar.model import NetworkMode, OwnWork, Request, RunPayload, Sign, Start, State, Work
+from belljar.model import NetworkMode, OwnWork, Request, RunPayload, Start, State, Work
 
 T = TypeVar("T")
 LAST_WORDS = 2.0  # seconds between the channel's end and the event that explains it
@@ -270,11 +270,6 @@ async def _cancelled(task: asyncio.Future[Any]) -> None:
         await asyncio.wait({task})
     if not task.cancelled():
         task.exception()
-
-
-def awaited_line(work: Work) -> bytes:
-    """What is waited for on the console."""
-    return work.ready.of.encode() if isinstance(work, OwnWork) and work.ready.sign is Sign.LINE else b""
 
 
 def extras_of(request: Request, image: Image, parts: Parts) -> Iterator[Extra]:

@@ -207,10 +207,8 @@ class Deadline:
     def begin(self, limit: float | None) -> None:
         """The work's time counts from now on. An order of before stands."""
         if limit is not None and not self.is_moved:
-            self._end, self.why = (
-                asyncio.get_running_loop().time() + limit,
-                f"the time limit of {limit:g} s was reached",
-            )
+            self._end = asyncio.get_running_loop().time() + limit
+            self.why = f"the time limit of {limit:g} s was reached"
 
     def move(self, at: float) -> None:
         """It is this moment now, which may have been."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from belljar.context import Chosen
-from belljar.errors import BelljarError, BootFailed, BootTimeout, NotPermitted, TemplateError
+from belljar.errors import BadUserData, BelljarError, BootFailed, BootTimeout, NotPermitted, TemplateError
 from belljar.guest import Guest
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Boot, Domain, DomainSpec, Nic, SharedFolder, Template, cloning_of
@@ -17,7 +17,6 @@ from belljar.machine.extras.shares import has_virtiofs, host_folders, warm_for
 from belljar.machine.life.life import Life
 from belljar.machine.parts import Keep, Parts
 from belljar.machine.planning.guest_context import GuestContext, has_usual_way
-from belljar.machine.planning.refusal import no_way_for_user_data
 from belljar.machine.planning.template import Making, failed_before, in_base_frame, make_template
 from belljar.model import MIB, Context, NetworkMode, OwnWork, Request, Sign, Start, Work
 from belljar.network import Link
@@ -56,7 +55,9 @@ class Planner:
         spec, context, wanted = plan.spec, plan.context, self._life.request.machine.start
         if wanted is Start.COLD:
             return await self._with_disk(replace(plan, reason="asked for"))
-        why = context.private or why_never_a_clone(self._life.request.work)
+        why = context.private
+        if awaited_line(self._life.request.work):
+            why = "it is awaited by a line on its console, which a clone's template has written"
         cloning = self._parts.hypervisor.cloning
         if not why and isinstance(cloning, str):
             why = cloning
@@ -172,7 +173,10 @@ class Planner:
         context = await self._guest_context()
         files = context.files
         if request.work.user_data is not None and not (equipment.answers or context.private):
-            raise no_way_for_user_data(request)
+            raise BadUserData(
+                f"image {machine.image}: nothing would bring the user data to the guest",
+                hint="Give the machine `--network user` (it finds them at http://169.254.169.254), or `--context cloud-init`.",
+            )
         initrd = context.ramdisk(life.folder)
         boot = Boot(files.kernel, initrd, files.append, context.digest, files.firmware, image.is_disc)
         shared = replace(boot, initrd=files.initrd)  # a ramdisk of the machine's own is not there yet
@@ -215,10 +219,9 @@ def nic_of(link: Link) -> Nic | None:
     return Nic(link.mode, link.mac, link.egress, link.has_line, link.fd)
 
 
-def why_never_a_clone(work: Work) -> str:
-    """Why a guest with this work can be no clone; "": it can."""
-    is_by_line = isinstance(work, OwnWork) and work.ready.sign is Sign.LINE
-    return "it is awaited by a line on its console, which a clone's template has written" if is_by_line else ""
+def awaited_line(work: Work) -> bytes:
+    """What is waited for on the console."""
+    return work.ready.of.encode() if isinstance(work, OwnWork) and work.ready.sign is Sign.LINE else b""
 
 
 def qemu_owner(request: Request, setting: str, euid: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
-from belljar.context import Chosen, Means, choose, cloud_init_seed, user_seed
+from belljar.context import Chosen, Means, choose, cloud_init_seed, ssh_seed, user_seed
 from belljar.errors import BelljarError, ContextImpossible
 from belljar.host.files import no_space_as_error, read_json, sync_file, write_whole
 from belljar.host.interpreter import Interpreter
@@ -76,7 +76,8 @@ async def decide(request: Request, image: Image, parts: Parts, keep: Keep) -> Gu
 
         context, agent = make(parts, image, files, grows=grows), agent_digest()
         if not context.injects:
-            return GuestContext(chosen, files, image, context.any_seed(), layer=agent, ssh=context)
+            any_seed = ssh_seed(context.user, "", "", "", grows=grows)  # keys are no part of a seed's digest
+            return GuestContext(chosen, files, image, any_seed, layer=agent, ssh=context)
         # The ramdisk is the machine's own: belljar's, with the keys behind it.
         return GuestContext(
             chosen, replace(files, append=f"{files.append} {SSH_WORD}"), image, layer=f"{SSH_WORD} {agent}", ssh=context

@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import closing, suppress
 
-from belljar.errors import BadUserData, BelljarError, ImpossibleSize, NoMemory, NoNineP, NoVirtiofs, ShareMissing, about
+from belljar.errors import BelljarError, ImpossibleSize, NoMemory, NoNineP, NoVirtiofs, ShareMissing, about
 from belljar.host.files import private_folder, write_whole
 from belljar.host.room import host_memory
 from belljar.image import Image
@@ -94,13 +94,6 @@ def check_mounts(request: Request, image: Image) -> None:
         if share.kind.value not in known:
             kind = NoVirtiofs if share.kind is ShareKind.VIRTIOFS else NoNineP
             raise kind(f"--share {share.source}: the kernel of the image {image.called} has no {share.kind.value}")
-
-
-def no_way_for_user_data(request: Request) -> BadUserData:
-    return BadUserData(
-        f"image {request.machine.image}: nothing would bring the user data to the guest",
-        hint="Give the machine `--network user`, where it finds them at http://169.254.169.254, or `--context cloud-init`.",
-    )
 
 
 # -- the record ------------------------------------------------------------------------------------------------------

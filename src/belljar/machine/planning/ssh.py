@@ -42,10 +42,6 @@ class SshContext:
         """Of one boot. Drawn when they are first asked for, as that takes longer than all else of a clone. Raises SshMissing."""
         return self.fresh_keys(self.user)
 
-    def any_seed(self) -> Seed:
-        """Stands for all seeds of such guests: keys are no part of a seed's digest."""
-        return ssh_seed(self.user, "", "", "", grows=self.grows)
-
     def seed(self) -> Seed:
         """Raises SshMissing."""
         keys = self.keys

@@ -57,15 +57,8 @@ class TorqueSite:
     def findings(self, place: Place) -> Iterator[Finding]:
         if not is_part(place, "server_priv"):
             return
-        delay, own = _attribute(place, "kill_delay"), _attribute(place, "extra_resc")
-        is_own, seconds = "vm_image" in own, int(delay) if delay.isdecimal() else 2
-        yield Finding(
-            "no resource of the site's own for images",
-            not is_own,
-            f"extra_resc = {own}: pbs_mom never hears of it" if is_own else "",
-            "A job that asks by `-l vm_image=` runs on the node itself. Without that resource qsub refuses it; by"
-            " `qsub -v VM_IMAGE=NAME` it gets its machine.",
-        )
+        delay = _attribute(place, "kill_delay")
+        seconds = int(delay) if delay.isdecimal() else 2
         remedy = "qmgr -c 'set server kill_delay = 15', and `batch.grace = 13` in belljar's settings."
         yield Finding("kill_delay leaves a job time to end", seconds >= 5, f"{seconds} s between TERM and KILL", remedy)
 
