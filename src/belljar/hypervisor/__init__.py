@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping, Set
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -147,7 +148,7 @@ class DomainSpec:
     image_stored: float = 0.0  # when; a repaired image has another time, and no template of the damaged one
     frame: Frame | None = None  # its template has this size, whatever its own; None: its own
 
-    @property
+    @cached_property
     def of_template(self) -> DomainSpec:
         """What its template is booted as."""
         frame = self.frame
