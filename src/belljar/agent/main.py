@@ -18,13 +18,13 @@ else:  # what is below the library's modules of these names, and much quicker to
 
 def find_port(name: str) -> str:
     """The device of our virtio-serial port, as soon as its driver has it. No udev is needed."""
-    path = lookup_port(name)
-    events = None if path else kernel_events()
+    path, events = lookup_port(name), None
     while not path:
-        path = lookup_port(name)  # again: it may have come before we listened
-        if not path:
-            assert events is not None
+        if events is None:
+            events = kernel_events()  # then look again: it may have come before we listened
+        else:
             events.recv(8192)
+        path = lookup_port(name)
     return path
 
 

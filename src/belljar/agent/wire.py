@@ -147,25 +147,16 @@ class Words:
 
     def some(self, each: int = 1) -> "list[bytes]":
         """A list, of *each* words per entry."""
-        begin = self.at + 1
-        self.at = begin + self.number_at(begin - 1) * each
-        if self.at > len(self.words):
-            raise IndexError("a list that is longer than its call")
+        count, begin = self.number(), self.at
+        self.at += count * each
+        if not begin <= self.at <= len(self.words):
+            raise IndexError("a list that is longer than its call, or of negative length")
         return self.words[begin : self.at]
-
-    def number_at(self, at: int) -> int:
-        count = int(self.words[at])
-        if count < 0:
-            raise ValueError("a list of negative length")
-        return count
 
 
 class Parser:
-    """Bytes in, frames out. `room` is where to read into, `filled` says how much came, `take` gives the next frame.
-
-    *accepts* has the frame types this side takes, each with the size of its largest body. *answer* is the greeting to
-    wait for; None takes any greeting, at any time. The buffer never grows beyond the largest frame.
-    """
+    """Bytes in, frames out; never holds more than the largest frame. *accepts*: the frame types this side takes, each with the
+    size of its largest body. *answer*: the greeting to wait for; None takes any greeting, at any time."""
 
     ROOM = 256 * KIB
 

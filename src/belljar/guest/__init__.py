@@ -127,14 +127,12 @@ class Guest(Protocol):
         """In a clone: replace the ssh host keys that its template made. Raises GuestRefused, AgentLost."""
 
     async def settle(self) -> frozenset[str]:
-        """Make the guest ready to become a template: caches warm, nothing open, nothing secret. After this the host
-        closes its end; the next thing the agent hears is a new greeting. Returns in what its clones can be another than it:
-        "cpus", "memory", "less-memory", "disk", "card"."""
+        """Make the guest ready to become a template: caches warm, nothing open, nothing secret; the conversation is over then.
+        Returns in what its clones can differ from it: "cpus", "memory", "less-memory", "disk", "card"."""
 
     async def grow(self, cpus: int, *, plugged: int, surplus: int, disk: int) -> tuple[int, int]:
-        """In a clone: take into use what its template did not have. So many *cpus* in all, *plugged* bytes of memory, a
-        disk of so many bytes (0: as it was); *surplus* bytes are there and were not asked for. Returns the processors and
-        the bytes of memory there are then. Raises GuestRefused, AgentLost."""
+        """In a clone: take into use what its template did not have; all in bytes, *surplus* of them not asked for, *disk* 0: as
+        it was. Returns the processors and the bytes of memory there are then. Raises GuestRefused, AgentLost."""
 
     async def set_clock(self) -> float:
         """Set the guest's clock from ours; returns the skew measured afterwards, in seconds."""

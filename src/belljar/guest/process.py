@@ -15,7 +15,6 @@ from belljar.agent import wire
 from belljar.errors import AgentLost, GuestError, HostError, NoSpace
 from belljar.guest import ExitStatus, Sink, Source, Streams
 from belljar.guest.channel import Channel
-from belljar.host.files import no_space_as_error
 from belljar.model import Usage
 
 STDIN, STDOUT, STDERR, SCRIPT = range(4)
@@ -278,12 +277,7 @@ def refusal(body: bytes) -> GuestError:
 def sink_error(index: int, error: OSError) -> HostError:
     """Why bytes of the payload could not be written outside."""
     name = {STDOUT: "stdout", STDERR: "stderr"}.get(index, "output")
-    try:
-        from pathlib import Path
-
-        with no_space_as_error(Path(f"the payload's {name}")):
-            raise error
-    except NoSpace as exc:
-        return NoSpace(exc.message, hint="Free space where it is written to, or send it elsewhere.")
-    except (OSError, HostError):
-        return HostError(f"the payload's {name} cannot be written: {error.strerror or error}")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        hint = "Free space where it is written to, or send it elsewhere."
+        return NoSpace(f"the payload's {name}: {error.strerror}", hint=hint)
+    return HostError(f"the payload's {name} cannot be written: {error.strerror or error}")

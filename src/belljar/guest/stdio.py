@@ -62,9 +62,7 @@ def _carry_out(call: Callable[[], T], future: asyncio.Future[T]) -> None:
 
 
 class FdSource:
-    """Reads only what was asked for, when it was asked for: what the payload does not want stays for whoever is next.
-
-    What a cancelled read has taken is given to the next one."""
+    """Reads only what was asked for: the rest stays for whoever is next. The next read gets what a cancelled one took."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

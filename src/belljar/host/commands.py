@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from belljar.errors import CommandFailed, CommandMissing
@@ -38,6 +38,17 @@ def which(name: str) -> str | None:
         if folder and os.access(candidate, os.X_OK) and os.path.isfile(candidate):
             return candidate
     return None
+
+
+def program(setting: str, names: Iterable[str], *, key: str, missing: str, hint: str) -> str:
+    """The program of the setting *key*, or the first of these names and paths that can be run. Raises CommandMissing."""
+    for name in [setting] if setting else names:
+        found = name if "/" in name else which(name)
+        if found and os.access(found, os.X_OK):
+            return found
+    if setting:
+        raise CommandMissing(f"{setting}: no such program", hint=f"Correct `{key}` in the settings.")
+    raise CommandMissing(f"{missing}: no such program on this host", hint=hint)
 
 
 def run(

@@ -40,7 +40,7 @@ def write_whole(path: Path, data: bytes, *, mode: int = PRIVATE_FILE, durable: b
                 os.unlink(draft)
             raise
         if durable:
-            sync_folder(path.parent)
+            sync(path.parent)
 
 
 @contextmanager
@@ -77,18 +77,9 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def sync_file(path: Path) -> None:
-    """Have a file's bytes on disk, whoever wrote them."""
+def sync(path: Path) -> None:
+    """Have a file's bytes, or the names in a folder, on disk, whoever wrote them."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make renames and removals in *folder* durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -27,10 +27,14 @@ def boot_id() -> str:
 def start_time(pid: int) -> int | None:
     """Clock ticks after boot at which this process began; None when there is none. (pid, start time) is a name."""
     try:
-        text = (PROC / str(pid) / "stat").read_bytes()
+        return int(_stat(pid)[19])
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return int(text[text.rindex(b")") + 2 :].split()[19])
+
+
+def _stat(pid: int) -> list[bytes]:
+    """What proc(5) tells of it from its state on."""
+    return (PROC / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
 
 
 def owner(pid: int) -> int | None:
@@ -45,10 +49,9 @@ def owner(pid: int) -> int | None:
 def is_stopped(pid: int) -> bool:
     """Does it stand still since a SIGSTOP or its like?"""
     try:
-        text = (PROC / str(pid) / "stat").read_bytes()
+        return _stat(pid)[0] == b"T"
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return text[text.rindex(b")") + 2 :][:1] == b"T"
 
 
 def command_line(pid: int) -> list[bytes]:
@@ -66,14 +69,13 @@ def command_line(pid: int) -> list[bytes]:
 
 def _is_between_programs(pid: int) -> bool:
     """Inside execve a process has no command line for a moment. Neither have zombies and threads of the kernel."""
-    words = (PROC / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
+    words = _stat(pid)
     return words[0] not in (b"Z", b"X") and not int(words[6]) & KERNEL_THREAD
 
 
 def has_no_parent(pid: int) -> bool:
     """Was the process left to init?"""
-    text = (PROC / str(pid) / "stat").read_bytes()
-    return int(text[text.rindex(b")") + 2 :].split()[1]) == 1
+    return int(_stat(pid)[1]) == 1
 
 
 def all_pids() -> Iterator[int]:
@@ -95,11 +97,8 @@ def with_option(option: bytes, pattern: re.Pattern[bytes]) -> Iterator[tuple[re.
 def kill_and_wait(
     pids: Iterable[int], *, timeout: float = 5.0, still: Callable[[int], bool] = lambda pid: True
 ) -> list[int]:
-    """SIGKILL them all, then wait for their ends together. Returns those that outlived *timeout* (state D, mostly), and
-    those we may not kill. *still*: is it the one that was meant? Asked when the number cannot become another's any more.
-
-    Works on processes that are not our children. Ours are left for their owner to reap: a zombie counts as ended.
-    """
+    """SIGKILL them all, then wait for their ends together: a zombie has ended. Returns those that outlived *timeout*, and
+    those we may not kill. *still*: is it the one that was meant? Asked when its number cannot become another's any more."""
     poller, pending, refused = select.poll(), {}, []
     for pid in pids:
         try:

@@ -378,9 +378,8 @@ def load(
     libvirt: LibvirtSettings | None = None,
     site_store: Path | None = None,
 ) -> Hypervisor:
-    """The hypervisor of these settings. *store*: this user's own folder, for templates and remembered answers. *site_store*:
-    root's, whose templates serve this user too; None: *store* is the site's. *driver*: `qemu`, or `libvirt:` and a URI. Raises
-    BadSetting."""
+    """The hypervisor of these settings. *store*: this user's folder for templates; *site_store*: root's, whose templates serve
+    him too; None: *store* is the site's. *driver*: `qemu`, or `libvirt:` and a URI. Raises BadSetting."""
     if driver != "qemu":
         from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
 

@@ -297,18 +297,10 @@ class FakeHypervisor:
 
     def _key(self, spec: DomainSpec) -> str:
         spec = spec.of_template
-        kind = (
-            spec.image_digest,
-            spec.image_stored,
-            spec.boot.digest,
-            spec.boot.append,
-            spec.cpus,
-            spec.memory,
-            spec.disk_size,
-            spec.owner[0],
-        )
-        devices = (spec.nic is not None, [share.tag for share in spec.shares], spec.accelerator.value, spec.warm)
-        return sha256(json.dumps(to_json([*kind, *devices])).encode()).hexdigest()[:20]
+        image = (spec.image_digest, spec.image_stored, spec.boot.digest, spec.boot.append)
+        machine = (spec.cpus, spec.memory, spec.disk_size, spec.owner[0], spec.accelerator.value, spec.warm)
+        devices = (spec.nic is not None, [share.tag for share in spec.shares])
+        return sha256(json.dumps(to_json([*image, *machine, *devices])).encode()).hexdigest()[:20]
 
     def _path(self, key: str) -> Path:
         return self.folder / key

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import CommandMissing, HostError
+from belljar.host import commands
 from belljar.host.files import read_json
 from belljar.hypervisor.qemu import abilities
 
@@ -150,7 +151,7 @@ def test_a_missing_qemu_is_named_with_the_package_to_install(tmp_path: Path, mon
 
 def test_the_qemu_of_el_is_found_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """/usr/libexec/qemu-kvm is in no PATH. A folder stands in for /usr/libexec."""
-    monkeypatch.setattr(abilities, "which", lambda name: None)
+    monkeypatch.setattr(commands, "which", lambda name: None)
     monkeypatch.setattr(abilities, "PLACES", (str(tmp_path),))
     qemu = fake_qemu(tmp_path / "qemu-kvm", "QEMU emulator version 6.2.0 (qemu-kvm-6.2.0-53.module+el8)")
     assert abilities.find("") == qemu

@@ -15,6 +15,7 @@ import pytest
 from tests.unit.hypervisor.test_cmdline import COLD
 
 from belljar.errors import CommandMissing, DriverLacks, NoFolderServer, NotPermitted, ShareLost
+from belljar.host import commands as programs
 from belljar.hypervisor import DomainSpec, EventKind, Settings, SharedFolder, find_virtiofsd, load
 from belljar.hypervisor.qemu import driver
 from belljar.hypervisor.qemu.cmdline import device_on_port
@@ -79,7 +80,7 @@ def test_the_program_of_the_settings_is_taken(program: str) -> None:
 
 
 def test_one_that_is_nowhere_is_refused_and_its_package_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(virtiofsd, "which", lambda name: None)
+    monkeypatch.setattr(programs, "which", lambda name: None)
     monkeypatch.setattr(virtiofsd, "PLACES", ("/nowhere",))
     with pytest.raises(CommandMissing) as caught:
         find_virtiofsd(Settings())
@@ -311,7 +312,7 @@ class PlayedQemu:
     """A domain whose process does nothing; the test speaks for its monitor."""
 
     def __init__(self, folder: Path, servers: list[FolderServer]) -> None:
-        lines = Lines.make()
+        lines = Lines()
         self._lines = lines
         self.domain = QemuDomain(
             ["/bin/sleep", "1000"], [], lines, folder / "qemu.log", timeout=10, doing="testing", servers=servers

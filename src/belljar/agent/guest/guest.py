@@ -154,9 +154,8 @@ class Guest(Mounts):
         return "\0".join(proof).encode("ascii", "replace") + b"\0" + now()
 
     def _keep_names_in_memory(self) -> None:
-        """The files that name the guest move to a file system in memory, and stay open. A clone then renames itself by
-        a few writes: no block of its disk is read, allocated or journaled. The nonce becomes the boot's id for everyone
-        who asks the kernel, for our file is mounted over the kernel's."""
+        """The files that name the guest move to memory, and stay open: a clone then renames itself by a few writes. The
+        nonce becomes the boot's id for everyone who asks the kernel: our file is mounted over the kernel's."""
         import _socket
         import fcntl
 

@@ -276,9 +276,8 @@ def three_pipes() -> "tuple[list[int], list[int]]":
 
 
 class Zygote:
-    """A child that is forked before it knows its payload, with its session, box, and the inner ends of what is its stdin, stdout and
-    stderr. It is told its order by a pipe, and becomes what is asked. A template holds one, so that the payload of a clone need not
-    wait for a fork."""
+    """A child that is forked before it knows its payload, with its session, its box and its standard streams; a pipe tells it
+    its order. A template holds one, so that the payload of a clone need not wait for a fork."""
 
     def __init__(self, guest: "Guest", box: "Box", inner: "list[int]", outer: "list[int]") -> None:
         self.box, self.inner, self.outer = box, inner, outer

@@ -173,12 +173,8 @@ class Packer:
         lines = ["%d\n" % len(parts)] + ["%d\n%d\n" % part for part in parts]
         chart = "".join(lines).encode("ascii")
         chart += bytes(-len(chart) % BLOCK)
-        extra = {
-            "GNU.sparse.major": "1",
-            "GNU.sparse.minor": "0",
-            "GNU.sparse.name": name,
-            "GNU.sparse.realsize": "%d" % facts.st_size,
-        }
+        told = {"major": "1", "minor": "0", "name": name, "realsize": "%d" % facts.st_size}
+        extra = {"GNU.sparse." + key: value for key, value in told.items()}
         self._header(name, facts, self.tarfile.REGTYPE, size=len(chart) + stored, extra=extra)
         self.write(chart)
 

@@ -35,9 +35,8 @@ Step = tuple[int, int, int, int]  # code, steps to jump if true, if false, const
 
 
 class Program:
-    """A filter in the making: rules in order, the first that fits decides; what fits none is allowed.
-
-    Calls by another architecture's numbers (32 bit, x32) kill the process: nothing honest makes them."""
+    """A filter in the making: the first rule that fits decides; what fits none is allowed. Calls by another architecture's
+    numbers (32 bit, x32) kill the process: nothing honest makes them."""
 
     def __init__(self) -> None:
         self._steps: list[Step] = [

@@ -22,7 +22,7 @@ from belljar.hypervisor.libvirt.link import Link, open_link, read_driver
 from belljar.hypervisor.libvirt.starting import Attempt, Started
 from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml
 from belljar.hypervisor.qemu import abilities
-from belljar.hypervisor.qemu.driver import discard, has_uuid_of, uses_uefi
+from belljar.hypervisor.qemu import driver as direct
 from belljar.hypervisor.qemu.host import QemuHost
 from belljar.hypervisor.qemu.process.launch import layers
 from belljar.model import MachineId, ShareKind
@@ -99,7 +99,7 @@ class LibvirtHypervisor(QemuHost):
             layers=tuple(lines.reached(path) for path in layers(spec.disk)),
             kernel=lines.readable(boot.kernel, "kernel") if boot.kernel else None,
             initrd=lines.readable(boot.initrd, "initrd") if boot.initrd else None,
-            firmware=self._uefi if uses_uefi(boot) else "",
+            firmware=self._uefi if direct.uses_uefi(boot) else "",
             emulator=abilities.find(self._settings.binary),
             cpu=self._cpu(spec.accelerator),
             below=tuple(self._below(it, lines) for it in spec.disks),
@@ -156,7 +156,7 @@ class LibvirtHypervisor(QemuHost):
             self._log_of(id).unlink()
         if survivors:
             raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
-        discard(id, traces, patience)  # what carried its network
+        direct.discard(id, traces, patience)  # what carried its network
 
     def _log_of(self, id: MachineId) -> Path:
         return self._logs / f"{NAME}{id}.log"
@@ -171,15 +171,9 @@ def default_folder(uid: int) -> Path:
 
 def marked(argv: list[bytes]) -> MachineId | None:
     """The machine whose QEMU libvirt started with this command line; None also for a stranger's domain of that name."""
-    if not argv or not argv[0].rpartition(b"/")[2].startswith(b"qemu"):
-        return None
-    with suppress(ValueError, IndexError):
-        word = argv[argv.index(b"-name") + 1]
-        name, _, rest = word.removeprefix(b"guest=").partition(b",")
-        if word.startswith(b"guest=" + NAME.encode()) and (b"," + rest).startswith(OF_LIBVIRT):
-            id = name[len(NAME) :].decode("ascii", "replace")
-            return id if has_uuid_of(argv, id) else None
-    return None
+    id = direct.marked(argv)
+    is_libvirts = id and any(word.startswith(f"guest={NAME}{id}".encode() + OF_LIBVIRT) for word in argv)
+    return id if id and is_libvirts and direct.has_uuid_of(argv, id) else None
 
 
 def folder_of(argv: list[bytes], id: MachineId) -> Path | None:

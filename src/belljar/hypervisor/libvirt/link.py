@@ -11,6 +11,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -58,23 +59,18 @@ class Overdue(Exception):
 
 def bounded(work: Callable[[], T], timeout: float) -> T:
     """The result of *work*, done in a thread. Raises Overdue after *timeout* seconds; the thread is left behind."""
-    done = threading.Event()
-    result: list[T] = []
-    error: list[BaseException] = []
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            result.append(work())
+            future.set_result(work())
         except BaseException as exc:
-            error.append(exc)
-        done.set()
+            future.set_exception(exc)
 
     threading.Thread(target=run, daemon=True).start()
-    if not done.wait(timeout):
+    if not wait([future], timeout).done:
         raise Overdue
-    if error:
-        raise error[0]
-    return result[0]
+    return future.result()
 
 
 def library() -> Any:

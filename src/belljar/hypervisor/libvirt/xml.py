@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, register_namespace, tostring
 
 from belljar.errors import DriverLacks
-from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk
+from belljar.hypervisor import Accelerator, DomainSpec
 from belljar.hypervisor.qemu.cmdline import PORT_NAME, TRANSLATIONS, compact, machine_uuid
 from belljar.model import KIB
 from belljar.records import dataclass
@@ -137,7 +137,8 @@ def devices(domain: Element, spec: DomainSpec, ends: Ends) -> list[str]:
         own = disk(every, ends, next(names), "qcow2", ends.layers, bootable=bootable)
         place(own, slots)
     for extra, below in zip(spec.disks, ends.below, strict=True):
-        made = further_disk(every, ends, next(names), extra, below)
+        layers = (extra.path, *below)
+        made = disk(every, ends, next(names), extra.format, layers, readonly=extra.readonly, serial=extra.name)
         place(made, slots)
     if ends.seed is not None:
         made = disk(every, ends, next(names), "raw", (ends.seed,), readonly=True, serial="seed")
@@ -204,11 +205,6 @@ def chain(parent: Element, layers: tuple[Path, ...]) -> None:
         SubElement(parent, "format", type="qcow2")
         SubElement(parent, "source", file=str(layer))
     SubElement(parent, "backingStore")
-
-
-def further_disk(every: Element, ends: Ends, name: str, extra: ExtraDisk, below: tuple[Path, ...]) -> Element:
-    layers = (extra.path, *below)
-    return disk(every, ends, name, extra.format, layers, readonly=extra.readonly, serial=extra.name)
 
 
 def place(device: Element, slots: Iterator[int]) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import CommandMissing, HostError
-from belljar.host.commands import run, which
+from belljar.errors import HostError
+from belljar.host.commands import program, run
 from belljar.host.files import read_json, write_whole
 from belljar.model import dumps
 from belljar.records import dataclass
@@ -55,19 +55,9 @@ class Abilities:
 
 def find(binary: str) -> str:
     """The path of the QEMU to use. Raises CommandMissing."""
-    if binary:
-        found = which(binary) if "/" not in binary else binary
-        if found is None or not os.access(found, os.X_OK):
-            raise CommandMissing(f"{binary}: no such program", hint="Correct `qemu.binary` in the settings.")
-        return found
-    for name in NAMES:
-        for candidate in (which(name), *(f"{place}/{name}" for place in PLACES)):
-            if candidate and os.access(candidate, os.X_OK):
-                return candidate
-    raise CommandMissing(
-        "qemu-system-x86_64: no such program on this host",
-        hint="Install QEMU: `apt install qemu-system-x86`, `dnf install qemu-kvm`.",
-    )
+    names = [path for name in NAMES for path in (name, *(f"{place}/{name}" for place in PLACES))]
+    hint = "Install QEMU: `apt install qemu-system-x86`, `dnf install qemu-kvm`."
+    return program(binary, names, key="qemu.binary", missing=NAMES[0], hint=hint)
 
 
 def identity(binary: str) -> str:

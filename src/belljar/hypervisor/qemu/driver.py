@@ -162,7 +162,7 @@ class QemuHypervisor(QemuHost):
         servers: Sequence[FolderServer] = (),
     ) -> QemuDomain:
         """Spawn QEMU. `abilities` is asked first, so that a QEMU that is missing leaves nothing behind."""
-        ours, boot, lines = self.abilities, spec.boot, Lines.make()
+        ours, boot, lines = self.abilities, spec.boot, Lines()
         try:
             plugs = Plugs(
                 firmware=self._uefi if uses_uefi(spec.boot) else "",

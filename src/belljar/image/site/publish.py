@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from belljar.errors import BadOption, CommandFailed, ImageCorrupt, ImageUnknown, OutputUnwritable
-from belljar.host.files import no_space_as_error, sync_file, sync_folder, write_whole
+from belljar.host.files import no_space_as_error, sync, write_whole
 from belljar.host.locks import locked
 from belljar.image import Image
 from belljar.image.progress import Progress
@@ -193,10 +193,10 @@ def _packed(folder: Path, path: Path, progress: Progress) -> Part:
             draft.touch(0o600, exist_ok=False)
             _run_zstd(["zstd", "-q", "-f", "-T0", LEVEL, "-o", str(draft), "--", str(path)], draft)
             draft.chmod(FILE)
-            sync_file(draft)
+            sync(draft)
         blob, size = manifest.sha256_of(draft), draft.stat().st_size
         draft.rename(blobs / blob)
-        sync_folder(blobs)
+        sync(blobs)
         os.utime(blobs / blob)  # what another publisher is about to prune, is young again
     finally:
         draft.unlink(missing_ok=True)

@@ -30,7 +30,7 @@ from belljar.errors import (
     NoStore,
     NotPermitted,
 )
-from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync_file, sync_folder, write_whole
+from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync, write_whole
 from belljar.host.locks import locked, try_lock
 from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Users, nobody
 from belljar.image.boot import initramfs
@@ -223,7 +223,7 @@ class Store:
         for file in (manifest.DISK, manifest.KERNEL, manifest.INITRD):
             with suppress(FileNotFoundError):
                 (draft / file).chmod(self.file_mode)
-                sync_file(draft / file)
+                sync(draft / file)
         digest = manifest.write(draft, what, mode=self.file_mode, ordered=ordered)
         folder = self.folder / f"{PREFIX}{digest}"
         with ExitStack() as held:  # until it has its name: `gc` takes what has none
@@ -238,7 +238,7 @@ class Store:
         """Have the image at its place, kept from being removed by what is *held*. False: try again."""
         try:
             draft.rename(folder)
-            sync_folder(self.folder)
+            sync(self.folder)
         except OSError as exc:
             if exc.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise

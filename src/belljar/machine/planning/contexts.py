@@ -21,7 +21,7 @@ from typing import Any
 
 from belljar.context import Chosen, Means, choose, cloud_init_seed, ssh_seed, user_seed
 from belljar.errors import BelljarError, ContextImpossible
-from belljar.host.files import no_space_as_error, read_json, sync_file, write_whole
+from belljar.host.files import no_space_as_error, read_json, sync, write_whole
 from belljar.host.interpreter import Interpreter
 from belljar.host.threads import in_thread
 from belljar.hypervisor import guest_uuid
@@ -159,7 +159,7 @@ async def _make_layer(path: Path, image: Image, python: Interpreter | None, part
         await workshop.inject(draft, (AGENT_PATH, agent_source()), (UNIT_PATH, unit), carried)
         with no_space_as_error(path):
             draft.chmod(0o400)
-            sync_file(draft)
+            sync(draft)
             digest = await in_thread(lambda: _digest(draft))
             path.with_suffix(".json").unlink(missing_ok=True)
             draft.rename(path)

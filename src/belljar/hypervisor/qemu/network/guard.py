@@ -19,6 +19,7 @@ import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from belljar.errors import CommandMissing, NoGuard
@@ -348,14 +349,9 @@ class Outside:
     forwarded to a socket of ours. Made in the event loop that listens to it; `end` when the process has ended."""
 
     def __init__(self, egress: Egress | None, forward: Path | None) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._egress, self._forward = egress, forward
-        self._traffic = Traffic()
-
-    @property
-    def start(self) -> Spawn | None:
-        """How the process is to be started; None: as any other."""
-        return None if self._egress is None else self._guarded(self._egress)
+        self._forward, self._traffic = forward, Traffic()
+        guard = QemuGuard(egress, self._traffic.tell, forward) if egress is not None else None
+        self.start: Spawn | None = partial(guard.spawn, spawn) if guard else None  # None: as any other
 
     def traffic(self) -> AsyncIterator[Call | Refusal]:
         """See `Domain.traffic`."""
@@ -369,7 +365,7 @@ class Outside:
         line.setblocking(False)
         folder = os.open(self._forward.parent, os.O_PATH | os.O_CLOEXEC)
         try:  # by a path that is short however long the folder's own is
-            await self._loop.sock_connect(line, f"/proc/self/fd/{folder}/{self._forward.name}")
+            await asyncio.get_running_loop().sock_connect(line, f"/proc/self/fd/{folder}/{self._forward.name}")
         except BaseException:
             line.close()
             raise
@@ -381,8 +377,3 @@ class Outside:
         if self._forward is not None:
             self._forward.unlink(missing_ok=True)
         self._traffic.end()
-
-    def _guarded(self, egress: Egress) -> Spawn:
-        guard = QemuGuard(egress, self._traffic.tell, self._forward)
-        start: Callable[..., int] = lambda argv, fds, stderr: guard.spawn(spawn, argv, fds, stderr)  # noqa: E731
-        return start

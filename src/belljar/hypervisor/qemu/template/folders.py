@@ -31,7 +31,7 @@ from belljar.host.files import (
     read_capped,
     read_json,
     remove_tree,
-    sync_folder,
+    sync,
     write_all,
     write_whole,
 )
@@ -186,7 +186,7 @@ class TemplateStore:
                 raise TemplateError(GIVEN_UP)
             remove_tree(self.path(key))  # one that could not be used any more
             draft.rename(self.path(key))
-            sync_folder(self.folder)
+            sync(self.folder)
         return self.read(key)
 
     # -- unmaking ----------------------------------------------------------------------------------------------------

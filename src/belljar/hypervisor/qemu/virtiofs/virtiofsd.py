@@ -17,8 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from belljar.errors import BelljarError, CommandFailed, CommandMissing, NoFolderServer, NotPermitted, ShareLost
-from belljar.host.commands import run, which
+from belljar.errors import BelljarError, CommandFailed, NoFolderServer, NotPermitted, ShareLost
+from belljar.host.commands import program, run
 from belljar.host.threads import in_thread
 from belljar.hypervisor import DomainSpec, SharedFolder
 from belljar.hypervisor.qemu.process.launch import Child, ended
@@ -50,18 +50,9 @@ def by_virtiofs(shares: Sequence[SharedFolder]) -> list[SharedFolder]:
 
 def find(setting: str) -> str:
     """The path of the virtiofsd to use. Raises CommandMissing."""
-    if setting:
-        found = which(setting) if "/" not in setting else setting
-        if found is None or not os.access(found, os.X_OK):
-            raise CommandMissing(f"{setting}: no such program", hint="Correct `qemu.virtiofsd` in the settings.")
-        return found
-    for candidate in (which(NAME), *(f"{place}/{NAME}" for place in PLACES)):
-        if candidate and os.access(candidate, os.X_OK):
-            return candidate
-    raise CommandMissing(
-        f"{NAME}: no such program on this host",
-        hint="Install it (package `virtiofsd`; Debian 12: `qemu-system-common`), or share the folder without `virtiofs:`.",
-    )
+    hint = "Install it (package `virtiofsd`; Debian 12: `qemu-system-common`), or share the folder without `virtiofs:`."
+    names = (NAME, *(f"{place}/{NAME}" for place in PLACES))
+    return program(setting, names, key="qemu.virtiofsd", missing=NAME, hint=hint)
 
 
 def command_line(is_of_qemu: bool, fd: int, place: str, *, is_root: bool) -> list[str]:
