@@ -62,8 +62,7 @@ class House:
         self.is_lenient = True
 
     def of_user(self, uid: int, home: str) -> House:
-        """Another user's parts, as the site's settings have them; what that user has set is not read.
-        For processes that became this user."""
+        """Another user's parts, by the site's settings alone. For processes that became this user."""
         other = House(None if self.config_file is None else str(self.config_file), verbose=self.verbose)
         other.is_lenient, other._user = self.is_lenient, (uid, home)
         return other
@@ -159,8 +158,7 @@ class House:
         ]
 
     def _showing(self, what: str) -> AbstractContextManager[None]:
-        """A word about what a job waits for, where a person watches, or asked for it by -v: else its stderr is the payload's
-        alone."""
+        """Say what a job waits for, where a person watches or -v was given: else stderr is the payload's alone."""
         if not sys.stderr or not (self.verbose or _is_watched()):
             return nullcontext()
         from belljar.image.progress import begin_and_end

@@ -1,9 +1,7 @@
 """The words every room uses: what is asked (`Request`), what comes back (`Outcome`), and the parts of both.
 
-Frozen values, no input or output, standard library only. Bytes are bytes: argv, environment and file names of a
-payload are never decoded. Sizes are in bytes, times in seconds unless a name says otherwise.
-In JSON, bytes travel as latin-1 text.
-"""
+Frozen values, no input or output, standard library only. Argv, environment and file names of a payload are bytes, never
+decoded; in JSON they are latin-1 text. Sizes are in bytes, times in seconds unless a name says otherwise."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ BAD_WORDS = {
     "nothing to run": ((), "nothing to run"),
     "a command without its dashes": (("true",), "true: No such file"),
     "a script that is not there": (("./nosuch.sh",), "nosuch.sh: No such file"),
-    "a script that is a folder": (("/etc",), "/etc: not a file"),
+    "a script that is a folder": (("/etc",), "/etc: Is a directory"),
     "an option that is not there": (("--nosuch", *RUN), "--nosuch"),
     "no cpus": (("--cpus", "0", *RUN), "--cpus 0: must be more than nothing"),
     "cpus that are no number": (("--cpus", "two", *RUN), "--cpus"),

@@ -1,8 +1,7 @@
 """The `belljar` command: finds the verb, imports only its module, turns errors into one line, a hint and an exit code.
 
-A module of this package has a table `VERBS` of those it carries out (parser.Verb). Exit codes: the verb's own; 125 for
-everything belljar itself could not do, wrong options included.
-"""
+Each module of this package lists its verbs in a table `VERBS`. Belljar's own failures, wrong options included, exit
+with 125."""
 
 from __future__ import annotations
 
@@ -86,18 +85,18 @@ gc.set_threshold(100_000)  # what is imported stays: to look through it again an
 
 
 def entry(commands: str | None = None) -> NoReturn:
-    """The console script. Ends the process without Python's slow farewell: nothing of ours waits for it. *commands*: a
-    launcher's list of its batch system's commands."""
+    """The console script. It ends the process at once, without Python's clean-up. *commands*: the launcher's list of
+    commands."""
     _make_streams_robust()
     try:
         code = main(sys.argv[1:], commands)
         sys.stdout.flush()
         with suppress(OSError):
             sys.stderr.flush()
-    except KeyboardInterrupt:
-        _die_by_signal(2)
-    except BrokenPipeError:
-        _die_by_signal(13)
+    except (KeyboardInterrupt, BrokenPipeError) as exc:
+        from belljar.host.processes import die_by
+
+        die_by(2 if isinstance(exc, KeyboardInterrupt) else 13)
     except OSError as exc:
         os.write(2, f"belljar: standard output: {exc.strerror}\n".encode())
         code = OUR_FAILURE
@@ -105,8 +104,8 @@ def entry(commands: str | None = None) -> NoReturn:
 
 
 def main(arguments: Sequence[str], commands: str | None = None) -> int:
-    """Carry out one command line and return the exit code. KeyboardInterrupt passes through, and so does
-    BrokenPipeError where the reader of our output went away."""
+    """Carry out one command line and return the exit code. Raises KeyboardInterrupt, and BrokenPipeError for our own
+    output."""
     return told(lambda: _carry_out(split(arguments), commands), detail=_wants_detail(arguments))
 
 
@@ -279,10 +278,3 @@ def _wants_detail(arguments: Sequence[str]) -> bool:
     """Was -v given to us, and not to a payload?"""
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "-v" in ours or "--verbose" in ours
-
-
-def _die_by_signal(number: int) -> NoReturn:
-    from belljar.host.processes import die_by
-
-    die_by(number)
-    raise AssertionError("unreachable")

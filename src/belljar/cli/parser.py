@@ -16,10 +16,8 @@ WIDTH = 110  # of help texts; a narrower terminal wraps them
 
 
 class Formatter(argparse.HelpFormatter):
-    """Knows its width. argparse makes one for each option that is added, and would import shutil to ask how wide.
-
-    Help reads the same by every Python: until 3.12 argparse wrote `-o FILE, --output FILE`, and left the names of
-    subcommands out of the column's width."""
+    """Help texts of a fixed width (argparse would import shutil to ask for it), the same in every Python: until 3.12
+    argparse wrote `-o FILE, --output FILE`, and ignored the names of subcommands when it set the width of the column."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32, width=WIDTH)

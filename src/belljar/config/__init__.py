@@ -146,8 +146,8 @@ def inspect(
     etc: Path | None = None,
     in_job: bool = False,
 ) -> Loaded:
-    """The settings as far as they can be understood, where each came from, and what is wrong. Never raises. *in_job*: as a
-    batch job's machine has them."""
+    """The settings as far as they can be understood, their origins, and all mistakes. Never raises. *in_job*: of a
+    batch job."""
     environ = os.environ if environ is None else environ
     uid = os.geteuid() if uid is None else uid
     defaults = Settings(default_paths(uid, environ))

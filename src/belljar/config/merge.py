@@ -54,8 +54,8 @@ class Given:
 def merge(
     defaults: Settings, files: Sequence[File], variables: Mapping[str, str], *, is_root: bool, in_job: bool
 ) -> Loaded:
-    """Lay *files*, weakest first, and then *variables* over *defaults*. An ordinary user's files and variables cannot change
-    what the site keeps for itself."""
+    """Lay *files*, weakest first, then *variables* over *defaults*; what the site has locked, an ordinary user cannot
+    change."""
     mistakes: list[Mistake] = []
     given: list[Given] = []
     for file in files:
@@ -86,8 +86,8 @@ def _from(is_users: bool, mistakes: list[Mistake], read: Callable[[list[Mistake]
 def _lock_of(
     given: Iterable[Given], defaults: Settings, mistakes: list[Mistake], in_job: bool
 ) -> tuple[tuple[str, ...], str]:
-    """The patterns that hold here, and where else they do not. A word of the site's that fits no setting is a mistake, and
-    then the default holds too."""
+    """The locked patterns, and where they hold. A pattern that fits no setting is a mistake; then the default list
+    holds too."""
     lists = [one for one in given if one.name == "site.lock" and not one.is_users]
     with suppress(ValueError, IndexError):  # told where all values are understood
         own: tuple[str, ...] = _value_of(lists[-1])
@@ -214,10 +214,7 @@ def _meant(word: str, known: Iterable[str]) -> str:
 
 
 def _place(path: Path, text: str, section: str, key: str = "") -> str:
-    """`file:line` where the section, or the key in it, is written plainly; else the file alone.
-
-    tomllib tells no lines, and for a person's settings file a look at the line's beginning finds nearly all of them.
-    """
+    """`file:line` of the section, or of the key in it; the file alone where that is not found. tomllib tells no lines."""
     current = ""
     for number, line in enumerate(text.splitlines(), 1):
         bare = line.strip()

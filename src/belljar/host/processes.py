@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     import re
@@ -127,8 +127,8 @@ def kill_and_wait(
     return [*refused, *survivors.values()]
 
 
-def die_by(number: int) -> None:
-    """End this process by this signal, without a core file, as if nobody had caught it. Does not return."""
+def die_by(number: int) -> NoReturn:
+    """End this process by this signal, without a core file, as if nobody had caught it."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

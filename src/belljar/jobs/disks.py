@@ -41,8 +41,8 @@ def is_archive(path: Path) -> bool:
 
 
 def extract(house: House, disk: str, paths: Sequence[str], target: Path) -> None:
-    """Copy these paths of an image, or of a kept machine's disk, into a folder, or into an archive, which gets its name when it
-    is whole. Raises OutputUnwritable, ImageUnknown, MachineBusy."""
+    """Copy these paths of an image or a kept machine's disk into a folder or a new archive. Raises OutputUnwritable,
+    ImageUnknown, MachineBusy."""
     if not is_archive(target):
         with ExitStack() as held:
             asyncio.run(house.workshop().extract(_found(house, disk, held), paths, target.absolute()))
@@ -54,8 +54,8 @@ def extract(house: House, disk: str, paths: Sequence[str], target: Path) -> None
 
 
 def survey(house: House, disk: Path, size: int, target: Path) -> None:
-    """Have a machine of the default image look into a disk, and write what it saw to *target*. Raises ImageUnknown where that
-    image is not here: none is built for it."""
+    """Have a machine of the default image look into a disk; write what it saw to *target*. Raises ImageUnknown without
+    that image."""
     house.images.resolve(house.settings.image.default)
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:

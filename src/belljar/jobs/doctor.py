@@ -1,8 +1,5 @@
-"""The checks of `belljar doctor`, as data: name, what it means, a function that looks and finds.
-
-A check changes nothing and takes little time; only `accelerator` may boot a tiny guest, once per kernel, and `clone` runs a
-machine, whose template stays for the jobs.
-"""
+"""The checks of `belljar doctor`. A check changes nothing and takes little time; only `accelerator` may boot a tiny
+guest, once per kernel, and `clone` runs a machine, whose template stays for the jobs."""
 
 from __future__ import annotations
 
@@ -123,7 +120,7 @@ def qemu(house: House) -> Finding:
 def accelerator(house: House) -> Finding:
     """what runs the guests: the processor itself (kvm) or software (tcg)"""
     from belljar.hypervisor import Accelerator, Boot
-    from belljar.jobs.kvm import of_users
+    from belljar.jobs.node import of_users
 
     try:
         image = house.images.resolve(house.settings.image.default)

@@ -1,10 +1,8 @@
-"""What batch systems call besides the wrapper: `belljar internal prolog|epilog SYSTEM` as root around each job of this node,
-and `hook SYSTEM NAME`, a program of one system's own.
+"""What batch systems call besides the wrapper: `belljar internal prolog|epilog SYSTEM` as root around each job of this
+node, and `hook SYSTEM NAME`, a program of one system only.
 
-A prolog or epilog that fails hurts more than it helps: on several systems it takes the node or the queue out of service. So
-both exit 0 whatever happens, and what went wrong goes to the system's log. Whatever the job set in their environment is
-looked at by the dialect and nobody else.
-"""
+On several systems a prolog or epilog that fails takes the node or the queue out of service. So both always exit 0, and
+errors go to the system's log. Only the dialect reads what the job set in their environment."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import os
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from belljar import batch
 from belljar.errors import BelljarError, CommandFailed
@@ -149,33 +147,31 @@ def account(dialect: Dialect, node_name: str, report: Report, house: House) -> N
 
 
 def own(system: str, words: list[str], house: House) -> int:
-    """A program that only this system has. Most of them run as a job's user: the wrapper reports to the job
-    what that user may not set, or has set wrongly; here it changes nothing."""
+    """A program of one system only, mostly run as a job's user: the user's mistakes in the settings are the wrapper's
+    to report."""
     from belljar.batch.system import Call
     from belljar.jobs.node import client_of
 
     name, *rest = words or [""]
     hook = batch.load(system).hook(name)
 
-    def settings() -> Settings:
-        go_by_the_site(house)
-        return cast("Settings", house.settings.batch)
-
     return hook(
         Call(
-            name, tuple(rest), os.environ, settings, _asker,
+            name, tuple(rest), os.environ, lambda: go_by_the_site(house), _asker,
             client=lambda: client_of(house, system), images=lambda: _known_images(house),
         )
     )  # fmt: skip
 
 
-def go_by_the_site(house: House) -> None:
-    """A user's own mistakes in the settings are left out."""
+def go_by_the_site(house: House) -> Settings:
+    """The settings of batch jobs; a user's own mistakes in them are left out."""
     try:
         house.settings  # noqa: B018 - to see whether they can be read
     except BelljarError:
         if all(one.is_users for one in house.inspect().mistakes):
             house.be_lenient()
+    made: Settings = house.settings.batch
+    return made
 
 
 def ask(system: str, house: House) -> int:

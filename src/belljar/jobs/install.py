@@ -97,8 +97,7 @@ def client_for(system: str, asked: Asked, site: SiteOfSystem, folder: Path, pref
 
 
 def launchers(ours: Client, place: Place, config_file: Path | None) -> list[Piece]:
-    """The executables that systems and hooks start: one word each, whatever their environment says; and what they know
-    of the system's commands."""
+    """The executables that systems and hooks start, one word each; and the list of the system's commands for them."""
     config = ["--config", str(config_file.absolute())] if config_file else []
     system = ours.system
     # Where the redirect says nothing to us, all that follows is the job's, dashes or not.

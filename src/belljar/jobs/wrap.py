@@ -73,8 +73,8 @@ class Trouble(NamedTuple):
 
 
 def understood(house: House) -> tuple[Any, Trouble | None]:
-    """The settings, and what is wrong with them. Then they are what can be understood of them: a mistake of the site's
-    makes no job fail, for jobs without a machine need none of this and the others can be tried elsewhere."""
+    """The settings as far as they can be understood, and what is wrong with them. A mistake of the site fails no job:
+    jobs without a machine need no settings, and the others may run on another node."""
     try:
         return house.settings, None
     except BelljarError as exc:
@@ -133,13 +133,11 @@ def _cwd() -> bytes:
 
 def _stdin() -> bytes:
     """All of standard input: a pipe in which a system tells what to run."""
-    parts, size = [], 0
-    while data := os.read(0, LONGEST_LINE):
-        parts.append(data)
-        size += len(data)
-        if size > LONGEST_LINE:
-            raise BadOption("standard input: more than the name of a script")
-    return b"".join(parts)
+    with open(0, "rb", closefd=False) as file:
+        data = file.read(LONGEST_LINE + 1)
+    if len(data) > LONGEST_LINE:
+        raise BadOption("standard input: more than the name of a script")
+    return data
 
 
 def _read(path: bytes) -> bytes:
@@ -152,8 +150,8 @@ def _read(path: bytes) -> bytes:
 
 
 def become(here: Surroundings, job: Job, house: House, settings: batch.Settings) -> int:
-    """Be what the system would have started; returns only where the system has its own answer to what cannot be started.
-    Python changed the fate of two signals; both are put back."""
+    """Become what the system would have started. Returns only where the system has its own answer to a command that
+    cannot be started. Python changed the handling of two signals; both are restored."""
     ignored = ignored_by_parent() if job.inherits_ignored else 0
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN if ignored >> (number - 1) & 1 else signal.SIG_DFL)

@@ -140,8 +140,8 @@ class Ledger:
         return None
 
     def since(self, position: str = "") -> Iterator[tuple[dict[str, Any], str]]:
-        """The rows behind *position*, oldest first, each with the position behind it; from the first one without. A position
-        holds for good, over the turn of a month too. Raises PositionLost where the ledger was cut or a file of it removed."""
+        """The rows after *position*, oldest first, each with the position after it; without one, all. Raises
+        PositionLost where the ledger was cut or a file of it removed."""
         read = _position(position)
         self._check(read)
         first = min(read, default="")

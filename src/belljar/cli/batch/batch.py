@@ -19,8 +19,7 @@ from belljar.cli.render import as_json, show
 from belljar.errors import BadOption, BelljarError
 from belljar.jobs import complain, node, plain
 from belljar.jobs.install import Asked, Site, site_for
-from belljar.jobs.kvm import of_users
-from belljar.jobs.node import runner
+from belljar.jobs.node import of_users, runner
 
 if TYPE_CHECKING:
     from belljar.assembly import House

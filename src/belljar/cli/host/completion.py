@@ -1,8 +1,7 @@
-"""`belljar completion bash`: a completion script. It asks `belljar completion words WORD...` what may stand in the place of the last
-word; the answer is read from the same parsers that will read the words.
+"""`belljar completion bash`: a script that asks `belljar completion words WORD...` what may stand in place of the last
+word.
 
-Each line of an answer is a word. An empty line means: any file.
-"""
+The parsers that read the words give the answer, one word a line. An empty line means: any file."""
 
 from __future__ import annotations
 

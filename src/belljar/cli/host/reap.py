@@ -1,9 +1,6 @@
-"""`belljar reap`: finish what dead supervisors left behind; with --batch end what outlived its batch job too. `belljar kill-all`: end
-every machine of this host, even when settings, store and all else are broken.
-
-The second looks at nothing but /proc: a QEMU process of ours carries its mark on its command line, whoever started it.
-Supervisors that live notice the death of their machine and clean up; what dead ones left is `belljar reap`'s.
-"""
+"""`belljar reap`: finish what dead supervisors left; with --batch also end machines whose batch job is gone. `belljar
+kill-all`: kill every QEMU of ours, found by the mark on its command line in /proc, even when settings, store and all
+else are broken."""
 
 from __future__ import annotations
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from belljar.cli.image import disk as image_disk
 from belljar.cli.image import site as image_site
 from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import moment
 from belljar.cli.render import show as put
 from belljar.context import choose
-from belljar.errors import BadOption
+from belljar.errors import BadOption, InputMissing, OutputUnwritable
 from belljar.jobs import size
 from belljar.machine.planning.contexts import means_by, means_of
 from belljar.model import Context, Firmware
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.image import Image
     from belljar.image.intake.intake import Judge
+    from belljar.machine.workshop.workshop import Item
 
+OWNER = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 HEADS = ("NAME", "DIGEST", "STATE", "OS", "BOOT", "DISK", "STORED", "CREATED", "SOURCE")
 SHORT = 12  # digits of a digest that are shown
 
@@ -124,6 +127,58 @@ def set_(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
+def extract(args: argparse.Namespace, house: House) -> int:
+    """Copy paths of a disk to here."""
+    from belljar.jobs import disks
+
+    if not disks.is_archive(args.output):
+        names = [os.path.basename(os.path.normpath(path)) for path in args.paths]
+        if doubled := sorted({name for name in names if names.count(name) > 1}):
+            hint = "Extract them one by one, or into an archive."
+            raise BadOption(f"two paths would be called {doubled[0]}", hint=hint)
+        if not args.output.is_dir():
+            raise OutputUnwritable(f"{args.output}: no such folder", hint="Make it, or name an archive: FILE.tar.")
+    disks.extract(house, args.disk, args.paths, args.output)
+    return 0
+
+
+def insert(args: argparse.Namespace, house: House) -> int:
+    """Make a new image of one, with files of this host."""
+    from belljar.image.store.store import check_name
+    from belljar.jobs import disks
+
+    check_name(args.name)
+    items = [_item(text, _mode(args.mode), _owner(args.owner)) for text in args.items]
+    print(disks.insert(house, args.image, items, args.name).digest)
+    return 0
+
+
+def _item(text: str, mode: int | None, owner: tuple[int, int]) -> Item:
+    from belljar.machine.workshop.workshop import Item
+
+    source, colon, target = text.rpartition(":")
+    if not colon or not source or not target.startswith("/"):
+        raise BadOption(f"{text}: not of the form SRC:DST with an absolute DST")
+    if not os.path.exists(source):
+        raise InputMissing(f"{source}: does not exist", hint="Correct SRC:DST.")
+    return Item(os.path.abspath(source), target, mode, owner)
+
+
+def _mode(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-7]{3,4}", text):
+        raise BadOption(f"--mode {text}: not of the form 644 or 0755")
+    return int(text, 8)
+
+
+def _owner(text: str) -> tuple[int, int]:
+    found = OWNER.fullmatch(text)
+    if not found:
+        raise BadOption(f"--owner {text}: not of the form UID or UID:GID, in numbers")
+    return int(found[1]), int(found[2] or found[1])
+
+
 def agent(args: argparse.Namespace, house: House) -> int:
     from belljar.image import agent_source, agent_unit
 
@@ -162,6 +217,7 @@ def _words(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
+DISK = "IMAGE|ID @disk | an image, or a machine that has ended and was run with --keep"
 IMAGE = "IMAGE | name, digest or the digest's first digits"
 CONTEXT = "{" + ",".join(one.value for one in Context) + "}"
 CONTEXT_HELP = "how its guests are contextualized, where a job does not say (auto: the first way that it can)"
@@ -208,12 +264,23 @@ NAME | its new name
 --firmware {{bios,uefi}} | of a disk that is not booted directly
 --context {CONTEXT} | {CONTEXT_HELP}
 --ssh-user NAME | whom `--context ssh` logs in as; another one than root must be allowed `sudo -n` (root)
+# extract | copy files and folders out of an image, or out of a kept machine
+{DISK}
+PATH + @paths | a path in it
+-o --output DIR|FILE.tar[.gz] :path =. | the folder they are copied into, as your own files; or an archive, with owners and
+| modes (default: .)
+# insert | make a new image of one, with files and folders put in
+IMAGE | name or digest; it stays as it is
+SRC:DST + @items | a path here and its absolute path in the image; a folder's / takes it in
+--name NAME ! | the new image's name
+--mode OCTAL | of what is put in (default: as it is here)
+--owner UID[:GID] =0:0 | of what is put in, in numbers (0:0)
 # agent | print the guest agent, to install it in an image that belljar cannot boot directly
 / --print ! | the agent: one Python file
 / --unit | a systemd unit that starts it"""
 FUNCTIONS = {
     "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "remove": remove,
-    "gc": gc, "tag": tag, "set": set_, "agent": agent,
+    "gc": gc, "tag": tag, "set": set_, "extract": extract, "insert": insert, "agent": agent,
 }  # fmt: skip
-ACTS = {**acts(OWN, FUNCTIONS), **image_disk.ACTS, **image_site.ACTS}
+ACTS = {**acts(OWN, FUNCTIONS), **image_site.ACTS}
 VERBS = {"image": Verb("Build, import, list, show, verify, name and remove images.", acts=ACTS)}

@@ -84,15 +84,11 @@ def asked(args: argparse.Namespace, house: House) -> Request:
 
 
 def _line() -> bytes:
-    parts, size = [], 0
-    while data := os.read(0, 1 << 20):
-        parts.append(data)
-        size += len(data)
-        if size > LARGEST_REQUEST:
-            raise BadRequest(f"standard input: a request of more than {LARGEST_REQUEST >> 20} MiB")
-        if b"\n" in data:
-            break
-    return b"".join(parts)
+    with open(0, "rb", closefd=False) as file:
+        line = file.readline(LARGEST_REQUEST + 1)
+    if len(line) > LARGEST_REQUEST:
+        raise BadRequest(f"standard input: a request of more than {LARGEST_REQUEST >> 20} MiB")
+    return line
 
 
 def _died(child: int) -> BelljarError:

@@ -15,6 +15,7 @@ from belljar.cli.parser import FORMAT, MACHINE, Verb
 from belljar.cli.render import as_json_line
 from belljar.errors import OutputMissing
 from belljar.jobs import plain
+from belljar.jobs.users import reach
 from belljar.journal import read
 from belljar.machine import COLLECTED, CONSOLE_LOG, JOBOUTPUTS, QEMU_LOG, STDERR_LOG, STDOUT_LOG, VIRTIOFSD_LOG
 
@@ -27,8 +28,6 @@ CHUNK = 1 << 16
 
 
 def logs(args: argparse.Namespace, house: House) -> int:
-    from belljar.jobs.users import reach
-
     house, machine = reach(house, args.machine)
     folder = machine.folder
     if args.joboutputs is not None:
