@@ -37,13 +37,9 @@ CLASSES: dict[Cause, OutcomeClass] = {
 _BY_RETRY = {Retry.NEVER: OutcomeClass.USER, Retry.LATER: OutcomeClass.TRANSIENT, Retry.ELSEWHERE: OutcomeClass.NODE}
 
 
-class ImpossibleMove(AssertionError):
-    """A programmer's mistake: this state cannot follow that one."""
-
-
 def check_move(before: State, after: State) -> None:
     if after not in MOVES[before]:
-        raise ImpossibleMove(f"{before.value} -> {after.value}")
+        raise AssertionError(f"{before.value} -> {after.value}")
 
 
 def class_of_error(error: BelljarError) -> OutcomeClass:

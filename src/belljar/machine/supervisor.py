@@ -38,14 +38,9 @@ class Supervisor:
         self.parts = parts
 
     async def keep(
-        self,
-        request: Request,
-        streams: Streams,
-        orders: Orders,
-        *,
-        extras: Sequence[Extra] = (),
+        self, request: Request, streams: Streams, orders: Orders, *, extras: Sequence[Extra] = (),
         claimed: Callable[[], None] | None = None,
-    ) -> Outcome:
+    ) -> Outcome:  # fmt: skip
         """Make the machine, run the payload, leave nothing behind. Errors are in the outcome; only a machine that could
         not be claimed raises. *extras*: beside what is asked for; *claimed* is called when it has its folder and
         room."""

@@ -74,11 +74,8 @@ class GridEngine(Dialect):
             number=number, task=task, spool=folder, reruns=here.var(RERUN) == "y",
         )  # fmt: skip
 
-    # -- the answer ----------------------------------------------------------------------------------------------------
-
     def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        """A job that had begun when its machine was lost fails unless it was submitted with `-r y`: Grid Engine itself
-        reruns no other job (but by its queue's setting, which no node knows)."""
+        """As Grid Engine itself does it, a job that had begun is run again only if it was submitted with `-r y`."""
         assert isinstance(job, GridEngineJob)
         if verdict is Verdict.MIRROR and outcome.error in UNSTARTED:
             return _hold(job, why(outcome, tries, verdict, settings))
@@ -98,11 +95,9 @@ class GridEngine(Dialect):
     def counted(self, job: Job, printed: bytes) -> Job:
         assert isinstance(job, GridEngineJob)
         lines = re.findall(rb"(?m)^context:[ \t]+(.*)$", printed)
-        key = _tries(job).encode()
+        key = _key("tries", job).encode()
         numbers = [re.search(rb"(?:^|,)" + key + rb"=([0-9]{1,6})(?:,|$)", line.strip()) for line in lines]
         return replace(job, failed_starts=max((int(number[1]) for number in numbers if number), default=0))
-
-    # -- what lives ----------------------------------------------------------------------------------------------------
 
     def alive(self) -> tuple[str, ...]:
         """Of every host: a filter by a host's name that the server spells otherwise would look like "all jobs gone"."""
@@ -121,8 +116,6 @@ class GridEngine(Dialect):
             for task in tasks[1].split(b",") if tasks else (b"",):
                 found.add((number[1] + (b"." + task if task else b"")).decode())
         return frozenset(found)
-
-    # -- the node ------------------------------------------------------------------------------------------------------
 
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
         """The reason stands in a complex value of the host (`qhost -F vm_closed`), which has no blanks."""
@@ -188,7 +181,7 @@ def _mirror(outcome: Outcome) -> Ending:
 def _requeue(job: GridEngineJob, tries: int, reason: str, pause: float, ended: float) -> Ending:
     """Exit 99 with the count in the job's context, also with `qsub -r n`. `qalter -a` delays whole jobs only, so an
     array's task waits in its slot. A host that cannot count holds after the second failure."""
-    context = _context((_tries(job), str(tries)), (_reason(job), reason))
+    context = _context((_key("tries", job), str(tries)), (_key("reason", job), reason))
     waiting = Ending(exit_code=RESCHEDULE, delay=pause)
     uncounted = _hold(job, reason) if job.started_before else waiting
     if job.task:
@@ -202,7 +195,7 @@ def _requeue(job: GridEngineJob, tries: int, reason: str, pause: float, ended: f
 
 def _hold(job: GridEngineJob, reason: str) -> Ending:
     """Exit 100: Eqw, with the reason as the shepherd's error text, which `qstat -j` shows. The count begins anew."""
-    context = _context((_tries(job), "0"), (_reason(job), reason))
+    context = _context((_key("tries", job), "0"), (_key("reason", job), reason))
     files = ((job.spool + b"/error", reason.encode() + b"; "),) if job.spool else ()
     silent = Ending(exit_code=APP_ERROR)
     plain = replace(silent, files=files, otherwise=silent)
@@ -214,13 +207,9 @@ def _context(*pairs: tuple[str, str]) -> str:
     return ",".join(f"{name}={re.sub('[,=]', ';', value)}" for name, value in pairs)
 
 
-def _tries(job: GridEngineJob) -> str:
+def _key(what: str, job: GridEngineJob) -> str:
     """An array has one context for all of its tasks."""
-    return f"belljar_tries_{job.task}" if job.task else "belljar_tries"
-
-
-def _reason(job: GridEngineJob) -> str:
-    return f"belljar_reason_{job.task}" if job.task else "belljar_reason"
+    return f"belljar_{what}_{job.task}" if job.task else f"belljar_{what}"
 
 
 # -- what the shepherd would have done -----------------------------------------------------------------------------------

@@ -186,9 +186,6 @@ def _line(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)[:1000]
 
 
-# -- the process ---------------------------------------------------------------------------------------------------------
-
-
 def run(call: Call) -> int:
     """Speak with the server until it says QUIT or hangs up. `--per-slot=NAMES`: complexes that count for each slot."""
     words = [word for one in call.words for word in one.removeprefix("--per-slot=").split(",") if word]

@@ -94,8 +94,7 @@ METHODS: dict[str, Callable[[int, float, Path], None]] = {
 
 
 def _await_earlier(pid: int, spool: Path) -> None:
-    """Wait for methods of this job that were started before: a resume that overtakes a suspend leaves the job halted.
-    Their processes have the job's group and name its first pid."""
+    """Wait for methods that were started before: a resume that overtakes a suspend leaves the job halted."""
     mine = start_time(os.getppid()) or start_time(os.getpid()) or 0
     deadline = time.monotonic() + PAUSE
     for one in list(_methods(pid, spool)):

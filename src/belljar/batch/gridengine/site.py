@@ -34,9 +34,8 @@ HOOK_TEXT = """#!/bin/sh
 exit 0
 """
 METHOD_TEXT = """#!/bin/sh
-# Methods of Grid Engine's queues, as the job's owner: suspend|resume|terminate PID. Where belljar cannot, they do what
-# Grid Engine does without them. What announces an end (`qsub -notify`, s_cpu) goes to all processes of the job, to this
-# one too, and a method that died of it is not started again.
+# Methods of Grid Engine's queues, as the job's owner: suspend|resume|terminate PID; if belljar fails, as without it.
+# What announces an end (`qsub -notify`, s_cpu) reaches this process, too, and a method that died is not started again.
 trap '' HUP INT QUIT TERM USR1 USR2 XCPU
 {belljar} internal hook gridengine "$1" "$2" "$SGE_JOB_SPOOL_DIR" && exit 0
 case $1 in suspend) signal=STOP ;; resume) signal=CONT ;; *) signal=KILL ;; esac
@@ -44,9 +43,8 @@ kill -s $signal -- "-$2"
 exit 0
 """
 VERIFIER_TEXT = """#!/bin/sh
-# Grid Engine's server starts this as its administrator, once for each of its threads, and again when this file changes.
-# belljar {version}, {fingerprint} of its program and the site's settings: other ones make another file, so `install` is
-# all that is needed after a change.
+# Grid Engine's server starts this as its administrator for each of its threads, and again when this file changes:
+# belljar {version}, {fingerprint} of its program and the site's settings.
 exec {belljar} internal hook gridengine jsv --per-slot={per_slot}
 """
 
@@ -169,9 +167,6 @@ def _has_verifier(shown: bytes, path: str) -> bool:
     return value(text, "jsv_url") == path and ALLOWED in value(text, "jsv_allowed_mod").split(",")
 
 
-# -- queues --------------------------------------------------------------------------------------------------------------
-
-
 def attributes(place: Place) -> dict[str, str]:
     """A queue's attributes as belljar wants them."""
     hook, method = place.folder / HOOK, place.folder / METHOD
@@ -223,9 +218,6 @@ def _complex_value(purpose: str, kind: str, whose: str, name: str, wanted: str, 
         do=(("qconf", "-mattr", kind, "complex_values", f"{name}={wanted}", whose),),
         undo=(("qconf", "-dattr", kind, "complex_values", mark, whose),),
     )  # fmt: skip
-
-
-# -- findings ------------------------------------------------------------------------------------------------------------
 
 
 def _is_listed(host: str, shown: str, what: str, without: str, option: str) -> Finding:

@@ -30,9 +30,8 @@ VACATE_TIME = 600  # seconds between the soft and the hard kill, unless job or m
 SCRATCH, JOB_AD, MACHINE_AD, ERROR_FILE, CHIRP_CONFIG = (
     "_CONDOR_SCRATCH_DIR", "_CONDOR_JOB_AD", "_CONDOR_MACHINE_AD", "_CONDOR_WRAPPER_ERROR_FILE", "_CONDOR_CHIRP_CONFIG",
 )  # fmt: skip
-# HTCondor has no words for "closed" that leave running jobs alone: condor_drain evicts them. So the node keeps the reason
-# in a link, and a startd cron job publishes what START looks at. HasVM and VMOfflineReason are HTCondor's own, and names
-# have no case.
+# condor_drain evicts running jobs. So a closed node keeps the reason in a link, and a startd cron job publishes it for START.
+# HasVM and VMOfflineReason are HTCondor's own names, and names have no case.
 WORKS, CLOSED_REASON, IMAGES, POOL_IMAGES = "BelljarWorks", "BelljarClosedReason", "BelljarImages", "BelljarPoolImages"
 CLOSED = "/var/lib/belljar/htcondor-closed"
 OUR_WORD = b"belljar"
@@ -84,8 +83,7 @@ class HTCondor(Dialect):
             case Verdict.MIRROR:
                 return Ending(exit_code=outcome.exit_code, signal=outcome.signal)
             case Verdict.REQUEUE if job.error_file:
-                # The starter takes any such file for a failure of this machine and gives the job back: Idle. It would
-                # start again at once, here or elsewhere, so this process keeps it for a while.
+                # The starter gives the job back for such a file. It would start again at once, so we keep it for a while.
                 text = reason.encode("ascii", "replace") + b"\n"
                 folder = os.path.dirname(job.error_file)
                 return Ending(1, files=((job.error_file, text),), opens=folder, delay=delay(tries, settings))
@@ -201,8 +199,7 @@ def _unstarted(chirp: tuple[str, ...], starts: int, program: bytes, exc: OSError
 
 
 def _held(chirp: tuple[str, ...], starts: int, reason: str, end: Ending) -> Ending:
-    """*end*, after telling the job's ad if possible. The attribute stays there, so its value holds for this start
-    alone."""
+    """*end*, after telling the job's ad if possible: a value for this start alone, for the attribute stays there."""
     value = f"ifThenElse(NumJobStarts <= {starts + 1}, {string(reason)}, undefined)"
     command = ("env", *chirp, "condor_chirp", "set_job_attr_delayed", HELD, value)
     return Ending(end.exit_code, end.signal, (command,), otherwise=end)

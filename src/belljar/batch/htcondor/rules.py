@@ -101,9 +101,6 @@ def sentence(settings: Settings) -> str:
     )
 
 
-# -- before a job is started --------------------------------------------------------------------------------------------
-
-
 def run(call: Call) -> int:
     """Reads the ad, prints what is to be added to it. Exits 0 whatever is found: another code is a hold without words."""
     asker = call.asker()

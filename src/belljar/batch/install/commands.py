@@ -25,18 +25,8 @@ from belljar.records import dataclass, field
 
 LARGEST = 1 << 16
 ASK_TIMEOUT = 20.0
-OF_THE_HOST = (
-    "chmod",
-    "env",
-    "find",
-    "kill",
-    "ln",
-    "mkdir",
-    "rm",
-    "rmdir",
-    "stat",
-    "touch",
-)  # what dialects use besides
+# What dialects use besides.
+OF_THE_HOST = ("chmod", "env", "find", "kill", "ln", "mkdir", "rm", "rmdir", "stat", "touch")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 VALUE = re.compile(r"[^\x00-\x1f\x7f]{1,4096}")
 

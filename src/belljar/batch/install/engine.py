@@ -131,8 +131,8 @@ class Engine:
         return kinds.joined([*self._own(self._place), *self._site.pieces(self._place)])
 
     def refuse_unwanted(self) -> None:
-        """Jobs may need what other options, or another prefix, have put there: only `uninstall` takes that out. More,
-        such as a further queue, can be added. Raises NotOurs."""
+        """Raises NotOurs for what other options, or another prefix, have put there: jobs may need it. More can be
+        added."""
         record, wanted = self._ground().record, {piece.name for piece in self._pieces()}
         found = [name for name in (*record.files, *record.edited, *record.changes) if name not in wanted]
         if record.options != dict(self._place.options) or str(self._place.wrapper) not in record.files:

@@ -70,9 +70,6 @@ def _write(path: Path, text: bytes, mode: int, like: os.stat_result | None) -> N
     os.chmod(path, mode)
 
 
-# -- our lines -----------------------------------------------------------------------------------------------------------
-
-
 def block(lines: Sequence[str], comment: str) -> bytes:
     """The lines with their marks."""
     return "".join(f"{line}\n" for line in (f"{comment} {BEGIN}", *lines, f"{comment} {END}")).encode()

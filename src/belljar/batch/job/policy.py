@@ -126,8 +126,8 @@ def _limits(settings: Settings) -> dict[str, int]:
 
 
 def guest_memory(limit: int | None, address_space: int, settings: Settings, default: int, *, data: int = -1) -> int:
-    """Bytes of memory for the guest of a job with limits on memory (None: no limit), *address_space* and *data* (-1: no
-    limit). Raises OverLimit if nothing useful is left."""
+    """Bytes of memory for the guest, by the job's limits (None or -1: none). Raises OverLimit if nothing useful is
+    left."""
     bounds = [] if limit is None else [(limit - overhead(limit, settings), limit, smallest_limit(settings))]
     for most, part in ((address_space, ADDRESS_SPACE), (data, DATA_SPACE)):
         bounds += [(most - part, most, SMALLEST_GUEST + part)] if most >= 0 else []

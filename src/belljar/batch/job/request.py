@@ -232,8 +232,7 @@ def _stdio_below(folder: str) -> Iterator[str]:
 
 
 def _own_below(folder: str, own: Iterable[str]) -> Iterator[str]:
-    """belljar's folders that lie in *folder*, or will. HTCondor mounts parts of a job's directory over /tmp,
-    /var/tmp."""
+    """belljar's folders that lie in *folder*, or will. HTCondor mounts parts of a job's directory over /tmp."""
     for path in own:
         if path.startswith(folder.rstrip("/") + "/"):
             yield os.path.relpath(path, folder)

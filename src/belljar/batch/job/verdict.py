@@ -27,17 +27,11 @@ def judge(outcome: Outcome, job: Job, tries: int, settings: Settings) -> Verdict
                                    so does one whose payload had begun, unless its system would rerun it
     """
     if outcome.klass not in AGAIN:
-        return Verdict.FAIL if _is_ours(outcome) else Verdict.MIRROR
+        is_lost = outcome.klass is OutcomeClass.PAYLOAD and not outcome.payload_ran
+        return Verdict.FAIL if is_lost or outcome.klass is OutcomeClass.USER else Verdict.MIRROR
     if outcome.payload_ran:
         return Verdict.FAIL
     return Verdict.HOLD if tries >= max(settings.retries, 1) else Verdict.REQUEUE
-
-
-def _is_ours(outcome: Outcome) -> bool:
-    """Did the machine's end differ from the payload's?"""
-    if outcome.klass is OutcomeClass.USER:
-        return True
-    return outcome.klass is OutcomeClass.PAYLOAD and not outcome.payload_ran
 
 
 def why(outcome: Outcome, tries: int, verdict: Verdict, settings: Settings) -> str:
@@ -61,9 +55,6 @@ def mirror(outcome: Outcome) -> Ending:
     if outcome.signal is None and outcome.exit_code is None:
         return Ending(exit_code=None, signal=15)
     return Ending(exit_code=None if outcome.signal is not None else outcome.exit_code, signal=outcome.signal)
-
-
-# -- the ending ----------------------------------------------------------------------------------------------------------
 
 
 def carry_out(ending: Ending, run: Run) -> tuple[Ending, str]:

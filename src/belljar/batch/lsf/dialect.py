@@ -29,8 +29,7 @@ KILLED_IN = 60.0  # seconds for brequeue to end this process; it returns before
 USER_INPUT = b"# LSBATCH: User input\n"
 STARTER = re.compile(rb"^exec (\S*/)?wrap-lsf(?: --[^;\n]*)?;[ \t]*", re.MULTILINE)
 SHELL_FILE = b"$LSB_JOBFILENAME.shell"
-# A job file begins with it: the shell itself lives through TERM, INT, HUP, USR1 and USR2, so that it can tell how the
-# command ended; what it runs does not. An `exec` ends that, so it is said again.
+# A job file begins so: the shell survives TERM, INT, HUP, USR1, USR2 to tell how the command ended. An `exec` forgets that: it is said again.
 TRAPS = b"$LSB_TRAPSIGS\n"
 HOST_FILES = ("LSB_DJOB_HOSTFILE", "LSB_DJOB_RANKFILE", "LSB_AFFINITY_HOSTFILE")
 UNITS = {"K": KIB, "M": MIB, "G": GIB, "T": 1 << 40, "P": 1 << 50}
@@ -149,8 +148,7 @@ def command_of(here: Surroundings) -> tuple[bytes, bytes]:
         return body, traps  # a starter that was put in front of the file, not into it
     if not found:
         raise NotInAJob(f"{file or '$LSB_JOBFILENAME'}: no command behind `exec wrap-lsf;`", hint=starter)
-    # A script that came on bsub's standard input stands in the file as a here-document, and its text may say anything;
-    # the line that runs it comes after it.
+    # A script from bsub's standard input is a here-document with any text in it; the line that runs it comes after.
     runs_file = [match for match in found if body.startswith(SHELL_FILE, match.end())]
     return body[(runs_file[-1] if runs_file else found[0]).end() :], traps
 

@@ -47,8 +47,6 @@ class Slurm(Dialect):
 
     name = "slurm"
 
-    # -- what a job is told ------------------------------------------------------------------------------------------
-
     def read(self, here: Surroundings) -> Job:
         raw = here.var("SLURM_JOB_ID")
         if not raw.isdecimal() or not here.argv:
@@ -66,8 +64,6 @@ class Slurm(Dialect):
             cpus=cpus, memory=_memory(here, cpus or 1), disk=disk * MIB if disk else None, wall=_wall(here),
             started_before=whole(here.var("SLURM_RESTART_COUNT")) or 0, grace=KILL_WAIT - 2, signals_reach_all=False,
         )  # fmt: skip
-
-    # -- what it answers ---------------------------------------------------------------------------------------------
 
     def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
         """Requeue and hold by the owner's own `scontrol`: it needs no exit code of its own, and takes the time of the
@@ -103,8 +99,6 @@ class Slurm(Dialect):
         match = COUNT.search(comment)
         kept = "" if comment.strip() == "(null)" else comment
         return replace(job, comment=kept, failed_starts=int(match[1]) if match else 0)
-
-    # -- the node ----------------------------------------------------------------------------------------------------
 
     def alive(self) -> tuple[str, ...]:
         """Of all nodes: one host may be several to Slurm, and a name it does not know would look like no jobs."""
@@ -151,9 +145,6 @@ class Slurm(Dialect):
 DIALECT = Slurm()
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
 def _opening(here: Surroundings, script: bytes) -> bytes:
     try:
         return here.read(script)[:1024]
@@ -198,9 +189,6 @@ def _wall(here: Surroundings) -> float | None:
         return float(end - start)
     minutes = whole(here.options.get("time", ""))
     return minutes * 60.0 if minutes else None
-
-
-# -- telling -----------------------------------------------------------------------------------------------------------
 
 
 def _comment(job: SlurmJob, note: str) -> tuple[str, ...]:

@@ -142,9 +142,6 @@ class SlurmSite:
 SITE = SlurmSite()
 
 
-# -- where it is -------------------------------------------------------------------------------------------------------
-
-
 def _folder_of(conf: str) -> Path | None:
     return Path(conf).parent if conf.startswith("/") else None
 
@@ -153,9 +150,6 @@ def _conf_in(folder: Path) -> dict[str, str]:
     """Slurm's own commands look in the default folder, and on a node without files of its own ask slurmctld."""
     conf = folder / "slurm.conf"
     return {"SLURM_CONF": str(conf)} if folder != SlurmSite.default_folder and conf.exists() else {}
-
-
-# -- what is there -----------------------------------------------------------------------------------------------------
 
 
 def _is_theirs(path: Path) -> bool:

@@ -154,8 +154,8 @@ def keep_outcome(outcome: dict[str, Any], folder: Path, ended: Path) -> None:
 
 
 def retire(source: Path, target: Path) -> None:
-    """Move a machine's folder to the ended ones, across file systems too, with its lock held: a folder without a lock
-    is a dead machine. Raises OSError if that cannot be; nothing was moved then."""
+    """Move a folder to the ended ones, across file systems too, with its lock held. Raises OSError; nothing is moved
+    then."""
     for name in NOT_KEPT:
         with suppress(OSError):
             os.unlink(source / name)

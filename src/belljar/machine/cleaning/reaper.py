@@ -54,19 +54,14 @@ class Reaper:
     def __init__(self, folders: Folders, hypervisor: Hypervisor) -> None:
         self._folders, self._hypervisor = folders, hypervisor
 
-    def quick(self, patience: float = LOCK_PATIENCE) -> list[Undone]:
-        """Finish dead machines, at every start: it is cheap, and waits at most *patience* seconds for others."""
+    def quick(self, patience: float = LOCK_PATIENCE, ids: list[MachineId] | None = None) -> list[Undone]:
+        """Finish dead machines, of these or of all; cheap, so at every start. Waits at most *patience* seconds for others."""
         deadline = time.monotonic() + patience
-        return [done for id in _dead(self._folders, deadline) for done in self._finish(id, deadline)]
-
-    def one(self, id: MachineId) -> list[Undone]:
-        """This machine alone, where its keeper is dead."""
-        deadline = time.monotonic() + LOCK_PATIENCE
-        return [done for id in _dead(self._folders, deadline, [id]) for done in self._finish(id, deadline)]
+        return [done for id in _dead(self._folders, deadline, ids) for done in self._finish(id, deadline)]
 
     def end(self, view: MachineView) -> bool:
-        """End a machine whose job is over: ask its supervisor first, then use force. False if the kernel keeps
-        something of it. Ending what has ended is success."""
+        """End a machine whose job is over: ask its supervisor, then use force. False if the kernel keeps something of
+        it."""
         lock = view.folder / LOCK
         if is_locked(lock):
             _ask(view.folder)
@@ -86,8 +81,10 @@ class Reaper:
         undone = self.quick()
         for id in _bereaved(self._folders):
             undone += self._finish(id, time.monotonic() + LAST_PATIENCE)
-        undone += self._stray_domains()
-        undone += self._stray_files()
+        for id, pid in self._orphans():
+            undone += _told(id, self._end(id, pid))
+        for path in self._strays():
+            undone += _told(path.stem, _removed(path))
         return undone + list(_told("", self._expired_templates()))
 
     def _expired_templates(self) -> Iterator[Undone]:
@@ -166,21 +163,13 @@ class Reaper:
         live = set(_names(self._folders.machines))
         return [(id, pid) for id, pid in found if id not in live]
 
-    def _stray_domains(self) -> Iterator[Undone]:
-        for id, pid in self._orphans():
-            yield from _told(id, self._end(id, pid))
-
     def _end(self, id: MachineId, pid: int) -> Iterator[Undone]:
         self._hypervisor.discard(id)
         yield Undone(id, "domain without a machine", f"pid {pid}")
 
-    def _stray_files(self) -> Iterator[Undone]:
-        for path in self._strays():
-            yield from _told(path.stem, _removed(path))
-
     def _strays(self) -> list[Path]:
-        """Overlays without a machine (after a reboot that emptied `run`), identities when nothing lives. Files are
-        listed before machines, so files of a machine that is being made are not among them."""
+        """Overlays without a machine, identities when nothing lives. Files are listed first: none is of a machine in
+        the making."""
         retired = [self._folders.run / name for name in _names(self._folders.run) if name.startswith(RETIRED)]
         disks = [name for name in _names(self._folders.scratch) if re.fullmatch(OF_A_MACHINE, name)]
         identities = [self._folders.identities / name for name in _names(self._folders.identities)]

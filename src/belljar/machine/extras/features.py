@@ -29,8 +29,8 @@ def features(
 def values(
     request: Request, now: float, hs06_per_cpu: float = 0.0, deadline: float | None = None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Machine and job features by key. *now*: when the payload's time began; *hs06_per_cpu*: 0 tells nothing;
-    *deadline*: moved by an order, in place of the time limit."""
+    """Machine and job features. *now*: when the payload's time began; *hs06_per_cpu*: 0 tells nothing; *deadline*: if
+    moved."""
     cpus = request.machine.cpus
     machine = {"total_cpu": str(cpus)}
     job = {
@@ -54,13 +54,9 @@ def values(
 
 
 def with_features(
-    request: Request,
-    payload: Payload,
-    now: float,
-    hs06_per_cpu: float,
-    outputs_url: str = "",
+    request: Request, payload: Payload, now: float, hs06_per_cpu: float, outputs_url: str = "",
     deadline: float | None = None,
-) -> Payload:
+) -> Payload:  # fmt: skip
     """The payload with these files and variables, which replace its own. *outputs_url*: it may PUT files there."""
     files, variables = features(request, now, hs06_per_cpu, deadline)
     if outputs_url:

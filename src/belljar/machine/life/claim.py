@@ -36,8 +36,8 @@ def claim(request: Request, folders: Folders, point: Callable[[str], None], *, p
     for folder in (folders.machines, folders.identities, folders.scratch, folders.logs):
         private_folder(folder, mode=0o711 if folder is folders.scratch else 0o700)
     folder = folders.machine(request.id)
-    # The lock gets its name when it is held already, and a reaper that meets a folder without one waits at the gate,
-    # which those who claim share and a reaper takes alone: nobody ever sees a free lock of a living machine.
+    # The lock gets its name when it is held, and a reaper that sees a folder without one waits at the gate, which those
+    # who claim share: nobody ever sees a free lock of a living machine.
     with locked(gate(folders), timeout=patience, what="begin a machine", shared=True), no_space_as_error(folder):
         os.mkdir(folder, 0o700)
         lock = try_lock(folder / UNNAMED_LOCK)

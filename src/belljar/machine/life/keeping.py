@@ -230,8 +230,6 @@ class Keeping:
         self.now.clear()
         self._tasks.clear()
 
-    # -- small helps ---------------------------------------------------------------------------------------------------
-
     def _living_guest(self) -> Guest:
         assert self.now.guest is not None
         return self.now.guest

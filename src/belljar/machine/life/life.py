@@ -137,16 +137,12 @@ class Life:
         if self.is_settled:
             return
         self.note(
-            cause=error.cause,
-            klass=class_of_error(error),
-            reason=error.message,
-            hint=about(error.hint, self.request.id),
-            error=type(error).__name__,
-        )
+            cause=error.cause, klass=class_of_error(error), reason=error.message,
+            hint=about(error.hint, self.request.id), error=type(error).__name__,
+        )  # fmt: skip
 
     def end(self, ended: Ended) -> None:
-        """The machine was ended from outside. How a payload had ended by then is only told: its files were not
-        delivered."""
+        """The machine was ended from outside. How a payload ended is only told, for its files were not delivered."""
         if self.is_settled:
             return
         reason = ended.reason
@@ -184,8 +180,7 @@ class Life:
 
 
 class Deadline:
-    """When a machine's work is to end: by its time limit, or by an order. By the event loop's clock, which leaves out
-    the time in which a job was suspended."""
+    """When its work is to end. By the event loop's clock, which leaves out the time in which a job was suspended."""
 
     def __init__(self) -> None:
         self.why = ""  # in words, once it has passed

@@ -17,8 +17,7 @@ NEXT = ".new"
 
 
 class RollingFile:
-    """A log and its predecessor keep the last *half* to twice *half* bytes. There is always a file of this name: so who
-    follows it can tell a change from the end."""
+    """A log and its predecessor: the last *half* to twice *half* bytes. A file of this name is there at all times."""
 
     def __init__(self, path: Path, half: int) -> None:
         self._path, self._half = path, half

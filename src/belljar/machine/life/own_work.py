@@ -111,8 +111,6 @@ class OwnRun(Run):
         for extra in self._now.extras:
             extra.left_in_order()
 
-    # -- the probes --------------------------------------------------------------------------------------------------
-
     async def _answers(self) -> bool:
         """A server speaks first, as ssh's does, or answers HTTP. QEMU takes connections before the guest does."""
         assert self._now.domain is not None

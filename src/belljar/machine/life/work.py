@@ -76,7 +76,7 @@ class Run:
         """Wait until the guest is ready for its work: it is when it has proved who it is. Raises BootTimeout."""
 
     async def tell_deadline(self) -> None:
-        """Its deadline was moved: change the features in the guest. Raises errors.GuestError."""
+        """Its deadline was moved: change the features in the guest. Raises GuestError."""
 
     async def signal(self, number: int, *, alone: bool = False) -> None:
         """Deliver a signal, at the begin if it comes before; a guest that is lost hears nothing."""

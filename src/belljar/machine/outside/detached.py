@@ -39,13 +39,9 @@ class Started:
 
 
 def start(
-    request: Request,
-    *,
-    config_file: Path | None = None,
-    stdin: int | None = None,
-    tied: bool = False,
+    request: Request, *, config_file: Path | None = None, stdin: int | None = None, tied: bool = False,
     patience: float = PATIENCE,
-) -> Started:
+) -> Started:  # fmt: skip
     """Start a keeper for the request, and return when its machine is claimed. *stdin*: a descriptor that the payload
     reads. Raises what kept it from being claimed, HostError after *patience* seconds."""
     words = ["--config", str(config_file)] if config_file is not None else []

@@ -40,8 +40,8 @@ class Machines:
         return sorted(views, key=lambda view: view.created)
 
     def find(self, reference: str) -> MachineView:
-        """The machine of this id, unique prefix, name or batch id (`slurm:4711`), live ones first. Raises
-        NoSuchMachine, AmbiguousMachine."""
+        """The machine of this id, unique prefix, name or batch id (`slurm:4711`). Raises NoSuchMachine,
+        AmbiguousMachine."""
         if not reference:
             raise NoSuchMachine("an empty id")
         for ended in (False, True):
@@ -66,8 +66,8 @@ class Machines:
         return next((view for view in views if job in jobs_of(view)), None)
 
     async def ended(self, id: MachineId) -> Outcome:
-        """The outcome of this machine, once it has ended; what a killed keeper left is finished first. Many may be
-        awaited at once. Raises NoSuchMachine, HostError."""
+        """The outcome of this machine, once it has ended; many may be awaited at once. Raises NoSuchMachine,
+        HostError."""
         if self._ends is None:
             from belljar.machine.outside.watching import Ends
 
@@ -88,7 +88,7 @@ class Machines:
         return Stream(self.folders, since)
 
     def _finish(self, id: MachineId) -> None:
-        for one in self._reaper.one(id):
+        for one in self._reaper.quick(ids=[id]):
             if one.error:
                 raise HostError(f"{id}: {one.what}: {one.error}", hint="See `belljar reap`.")
 

@@ -106,8 +106,7 @@ def _until_free(lock: Path) -> None:
 
 
 class Stream:
-    """The events of every machine of these folders as they are journaled, and `ended` for each row of the ledger: of
-    machines whose keeper was killed too. It watches from the moment it is made."""
+    """The events of every machine of these folders as they are journaled, and `ended` for each row of the ledger."""
 
     def __init__(self, folders: Folders, since: str | None = None) -> None:
         self._folders = folders

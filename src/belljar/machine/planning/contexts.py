@@ -132,8 +132,7 @@ def means_by(facts: Mapping[str, Any], has_kernel: bool) -> Means:
 
 
 async def layer_of(image: Image, parts: Parts, keep: Keep) -> tuple[Image, str]:
-    """The image with its layer, and the layer's digest; made if missing, by one process at a time. Raises
-    WorkshopFailed, LockTimeout, NoSpace."""
+    """The image with its layer (made if missing), and its digest. Raises WorkshopFailed, LockTimeout, NoSpace."""
     python = await in_thread(lambda: parts.images.python_for(image))
     path = parts.images.work_folder("layers") / f"{layer_name(image, python)}.qcow2"
     if digest := _known(path):

@@ -96,9 +96,6 @@ def check_mounts(request: Request, image: Image) -> None:
             raise kind(f"--share {share.source}: the kernel of the image {image.called} has no {share.kind.value}")
 
 
-# -- the record ------------------------------------------------------------------------------------------------------
-
-
 def outcome_of(error: BelljarError) -> Outcome:
     """What came of a request that *error* ended before there was a machine. It has an id as every outcome has."""
     now, id = time.time(), os.urandom(6).hex()
@@ -112,12 +109,9 @@ def put_on_record(outcome: Outcome, requester: str, image: str, folders: Folders
     """Keep it with the records of machines: who asks for the job finds it, and faults of the node are counted."""
     outcome = replace(outcome, name=requester, image=image, requester=requester, uid=os.geteuid())
     request = {
-        "id": outcome.id,
-        "name": requester,
-        "requester": requester,
-        "created": outcome.started,
+        "id": outcome.id, "name": requester, "requester": requester, "created": outcome.started,
         "machine": {"image": image},
-    }
+    }  # fmt: skip
     with suppress(OSError, BelljarError):
         private_folder(folders.logs)
         folder = private_folder(folders.ended(outcome.id))

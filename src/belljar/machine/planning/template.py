@@ -67,7 +67,7 @@ class Making:
 
 
 async def make_template(hypervisor: Hypervisor, spec: DomainSpec, making: Making, record: Record) -> Template:
-    """The template for a spec, made by us or by whoever was quicker. Raises errors.BootFailed, errors.BootTimeout; and errors.TemplateError,
+    """The template for a spec, made by us or by whoever was quicker. Raises BootFailed, BootTimeout; and TemplateError,
     LockTimeout, NoSpace, after which the caller boots cold."""
     templates = cloning_of(hypervisor)
     path = templates.template_lock(spec)

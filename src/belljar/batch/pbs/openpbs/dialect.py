@@ -59,8 +59,7 @@ class OpenPbs(common.Pbs):
         )  # fmt: skip
 
     def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        """Requeue and hold by a note for the execjob_epilogue hook; where it cannot be written the job fails. The hook
-        fails a job that had begun if it was submitted with `-r n`."""
+        """Requeue and hold by a note for the execjob_epilogue hook, which fails a job that had begun with `-r n`."""
         assert isinstance(job, OpenPbsJob)
         if verdict_ is Verdict.MIRROR:
             return verdict.mirror(outcome)

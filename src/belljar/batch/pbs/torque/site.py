@@ -66,9 +66,6 @@ class TorqueSite:
 SITE = TorqueSite()
 
 
-# -- the server ----------------------------------------------------------------------------------------------------------
-
-
 def _server(place: Place) -> Change:
     """Raises NotOurs where the site uses the one requeue code there is for something of its own."""
     present = _attribute(place, REQUEUE)
@@ -93,9 +90,6 @@ def _attribute(place: Place, name: str) -> str:
     except BelljarError:
         return ""
     return ",".join(value.strip() for value in re.findall(rf"^set server {name} \+?= (.*)$", out, re.MULTILINE))
-
-
-# -- the node ------------------------------------------------------------------------------------------------------------
 
 
 def _node(place: Place) -> Iterator[Piece]:
