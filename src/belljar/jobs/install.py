@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from belljar import batch
 from belljar.batch.install import commands as client
-from belljar.batch.install import record as records
+from belljar.batch.install import files
 from belljar.batch.install.engine import Engine
 from belljar.batch.install.pieces import OurFile, Piece, Place, SiteOfSystem
 from belljar.errors import BadOption, HostError
@@ -65,7 +65,7 @@ def site_for(system: str, asked: Asked, house: House) -> Site:
     site = batch.load(system).site
     folder = Path(asked.folder).absolute() if asked.folder else site.needs.home(os.environ) or site.default_folder
     try:
-        before = records.load(records.path_of(folder, system))
+        before = files.load(files.path_of(folder, system))
     except ValueError as exc:
         raise BadOption(str(exc), hint="Repair or remove that file.") from exc
     prefixes = [Path(one).absolute() for one in (asked.prefix, before.prefix) if one] or [own_prefix()]

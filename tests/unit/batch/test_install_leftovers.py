@@ -11,7 +11,7 @@ import pytest
 from tests.unit.batch.test_install import CONF, Bench, PaperSite
 
 from belljar.batch import Settings
-from belljar.batch.install import record as install_record
+from belljar.batch.install import files as install_files
 from belljar.batch.install.engine import Engine
 from belljar.batch.install.pieces import OurLines, Piece, Place, Status
 from belljar.batch.pbs.openpbs import site as openpbs_site
@@ -97,7 +97,7 @@ def test_options_that_mean_nothing_any_more_do_not_keep_a_site_from_uninstalling
     bench.options = {"extra": "no"}
     bench.engine().uninstall(force=True)
     assert bench.system.values == {"second": "2"}, "what is no more cannot be undone, and is forgotten"
-    assert not install_record.path_of(bench.etc, "paper").exists()
+    assert not install_files.path_of(bench.etc, "paper").exists()
 
 
 # -- real sites --------------------------------------------------------------------------------------------------------

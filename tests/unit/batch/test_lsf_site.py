@@ -11,8 +11,8 @@ import pytest
 
 from belljar.batch import Settings, load
 from belljar.batch.install.engine import refuse_called
+from belljar.batch.install.files import Record
 from belljar.batch.install.pieces import Advice, OurFile, OurLines, Place
-from belljar.batch.install.record import Record
 from belljar.batch.lsf.dialect import STARTER
 from belljar.batch.lsf.site import SITE
 from belljar.errors import BadOption, CommandMissing, NotOurs

@@ -112,7 +112,8 @@ class Verifier:
         kept = {name: value for name, value in hard.items() if name not in (ASKED, ASKED_DISK)}
         if image:
             kept[FLAG] = "1"
-        for name, before, after in (("l_hard", hard, kept), ("l_soft", soft, _without(soft))):
+        others = {name: value for name, value in soft.items() if name != ASKED}
+        for name, before, after in (("l_hard", hard, kept), ("l_soft", soft, others)):
             if before != after:
                 changes.append(f"PARAM {name} {_joined(after)}")
         return changes
@@ -161,10 +162,6 @@ def _elsewhere(image: str, hard: dict[str, str]) -> list[str]:
         )
     wanted = {**hard, SHELL: "1"}
     return [] if wanted == hard else [f"PARAM l_hard {_joined(wanted)}"]
-
-
-def _without(soft: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in soft.items() if name != ASKED}
 
 
 def _joined(values: dict[str, str]) -> str:

@@ -144,9 +144,6 @@ def calls_ours(place: Place) -> bool:
     return place.options.get("wrapper") == "site"
 
 
-# -- before anything is put in place -------------------------------------------------------------------------------------
-
-
 def _guards(place: Place) -> Iterator[Guard]:
     """What ours would override without a word, and what no job could do without."""
     if not calls_ours(place):
@@ -202,9 +199,6 @@ def _node_folder(place: Place) -> Iterator[Change]:
             f"the folder of machines {node}, mode 1777", ("stat", "-c", "%a %u", "--", node), lambda said: said.split() == [b"1777", b"0"],
             (("mkdir", "-p", "--", node), ("chmod", "1777", "--", node)), (("rmdir", "--ignore-fail-on-non-empty", "--", node),), answers=("stat", "/"),
         )  # fmt: skip
-
-
-# -- what HTCondor makes of all its files --------------------------------------------------------------------------------
 
 
 def ask(place: Place, daemon: str, name: str) -> str:

@@ -59,7 +59,9 @@ class Client:
     def run(self, argv: tuple[str, ...], timeout: float, stdin: bytes = b"") -> bytes:
         """What the command prints, run with this site's variables alone. Raises CommandMissing, CommandFailed."""
         name, *words = argv
-        path = name if "/" in name else self.programs.get(name) or _of_the_host(name)
+        path = name if "/" in name else self.programs.get(name)
+        if path is None and name in OF_THE_HOST:
+            path = shutil.which(name, path=SEARCH_PATH)
         if path is None:
             raise CommandMissing(
                 f"{name}: not among the commands of {self.system} that `belljar batch install {self.system}` found",
@@ -125,10 +127,6 @@ def find(
 def is_the_systems(name: str) -> bool:
     """Does what is there belong to root or a system user, with nobody else to change it?"""
     return only_root_writes(Path(os.path.realpath(name)), highest_uid=LAST_SYSTEM_UID)
-
-
-def _of_the_host(name: str) -> str | None:
-    return shutil.which(name, path=SEARCH_PATH) if name in OF_THE_HOST else None
 
 
 def _variables(

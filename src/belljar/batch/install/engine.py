@@ -14,22 +14,10 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from belljar.batch.install import files
 from belljar.batch.install import pieces as kinds
-from belljar.batch.install import record as records
-from belljar.batch.install.files import Undo, read
-from belljar.batch.install.pieces import (
-    Argv,
-    Change,
-    Finding,
-    Ground,
-    OurFile,
-    Piece,
-    Place,
-    SiteOfSystem,
-    Status,
-    Step,
-)
-from belljar.batch.install.record import Record, digest
+from belljar.batch.install.files import Record, Undo, digest, read
+from belljar.batch.install.pieces import Change, OurFile, Piece, Place, Status, Step
 from belljar.errors import BadOption, BelljarError, NotOurs, SystemSilent
 
 BLOCKING = (Status.CHANGED, Status.FOREIGN, Status.UNKNOWN)
@@ -40,12 +28,12 @@ class Engine:
     """One system in one place."""
 
     def __init__(
-        self, system: str, site: SiteOfSystem, place: Place, own: Callable[[Place], list[Piece]],
-        execute: Callable[[Argv, bytes], bytes],
+        self, system: str, site: kinds.SiteOfSystem, place: Place, own: Callable[[Place], list[Piece]],
+        execute: Callable[[kinds.Argv, bytes], bytes],
     ) -> None:  # fmt: skip
         """*own*: the pieces every system needs (the launchers)."""
         self._system, self._site, self._place, self._own, self._execute = system, site, place, own, execute
-        self._record_path = records.path_of(place.folder, system)
+        self._record_path = files.path_of(place.folder, system)
 
     def plan(self) -> list[Step]:
         """How each piece stands. Changes nothing."""
@@ -69,7 +57,7 @@ class Engine:
             self.refuse_unwanted()
         wanted = [step for step in steps if step.status in (*TO_DO, Status.CHANGED)]
         with _all_or_nothing() as ground.undo:
-            ground.undo.append(partial(records.save, self._record_path, before))
+            ground.undo.append(partial(files.save, self._record_path, before))
             record.prefix, record.options = prefix, dict(self._place.options)
             for step in wanted:
                 step.piece.put(step, ground)
@@ -106,7 +94,7 @@ class Engine:
         ground.save()
         return done
 
-    def check(self) -> Iterator[Finding]:
+    def check(self) -> Iterator[kinds.Finding]:
         """The pieces and what the system's own side found, with remedies."""
         for step in self.plan():
             if step.status is not Status.ADVICE:
@@ -114,18 +102,18 @@ class Engine:
                 remedy = f"belljar batch install {self._system}" if is_ours else "See the detail."
                 where = f" ({step.path})" if step.path else ""
                 detail = step.detail or step.status.value
-                yield Finding(f"{step.piece.purpose}{where}", step.status is Status.THERE, detail, remedy)
+                yield kinds.Finding(f"{step.piece.purpose}{where}", step.status is Status.THERE, detail, remedy)
         try:
             yield from self._site.findings(self._place)
         except BelljarError as exc:
-            yield Finding(f"{self._system} itself", False, exc.message, exc.hint)
+            yield kinds.Finding(f"{self._system} itself", False, exc.message, exc.hint)
 
-    def _ground(self) -> Ground:
+    def _ground(self) -> kinds.Ground:
         try:
-            record = records.load(self._record_path)
+            record = files.load(self._record_path)
         except ValueError as exc:
             raise NotOurs(str(exc), hint="Look at the file; without it, what is installed cannot be told.") from exc
-        return Ground(self._place.run, self._execute, record, lambda: records.save(self._record_path, record))
+        return kinds.Ground(self._place.run, self._execute, record, lambda: files.save(self._record_path, record))
 
     def _pieces(self) -> list[Piece]:
         return kinds.joined([*self._own(self._place), *self._site.pieces(self._place)])
@@ -139,7 +127,7 @@ class Engine:
             hint = f"Let jobs with machines end, then `belljar batch uninstall {self._system}`, and install again."
             _refuse((f"{name}: installed with other options, and not wanted with these" for name in found), hint)
 
-    def _take_changes(self, pieces: list[Piece], ground: Ground) -> list[str]:
+    def _take_changes(self, pieces: list[Piece], ground: kinds.Ground) -> list[str]:
         """In reverse order. A setting that the site had before we came is not ours to take back."""
         changes = [piece for piece in reversed(pieces) if isinstance(piece, Change)]
         ours = [piece for piece in changes if piece.purpose in ground.record.changes]

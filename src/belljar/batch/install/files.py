@@ -3,17 +3,22 @@ marks."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import stat
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from belljar.errors import NotOurs
-from belljar.host.files import read_capped, write_whole
+from belljar.host.files import read_capped, read_json, write_whole
+from belljar.reading import from_json
+from belljar.records import dataclass, field
 
-LARGEST_FILE = 16 << 20
+LARGEST_FILE, LARGEST_RECORD = 16 << 20, 1 << 20
 BACKUP = ".before-belljar"
 BEGIN, END = "belljar begin", "belljar end"
 
@@ -120,3 +125,49 @@ def _span(text: bytes, comment: str, where: str) -> tuple[int, int]:
             hint="Repair the file by hand: each mark once, the first before the second.",
         )
     return begins[0], ends[0]
+
+
+@dataclass(frozen=True)
+class Edited:
+    """A file of the site's in which lines of ours stand."""
+
+    existed: bool = True
+    lacked_newline: bool = False  # at its end, before ours
+
+
+@dataclass
+class Record:
+    """One installation of one system in one folder."""
+
+    prefix: str = ""
+    options: dict[str, str] = field(default_factory=dict)  # as they were given; `check` and `uninstall` need them
+    files: dict[str, str] = field(default_factory=dict)  # path -> sha256 of what we wrote
+    edited: dict[str, Edited] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()  # purposes of the settings that we made, and not the site before
+
+
+def path_of(folder: Path, system: str) -> Path:
+    return folder / f".belljar-{system}.json"
+
+
+def load(path: Path) -> Record:
+    """The record; an empty one where nothing was installed. Raises ValueError for what is no record of ours."""
+    try:
+        record: Record = from_json(Record, read_json(path, LARGEST_RECORD))
+    except (FileNotFoundError, NotADirectoryError):
+        return Record()
+    except ValueError as exc:
+        raise ValueError(f"{path}: not a record of an installation: {exc}") from exc
+    return record
+
+
+def save(path: Path, record: Record) -> None:
+    """Write it whole; nothing is left of an empty one."""
+    if record.files or record.edited or record.changes:
+        write_whole(path, json.dumps(asdict(record), indent=1).encode() + b"\n", mode=0o644)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -15,8 +15,7 @@ from typing import Protocol
 from belljar.batch import Settings
 from belljar.batch.install import files
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.files import Undo, read, real
-from belljar.batch.install.record import Edited, Record, digest
+from belljar.batch.install.files import Edited, Record, Undo, digest, read, real
 from belljar.errors import BelljarError, CommandFailed, CommandHung, NotOurs
 from belljar.records import dataclass, field, replace
 

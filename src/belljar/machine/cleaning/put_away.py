@@ -68,11 +68,8 @@ def _error_of(event: DomainEvent, life: Life, explain_off: ExplainOff) -> Bellja
                 )
             if event.why is not None and os.WIFEXITED(status):
                 return event.why
-            how = (
-                f"signal {os.WTERMSIG(status)}"
-                if os.WIFSIGNALED(status)
-                else f"exit code {os.waitstatus_to_exitcode(status)}"
-            )
+            code = os.waitstatus_to_exitcode(status)
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
             return DomainDied(f"QEMU ended with {how}{_last_line(life, QEMU_LOG, ': ')}")
 
 

@@ -54,10 +54,15 @@ class Reaper:
     def __init__(self, folders: Folders, hypervisor: Hypervisor) -> None:
         self._folders, self._hypervisor = folders, hypervisor
 
-    def quick(self, patience: float = LOCK_PATIENCE, ids: list[MachineId] | None = None) -> list[Undone]:
-        """Finish dead machines, of these or of all; cheap, so at every start. Waits at most *patience* seconds for others."""
+    def quick(self, patience: float = LOCK_PATIENCE) -> list[Undone]:
+        """Finish dead machines, at every start: it is cheap, and waits at most *patience* seconds for others."""
         deadline = time.monotonic() + patience
-        return [done for id in _dead(self._folders, deadline, ids) for done in self._finish(id, deadline)]
+        return [done for id in _dead(self._folders, deadline) for done in self._finish(id, deadline)]
+
+    def one(self, id: MachineId) -> list[Undone]:
+        """This machine alone, where its keeper is dead."""
+        deadline = time.monotonic() + LOCK_PATIENCE
+        return [done for id in _dead(self._folders, deadline, [id]) for done in self._finish(id, deadline)]
 
     def end(self, view: MachineView) -> bool:
         """End a machine whose job is over: ask its supervisor, then use force. False if the kernel keeps something of
@@ -248,9 +253,9 @@ def prune(folders: Folders, *, days: int, count: int, now: float) -> int:
         oldest = now - days * 86400
         start = int.from_bytes(os.urandom(2)) % (len(names) or 1)  # a look at some is enough: so will others
         names = (names[start:] + names[:start])[:256]
-        doomed = [name for name in names if _ended_at(folders.logs / name) < oldest]
+        doomed = [name for name in names if ended_at(folders.logs / name) < oldest]
     else:
-        doomed = sorted(names, key=lambda name: _ended_at(folders.logs / name))[: len(names) - count + count // 10]
+        doomed = sorted(names, key=lambda name: ended_at(folders.logs / name))[: len(names) - count + count // 10]
     removed = 0
     for name in doomed:
         if not (folders.logs / name / KEPT_DISK).exists():  # kept on purpose
@@ -329,10 +334,10 @@ def _how(end: Event) -> str:
     return f"signal {end['signal']}" if end.get("signal") is not None else f"exit code {end.get('exit_code')}"
 
 
-def _ended_at(folder: Path) -> float:
+def ended_at(folder: Path) -> float:
     try:
         return os.stat(folder).st_mtime
-    except FileNotFoundError:
+    except OSError:
         return 0.0
 
 

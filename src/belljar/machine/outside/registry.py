@@ -13,7 +13,7 @@ from belljar.host.files import read_json
 from belljar.host.locks import is_locked
 from belljar.journal import Event, Ledger, read
 from belljar.machine import LOCK, OUTCOME, REQUEST, Folders, MachineView
-from belljar.machine.cleaning.reaper import Reaper, Undone
+from belljar.machine.cleaning.reaper import Reaper, Undone, ended_at
 from belljar.model import MachineId, Outcome, State
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Machines:
         live = [view for view in self.list() if job in jobs_of(view)]
         if live:
             return live[-1]
-        folders = sorted(_folders(self.folders.logs), key=_age)[:NEWEST]
+        folders = sorted(_folders(self.folders.logs), key=ended_at, reverse=True)[:NEWEST]
         views = (view for folder in folders if (view := _view(folder)) is not None)
         return next((view for view in views if job in jobs_of(view)), None)
 
@@ -88,7 +88,7 @@ class Machines:
         return Stream(self.folders, since)
 
     def _finish(self, id: MachineId) -> None:
-        for one in self._reaper.quick(ids=[id]):
+        for one in self._reaper.one(id):
             if one.error:
                 raise HostError(f"{id}: {one.what}: {one.error}", hint="See `belljar reap`.")
 
@@ -116,14 +116,6 @@ def _aliases(view: MachineView) -> list[str]:
     labels = view.request.get("labels")
     pairs = [one for one in labels if isinstance(one, list) and len(one) == 2] if isinstance(labels, list) else []
     return [text for kind, text in pairs if kind == "alias" and isinstance(text, str)]
-
-
-def _age(folder: Path) -> float:
-    """Sorts the newest first."""
-    try:
-        return -os.stat(folder).st_mtime
-    except OSError:
-        return 0.0
 
 
 def _folders(parent: Path) -> list[Path]:

@@ -183,7 +183,9 @@ class Planner:
         accelerator, why = await in_thread(lambda: parts.hypervisor.accelerator(shared))
         life.note(accelerator=accelerator.value, accelerator_reason=why)
         link = equipment.joined.link if equipment.joined else plan_link(machine.network, request.id)
-        nic = nic_of(link) if context.ssh is None else context.ssh.card(link)
+        nic = None if link.mode is NetworkMode.NONE else Nic(link.mode, link.mac, link.egress, link.has_line, link.fd)
+        if context.ssh is not None:
+            nic = context.ssh.card(link)
         if isinstance(request.work, OwnWork):
             from belljar.machine.life.own_work import with_port
 
@@ -210,13 +212,6 @@ class Planner:
         from belljar.machine.planning.contexts import decide
 
         return await decide(request, image, self._parts, self._keep)
-
-
-def nic_of(link: Link) -> Nic | None:
-    """The card of a link, in the hypervisor's words."""
-    if link.mode is NetworkMode.NONE:
-        return None
-    return Nic(link.mode, link.mac, link.egress, link.has_line, link.fd)
 
 
 def awaited_line(work: Work) -> bytes:

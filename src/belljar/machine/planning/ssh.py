@@ -55,11 +55,9 @@ class SshContext:
 
     def guest(self, life: Life, *, is_draft: bool) -> Callable[[Domain], Guest]:
         """How the agent is brought to a guest that boots, and then spoken to. What becomes of each try is in the journal."""
-
-        def tell(what: str) -> None:
-            life.record.tell("ssh", seen=what)
-
-        return lambda domain: self.make_guest(domain, self.keys, tell, is_draft)
+        return lambda domain: self.make_guest(
+            domain, self.keys, lambda what: life.record.tell("ssh", seen=what), is_draft
+        )
 
     def card(self, link: Link) -> Nic:
         """The card by which ssh comes in at the boot; without a network it leads to belljar alone."""

@@ -41,9 +41,6 @@ def settings():
         return json.load(file)
 
 
-# -- what the job asks for -----------------------------------------------------------------------------------------------
-
-
 def chunk(job):
     """The resources of the first chunk of a job's selection, by name."""
     text = str(job.schedselect or "").split("+")[0]
@@ -108,9 +105,6 @@ def facts_of(job, image, config):
 def whole(value):
     text = str(value or "")
     return int(text) if text.isdigit() else None
-
-
-# -- events --------------------------------------------------------------------------------------------------------------
 
 
 def begin(event, config):
@@ -250,9 +244,6 @@ def tidy(event, config):
     belljar(config, "reap", "--batch", "openpbs")
 
 
-# -- the folder for notes ------------------------------------------------------------------------------------------------
-
-
 def folder_of(job, config):
     return os.path.join(config["notes"], re.sub(r"[^A-Za-z0-9.\[\]_-]", "_", str(job.id)))
 
@@ -287,9 +278,6 @@ def read_note(job, config):
     finally:
         os.close(descriptor)
     return note if isinstance(note, dict) and note.get("verdict") in ("requeue", "hold") else None
-
-
-# -- commands ------------------------------------------------------------------------------------------------------------
 
 
 def belljar(config, *words):
