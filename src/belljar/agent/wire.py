@@ -62,9 +62,7 @@ STDIN, STDOUT, STDERR, SCRIPT = range(4)
 NOT_FOUND, NOT_EXECUTABLE, FAILED = 127, 126, 125
 LEADER = 0x80  # in a SIGNAL: for the payload's first process alone
 
-GROW_PATIENCE = (
-    120  # seconds for processors and memory that were plugged in; each takes an emulated guest half a second
-)
+GROW_PATIENCE = 120  # seconds for what was plugged in; a processor takes an emulated guest half a second
 KEYS_PATIENCE = 60  # seconds for new host keys
 PACKED_PATIENCE = 60  # seconds for the mounts of a packed folder
 

@@ -250,16 +250,13 @@ def no_space_as_error(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
+        what = f"{path}: {exc.strerror}"
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpace(f"{path}: {os.strerror(exc.errno)}") from exc
+            raise NoSpace(what) from exc
         if exc.errno == errno.EFBIG:
-            raise NoSpace(
-                f"{path}: {os.strerror(exc.errno)}", hint="Raise the limit on the size of files (`ulimit -f`)."
-            ) from exc
+            raise NoSpace(what, hint="Raise the limit on the size of files (`ulimit -f`).") from exc
         if exc.errno == errno.EROFS:
-            raise HostError(
-                f"{path}: {os.strerror(exc.errno)}", hint="Set `paths.*` to a folder that can be written to."
-            ) from exc
+            raise HostError(what, hint="Set `paths.*` to a folder that can be written to.") from exc
         raise
 
 

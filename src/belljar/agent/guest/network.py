@@ -157,9 +157,7 @@ def restart_sshd(pid: int, pid_file: str) -> None:
             except FileNotFoundError:
                 pass
             if not select.select([written], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                return say(
-                    "sshd was told to read its keys anew and has not said within %d s that it did" % SSHD_PATIENCE
-                )
+                return say("sshd has not said within %d s that it read its keys anew" % SSHD_PATIENCE)
             os.read(written, 4096)
     finally:
         os.close(written)

@@ -54,9 +54,8 @@ class Process:
         if not self.job.script:
             return self.launch()
         name = os.path.basename(self.job.script.rstrip(b"/"))
-        self.job.path = (
-            self.guest.new_folder(self.job.account) + b"/" + (name if name not in (b"", b".", b"..") else b"script")
-        )
+        name = b"script" if name in (b"", b".", b"..") else name
+        self.job.path = self.guest.new_folder(self.job.account) + b"/" + name
         fd = os.open(self.job.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
         os.fchmod(fd, 0o700)
         self.guest.give(fd, self.job.account)

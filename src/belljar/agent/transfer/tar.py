@@ -138,9 +138,7 @@ class Packer:
                 left -= len(data)
         except OSError as exc:
             raise TransferError("refused", "%s: %s" % (shown(path), exc.strerror))
-        raise TransferError(
-            "refused", "%s: does not tell its size and has more than %d bytes" % (shown(path), MOST_UNTOLD)
-        )
+        raise TransferError("refused", "%s: tells no size and has more than %d bytes" % (shown(path), MOST_UNTOLD))
 
     def _content(self, fd: int, path: bytes, name: str, facts: os.stat_result) -> None:
         size = facts.st_size

@@ -139,11 +139,9 @@ class Attempt:
         link.call("the domain's events", lambda it: register(libvirt, it, handle, heard))
         pid = self._find()
         try:
-            pidfd = os.pidfd_open(pid) if pid else -1
-        except ProcessLookupError:
-            pidfd = -1
-        if pidfd < 0:
-            raise DomainDied("QEMU ended before its guest was started")
+            pidfd = os.pidfd_open(pid)
+        except OSError as exc:  # 0: nobody was found
+            raise DomainDied("QEMU ended before its guest was started") from exc
         ends: list[socket.socket] = []
         try:
             for name in self._lines.names:

@@ -94,9 +94,7 @@ def _ask(binary: str, known: str) -> Abilities:
     devices = read_devices(listing)
     missing = [name for name in NEEDED if name not in devices]
     if missing:
-        raise HostError(
-            f"{binary}: has no {', '.join(missing)}", hint="Install the full QEMU package of your distribution."
-        )
+        raise HostError(f"{binary}: has no {', '.join(missing)}", hint="Install your distribution's full QEMU package.")
     asking = [binary, "-nodefaults", "-no-user-config", "-display", "none", "-M", "none", "-qmp", "stdio"]
     said = run(asking, timeout=QUESTION_TIMEOUT, stdin=SCHEMA, check=False).out
     return Abilities(binary, known, version, line, devices, read_schema(said))

@@ -46,9 +46,8 @@ def _check_binary(binary: str) -> None:
     path = abilities.find(binary)
     line = run([path, "--version"], timeout=QUESTION_TIMEOUT).out.decode(errors="replace").partition("\n")[0]
     if abilities.read_version(line) is None:
-        raise BadSetting(
-            f"{binary}: is no QEMU: it calls itself {line[:60]!r}", hint="Name a qemu-system-x86_64 or qemu-kvm."
-        )
+        hint = "Name a qemu-system-x86_64 or qemu-kvm."
+        raise BadSetting(f"{binary}: is no QEMU: it calls itself {line[:60]!r}", hint=hint)
 
 
 def _check_user(name: str) -> None:

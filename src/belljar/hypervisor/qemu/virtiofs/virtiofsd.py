@@ -127,9 +127,7 @@ class FolderServer:
             async with asyncio.timeout(READY_TIMEOUT):
                 await whole
         except TimeoutError as exc:
-            raise NoFolderServer(
-                f"waited {READY_TIMEOUT:g} s for {NAME} to run", hint="The host is overloaded."
-            ) from exc
+            raise NoFolderServer(f"waited {READY_TIMEOUT:g} s for {NAME}", hint="The host is overloaded.") from exc
         finally:
             loop.remove_reader(self._ready)
             os.close(self._ready)
@@ -170,9 +168,7 @@ class FolderServer:
         letter, _, why = said.partition(" ")
         why = "".join(char if char.isprintable() else "?" for char in why)
         if letter == "F":
-            return NotPermitted(
-                f"--share virtiofs:{why}", hint="The folder must be one that the payload's user can enter."
-            )
+            return NotPermitted(f"--share virtiofs:{why}", hint="The payload's user must be able to enter the folder.")
         return NoFolderServer(f"--share virtiofs:{self.share.source}: {why}", hint=HINTS.get(letter))
 
 
