@@ -203,10 +203,8 @@ def _here(store: Store, master: Master, entry: Entry) -> Image | None:
         return None
     if statement.name not in image.names and store.verify(image):
         return None  # nobody has read it since it was stored, and this name would have it as new
-    from belljar.image.store.store import same_start
-
     if others := [name for name in image.names if name != statement.name]:
-        same_start(replace(image, names=tuple(others)), _stated(image, statement))
+        manifest.same_start(replace(image, names=tuple(others)), _stated(image, statement))
         return image
     if image.boot_digest != statement.boot_digest:
         return None

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import ImageCorrupt, ImageMismatch, NoStore
+from belljar.errors import ImageCorrupt, ImageMismatch, ImageUnfit, NoStore
 from belljar.host.files import check_ours, read_json, write_whole
 from belljar.image import Image
 from belljar.image.store import qcow2
@@ -154,6 +154,22 @@ def origin_command(image: Image) -> str:
     if kind == "build debian":
         return f"belljar image build debian --suite {suite} --name {name}"
     return f"belljar image import {image.source} --name {name}"
+
+
+def same_start(stored: Image, again: Image) -> None:
+    """Raise ImageUnfit when the same disk was asked to start in another way than the one that is stored."""
+    if stored.boot_digest != again.boot_digest:
+        raise ImageUnfit(
+            f"the same disk is stored already, as image {stored.called}, with another kernel, ramdisk or command line",
+            hint="Remove that image first, with `belljar image remove --force`; a store has each disk once.",
+        )
+    for fact in ("boots_by", "use_firmware", "context", "agent_in_initrd", "init"):
+        has, wanted = stored.facts.get(fact), again.facts.get(fact)
+        if has != wanted:
+            raise ImageUnfit(
+                f"the same disk is stored already, as image {stored.called}, with {fact} = {has or 'auto'}, not {wanted or 'auto'}",
+                hint="Change that image with `belljar image set`, or remove it first.",
+            )
 
 
 def _load(folder: Path) -> dict[str, Any]:

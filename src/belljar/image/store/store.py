@@ -21,15 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.agent import bundle
-from belljar.errors import (
-    BadOption,
-    ImageCorrupt,
-    ImageInUse,
-    ImageUnfit,
-    ImageUnknown,
-    NoStore,
-    NotPermitted,
-)
+from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NoStore, NotPermitted
 from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync, write_whole
 from belljar.host.locks import locked, try_lock
 from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Users, nobody
@@ -101,15 +93,12 @@ class Store:
         if not _is_whole(cached, image.initrd):
             self.work_folder("cache")
             with no_space_as_error(cached):
-                write_whole(
-                    cached, image.initrd.read_bytes() + initramfs.agent_part(image, python), mode=self.file_mode | 0o200
-                )
+                data = image.initrd.read_bytes() + initramfs.agent_part(image, python)
+                write_whole(cached, data, mode=self.file_mode | 0o200)
         if not (words := initramfs.words_for(image, context)):
             return BootFiles(image.kernel, cached, image.append, digest)
-        append = f"{image.append} {' '.join(words)}"
-        return BootFiles(
-            image.kernel, cached, append, initramfs.digest_with(digest, words), init=initramfs.own_init(image)
-        )
+        append, digest = f"{image.append} {' '.join(words)}", initramfs.digest_with(digest, words)
+        return BootFiles(image.kernel, cached, append, digest, init=initramfs.own_init(image))
 
     def interpreter(self) -> Interpreter:
         """This host's Python, as guests get it."""
@@ -257,7 +246,7 @@ class Store:
             return True
         if self.complaint(stored) or manifest.verify(folder, mode=None):
             if not set(names) <= {name}:  # what is repaired for one name is not changed for the others
-                same_start(stored, again)
+                manifest.same_start(stored, again)
             self._exchange(draft, folder)
             return True
         if stored.boot_digest != again.boot_digest and set(names) <= {name}:
@@ -268,7 +257,7 @@ class Store:
             held.callback(lock.release)
             self._exchange(draft, folder)
             return True
-        same_start(stored, again)
+        manifest.same_start(stored, again)
         with suppress(ImageUnknown):
             held.enter_context(self._staying(folder, f"store {name}"))
             remove_tree(draft)
@@ -349,22 +338,6 @@ class Store:
         for name, folder in fits.items():
             return folder, tuple(_names(folder.parent).get(name, ()))
         raise ImageUnknown(f"no image has a name or digest {reference!r}")
-
-
-def same_start(stored: Image, again: Image) -> None:
-    """Raise ImageUnfit when the same disk was asked to start in another way than the one that is stored."""
-    if stored.boot_digest != again.boot_digest:
-        raise ImageUnfit(
-            f"the same disk is stored already, as image {stored.called}, with another kernel, ramdisk or command line",
-            hint="Remove that image first, with `belljar image remove --force`; a store has each disk once.",
-        )
-    for fact in ("boots_by", "use_firmware", "context", "agent_in_initrd", "init"):
-        has, wanted = stored.facts.get(fact), again.facts.get(fact)
-        if has != wanted:
-            raise ImageUnfit(
-                f"the same disk is stored already, as image {stored.called}, with {fact} = {has or 'auto'}, not {wanted or 'auto'}",
-                hint="Change that image with `belljar image set`, or remove it first.",
-            )
 
 
 def firmware_of(image: Image) -> Firmware:

@@ -34,7 +34,7 @@ from belljar.model import (
     RunPayload,
     StdinKind,
     Transfer,
-)
+)  # fmt: skip
 from belljar.records import dataclass, field
 
 SCRIPT = Path(__file__).parent / "inside" / "foreign.py"

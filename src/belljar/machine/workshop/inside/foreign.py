@@ -17,7 +17,7 @@ import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 ROOT, OUT, IN = "/var/foreign/root", "/var/foreign/out", "/var/foreign/in"
 TASK = "/var/foreign/task"
@@ -27,6 +27,7 @@ OPTIONS = {"xfs": ",nouuid"}
 SUBVOLUMES = ("", "@", "root", "@rootfs")  # where btrfs users keep their root
 KEEP_APART = ("/", "/proc", "/sys", "/dev", "/run", "none", "swap")
 TAGS = ("UUID", "LABEL", "PARTUUID", "PARTLABEL")
+OF_PARTITIONS = {"PART_ENTRY_UUID": "PARTUUID", "PART_ENTRY_NAME": "PARTLABEL"}  # blkid's names, and those of fstab
 SYSTEMS = ("etc/os-release", "usr/lib/os-release", "sbin/init", "usr/sbin/init", "usr/lib/systemd/systemd")
 UNIT_LINK = "etc/systemd/system/multi-user.target.wants"
 SELINUX = "security.selinux"
@@ -47,18 +48,13 @@ def main() -> None:
     try:
         with mounted(device_of(task["disk"])):
             TASKS[task["do"]](task)
-            if task.get("leave_mounted"):
-                leave_mounted()
+            if task.get("leave_mounted"):  # for the copies that follow; the machine's end unmounts it
+                sys.stdout.flush()
+                os._exit(0)
     except Trouble as trouble:
         sys.exit(f"{trouble}")
     except OSError as trouble:
         sys.exit(f"{trouble.filename or 'the disk'}: {trouble.strerror}")
-
-
-def leave_mounted() -> NoReturn:
-    """What comes next reads what is mounted; the machine's end unmounts it."""
-    sys.stdout.flush()
-    os._exit(0)
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
@@ -67,8 +63,7 @@ def leave_mounted() -> NoReturn:
 def inject(task: dict[str, Any]) -> None:
     """Put the agent and its systemd unit where the foreign system's own init finds them."""
     for name in ("agent", "unit"):
-        path, text = task[name]["path"], task[name]["text"]
-        inside(partial(put_text, path, text, name))
+        inside(partial(put, task[name]["path"], task[name]["text"].encode(), name, 0o644))
     if task["python"]:
         with tarfile.open(f"{IN}/0/it") as archive:
             inside(partial(put_python, task["python"], archive))
@@ -83,10 +78,6 @@ def put_python(folder: str, archive: tarfile.TarFile) -> None:
         content = archive.extractfile(member)
         assert content is not None
         put(f"{folder}/{member.name}", content.read(), "python", member.mode)
-
-
-def put_text(path: str, text: str, what: str) -> None:
-    put(path, text.encode(), what, 0o644)
 
 
 def put(path: str, data: bytes, what: str, mode: int) -> None:
@@ -159,9 +150,8 @@ def write_thinned(place: bytes, task: dict[str, Any], drivers: set[str]) -> None
         for folder in ("/usr/lib/modules", "/lib/modules"):
             for version in listed(folder) if os.path.realpath(folder) == folder else ():
                 tell(tar, f"{folder}/{version}", is_told=False)
-                kernels += [
-                    f"{folder}/{version}/{name}" for name in (*OF_A_KERNEL, *modules(f"{folder}/{version}", drivers))
-                ]
+                names = (*OF_A_KERNEL, *modules(f"{folder}/{version}", drivers))
+                kernels += [f"{folder}/{version}/{name}" for name in names]
         for path in (*task["files"], *kernels):
             tell(tar, path, is_told=True)
     sys.stdout.buffer.flush()
@@ -248,13 +238,10 @@ def finish(target: str, facts: os.stat_result, item: dict[str, Any]) -> None:
     os.chown(target, user, group, follow_symlinks=False)
     if stat.S_ISLNK(facts.st_mode):
         return
-    is_folder = stat.S_ISDIR(facts.st_mode)
-    if item["mode"] is None:
-        os.chmod(target, stat.S_IMODE(facts.st_mode))
-    elif is_folder:  # whoever may read may enter
-        os.chmod(target, item["mode"] | (item["mode"] & 0o444) >> 2)
-    else:
-        os.chmod(target, item["mode"])
+    mode = stat.S_IMODE(facts.st_mode) if item["mode"] is None else item["mode"]
+    if item["mode"] is not None and stat.S_ISDIR(facts.st_mode):  # whoever may read it may enter it
+        mode |= (mode & 0o444) >> 2
+    os.chmod(target, mode)
     os.utime(target, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
@@ -296,13 +283,12 @@ def inside(work: Callable[[], object]) -> str:
 
 def resolved(path: str) -> str:
     """Where this path leads in the foreign system, links followed there; absolute."""
-    return inside(partial(resolve, path))
 
+    def found() -> str:
+        os.lstat(real := os.path.realpath(os.path.join("/", path)))
+        return real
 
-def resolve(path: str) -> str:
-    found = os.path.realpath(os.path.join("/", path))
-    os.lstat(found)
-    return found
+    return inside(found)
 
 
 # -- mounting ----------------------------------------------------------------------------------------------------------
@@ -344,9 +330,7 @@ def identify(device: str) -> dict[str, str]:
         ["blkid", "--probe", "--output", "export", device], capture_output=True, text=True, check=False
     )
     facts = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
-    facts |= {
-        key.replace("PART_ENTRY_UUID", "PARTUUID").replace("PART_ENTRY_NAME", "PARTLABEL"): facts[key] for key in facts
-    }
+    facts |= {ours: facts[key] for key, ours in OF_PARTITIONS.items() if key in facts}
     return facts if facts.get("TYPE") in KINDS else {}
 
 
@@ -399,8 +383,10 @@ def mount(device: str, kind: str, target: str, more: str) -> str:
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it cannot be mounted"])[-1]
 
 
-def run(*argv: str, stdin: bytes = b"", stdout: int = subprocess.DEVNULL) -> None:
-    done = subprocess.run(argv, input=stdin, stdout=stdout, stderr=subprocess.PIPE, check=False)
+def run(*argv: str) -> None:
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
+    )
     if done.returncode:
         raise Trouble((done.stderr.decode(errors="replace").strip().splitlines() or [f"{argv[0]} failed"])[-1])
 
