@@ -1,8 +1,8 @@
 """The door of the context room: tells a guest who it is, and gives the agent to a guest that runs its own init.
 
-Dialects say it in words a guest knows (cloud-init's NoCloud, EC2's and OpenStack's metadata, Vac's user data); deliveries
-bring them there (a disc, or HTTP at 169.254.169.254: metadata.py). Which way a machine takes is decided by `choose`, a
-pure function of what was asked and what the image can.
+The data have the forms that guests know (cloud-init's NoCloud, EC2's and OpenStack's metadata, Vac's user data), and come on a
+disc or by HTTP from 169.254.169.254. `choose` decides on a machine's context: a pure function of what was asked and what the
+image can.
 """
 
 from __future__ import annotations
@@ -48,20 +48,20 @@ class Settings:
 
 @dataclass(frozen=True)
 class Means:
-    """What an image has that belljar could work with. `auto` takes what is not known for missing."""
+    """What an image has that belljar can use. `auto` treats what is not known as missing."""
 
     ramdisk: bool = False  # belljar starts its kernel with a ramdisk of belljar's own
     init: str = ""  # "systemd", "other", or "" where it is not known
     cloud_init: bool = False
     sshd: bool = False
     agent: bool = False  # it starts the agent itself, as docs/images.md says
-    own: Context = Context.AUTO  # what its importer wants
-    is_known: bool = True  # its root file system was looked into; else who insists on a way is let try it
+    own: Context = Context.AUTO  # what its importer chose
+    is_known: bool = True  # its root file system was examined; else any context that is asked for is tried
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The way a guest is contextualized, and why this one."""
+    """How a guest is contextualized, and why so."""
 
     context: Context
     reason: str
@@ -123,7 +123,7 @@ def ssh_seed(user: str, public: str, host_private: str, host_public: str, *, gro
 
 
 def user_seed(user_data: bytes, instance_id: str, hostname: str) -> Seed:
-    """A seed for guests without the agent: the user's own data alone, in every form that clouds have for it."""
+    """A seed for guests without the agent: the user's own data alone, in the forms of several clouds."""
     from belljar.context.discs import UserSeed
 
     return UserSeed(user_data, instance_id, hostname)
@@ -161,7 +161,7 @@ def choose(wanted: Context, means: Means, name: str) -> Chosen:
     for context, why in PREFERENCE:
         if not lacks(context, means) and (context is not Context.NONE or means.agent):
             return Chosen(context, why)
-    return Chosen(Context.NONE, "nothing else is known to work: the image has to start the agent itself")
+    return Chosen(Context.NONE, "nothing else is known to work: the image must start the agent itself")
 
 
 def lacks(context: Context, means: Means) -> list[str]:
@@ -180,7 +180,7 @@ def lacks(context: Context, means: Means) -> list[str]:
 def _insisted(context: Context, means: Means, name: str, why: str) -> Chosen:
     missing = lacks(context, means)
     if context is not Context.RAMDISK and not means.is_known:
-        missing = []  # what was not found, or not looked for, may still be there
+        missing = []  # it may be there: nobody has looked
     if missing:
         from belljar.errors import ContextImpossible
 

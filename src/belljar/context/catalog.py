@@ -33,7 +33,7 @@ class Page:
 
 
 def split(target: bytes) -> list[str] | None:
-    """The parts of a request's path, without empty ones (`//` is `/`); None for a path that nobody asks for in earnest."""
+    """The parts of a request's path, without empty ones (`//` is `/`); None for a path that is not accepted."""
     path = target.partition(b"?")[0]
     if path[:7].lower() == b"http://":  # RFC 9112, 3.2.2: a server takes this form too
         path = b"/" + path[7:].partition(b"/")[2]
@@ -98,12 +98,7 @@ def _leaf_or_list(path: list[str], known: Mapping[str, str]) -> Page | None:
         return Page(known[name].encode())
     before = f"{name}/" if name else ""
     below = [leaf.removeprefix(before) for leaf in known if leaf.startswith(before)]
-    return _list(dict.fromkeys(_entry(leaf) for leaf in below)) if below else None
-
-
-def _entry(leaf: str) -> str:
-    first, slash, _ = leaf.partition("/")
-    return first + slash
+    return _list(dict.fromkeys("".join(leaf.partition("/")[:2]) for leaf in below)) if below else None
 
 
 def _openstack(rest: list[str], instance: Instance) -> Page | None:

@@ -1,7 +1,7 @@
-"""The metadata service of one machine: HTTP/1.1 on connections that are the machine's by the way they came.
+"""The metadata service of one machine: HTTP/1.1 on connections that only this machine can make.
 
-Parsing is h11's; what is known is in catalog.py; what a guest leaves goes into outputs.py. Everything a guest sends is
-untrusted: heads have at most 8 KiB, every wait has a deadline, and nothing it asks for is a path of this host.
+h11 parses, catalog.py has the pages, outputs.py keeps what a guest leaves. Everything a guest sends is untrusted: heads have
+at most 8 KiB, every wait has a deadline, and no path in a request is a path of this host.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from belljar.context.outputs import Outputs, Rejected
 LARGEST_HEAD, LONGEST_TARGET = 8192, 2048
 CHUNK = 1 << 16
 MOST_CONNECTIONS, MOST_REQUESTS = 32, 1000
-HEAD_TIMEOUT = 20.0  # seconds for a whole head, and for a connection that says nothing
-BODY_TIMEOUT = 300.0  # for a whole file
-STALL_TIMEOUT = 20.0  # without a byte of it
+HEAD_TIMEOUT = 20.0  # seconds for a whole head, and for a silent connection
+BODY_TIMEOUT = 300.0  # seconds for a whole file
+STALL_TIMEOUT = 20.0  # seconds without a byte of it
 SEND_TIMEOUT = 30.0
 LINGER, LINGER_BYTES = 2.0, 1 << 20  # what is read and dropped, so that a client that still sends sees the answer
 
@@ -35,8 +35,7 @@ class Service:
         self._open = 0
 
     async def serve(self, connection: socket.socket) -> None:
-        """Answer until the guest closes, is silent for too long, or asks for the end. Raises nothing a guest could cause.
-        The socket is non-blocking and stays the caller's to close."""
+        """See `belljar.context.Metadata`: until the guest closes, is silent for too long, or asks for the end."""
         self._open += 1
         try:
             await _Talk(self, connection).run(is_one_too_many=self._open > MOST_CONNECTIONS)
@@ -120,7 +119,7 @@ class _Talk:
             draft.drop()
 
     async def _drain(self) -> None:
-        """Read the body that came with a request for which it means nothing."""
+        """Read and drop the body of a request that needs none."""
         size = 0
         async with asyncio.timeout(STALL_TIMEOUT):
             while isinstance(event := await self._part(), h11.Data):
@@ -172,7 +171,7 @@ class _Talk:
             raise ConnectionAbortedError("the guest does not read its answer") from exc
 
     async def _linger(self) -> None:
-        """No more is sent; what still comes is dropped for a moment."""
+        """Send no more, and drop what still arrives for a moment."""
         with suppress(OSError, TimeoutError):
             self._socket.shutdown(socket.SHUT_WR)
             left = LINGER_BYTES

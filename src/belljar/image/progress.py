@@ -14,17 +14,17 @@ from typing import IO, Any, Protocol
 
 
 class Progress(Protocol):
-    """Told by whoever does something that takes long."""
+    """Gets the steps of something that takes long."""
 
     def step(self, text: str) -> None:
         """Something new begins."""
 
     def amount(self, done: int, total: int | None) -> None:
-        """So many bytes of the present step are done."""
+        """So many bytes of the current step are done."""
 
 
 class Silent:
-    """For those who do not want to know."""
+    """Shows nothing."""
 
     def step(self, text: str) -> None: ...
     def amount(self, done: int, total: int | None) -> None: ...
@@ -70,7 +70,7 @@ def begin_and_end(what: str, out: IO[str]) -> Iterator[None]:
 
 @contextmanager
 def shown() -> Iterator[Progress]:
-    """Progress for whoever reads stderr."""
+    """Progress on stderr, in the form that fits it."""
     try:
         is_terminal = sys.stderr.isatty()
     except (AttributeError, ValueError):  # closed
@@ -84,7 +84,7 @@ def shown() -> Iterator[Progress]:
     from rich.text import Text
 
     class Bytes(DownloadColumn):
-        """How much of it is done, where a step tells."""
+        """How much of it is done, where that is known."""
 
         def render(self, task: Any) -> Any:
             return Text(f"{task.percentage:.0f}% of ").append(super().render(task)) if task.total else ""

@@ -76,13 +76,13 @@ class Link:
     address: str = ""
     gateway: str = ""
     dns: str = ""
-    egress: Egress | None = None  # what a guard of a user network goes by
+    egress: Egress | None = None  # the rules for a guard of a user network
     has_line: bool = False  # its frames are carried by a descriptor, not by QEMU's own user network
     fd: int = -1  # that descriptor, open in this process while the link is joined
 
 
 class Joined(Protocol):
-    """A link that is there. `close` takes away what it made; closing twice is fine."""
+    """A link that was made. `close` removes what was made for it; closing twice is fine."""
 
     link: Link
 
@@ -116,8 +116,8 @@ class Networks:
         grants: Iterable[Place] = (),
         answers: Iterable[Place] = (),
     ) -> Joined:
-        """Join a network. *grants*: places this machine may reach whatever is blocked; *answers*: places its supervisor
-        answers. Raises NoSuchNetwork, NetworkFailed, BadSetting, CommandMissing."""
+        """Join a network. *grants*: places that this machine may reach even where they are blocked; *answers*: places that its
+        supervisor answers for. Raises NoSuchNetwork, NetworkFailed, BadSetting, CommandMissing."""
         settings, link = self._settings, plan(mode, id)
         if mode is NetworkMode.USER:
             from belljar.network.joining import egress_of
@@ -136,7 +136,7 @@ class Networks:
 
 
 def discard(run: Path, id: MachineId, what: str, path: Path) -> None:
-    """Take away what the journal of a dead machine says was made. Taking away what is not there is success."""
+    """Remove what the journal of a dead machine says was made. Removing what is not there is success."""
     if what == "port" and path.parent.parent == run / FOLDER:
         from belljar.network.isolated import sweep
 
@@ -155,10 +155,18 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
 
 
 def shortfalls(settings: Settings, *, is_root: bool) -> tuple[str, ...]:
-    """What these settings do not do for machines of root's, or of ordinary users', though one might think so."""
-    from belljar.network.joining import shortfalls
+    """What these settings do not do for machines of root, or of ordinary users, against what one might expect."""
+    if not settings.bridges or settings.anti_spoofing is not AntiSpoofing.AUTO:
+        return ()
+    from belljar.network.bridge import guards_addresses, has_nft
 
-    return shortfalls(settings, is_root=is_root)
+    if guards_addresses(settings, is_root=is_root, has_nft=has_nft()):
+        return ()
+    why = "nft is not installed" if is_root else "rules want root's rights, and a user's machine is made without them"
+    return (
+        f'network.anti_spoofing = "auto" does nothing here ({why}): a machine on a bridge ({", ".join(settings.bridges)}) can use'
+        ' any MAC and IP address of that network; "required" refuses such machines, "off" says that it may be so',
+    )
 
 
 # QEMU's user network always has these: the guest's, the gateway's, the name server's. Machines never see others'.

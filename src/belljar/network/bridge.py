@@ -82,7 +82,7 @@ class OnBridge:
         self._claims: list[socket.socket] = []
 
     def claim(self, settings: Settings) -> None:
-        """Addresses of the site's, where it gives any."""
+        """Take addresses of the site, where it has any."""
         if settings.mac_pool:
             mac, holder = claim("mac_pool", macs(settings.mac_pool))
             self._claims.append(holder)
@@ -195,20 +195,20 @@ def ask_helper(bridge: str) -> int:
         except BlockingIOError:
             fds = []
     if not fds:
-        raise NetworkFailed(f"{helper} ended well and gave no tap")
+        raise NetworkFailed(f"{helper} succeeded, but passed no tap")
     os.set_inheritable(fds[0], False)
     return fds[0]
 
 
 # -- against the use of others' addresses: nftables rules, two tables per machine, named by its id --------------------
 
-# They see what comes in from the machine's own tap, before the bridge does. https://wiki.nftables.org
+# They see frames from the machine's own tap before the bridge does. https://wiki.nftables.org
 
 FAMILIES = ("bridge", "netdev")
 ID, MAC = re.compile(r"[0-9a-f]{12}"), re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 TAP, ADDRESS = re.compile(r"[A-Za-z0-9._-]{1,15}"), re.compile(r"[0-9.]{7,15}")
 
-# What is for the bridge itself (spanning tree, pause, LLDP) the kernel takes off before most hooks of the family bridge.
+# The kernel removes frames for the bridge itself (spanning tree, pause, LLDP) before most hooks of the family bridge.
 NO_BPDUS = "ether daddr & ff:ff:ff:ff:ff:f0 == 01:80:c2:00:00:00 drop"
 
 
@@ -217,7 +217,7 @@ def table_of(id: MachineId) -> str:
 
 
 def rules(id: MachineId, tap: str, mac: str, address: str) -> str:
-    """What nft is to load. *address* "": the machine gets its address from somebody else's DHCP, and may use any."""
+    """The rules for nft. *address* "": the machine gets its address from a DHCP server, and may use any."""
     for text, form in ((id, ID), (tap, TAP), (mac, MAC), *([(address, ADDRESS)] if address else [])):
         assert form.fullmatch(text), f"{text!r} has no place in a rule"
     lines = [
@@ -273,11 +273,10 @@ def has_nft() -> bool:
     return which("nft") is not None
 
 
-# -- addresses this host gives out, each to one machine at a time, whoever's it is ------------------------------------
+# -- addresses that this host gives to its machines, each to one at a time --------------------------------------------
 
-# A claim is an abstract socket with the address in its name: the kernel lets nobody else have it, and gives it back when its
-# holder ends, however that comes. Any user of the host could take such a name and so keep an address from being used; nobody
-# can use it twice.
+# A claim is an abstract socket with the address in its name: it is unique in the kernel, and gone when its holder ends, even
+# by kill -9. Any user of the host could bind such a name and so block an address, but no address is used twice.
 
 MOST = 4096  # addresses of one range
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from belljar.errors import BadSetting, NoSuchNetwork, ShareMissing
 from belljar.host.guard import egress as rules
 from belljar.host.guard.egress import Egress, Place
-from belljar.network import AntiSpoofing, EgressMode, Settings
+from belljar.network import EgressMode, Settings
 from belljar.records import replace
 
 RESOLVERS = Path("/etc/resolv.conf")
@@ -17,7 +17,7 @@ INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")
 
 
 def egress_of(settings: Settings, grants: tuple[Place, ...], answers: tuple[Place, ...]) -> Egress | None:
-    """What the guard of a user network goes by; None where there is none."""
+    """The rules for the guard of a user network; None where there is no guard."""
     if settings.egress is EgressMode.GUARDED:
         resolvers = resolvers_of(RESOLVERS.read_text(errors="replace") if RESOLVERS.exists() else "")
         return plan_egress(settings, resolvers, grants, answers)
@@ -27,7 +27,7 @@ def egress_of(settings: Settings, grants: tuple[Place, ...], answers: tuple[Plac
 def plan_egress(
     settings: Settings, resolvers: tuple[str, ...], grants: tuple[Place, ...] = (), answers: tuple[Place, ...] = ()
 ) -> Egress:
-    """What the guard goes by. Raises BadSetting for a rule that cannot be read, ShareMissing for a grant that is none."""
+    """The rules for the guard. Raises BadSetting for a rule that cannot be read, ShareMissing for a grant that is not allowed."""
     own = Egress(
         allow=_rules("allow", settings.allow), deny=_rules("deny", settings.deny), resolvers=resolvers, answers=answers
     )
@@ -35,7 +35,7 @@ def plan_egress(
 
 
 def _granted(egress: Egress, address: str, port: int) -> rules.Rule:
-    """A share opens the file server's own port. Any other could be any service of the site's, and takes its leave."""
+    """A share opens the port of NFS. Another port could belong to any service, so the site must allow it."""
     from belljar.network.nfs import PORT
 
     if port != PORT:
@@ -56,7 +56,7 @@ def _rules(key: str, texts: tuple[str, ...]) -> tuple[rules.Rule, ...]:
 
 
 def resolvers_of(text: str) -> tuple[str, ...]:
-    """The IPv4 name servers of a resolv.conf. QEMU hands a guest's questions to the first."""
+    """The IPv4 name servers of a resolv.conf. QEMU forwards a guest's queries to the first."""
     words = (line.split() for line in text.splitlines())
     found = [line[1] for line in words if len(line) >= 2 and line[0] == "nameserver"]
     return tuple(one for one in found if _is_ipv4(one))[:3]
@@ -82,21 +82,6 @@ def bridge_of(settings: Settings, name: str) -> str:
     if not INTERFACE.fullmatch(chosen):
         raise BadSetting(f"network.bridges: {chosen!r} cannot be the name of a bridge")
     return chosen
-
-
-def shortfalls(settings: Settings, *, is_root: bool) -> tuple[str, ...]:
-    """See `belljar.network.shortfalls`."""
-    if not settings.bridges or settings.anti_spoofing is not AntiSpoofing.AUTO:
-        return ()
-    from belljar.network.bridge import guards_addresses, has_nft
-
-    if guards_addresses(settings, is_root=is_root, has_nft=has_nft()):
-        return ()
-    why = "nft is not installed" if is_root else "rules want root's rights, and a user's machine is made without them"
-    return (
-        f'network.anti_spoofing = "auto" does nothing here ({why}): a machine on a bridge ({", ".join(settings.bridges)}) can use'
-        ' any MAC and IP address of that network; "required" refuses such machines, "off" says that it may be so',
-    )
 
 
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:

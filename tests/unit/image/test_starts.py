@@ -10,7 +10,7 @@ import pytest
 from belljar.errors import BadOption, ImageUnfit, NotPermitted
 from belljar.image import Image
 from belljar.image.boot import initramfs
-from belljar.image.intake.change import amend
+from belljar.image.images import amend
 from belljar.image.store.store import Store, firmware_of
 from belljar.model import Context, Firmware
 

@@ -23,9 +23,8 @@ from belljar.errors import (
     SignatureRefused,
 )
 from belljar.image import Image
-from belljar.image.images import Images
+from belljar.image.images import Images, amend
 from belljar.image.intake import intake
-from belljar.image.intake.change import amend
 from belljar.image.progress import Silent
 from belljar.image.site import index, sync
 from belljar.image.site.master import Master

@@ -1,6 +1,6 @@
 """Kernel modules: which ones a guest needs, in which order, as plain ELF bytes.
 
-Works on a `Reader`, a function that gives a file of the image by its path; where the image lies is others' affair.
+Works on a `Reader`, a function that returns a file of the image by its path.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def select(read: Reader, folder: str, filesystem: str) -> Selection:
 
 def mounts(read: Reader, folders: Iterable[str]) -> list[str]:
     """Kinds of shared folders that one of these kernels can mount, as a module or built in; each is known by the *folder* of
-    its modules. Raises ImageCorrupt where one does not tell."""
+    its modules. Raises ImageCorrupt where a list of modules is missing."""
     found = set()
     for folder in folders:
         listed = b"\n".join(read(f"{folder}/{name}") for name in ("modules.dep", "modules.builtin"))

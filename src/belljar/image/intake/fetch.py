@@ -1,7 +1,7 @@
-"""Download one file over http or https: streaming, resumed where it stopped, never larger than allowed, never stalled.
+"""Download one file over http or https: streamed, resumed, limited in size and in time.
 
-A download is `<key>.part` beside `<key>.json`, which says what the server called this version of the file. It goes on
-only from the same version (RFC 9110, If-Range). The caller holds the lock and checks the digest.
+A download is `<key>.part` beside `<key>.json`, which has the server's name for this version of the file (ETag or date). It is
+resumed only for the same version (RFC 9110, If-Range). The caller holds the lock and checks the digest.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ if TYPE_CHECKING:
     import httpx
 
 MOST_REDIRECTS = 5
-MOST_FAILURES = 3  # in a row without a byte more than there ever was
-MOST_RESTARTS = 5  # what comes after one may be more, and as useless
+MOST_FAILURES = 3  # in a row without progress
+MOST_RESTARTS = 5  # each one throws away what came before
 CONNECT_TIMEOUT = 30.0
-SLOWEST = 1024  # bytes per second, over `image.stall_timeout`; a server that drips would keep us for ever
+SLOWEST = (
+    1024  # bytes per second, over `image.stall_timeout`; a server that sends single bytes must not keep us for ever
+)
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Part:
 
     @classmethod
     def found(cls, path: Path, url: str) -> Part:
-        """What an earlier process left, or nothing."""
+        """What an earlier process left, or an empty part."""
         with suppress(OSError, ValueError):
             note = read_json(path.with_suffix(".json"))
             if note.get("url") == url and isinstance(note.get("validator"), str) and path.is_file():
@@ -160,13 +162,13 @@ _NO_INDEX = "That is not an index of images: check `image.sources`."
 
 
 class _Broken(Exception):
-    """The connection broke off: worth another try at once."""
+    """The connection broke: try again at once."""
 
 
 def _continue(
     client: httpx.Client, url: str, part: Part, settings: Settings, progress: Progress, is_pinned: bool
 ) -> None:
-    """One connection: ask for what is missing, write it down."""
+    """One connection: ask for what is missing and write it to the part."""
     headers = {"Accept-Encoding": "identity"}
     if part.size and part.validator:
         headers |= {"Range": f"bytes={part.size}-", "If-Range": part.validator}
@@ -233,7 +235,7 @@ def _followed(
 
 
 class _Hurry:
-    """Ends a connection on which no whole head of an answer has come in time: each of its bytes may come in time."""
+    """Ends a connection on which no whole head of an answer came in time, even where each byte of it came in time."""
 
     def __init__(self, seconds: float, complaint: str) -> None:
         import threading
@@ -266,7 +268,7 @@ class _Hurry:
 
 
 def _begin(response: httpx.Response, url: str, part: Part, settings: Settings) -> None:
-    """Read the head of the answer: do its bytes go behind ours, or is this another file?"""
+    """Read the head of the answer: does it continue the part, or begin another file?"""
     status, headers = response.status_code, response.headers
     if status == 416:
         part.restart()
@@ -313,7 +315,7 @@ def _is_same(part: Part, version: str, total: int | None) -> bool:
 
 
 def _receive(response: httpx.Response, part: Part, settings: Settings, progress: Progress) -> None:
-    # As the bytes come, whatever their number: what is not written yet when the connection breaks has to come again.
+    # Every chunk is written at once: what is not written when the connection breaks has to be sent again.
     size = seen = part.size
     since = time.monotonic()
     with no_space_as_error(part.path), open(part.path, "ab", buffering=0) as file:

@@ -1,6 +1,6 @@
 """Run a program on bytes nobody trusts: under limits, without rights, on open files instead of paths.
 
-The program gets each file as /proc/self/fd/N: it can open that file and, being nobody when we are root, no other of ours.
+The program gets each file as /proc/self/fd/N: it can open that file and no other: when we are root, it runs as the user nobody.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def run(
 ) -> bytes:
     """Run *argv* to its end, for at most so many *seconds*, and return what it printed. No file that it writes, its standard
     output too, is larger than *largest*. `{0}`, `{1}`... in argv stand for *files*, then for *writable*, which exist already;
-    *stdin* and *stdout* may be files too. Raises ImageCorrupt, with the program's last words, when its exit code is not *fine* or its time is up; ImageTooLarge, NoSpace."""
+    *stdin* and *stdout* may be files too. Raises ImageCorrupt, with the last line of its errors, when its exit code is not *fine*
+    or its time is up; ImageTooLarge, NoSpace."""
     import subprocess
     import tempfile
 
@@ -91,7 +92,7 @@ def _opened(stack: ExitStack, path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def _lent(stack: ExitStack, path: Path, flags: int) -> int:
-    """Open it; it is nobody's while the program runs, for /proc/self/fd/N is opened by the program's own rights."""
+    """Open it. The file belongs to the user nobody while the program runs, which opens /proc/self/fd/N with its own rights."""
     descriptor = _opened(stack, path, flags)
     if os.geteuid() == 0:
         os.fchown(descriptor, NOBODY, -1)

@@ -1,6 +1,6 @@
 """Bring an image from outside into the store: a file or an address, qcow2 or raw, packed or not. Nothing of it is trusted.
 
-What a file is, its first bytes say; its name says nothing. Every step that has to understand them runs in the sandbox.
+The first bytes of a file tell what it is, not its name. Every step that parses its content runs in the sandbox.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ BOOT_RECORD, EL_TORITO = 0x8800, b"\0CD001\x01EL TORITO SPECIFICATION"  # the 17
 class Order(intake.Origin):
     """What is asked of an import. Its source is a path, or an address: file, http, https."""
 
-    sha256: str = ""  # of the file as it comes, packed or not
+    sha256: str = ""  # of the file as it arrives, packed or not
     context: Context = Context.AUTO
-    signer: str = ""  # who must have signed it, by a signature it carries: x509:FOLDER:DN
+    signer: str = ""  # who must have signed it, by a signature within the file: x509:FOLDER:DN
 
 
 def bring(
@@ -90,7 +90,7 @@ def bring(
 
 @contextmanager
 def _nothing_stored() -> Iterator[None]:
-    """What is wrong with a file from outside is not mended by removing an image."""
+    """The hint about a stored image does not fit a file from outside."""
     try:
         yield
     except ImageCorrupt as exc:
@@ -129,7 +129,8 @@ def check(order: Order) -> None:
 def to_raw(blob: Path, folder: Path, largest: int, progress: Progress, *, is_disc: bool = False) -> Path:
     """The raw disk in *blob*, unpacked and converted, as `disk.raw` in *folder*. Uses up *blob*."""
     for layer in range(MOST_LAYERS + 1):
-        head = _head(blob)
+        with open(blob, "rb") as file:
+            head = file.read(HEAD)
         program = next((argv for magic, argv in PACKED.items() if head.startswith(magic)), None)
         if program is None:
             break
@@ -168,7 +169,7 @@ def check_disc(head: bytes) -> None:
 
 
 def refuse_foreign(head: bytes) -> None:
-    """Raise ImageCorrupt for what is certainly no disk belljar can use."""
+    """Raise ImageCorrupt for a file of a kind that belljar cannot use."""
     for at, mark, what in FOREIGN:
         if head[at : at + len(mark)] == mark:
             raise ImageCorrupt(
@@ -231,7 +232,7 @@ def _checked_digest(blob: Path, order: Order, progress: Progress) -> str:
 
 
 def _checked_signer(blob: Path, order: Order, progress: Progress) -> str:
-    """Who signed the file, where somebody had to. Before anything else looks into it."""
+    """Who signed the file, where a signer was asked for. Checked before anything else reads the file."""
     if not order.signer:
         return ""
     from belljar.image.intake import embedded
@@ -246,8 +247,3 @@ def _flatten(blob: Path, raw: Path, largest: int) -> None:
     raw.touch(0o600)
     run(["qemu-img", "convert", "-f", "qcow2", "-O", "raw", "{0}", "{1}"], [blob], PATIENCE, largest, writable=[raw])
     blob.unlink()
-
-
-def _head(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(HEAD)

@@ -175,9 +175,8 @@ def _statement(value: dict[str, Any]) -> Statement:
     if parts[PARTS[0]].sha256 != digest:
         raise _Wrong("a disk that has not the image's digest")
     append = _text(value, "append")
-    if boot_digest([parts[name].sha256 for name in PARTS[1:] if name in parts], append) != _digest(
-        value, "boot_digest"
-    ):
+    boot_files = [parts[name].sha256 for name in PARTS[1:] if name in parts]
+    if boot_digest(boot_files, append) != _digest(value, "boot_digest"):
         raise _Wrong("a boot_digest that is not that of its kernel, ramdisk and command line")
     previous = value["previous"]
     if not isinstance(previous, list) or len(previous) > MOST_PREVIOUS:
@@ -194,13 +193,8 @@ def _statement(value: dict[str, Any]) -> Statement:
 def _part(value: dict[str, Any]) -> Part:
     if value["form"] not in (PLAIN, ZSTD):
         raise _Wrong(f"a file in the form {value['form']!s:.20}")
-    return Part(
-        _digest(value, "sha256"),
-        _number(value, "size"),
-        value["form"],
-        _digest(value, "blob"),
-        _number(value, "blob_size"),
-    )
+    sizes = _number(value, "size"), _number(value, "blob_size")
+    return Part(_digest(value, "sha256"), sizes[0], value["form"], _digest(value, "blob"), sizes[1])
 
 
 def _facts(value: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -26,7 +27,6 @@ from belljar.errors import (
     IndexStale,
     NotAnIndex,
     SignatureRefused,
-    UnsafeFolder,
 )
 from belljar.host.files import read_capped, read_json, write_whole
 from belljar.host.locks import locked
@@ -189,8 +189,6 @@ class Master:
 
     def _ask(self, seen: Seen, progress: Progress, now: float) -> Index:
         """Get its index and judge it; what is good is kept. The caller holds the lock."""
-        from hashlib import sha256
-
         seen.tried, seen.trouble, seen.kind = now, "", ""
         try:
             copy = self._fetch(seen.copy, progress)
@@ -228,8 +226,6 @@ class Master:
 
     def _judged(self, copy: Copy, seen: Seen, now: float) -> Index:
         """The index in a copy, by the policy as it is now. Raises NotAnIndex, SignatureRefused, IndexStale."""
-        from hashlib import sha256
-
         from belljar.image.site.signing import INDEX
 
         shown = self.place.shown
@@ -251,8 +247,6 @@ class Master:
 
     def _fetch(self, before: Copy | None, progress: Progress) -> Copy:
         """The index with its signatures. They belong together: the name of a file of signatures is its index' digest."""
-        from hashlib import sha256
-
         if self.place.folder is not None:
             data = _read(self.place.folder / index.INDEX, index.LARGEST_INDEX)
             place = self.place.folder / index.SIGNATURES / f"{sha256(data).hexdigest()}.json"
@@ -280,7 +274,7 @@ def _read(path: Path, largest: int) -> bytes:
         return read_capped(path, largest)
     except OSError as exc:
         raise DownloadFailed(f"{path}: {exc.strerror}", hint="Check `image.sources`: is that folder there?") from exc
-    except UnsafeFolder as exc:
+    except errors.UnsafeFolder as exc:
         raise NotAnIndex(exc.message) from exc
 
 

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -77,10 +78,8 @@ def publish(
         _make(folder)
         _make(folder / index.BLOBS)
         _make(folder / index.SIGNATURES)
-        with suppress(FileExistsError):
-            os.close(
-                os.open(folder / LOCK, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660)
-            )  # for all of a group's publishers
+        with suppress(FileExistsError):  # for all of a group's publishers
+            os.close(os.open(folder / LOCK, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660))
     images = {one.digest: one for one in change.names.values()}
     with ExitStack() as held:
         for image in images.values():
@@ -215,8 +214,6 @@ def _run_zstd(argv: list[str], draft: Path) -> None:
 
 
 def _write(folder: Path, made: Index, signer: Signer | None) -> None:
-    from hashlib import sha256
-
     from belljar.image.site import signing
 
     data = index.index_bytes(made)
@@ -240,8 +237,6 @@ def _tidy(folder: Path, now: float) -> None:
 
 def _prune(folder: Path, made: Index, now: float) -> None:
     """Remove files that no statement names, and signatures of other indexes, once they are old."""
-    from hashlib import sha256
-
     wanted = {part.blob for entry in made.entries.values() for part in entry.statement.parts.values()}
     wanted.add(f"{sha256(index.index_bytes(made)).hexdigest()}.json")
     for path in (*(folder / index.BLOBS).iterdir(), *(folder / index.SIGNATURES).iterdir()):

@@ -39,10 +39,8 @@ if TYPE_CHECKING:
 
 KEY_BYTES = 32
 LARGEST_KEY = 64 << 10
-INDEX, STATEMENT = (
-    b"belljar image index 1\n",
-    b"belljar image statement 1\n",
-)  # what a signature is over, before the bytes
+# What a signature is over, before the bytes.
+INDEX, STATEMENT = b"belljar image index 1\n", b"belljar image statement 1\n"
 
 
 @dataclass(frozen=True)
@@ -207,12 +205,8 @@ def _bytes_of(value: str) -> bytes:
 
 def as_json(signatures: Sequence[Signature]) -> list[dict[str, Any]]:
     """Signatures as they are written beside what they are over."""
-    return [
-        {"certificates": list(one.certificates), "value": one.value}
-        if one.certificates
-        else {"key": one.key, "value": one.value}
-        for one in signatures
-    ]
+    signers = [{"certificates": list(one.certificates)} if one.certificates else {"key": one.key} for one in signatures]
+    return [{**signer, "value": one.value} for signer, one in zip(signers, signatures, strict=True)]
 
 
 LARGEST_CERTIFICATE, LARGEST_LIST = 1 << 20, 64 << 20

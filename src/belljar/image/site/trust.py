@@ -142,8 +142,6 @@ def _signer(what: bytes, signature: Signature, rule: Rule, now: datetime) -> str
         return f"{ED25519}:{rule.key}"
     if not signature.certificates:
         return ""
-    from belljar.image.site import signing
-
     key, dn = signing.check_chain(signature.certificates, rule.folder, now)
     if not re.fullmatch(rule.dn, dn):
         raise SignatureRefused(f"{dn} is not one `image.trust` names")

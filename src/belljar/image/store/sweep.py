@@ -1,5 +1,5 @@
-"""Remove what nobody can use any more, and images beyond the limit of the cache. Each thing is tried alone: what is locked is in
-use and stays.
+"""Remove what nobody can use any more, and images beyond the limit of the cache. Each thing is tried by itself: what is
+locked is in use and stays.
 
 Of the cache only what came from a source can go, for only that can come again: the least recently used first, never what a
 machine holds, a template needs, or `image.keep` names. An image is used when a machine starts on it: then its `lock` gets the
@@ -53,7 +53,7 @@ def _drafts(store: Store, dry_run: bool) -> Iterator[Path]:
 
 
 def _dropped(draft: Path) -> bool:
-    """Remove it, unless its maker, or another `gc`, is quicker to take its lock."""
+    """Remove it, unless its maker or another `gc` takes its lock first."""
     if draft.name.startswith(intake.REMOVED):
         intake.drop(draft)
         return True
@@ -76,7 +76,9 @@ def _nameless(store: Store, dry_run: bool) -> Iterator[Path]:
 
 
 def _ramdisks(store: Store, dry_run: bool) -> Iterator[Path]:
-    there = _finished(store.folder / "cache")  # looked at first: what is made from now on is of an image not seen here
+    there = _finished(
+        store.folder / "cache"
+    )  # listed first: what is made from now on may be of an image that is not listed below
     wanted = set()
     with suppress(ImageCorrupt):
         images = store.images()
@@ -97,11 +99,9 @@ def _layers(store: Store, dry_run: bool) -> Iterator[Path]:
 
 
 def _interpreters(store: Store, dry_run: bool) -> Iterator[Path]:
-    """Copies of this host's Python for other agents, or of another Python. None is read later than it was asked for."""
+    """Copies of this host's Python for other agents, or of another Python. They are read only while an image is made."""
     for path in list(out_of_use(store.folder / "interpreters", bundle.source())):
-        if not dry_run:
-            path.unlink(missing_ok=True)
-        yield path
+        yield _unlinked(path, dry_run)
 
 
 def _python(store: Store, image: Image) -> Interpreter | None:
@@ -118,7 +118,7 @@ def _half_written(store: Store, dry_run: bool, now: float) -> Iterator[Path]:
 
 
 def _downloads(store: Store, dry_run: bool, now: float) -> Iterator[Path]:
-    """Parts of downloads nobody is at, then locks nobody holds, once they are old. A lock is removed by its holder only."""
+    """Old parts of downloads that no process holds, then old locks. A lock is removed by its holder only."""
     old = [path for path in _entries(store.folder / "downloads") if _age(path, now) > DOWNLOAD_AGE]
     for part in old:
         if part.suffix != ".lock" and not is_locked(part.with_suffix(".lock")):
@@ -167,13 +167,13 @@ def evict(store: Store, *, dry_run: bool, needed: int = 0) -> Iterator[Path]:
 
 
 def make_room(store: Store, needed: int) -> None:
-    """Remove what the limit wants gone before *needed* bytes come. A cache that stays too large is no reason to refuse."""
+    """Make room within the limit for *needed* bytes. Where that does not suffice, nothing is refused."""
     for _ in evict(store, dry_run=False, needed=needed):
         pass
 
 
 def last_used(image: Image) -> float:
-    """When a machine was started on it last, as far as that can be seen."""
+    """When a machine was started on it last, as far as that is known."""
     times = []
     with suppress(OSError):
         times.append(os.stat(image.disk.parent / "lock").st_mtime)
@@ -198,7 +198,7 @@ def _may_go(store: Store, image: Image) -> bool:
 
 
 def _removed(store: Store, image: Image, dry_run: bool, *, nameless: bool = False) -> bool:
-    """False, where a machine holds it, or somebody has just named it."""
+    """False where a machine holds it, or it was just given a name."""
     if dry_run:
         if lock := try_lock(image.disk.parent / "lock"):
             lock.release()

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Works on a disk nobody trusts, as root of a machine that is thrown away: mounts its file systems, does one task, unmounts.
+"""Works on an untrusted disk, as root of a machine that is discarded: mounts its file systems, does one task, unmounts.
 
 Runs in a guest of belljar's default image; standard library, util-linux and tar. The disk is the one with the serial of
 the task, which lies in a file, as JSON. What could not be done is the last line on stderr. Nothing of the foreign system
@@ -24,7 +24,7 @@ TASK = "/var/foreign/task"
 HARMLESS = "nodev,nosuid,noexec"
 KINDS = {"ext2": "ext4", "ext3": "ext4", "ext4": "ext4", "xfs": "xfs", "btrfs": "btrfs", "vfat": "vfat"}
 OPTIONS = {"xfs": ",nouuid"}
-SUBVOLUMES = ("", "@", "root", "@rootfs")  # where btrfs users keep their root
+SUBVOLUMES = ("", "@", "root", "@rootfs")  # usual places of a root file system on btrfs
 KEEP_APART = ("/", "/proc", "/sys", "/dev", "/run", "none", "swap")
 TAGS = ("UUID", "LABEL", "PARTUUID", "PARTLABEL")
 OF_PARTITIONS = {"PART_ENTRY_UUID": "PARTUUID", "PART_ENTRY_NAME": "PARTLABEL"}  # blkid's names, and those of fstab
@@ -39,7 +39,7 @@ LARGEST_TOLD = 256 << 20
 
 
 class Trouble(Exception):
-    """What the asker is told."""
+    """What is reported to the host."""
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def inject(task: dict[str, Any]) -> None:
 
 
 def put_python(folder: str, archive: tarfile.TarFile) -> None:
-    """An interpreter of belljar's, in the place of an older one."""
+    """Install belljar's interpreter, in place of an older one."""
     if os.path.isdir(folder) and not os.path.islink(folder):
         shutil.rmtree(folder)
     for member in archive:
@@ -173,8 +173,8 @@ def modules(folder: str, wanted: set[str]) -> list[str]:
 
 
 def tell(tar: tarfile.TarFile, path: str, *, is_told: bool) -> None:
-    """Add what is at *path*, if anything: a link as it is, a file that *is_told* with its bytes, all else by name. What is
-    there by a link to its folder has another path."""
+    """Add what is at *path*, if anything: a link as it is, a file with its bytes if *is_told*, all else by name. A path through a
+    link to its folder is left out: the file has another path."""
     entry, data = tarfile.TarInfo(path.lstrip("/")), b""
     if os.path.realpath(os.path.dirname(path)) != os.path.dirname(path):
         return
@@ -202,7 +202,7 @@ def insert(task: dict[str, Any]) -> None:
 
 
 def copy_in(folder: int, name: str, item: dict[str, Any]) -> None:
-    """In the foreign root. The source is outside of it, behind an open folder."""
+    """In the foreign root. The source lies outside of it, in an open folder."""
     target = item["target"]
     if target.endswith("/") or (os.path.isdir(target) and not os.path.islink(target)):
         target = f"{target.rstrip('/')}/{item['name']}"
@@ -254,8 +254,7 @@ TASKS: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 def inside(work: Callable[[], object]) -> str:
-    """Do it in a process of its own whose root is the foreign one; what it returns, as text. Raises Trouble with its
-    complaint."""
+    """Do it in a child process with the foreign root; returns its result as text. Raises Trouble with its error."""
     heard, told = os.pipe()
     child = os.fork()
     if child == 0:
@@ -325,7 +324,7 @@ def parts_of(disk: str) -> list[str]:
 
 
 def identify(device: str) -> dict[str, str]:
-    """What blkid reads off it; empty for what is no file system we know."""
+    """What blkid says of it; empty where it is no file system that we know."""
     done = subprocess.run(
         ["blkid", "--probe", "--output", "export", device], capture_output=True, text=True, check=False
     )
@@ -348,7 +347,7 @@ def mount_root(places: dict[str, dict[str, str]]) -> None:
 
 
 def mount_others(places: dict[str, dict[str, str]]) -> None:
-    """/boot, /var and their like, where the foreign table of file systems names them. What cannot be had is left out."""
+    """/boot, /var and the like, as the foreign /etc/fstab has them. Those that cannot be mounted are left out."""
     with suppress(Trouble):
         for source, target, told in json.loads(inside(table)):
             for device, facts in places.items():
@@ -358,7 +357,7 @@ def mount_others(places: dict[str, dict[str, str]]) -> None:
 
 
 def table() -> str:
-    """In the foreign root: what is mounted, where that place leads, and how."""
+    """In the foreign root: source, real path and options of each entry of /etc/fstab."""
     with open("/etc/fstab", errors="replace") as file:
         rows = [line.split() for line in file.read(1 << 15).splitlines() if not line.startswith("#")]
     others = [row for row in rows if len(row) > 2 and row[1] not in KEEP_APART and row[1].startswith("/")]
