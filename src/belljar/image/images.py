@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import BadOption, ImageNotAllowed, ImageUnfit, ImageUnknown, NoStore, NotPermitted
+from belljar.errors import BadOption, ImageNotAllowed, ImageUnfit, ImageUnknown, NoStore
 from belljar.image import Image
 from belljar.image.store import manifest
 from belljar.image.store.store import DEFAULT_NAME, PREFIX, Store
@@ -86,34 +86,32 @@ class Images(Store):
 
         return sweep(self, dry_run=dry_run)
 
-
-def amend(
-    store: Store,
-    image: Image,
-    *,
-    context: Context | None = None,
-    firmware: Firmware | None = None,
-    ssh_user: str | None = None,
-) -> Image:
-    """The image as it is from now on; None leaves a thing as it is. Machines that run are not touched, templates of the old
-    way are not used any more. Raises BadOption, ImageUnfit, NotPermitted."""
-    if image.store != store.folder:
-        raise NotPermitted(f"image {image.digest:.12} lies in {image.store} and can only be changed by its owner")
-    changes: dict[str, Any] = {}
-    if context is not None:
-        changes["context"] = None if context is Context.AUTO else context.value
-    if firmware is not None:
-        _check(image, firmware)
-        changes["use_firmware"] = firmware.value
-    if ssh_user is not None:
-        if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", ssh_user):
-            raise BadOption(
-                f"--ssh-user {ssh_user!r} is not a valid user name",
-                hint="Small letters, digits, - and _, at most 32; root is the default.",
-            )
-        changes["ssh_user"] = None if ssh_user == ROOT else ssh_user
-    manifest.set_facts(image.disk.parent, changes, mode=store.file_mode)
-    return manifest.read(image.disk.parent, image.names)
+    def amend(
+        self,
+        image: Image,
+        *,
+        context: Context | None = None,
+        firmware: Firmware | None = None,
+        ssh_user: str | None = None,
+    ) -> Image:
+        """Change what the importer of an image said of it; None leaves a thing as it is. Running machines are not touched,
+        older templates of the image are not used any more. Raises BadOption, ImageUnfit, NotPermitted."""
+        self._ours(image, "changed")
+        changes: dict[str, Any] = {}
+        if context is not None:
+            changes["context"] = None if context is Context.AUTO else context.value
+        if firmware is not None:
+            _check(image, firmware)
+            changes["use_firmware"] = firmware.value
+        if ssh_user is not None:
+            if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", ssh_user):
+                raise BadOption(
+                    f"--ssh-user {ssh_user!r} is not a valid user name",
+                    hint="Small letters, digits, - and _, at most 32; root is the default.",
+                )
+            changes["ssh_user"] = None if ssh_user == ROOT else ssh_user
+        manifest.set_facts(image.disk.parent, changes, mode=self.file_mode)
+        return manifest.read(image.disk.parent, image.names)
 
 
 def _check(image: Image, firmware: Firmware) -> None:

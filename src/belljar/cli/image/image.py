@@ -114,8 +114,6 @@ def tag(args: argparse.Namespace, house: House) -> int:
 
 
 def set_(args: argparse.Namespace, house: House) -> int:
-    from belljar.image.images import amend
-
     if args.context is None and args.firmware is None and args.ssh_user is None:
         raise BadOption("nothing to change", hint="Give --context, --firmware or --ssh-user.")
     context = None if args.context is None else Context(args.context)
@@ -123,7 +121,7 @@ def set_(args: argparse.Namespace, house: House) -> int:
     image = house.images.resolve(args.image)
     if context not in (None, Context.AUTO):
         choose(context, means_of(image), args.image)
-    amend(house.images, image, context=context, firmware=firmware, ssh_user=args.ssh_user)
+    house.images.amend(image, context=context, firmware=firmware, ssh_user=args.ssh_user)
     return 0
 
 

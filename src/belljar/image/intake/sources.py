@@ -19,6 +19,7 @@ from belljar.host import commands
 from belljar.host.files import no_space_as_error
 from belljar.image import Image
 from belljar.image.intake import fetch, intake
+from belljar.image.intake.disk import FILE_SYSTEMS
 from belljar.image.intake.sandbox import check_qcow2, run
 from belljar.image.progress import Progress, shown
 from belljar.image.store import qcow2
@@ -51,9 +52,7 @@ FOREIGN = (
     (0x8001, b"CD001", "an installation disc (ISO 9660)"),
 )
 # What a disk has at the least: a partition table, or a file system without one.
-DISK_MARKS = (
-    (510, b"\x55\xaa"), (512, b"EFI PART"), (1024 + 56, b"\x53\xef"), (0, b"XFSB"), (0x10040, b"_BHRfS_M"),
-)  # fmt: skip
+DISK_MARKS = ((510, b"\x55\xaa"), (512, b"EFI PART"), *FILE_SYSTEMS)
 HEAD = 0x11000
 BOOT_RECORD, EL_TORITO = 0x8800, b"\0CD001\x01EL TORITO SPECIFICATION"  # the 17th sector
 

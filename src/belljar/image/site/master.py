@@ -1,9 +1,9 @@
-"""A master store as a node sees it: its index, judged, and the files it names.
+"""A master store as a node sees it: its index, verified, and the files it names.
 
-    images/sources/<key>.json      what this node has seen of a source: the last good index, and what it may not go behind
-    images/sources/<key>.lock      held by the one who asks the source; others wait, and take what was found
+    images/sources/<key>.json      what this node knows of a source: the last good index, and the versions that were seen
+    images/sources/<key>.lock      held by the process that asks the source; others wait, and use its result
 
-Nothing that comes from a source is believed before its signature was found good, and nothing older than what was seen.
+Nothing from a source is used before its signature was verified, and nothing that is older than what was seen.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Place:
 
     @property
     def shown(self) -> str:
-        """For a person, without a password."""
+        """Its address in messages, without a password."""
         return fetch.shown(self.address)
 
 
@@ -85,7 +85,7 @@ def place_of(source: str) -> Place:
 
 @dataclass(frozen=True)
 class Copy:
-    """An index as it came, with its signatures."""
+    """The bytes of an index, with its signatures."""
 
     data: bytes
     signatures: bytes
@@ -98,8 +98,8 @@ class Seen:
 
     checked: float = 0.0  # when a good index came last
     tried: float = 0.0  # when the source was asked last
-    trouble: str = ""  # what came of that, if nothing good,
-    kind: str = ""  # and the name of that error
+    trouble: str = ""  # the message of the error, if there was one,
+    kind: str = ""  # and its class
     version: int = 0
     digest: str = ""  # of the index with that version
     versions: dict[str, int] = field(default_factory=dict)
@@ -118,8 +118,8 @@ class Master:
     # ---- what it offers
 
     def current(self, progress: Progress, *, youngest: float, now: float | None = None) -> Index:
-        """Its index. The source is asked unless it was less than *youngest* seconds ago; one process asks, others take what
-        that found. Where it cannot be reached, the last good index serves for `image.stale_limit`. Raises NotAnIndex,
+        """Its index. The source is asked unless it was asked less than *youngest* seconds ago; one process asks, others use its
+        result. Where it cannot be reached, the last good index serves for `image.stale_limit`. Raises NotAnIndex,
         IndexStale, SignatureRefused, DownloadFailed."""
         began = time.time() if now is None else now
         seen = self.seen()
@@ -130,7 +130,7 @@ class Master:
             seen = self.seen()
             if not was_second or seen.tried < began:
                 return self._ask(seen, progress, began)
-        if not seen.trouble and seen.copy is not None:  # what the process found that we have waited for
+        if not seen.trouble and seen.copy is not None:  # the result of the process that was waited for
             return self._kept(seen.copy, seen, began)
         return self._last_good(seen, began)
 
@@ -153,8 +153,8 @@ class Master:
     # ---- what was seen
 
     def seen(self) -> Seen:
-        """What this node knows of it; nothing, where that was lost or is broken. Raises OSError where it cannot be read just
-        now: versions that were seen are not to be forgotten by that."""
+        """What this node knows of it; nothing, where that was lost or is broken. Raises OSError where it cannot be read at the
+        moment: versions that were seen must not be forgotten by that."""
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError, BelljarError):
             value = read_json(self._path(".json"), LARGEST_STATE)
             copy = value.pop("copy")
@@ -170,7 +170,7 @@ class Master:
             self._save(seen)
 
     def forget(self) -> None:
-        """Forget what was seen: the next index is believed whatever its version."""
+        """Forget what was seen: the next index is accepted whatever its version."""
         with locked(self._path(".lock"), timeout=self.settings.lock_timeout, what=f"forget {self.place.shown}"):
             self._path(".json").unlink(missing_ok=True)
 
@@ -188,7 +188,7 @@ class Master:
     # ---- asking
 
     def _ask(self, seen: Seen, progress: Progress, now: float) -> Index:
-        """Get its index and judge it; what is good is kept. The caller holds the lock."""
+        """Get its index and verify it; a good one is kept. The caller holds the lock."""
         seen.tried, seen.trouble, seen.kind = now, "", ""
         try:
             copy = self._fetch(seen.copy, progress)
@@ -204,8 +204,8 @@ class Master:
         return made
 
     def _last_good(self, seen: Seen, now: float) -> Index:
-        """The index that came last, while it is not too old. Raises why there is no newer one; and where there is one that is
-        refused, in any case."""
+        """The last good index, while it is not too old; else raises why there is no newer one. A newer index that was refused
+        is an error in any case."""
         trouble: type[ImageError] = getattr(errors, seen.kind, DownloadFailed)
         if issubclass(trouble, (IndexStale, SignatureRefused)):
             raise trouble(seen.trouble)
@@ -213,11 +213,11 @@ class Master:
             had = "" if seen.copy is None else f" (its last index is {int(now - seen.checked)} s old)"
             raise trouble(f"{seen.trouble}{had}")
         made = self._kept(seen.copy, seen, now)
-        tell(f"{seen.trouble}; going by its index of {int(now - seen.checked)} s ago")
+        tell(f"{seen.trouble}; using its index of {int(now - seen.checked)} s ago")
         return made
 
     def _kept(self, copy: Copy, seen: Seen, now: float) -> Index:
-        """The index that was kept here, judged as a new one is."""
+        """The index that was kept here, verified as a new one is."""
         try:
             return self._judged(copy, seen, now)
         except NotAnIndex as exc:
@@ -225,7 +225,7 @@ class Master:
             raise NotAnIndex(text, hint="`belljar image sync --forget` starts anew.") from exc
 
     def _judged(self, copy: Copy, seen: Seen, now: float) -> Index:
-        """The index in a copy, by the policy as it is now. Raises NotAnIndex, SignatureRefused, IndexStale."""
+        """The index in a copy, verified by the present settings. Raises NotAnIndex, SignatureRefused, IndexStale."""
         from belljar.image.site.signing import INDEX
 
         shown = self.place.shown
@@ -264,7 +264,7 @@ class Master:
 
 
 def tell(text: str) -> None:
-    """A note on stderr, for whoever reads it."""
+    """Write a note to stderr."""
     with suppress(OSError, ValueError):
         os.write(2, f"belljar: {text}\n".encode(errors="replace"))
 

@@ -35,9 +35,9 @@ PACKING_TIMEOUT = 4 * 3600
 LOCK = ".publish.lock"
 LOCK_TIMEOUT = 600.0
 DRAFT = f".{index.INDEX}."
-FILE, FOLDER = 0o644, 0o755  # everybody's to read: a web server runs as somebody else
+FILE, FOLDER = 0o644, 0o755  # readable by all: a web server runs as another user
 WRITING_AGE = 3600.0
-UNUSED_AGE = 7 * 86400.0  # seconds; a download of a file no index names any more goes on that long
+UNUSED_AGE = 7 * 86400.0  # seconds; so long a file stays for downloads that began with an older index
 LEVEL = "-6"  # of a Debian image: a few per cent larger than with -9, in a bit more than half the time
 
 
@@ -143,7 +143,7 @@ def _entry(
 
 
 def _facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a node may know: nothing about how it came here."""
+    """The facts that are published: none about how the image came here."""
     ours = ("published", "signer", "made_from")
     return {
         name: list(fact) if isinstance(fact, tuple) else fact
@@ -196,7 +196,7 @@ def _packed(folder: Path, path: Path, progress: Progress) -> Part:
         blob, size = manifest.sha256_of(draft), draft.stat().st_size
         draft.rename(blobs / blob)
         sync(blobs)
-        os.utime(blobs / blob)  # what another publisher is about to prune, is young again
+        os.utime(blobs / blob)  # another publisher must not prune it as old
     finally:
         draft.unlink(missing_ok=True)
     return Part(manifest.sha256_of(path), path.stat().st_size, index.ZSTD, blob, size)
@@ -226,7 +226,7 @@ def _write(folder: Path, made: Index, signer: Signer | None) -> None:
 
 
 def _tidy(folder: Path, now: float) -> None:
-    """Remove what publishers that were killed have left half written: whoever writes, writes on."""
+    """Remove old files that killed publishers left half written."""
     places = (folder, folder / index.BLOBS, folder / index.SIGNATURES)
     for path in (path for place in places for path in place.iterdir()):
         is_draft = path.name.startswith(DRAFT if path.parent == folder else ".")
