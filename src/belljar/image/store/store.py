@@ -100,12 +100,14 @@ class Store:
         append, digest = f"{image.append} {' '.join(words)}", initramfs.digest_with(digest, words)
         return BootFiles(image.kernel, cached, append, digest, init=initramfs.own_init(image))
 
-    def python_for(self, image: Image) -> Interpreter | None:
-        if initramfs.fits(image):
-            return None
+    def interpreter(self) -> Interpreter:
+        """This host's Python, as guests get it."""
         from belljar.host.interpreter import interpreter
 
         return interpreter(self.work_folder("interpreters"), bundle.source())
+
+    def python_for(self, image: Image) -> Interpreter | None:
+        return None if initramfs.fits(image) else self.interpreter()
 
     @contextmanager
     def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> Iterator[None]:
