@@ -138,9 +138,6 @@ class Memory:
             yield
 
 
-# -- machines that outlived their jobs -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Live:
     """A live machine of a batch job."""

@@ -55,8 +55,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Folders:
-    """Where everything lies. `run`: live machines, on a local disk or tmpfs. `scratch`: overlays. `store`: images and
-    templates. `logs`: ended machines and the ledger."""
+    """`run`: live machines, on a local disk; `scratch`: overlays; `store`: images, templates; `logs`: ended machines,
+    ledger."""
 
     run: Path
     scratch: Path

@@ -212,7 +212,6 @@ def _key(what: str, job: GridEngineJob) -> str:
     return f"belljar_{what}_{job.task}" if job.task else f"belljar_{what}"
 
 
-# -- what the shepherd would have done -----------------------------------------------------------------------------------
 # The starter gets the script's path (or the command of a binary job) and the user's arguments, but neither the shell's
 # words nor whether it is a binary job: that is in the job's spool folder, in `config`, which the job's user may read.
 

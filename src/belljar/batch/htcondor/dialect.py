@@ -65,12 +65,13 @@ class HTCondor(Dialect):
         slot = _slot(here)
         chirp = tuple(f"{name}={here.var(name)}" for name in (SCRATCH, CHIRP_CONFIG) if here.var(name))
         starts = ad.number("NumJobStarts") or 0
+        before = max((ad.number("NumShadowStarts") or 1) - 1, starts)  # the first counts this start, too
         native = Command(here.argv[0], here.argv, unstarted=lambda exc: _unstarted(chirp, starts, here.argv[0], exc))
         return CondorJob(
             system=self.name, id=f"{cluster}.{proc}", aliases=_aliases(ad), name=ad.text("JobBatchName"),
             queue=ad.text("AcctGroup"), image=image_of(ad), native=native,
             cpus=slot.number("Cpus") or ad.number("RequestCpus"), memory=size_of(slot, "Memory", ad, "RequestMemory", MIB),
-            disk=disk_of(ad), wall=_wall(ad), started_before=_started_before(ad), grace=_grace(ad), signals_reach_all=False,
+            disk=disk_of(ad), wall=_wall(ad), started_before=before, grace=_grace(ad), signals_reach_all=False,
             inherits_ignored=True, staged=_staged(here), redirect=(ERROR_FILE.encode(),), error_file=os.fsencode(here.var(ERROR_FILE)), chirp=chirp,
             starts=starts,
         )  # fmt: skip
@@ -159,8 +160,7 @@ def size_of(slot: Ad, name: str, ad: Ad, asked: str, unit: int) -> int | None:
 
 
 def disk_of(ad: Ad) -> int | None:
-    """`+VmDisk` in MiB. RequestDisk (KiB) is the sandbox's size, by default that of the transferred files; it is the
-    machine's disk only if it is larger than an image."""
+    """`+VmDisk` in MiB; or RequestDisk (KiB), the sandbox's size by default, if it is larger than an image."""
     own, asked = ad.number(DISK), ad.number("RequestDisk")
     if own:
         return own * MIB
@@ -171,11 +171,6 @@ def _wall(ad: Ad) -> float | None:
     limits = [ad.number(name) for name in ("AllowedExecuteDuration", "AllowedJobDuration")]
     known = [float(limit) for limit in limits if limit]
     return min(known) if known else None
-
-
-def _started_before(ad: Ad) -> int:
-    """NumShadowStarts counts this start too, NumJobStarts does not yet."""
-    return max((ad.number("NumShadowStarts") or 1) - 1, ad.number("NumJobStarts") or 0, 0)
 
 
 def _grace(ad: Ad) -> float:

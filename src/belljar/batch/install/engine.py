@@ -43,8 +43,7 @@ class Engine:
         return [one for one in steps if not (isinstance(one.piece, kinds.Guard) and one.status is Status.THERE)]
 
     def install(self, *, prefix: str = "", force: bool = False) -> list[Step]:
-        """Put in place what is missing or different: all of it, or nothing. Returns the steps that were done. Raises
-        NotOurs for what is in the way, and for what other options have put there."""
+        """Put in place what is missing or different: all, or nothing. Returns what was done. Raises NotOurs."""
         if not self._place.folder.is_dir():
             raise BadOption(
                 f"{self._place.folder}: no such folder", hint="Tell with --folder where the system's settings are."

@@ -122,9 +122,6 @@ def _limits(settings: Settings) -> dict[str, int]:
     return {**most, "least_memory": smallest_limit(settings)}
 
 
-# -- sizes ---------------------------------------------------------------------------------------------------------------
-
-
 def guest_memory(limit: int | None, address_space: int, settings: Settings, default: int, *, data: int = -1) -> int:
     """Bytes of memory for the guest, by the job's limits (None or -1: none). Raises OverLimit if nothing useful is
     left."""

@@ -186,8 +186,7 @@ def script_text(here: Surroundings, job: Job) -> bytes:
 
 
 def stage_cwd(here: Surroundings, caller: Caller, settings: Settings) -> tuple[Transfer, ...]:
-    """The working directory as a copy in and out, if no share has it; not the system's own folders, nor one the job may
-    not write to. Raises DirectoryTooLarge."""
+    """The working directory as a copy, if no share has it and the job may write to it. Raises DirectoryTooLarge."""
     path = os.path.realpath(os.fsdecode(here.cwd))
     places = tuple(os.fsencode(share.target) for share in caller.shares)
     if _is_below(here.cwd, places) or path in NEVER_STAGED or not os.access(path, os.R_OK | os.W_OK | os.X_OK):

@@ -117,8 +117,7 @@ class Lsf(Dialect):
 
 
 def mirror(outcome: Outcome) -> Ending:
-    """As LSF's shell would tell it: 128 + S for death by signal S. LSF takes a shell that dies by a signal for one that
-    did its work (seen with OpenLava 3.3: "Done successfully")."""
+    """128 + S for death by signal S, as LSF's shell: one that dies by a signal is "Done" to LSF (OpenLava 3.3)."""
     if outcome.exit_code is not None and outcome.signal is None:
         return Ending(exit_code=outcome.exit_code)
     return Ending(exit_code=128 + (outcome.signal or signal.SIGTERM))

@@ -93,9 +93,7 @@ class LsfSite:
             return
         yield Finding(what, True, "known to LSF")
         is_ours = str(place.wrapper) in said
-        yield Finding(
-            "its job starter is belljar's", is_ours, "" if is_ours else "another JOB_STARTER", "badmin reconfig"
-        )
+        yield Finding("its job starter is belljar's", is_ours, "" if is_ours else "it is not", "badmin reconfig")
 
 
 SITE = LsfSite()

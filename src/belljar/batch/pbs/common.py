@@ -130,9 +130,6 @@ def plain(text: str) -> str:
     return one_line(text, without="\"'\\")
 
 
-# -- on disk: a home folder that tells what this host is, and a mom's pid in it ---------------------------------------------
-
-
 def is_part(place: Place, part: str) -> bool:
     """Is this host a server (`server_priv`), a node (`mom_priv`)?"""
     return (place.folder / part).is_dir()

@@ -192,13 +192,16 @@ def _wall(here: Surroundings) -> float | None:
 
 
 def _comment(job: SlurmJob, note: str) -> tuple[str, ...]:
-    words = f"vm={job.image}" if job.comment is None and job.image else _without_ours(job.comment or "")
-    return ("scontrol", "update", f"JobId={job.id}", f"Comment={one_line(f'{words} {note}'.strip(), LONGEST_COMMENT)}")
+    words = (
+        f"vm={job.image}" if job.comment is None and job.image else COUNT.sub("", job.comment or "").partition(OURS)[0]
+    )
+    return (
+        "scontrol",
+        "update",
+        f"JobId={job.id}",
+        f"Comment={one_line(f'{words.strip()} {note}'.strip(), LONGEST_COMMENT)}",
+    )
 
 
 def _start(job: Job, seconds: int) -> tuple[str, ...]:
     return ("scontrol", "update", f"JobId={job.id}", f"StartTime=now+{seconds}")
-
-
-def _without_ours(comment: str) -> str:
-    return COUNT.sub("", comment).partition(OURS)[0].strip()

@@ -242,10 +242,8 @@ def _hooked(place: Place, hook: str, current: Sequence[str]) -> Finding:
         else one == str(ours) or names(Path(one), ours.name)
         for one in current
     )
-    remedy = (
-        f"`scontrol reconfigure`, or let {named} call {ours}." if named else f"`scontrol reconfigure`; {hook}={ours}."
-    )
-    return Finding(f"{hook} calls belljar", is_called, f"{hook}={named}", remedy)
+    remedy = f"or let {named} call {ours}." if named else f"or set {hook}={ours}."
+    return Finding(f"{hook} calls belljar", is_called, f"{hook}={named}", f"`scontrol reconfigure`, {remedy}")
 
 
 def _requeues(config: dict[str, str]) -> Finding:

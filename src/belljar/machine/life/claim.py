@@ -125,12 +125,8 @@ async def holding(images: ImageStore, image: Image, id: MachineId) -> AsyncItera
         hold.__exit__(None, None, None)
 
 
-# -- room ---------------------------------------------------------------------------------------------------------------
-
-
 async def reserve(request: Request, folders: Folders, settings: Settings) -> None:
-    """Reserve what the machine may use. Raises NoMemory, NoProcessors, NoSpace, but not for what a batch system has set
-    aside, nor for more than this host ever has: others refuse that."""
+    """Reserve what it may use. Raises NoMemory, NoProcessors, NoSpace; not for what a batch system has set aside."""
     spec = request.machine
     need = Need(spec.memory, spec.cpus, spec.scratch or 0, own_groups())
     turn = await lock_of(folders.run / TURN, timeout=PATIENCE, what="reserve memory for a machine")

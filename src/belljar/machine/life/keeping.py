@@ -56,8 +56,6 @@ class Keeping:
         self._usage = (0.0, 0.0, 0)
         self._quit_status: int | None = None  # of the last domain, as waitpid tells it
 
-    # -- the way in ------------------------------------------------------------------------------------------------
-
     async def live(self, streams: Streams) -> None:
         """From the claim to the payload's end; raises what ended it otherwise."""
         await self._control.open()
@@ -172,8 +170,6 @@ class Keeping:
         if self.life.request.work.has_agent:
             await self._living_guest().greet()
         self.life.point("after-boot")
-
-    # -- the way out -------------------------------------------------------------------------------------------------
 
     async def leave(self) -> None:
         """Domain, socket, files, outcome, lock, in this order. Each step is tried whatever became of the one before."""

@@ -42,8 +42,8 @@ def start(
     request: Request, *, config_file: Path | None = None, stdin: int | None = None, tied: bool = False,
     patience: float = PATIENCE,
 ) -> Started:  # fmt: skip
-    """Start a keeper for the request, and return when its machine is claimed. *stdin*: a descriptor that the payload
-    reads. Raises what kept it from being claimed, HostError after *patience* seconds."""
+    """Start a keeper; returns when its machine is claimed. *stdin*: the payload's. Raises what kept it from being
+    claimed."""
     words = ["--config", str(config_file)] if config_file is not None else []
     words += ["internal", "keep"] + (["--tied"] if tied else [])
     copies = [] if stdin is None else [os.dup(stdin)]  # its own 0 carries the request

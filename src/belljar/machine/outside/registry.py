@@ -81,8 +81,7 @@ class Machines:
         raise NoSuchMachine(f"{id}: no machine of this id, or nothing is known of its end")
 
     def events(self, since: str | None = None) -> Stream:
-        """The events of all machines, for `async for`: the journals of the living, then what comes. *since*: also the
-        ledger's rows after this position; "" is its beginning."""
+        """The events of all machines, for `async for`. *since*: also the ledger's rows after it ("": all)."""
         from belljar.machine.outside.watching import Stream
 
         return Stream(self.folders, since)

@@ -85,8 +85,7 @@ class Planner:
         return found if isinstance(found, Template) else await self._make(spec, plan.context)
 
     async def _template_for(self, spec: DomainSpec, context: GuestContext) -> tuple[DomainSpec, Template | str]:
-        """A template of exactly this size if there is one, else the image's base template, else one of this size; made
-        if missing. Or why there is none."""
+        """A template of exactly this size, else the image's base template, else one made of this size; or why not."""
         templates = cloning_of(self._parts.hypervisor)
         found = templates.find_template(spec)
         if isinstance(found, Template):
