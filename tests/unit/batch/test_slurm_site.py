@@ -88,10 +88,10 @@ def test_hooks_end_well_whatever_happens(tmp_path: Path, verb: str, does: str) -
 
 
 def test_our_own_lines_are_not_taken_for_the_sites(tmp_path: Path) -> None:
-    from belljar.batch.install import files as marks
+    from belljar.batch.install.files import with_lines
 
     conf = tmp_path / "slurm.conf"
-    conf.write_bytes(marks.with_lines(b"ClusterName=x\n", lines(place(tmp_path)), "#", str(conf)))
+    conf.write_bytes(with_lines(b"ClusterName=x\n", lines(place(tmp_path)), "#", str(conf)))
     assert len(lines(place(tmp_path))) == 3
 
 
