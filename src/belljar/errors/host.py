@@ -193,7 +193,7 @@ class BootFailed(GuestError):
 class BootTimeout(GuestError):
     """The guest's agent did not answer before the deadline."""
 
-    hint = "See `belljar logs ID --console`; an image that boots by itself must start our agent (`belljar image agent --help`)."
+    hint = "See `belljar logs ID --console`; an image that boots by itself must start our agent (`belljar image agent --print`)."
     cause = Cause.BOOT_FAILED
 
 
