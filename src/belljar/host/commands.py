@@ -43,8 +43,7 @@ def which(name: str) -> str | None:
 def program(setting: str, names: Iterable[str], *, key: str, missing: str, hint: str) -> str:
     """The program of the setting *key*, or the first of these names and paths that can be run. Raises CommandMissing."""
     for name in [setting] if setting else names:
-        found = name if "/" in name else which(name)
-        if found and os.access(found, os.X_OK):
+        if found := which(name) if "/" not in name else name if os.access(name, os.X_OK) else None:
             return found
     if setting:
         raise CommandMissing(f"{setting}: no such program", hint=f"Correct `{key}` in the settings.")
