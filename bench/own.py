@@ -4,7 +4,8 @@ It is most of what a job costs where KVM makes the machine quick. The installed 
 what getrusage(RUSAGE_SELF) knows of it. A bare Python that does nothing (`python3 -IS -c pass`) takes its turn in each round: own
 time is told in starts of that interpreter, so that figures of two hosts can be compared. A settings file is there, as on any site.
 
-`--against PREFIX` measures another install in the same rounds, such as one of an older tree.
+`--against PREFIX` measures another install in the same rounds, such as one of an older tree. Each then has a node of its own, with the
+images of `--store`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from common import parser, progress, publish, summary, table
+from common import fresh_node, parser, progress, publish, summary, table
 
 LAST_ACT = """
 import os
@@ -41,7 +42,7 @@ class Taken(NamedTuple):
 class Install:
     """An installed belljar, whose launcher is run with one line more."""
 
-    def __init__(self, prefix: Path, folder: Path, settings: Path) -> None:
+    def __init__(self, prefix: Path, folder: Path, settings: Path, store: Path | None) -> None:
         launcher = prefix / "bin/belljar"
         head, body = launcher.read_text().split("\n", 1)
         self._interpreter = head.removeprefix("#!").split()
@@ -51,10 +52,13 @@ class Install:
         script.write_text(LAST_ACT + body)
         self._command = [*self._interpreter, str(script), "--config", str(settings)]
         self._command += ["run", "--start", "clone", "--", "true"]
+        self._env = {"OWN_TIME": str(self._report)}
+        if store:
+            self._env |= fresh_node([*self._interpreter, launcher], folder, store)
 
     def job(self) -> Taken:
         self._report.unlink(missing_ok=True)
-        _, wall = measured(self._command, {"OWN_TIME": str(self._report)})
+        _, wall = measured(self._command, self._env)
         return Taken(float(self._report.read_text()), wall)
 
     def bare(self) -> Taken:
@@ -66,17 +70,22 @@ def main() -> None:
     arguments.add_argument("--prefix", help="the install to measure (default: that of --belljar)")
     arguments.add_argument("--against", metavar="PREFIX", help="another install, measured in the same rounds")
     arguments.add_argument("--config", metavar="FILE", help="settings of both (default: a file of one line)")
+    arguments.add_argument(
+        "--store", type=Path, default=Path("/var/lib/belljar"), help="whose images are taken, with --against"
+    )
     arguments.add_argument("--runs", type=int, default=15)
     args = arguments.parse_args()
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory(prefix="bj-own-", dir="/var/tmp") as temporary:
         folder = Path(temporary)
+        folder.chmod(0o755)
         settings = Path(args.config) if args.config else folder / "belljar.toml"
         if not args.config:
             settings.write_text(SETTINGS.format(image=args.image))
         prefixes = {"own": args.prefix or str(Path(os.path.realpath(args.belljar)).parent.parent)} | (
             {"against": args.against} if args.against else {}
         )
-        installs = {name: Install(Path(prefix), folder / name, settings) for name, prefix in prefixes.items()}
+        store = args.store if args.against else None
+        installs = {name: Install(Path(prefix), folder / name, settings, store) for name, prefix in prefixes.items()}
         taken = rounds(installs, args.runs)
     tell(args, prefixes, taken)
 

@@ -19,7 +19,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from common import parser, progress, publish, summary, table
+from common import fresh_node, parser, progress, publish, summary, table
 
 MIB = 1 << 20
 SMALLEST, LARGEST = 192, 1400  # MiB
@@ -59,13 +59,8 @@ def on_a_fresh_node(command: str, users: list[str], args: Any) -> dict[str, Any]
     """Root makes the template, then each job is run by the next user."""
     with tempfile.TemporaryDirectory(prefix="bj-sizes-", dir="/var/tmp") as name:
         node = Path(name)
-        node.chmod(0o755)
-        (node / "store").mkdir(mode=0o755)
-        subprocess.run(["cp", "-a", "--reflink=auto", args.store / "images", node / "store"], check=True)
         report = node / "report"
-        root = {"PATH": os.environ["PATH"], "HOME": str(node), "BELLJAR_PATHS_STORE": str(node / "store")}
-        root |= {f"BELLJAR_PATHS_{one.upper()}": str(node / one) for one in ("run", "scratch", "logs")}
-        subprocess.run([command, "image", "verify"], env=root, check=True, stdout=subprocess.DEVNULL)  # they are copies
+        root = {"PATH": os.environ["PATH"], "HOME": str(node), **fresh_node([command], node, args.store)}
         begin = time.perf_counter()
         subprocess.run(
             [command, "template", "build", "--image", args.image], env=root, check=True, stdout=subprocess.DEVNULL

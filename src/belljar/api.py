@@ -1,4 +1,4 @@
-"""The public door for Python programs: run something in a fresh machine, start machines that live on, see and end them.
+"""The public API for Python programs: run something in a fresh machine, start machines that live on, see and end them.
 
     import belljar.api as belljar
     belljar.run(["echo", "hello"]).stdout        # b"hello\\n"
@@ -25,7 +25,8 @@ from belljar.guest.stdio import BytesSink, BytesSource
 from belljar.host.caller import caller, plain_environment, rlimits, umask
 from belljar.host.room import Room
 from belljar.host.threads import in_thread
-from belljar.jobs.asking import Asked, make_request
+from belljar.jobs.asked import Asked
+from belljar.jobs.starting import make_request
 from belljar.journal import Event
 from belljar.machine import STDERR_LOG, STDOUT_LOG, MachineView
 from belljar.machine.life import control
@@ -69,9 +70,8 @@ class Completed:
     @property
     def exit_code(self) -> int:
         """As a shell tells it: 128 + N for signal N; 125 where it never ran."""
-        if self.outcome.signal is not None:
-            return 128 + self.outcome.signal
-        return OUR_FAILURE if self.outcome.exit_code is None else self.outcome.exit_code
+        code = self.outcome.shell_code
+        return OUR_FAILURE if code is None else code
 
     def check(self) -> Completed:
         """Itself, where the payload ended with 0. Raises Failed."""
@@ -121,8 +121,8 @@ class Machine:
             return await _machines_of_this_loop(self._house).ended(self.id)
 
     async def await_running(self) -> None:
-        """Return when its work has begun; what talks to its guest waits for that by itself. Raises MachineBusy where it ended
-        before."""
+        """Return when its work has begun; calls that talk to its guest wait for that themselves. Raises MachineBusy if
+        it ended."""
         stream = self._house.machines.events()
         view = self.view
         if view.ended is None and view.state not in BEGUN:
@@ -136,8 +136,8 @@ class Machine:
             raise MachineBusy(f"{self.id}: has ended", hint="`Machine.wait` tells how.")
 
     async def aexec(self, argv: Sequence[Word], stdin: bytes = b"") -> tuple[int, bytes, bytes]:
-        """A second command beside the payload, as its user: exit code, stdout, stderr. A cancel ends it. Raises MachineBusy,
-        NoSuchMachine."""
+        """A second command beside the payload, as its user: exit code, stdout, stderr. A cancel ends it. Raises
+        MachineBusy."""
         out, err = BytesSink(), BytesSink()
         async with self._guest() as (guest, account):
             cwd = os.fsencode(str(self.view.payload.get("cwd") or "/"))
@@ -175,8 +175,8 @@ class Machine:
     wait, exec, put, get, stop = _sync(await_end), _sync(aexec), _sync(aput), _sync(aget), _sync(astop)
 
     def extend(self, seconds: float) -> float:
-        """Its deadline comes later by this; returns when that is, in seconds since the epoch. Raises MachineBusy where it has
-        none, or it has passed."""
+        """Its deadline comes later by this; returns the new one, in seconds since the epoch. Raises MachineBusy without
+        a deadline."""
         return self._move(by=seconds)
 
     def stop_at(self, moment: float) -> float:
@@ -209,12 +209,12 @@ class Machine:
             self._started.release()
 
 
-# -- doors -----------------------------------------------------------------------------------------------------------
+# -- calls -----------------------------------------------------------------------------------------------------------
 
 
 async def arun(argv: Sequence[Word] | Request, *, stdin: bytes = b"", **options: Unpack[Options]) -> Completed:
-    """Run a command in its own fresh machine, and return when that is gone. The machine ends with this process, however that
-    ends; a cancel stops it. Raises what kept it from being begun; what happened afterwards is in the outcome."""
+    """Run a command in its own fresh machine, and return when that is gone. The machine ends with this process; a
+    cancel stops it. Raises what kept it from starting; later errors are in the outcome."""
     machine = await astart(argv, stdin=stdin, tied=True, **options)
     try:
         outcome = await machine.await_end()
@@ -229,8 +229,8 @@ run = _sync(arun)
 def start(
     argv: Sequence[Word] | Request, *, stdin: bytes = b"", tied: bool = False, **options: Unpack[Options]
 ) -> Machine:
-    """A machine that lives on its own from now on: it is claimed when this returns. A *tied* one is stopped when it is
-    released, or this process ends."""
+    """A machine that lives on its own, claimed when this returns. A *tied* one is stopped when it is released or this
+    process ends."""
     house = _house()
     wanted = argv if isinstance(argv, Request) else request(argv, **options)
     file = os.memfd_create("stdin") if stdin else None
@@ -266,8 +266,8 @@ def find(reference: str) -> Machine:
 
 
 def aevents(since: str | None = None) -> Stream:
-    """What happens to all machines, for `async for`: first what the journals of the living have, then what comes, without
-    end. Each is a dict with `machine`, `time` and `event`; the event `ended` has a `position` to go on *since* another time."""
+    """What happens to all machines, for `async for`: the journals of live machines first, then what comes, without end.
+    Each is a dict with `machine`, `time` and `event`; the event `ended` has a `position` to go on *since* another time."""
     return _house().machines.events(since)
 
 

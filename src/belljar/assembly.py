@@ -39,32 +39,32 @@ class House:
         self.config_file = Path(config_file) if config_file is not None else None
         self.commands = Path(commands) if commands is not None else None  # of the batch system whose launcher this is
         self.verbose = verbose
-        self._load: Callable[[], config.Settings] = lambda: config.load(self.config_file, in_job=self.in_job)
-        self.is_lenient = False
+        self.is_lenient = False  # go by what can be understood of the settings
+        self._user: tuple[int, str] | None = None  # another user's uid and home: whose parts these are
         self.in_job = False  # it makes the machine of a batch job: only what the site leaves open is the user's to set
         self._begin = time.monotonic()
 
     @cached_property
     def settings(self) -> config.Settings:
         """Raises BadSettings with every mistake there is."""
-        return self._load()
+        loaded = self.inspect()
+        return loaded.settings if self.is_lenient else loaded.checked()
 
     def inspect(self) -> config.Loaded:
         """The settings as far as they can be understood, and the mistakes in them."""
-        return config.inspect(self.config_file, in_job=self.in_job)
+        if self._user is None:
+            return config.inspect(self.config_file, in_job=self.in_job)
+        uid, home = self._user
+        return config.inspect(self.config_file, environ={"HOME": home, "XDG_CONFIG_HOME": "/nonexistent"}, uid=uid)
 
     def be_lenient(self) -> None:
         """From now on go by what can be understood of the settings: a hook has its work to do though they hold mistakes."""
         self.is_lenient = True
-        self._load = lambda: config.inspect(self.config_file).settings
 
     def of_user(self, uid: int, home: str) -> House:
-        """Another user's parts, as the site's settings have them; what that user set is the user's affair and not read.
-        For processes that became this user."""
+        """Another user's parts, by the site's settings alone. For processes that became this user."""
         other = House(None if self.config_file is None else str(self.config_file), verbose=self.verbose)
-        environ = {"HOME": home, "XDG_CONFIG_HOME": "/nonexistent"}
-        read = (lambda *a, **k: config.inspect(*a, **k).settings) if self.is_lenient else config.load
-        other._load = lambda: read(other.config_file, environ=environ, uid=uid)
+        other.is_lenient, other._user = self.is_lenient, (uid, home)
         return other
 
     @cached_property
@@ -157,28 +157,13 @@ class House:
             if item.facts.get("image_digest") == digest
         ]
 
-    def _showing(self, what: str, digest: str) -> AbstractContextManager[None]:
-        """A word about what a job waits for, where a person watches, or asked for it by -v: else its stderr is the payload's
-        alone."""
+    def _showing(self, what: str) -> AbstractContextManager[None]:
+        """Say what a job waits for, where a person watches or -v was given: else stderr is the payload's alone."""
         if not sys.stderr or not (self.verbose or _is_watched()):
             return nullcontext()
-        from belljar.image.progress import begin_and_end, clock
+        from belljar.image.progress import begin_and_end
 
-        usual = self._usual(digest) if digest else ""
-        return (begin_and_end if self.verbose else clock)(what, usual, sys.stderr)
-
-    def _usual(self, digest: str) -> str:
-        """How long a template took here the last time: of this image, else of another."""
-        from belljar.journal import Ledger
-
-        last: dict[bool, float] = {}
-        for row in Ledger(self.folders.logs).rows():
-            phases = row.get("phases")
-            if took := phases.get("template") if isinstance(phases, dict) else None:
-                last[row.get("image_digest") == digest] = float(took)
-        if not last:
-            return " (without KVM this takes minutes)"
-        return f" (the last one{'' if True in last else ', of another image,'} took {last.get(True, last.get(False)):.0f} s)"
+        return begin_and_end(what, sys.stderr)
 
     def _point(self, name: str) -> None:
         """A named point of a machine's life: told with `-v`. Tests set `testing.abort_at` to die there as by an accident."""
@@ -189,8 +174,8 @@ class House:
 
 
 def _is_watched() -> bool:
-    """Is stderr a terminal, and one that can go back in a line?"""
+    """Is stderr a terminal?"""
     try:
-        return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown")
+        return sys.stderr.isatty()
     except (AttributeError, ValueError):  # closed
         return False

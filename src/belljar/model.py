@@ -1,9 +1,7 @@
 """The words every room uses: what is asked (`Request`), what comes back (`Outcome`), and the parts of both.
 
-Frozen values, no input or output, standard library only. Bytes are bytes: argv, environment and file names of a
-payload are never decoded. Sizes are in bytes, times in seconds unless a name says otherwise.
-In JSON, bytes travel as latin-1 text.
-"""
+Frozen values, no input or output, standard library only. Argv, environment and file names of a payload are bytes, never
+decoded; in JSON they are latin-1 text. Sizes are in bytes, times in seconds unless a name says otherwise."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ class State(str, Enum):
 
 
 class Cause(str, Enum):
-    """Why a machine ended. Everyone leaves by the same door; this says what brought them there."""
+    """Why a machine ended."""
 
     FINISHED = "finished"  # the payload ended by itself
     CANCELLED = "cancelled"
@@ -139,7 +137,7 @@ class Transfer:
     outside: str
     inside: str
     skip: tuple[str, ...] = ()  # paths below it, relative, that are left where they are
-    changed_only: bool = False  # on the way out: no file that is as it was when the payload started
+    changed_only: bool = False  # to the host: no file that is as it was when the payload started
 
 
 @dataclass(frozen=True)
@@ -168,7 +166,7 @@ class Account:
 @dataclass(frozen=True)
 class Payload:
     """What runs inside. Either `argv` names a program of the guest, or `script` is copied in and run by its `#!` line
-    with `argv[0]` as its name. With `program`, that is what is executed, and `argv[0]` is just what it is told to be."""
+    with `argv[0]` as its name. With `program`, that is what is executed, and `argv[0]` is only its name."""
 
     argv: tuple[bytes, ...]
     account: Account
@@ -282,7 +280,7 @@ class Request:
     timeout: float | None = None  # seconds the payload may run
     grace: float = 10.0  # seconds between TERM and the end of the machine
     keep: bool = False  # leave the machine's folder for inspection
-    wall_limit: float | None = None  # seconds from `created`; enforced by whoever told it, and passed on to the guest
+    wall_limit: float | None = None  # seconds from `created`; the batch system enforces it, the guest is told
     labels: tuple[tuple[str, str], ...] = ()  # what else is known of the job: ("queue", "night"), ...
     collect: tuple[str, ...] = ()  # files and folders of the guest that are kept with the machine's records
     collect_limit: int = 64 * MIB  # bytes of that archive; more is cut off
@@ -335,7 +333,7 @@ class Outcome:
     host: Usage = field(default_factory=Usage)
     started: float = 0.0  # seconds since the epoch
     ended: float = 0.0
-    troubles: tuple[str, ...] = ()  # steps of the machine's way out that failed, and why
+    troubles: tuple[str, ...] = ()  # steps of clearing the machine away that failed, and why
     requester: str = ""
     labels: tuple[tuple[str, str], ...] = ()
     uid: int | None = None  # whose payload it was; of a guest at its own work, whose machine
@@ -364,6 +362,11 @@ class Outcome:
 
         made: Outcome = from_json(cls, value, RESERVED)
         return made
+
+    @property
+    def shell_code(self) -> int | None:
+        """The code by which a shell tells this end: 128 + N for signal N; None where the payload never ran."""
+        return self.exit_code if self.signal is None else 128 + self.signal
 
     @property
     def payload_ran(self) -> bool:

@@ -23,10 +23,9 @@ from typing import Any
 import pytest
 
 from belljar.assembly import House
-from belljar.batch import load
+from belljar.batch import load, node
 from belljar.batch.install import commands as client
 from belljar.batch.job.terms import Ending, Surroundings
-from belljar.batch.node import faults as node
 from belljar.errors import ImageCorrupt
 from belljar.guest.fake import FakeGuest, Script
 from belljar.host.privileges import user_of
@@ -34,8 +33,7 @@ from belljar.hypervisor.fake import FakeHypervisor
 from belljar.image.fake import FakeOverlays, FakeStore
 from belljar.jobs import hooks as batch_hooks
 from belljar.jobs import wrap
-from belljar.jobs.client import runner
-from belljar.jobs.node import Known
+from belljar.jobs.node import Known, runner
 
 NODE = "n1"
 # `sbatch --comment=vm=debian12 -t 5 job.sh` under Slurm 22.05.8: what the job got, its number and its folder left out.
@@ -213,7 +211,7 @@ class Node:
         return folder
 
     def _epilog(self, number: int, house: House) -> str:
-        """What `belljar batch epilog` does, without the child that becomes the user. Returns the class on record."""
+        """What `belljar internal epilog` does, without the child that becomes the user. Returns the class on record."""
         job = f"slurm:{number}"
         report = node.report_of(batch_hooks.finish(house, job), job)
         assert report is not None, f"no record of job {number}"

@@ -115,25 +115,6 @@ def test_a_machine_that_can_never_be_had_holds_its_job_and_no_other(cell: Cell) 
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("qemu_open")
-def test_a_site_that_forbids_the_error_state_gets_a_plain_hold(cell: Cell) -> None:
-    cell.lab.change("conf", {"qmaster_params": "FORBID_APPERROR=true"})
-    try:
-        asks = "cat $SGE_JOB_SPOOL_DIR/config"
-        until(
-            lambda: b"forbid_apperror=1" in cell.run(asks, *WITH_BELLJAR).out,
-            "the host to know the setting",
-            timeout=60,
-        )
-        job = cell.submit("echo ran", *IN_MACHINE, *deaf(cell, "always"))
-        cell.lab.until_state(job, "hRq", "hRwq", timeout=120)
-        assert "belljar_reason=belljar: try 2 of 2" in cell.context(job)
-        cell.lab.run("qdel", job)
-    finally:
-        cell.lab.change("conf", {"qmaster_params": "none"})
-
-
-@pytest.mark.slow
 def test_hostile_words_are_words(cell: Cell) -> None:
     """Job names as far as Grid Engine takes them, and what they could do on the way through belljar."""
     for name in ("$(touch${IFS}executed)", "a;touch executed", "'q'", "x" * 200, "--config", "-v"):

@@ -282,26 +282,17 @@ def test_a_sites_own_wrapper_stands_or_calls_ours(pool: Pool) -> None:
 
 
 @pytest.mark.slow
-def test_a_sites_own_hook_stands_or_calls_ours(pool: Pool) -> None:
+def test_a_sites_own_hook_stands(pool: Pool) -> None:
     condor = pool.condor
     condor.belljar("batch", "uninstall", "htcondor")
-    own, hook = "/etc/condor/config.d/60-site.conf", "/usr/local/bin/site-hook"
-    condor.write(own, f"STARTER_DEFAULT_JOB_HOOK_KEYWORD = SITE\nSITE_HOOK_PREPARE_JOB = {hook}\n")
-    condor.write(hook, "#!/bin/sh\ntouch /home/bjalice/hooked\nexec /opt/belljar/libexec/belljar-prepare\n", 0o755)
+    own = "/etc/condor/config.d/60-site.conf"
+    condor.write(own, "STARTER_DEFAULT_JOB_HOOK_KEYWORD = SITE\nSITE_HOOK_PREPARE_JOB = /bin/true\n")
     try:
         refused = condor.belljar("batch", "install", "htcondor", check=False)
         assert refused.returncode != 0 and f"SITE ({own}, line 1)" in refused.stderr.decode()
-        condor.belljar("batch", "install", "htcondor", "--set", "hook=site")
-        assert check(pool) == []
-        assert condor.execute(b"#!/bin/sh\nhostname\n", **IMAGE).out.startswith(b"belljar-")
-        assert condor.outside("/home/bjalice/hooked").exists()
-        condor.configure('allow = ["group:nobodys *"]')
-        assert "not allowed for bjalice" in condor.execute(b"#!/bin/sh\n", **IMAGE).hold
-        condor.run("condor_rm", "-all")
     finally:
         condor.outside(own).unlink()
-        condor.configure()
-        condor.belljar("batch", "install", "htcondor", "--set", "hook=belljar")
+        condor.belljar("batch", "install", "htcondor")
     assert check(pool) == []
 
 

@@ -229,7 +229,7 @@ async def test_a_template_is_made_once_and_cloned_until_it_is_removed(caster: La
     assert hypervisor.verify_template(template) == []
     clone.disk.unlink(missing_ok=True)
     hypervisor.clone_disk(template, clone)
-    domain = hypervisor.start_clone(clone, template)
+    domain = hypervisor.start(clone, template)
     try:
         await domain.connect()
         hypervisor.remove_template(template.key)
@@ -239,7 +239,7 @@ async def test_a_template_is_made_once_and_cloned_until_it_is_removed(caster: La
         await end(domain)
     assert "no template" in str(hypervisor.find_template(maker))
     with pytest.raises(TemplateError):
-        hypervisor.start_clone(clone, template)
+        hypervisor.start(clone, template)
     with pytest.raises(TemplateError):
         hypervisor.clone_disk(template, clone)
 

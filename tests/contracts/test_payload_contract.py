@@ -10,10 +10,10 @@ from socket import socket
 
 import pytest
 from tests.contracts.payloads import ECHO, ENV, begin, is_running, payload, python, ran, said, shell, talking
+from tests.rehearsal import rehearse
 
 from belljar.agent.wire import WINDOW
 from belljar.errors import GuestRefused
-from belljar.guest.fake import rehearse
 from belljar.model import MIB, StdinKind
 
 

@@ -11,9 +11,9 @@ from socket import socket
 
 import pytest
 from tests.contracts.payloads import ENV, is_running, payload, ran, shell, talking
+from tests.rehearsal import rehearse
 
 from belljar.guest.conversation import Conversation
-from belljar.guest.fake import rehearse
 from belljar.model import MIB, StdinKind
 
 ODD = bytes(range(1, 256)).replace(b"=", b"")

@@ -1,12 +1,11 @@
 """A libvirt daemon of the tests' own: configuration, state and sockets under one folder, in a mount namespace of its own.
 
-Nothing of the host's libvirt is touched, and none needs to run. `restart_command` is a site's command for it.
+Nothing of the host's libvirt is touched, and none needs to run.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import signal
 import socket
@@ -20,8 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-from belljar.host.processes import all_pids, command_line
 
 PROGRAMS = ("libvirtd", "virsh", "unshare")
 STARTING = 60.0  # seconds; the first start asks QEMU what it can do
@@ -88,10 +85,6 @@ class Daemon:
         return self.driver.removeprefix("libvirt:")
 
     @property
-    def restart_command(self) -> tuple[str, ...]:
-        return sys.executable, str(Path(__file__)), "restart", str(self.folder)
-
-    @property
     def settings(self) -> dict[str, str]:
         """For the environment of a `belljar`."""
         return {
@@ -99,7 +92,6 @@ class Daemon:
             "BELLJAR_QEMU_USER": "root",
             "BELLJAR_LIBVIRT_FOLDER": str(self.folder / "l"),
             "BELLJAR_LIBVIRT_LOG_FOLDER": str(self.folder / "log/qemu"),
-            "BELLJAR_LIBVIRT_RESTART_COMMAND": ",".join(self.restart_command),
         }
 
     @property
@@ -109,7 +101,7 @@ class Daemon:
     def start(self) -> None:
         """It answers when this returns."""
         with open(self.folder / "start.log", "ab") as log:
-            words = [sys.executable, str(Path(__file__)), "keep", str(self.folder)]
+            words = [sys.executable, str(Path(__file__)), str(self.folder)]
             process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/", start_new_session=True, close_fds=True
             )
@@ -151,17 +143,6 @@ class Daemon:
     def restart(self) -> None:
         self.end()
         self.start()
-
-    def restart_after_all(self) -> None:
-        """When every restart by the site's command is over: a belljar that ended may have left one behind, which goes on."""
-        for pid in all_pids():
-            if [os.fsdecode(word) for word in command_line(pid)][-2:] == ["restart", str(self.folder)]:
-                with suppress(ProcessLookupError):
-                    end = select.poll()
-                    end.register(descriptor := os.pidfd_open(pid), select.POLLIN)
-                    assert end.poll(STARTING * 1000), "a restart that does not end"
-                    os.close(descriptor)
-        self.restart()
 
     def virsh(self, *words: str) -> str:
         done = subprocess.run(
@@ -206,14 +187,5 @@ def keep(folder: str) -> None:
             os.wait()
 
 
-def main(verb: str, folder: str) -> None:
-    """`restart` is the site's command."""
-    if verb == "keep":
-        return keep(folder)
-    again = Daemon.__new__(Daemon)
-    again.folder = Path(folder)
-    again.restart()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    keep(*sys.argv[1:])

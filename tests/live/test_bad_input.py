@@ -30,7 +30,7 @@ BAD_WORDS = {
     "nothing to run": ((), "nothing to run"),
     "a command without its dashes": (("true",), "true: No such file"),
     "a script that is not there": (("./nosuch.sh",), "nosuch.sh: No such file"),
-    "a script that is a folder": (("/etc",), "/etc: not a file"),
+    "a script that is a folder": (("/etc",), "/etc: Is a directory"),
     "an option that is not there": (("--nosuch", *RUN), "--nosuch"),
     "no cpus": (("--cpus", "0", *RUN), "--cpus 0: must be more than nothing"),
     "cpus that are no number": (("--cpus", "two", *RUN), "--cpus"),
@@ -41,7 +41,7 @@ BAD_WORDS = {
     "no name of an image": (("--image", "", *RUN), "--image '': the name is missing"),
     "no name of a network": (("--network", "", *RUN), "--network ''"),
     "a clock of seventy minutes": (("--timeout", "1:70:00", *RUN), "'1:70:00' is not a duration"),
-    "two copies out to one place": (("--out", "/a:/tmp/x", "--out", "/b:/tmp/x", *RUN), "is where --out /a:/tmp/x goes"),
+    "two copies out to one place": (("--out", "/a:/tmp/x", "--out", "/b:/tmp/x", *RUN), "--out: two of them at /tmp/x"),
     "more folders than slots": ((*(w for n in range(21) for w in ("--share", f"/usr:/s{n}")), *RUN), "at most 20"),
     "a time limit of nothing": (("--timeout", "0", *RUN), "--timeout"),
     "a grace below nothing": (("--grace", "-1s", *RUN), "--grace"),
@@ -51,11 +51,11 @@ BAD_WORDS = {
     "a share without a source": (("--share", ":/data", *RUN), "--share"),
     "a share at a relative place": (("--share", "/tmp:data", *RUN), "--share"),
     "a share over the guest's root": (("--share", "/tmp:/", *RUN), "--share"),
-    "two shares at one place": (("--share", "/tmp:/data", "--share", "/var:/data", *RUN), "two folders at /data"),
+    "two shares at one place": (("--share", "/tmp:/data", "--share", "/var:/data", *RUN), "two of them at /data"),
     "an input that is not there": (("--in", "/no/such", *RUN), "--in /no/such: does not exist"),
     "an output to no folder": (("--out", "/x:/no/such/x", *RUN), "/no/such"),
     "an environment without a name": (("--env", "=x", *RUN), "--env"),
-    "an environment file that is not there": (("--env-file", "/no/such", *RUN), "--env-file /no/such"),
+    "an option that is no more": (("--env-file", "/no/such", *RUN), "--env-file"),
     "a folder that is not absolute": (("--cwd", "here", *RUN), "--cwd here: not an absolute path"),
     "a user that is not there": (("--user", "no-such-user", *RUN), "no such user here"),
     "a user that is no number": (("--user", "1:x", *RUN), "--user 1:x"),
@@ -160,13 +160,14 @@ def test_no_space_for_a_template_is_a_cold_boot(belljar: Belljar, tmp_path: Path
 
 @pytest.fixture
 def own_store(belljar: Belljar, tmp_path: Path) -> Path:
-    """A store with the default image in it that may be broken: kernel and ramdisk are copied, the disk is sparse."""
+    """A store with the default image in it that may be broken: kernel and ramdisk are copied, the disk is sparse. Templates are
+    its own, whatever this QEMU could do with the site's."""
     store = tmp_path / "store"
     (store / "images").mkdir(parents=True)
     (folder,) = (STORE / "images").glob("sha256-*")
     done = belljar(
         "image", "import", str(folder / "disk.qcow2"), "--name", "mine",
-        env={"BELLJAR_PATHS_STORE": str(store), "BELLJAR_PATHS_SITE_STORE": str(STORE)},
+        env={"BELLJAR_PATHS_STORE": str(store), "BELLJAR_PATHS_SITE_STORE": str(STORE), "BELLJAR_QEMU_SITE_TEMPLATES": "false"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     shutil.rmtree(store / "templates")  # of the machine that looked into the disk

@@ -224,7 +224,7 @@ async def test_larger_machines_clone_as_well(guests: Tiny, changes: dict[str, in
 def test_an_ordinary_user_has_templates_of_their_own(tmp_path: Path) -> None:
     """Made and cloned by a process without any right: what is loaded is loaded before it becomes that user."""
     from belljar.hypervisor.qemu import proof
-    from belljar.hypervisor.qemu.template import making as casting
+    from belljar.hypervisor.qemu.template import making
 
     folder = Path(tempfile.mkdtemp(prefix="belljar-user-"))  # pytest's own folders are closed to others
     try:
@@ -232,7 +232,7 @@ def test_an_ordinary_user_has_templates_of_their_own(tmp_path: Path) -> None:
         guests = tiny.make(folder, copy_kernel=True)
         for path in folder.iterdir():
             os.chown(path, *NOBODY)
-        assert casting and proof
+        assert making and proof
         child = os.fork()
         if child == 0:
             os._exit(as_nobody(guests))

@@ -399,7 +399,6 @@ def test_every_reading_verb_gives_valid_json(belljar: Belljar) -> None:
         ("show", "odd:name"),
         ("image", "list"),
         ("template", "list"),
-        ("version",),
         ("config", "show"),
     ):
         assert belljar.json(*words) == belljar.json(*words), words

@@ -96,7 +96,7 @@ class Tiny:
     def clone(self, spec: DomainSpec, template: Template) -> "Talk":
         spec.folder.mkdir(mode=0o700, exist_ok=True)
         self.hypervisor.clone_disk(template, spec)
-        return Talk(self.hypervisor.start_clone(spec, template))
+        return Talk(self.hypervisor.start(spec, template))
 
 
 class Talk:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 HEAVY = {
     "rich", "httpx", "httpcore", "anyio", "tarfile", "zipfile", "tempfile", "shutil", "subprocess", "multiprocessing", "ctypes",
@@ -12,7 +13,7 @@ HEAVY = {
     "belljar.config.merge", "belljar.host.toml", "belljar.host.values", "belljar.config.reference", "belljar.jobs.doctor", "belljar.host.watch",
     "belljar.image.build.debian", "belljar.image.intake.sources", "belljar.host.guard.egress",
 }  # fmt: skip
-BROUGHT_BY_ASYNCIO = {"subprocess"}
+OF_A_SETTINGS_FILE = {"tomllib", "belljar.config.merge", "belljar.config.convert"}
 MOST = 86  # modules of ours that a job takes: each costs 0.2 ms of processor time
 
 
@@ -40,12 +41,25 @@ def test_the_parts_that_run_a_job_are_made_without_anything_heavy() -> None:
     loaded = loaded_by(
         "from belljar.cli import parser_of\nparser_of('run')\n"
         "from belljar.assembly import House\n"
-        "from belljar.cli.machine import run, request\nfrom belljar.jobs import attend, caller\n"
+        "from belljar.cli.machine import run, request\nfrom belljar.jobs import attend, starting\n"
         "house = House(None)\n"
         "house.supervisor(), house.reaper, house.images, house.hypervisor"
     )
-    assert loaded & HEAVY - BROUGHT_BY_ASYNCIO == set()
+    assert loaded & HEAVY == set()
     assert len([name for name in loaded if name.startswith("belljar")]) <= MOST
+
+
+def test_with_a_settings_file_only_what_reads_it_comes_along(tmp_path: Path) -> None:
+    file = tmp_path / "belljar.toml"
+    file.write_text('[image]\ndefault = "other"\n[machine]\ncpus = 2\nmemory = "1G"\n[qemu]\nboot_timeout = 90.5\n')
+    loaded = loaded_by(
+        "from belljar.cli import parser_of\nparser_of('run')\n"
+        "from belljar.assembly import House\nfrom belljar.jobs import attend\n"
+        f"house = House({str(file)!r})\n"
+        "assert house.settings.machine.memory == 1 << 30\n"
+        "house.supervisor(), house.reaper, house.images, house.hypervisor"
+    )
+    assert loaded & HEAVY == OF_A_SETTINGS_FILE
 
 
 def test_other_verbs_are_not_imported() -> None:

@@ -14,7 +14,7 @@ from tests.rules.offenders import assert_none
 from belljar import errors
 from belljar.agent import bundle
 from belljar.cli import HIDDEN, VERBS, parser_of
-from belljar.config import SECTIONS, every_setting, load
+from belljar.config import SECTIONS, every_setting, inspect
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src/belljar"
@@ -143,7 +143,7 @@ def test_a_verb_can_explain_itself() -> None:
 
 
 def test_every_reading_verb_speaks_json() -> None:
-    for verb in ("ps", "show", "events", "reap", "doctor", "config", "version", "kill-all"):
+    for verb in ("ps", "show", "events", "reap", "doctor", "config", "kill-all"):
         assert "--format {table,json}" in parser_of(verb).format_help(), verb
 
 
@@ -162,7 +162,9 @@ def test_the_docs_name_every_verb_setting_and_error() -> None:
     assert_none(verb for verb in VERBS if f"belljar {verb}" not in cli and verb not in HIDDEN)
     settings = (ROOT / "docs/reference/settings.md").read_text()
     assert_none(
-        key for _, key, *_ in every_setting(load(environ={}, etc=Path("/nowhere"))) if f"`{key}`" not in settings
+        key
+        for _, key, *_ in every_setting(inspect(environ={}, etc=Path("/nowhere")).checked())
+        if f"`{key}`" not in settings
     )
     pages = (ROOT / "docs/reference/errors.md").read_text()
     assert_none(error.__name__ for error in ERRORS if f"`{error.__name__}`" not in pages)

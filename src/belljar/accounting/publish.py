@@ -24,10 +24,10 @@ from belljar.host.files import (
     no_space_as_error,
     private_folder,
     read_capped,
-    sync_folder,
     write_all,
     write_whole,
 )
+from belljar.host.files import sync as sync_names
 from belljar.host.locks import locked
 from belljar.journal import Ledger
 from belljar.records import dataclass
@@ -109,8 +109,8 @@ class Publisher:
     def _queue(self, staged: Path, name: str) -> None:
         target = private_folder((self.folder / "outgoing" / name).parent, mode=0o755)
         os.rename(staged, target / name.partition("/")[2])
-        sync_folder(target)
-        sync_folder(staged.parent)
+        sync_names(target)
+        sync_names(staged.parent)
 
     def count(self, month: str, now: float) -> list[Path]:
         """Queue messages that say how many records of this month (YYYYMM) were sent, one for each site and factory in it. Empty:
@@ -165,7 +165,7 @@ def _keep(path: Path, data: bytes) -> None:
     with no_space_as_error(path), named_when_whole(path, mode=0o644) as descriptor:
         write_all(descriptor, data)
         os.fsync(descriptor)
-    sync_folder(path.parent)
+    sync_names(path.parent)
 
 
 class _Logged:

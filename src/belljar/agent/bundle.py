@@ -35,8 +35,7 @@ def source() -> bytes:
 
 
 def compiled() -> bytes:
-    """The agent as bytecode of the Python that runs this, so that an emulated guest which has the same one need not compile it.
-    Never checked against the source's time."""
+    """The agent as bytecode, for guests that have this very Python: an emulated one compiles slowly."""
     import importlib.util
     import marshal
 

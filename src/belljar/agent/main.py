@@ -1,108 +1,30 @@
-"""Where the agent begins: as the guest's service, or as an ordinary process of the host in a rehearsal."""
+"""Where the agent begins."""
 
 import os
 import sys
 
-from belljar.agent.guest.accounts import Account
-from belljar.agent.guest.cgroups import Family
 from belljar.agent.guest.guest import Guest
-from belljar.agent.guest.system import Refused, kernel_events, kill_quietly, libc, now, read_file, say, write_all
+from belljar.agent.guest.system import kernel_events, kill_quietly, read_file, say, write_all
 from belljar.agent.loop.loop import Agent
-from belljar.agent.wire import KIB, PORT, Words, hello_of, join
+from belljar.agent.wire import KIB, PORT
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from typing import Callable
 
-    from belljar.agent.roles import Late, Work, World  # noqa: F401
 else:  # what is below the library's modules of these names, and much quicker to import
     import _signal as signal
 
 
-class Rehearsal:
-    """An ordinary process on the host: the payload really runs, everything else is only said to have happened. Implements `World`."""
-
-    quiet = 0.0
-
-    def __init__(self) -> None:
-        self.boot_nonce = os.urandom(16).hex().encode("ascii")
-        self.folders = []  # type: list[str]
-        self.kept = {}  # type: dict[bytes, int]
-        self.calls = {
-            b"identify": self.identify, b"set_clock": lambda words: now(), b"prepare": lambda words: b"", b"renew_keys": lambda words: b"",
-            b"mount": self.mount,
-        }  # type: dict[bytes, Callable[[Words], bytes]]  # fmt: skip
-        self.errands = {}  # type: dict[bytes, Callable[[Words], tuple[int, Late, Work]]]
-
-    def prepare(self) -> None:
-        libc().adopt_orphans()
-
-    def describe(self) -> bytes:
-        return hello_of(self.boot_nonce, "rehearsal", False)
-
-    def identify(self, words: Words) -> bytes:
-        name, machine_id, nonce, mac = words.next(), words.next(), words.next(), words.next()
-        return join(name, machine_id, nonce, mac, os.urandom(32).hex().encode("ascii"), now())
-
-    def mount(self, words: Words) -> bytes:
-        raise Refused("no-9p", "a rehearsal mounts nothing")
-
-    def growth(self) -> bytes:
-        return b""
-
-    def add_account(self, account: Account) -> None:
-        account.check()
-
-    def new_folder(self, account: Account) -> bytes:
-        import tempfile
-
-        self.folders.append(tempfile.mkdtemp(prefix="belljar-rehearsal-"))
-        return self.folders[-1].encode()
-
-    def box(self) -> Family:
-        return Family()
-
-    def warm(self, fork: "Callable[[], None]") -> None:
-        fork()
-
-    def has_remote(self) -> bool:
-        return False
-
-    def release(self) -> None:
-        import shutil
-
-        while self.folders:
-            shutil.rmtree(self.folders.pop(), ignore_errors=True)
-
-    def make_place(self, path: bytes, account: Account) -> None:
-        pass
-
-    def after_payload(self) -> None:
-        pass
-
-    def give(self, what: "int | bytes", account: Account, group: "int | None" = None) -> None:
-        pass
-
-    def leave_agent(self) -> None:
-        pass
-
-    def become(self, account: Account) -> None:
-        pass
-
-    def forget_mounts(self) -> None:
-        pass
-
-
 def find_port(name: str) -> str:
     """The device of our virtio-serial port, as soon as its driver has it. No udev is needed."""
-    path = lookup_port(name)
-    events = None if path else kernel_events()
+    path, events = lookup_port(name), None
     while not path:
-        path = lookup_port(name)  # again: it may have come before we listened
-        if not path:
-            assert events is not None
+        if events is None:
+            events = kernel_events()  # then look again: it may have come before we listened
+        else:
             events.recv(8192)
+        path = lookup_port(name)
     return path
 
 
@@ -149,29 +71,28 @@ def carry(source: int, target: int) -> None:
         data = os.read(source, 64 * KIB)
 
 
-def main(argv: "list[str]") -> int:
-    """As the guest's service without arguments, or with `--stdio` where a session of the host's carries the frames;
-    `--rehearse FD` as an ordinary process over an open socket."""
-    if argv[:1] == ["--rehearse"] and len(argv) == 2:
-        fd, world = int(argv[1]), Rehearsal()  # type: int, World
-        os.set_inheritable(fd, False)
-        world.prepare()
-    elif not argv or argv == ["--stdio"]:
-        world = Guest()
-        fd = stdio() if argv else -1  # forks, and it is the agent that orphans have to come to
-        world.prepare()
-        if not argv:  # now: a port's name is there a moment before it can be opened
-            fd = os.open(find_port(PORT), os.O_RDWR | os.O_CLOEXEC)
-    else:
-        say("usage: agent.py [--stdio | --rehearse FD]")
-        return 2
-    agent = Agent(fd, world, is_port=not argv)
+def serve(fd: int, guest: "Guest", is_port: bool) -> None:
+    """Until the channel is gone for good; then nothing of a payload is left."""
+    agent = Agent(fd, guest, is_port=is_port)
     agent.run()
     for process in agent.dying:
         kill_quietly(process.pid, signal.SIGKILL)
-    if not world.has_remote():
-        world.release()
-    return 0 if argv[:1] == ["--rehearse"] else 1  # a guest's agent is started again
+    if not guest.has_remote():
+        guest.release()
+
+
+def main(argv: "list[str]") -> int:
+    """As the guest's service without arguments, or with `--stdio` where an ssh session carries the frames."""
+    if argv not in ([], ["--stdio"]):
+        say("usage: agent.py [--stdio]")
+        return 2
+    guest = Guest()
+    fd = stdio() if argv else -1  # forks, and it is the agent that orphans have to come to
+    guest.prepare()
+    if not argv:  # now: a port's name is there a moment before it can be opened
+        fd = os.open(find_port(PORT), os.O_RDWR | os.O_CLOEXEC)
+    serve(fd, guest, is_port=not argv)
+    return 1  # a guest's agent is started again
 
 
 if __name__ == "__main__":

@@ -62,9 +62,7 @@ STDIN, STDOUT, STDERR, SCRIPT = range(4)
 NOT_FOUND, NOT_EXECUTABLE, FAILED = 127, 126, 125
 LEADER = 0x80  # in a SIGNAL: for the payload's first process alone
 
-GROW_PATIENCE = (
-    120  # seconds for processors and memory that were plugged in; each takes an emulated guest half a second
-)
+GROW_PATIENCE = 120  # seconds for what was plugged in; a processor takes an emulated guest half a second
 KEYS_PATIENCE = 60  # seconds for new host keys
 PACKED_PATIENCE = 60  # seconds for the mounts of a packed folder
 
@@ -147,25 +145,16 @@ class Words:
 
     def some(self, each: int = 1) -> "list[bytes]":
         """A list, of *each* words per entry."""
-        begin = self.at + 1
-        self.at = begin + self.number_at(begin - 1) * each
-        if self.at > len(self.words):
-            raise IndexError("a list that is longer than its call")
+        count, begin = self.number(), self.at
+        self.at += count * each
+        if not begin <= self.at <= len(self.words):
+            raise IndexError("a list that is longer than its call, or of negative length")
         return self.words[begin : self.at]
-
-    def number_at(self, at: int) -> int:
-        count = int(self.words[at])
-        if count < 0:
-            raise ValueError("a list of negative length")
-        return count
 
 
 class Parser:
-    """Bytes in, frames out. `room` is where to read into, `filled` says how much came, `take` gives the next frame.
-
-    *accepts* has the frame types this side takes, each with the size of its largest body. *answer* is the greeting to
-    wait for; None takes any greeting, at any time. The buffer never grows beyond the largest frame.
-    """
+    """Bytes in, frames out; never holds more than the largest frame. *accepts*: the frame types this side takes, each with the
+    size of its largest body. *answer*: the greeting to wait for; None takes any greeting, at any time."""
 
     ROOM = 256 * KIB
 

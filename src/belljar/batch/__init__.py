@@ -1,14 +1,13 @@
-"""The door of the batch room: batch systems, each found by its folder.
+"""The door of the batch room: batch systems, each found by its folder. Nothing here starts a machine.
 
     names()        of all there are
     load(name)     a System: its dialect, what its site installs, its own hooks    system.py
     job/           jobs as values: terms, rules, requests, verdicts
     install/       what a site installs: pieces, and the engine that puts them in place and takes them out
-    node/          faults of a node, machines that outlived their jobs
+    node.py        faults of a node, machines that outlived their jobs
 
-A dialect reads the surroundings a job was started in and tells what they mean; what becomes of the machine is judged
-once for all systems (job/verdict.py), and the dialect says it in the system's own words. Nothing here starts a machine.
-Only jobs/ and programs call this room, so its words stand in modules that a run without a batch system never imports.
+A dialect reads the surroundings that a job was started in. What becomes of the job is judged once for all systems
+(job/verdict.py), and the dialect says it in the system's own words.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """What a batch system is here: one folder that exports one `SYSTEM`, and is found by its folder.
 
-    __init__.py   SYSTEM, a `System` with what is said of it before anything of it runs
-    dialect.py    DIALECT: what it says to a job, and how it is answered (batch/job/terms.py)
-    site.py       SITE: what a site installs, and whether it is there (batch/install/pieces.py)
-
-Whatever else it needs lies beside these and is imported when it is called for.
+__init__.py   SYSTEM, a `System`
+dialect.py    DIALECT: what it says to a job, and how it is answered (batch/job/terms.py)
+site.py       SITE: what a site installs, and whether it is there (batch/install/pieces.py)
 """
 
 from __future__ import annotations

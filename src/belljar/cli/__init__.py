@@ -1,8 +1,7 @@
 """The `belljar` command: finds the verb, imports only its module, turns errors into one line, a hint and an exit code.
 
-A module of this package has a table `VERBS` of those it carries out (parser.Verb). Exit codes: the verb's own; 125 for
-everything belljar itself could not do, wrong options included.
-"""
+Each module of this package lists its verbs in a table `VERBS`. Belljar's own failures, wrong options included, exit
+with 125."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from belljar.host import descriptors
 from belljar.host.quick_imports import quickly
-from belljar.jobs import words
+from belljar.jobs import complain
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ VERBS = {
     "reap": Entry("host.reap", MACHINES, "finish what dead belljar processes left behind"),
     "image": Entry("image.image", IMAGES, "build, import, list, verify and remove images"),
     "template": Entry("image.template", IMAGES, "list, verify and remove templates (booted guests, frozen)"),
-    "cache": Entry("image.template", IMAGES, "prepare, list and remove disks that later machines find again"),
+    "cache": Entry("image.template", IMAGES, "list and remove disks that later machines find again"),
     "batch": Entry(
         "batch.batch", BATCH, "put belljar into a batch system, check it, take it out; look after this node"
     ),
@@ -59,8 +58,7 @@ VERBS = {
     "accounting": Entry("vacuum.accounting", VACUUM, "write usage records of ended machines, for APEL and others"),
     "doctor": Entry("host.doctor", HOST, "check what this host offers and explain what it lacks"),
     "config": Entry("host.config", HOST, "show or check the settings"),
-    "completion": Entry("host.completion", HOST, "print a completion script for bash, zsh or fish"),
-    "version": Entry("host.doctor", HOST, "show the version of belljar and of what it stands on"),
+    "completion": Entry("host.completion", HOST, "print a completion script for bash"),
     "internal": Entry("batch.internal", "", "what batch systems and programs call"),
 }
 HIDDEN = frozenset(verb for verb, entry in VERBS.items() if not entry.group)
@@ -89,18 +87,18 @@ gc.set_threshold(100_000)  # what is imported stays: to look through it again an
 
 
 def entry(commands: str | None = None) -> NoReturn:
-    """The console script. Ends the process without Python's slow farewell: nothing of ours waits for it. *commands*: a
-    launcher's list of its batch system's commands."""
+    """The console script. It ends the process at once, without Python's clean-up. *commands*: the launcher's list of
+    commands."""
     _make_streams_robust()
     try:
         code = main(sys.argv[1:], commands)
         sys.stdout.flush()
         with suppress(OSError):
             sys.stderr.flush()
-    except KeyboardInterrupt:
-        _die_by_signal(2)
-    except BrokenPipeError:
-        _die_by_signal(13)
+    except (KeyboardInterrupt, BrokenPipeError) as exc:
+        from belljar.host.processes import die_by
+
+        die_by(2 if isinstance(exc, KeyboardInterrupt) else 13)
     except OSError as exc:
         os.write(2, f"belljar: standard output: {exc.strerror}\n".encode())
         code = OUR_FAILURE
@@ -108,27 +106,28 @@ def entry(commands: str | None = None) -> NoReturn:
 
 
 def main(arguments: Sequence[str], commands: str | None = None) -> int:
-    """Carry out one command line and return the exit code. KeyboardInterrupt passes through, and so does
-    BrokenPipeError where the reader of our output went away."""
+    """Carry out one command line and return the exit code. Raises KeyboardInterrupt, and BrokenPipeError for our own
+    output."""
     return told(lambda: _carry_out(split(arguments), commands), detail=_wants_detail(arguments))
 
 
 def told(act: Callable[[], int], *, detail: bool = False) -> int:
-    """The exit code of an act; what goes wrong in it is told on stderr, with *detail* where it was raised, too."""
-    from belljar.errors import BelljarError
+    """The exit code of an act; an error is reported on stderr, with *detail* also where it was raised."""
+    from belljar.errors import BelljarError, in_words
 
     try:
         return act()
-    except Exception as exc:
+    except Exception as exc:  # a defect is reported in one line too; -v adds the traceback
         problem, code = exc, OUR_FAILURE
     if isinstance(problem, BelljarError):
         message, hint, code = problem.message, problem.hint, problem.exit_code
     elif isinstance(problem, MemoryError):
-        message, hint = _out_of_memory()
+        message = "no more memory for this process"
+        hint = "See its limits (`ulimit -a`) and `belljar doctor`: a machine wants its own memory and half a GiB."
     elif isinstance(problem, OSError):
         if isinstance(problem, BrokenPipeError) and _reader_is_gone():
             raise problem
-        message = f"{problem.filename}: {problem.strerror}" if problem.filename else str(problem)
+        message = in_words(problem)
         hint = "`belljar doctor` checks this host."
     else:
         message = f"a defect of belljar: {type(problem).__name__}: {problem}"
@@ -137,7 +136,7 @@ def told(act: Callable[[], int], *, detail: bool = False) -> int:
         import traceback
 
         traceback.print_exception(problem)
-    words.complain(message, hint)
+    complain(message, hint)
     return code
 
 
@@ -178,20 +177,6 @@ def _filled(hint: str, args: Namespace) -> str:
     hint = hint.replace("belljar VERB", args.prog)
     filled = about(hint, getattr(args, "machine", None) or "ID")
     return f"{filled} `belljar ps -a` lists each ID." if filled != about(filled, "") else filled
-
-
-def _out_of_memory() -> tuple[str, str]:
-    """What to say where this very process cannot get more memory."""
-    import resource
-
-    for limit, option in ((resource.RLIMIT_AS, "-v"), (resource.RLIMIT_DATA, "-d")):
-        most, _ = resource.getrlimit(limit)
-        if most != resource.RLIM_INFINITY:
-            return (
-                f"no more memory: this process may have {most >> 10} KiB (ulimit {option})",
-                f"Raise that limit: a machine wants its own memory and half a GiB (`ulimit {option} unlimited`).",
-            )
-    return "no more memory on this host", "Wait for other programs to end; `belljar doctor` shows what this host has."
 
 
 def split(arguments: Sequence[str]) -> CommandLine:
@@ -282,7 +267,7 @@ def _reader_is_gone() -> bool:
 
 
 def _make_streams_robust() -> None:
-    """Printing never fails for want of an encoding or a descriptor: file names and words of guests are any bytes."""
+    """Printing never fails for an encoding or a closed descriptor: file names and output of guests are any bytes."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # it was closed when Python began
@@ -295,10 +280,3 @@ def _wants_detail(arguments: Sequence[str]) -> bool:
     """Was -v given to us, and not to a payload?"""
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     return "-v" in ours or "--verbose" in ours
-
-
-def _die_by_signal(number: int) -> NoReturn:
-    from belljar.host.processes import die_by
-
-    die_by(number)
-    raise AssertionError("unreachable")

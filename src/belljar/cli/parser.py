@@ -12,15 +12,12 @@ from belljar.errors import BadOption
 from belljar.records import dataclass, field
 
 T = TypeVar("T")
-ALIASES = {"list": "ls", "remove": "rm"}
 WIDTH = 110  # of help texts; a narrower terminal wraps them
 
 
 class Formatter(argparse.HelpFormatter):
-    """Knows its width. argparse makes one for each option that is added, and would import shutil to ask how wide.
-
-    Help reads the same by every Python: until 3.12 argparse wrote `-o FILE, --output FILE`, and left the names of
-    subcommands out of the column's width."""
+    """Help texts of a fixed width (argparse would import shutil to ask for it), the same in every Python: until 3.12
+    argparse wrote `-o FILE, --output FILE`, and ignored the names of subcommands when it set the width of the column."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=32, width=WIDTH)
@@ -39,23 +36,12 @@ class Formatter(argparse.HelpFormatter):
                 self._action_max_length = max(self._action_max_length, length)
 
 
-class Acts(argparse._SubParsersAction):  # type: ignore[type-arg]
-    """The acts of a verb. Some have a short name, too; `args` has the long one."""
-
-    def add_parser(self, name: str, **kwargs: Any) -> Any:
-        parser = super().add_parser(name, aliases=[ALIASES[name]] if name in ALIASES else [], **kwargs)
-        if self.dest is not argparse.SUPPRESS:
-            parser.set_defaults(**{self.dest: name})
-        return parser
-
-
 class Parser(argparse.ArgumentParser):
     """A parser that raises BadOption, takes no abbreviated options and knows the global ones."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("conflict_handler", "resolve")  # a verb's own -v stands before the global one
         super().__init__(allow_abbrev=False, formatter_class=Formatter, **kwargs)
-        self.register("action", "parsers", Acts)
         self.set_defaults(prog=self.prog)  # with the act of a verb that has some
         common = self.add_argument_group("options of every verb") if kwargs.get("add_help", True) else self
         common.add_argument("--config", dest="config_file", metavar="FILE", help=argparse.SUPPRESS)
@@ -73,9 +59,9 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Raises BadOption with the word that was meant."""
         if action.choices is not None and value not in action.choices:
-            from belljar.jobs.words import plain
+            from belljar.jobs import plain
 
-            words = [str(one) for one in action.choices if one not in ALIASES.values()]
+            words = [str(one) for one in action.choices]
             what = action.metavar if isinstance(action.metavar, str) else "/".join(action.option_strings) or action.dest
             hint = f"One of {', '.join(words)}." + meant(str(value), words)
             raise BadOption(f"{what} {plain(str(value))!r}: no such word for `{self.prog}`", hint=hint)
@@ -93,9 +79,9 @@ def meant(word: str, words: Iterable[str], before: str = "") -> str:
 
 
 def acts_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """The parsers below this one, by the long name of each."""
+    """The parsers below this one, by name."""
     below = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return {name: one for found in below for name, one in found.items() if name not in ALIASES.values()}
+    return dict(below[0]) if below else {}
 
 
 @dataclass(frozen=True)
@@ -121,7 +107,13 @@ def acts(rows: str, functions: Mapping[str, Callable[[argparse.Namespace, Any], 
 
 
 def _joined(rows: str) -> str:
-    return re.sub(r"\n\s*\| ", " ", rows)
+    lines = [""]
+    for line in rows.splitlines():
+        if (bare := line.lstrip()).startswith("| "):
+            lines[-1] += bare[1:]
+        else:
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def add(parser: argparse.ArgumentParser, rows: str) -> None:

@@ -1,30 +1,25 @@
-"""How values are shown: aligned tables for people, JSON for programs, words of strangers without their magic."""
+"""How values are shown: aligned tables for people, JSON for programs, text of guests without control characters."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from belljar.jobs.words import plain
+from belljar.jobs import plain
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     """Columns aligned, numbers to the right. A column that is empty in every row is left out."""
-    body = [
-        [plain(cell) if isinstance(cell, str) else ("" if cell is None else str(cell)) for cell in row] for row in rows
-    ]
-    right = (
-        [bool(body) and all(not isinstance(row[at], str) for row in rows) for at in range(len(heads))]
-        if isinstance(rows, Sequence)
-        else [False] * len(heads)
-    )
-    shown = [at for at in range(len(heads)) if not body or any(row[at] for row in body)]
-    widths = {at: max(len(heads[at]), *(len(row[at]) for row in body), 0) for at in shown}
-    lines = []
-    for row in [list(heads), *body]:
-        cells = [row[at].rjust(widths[at]) if right[at] else row[at].ljust(widths[at]) for at in shown]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+    body = [["" if cell is None else plain(str(cell)) for cell in row] for row in rows]
+    lines: list[list[str]] = [[] for _ in range(len(body) + 1)]
+    for at, head in enumerate(heads):
+        cells = [head, *(row[at] for row in body)]
+        if body and not any(cells[1:]):
+            continue
+        width, is_number = max(map(len, cells)), bool(rows) and not any(isinstance(row[at], str) for row in rows)
+        for line, cell in zip(lines, cells, strict=True):
+            line.append(cell.rjust(width) if is_number else cell.ljust(width))
+    return "\n".join("  ".join(line).rstrip() for line in lines)
 
 
 def as_json(value: Any) -> str:

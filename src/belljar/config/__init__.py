@@ -5,8 +5,7 @@
 
 A later one stands before an earlier one, key by key; but what the site keeps for itself (`site.lock`) counts only from a
 place of the site's: /etc/belljar, or a FILE that nobody but root can change. All mistakes are reported at once. What a key
-means, its unit and its default stand beside the door of the room that obeys it; rooms are handed their part and never look
-here.
+means, its unit and its default stand beside the code that obeys it; that code is handed its part and never looks here.
 """
 
 from __future__ import annotations
@@ -33,46 +32,38 @@ SITE_STORE = Path("/var/lib/belljar")
 NODE_PARTS = ("run", "scratch", "store", "logs")  # of a user's folder on a batch node
 
 
+def _place(help: str, usual: str, **facts: Any) -> Any:
+    """A folder of belljar's; *usual* says in words where it is when nobody sets it."""
+    return field(metadata={"help": help, "default": usual}, **facts)
+
+
 @dataclass(frozen=True)
 class Paths:
     """`[paths]` in the settings files."""
 
-    run: Path = field(
-        metadata={
-            "help": "folders of the machines that run; short-lived, wants a fast file system",
-            "default": "root: /run/belljar; users: $XDG_RUNTIME_DIR/belljar, else /run/user/UID/belljar, else /var/tmp/belljar-UID/run",
-        }
+    run: Path = _place(
+        "folders of the machines that run; short-lived, wants a fast file system",
+        "root: /run/belljar; users: $XDG_RUNTIME_DIR/belljar, else /run/user/UID/belljar, else /var/tmp/belljar-UID/run",
     )
-    store: Path = field(
-        metadata={
-            "help": "images and templates; large",
-            "default": "root: /var/lib/belljar; users: $XDG_DATA_HOME/belljar, else ~/.local/share/belljar",
-        }
+    store: Path = _place(
+        "images and templates; large",
+        "root: /var/lib/belljar; users: $XDG_DATA_HOME/belljar, else ~/.local/share/belljar",
     )
-    site_store: Path | None = field(
-        metadata={
-            "help": "the site's read-only images, looked at after one's own; empty: none",
-            "default": "root: none; users: /var/lib/belljar",
-        }
+    site_store: Path | None = _place(
+        "the site's read-only images, looked at after one's own; empty: none", "root: none; users: /var/lib/belljar"
     )
-    scratch: Path = field(
-        metadata={
-            "help": "writable disks of the machines that run; a full scratch ends jobs, nothing else",
-            "default": "root: /var/lib/belljar/scratch; users: /var/tmp/belljar-UID/scratch",
-        }
+    scratch: Path = _place(
+        "writable disks of the machines that run; a full scratch ends jobs, nothing else",
+        "root: /var/lib/belljar/scratch; users: /var/tmp/belljar-UID/scratch",
     )
-    logs: Path = field(
-        metadata={
-            "help": "records of ended machines: journal, console, QEMU's words, outcome",
-            "default": "root: /var/log/belljar; users: the store's folder logs",
-        }
+    logs: Path = _place(
+        "records of ended machines: journal, console, QEMU's words, outcome",
+        "root: /var/log/belljar; users: the store's folder logs",
     )
-    node: Path | None = field(
+    node: Path | None = _place(
+        "on a batch node: a local folder in which each user but root gets one, UID/, for run, scratch, store and logs",
+        "none",
         default=None,
-        metadata={
-            "help": "on a batch node: a local folder in which each user but root gets one, UID/, for run, scratch, store and logs",
-            "default": "none",
-        },
     )
 
 
@@ -133,20 +124,11 @@ class Loaded:
     origins: Mapping[str, str]  # "section.key" -> "default", "/etc/belljar/belljar.toml:12", "environment BELLJAR_..."
     mistakes: tuple[Mistake, ...]
 
-
-def load(
-    config_file: Path | None = None,
-    *,
-    environ: Mapping[str, str] | None = None,
-    uid: int | None = None,
-    etc: Path | None = None,
-    in_job: bool = False,
-) -> Settings:
-    """The settings of this process. Raises BadSettings with every mistake there is."""
-    loaded = inspect(config_file, environ=environ, uid=uid, etc=etc, in_job=in_job)
-    if loaded.mistakes:
-        raise BadSettings(loaded.mistakes)
-    return loaded.settings
+    def checked(self) -> Settings:
+        """Raises BadSettings with every mistake there is."""
+        if self.mistakes:
+            raise BadSettings(self.mistakes)
+        return self.settings
 
 
 def inspect(
@@ -157,8 +139,8 @@ def inspect(
     etc: Path | None = None,
     in_job: bool = False,
 ) -> Loaded:
-    """The settings as far as they can be understood, where each came from, and what is wrong. Never raises. *in_job*: as a
-    batch job's machine has them."""
+    """The settings as far as they can be understood, their origins, and all mistakes. Never raises. *in_job*: of a
+    batch job."""
     environ = os.environ if environ is None else environ
     uid = os.geteuid() if uid is None else uid
     defaults = Settings(default_paths(uid, environ))

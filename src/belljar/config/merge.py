@@ -36,8 +36,8 @@ class Given:
 def merge(
     defaults: Settings, files: Sequence[File], variables: Mapping[str, str], *, is_root: bool, in_job: bool
 ) -> Loaded:
-    """Lay *files*, weakest first, and then *variables* over *defaults*. An ordinary user's files and variables cannot change
-    what the site keeps for itself."""
+    """Lay *files*, weakest first, then *variables* over *defaults*; what the site has locked, an ordinary user cannot
+    change."""
     mistakes: list[Mistake] = []
     given: list[Given] = []
     for file in files:
@@ -68,8 +68,8 @@ def _from(is_users: bool, mistakes: list[Mistake], read: Callable[[list[Mistake]
 def _lock_of(
     given: Iterable[Given], defaults: Settings, mistakes: list[Mistake], in_job: bool
 ) -> tuple[tuple[str, ...], str]:
-    """The patterns that hold here, and where else they do not. A word of the site's that fits no setting is a mistake, and
-    then the default holds too."""
+    """The locked patterns, and where they hold. A pattern that fits no setting is a mistake; then the default list
+    holds too."""
     lists = [one for one in given if one.name == "site.lock" and not one.is_users]
     with suppress(ValueError, IndexError):  # told where all values are understood
         own: tuple[str, ...] = _value_of(lists[-1])
@@ -87,21 +87,12 @@ def _without_locked(
     patterns, where = lock
     for one in given:
         if one.is_users and is_locked(one.name, patterns):
-            always = is_locked(one.name, ALWAYS_LOCKED)
-            what = f"is for the site to set{'' if always else where}, in {ETC}"
-            mistakes.append(
-                Mistake(one.origin, one.name, what, _remedy(one, not always and bool(where)), is_users=True)
-            )
+            where_else = "" if is_locked(one.name, ALWAYS_LOCKED) else where
+            what = f"is for the site to set{where_else}, in {ETC}"
+            remedy = f"unset it{where_else and ' in the job'}" if one.is_text else "take it away"
+            mistakes.append(Mistake(one.origin, one.name, what, remedy, is_users=True))
         else:
             yield one
-
-
-def _remedy(one: Given, is_free_elsewhere: bool) -> str:
-    if one.is_text:
-        return "unset it" if not is_free_elsewhere else "unset it in the job"
-    return "take it away" + (
-        "; for machines outside of batch jobs keep it in a file that you name by --config" if is_free_elsewhere else ""
-    )
 
 
 def is_locked(name: str, patterns: Iterable[str]) -> bool:

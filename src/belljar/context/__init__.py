@@ -1,8 +1,8 @@
 """The door of the context room: tells a guest who it is, and gives the agent to a guest that runs its own init.
 
-Dialects say it in words a guest knows (cloud-init's NoCloud, EC2's and OpenStack's metadata, Vac's user data); deliveries
-bring them there (a disc, or HTTP at 169.254.169.254: metadata.py). Which way a machine takes is decided by `choose`, a
-pure function of what was asked and what the image can.
+The data have the forms that guests know (cloud-init's NoCloud, EC2's and OpenStack's metadata, Vac's user data), and come on a
+disc or by HTTP from 169.254.169.254. `choose` decides on a machine's context: a pure function of what was asked and what the
+image can.
 """
 
 from __future__ import annotations
@@ -26,11 +26,6 @@ class MetadataMode(str, Enum):
     OFF = "off"
 
 
-class TokenMode(str, Enum):
-    OPTIONAL = "optional"
-    REQUIRED = "required"
-
-
 @dataclass(frozen=True)
 class Settings:
     """`[context]` in the settings files."""
@@ -38,9 +33,6 @@ class Settings:
     metadata: MetadataMode = setting(
         MetadataMode.AUTO,
         "which machines in a user network have a metadata service: auto (with user data, or without a command), always, off",
-    )
-    metadata_tokens: TokenMode = setting(
-        TokenMode.OPTIONAL, "does EC2's part of it answer without a session token (IMDSv2): optional or required"
     )
     joboutputs_size: int = setting(64 * MIB, "bytes a machine may leave as joboutputs, in all", unit="bytes")
     joboutputs_count: int = setting(100, "files a machine may leave as joboutputs")
@@ -56,20 +48,20 @@ class Settings:
 
 @dataclass(frozen=True)
 class Means:
-    """What an image has that belljar could work with. `auto` takes what is not known for missing."""
+    """What an image has that belljar can use. `auto` treats what is not known as missing."""
 
     ramdisk: bool = False  # belljar starts its kernel with a ramdisk of belljar's own
     init: str = ""  # "systemd", "other", or "" where it is not known
     cloud_init: bool = False
     sshd: bool = False
     agent: bool = False  # it starts the agent itself, as docs/images.md says
-    own: Context = Context.AUTO  # what its importer wants
-    is_known: bool = True  # its root file system was looked into; else who insists on a way is let try it
+    own: Context = Context.AUTO  # what its importer chose
+    is_known: bool = True  # its root file system was examined; else any context that is asked for is tried
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The way a guest is contextualized, and why this one."""
+    """How a guest is contextualized, and why so."""
 
     context: Context
     reason: str
@@ -94,6 +86,20 @@ class About:
     machinefeatures: str = ""  # URLs
     jobfeatures: str = ""
     joboutputs: str = ""
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What a guest may know of itself."""
+
+    uuid: str
+    hostname: str
+    user_data: bytes | None = None
+    machinetype: str = ""
+    zone: str = ""
+    size: str = ""
+    address: str = ""  # without its prefix
+    base_url: str = ""  # where features are read and outputs are put
 
 
 class Metadata(Protocol):
@@ -142,41 +148,22 @@ def ssh_seed(user: str, public: str, host_private: str, host_public: str, *, gro
 
 
 def user_seed(user_data: bytes, instance_id: str, hostname: str) -> Seed:
-    """A seed for guests without the agent: the user's own data alone, in every form that clouds have for it."""
+    """A seed for guests without the agent: the user's own data alone, in the forms of several clouds."""
     from belljar.context.discs import UserSeed
 
     return UserSeed(user_data, instance_id, hostname)
 
 
 def metadata_service(
-    features: Callable[[], Features],
-    outputs: Path,
-    credentials: Path,
-    settings: Settings,
-    *,
-    uuid: str,
-    hostname: str,
-    user_data: bytes | None,
-    machinetype: str,
-    zone: str,
-    size: str,
-    address: str,
-    mac: str,
-    base_url: str,
+    instance: Instance, features: Callable[[], Features], outputs: Path, credentials: Path, settings: Settings
 ) -> Metadata:
     """A service for one machine. *features* is asked at each request; *outputs* is the folder for what the guest leaves,
-    made with its first file; *credentials* that of small files which whoever asked for the machine renews; what the rest means is
-    beside `catalog.Instance`."""
-    from belljar.context.catalog import Instance
+    made with its first file; *credentials* that of small files which whoever asked for the machine renews."""
     from belljar.context.metadata import Service
     from belljar.context.outputs import Outputs
 
-    instance = Instance(
-        uuid=uuid, hostname=hostname, user_data=user_data, machinetype=machinetype, zone=zone, size=size, address=address,
-        mac=mac, base_url=base_url,
-    )  # fmt: skip
     kept = Outputs(outputs, most_bytes=settings.joboutputs_size, most_files=settings.joboutputs_count)
-    return Service(instance, features, kept, credentials=credentials, tokens=settings.metadata_tokens)
+    return Service(instance, features, kept, credentials)
 
 
 # What `auto` tries, in this order, and why each is taken.
@@ -199,7 +186,7 @@ def choose(wanted: Context, means: Means, name: str) -> Chosen:
     for context, why in PREFERENCE:
         if not lacks(context, means) and (context is not Context.NONE or means.agent):
             return Chosen(context, why)
-    return Chosen(Context.NONE, "nothing else is known to work: the image has to start the agent itself")
+    return Chosen(Context.NONE, "nothing else is known to work: the image must start the agent itself")
 
 
 def lacks(context: Context, means: Means) -> list[str]:
@@ -218,7 +205,7 @@ def lacks(context: Context, means: Means) -> list[str]:
 def _insisted(context: Context, means: Means, name: str, why: str) -> Chosen:
     missing = lacks(context, means)
     if context is not Context.RAMDISK and not means.is_known:
-        missing = []  # what was not found, or not looked for, may still be there
+        missing = []  # it may be there: nobody has looked
     if missing:
         from belljar.errors import ContextImpossible
 

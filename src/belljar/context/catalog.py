@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from html import escape
 from urllib.parse import unquote_to_bytes
 
-from belljar.context import Features
+from belljar.context import Features, Instance
 from belljar.records import dataclass
 
 EC2_DATES = ("1.0", "2007-01-19", "2008-02-01", "2009-04-04", "2011-01-01", "2016-09-02", "2021-03-23", "latest")
@@ -25,21 +25,6 @@ FEATURES = ("machinefeatures", "jobfeatures")
 
 
 @dataclass(frozen=True)
-class Instance:
-    """What a guest may know of itself."""
-
-    uuid: str
-    hostname: str
-    user_data: bytes | None = None
-    machinetype: str = ""
-    zone: str = ""
-    size: str = ""
-    address: str = ""  # without its prefix
-    mac: str = ""
-    base_url: str = ""  # where features are read and outputs are put
-
-
-@dataclass(frozen=True)
 class Page:
     """One answer's body."""
 
@@ -48,7 +33,7 @@ class Page:
 
 
 def split(target: bytes) -> list[str] | None:
-    """The parts of a request's path, without empty ones (`//` is `/`); None for a path that nobody asks for in earnest."""
+    """The parts of a request's path, without empty ones (`//` is `/`); None for a path that is not accepted."""
     path = target.partition(b"?")[0]
     if path[:7].lower() == b"http://":  # RFC 9112, 3.2.2: a server takes this form too
         path = b"/" + path[7:].partition(b"/")[2]
@@ -57,11 +42,6 @@ def split(target: bytes) -> list[str] | None:
         return None
     parts = [part for part in text.split("/") if part]
     return None if "." in parts or ".." in parts else parts
-
-
-def is_ec2(parts: list[str]) -> bool:
-    """Does a path belong to the tree that tokens are for?"""
-    return not parts or bool(DATE.fullmatch(parts[0]))
 
 
 def find(parts: list[str], instance: Instance, features: Features) -> Page | None:
@@ -91,15 +71,13 @@ def _feature(rest: list[str], values: Mapping[str, str]) -> Page | None:
 def _ec2(rest: list[str], instance: Instance) -> Page | None:
     match rest:
         case []:
-            return _list(("dynamic", "meta-data", *(() if instance.user_data is None else ("user-data",))))
+            return _list(("meta-data", *(() if instance.user_data is None else ("user-data",))))
         case ["user-data"]:
             return _user_data(instance)
         case ["meta-data.json"]:
             return Page(json.dumps(document(instance)).encode(), JSON)
         case ["meta-data", *path]:
             return _leaf_or_list(path, leaves(instance))
-        case ["dynamic", *path]:
-            return _leaf_or_list(path, {"instance-identity/document": json.dumps(_identity(instance))})
     return None
 
 
@@ -108,7 +86,7 @@ def leaves(instance: Instance) -> dict[str, str]:
     found = {
         "ami-id": instance.uuid, "ami-launch-index": "0", "hostname": instance.hostname, "instance-action": "none",
         "instance-id": instance.uuid, "instance-type": instance.size, "local-hostname": instance.hostname,
-        "local-ipv4": instance.address, "mac": instance.mac, "placement/availability-zone": instance.zone,
+        "local-ipv4": instance.address, "placement/availability-zone": instance.zone,
         "reservation-id": instance.uuid, "security-groups": "default",
     }  # fmt: skip
     return {path: text for path, text in found.items() if text}
@@ -120,29 +98,20 @@ def _leaf_or_list(path: list[str], known: Mapping[str, str]) -> Page | None:
         return Page(known[name].encode())
     before = f"{name}/" if name else ""
     below = [leaf.removeprefix(before) for leaf in known if leaf.startswith(before)]
-    return _list(dict.fromkeys(_entry(leaf) for leaf in below)) if below else None
-
-
-def _entry(leaf: str) -> str:
-    first, slash, _ = leaf.partition("/")
-    return first + slash
+    return _list(dict.fromkeys("".join(leaf.partition("/")[:2]) for leaf in below)) if below else None
 
 
 def _openstack(rest: list[str], instance: Instance) -> Page | None:
     """Nova's own names have an underscore, Vac's a hyphen."""
-    files = {
-        "meta_data.json": document(instance), "vendor_data.json": {}, "vendor_data2.json": {},
-        "network_data.json": network(instance),
-    }  # fmt: skip
     match rest:
         case []:
-            return _list((*files, *(() if instance.user_data is None else ("user_data",))))
+            return _list(("meta_data.json", *(() if instance.user_data is None else ("user_data",))))
         case ["user_data" | "user-data"]:
             return _user_data(instance)
         case ["meta-data", *path]:
             return _leaf_or_list(path, leaves(instance))
-        case [name] if name.replace("-", "_") in files:
-            return Page(json.dumps(files[name.replace("-", "_")]).encode(), JSON)
+        case ["meta_data.json" | "meta-data.json"]:
+            return Page(json.dumps(document(instance)).encode(), JSON)
     return None
 
 
@@ -152,24 +121,6 @@ def document(instance: Instance) -> dict[str, object]:
     return {
         "uuid": instance.uuid, "name": instance.hostname, "hostname": instance.hostname, "launch_index": 0,
         "availability_zone": instance.zone, "meta": {**places, "machinetype": instance.machinetype},
-    }  # fmt: skip
-
-
-def network(instance: Instance) -> dict[str, object]:
-    """OpenStack's network_data.json: one card that is given its address."""
-    if not instance.mac:
-        return {"links": [], "networks": [], "services": []}
-    return {
-        "links": [{"id": "link0", "type": "phy", "ethernet_mac_address": instance.mac}],
-        "networks": [{"id": "network0", "type": "ipv4_dhcp", "link": "link0", "network_id": "network0"}],
-        "services": [],
-    }
-
-
-def _identity(instance: Instance) -> dict[str, object]:
-    return {
-        "instanceId": instance.uuid, "imageId": instance.uuid, "instanceType": instance.size, "privateIp": instance.address,
-        "availabilityZone": instance.zone, "architecture": "x86_64", "version": "2017-09-30",
     }  # fmt: skip
 
 

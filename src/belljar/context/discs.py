@@ -31,11 +31,10 @@ LABEL = "cidata"
 NO_NETWORK = "version: 1\nconfig: disabled\n"
 FOLDER = "/usr/lib/belljar"  # of the guest
 LARGEST_USER_DATA = 16 << 20
-NOBODY = "belljar-000000000000"  # the hostname of a guest that waits for its own
+NOBODY = "belljar-000000000000"  # the hostname of a guest before it gets its own
 WHOLE_MESSAGES = (b"content-type: multipart", b"mime-version:", b"from nobody ")
 
-# A job's machine has no use for a fresh host key of each kind or a locale made for it, and without a larger disk nothing
-# is to grow.
+# A job's machine needs no host keys of each kind and no locale of its own, and without a larger disk nothing has to grow.
 VENDOR = """\
 #cloud-config
 growpart: {{mode: '{growpart}'}}
@@ -204,7 +203,7 @@ def write_disc(path: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _cloud_init(instance: str, user_data: bytes, *, grows: bool) -> dict[str, bytes]:
-    """The files of a guest that waits for its name."""
+    """The files for a guest that gets its name later."""
     vendor = VENDOR.format(growpart="auto" if grows else "off", resize=str(grows).lower())
     meta = _yaml({"instance-id": instance, "local-hostname": NOBODY})
     return {"meta-data": meta, "user-data": user_data, "vendor-data": vendor.encode()}
@@ -238,12 +237,14 @@ def waiting_for_cloud_init(unit: str, *, is_carried: bool = False) -> str:
 
 
 def multipart(ours: bytes, users: bytes) -> bytes:
-    """One MIME message: our boothook, then what the user gave, whatever it is: cloud-init looks at its first bytes."""
+    """One MIME message: our boothook, then the user's data in any form; cloud-init recognizes it by its first bytes."""
     from email.mime.multipart import MIMEMultipart
 
     if len(users) > LARGEST_USER_DATA:
         raise BadOption(f"user-data of {len(users)} bytes: at most {LARGEST_USER_DATA}")
-    boundary = sha256(ours + b"\0" + users).hexdigest()[:40]  # the same at each time, and in no message within
+    boundary = sha256(ours + b"\0" + users).hexdigest()[
+        :40
+    ]  # always the same for the same data, and in none of the parts
     whole = MIMEMultipart(boundary=boundary)
     whole.attach(_part("cloud-boothook", ours))
     if users.strip():

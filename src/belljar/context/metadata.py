@@ -1,26 +1,22 @@
-"""The metadata service of one machine: HTTP/1.1 on connections that are the machine's by the way they came.
+"""The metadata service of one machine: HTTP/1.1 on connections that only this machine can make.
 
-Parsing is h11's; what is known is in catalog.py; what a guest leaves goes into outputs.py. Everything a guest sends is
-untrusted: heads have at most 8 KiB, every wait has a deadline, and nothing it asks for is a path of this host.
+h11 parses, catalog.py has the pages, outputs.py keeps what a guest leaves. Everything a guest sends is untrusted: heads have
+at most 8 KiB, every wait has a deadline, and no path in a request is a path of this host.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import hmac
-import os
 import re
 import socket
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import h11
 
-from belljar.context import Features, TokenMode
-from belljar.context.catalog import FEATURES, TEXT, Instance, Page, find, is_ec2, split
+from belljar.context import Features, Instance
+from belljar.context.catalog import FEATURES, TEXT, Page, find, split
 from belljar.context.outputs import Outputs, Rejected
 from belljar.errors import HostError
 from belljar.host.files import read_capped
@@ -28,37 +24,26 @@ from belljar.host.files import read_capped
 LARGEST_HEAD, LONGEST_TARGET = 8192, 2048
 CHUNK = 1 << 16
 MOST_CONNECTIONS, MOST_REQUESTS = 32, 1000
-HEAD_TIMEOUT = 20.0  # seconds for a whole head, and for a connection that says nothing
-BODY_TIMEOUT = 300.0  # for a whole file
-STALL_TIMEOUT = 20.0  # without a byte of it
+HEAD_TIMEOUT = 20.0  # seconds for a whole head, and for a silent connection
+BODY_TIMEOUT = 300.0  # seconds for a whole file
+STALL_TIMEOUT = 20.0  # seconds without a byte of it
 SEND_TIMEOUT = 30.0
 LINGER, LINGER_BYTES = 2.0, 1 << 20  # what is read and dropped, so that a client that still sends sees the answer
-LONGEST_TTL = 21600  # seconds a token lives
 CREDENTIAL, LARGEST_CREDENTIAL = re.compile(r"[a-z0-9_]{1,64}"), 256 << 10
 OPEN = [[name] for name in (*FEATURES, "joboutputs")]  # what a payload needs
-TOKEN, TTL = b"x-aws-ec2-metadata-token", b"x-aws-ec2-metadata-token-ttl-seconds"
 
 
 class Service:
     """Answers the connections of one machine."""
 
     def __init__(
-        self,
-        instance: Instance,
-        features: Callable[[], Features],
-        outputs: Outputs,
-        *,
-        credentials: Path | None = None,
-        tokens: TokenMode = TokenMode.OPTIONAL,
-        now: Callable[[], float] = time.monotonic,
+        self, instance: Instance, features: Callable[[], Features], outputs: Outputs, credentials: Path | None = None
     ) -> None:
         self.instance, self.features, self.outputs, self._credentials = instance, features, outputs, credentials
-        self._mode, self._now, self._key = tokens, now, os.urandom(32)
         self._open = 0
 
     async def serve(self, connection: socket.socket, *, for_everybody: bool = False) -> None:
-        """Answer until the guest closes, is silent for too long, or asks for the end. Raises nothing a guest could cause.
-        The socket is non-blocking and stays the caller's to close. *for_everybody*: nothing that is the guest's root's alone."""
+        """See `belljar.context.Metadata`: until the guest closes, is silent for too long, or asks for the end."""
         self._open += 1
         try:
             await _Talk(self, connection, for_everybody).run(is_one_too_many=self._open > MOST_CONNECTIONS)
@@ -81,33 +66,6 @@ class Service:
             return Page(read_capped(self._credentials / rest[0], LARGEST_CREDENTIAL))
         except (OSError, HostError):
             return None
-
-    def new_token(self, headers: dict[bytes, bytes]) -> str:
-        """Raises Rejected."""
-        if b"x-forwarded-for" in headers:
-            raise Rejected(403, "no token for others")
-        text = headers.get(TTL, b"")
-        if not (text.isdigit() and len(text) < 6 and 1 <= int(text) <= LONGEST_TTL):
-            raise Rejected(400, f"{TTL.decode()}: from 1 to {LONGEST_TTL}")
-        end = int(self._now() + int(text)).to_bytes(8, "big")
-        return base64.urlsafe_b64encode(end + self._mark(end)).decode()
-
-    def check_token(self, headers: dict[bytes, bytes]) -> None:
-        """Raises Rejected for a wrong token, and for none where one is required."""
-        given = headers.get(TOKEN)
-        if given is None:
-            if self._mode is TokenMode.REQUIRED:
-                raise Rejected(401, "a token is required")
-            return
-        with suppress(ValueError):
-            data = base64.b64decode(given, b"-_", validate=True)
-            end = data[:8]
-            if hmac.compare_digest(data[8:], self._mark(end)) and int.from_bytes(end, "big") >= self._now():
-                return
-        raise Rejected(401, "the token is not valid, or not any more")
-
-    def _mark(self, end: bytes) -> bytes:
-        return hmac.digest(self._key, end, "sha256")[:24]
 
 
 class _Talk:
@@ -156,9 +114,7 @@ class _Talk:
         if request.method == b"PUT":
             return await self._put(parts, headers, more)
         if request.method not in (b"GET", b"HEAD"):
-            raise Rejected(405, "GET, HEAD, and PUT of outputs and tokens only")
-        if is_ec2(parts):
-            self._service.check_token(headers)
+            raise Rejected(405, "GET, HEAD, and PUT of outputs only")
         page = self._service.page(parts)
         if page is None:
             raise Rejected(404, "not found")
@@ -166,10 +122,6 @@ class _Talk:
         await self._reply(200, page.data, page.kind, more, is_head=request.method == b"HEAD")
 
     async def _put(self, parts: list[str], headers: dict[bytes, bytes], more: list[tuple[bytes, bytes]]) -> None:
-        if parts == ["latest", "api", "token"]:
-            token = self._service.new_token(headers)
-            await self._drain()
-            return await self._reply(200, token.encode(), TEXT, [(TTL, headers[TTL]), *more])
         if parts[:1] != ["joboutputs"]:
             raise Rejected(405, "GET and HEAD only")
         if len(parts) != 2:
@@ -192,7 +144,7 @@ class _Talk:
             draft.drop()
 
     async def _drain(self) -> None:
-        """Read the body that came with a request for which it means nothing."""
+        """Read and drop the body of a request that needs none."""
         size = 0
         async with asyncio.timeout(STALL_TIMEOUT):
             while isinstance(event := await self._part(), h11.Data):
@@ -244,7 +196,7 @@ class _Talk:
             raise ConnectionAbortedError("the guest does not read its answer") from exc
 
     async def _linger(self) -> None:
-        """No more is sent; what still comes is dropped for a moment."""
+        """Send no more, and drop what still arrives for a moment."""
         with suppress(OSError, TimeoutError):
             self._socket.shutdown(socket.SHUT_WR)
             left = LINGER_BYTES

@@ -1,7 +1,7 @@
-"""Files that a guest puts to be kept: each whole or not at all, all together no more than was agreed.
+"""Files that a guest uploads: each is kept whole or not at all, and all together are limited.
 
     <folder>/NAME      a file, 0600, whole
-    <folder>/.part-N   one that is on its way
+    <folder>/.part-N   a file that is being uploaded
 
 The folder is made with the first file. One process writes to it.
 """
@@ -23,7 +23,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 class Rejected(Exception):
-    """Not taken: the HTTP status that says so, and why."""
+    """The request is refused: with this HTTP status, for this reason."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -40,13 +40,13 @@ class Outputs:
         self._count = 0
 
     def begin(self, name: str, size: int | None) -> Draft:
-        """Take in a file of *size* bytes, where that is known. Raises Rejected."""
+        """Begin a file of *size* bytes, where that is known. Raises Rejected."""
         if not NAME.fullmatch(name):
             raise Rejected(403, "a name has letters, digits and _.+- only, at most 128, and begins with no dot")
         if size is not None and size > self.most_bytes:
             raise Rejected(413, f"more than the {self.most_bytes} bytes this machine may leave")
         if len(self._coming) >= MOST_AT_ONCE:
-            raise Rejected(503, f"{MOST_AT_ONCE} files are on their way already")
+            raise Rejected(503, f"{MOST_AT_ONCE} files are being uploaded already")
         names = {*self.sizes, *(draft.name for draft in self._coming)}
         if name not in names and len(names) >= self._most_files:
             raise Rejected(507, f"there are {self._most_files} files already")
@@ -71,7 +71,7 @@ class Outputs:
 
 
 class Draft:
-    """A file on its way: `write` until `keep` or `drop`."""
+    """A file that is being uploaded: `write` until `keep` or `drop`."""
 
     def __init__(self, outputs: Outputs, name: str, path: Path) -> None:
         self.name, self.size = name, 0
@@ -87,14 +87,14 @@ class Draft:
             write_all(self._descriptor, data)
 
     def keep(self) -> None:
-        """The file is there, in the place of an older one of its name. Raises Rejected."""
+        """Keep the file; it replaces an older one of its name. Raises Rejected."""
         with _as_answer():
             self._close()
             os.rename(self._path, self._outputs.folder / self.name)
         self._outputs.end(self, is_whole=True)
 
     def drop(self) -> None:
-        """As if it had never come. Nothing happens to a file that is kept."""
+        """Remove it. Nothing happens to a file that is kept."""
         self._outputs.end(self, is_whole=False)
         self._close()
         with suppress(OSError):
@@ -108,7 +108,7 @@ class Draft:
 
 @contextmanager
 def _as_answer() -> Iterator[None]:
-    """Turns what the host's file system says into an answer to the guest, which learns no more of it than that."""
+    """Turn an error of the host's file system into an answer for the guest, without details of the host."""
     try:
         yield
     except OSError as error:

@@ -15,6 +15,11 @@ def about(hint: str, machine: str) -> str:
     return hint if " ID" not in hint else re.sub("(`belljar [a-z]+ )ID\\b", lambda found: f"{found[1]}{machine}", hint)
 
 
+def in_words(exc: OSError) -> str:
+    """What the system refused, with the file where it is known."""
+    return f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc)
+
+
 class Retry(Enum):
     """May the same request be tried again?"""
 

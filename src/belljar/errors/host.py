@@ -34,9 +34,7 @@ class NoProcessors(HostError):
 class NoStore(HostError):
     """The store of images cannot be read here, or lacks an image that the site means every node to have."""
 
-    hint = (
-        "The site's administrator has to look at that folder: its mount, its owner and its mode. No image is at fault."
-    )
+    hint = "The site's administrator has to check that folder: its mount, owner and mode. No image is at fault."
 
 
 class PositionLost(HostError):
@@ -139,11 +137,9 @@ class NetworkFailed(HostError):
 
 
 class LibvirtLost(HostError):
-    """libvirt's daemon ended, does not answer in time, or uses more memory than its limit."""
+    """libvirt's daemon ended, or does not answer in time."""
 
-    hint = (
-        "See the daemon's log; `libvirt.restart_command` lets belljar restart it, `belljar doctor` tries a connection."
-    )
+    hint = "See the daemon's log, and restart it; `belljar doctor --only libvirt` tries a connection."
 
 
 class HypervisorError(BelljarError):
@@ -211,10 +207,7 @@ class BootFailed(GuestError):
 class BootTimeout(GuestError):
     """The guest's agent did not answer before the deadline."""
 
-    hint = (
-        "See `belljar logs ID --console`; an image that boots by its own firmware or ramdisk must start belljar's agent:"
-        " `belljar image agent --print` and `--unit`."
-    )
+    hint = "See `belljar logs ID --console`; an image that boots by itself must start our agent (`belljar image agent --print`)."
     cause = Cause.BOOT_FAILED
 
 
@@ -268,10 +261,7 @@ class GuestRefused(GuestError):
 class SshRefused(GuestError):
     """A guest's ssh server answers, and does not let belljar in."""
 
-    hint = (
-        "See `belljar logs ID --journal` and `--console`: the image must take belljar's key, for root or the user it names,"
-        " and its ssh server must let that user in with a key."
-    )
+    hint = "See `belljar logs ID --console`: its ssh server must let root, or the image's `--ssh-user`, in with belljar's key."
     retry = Retry.NEVER
     cause = Cause.BOOT_FAILED
 
@@ -309,10 +299,7 @@ class NoNfs(GuestRefused):
 class ExportRefused(GuestRefused):
     """The file server answered, and does not let the guest mount the export."""
 
-    hint = (
-        "Check the path, and the server's export: it must allow this host, by NFS 4, with `sec=sys`, and from ports"
-        " above 1023 (`insecure`)."
-    )
+    hint = "Check the path, and that the export allows this host: NFS 4, `sec=sys`, ports above 1023 (`insecure`)."
 
 
 class MountFailed(GuestRefused):

@@ -145,7 +145,7 @@ class DirectoryTooLarge(UsageError):
 class NotOurs(UsageError):
     """A file of somebody else's stands where one of ours is to be."""
 
-    hint = "Move it away, or merge what `belljar batch install --print` shows into it by hand."
+    hint = "Move it away, or merge what `belljar batch install --dry-run` shows into it by hand."
 
 
 class NotPermitted(UsageError):
@@ -184,7 +184,7 @@ class ImageMismatch(ImageError):
 class ImageCorrupt(ImageError):
     """The image in the store is not what it was when it was stored."""
 
-    hint = "`belljar image repair NAME` brings it again from where it came."
+    hint = "Sync, import or build the image again."
     retry = Retry.ELSEWHERE
 
 
@@ -223,10 +223,7 @@ class NotAnIndex(ImageError):
 class IndexStale(ImageError):
     """A source's index has expired, or is older than one this host has seen of it already."""
 
-    hint = (
-        "Ask whoever publishes there: `belljar image publish --to DIR` renews an index. If the store was made anew on purpose:"
-        " `belljar image sync --forget`."
-    )
+    hint = "Ask who publishes there to renew it (`belljar image publish`); of a store made anew: `belljar image sync --forget`."
     retry = Retry.LATER
 
 

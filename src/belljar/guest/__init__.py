@@ -96,8 +96,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class Streams:
-    """The standard streams of a payload, on the host's side. None where nothing is carried (null, closed, or stderr
-    of a terminal)."""
+    """A payload's standard streams, on the host's side. None: not carried (null, closed, a terminal's stderr)."""
 
     stdin: Source | None
     stdout: Sink | None
@@ -109,12 +108,10 @@ class Process(Protocol):
     """A payload that runs in the guest."""
 
     async def wait(self) -> ExitStatus:
-        """Returns after the last byte of stdout and stderr was taken by its sink and every process of the payload is
-        gone. Raises AgentLost."""
+        """Returns when the sinks have every byte and no process of the payload is left. Raises AgentLost."""
 
     async def signal(self, number: int, *, alone: bool = False) -> None:
-        """Deliver a signal to the payload's process group, or to its first process alone. Signalling what ended is
-        success."""
+        """Signal the payload's process group, or its first process alone. Signalling what ended is success."""
 
     async def resize(self, rows: int, columns: int) -> None: ...
 
@@ -123,44 +120,37 @@ class Guest(Protocol):
     """A guest whose agent answers."""
 
     async def greet(self) -> Hello:
-        """Begin a conversation: returns when the agent answered; waits as long as it takes (the caller sets the
-        deadline). Bytes from before the agent's answer are discarded. Raises AgentTooOld, ProtocolViolation."""
+        """Begin a conversation; waits for the agent as long as it takes. Raises AgentTooOld, ProtocolViolation."""
 
     async def identify(self, identity: Identity) -> IdentityProof: ...
     async def renew_keys(self) -> None:
-        """In a clone: replace the ssh host keys that its template made at its boot; the guest's server shows the new ones.
-        Without such keys this is nothing. Raises GuestRefused, AgentLost."""
+        """In a clone: replace the ssh host keys that its template made. Raises GuestRefused, AgentLost."""
 
     async def settle(self) -> frozenset[str]:
-        """Make the guest ready to become a template: caches warm, nothing open, nothing secret. After this the host
-        closes its end; the next thing the agent hears is a new greeting. Returns in what its clones can be another than it:
-        "cpus", "memory", "less-memory", "disk", "card"."""
+        """Make the guest ready to become a template: caches warm, nothing open, nothing secret; the conversation is over then.
+        Returns in what its clones can differ from it: "cpus", "memory", "less-memory", "disk", "card"."""
 
     async def grow(self, cpus: int, *, plugged: int, surplus: int, disk: int) -> tuple[int, int]:
-        """In a clone: take into use what its template did not have. So many *cpus* in all, *plugged* bytes of memory, a
-        disk of so many bytes (0: as it was); *surplus* bytes are there and were not asked for. Returns the processors and
-        the bytes of memory there are then. Raises GuestRefused, AgentLost."""
+        """In a clone: take into use what its template did not have; all in bytes, *surplus* of them not asked for, *disk* 0: as
+        it was. Returns the processors and the bytes of memory there are then. Raises GuestRefused, AgentLost."""
 
     async def set_clock(self) -> float:
         """Set the guest's clock from ours; returns the skew measured afterwards, in seconds."""
 
     async def mount(self, share: Share, tag: str) -> None:
-        """Mount a folder of the host's, shared by 9p or virtiofs; the guest looks at its bus anew where virtiofs's device is
-        missing. Raises NoNineP, NoVirtiofs, GuestRefused."""
+        """Mount a folder of the host's, shared by 9p or virtiofs. Raises NoNineP, NoVirtiofs, GuestRefused."""
 
     async def mount_nfs(self, server: FileServer, target: str, *, readonly: bool) -> None:
         """Mount a server's export. Raises NoNfs, ExportRefused, MountFailed, GuestRefused."""
 
     async def find_disks(self, names: Sequence[str]) -> list[str]:
-        """The guest's devices (/dev/vdb, ...) of the disks with these serials; it looks at its bus anew where one is
-        missing. Raises NoDisk."""
+        """The guest's devices (/dev/vdb, ...) of the disks with these serials. Raises NoDisk."""
 
     async def mount_scratch(self, device: str, target: str, account: Account) -> None:
         """Mount an ext4 disk, nosuid and nodev, as a folder of this account's own. Raises GuestRefused."""
 
     async def mount_packed(self, name: str, device: str, inside: str, account: Account, cwd: bytes | None) -> None:
-        """Lay the packed folder of that device over what is at *inside* (relative: to cwd). It can be written to: what
-        changes is kept in the guest's own disk. Raises NoPackedFolders, GuestRefused."""
+        """Lay a packed folder over what is at *inside*; it can be written to. Raises NoPackedFolders, GuestRefused."""
 
     async def prepare_for(self, what: str) -> None:
         """Load, before a template is saved, what its clones will need: "nfs", "virtiofs". Raises GuestRefused."""
@@ -172,24 +162,20 @@ class Guest(Protocol):
         """Make the account and these files now; what copies need before the payload does. Raises GuestRefused."""
 
     async def start(self, payload: Payload, streams: Streams) -> Process:
-        """Make the payload's small files, then start it in a session and control group of its own. Exec errors come as
-        ExitStatus, not here."""
+        """Make the payload's small files, then start it. Exec errors come as ExitStatus, not here."""
 
     async def put(self, item: Transfer, account: Account, cwd: bytes | None) -> None:
-        """Copy a host file or folder into the guest (relative: to cwd), owned by *account*, as a tar stream with modes, mtimes,
-        links and holes. Raises InputMissing, GuestRefused."""
+        """Copy a host file or folder into the guest, as *account*. Raises InputMissing, GuestRefused."""
 
     async def get(self, item: Transfer, account: Account, cwd: bytes | None) -> None:
         """Copy a guest file or folder to the host. Never writes outside of its place there, whatever the guest sends. Raises
         OutputMissing, GuestRefused, OutputUnwritable, NoSpace."""
 
     async def collect(self, paths: Sequence[str], sink: Sink) -> None:
-        """Write these files and folders to *sink*, read as root, as one tar archive with their own paths. What is not
-        there or cannot be read is left out; a sink that takes no more ends it. Raises GuestRefused, AgentLost."""
+        """Write these, as root finds them, to *sink* as one tar archive. Raises GuestRefused, AgentLost."""
 
     async def end_payload(self) -> None:
-        """Kill what is left of the payloads, write out and unmount the shares, sync. Raises ShareNotFlushed, after some
-        time that is bounded, when a file server did not take everything."""
+        """Kill the rest of the payloads, write out and unmount the shares, in bounded time. Raises ShareNotFlushed."""
 
     def close(self) -> None:
         """Stop talking; every waiting call raises AgentLost."""

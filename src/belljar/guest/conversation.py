@@ -264,7 +264,9 @@ class Conversation:
     async def start(self, payload: Payload, streams: Streams) -> Running:
         process = self._begin(order_of(payload, streams), streams)
         if payload.script is not None:
-            process.send_from(SCRIPT, _Text(payload.script))
+            from belljar.guest.stdio import BytesSource
+
+            process.send_from(SCRIPT, BytesSource(payload.script))
         await process.started
         return process
 
@@ -306,18 +308,6 @@ class Conversation:
 
     async def end_payload(self) -> None:
         await self._call(b"end_payload", b"%d" % FLUSH_SECONDS, more=FLUSH_SECONDS)
-
-
-class _Text:
-    """A source that has everything already."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data, self._at = data, 0
-
-    async def read(self, limit: int) -> bytes:
-        part = self._data[self._at : self._at + limit]
-        self._at += len(part)
-        return part
 
 
 def request(number: int, name: bytes, *words: bytes) -> bytes:

@@ -1,17 +1,14 @@
-"""Guests without a machine, for tests. `FakeGuest` follows a script in the loop's own time, which a test may let leap;
-`rehearse` runs the real agent as an ordinary process on this host, at the other end of a socket pair."""
+"""A guest without a machine, for tests: it follows a script in the loop's own time, which a test may let leap."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import socket
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 
-from belljar.agent import bundle, wire
+from belljar.agent import wire
 from belljar.errors import AgentLost, BelljarError, InputMissing, OutputMissing
 from belljar.guest import ExitStatus, Hello, Identity, IdentityProof, Sink, Streams
 from belljar.model import Account, FileServer, Payload, PlainFile, Share, ShareKind, Transfer, Usage
@@ -229,28 +226,3 @@ class FakeProcess:
         if not self._end.done():
             self._end.set_exception(error)
             self._end.exception()
-
-
-@contextmanager
-def rehearse() -> Iterator[socket.socket]:
-    """Our end of a channel to the real agent, which runs as an ordinary process of this host and ends with the block.
-
-    Payloads really run, as this user; identity, clock, mounts and accounts are only said to be changed.
-    """
-    import subprocess
-
-    ours, its = socket.socketpair()
-    command = [sys.executable, "-I", "-S", "-", "--rehearse", str(its.fileno())]
-    with ours, its, subprocess.Popen(command, pass_fds=(its.fileno(),), stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        process.stdin.write(bundle.source())
-        process.stdin.close()
-        its.close()
-        try:
-            yield ours
-        finally:
-            ours.close()
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()

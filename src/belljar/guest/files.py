@@ -1,7 +1,7 @@
 """Files and folders to and from the guest, as tar streams. The tar code itself is the agent's (belljar/agent/tar.py).
 
-Inside, the copy is done by a process of the account's own, so that the guest's kernel checks what it may do. Outside, a
-thread of ours reads or writes the files; a `Bridge` stands between that thread and the event loop.
+Inside, a process of the account's own does the copy, so that the guest's kernel checks what it may do. Outside, a thread
+reads or writes the files; a `Bridge` stands between that thread and the event loop.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import CancelledError, Future
+import socket
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from belljar.agent.guest.system import shown
 from belljar.agent.transfer.tar import CHUNK, TransferError, pack
@@ -35,10 +35,8 @@ if TYPE_CHECKING:
 
     Begin = Callable[[list[bytes], Account, bytes | None, Streams], Awaitable[Running]]  # a copy at the guest's side
 
-T = TypeVar("T")
 ROOT = Account("root", 0, 0, "root", home="/root")
 SAFE_MODE = 0o777  # a file from the guest gets no set-uid bit on the host
-QUEUED = 2  # chunks between the thread and the loop
 BROKEN_OFF = "over"
 
 
@@ -49,18 +47,18 @@ async def put(begin: Begin, item: Transfer, account: Account, cwd: bytes | None)
         os.stat(source)
     except OSError as exc:
         raise InputMissing(f"{item.outside}: {exc.strerror}") from exc
-    bridge = Giver()
+    bridge = Bridge()
     order = [b"put", target, _name_of(source)]
     process = await begin(order, account, cwd, Streams(bridge, None, None))
-    packing = asyncio.ensure_future(in_thread(lambda: _pack(source, bridge, item.skip)))
+    packing = asyncio.ensure_future(in_thread(lambda: bridge.pack(source, item.skip)))
     try:
         status = await process.wait()
-        bridge.break_off()  # where the guest gave up before the end
+        bridge.give_up()  # where the guest gave up before the end
         trouble = await packing
     finally:
-        bridge.break_off()
+        bridge.give_up()
         await process.signal(signal.SIGKILL)
-    if trouble is not None and trouble.kind != BROKEN_OFF:
+    if trouble is not None:
         raise InputMissing(trouble.message)
     _check(status, f"{shown(target)} in the guest")
 
@@ -68,18 +66,17 @@ async def put(begin: Begin, item: Transfer, account: Account, cwd: bytes | None)
 async def get(begin: Begin, item: Transfer, account: Account, cwd: bytes | None) -> None:
     """See `Guest.get`."""
     source, target = os.fsencode(item.inside), os.fsencode(item.outside)
-    bridge = Taker()
+    bridge = Bridge()
     order = [b"get", source, b"changed" if item.changed_only else b"all", *map(os.fsencode, item.skip)]
     process = await begin(order, account, cwd, Streams(None, bridge, None))
-    unpacking = asyncio.ensure_future(in_thread(lambda: _unpack(target, _name_of(source), bridge)))
-    unpacking.add_done_callback(lambda _: bridge.break_off())
+    unpacking = asyncio.ensure_future(in_thread(lambda: bridge.unpack(target, _name_of(source))))
     try:
         status = await process.wait()
         trouble = await unpacking
     finally:
-        bridge.break_off()
+        bridge.give_up()
         await process.signal(signal.SIGKILL)
-    if trouble is not None and trouble.kind not in (BROKEN_OFF, "broken"):
+    if trouble is not None and trouble.kind != "broken":
         raise _about_output(trouble)
     _check(status, f"{shown(source)} in the guest")  # what ended the guest's side broke ours too
     if trouble is not None:
@@ -103,29 +100,6 @@ def _name_of(path: bytes) -> bytes:
     return os.path.basename(os.path.abspath(path))
 
 
-def _pack(source: bytes, bridge: Giver, skip: tuple[str, ...]) -> TransferError | None:
-    """In the thread. The stream's end is given in any case: without its last blocks the guest knows it is not whole."""
-    try:
-        pack(source, bridge.give, map(os.fsencode, skip))
-        return None
-    except TransferError as exc:
-        return exc
-    except OSError as exc:
-        return TransferError("refused", f"{shown(source)}: {exc.strerror}")
-    finally:
-        with suppress(TransferError):
-            bridge.end()
-
-
-def _unpack(target: bytes, name: bytes, bridge: Taker) -> TransferError | None:
-    """In the thread."""
-    try:
-        unpack(bridge.take, target, name, SAFE_MODE)
-        return None
-    except TransferError as exc:
-        return exc
-
-
 def _check(status: ExitStatus, what: str) -> None:
     """Raise what the guest's end of the copy met."""
     message = status.message or f"{what}: the copy ended with {status}"
@@ -146,89 +120,51 @@ def _about_output(trouble: TransferError) -> BelljarError:
 
 
 class Bridge:
-    """Chunks between a thread that may block and the event loop, which may not."""
+    """A stream between a thread, which may block, and the event loop: at the loop's end a `Source` and a `Sink`."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[bytes] = asyncio.Queue(QUEUED)
-        self._pending: Future[Any] | None = None
-        self._rest = memoryview(b"")
-        self.is_broken = False
+        self._ours, self._threads = socket.socketpair()
+        self._ours.setblocking(False)
 
-    def break_off(self) -> None:
-        """Let the other side go. The thread's next step raises TransferError."""
-        self.is_broken = True
-        if self._pending is not None:
-            self._pending.cancel()
-        with suppress(asyncio.QueueEmpty):
-            while True:
-                self._queue.get_nowait()
-
-    def _cut(self, limit: int) -> bytes:
-        data, self._rest = bytes(self._rest[:limit]), self._rest[limit:]
-        return data
-
-    def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        """In the thread: have the loop do it."""
-        try:
-            pending: Future[T] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError as exc:  # the loop is closed
-            work.close()
-            raise TransferError(BROKEN_OFF, "the copy was broken off") from exc
-        self._pending = pending
-        if self.is_broken:
-            pending.cancel()
-        try:
-            return pending.result()
-        except CancelledError as exc:
-            raise TransferError(BROKEN_OFF, "the copy was broken off") from exc
-
-
-class Giver(Bridge):
-    """The thread gives, the loop reads: a `Source`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts: list[bytes] = []
-        self._size = 0
+    def __del__(self) -> None:
+        self._ours.close()
+        self._threads.close()
 
     async def read(self, limit: int) -> bytes:
-        if not self._rest:
-            self._rest = memoryview(await self._queue.get())
-        return self._cut(limit)
-
-    def give(self, data: bytes) -> None:
-        """In the thread. Small pieces are collected."""
-        self._parts.append(data)
-        self._size += len(data)
-        if self._size >= CHUNK:
-            self._flush()
-
-    def end(self) -> None:
-        self._flush()
-        self._wait_for(self._queue.put(b""))
-
-    def _flush(self) -> None:
-        whole, self._parts, self._size = b"".join(self._parts), [], 0
-        if whole:
-            self._wait_for(self._queue.put(whole))
-
-
-class Taker(Bridge):
-    """The loop writes, the thread takes: a `Sink`."""
+        return await self._loop.sock_recv(self._ours, limit)
 
     async def write(self, data: bytes) -> None:
-        if not self.is_broken:
-            await self._queue.put(data)
-        if self.is_broken:
-            raise BrokenPipeError
+        await self._loop.sock_sendall(self._ours, data)
 
     async def close(self) -> None:
-        if not self.is_broken:
-            await self._queue.put(b"")
+        with suppress(OSError):
+            self._ours.shutdown(socket.SHUT_WR)
 
-    def take(self, limit: int) -> bytes:
-        """In the thread: up to *limit* bytes, b"" at the end."""
-        if not self._rest:
-            self._rest = memoryview(self._wait_for(self._queue.get()))
-        return self._cut(limit)
+    def give_up(self) -> None:
+        """The thread finds its stream closed."""
+        with suppress(OSError):
+            self._ours.shutdown(socket.SHUT_RDWR)
+
+    def pack(self, source: bytes, skip: tuple[str, ...]) -> TransferError | None:
+        """In the thread, once. A stream that failed ends without its last blocks, so the guest knows."""
+        with self._threads, suppress(BrokenPipeError):
+            try:
+                with self._threads.makefile("wb", CHUNK) as whole:
+                    pack(source, whole.write, map(os.fsencode, skip))
+            except TransferError as exc:
+                return exc
+            except BrokenPipeError:
+                raise
+            except OSError as exc:
+                return TransferError("refused", f"{shown(source)}: {exc.strerror}")
+        return None
+
+    def unpack(self, target: bytes, name: bytes) -> TransferError | None:
+        """In the thread, once."""
+        with self._threads:
+            try:
+                unpack(self._threads.recv, target, name, SAFE_MODE)
+            except TransferError as exc:
+                return exc
+        return None

@@ -15,7 +15,6 @@ from belljar.agent import wire
 from belljar.errors import AgentLost, GuestError, HostError, NoSpace
 from belljar.guest import ExitStatus, Sink, Source, Streams
 from belljar.guest.channel import Channel
-from belljar.host.files import no_space_as_error
 from belljar.model import Usage
 
 STDIN, STDOUT, STDERR, SCRIPT = range(4)
@@ -25,41 +24,26 @@ Send = Callable[[bytes], None]
 GONE = (errno.EPIPE, errno.ECONNRESET, errno.EIO)  # EIO: a terminal that hung up
 
 
-class Wakeup:
-    """One waiter, who looks whether there is a reason to wait before it does."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[None] | None = None
-
-    def wake(self) -> None:
-        if self._future is not None and not self._future.done():
-            self._future.set_result(None)
-
-    async def wait(self) -> None:
-        self._future = self._loop.create_future()
-        await self._future
-
-
 class Upstream:
     """From a source to the guest, as far as the guest gives credit."""
 
     def __init__(self, number: int, source: Source, send: Send) -> None:
         self._number, self._source, self._send = number, source, send
         self._credit = wire.WINDOW
-        self._wakeup = Wakeup()
+        self._news = asyncio.Event()
 
     def grant(self, amount: int) -> None:
         self._credit += amount
         if self._credit > wire.MAX_CREDIT:
             raise wire.WireError(f"stream {self._number}: too much credit")
-        self._wakeup.wake()
+        self._news.set()
 
     async def run(self) -> None:
         """Carry to the source's end. A source that cannot be read has ended."""
         while True:
             while not self._credit:
-                await self._wakeup.wait()
+                self._news.clear()
+                await self._news.wait()
             try:
                 data = await self._source.read(min(self._credit, wire.WINDOW))
             except OSError:
@@ -81,7 +65,7 @@ class Downstream:
         self._held = 0  # bytes received and not yet given back as credit
         self._owed = 0  # of these, bytes the sink has taken
         self._is_ended = False
-        self._wakeup = Wakeup()
+        self._news = asyncio.Event()
         self.error: OSError | None = None  # why the sink took no more, where that is worth telling
 
     def feed(self, data: bytes) -> None:
@@ -89,12 +73,12 @@ class Downstream:
         if self._held > wire.WINDOW or self._is_ended:
             raise wire.WireError(f"stream {self._number}: data without credit or after its end")
         self._queue.append(data)
-        self._wakeup.wake()
+        self._news.set()
 
     def end(self) -> None:
         """Nothing more comes."""
         self._is_ended = True
-        self._wakeup.wake()
+        self._news.set()
 
     async def run(self) -> None:
         """Carry to the stream's end, or to the sink's: then the payload finds nobody reading."""
@@ -113,7 +97,8 @@ class Downstream:
         while not self._queue:
             if self._is_ended:
                 return False
-            await self._wakeup.wait()
+            self._news.clear()
+            await self._news.wait()
         data = self._queue[0] if len(self._queue) == 1 else b"".join(self._queue)
         self._queue.clear()
         await self._sink.write(data)
@@ -292,12 +277,7 @@ def refusal(body: bytes) -> GuestError:
 def sink_error(index: int, error: OSError) -> HostError:
     """Why bytes of the payload could not be written outside."""
     name = {STDOUT: "stdout", STDERR: "stderr"}.get(index, "output")
-    try:
-        from pathlib import Path
-
-        with no_space_as_error(Path(f"the payload's {name}")):
-            raise error
-    except NoSpace as exc:
-        return NoSpace(exc.message, hint="Free space where it is written to, or send it elsewhere.")
-    except (OSError, HostError):
-        return HostError(f"the payload's {name} cannot be written: {error.strerror or error}")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        hint = "Free space where it is written to, or send it elsewhere."
+        return NoSpace(f"the payload's {name}: {error.strerror}", hint=hint)
+    return HostError(f"the payload's {name} cannot be written: {error.strerror or error}")

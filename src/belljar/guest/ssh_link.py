@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Dial = Callable[[], Awaitable[socket.socket]]
 Tell = Callable[[str], None]
 
-FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two tries: nothing tells us when a server begins to listen
+FIRST_PAUSE, LONGEST_PAUSE = 0.02, 1.0  # seconds between two tries
 FIRST_BANNER = 2.0  # seconds for the first try, each time twice as many: what came before a guest's card was up is lost
 LEAVING = 5.0  # seconds a server may take to see us go
 MOST_OUTPUT = 1 << 20  # bytes a command of ours may say
@@ -48,12 +48,8 @@ class NotYet(Exception):
     """No server answers; one may later."""
 
 
-class _NoLine(NotYet):
-    """Not even QEMU listens yet."""
-
-
-class _Silent(NotYet):
-    """The connection is made, and nothing is said on it."""
+class _Unheard(NotYet):
+    """No connection, or one on which nothing is said: no server has noticed us."""
 
 
 class Refused(Exception):
@@ -70,8 +66,7 @@ class Link:
         self._connection: asyncssh.SSHClientConnection | None = None
 
     async def open(self, probe: str) -> bytes:
-        """Get in, however long the server takes to come up, and run the script *probe* as root: what it said. Raises SshRefused,
-        SshMissing."""
+        """Log in, however long it takes, and run the script *probe* as root. Raises SshRefused, SshMissing."""
         loop = asyncio.get_running_loop()
         refused_since, pause = None, FIRST_PAUSE
         while True:
@@ -80,7 +75,7 @@ class Link:
             except (NotYet, Refused) as why:
                 self._banner = min(2 * self._banner, self._patience.banner)
                 refused_since = refused_since or loop.time() if isinstance(why, Refused) else None
-                is_knock = not isinstance(why, (Refused, _NoLine, _Silent))
+                is_knock = not isinstance(why, (Refused, _Unheard))
                 self._note(f"{'refused' if refused_since else 'not yet'}: {why}")
                 if refused_since and loop.time() - refused_since > self._patience.refusing:
                     raise SshRefused(
@@ -89,6 +84,7 @@ class Link:
             else:
                 self._note("let in")
                 return said
+            # Nothing outside of a guest tells when its server begins to listen: QEMU takes the connection in any case.
             await asyncio.sleep(max(pause, self._patience.knock) if is_knock else pause)
             pause = min(pause * 1.5, LONGEST_PAUSE)
 
@@ -103,7 +99,7 @@ class Link:
         try:
             line = await self._dial()
         except OSError as exc:
-            raise _NoLine(f"cannot connect: {exc.strerror or exc}") from exc
+            raise _Unheard(f"cannot connect: {exc.strerror or exc}") from exc
         try:
             await _banner(line, self._banner)
             connection = await asyncssh.connect(sock=line, username=self._keys.user, **self._options(asyncssh))
@@ -151,8 +147,7 @@ class Link:
             raise lost(exc) from exc
 
     async def run(self, command: str, data: bytes) -> tuple[int, bytes, bytes]:
-        """Run a command as root with *data* on its standard input: how it ended, what it said on stdout and stderr. Raises
-        AgentLost, GuestRefused."""
+        """Run a command as root with *data* as its stdin: its code, stdout, stderr. Raises AgentLost, GuestRefused."""
         process = await self.process(command)
         asyncssh = library()
         try:
@@ -208,7 +203,7 @@ async def _banner(line: socket.socket, seconds: float) -> None:
             await heard
         said = line.recv(4, socket.MSG_PEEK)
     except TimeoutError as exc:
-        raise _Silent(f"nobody spoke for {seconds:g} s") from exc
+        raise _Unheard(f"nobody spoke for {seconds:g} s") from exc
     except OSError as exc:
         raise NotYet(f"connection broken: {exc.strerror}") from exc
     finally:

@@ -13,6 +13,7 @@ import select
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -24,8 +25,7 @@ Order = tuple[Callable[[], T], asyncio.Future[T]]
 
 
 class _Worker(Generic[T]):
-    """Does one blocking call after the other, in a thread of its own. The thread ends when nobody has the worker any more
-    and its last call has returned."""
+    """Does one blocking call after the other, in a thread that ends when nobody has the worker any more."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -54,25 +54,15 @@ def _work(orders: SimpleQueue[Order[T] | None]) -> None:
 
 def _carry_out(call: Callable[[], T], future: asyncio.Future[T]) -> None:
     try:
-        settle: Callable[[], None] = _done(future, call())
+        answer = partial(future.set_result, call())
     except BaseException as exc:
-        settle = _failed(future, exc)
+        answer = partial(future.set_exception, exc)
     with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-        future.get_loop().call_soon_threadsafe(settle)
-
-
-def _done(future: asyncio.Future[T], result: T) -> Callable[[], None]:
-    return lambda: None if future.done() else future.set_result(result)
-
-
-def _failed(future: asyncio.Future[T], error: BaseException) -> Callable[[], None]:
-    return lambda: None if future.done() else future.set_exception(error)
+        future.get_loop().call_soon_threadsafe(lambda: None if future.done() else answer())
 
 
 class FdSource:
-    """Reads only what was asked for, when it was asked for: what the payload does not want stays for whoever is next.
-
-    What a cancelled read has taken is given to the next one."""
+    """Reads only what was asked for: the rest stays for whoever is next. The next read gets what a cancelled one took."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

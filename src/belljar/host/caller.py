@@ -61,8 +61,8 @@ def rlimits() -> tuple[tuple[str, int, int], ...]:
 
 def umask() -> int:
     """This process's umask, read without changing it (threads may be making files)."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+    with open("/proc/self/status", "rb") as file:
         for line in file:
-            if line.startswith("Umask:"):
+            if line.startswith(b"Umask:"):
                 return int(line.split()[1], 8)
     return 0o022

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from belljar.errors import CommandFailed, CommandMissing
@@ -40,6 +40,16 @@ def which(name: str) -> str | None:
     return None
 
 
+def program(setting: str, names: Iterable[str], *, key: str, missing: str, hint: str) -> str:
+    """The program of the setting *key*, or the first of these names and paths that can be run. Raises CommandMissing."""
+    for name in [setting] if setting else names:
+        if found := which(name) if "/" not in name else name if os.access(name, os.X_OK) else None:
+            return found
+    if setting:
+        raise CommandMissing(f"{setting}: no such program", hint=f"Correct `{key}` in the settings.")
+    raise CommandMissing(f"{missing}: no such program on this host", hint=hint)
+
+
 def run(
     argv: Sequence[str],
     *,
@@ -49,8 +59,7 @@ def run(
     env: Mapping[str, str] | None = None,
     bound: bool = False,
 ) -> Finished:
-    """Run to the end. Raises CommandMissing, and CommandFailed at the deadline or (with *check*) for a non-zero code;
-    the message quotes the last line the program wrote to stderr. *bound*: it dies with us, whatever we die of."""
+    """Run to the end. Raises CommandMissing, CommandFailed with its last line. *bound*: it dies with us in any case."""
     import subprocess
 
     child = _spawn(argv, env, bound)

@@ -11,8 +11,7 @@ MOST_SEGMENTS = 64
 
 
 def segments(program: bytes) -> Iterator[tuple[int, int, int, int, int]]:
-    """(kind, offset in the file, physical address, size in the file, size in memory) of each; none of what is no such file. Raises
-    struct.error where it is cut off."""
+    """(kind, offset, physical address, size in the file, size in memory) of each. Raises struct.error."""
     if program[:5] == MAGIC + b"\2":
         (table,) = struct.unpack_from("<Q", program, 32)
         size, count = struct.unpack_from("<HH", program, 54)

@@ -21,8 +21,7 @@ ON_THE_WAY = "Remove it or correct its owner and mode, or set `paths.*` to folde
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = PRIVATE_FILE, durable: bool = False) -> None:
-    """Put *data* at *path* in one step: the old content or the new one, never a part. *mode*: whatever the umask. Durable: on disk
-    when it returns."""
+    """Put *data* at *path*, all or nothing, with this *mode* whatever the umask. Durable: on disk when it returns."""
     with no_space_as_error(path):
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
@@ -41,13 +40,12 @@ def write_whole(path: Path, data: bytes, *, mode: int = PRIVATE_FILE, durable: b
                 os.unlink(draft)
             raise
         if durable:
-            sync_folder(path.parent)
+            sync(path.parent)
 
 
 @contextmanager
 def named_when_whole(path: Path, *, mode: int = PRIVATE_FILE) -> Iterator[int]:
-    """A descriptor to write a file by that gets its name, in the place of what had it, when the block is left in good order.
-    Where the file system can have files without a name, nothing of it is left when we are killed. Raises OSError."""
+    """A descriptor to write a file by, which gets its name when the block ends well. Raises OSError."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(path.parent, os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC, mode)
@@ -79,8 +77,8 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def sync_file(path: Path) -> None:
-    """Have a file's bytes on disk, whoever wrote them."""
+def sync(path: Path) -> None:
+    """Have a file's bytes, or the names in a folder, on disk, whoever wrote them."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -88,18 +86,8 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames and removals in *folder* durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def copy_tree(source: Path | str, target: Path | str) -> None:
-    """Folders and files below *source*, with their modes and times, onto any file system. What else is there is left out. (Without
-    shutil: every job may come here.)"""
+    """Folders and files below *source*, nothing else, with modes and times. (Without shutil: every job comes here.)"""
     os.makedirs(target, PRIVATE_FOLDER, exist_ok=True)
     with os.scandir(source) as entries:
         for entry in entries:
@@ -133,6 +121,17 @@ def read_capped(path: Path, limit: int) -> bytes:
     return data
 
 
+def read_named(path: str, most: int) -> bytes:
+    """A file that a person named, or what a pipe says; one byte more than *most* where it is larger. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:
+        mode = os.fstat(descriptor).st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            raise OSError(errno.EINVAL, "not a file")
+        os.set_blocking(descriptor, True)
+        return file.read(most + 1)
+
+
 def read_json(path: Path, limit: int = 1 << 20) -> dict[str, Any]:
     """A JSON object from a file of at most *limit* bytes. Raises ValueError when it is something else."""
     try:
@@ -145,8 +144,7 @@ def read_json(path: Path, limit: int = 1 << 20) -> dict[str, Any]:
 
 
 def private_folder(path: Path, *, mode: int = PRIVATE_FOLDER) -> Path:
-    """Make *path* a folder of ours that nobody else can write to, parents too; refuse one that is not. The way to it is
-    judged before anything is made: nobody else's link or folder is followed."""
+    """Make *path*, with its parents, a folder that we alone may write to. No stranger's link or folder is followed."""
     made = ""
     with no_space_as_error(path):
         try:
@@ -167,8 +165,7 @@ def private_folder(path: Path, *, mode: int = PRIVATE_FOLDER) -> Path:
 
 
 def check_ours(path: Path) -> None:
-    """Raise UnsafeFolder unless *path* belongs to us (or root) and nobody else may write to it, or put another in its
-    place. Raises FileNotFoundError."""
+    """Raise UnsafeFolder unless *path* is ours or root's, and no other may change it. Or FileNotFoundError."""
     if missing := _way_to(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), missing[0])
     facts = os.lstat(path)
@@ -214,8 +211,7 @@ def _way_to(path: Path) -> list[str]:
 
 
 def _judge(child: str, facts: os.stat_result, path: Path, *, is_public: bool) -> None:
-    """One step of the way to *path*. In a place where everybody may write a name is whoever's was first; elsewhere the
-    site's own accounts may own folders, too."""
+    """One step of the way to *path*. Where not everybody may write, the site's own accounts may own folders, too."""
     if facts.st_uid in (os.geteuid(), 0) or (not is_public and _is_the_sites(facts.st_uid)):
         return
     what = "a symbolic link that " if stat.S_ISLNK(facts.st_mode) else ""
@@ -236,8 +232,7 @@ def _rules_the_host() -> bool:
 
 
 def only_root_writes(path: Path, *, highest_uid: int = 0) -> bool:
-    """Does this path, without links, and each folder on the way belong to root (or to a system user, up to *highest_uid*),
-    with nobody else to change it or to put another in its place?"""
+    """Can nobody but root, or system users up to *highest_uid*, change this path or replace a part of it?"""
     for part in (path, *path.parents):
         try:
             facts = os.lstat(part)
@@ -255,16 +250,13 @@ def no_space_as_error(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as exc:
+        what = f"{path}: {exc.strerror}"
         if exc.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise NoSpace(f"{path}: {os.strerror(exc.errno)}") from exc
+            raise NoSpace(what) from exc
         if exc.errno == errno.EFBIG:
-            raise NoSpace(
-                f"{path}: {os.strerror(exc.errno)}", hint="Raise the limit on the size of files (`ulimit -f`)."
-            ) from exc
+            raise NoSpace(what, hint="Raise the limit on the size of files (`ulimit -f`).") from exc
         if exc.errno == errno.EROFS:
-            raise HostError(
-                f"{path}: {os.strerror(exc.errno)}", hint="Set `paths.*` to a folder that can be written to."
-            ) from exc
+            raise HostError(what, hint="Set `paths.*` to a folder that can be written to.") from exc
         raise
 
 
@@ -277,8 +269,7 @@ def free_bytes(path: Path) -> int:
 
 
 def remove_tree(path: Path | str, *, dir_fd: int | None = None) -> None:
-    """Remove a folder of ours with all it holds. What is missing, or what another process removes meanwhile, is success.
-    (Without shutil, as `copy_tree`.)"""
+    """Remove a folder of ours with all it holds. What is missing is success. (Without shutil, as `copy_tree`.)"""
     with suppress(FileNotFoundError):
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
         try:

@@ -71,8 +71,7 @@ class Interpreter:
 
 
 def command(folder: str) -> str:
-    """How a guest starts the interpreter whose archive was unpacked there. By the loader's own options: a variable would be
-    inherited by payloads."""
+    """How a guest starts an unpacked interpreter. By the loader's options: payloads would inherit a variable."""
     return f"{folder}/loader --library-path {folder} {folder}/python -I -S"
 
 

@@ -40,9 +40,7 @@ def user_of(name: str) -> User:
     try:
         entry = pwd.getpwuid(int(name)) if name.isascii() and name.isdecimal() else pwd.getpwnam(name)
     except (KeyError, ValueError, OverflowError) as exc:
-        raise HostError(
-            f"{name[:80]!r}: no such user on this host", hint="Check the user database of this node."
-        ) from exc
+        raise HostError(f"{name[:80]!r}: no such user on this host", hint="Check this node's user database.") from exc
     return User(entry.pw_uid, entry.pw_gid, entry.pw_name, entry.pw_dir)
 
 

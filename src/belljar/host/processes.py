@@ -7,7 +7,12 @@ import select
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+if TYPE_CHECKING:
+    import re
 
 PROC = Path("/proc")
 EXEC_LOOKS = 500  # some 20 ms; an execve takes less than one
@@ -22,15 +27,18 @@ def boot_id() -> str:
 def start_time(pid: int) -> int | None:
     """Clock ticks after boot at which this process began; None when there is none. (pid, start time) is a name."""
     try:
-        text = (PROC / str(pid) / "stat").read_bytes()
+        return int(_stat(pid)[19])
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return int(text[text.rindex(b")") + 2 :].split()[19])
+
+
+def _stat(pid: int) -> list[bytes]:
+    """What proc(5) tells of it from its state on."""
+    return (PROC / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
 
 
 def owner(pid: int) -> int | None:
-    """Who started this process: its real uid, which a program that runs with another's rights does not change. None when
-    there is no such process. Who owns its files in /proc is another question."""
+    """Its real uid, which a program that runs with another's rights does not change. None: there is no such process."""
     try:
         text = (PROC / str(pid) / "status").read_bytes()
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -41,10 +49,9 @@ def owner(pid: int) -> int | None:
 def is_stopped(pid: int) -> bool:
     """Does it stand still since a SIGSTOP or its like?"""
     try:
-        text = (PROC / str(pid) / "stat").read_bytes()
+        return _stat(pid)[0] == b"T"
     except (FileNotFoundError, ProcessLookupError):
         return False
-    return text[text.rindex(b")") + 2 :][:1] == b"T"
 
 
 def command_line(pid: int) -> list[bytes]:
@@ -62,14 +69,13 @@ def command_line(pid: int) -> list[bytes]:
 
 def _is_between_programs(pid: int) -> bool:
     """Inside execve a process has no command line for a moment. Neither have zombies and threads of the kernel."""
-    words = (PROC / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
+    words = _stat(pid)
     return words[0] not in (b"Z", b"X") and not int(words[6]) & KERNEL_THREAD
 
 
 def has_no_parent(pid: int) -> bool:
     """Was the process left to init?"""
-    text = (PROC / str(pid) / "stat").read_bytes()
-    return int(text[text.rindex(b")") + 2 :].split()[1]) == 1
+    return int(_stat(pid)[1]) == 1
 
 
 def all_pids() -> Iterator[int]:
@@ -78,14 +84,21 @@ def all_pids() -> Iterator[int]:
             yield int(entry)
 
 
+def with_option(option: bytes, pattern: re.Pattern[bytes]) -> Iterator[tuple[re.Match[bytes], int, int]]:
+    """Every process with this option on its command line, whose value fits the pattern: how it fits, pid, owner's uid."""
+    for pid in all_pids():
+        for word, value in pairwise(command_line(pid)):
+            uid = owner(pid)
+            if word == option and uid is not None and (match := pattern.search(value)):
+                yield match, pid, uid
+                break
+
+
 def kill_and_wait(
     pids: Iterable[int], *, timeout: float = 5.0, still: Callable[[int], bool] = lambda pid: True
 ) -> list[int]:
-    """SIGKILL them all, then wait for their ends together. Returns those that outlived *timeout* (state D, mostly), and
-    those we may not kill. *still*: is it the one that was meant? Asked when the number cannot become another's any more.
-
-    Works on processes that are not our children. Ours are left for their owner to reap: a zombie counts as ended.
-    """
+    """SIGKILL them all, then wait for their ends together: a zombie has ended. Returns those that outlived *timeout*, and
+    those we may not kill. *still*: is it the one that was meant? Asked when its number cannot become another's any more."""
     poller, pending, refused = select.poll(), {}, []
     for pid in pids:
         try:
@@ -114,8 +127,8 @@ def kill_and_wait(
     return [*refused, *survivors.values()]
 
 
-def die_by(number: int) -> None:
-    """End this process by this signal, without a core file, as if nobody had caught it. Does not return."""
+def die_by(number: int) -> NoReturn:
+    """End this process by this signal, without a core file, as if nobody had caught it."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))

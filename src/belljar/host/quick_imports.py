@@ -1,11 +1,13 @@
 """Imports of the standard library without what they take along for cases that a job never meets.
 
 While `quickly` imports a module, others have stand-ins: an absent one, which the importing module itself allows for, or one that
-gives way to the real module as soon as anything of it is used (docs/decisions/0019-own-time.md has the figures).
+gives way to the real module as soon as anything of it is used; and its regular expressions are compiled when they are first used
+(docs/decisions/0019-own-time.md has the figures).
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -85,9 +87,24 @@ class Name:
         return getattr(self._real(), name)
 
 
+class Pattern:
+    """A regular expression that is compiled when it is first used."""
+
+    def __init__(self, pattern: Any, flags: Any = 0) -> None:
+        self._given = pattern, flags
+
+    def __getattr__(self, act: str) -> Any:
+        return getattr(re.compile(*self._given), act)
+
+    def match(self, *where: Any) -> Any:
+        """It is the default of parameters, which wants nothing compiled."""
+        return re.compile(*self._given).match(*where)
+
+
 STAND_INS: dict[str, dict[str, dict[str, object] | None]] = {
     "argparse": {"gettext": {"gettext": str, "ngettext": one_or_many}},  # there are no translations
-    "pathlib": {"urllib.parse": {"quote_from_bytes": Name("quote_from_bytes", "urllib.parse")}},
+    "json": {},
+    "pathlib": {"urllib.parse": {"quote_from_bytes": Name("quote_from_bytes", "urllib.parse")}, "ntpath": {}},
     "tomllib": {
         "datetime": {
             name: Name(name, "datetime") for name in ("date", "datetime", "time", "timedelta", "timezone", "tzinfo")
@@ -103,6 +120,7 @@ STAND_INS: dict[str, dict[str, dict[str, object] | None]] = {
         "linecache": {},
         "locale": {},
         "logging": {"getLogger": Logger, "DEBUG": 10},
+        "subprocess": {"PIPE": -1, "STDOUT": -2, "DEVNULL": -3},
         "traceback": {"extract_stack": extract_stack},
     },
 }
@@ -118,12 +136,14 @@ def quickly(name: str) -> None:
         if absent not in sys.modules
     }
     sys.modules.update(made)  # type: ignore[arg-type]
+    compiled, re.compile = re.compile, Pattern  # type: ignore[assignment]
     try:
         for absent, stand_in in made.items():  # `import a.b` takes b from a
             if "." in absent and not absent.startswith(f"{name}."):
                 setattr(import_module(absent.rpartition(".")[0]), absent.rpartition(".")[2], stand_in)
         import_module(name)
     finally:
+        re.compile = compiled
         for absent, stand_in in made.items():
             if sys.modules.get(absent) is stand_in:
                 del sys.modules[absent]
@@ -141,4 +161,5 @@ def first_of(*names: str) -> Any:
 if not TYPE_CHECKING:
     sha256 = first_of("_sha256", "_sha2", "hashlib").sha256
 
-quickly("pathlib")  # everybody needs it
+quickly("pathlib")  # everybody needs these two
+quickly("json")

@@ -122,8 +122,7 @@ def room(
 
 
 def memory_bounds(proc: Path = PROC, groups: Path = GROUPS) -> Iterator[Bound]:
-    """Free memory by the host, and by each control group above us that has a limit. What the kernel can drop at once is
-    free."""
+    """Free memory by the host, and by each control group above us with a limit. What can be dropped at once is free."""
     yield Bound(host_memory(proc)[1])
     for controller, own in own_groups(proc):
         names = ("memory.max", "memory.current", "inactive_file")

@@ -15,11 +15,8 @@ TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def convert(raw: object, kind: Any, facts: Mapping[str, Any], *, is_text: bool) -> Any:
-    """The value of type *kind*. *facts* are the field's metadata (unit, minimum, maximum, choices).
-
-    `is_text`: it comes from the environment, where everything is text; in a file a number is not written as text
-    unless it carries a unit.
-    """
+    """The value of type *kind*. *facts*: the field's metadata (unit, minimum, maximum, choices). *is_text*: from the
+    environment, where everything is text; in a file only a value with a unit may be text."""
     if get_origin(kind) in (Union, types.UnionType):
         if raw == "":
             return None

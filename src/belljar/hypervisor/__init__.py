@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping, Set
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,25 +35,16 @@ class Settings:
     """`[qemu]` in the settings files."""
 
     binary: str = setting("", "QEMU's program; empty: qemu-system-x86_64 or qemu-kvm from PATH and /usr/libexec")
-    accelerator: Accelerator = setting(
-        Accelerator.AUTO, "auto boots a tiny guest to find out whether KVM works; kvm or tcg insist"
-    )
+    accelerator: Accelerator = setting(Accelerator.AUTO, "auto: KVM if a tiny guest boots by it; kvm or tcg insist")
     cpu: str = setting("auto", "CPU model of the guests; auto: host under KVM, a quick one under TCG")
     uefi: str = setting("", "OVMF's file, for images that boot by UEFI; empty: looked for in the usual places")
-    virtiofsd: str = setting(
-        "",
-        "the program that serves folders shared by virtiofs; empty: virtiofsd from PATH, /usr/libexec and /usr/lib/qemu",
-    )
-    user: str = setting(
-        "auto", "user QEMU runs as when belljar runs as root; auto: the payload's user, or `belljar`, or `nobody`"
-    )
+    virtiofsd: str = setting("", "virtiofs's program; empty: virtiofsd from PATH, /usr/libexec and /usr/lib/qemu")
+    user: str = setting("auto", "whom root's QEMU runs as; auto: the payload's user, or `belljar`, or `nobody`")
     boot_timeout: float = setting(180.0, "longest time from QEMU's start to the agent's answer", unit="seconds")
     qmp_timeout: float = setting(10.0, "longest time QEMU may take to answer one command", unit="seconds")
     proof_timeout: float = setting(20.0, "longest time the tiny guest that proves KVM may take", unit="seconds")
     template_days: int = setting(7, "templates older than this are rebuilt", unit="days")
-    site_templates: bool = setting(
-        True, "root's base templates can be read by all users of this host, whose machines are clones of them"
-    )
+    site_templates: bool = setting(True, "all users of this host can read root's base templates, and clone them")
 
 
 @dataclass(frozen=True)
@@ -61,21 +53,11 @@ class LibvirtSettings:
 
     timeout: float = setting(15.0, "longest time libvirt's daemon may take to answer a call", unit="seconds")
     start_timeout: float = setting(60.0, "longest time it may take to start a guest's process", unit="seconds")
-    watch: float = setting(10.0, "time between two looks at the daemon of a running machine", unit="seconds")
-    memory_limit: int = setting(2 << 30, "a daemon that uses more is a node fault; 0: no limit", unit="bytes")
-    restart_command: tuple[str, ...] = setting(
-        (), "program and arguments that end the daemon and return when a new one answers; empty: none"
-    )
-    restart_timeout: float = setting(60.0, "longest time that program may take", unit="seconds")
     folder: str = setting(
-        "",
-        "folder of the sockets between belljar and QEMU, a short path;"
-        " empty: /run/belljar-libvirt, for users /tmp/belljar-libvirt-UID",
+        "", "of the sockets to QEMU, a short path; empty: /run/belljar-libvirt, for users /tmp/belljar-libvirt-UID"
     )
     log_folder: str = setting(
-        "",
-        "where libvirt writes a log of each domain, which goes with its machine;"
-        " empty: /var/log/libvirt/qemu, for users ~/.cache/libvirt/qemu/log",
+        "", "of libvirt's logs of domains; empty: /var/log/libvirt/qemu, for users ~/.cache/libvirt/qemu/log"
     )
 
 
@@ -106,8 +88,7 @@ class Nic:
 
 @dataclass(frozen=True)
 class SharedFolder:
-    """A host folder offered to the guest by 9p or virtiofs, as a device with this tag. That there is one is part of the
-    device list; its path is not."""
+    """A host folder offered to the guest by 9p or virtiofs. Its tag is part of the hardware; its path is not."""
 
     tag: str
     source: str
@@ -117,8 +98,7 @@ class SharedFolder:
 
 @dataclass(frozen=True)
 class ExtraDisk:
-    """A further disk of one machine. It is no part of a template's hardware: a clone starts with disks its template never
-    had, and its agent lets the kernel look at the bus anew. The guest knows the disk by its serial, which is `name`."""
+    """A further disk of one machine, which its template does not have. The guest knows it by its serial, `name`."""
 
     name: str  # at most 20 of [a-z0-9-]
     path: Path
@@ -129,8 +109,7 @@ class ExtraDisk:
 
 @dataclass(frozen=True)
 class Frame:
-    """The size an image's base template is booted with, and how far its clones can grow: processors and memory are plugged
-    into a clone, its disk is resized, its card is one the template never had."""
+    """The size of an image's base template, and how far its clones can grow."""
 
     cpus: int
     memory: int
@@ -139,10 +118,10 @@ class Frame:
     most_memory: int
     has_card: bool = False  # the template has the card already: where the guest's own init looks after cards
     words: str = ""  # of the kernel's command line, for a guest that grows
-    block: int = 128 * MIB  # in whole ones a guest takes memory: 128 MiB where it booted with less than 64 GiB
+    block: int = 128 * MIB  # a guest takes memory in whole blocks; 128 MiB where it booted with less than 64 GiB
 
 
-# What a clone may be given that its template had not, and which the template's guest said it can make use of.
+# What a clone may be given that its template did not have, where the template's guest said that it can use it.
 CPUS, MEMORY, LESS_MEMORY, DISK_ROOM, CARD = GROWTHS = ("cpus", "memory", "less-memory", "disk", "card")
 
 
@@ -162,17 +141,14 @@ class DomainSpec:
     nic: Nic | None = None
     shares: tuple[SharedFolder, ...] = ()
     owner: tuple[int, int] = (0, 0)  # uid and gid QEMU runs as; different from ours only when we are root
-    warm: tuple[
-        str, ...
-    ] = ()  # what a template's guest has loaded beyond the usual ("nfs", "virtiofs"); its clones ask for the same
+    warm: tuple[str, ...] = ()  # what a template's guest has loaded beyond the usual: "nfs", "virtiofs"
     disks: tuple[ExtraDisk, ...] = ()
-    # A read-only disc the guest's own init reads at its first boot (NoCloud, CD-ROM of a CernVM). Part of the hardware: a
-    # template keeps a copy, and its clones have that copy in the drive.
+    # A read-only disc for the guest's own init (NoCloud, CD-ROM of a CernVM). Clones have their template's copy in the drive.
     seed: Path | None = None
     image_stored: float = 0.0  # when; a repaired image has another time, and no template of the damaged one
     frame: Frame | None = None  # its template has this size, whatever its own; None: its own
 
-    @property
+    @cached_property
     def of_template(self) -> DomainSpec:
         """What its template is booted as."""
         frame = self.frame
@@ -227,8 +203,7 @@ class DomainEvent:
 
 
 class Domain(Protocol):
-    """One running domain. Its process is a child of this one and dies with it. The two sockets belong to the caller, who
-    closes them: what the guest said last can be read from them after its end."""
+    """One running domain, which dies with this process. Its two sockets are the caller's to close, after its end."""
 
     pid: int
     argv: tuple[str, ...]  # how the process was started; for the record
@@ -241,7 +216,7 @@ class Domain(Protocol):
     async def pause(self) -> None: ...
     async def resume(self) -> None: ...
     async def press_power(self) -> None:
-        """Press the guest's power button (ACPI). What comes of it is the guest's affair."""
+        """Press the guest's power button (ACPI)."""
 
     async def quit(self, *, grace: float) -> int:
         """Bring the domain down, by SIGKILL after *grace* seconds. Returns the wait status. Quitting twice is fine."""
@@ -253,12 +228,10 @@ class Domain(Protocol):
         """What happens to the domain, from its start on, whenever one asks; ends after EXITED."""
 
     def traffic(self) -> AsyncIterator[Call | Refusal]:
-        """What the guard of a user network has to tell, from the start on, to one listener; ends with the domain. A
-        domain without a guard tells nothing. Calls that nobody takes are closed with the domain."""
+        """What the guard of a user network tells, to one listener, until the domain's end. Untaken calls are closed."""
 
     async def dial(self) -> socket.socket:
-        """A connection to the port of the guest that its card forwards, non-blocking. Whether the guest
-        answers there is seen when it speaks. Raises OSError."""
+        """A connection to the port of the guest that its card forwards, non-blocking. Raises OSError."""
 
     def usage(self) -> tuple[float, float, int]:
         """User seconds, system seconds, peak resident bytes of the QEMU process so far (final once it ended)."""
@@ -278,8 +251,7 @@ class Template:
 
 @dataclass(frozen=True)
 class Traces:
-    """What a machine's journal tells of its processes. Anybody may write a machine's name on a command line: whose a
-    process is decides."""
+    """What a machine's journal tells of its processes. Their names prove nothing: anybody may write one on a command line."""
 
     owners: frozenset[int] = frozenset()  # uids they run as, beside the caller's own
     processes: frozenset[tuple[int, int]] = frozenset()  # pid and start time of those that were started
@@ -297,11 +269,10 @@ NO_TRACES = Traces()
 
 
 class Templates(Protocol):
-    """Makes templates, and what a clone of one starts from. Of drivers that can freeze a guest."""
+    """Makes templates, and the disks of their clones. Of drivers that can freeze a guest."""
 
     def frame(self, spec: DomainSpec, *, memory: int, disk: int) -> Frame | None:
-        """The size of a base template of so much memory and disk from which this domain can be cloned; None where clones
-        cannot be given more than their templates had, or not so much."""
+        """A base template of so much memory and disk from which this domain can be cloned; None: there can be none."""
 
     def find_template(self, spec: DomainSpec) -> Template | str:
         """A template that fits this spec exactly and is whole and trusted, or the reason why there is none."""
@@ -310,25 +281,22 @@ class Templates(Protocol):
         """Put a fresh overlay over the template's disk at `spec.disk`."""
 
     def template_lock(self, spec: DomainSpec) -> Path:
-        """The lock file under which a template for this spec is built by one process at a time."""
+        """The lock file under which one process at a time builds a template for this spec."""
 
     def template_draft(self, spec: DomainSpec) -> Path:
         """Where the template for this spec is being made; removed by `discard` if it was never finished."""
 
     async def adopt_template(self, spec: DomainSpec) -> Template | None:
-        """A copy of the site's own template for this spec, where it has one; for who holds the template's lock, as for
-        `prepare_template`. Raises TemplateError, NoSpace."""
+        """For who holds the lock: a copy of the site's template, where there is one. Raises TemplateError, NoSpace."""
 
     async def prepare_template(self, spec: DomainSpec, image_disk: Path) -> None:
         """Make the folder of a template in the making (journal it before: `template_draft`)."""
 
     def start_template(self, spec: DomainSpec) -> Domain:
-        """Start cold in a way that `save_template` can follow. `spec.disk` is ignored: the template brings its own,
-        an overlay on *spec.image_disk* made by `prepare_template`."""
+        """Start cold, on the disk that `prepare_template` made. `save_template` can follow."""
 
     async def save_template(self, spec: DomainSpec, domain: Domain, grows: Set[str] = frozenset()) -> Template:
-        """Freeze a ready guest into a template whose clones can be given *grows*. The domain has ended afterwards, whatever
-        happens."""
+        """Freeze a ready guest into a template whose clones can be given *grows*. The domain has ended then, in any case."""
 
     def abandon_template(self, spec: DomainSpec) -> None:
         """Remove what `prepare_template` and a start after it have made, for who holds the template's lock."""
@@ -342,17 +310,15 @@ class Hypervisor(Protocol):
         """Who makes and clones templates for it; or why every domain is booted."""
 
     def accelerator(self, boot: Boot) -> tuple[Accelerator, str]:
-        """The accelerator to use for guests of this kernel, and why. Proved once, then remembered. May block for
-        `proof_timeout` the first time. Raises NoAccelerator when the settings insist on one that does not work."""
+        """The accelerator for guests of this kernel, and why. The first time it may block for `proof_timeout`. Raises
+        NoAccelerator when the settings insist on one that does not work."""
 
     def check(self, spec: DomainSpec) -> None:
-        """Refuse, before anything is made, what this driver or this host cannot give a machine. Raises DriverLacks,
-        CommandMissing, HostError."""
+        """Refuse what this driver or this host cannot give a machine. Raises DriverLacks, CommandMissing, HostError."""
 
     async def launch(self, spec: DomainSpec, template: Template | None) -> Domain:
-        """Start cold, or as a clone: then the guest goes on where the template stood. Returns as soon as the process runs, and
-        does not hold the event loop for longer than a process takes to spawn. Cancelled, it leaves nothing that
-        `discard` does not find. Raises NotPermitted and NoFolderServer, too."""
+        """Start cold, or as a clone: then the guest goes on where the template stood. Returns as soon as the process runs.
+        Cancelled, it leaves nothing that `discard` does not find. Raises NotPermitted and NoFolderServer, too."""
 
     def abandoned_templates(self) -> list[Path]:
         """Folders of templates in the making whose maker is dead."""
@@ -366,15 +332,14 @@ class Hypervisor(Protocol):
         """Remove templates past their age, and drafts nobody holds the lock of. Returns the keys."""
 
     def alive(self) -> list[tuple[MachineId, int]]:
-        """(machine, pid) of every process of this host that says it is a domain's: whose it is, is another question."""
+        """(machine, pid) of every process of this host that says it is a domain's."""
 
     def is_kept(self, id: MachineId, pid: int) -> bool:
         """Does the supervisor that started this process live? Of one that is gone already: any answer."""
 
     def discard(self, id: MachineId, traces: Traces = NO_TRACES, *, patience: float = 5.0) -> None:
-        """Leave no process of this machine: none that *traces* name, and of those that say they are the machine's none
-        that is the caller's or of an owner they tell. Finding none is success. Raises DomainDied for one that does not go
-        away within *patience* seconds."""
+        """End all processes of this machine: those that *traces* name, and those that say they are the machine's and that
+        belong to the caller or to an owner the traces tell. Raises DomainDied for one that outlives *patience* seconds."""
 
 
 def cloning_of(hypervisor: Hypervisor) -> Templates:
@@ -392,23 +357,11 @@ def guest_uuid(id: MachineId) -> str:
     return machine_uuid(id)
 
 
-def mistakes(driver: str) -> Iterator[tuple[str, BadSetting]]:
-    """(key of `[machine]`, what is wrong) where *driver* is none that machines of this host could run by."""
-    if driver == "qemu":
-        return
-    from belljar.hypervisor.libvirt.driver import read_driver
-
-    try:
-        read_driver(driver)
-    except BadSetting as exc:
-        yield "hypervisor", exc
-
-
-def wrong_values(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
-    """(key of `[qemu]`, what is wrong) of each value that names something this host does not have."""
+def wrong_values(settings: Settings, driver: str) -> Iterator[tuple[str, str, BadSetting]]:
+    """(section, key, what is wrong) of each value that names something this host does not have."""
     from belljar.hypervisor.qemu.values import wrong_values
 
-    return wrong_values(settings)
+    return wrong_values(settings, driver)
 
 
 def find_virtiofsd(settings: Settings) -> str:
@@ -425,8 +378,8 @@ def load(
     libvirt: LibvirtSettings | None = None,
     site_store: Path | None = None,
 ) -> Hypervisor:
-    """The hypervisor of these settings. *store* is a folder of this user's own: templates and remembered answers go there.
-    *site_store*: root's, whose templates serve this user too; None: *store* is the site's itself. *driver*: `qemu`, or `libvirt:` and a URI. Raises BadSetting."""
+    """The hypervisor of these settings. *store*: this user's folder for templates; *site_store*: root's, whose templates serve
+    him too; None: *store* is the site's. *driver*: `qemu`, or `libvirt:` and a URI. Raises BadSetting."""
     if driver != "qemu":
         from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
 

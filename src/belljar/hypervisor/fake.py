@@ -6,7 +6,7 @@
     domain.happen(EventKind.PANICKED)   # what a guest or QEMU may do by itself
     domain.end()
 
-`run_guest`, when given, is called with each new domain: it may hand `domain.guest` to a real agent in rehearsal.
+`run_guest`, when given, is called with each new domain: it may hand `domain.guest` to a real agent.
 """
 
 from __future__ import annotations
@@ -177,16 +177,12 @@ class FakeHypervisor:
     def check(self, spec: DomainSpec) -> None:
         self.faults.strike("check")
 
-    def start(self, spec: DomainSpec) -> FakeDomain:
-        self.faults.strike("start")
-        return self._begin(spec)
-
     async def launch(self, spec: DomainSpec, template: Template | None) -> FakeDomain:
-        return self.start_clone(spec, template) if template else self.start(spec)
+        return self.start(spec, template)
 
-    def start_clone(self, spec: DomainSpec, template: Template) -> FakeDomain:
-        self.faults.strike("start_clone")
-        if not template.folder.exists():
+    def start(self, spec: DomainSpec, template: Template | None = None) -> FakeDomain:
+        self.faults.strike("start_clone" if template else "start")
+        if template and not template.folder.exists():
             raise TemplateError(f"the template {template.key} cannot be used any more: it is missing")
         return self._begin(spec)
 
@@ -301,18 +297,10 @@ class FakeHypervisor:
 
     def _key(self, spec: DomainSpec) -> str:
         spec = spec.of_template
-        kind = (
-            spec.image_digest,
-            spec.image_stored,
-            spec.boot.digest,
-            spec.boot.append,
-            spec.cpus,
-            spec.memory,
-            spec.disk_size,
-            spec.owner[0],
-        )
-        devices = (spec.nic is not None, [share.tag for share in spec.shares], spec.accelerator.value, spec.warm)
-        return sha256(json.dumps(to_json([*kind, *devices])).encode()).hexdigest()[:20]
+        image = (spec.image_digest, spec.image_stored, spec.boot.digest, spec.boot.append)
+        machine = (spec.cpus, spec.memory, spec.disk_size, spec.owner[0], spec.accelerator.value, spec.warm)
+        devices = (spec.nic is not None, [share.tag for share in spec.shares])
+        return sha256(json.dumps(to_json([*image, *machine, *devices])).encode()).hexdigest()[:20]
 
     def _path(self, key: str) -> Path:
         return self.folder / key

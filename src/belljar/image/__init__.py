@@ -53,19 +53,14 @@ class Settings:
     stale_limit: float = setting(
         7 * 86400.0, "an index whose source cannot be reached is used, with a note, for this long", unit="seconds"
     )
-    formats: tuple[str, ...] = setting(
-        ("qcow2", "raw", "iso", "xz", "gzip", "zstd"),
-        "what an import may be: forms of disks, and programs they are packed by",
-    )
     cache_limit: int = setting(
         0,
         "while all images take more than this, those from sources go, the least recently used first; 0: no limit",
         unit="bytes",
     )
-    keep_days: float = setting(
-        0.0, "days after which `image gc` removes an unused image that came from a source; 0: never"
+    keep: tuple[str, ...] = setting(
+        (), "names, as in debian*, that the limit does not touch; nor does it image.default"
     )
-    keep: tuple[str, ...] = setting((), "names, as in debian*, that neither limit touches; nor do they image.default")
 
 
 @dataclass(frozen=True)
@@ -86,8 +81,8 @@ class Image:
     store: Path = Path()  # the folder it lies in
     facts: dict[str, Any] = field(
         default_factory=dict
-    )  # what the import found out: docs/reference/files.md; one that is missing is not known
-    wrong: tuple[str, ...] = ()  # what `verify` found; it is not started until that is mended
+    )  # what the import found: docs/reference/files.md; a missing fact is not known
+    wrong: tuple[str, ...] = ()  # what `verify` found; the image is not started until it is replaced
 
     @property
     def called(self) -> str:
@@ -117,8 +112,8 @@ AGENT_PATH = "/usr/lib/belljar/agent.py"
 PYTHON_PATH = "/usr/lib/belljar/python"
 UNIT_PATH = "/etc/systemd/system/belljar-agent.service"
 
-HOLD_TIMEOUT = 10.0  # seconds: whoever else has an image for himself looks or removes, and both are soon over
-Users = Callable[[str], list[str]]  # digest -> who still needs the image, in words ("template 3f2a...")
+HOLD_TIMEOUT = 10.0  # seconds; an exclusive lock on an image is held for a short check or a removal only
+Users = Callable[[str], list[str]]  # digest -> what still needs the image, in words ("template 3f2a...")
 
 
 def nobody(digest: str) -> list[str]:
@@ -133,8 +128,8 @@ class ImageStore(Protocol):
         stored (size, mtime, inode, qcow2 header). Raises ImageUnknown, ImageCorrupt."""
 
     def ensure(self, reference: str) -> None:
-        """Have the image of this name or digest here, from a source that offers it, or built where it is the default. What is
-        here already costs no look at any source; what nobody offers is for `resolve` to refuse."""
+        """Make sure that the image of this name or digest is here: sync it from a source, or build it where it is the default.
+        No source is asked for an image that is here. An image that no source offers is refused by `resolve`."""
 
     def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:
         """What to boot it with, for a context that `Image.facts` allow. An image that is booted directly has one ramdisk for
@@ -143,11 +138,11 @@ class ImageStore(Protocol):
         With a kernel and ramdisk the importer gave, or by firmware, the context changes nothing."""
 
     def python_for(self, image: Image) -> Interpreter | None:
-        """This host's Python, made ready for guests now where it is not, for an image that has none which fits. Raises
+        """This host's Python, packed for guests, for an image without a Python that fits; else None. Raises
         HostError, LockTimeout, NoSpace."""
 
     def hold(self, image: Image, id: MachineId, *, patience: float = HOLD_TIMEOUT) -> AbstractContextManager[None]:
-        """Keep the image from being removed while inside. The hold is gone when the holder dies."""
+        """Keep the image from being removed inside the block. The hold ends when the process that holds it dies."""
 
     def work_folder(self, name: str) -> Path:
         """A folder beside the images, made when it is missing."""
@@ -180,16 +175,15 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
 def small_file(url: str, largest: int, *, patience: float) -> bytes:
     """What is at an http(s) address now, of at most *largest* bytes, within *patience* seconds. Raises DownloadFailed,
     DownloadStalled, ImageTooLarge."""
-    from belljar.image.intake.fetch import small_files
+    from belljar.image.intake import fetch
 
-    with small_files(Settings(stall_timeout=patience / 2)) as files:
-        answer = files.get(url, largest)
+    answer = fetch.small_file(url, largest, Settings(stall_timeout=patience / 2))
     assert answer is not None
     return answer.data
 
 
 def agent_digest() -> str:
-    """Stands for the agent and its unit, as they are put into guests."""
+    """A digest of the agent and its unit, as they are put into guests."""
     from belljar.agent import bundle
     from belljar.host.quick_imports import sha256
 

@@ -1,14 +1,21 @@
-"""The store as programs use it: an image that is missing comes from a source or is built, and what nobody can use goes."""
+"""The store as programs use it: an image that is missing comes from a source or is built, what nobody can use is removed, and
+what the importer of an image said of it can be changed."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from belljar.errors import ImageNotAllowed, ImageUnknown, NoStore
+from belljar.errors import BadOption, ImageNotAllowed, ImageUnfit, ImageUnknown, NoStore
 from belljar.image import Image
+from belljar.image.store import manifest
 from belljar.image.store.store import DEFAULT_NAME, PREFIX, Store
+from belljar.model import Context, Firmware
+
+ROOT = "root"  # whom `--context ssh` logs in as, where nothing else is said
 
 
 class Images(Store):
@@ -50,9 +57,9 @@ class Images(Store):
             self.ensure_default()
 
     def settle(self, reference: str, *, own: bool) -> None:
-        """For a batch job: this is the site's image from now on, as its store has it, though a private one be called so. With
-        *own* a private image may stand in for one that the site does not have; else only one that a source states. Nothing is
-        built from now on. Raises ImageUnknown, ImageNotAllowed, NoStore."""
+        """For a batch job: from now on this name means the image in the site's store, even where a private one has the same name.
+        Where the site has none: a private image with *own*, else only one that a source offers. Nothing is built from now
+        on. Raises ImageUnknown, ImageNotAllowed, NoStore."""
         self._builds = False
         if self.shared:
             return
@@ -69,13 +76,49 @@ class Images(Store):
         except ImageUnknown:
             self._find(reference)
             raise ImageNotAllowed(
-                f"image {reference}: the site has none of this name, and your own of this name is not meant by its rules",
+                f"image {reference}: the site has no image of this name, and its rules do not allow your own",
                 hint="Ask for an image of the site, or ask your site for a rule `user:NAME *` (batch.allow).",
             ) from None
 
     def gc(self, *, dry_run: bool = False) -> Iterator[Path]:
-        """Remove what nobody can use: images without a name that nobody holds, abandoned drafts and downloads, ramdisks of
-        other versions. Yields each path, also with *dry_run*, which removes nothing."""
+        """See `belljar.image.store.sweep`. Yields each path, also with *dry_run*, which removes nothing."""
         from belljar.image.store.sweep import sweep
 
         return sweep(self, dry_run=dry_run)
+
+    def amend(
+        self,
+        image: Image,
+        *,
+        context: Context | None = None,
+        firmware: Firmware | None = None,
+        ssh_user: str | None = None,
+    ) -> Image:
+        """Change what the importer of an image said of it; None leaves a thing as it is. Running machines are not touched,
+        older templates of the image are not used any more. Raises BadOption, ImageUnfit, NotPermitted."""
+        self._ours(image, "changed")
+        changes: dict[str, Any] = {}
+        if context is not None:
+            changes["context"] = None if context is Context.AUTO else context.value
+        if firmware is not None:
+            _check(image, firmware)
+            changes["use_firmware"] = firmware.value
+        if ssh_user is not None:
+            if not re.fullmatch(r"[a-z_][a-z0-9_-]{0,31}", ssh_user):
+                raise BadOption(
+                    f"--ssh-user {ssh_user!r} is not a valid user name",
+                    hint="Small letters, digits, - and _, at most 32; root is the default.",
+                )
+            changes["ssh_user"] = None if ssh_user == ROOT else ssh_user
+        manifest.set_facts(image.disk.parent, changes, mode=self.file_mode)
+        return manifest.read(image.disk.parent, image.names)
+
+
+def _check(image: Image, firmware: Firmware) -> None:
+    if image.kernel is not None:
+        raise ImageUnfit(
+            "the image is booted directly, by a kernel that was taken out of it",
+            hint=f"Remove it, and import its disk again with `--firmware {firmware.value}`.",
+        )
+    if firmware.value not in image.facts.get("firmware", ()):
+        raise ImageUnfit(f"the image's disk has no boot loader for {firmware.value}")

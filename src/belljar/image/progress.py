@@ -1,34 +1,30 @@
-"""Say what is going on, to a person at a terminal or to a log: on stderr, never more than one line where nobody watches.
+"""Say what is going on, on stderr: to a person at a terminal, or to a log.
 
-`shown` is for verbs that work on images, whose stderr is belljar's own. `clock` is for what a job waits for: its stderr is
-the payload's, and gets a word only where a person watches, or asked for it by -v.
+`shown` is for verbs that work on images. `begin_and_end` is for what a job waits for: stderr is then the payload's, and gets
+these two lines only where a person watches, or asked for them by -v.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import IO, Any, Protocol
-
-TICK = 1.0  # seconds
-USUAL_COLUMNS = 80
 
 
 class Progress(Protocol):
-    """Told by whoever does something that takes long."""
+    """Gets the steps of something that takes long."""
 
     def step(self, text: str) -> None:
         """Something new begins."""
 
     def amount(self, done: int, total: int | None) -> None:
-        """So many bytes of the present step are done."""
+        """So many bytes of the current step are done."""
 
 
 class Silent:
-    """For those who do not want to know."""
+    """Shows nothing."""
 
     def step(self, text: str) -> None: ...
     def amount(self, done: int, total: int | None) -> None: ...
@@ -63,88 +59,18 @@ class Screen:
             self.bars.update(self.task, completed=done, total=total)
 
 
-class Clock:
-    """What is waited for, and for how long by now: one line at a terminal, drawn anew each second, gone at the end."""
-
-    def __init__(self, what: str, usual: str, out: IO[str]) -> None:
-        self._what, self._usual, self._out = what, usual, out
-        self._loop = asyncio.get_running_loop()
-        self._begin, self._is_drawn = self._loop.time(), False
-        self._next = self._loop.call_later(TICK, self._tick)
-
-    def _tick(self) -> None:
-        passed = self._loop.time() - self._begin
-        self._draw(f"belljar: {self._what}: {passed:.0f} s{self._usual}"[: _columns(self._out) - 1])
-        self._next = self._loop.call_later(TICK, self._tick)
-
-    def _draw(self, text: str) -> None:
-        if not _in_foreground(self._out):
-            return
-        with suppress(OSError, ValueError):  # the terminal is gone
-            self._out.write(f"\r\x1b[K{text}")
-            self._out.flush()
-            self._is_drawn = bool(text)
-
-    def end(self) -> None:
-        self._next.cancel()
-        if self._is_drawn:
-            self._draw("")
-
-
-_shown: list[bool] = []  # one element while something moves at the terminal
-
-
 @contextmanager
-def _line_of_its_own() -> Iterator[bool]:
-    """Is there nothing else that moves at the terminal? It is ours inside."""
-    is_free = not _shown
-    _shown.extend([True] * is_free)
-    try:
-        yield is_free
-    finally:
-        del _shown[: int(is_free)]
-
-
-@contextmanager
-def clock(what: str, usual: str, out: IO[str]) -> Iterator[None]:
-    """Show a person at the terminal *out* what is waited for inside, for how long by now, and how long it *usual*ly takes.
-    Nothing, where something else that lasts longer is shown already."""
-    with _line_of_its_own() as is_free:
-        shown = Clock(what, usual, out) if is_free else None
-        try:
-            yield
-        finally:
-            if shown is not None:
-                shown.end()
-
-
-@contextmanager
-def begin_and_end(what: str, usual: str, out: IO[str]) -> Iterator[None]:
-    """The same for a log: a line at the beginning, and one at the end."""
+def begin_and_end(what: str, out: IO[str]) -> Iterator[None]:
+    """A line at the beginning, and one at the end."""
     begin = asyncio.get_running_loop().time()
-    print(f"belljar: {what}{usual}", file=out, flush=True)
+    print(f"belljar: {what} (without KVM this takes minutes)", file=out, flush=True)
     yield
     print(f"belljar: {what}: {asyncio.get_running_loop().time() - begin:.0f} s", file=out, flush=True)
 
 
-def _columns(out: IO[str]) -> int:
-    try:
-        return os.get_terminal_size(out.fileno()).columns or USUAL_COLUMNS
-    except (OSError, ValueError):
-        return USUAL_COLUMNS
-
-
-def _in_foreground(out: IO[str]) -> bool:
-    """A job in the background would be stopped for writing to some terminals."""
-    try:
-        return os.tcgetpgrp(out.fileno()) == os.getpgrp()
-    except (OSError, ValueError):
-        return True  # no terminal of the kernel's
-
-
 @contextmanager
 def shown() -> Iterator[Progress]:
-    """Progress for whoever reads stderr."""
+    """Progress on stderr, in the form that fits it."""
     try:
         is_terminal = sys.stderr.isatty()
     except (AttributeError, ValueError):  # closed
@@ -158,7 +84,7 @@ def shown() -> Iterator[Progress]:
     from rich.text import Text
 
     class Bytes(DownloadColumn):
-        """How much of it is done, where a step tells."""
+        """How much of it is done, where that is known."""
 
         def render(self, task: Any) -> Any:
             return Text(f"{task.percentage:.0f}% of ").append(super().render(task)) if task.total else ""
@@ -174,5 +100,5 @@ def shown() -> Iterator[Progress]:
         Bytes(),
         TimeElapsedColumn(),
     )
-    with _line_of_its_own(), Progress(*columns, console=console, transient=True) as bars:
+    with Progress(*columns, console=console, transient=True) as bars:
         yield Screen(bars)

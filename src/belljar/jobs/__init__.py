@@ -3,13 +3,16 @@
     wrap.py      in place of a job's script: without a machine, or in one, and out again as the system wants it
     hooks.py     around a job, as root: prolog, epilog              node.py     this node in its system; the self-check
     orphans.py   machines that outlived their jobs                  users.py    root among the users of a node
-    attend.py    signals, streams and the clock of who keeps        caller.py   what this process hands on to a payload
+    attend.py    signals, streams and the clock of who keeps        starting.py what comes before a machine: the request, limits
 
-No words of the command line are read here. The parts of belljar are handed in: `House` says which.
+No words of the command line are read here. The parts of belljar are handed in: `House` says which. What is said on stderr
+beside a job's own words is one line and a hint.
 """
 
 from __future__ import annotations
 
+import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from belljar.hypervisor import Hypervisor
     from belljar.machine import Folders
     from belljar.machine.supervisor import Supervisor
+    from belljar.model import Outcome
 
 
 class House(Protocol):
@@ -40,7 +44,10 @@ class House(Protocol):
     @property
     def reaper(self) -> Any: ...
     @property
+    def overlays(self) -> Any: ...
+    @property
     def hypervisor(self) -> Hypervisor: ...
+    def workshop(self) -> Any: ...
     def supervisor(self) -> Supervisor: ...
     def inspect(self) -> Any:
         """The settings as far as they can be understood, and the mistakes in them."""
@@ -50,3 +57,34 @@ class House(Protocol):
 
     def of_user(self, uid: int, home: str) -> Self:
         """Another user's parts, for a process that became this user."""
+
+
+def plain(text: str) -> str:
+    """*text* without what could steer a terminal: names, reasons and logs may come from a guest."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def size(count: int) -> str:
+    """About so many bytes, for people."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.3g} {unit}" if unit != "B" else f"{count} B"
+        amount /= 1024
+    return f"{amount:.3g} TiB"
+
+
+def complain(message: str, hint: str) -> None:
+    """Say on stderr what went wrong and what to do next."""
+    with suppress(OSError):  # where nothing can be told, the exit code still tells
+        for text in message.splitlines() or [""]:
+            print(f"belljar: {plain(text)}", file=sys.stderr)
+        if hint:
+            print(f"hint: {plain(hint)}", file=sys.stderr)
+
+
+def tell_troubles(outcome: Outcome) -> None:
+    """Report what went wrong while the machine was cleared away. The payload's own end stays as it is."""
+    if outcome.troubles:
+        hint = "`belljar reap` finishes it, once what is named there is mended."
+        complain(f"{outcome.id}: its machine could not be cleared away completely: {'; '.join(outcome.troubles)}", hint)

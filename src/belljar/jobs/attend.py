@@ -38,8 +38,8 @@ PAUSE_LIMIT = 1.5  # seconds for the vcpus to stand still; Slurm and its like wa
 class StoppableLoop(asyncio.SelectorEventLoop):
     """A loop whose clock stands still while the process is stopped.
 
-    Some batch systems send STOP without a word before. Nobody tells a process how long it was stopped, so a wait that
-    took much longer than it was to take is left out whole: a deadline may come later by one such wait, never early."""
+    Some batch systems send STOP without notice, and no process learns how long it was stopped. So a wait that took much
+    longer than asked for is left out whole: a deadline may come later by one such wait, never earlier."""
 
     def __init__(self) -> None:
         self.stopped = 0.0
@@ -88,17 +88,33 @@ def in_loop(work: Callable[[StoppableLoop], Coroutine[Any, Any, T]]) -> T:
 def attend(
     house: House, request: Request, *, stdin: bytes | None = None, alone: bool = False, notice: Notice | None = None
 ) -> Outcome:
-    """Keep the machine to its end, with this process's streams and signals. *stdin* stands in the place of descriptor
-    0; with *alone*, signals but TERM are for the payload's first process, not for its group. After the signal of
-    *notice* TERM is due within its seconds: where none comes, it is taken as given."""
-    return in_loop(lambda loop: _attend(house, request, loop, stdin, alone, notice))
+    """Keep the machine to its end, with this process's streams and signals. *stdin* replaces descriptor 0. *alone*:
+    signals but TERM go to the payload's first process, not to its group. When TERM does not follow a *notice* in time,
+    it is assumed."""
+    work = request.work
+    payload = work.payload if isinstance(work, RunPayload) else None
+
+    async def keep(loop: StoppableLoop) -> Outcome:
+        orders = Orders()
+        terminal = raw_terminal() if payload and payload.terminal else None
+        listen(loop, Announced(loop, orders, notice) if notice else orders, terminal, alone)
+        streams = streams_of(payload) if payload else Streams(None, None, None)
+        if stdin is not None:
+            streams = replace(streams, stdin=BytesSource(stdin))
+        try:
+            return await house.supervisor().keep(request, streams, orders)
+        finally:
+            if terminal is not None:
+                terminal.restore()
+
+    return in_loop(keep)
 
 
 def attend_alone(
     house: House, request: Request, streams: Streams, claimed: Callable[[], None], *, tie: int | None = None
 ) -> Outcome:
-    """Keep the machine to its end in a process that is nothing but its keeper. *claimed* is called when it is. *tie*: the
-    machine is stopped when this descriptor's other end is closed."""
+    """Keep the machine to its end in a process of its own. *claimed* is called once it is claimed. *tie*: a descriptor;
+    when its other end is closed, the machine is stopped."""
 
     async def keep(loop: StoppableLoop) -> Outcome:
         orders = Orders()
@@ -111,8 +127,8 @@ def attend_alone(
 
 
 def build_template(house: House, request: Request, *, exact: bool) -> Template:
-    """The template this machine would be cloned from, or with *exact* one of its own size, made now where there is none. A signal
-    that cancels a job ends this process, too, when what was made is cleared away."""
+    """Make the template that this machine would be cloned from, or with *exact* one of its own size, where there is
+    none. A signal that cancels a job ends this process too, after clearing up."""
     from belljar.host.processes import die_by
 
     house.images.ensure(request.machine.image)
@@ -123,7 +139,6 @@ def build_template(house: House, request: Request, *, exact: bool) -> Template:
         return loop.run_until_complete(unless_cancelled(work, orders))
     except Ended as ended:
         die_by(ended.number or signal.SIGKILL)
-        raise
     finally:
         loop.close()
 
@@ -135,26 +150,9 @@ def _let_go(loop: StoppableLoop, tie: int, orders: Orders) -> None:
         orders.give(Stop())
 
 
-async def _attend(
-    house: House, request: Request, loop: StoppableLoop, stdin: bytes | None, alone: bool, notice: Notice | None
-) -> Outcome:
-    orders = Orders()
-    work = request.work
-    terminal = raw_terminal() if isinstance(work, RunPayload) and work.payload.terminal else None
-    listen(loop, Announced(loop, orders, notice) if notice else orders, terminal, alone)
-    streams = streams_of(work.payload) if isinstance(work, RunPayload) else Streams(None, None, None)
-    if stdin is not None:
-        streams = replace(streams, stdin=BytesSource(stdin))
-    try:
-        return await house.supervisor().keep(request, streams, orders)
-    finally:
-        if terminal is not None:
-            terminal.restore()
-
-
 class Announced(Orders):
-    """Orders of a job whose system announces its end. Grid Engine's order to end it may get lost: its notice goes to
-    the process that carries the order out as well, and when that dies of it there is no other one."""
+    """Orders of a job whose system announces its end. Grid Engine sends the notice to its own terminate method too;
+    when that dies of it, no order to end follows."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, orders: Orders, notice: Notice) -> None:
         self._loop, self._orders, (self._number, self._seconds) = loop, orders, notice

@@ -18,8 +18,7 @@ from belljar.host.commands import run
 from belljar.host.files import only_root_writes
 from belljar.host.privileges import as_user, user_of
 from belljar.jobs.doctor import Grade, qemu
-from belljar.jobs.kvm import of_users
-from belljar.jobs.node import tester
+from belljar.jobs.node import of_users, tester
 from belljar.jobs.shares import of_site
 from belljar.model import NetworkMode, Share, ShareKind
 from belljar.network import shortfalls

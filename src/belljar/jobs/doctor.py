@@ -1,8 +1,5 @@
-"""The checks of `belljar doctor`, as data: name, what it means, a function that looks and finds.
-
-A check changes nothing and takes little time; only `accelerator` may boot a tiny guest, once per kernel, and `clone` runs a
-machine, whose template stays for the jobs.
-"""
+"""The checks of `belljar doctor`. A check changes nothing and takes little time; only `accelerator` may boot a tiny
+guest, once per kernel, and `clone` runs a machine, whose template stays for the jobs."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from belljar.errors import BelljarError, ImageUnknown
 from belljar.host import commands, files
-from belljar.jobs.words import size
+from belljar.jobs import size
 from belljar.model import GIB, MIB
 from belljar.records import dataclass
 
@@ -75,12 +72,12 @@ class Check:
     look: Callable[[House], Finding]
 
     def examine(self, house: House) -> Finding:
-        """Look. A check that breaks is a failed one, and the others go on."""
+        """Look. A check that breaks is a failed one."""
         try:
             return self.look(house)
         except BelljarError as exc:
             return fail(exc.message, exc.hint)
-        except Exception as exc:
+        except Exception as exc:  # whatever this host does to one check, the others are made
             text = f"the check broke: {type(exc).__name__}: {exc}"
             return fail(text, "This is a defect of belljar or of the host.")
 
@@ -99,7 +96,6 @@ def programs(house: House) -> Finding:
 
 def qemu(house: House) -> Finding:
     """QEMU is new enough and has the devices machines are made of"""
-    # Version, and the devices, accelerators and network that machines are made of.
     import re
 
     from belljar.hypervisor.qemu.abilities import TRIED
@@ -123,9 +119,8 @@ def qemu(house: House) -> Finding:
 
 def accelerator(house: House) -> Finding:
     """what runs the guests: the processor itself (kvm) or software (tcg)"""
-    # What really runs a guest. That /dev/kvm opens proves nothing.
     from belljar.hypervisor import Accelerator, Boot
-    from belljar.jobs.kvm import of_users
+    from belljar.jobs.node import of_users
 
     try:
         image = house.images.resolve(house.settings.image.default)
@@ -146,7 +141,6 @@ def accelerator(house: House) -> Finding:
 
 def clone(house: House) -> Finding:
     """a job's machine is cloned from a booted guest in a moment"""
-    # Jobs are cloned from a booted guest. That a guest boots proves nothing of that.
     from belljar.jobs.node import self_check
     from belljar.model import Start
 
@@ -172,21 +166,8 @@ def _start_time(outcome: Outcome) -> float:
     return sum(outcome.phases.get(name, 0.0) for name in ("start", "boot", "identify"))
 
 
-def uefi(house: House) -> Finding:
-    """the firmware for disks that boot by UEFI is there"""
-    # Only a disk that boots by UEFI needs it.
-    from belljar.hypervisor.qemu.values import find_uefi
-
-    try:
-        return ok(find_uefi(house.settings.qemu.uefi))
-    except BelljarError as exc:
-        grade = Grade.WARN if house.settings.qemu.uefi else Grade.OK
-        return Finding(grade, f"{exc.message} (few images need it)", exc.hint)
-
-
 def folders(house: House) -> Finding:
     """belljar's folders are safe from others"""
-    # Folders that exist must be ours alone; those that do not must be possible to make.
     wrong = []
     for name, path in _paths(house):
         try:
@@ -231,14 +212,6 @@ def images(house: House) -> Finding:
     return ok(f"{len(there)} in the store, the default {default} among them")
 
 
-def templates(house: House) -> Finding:
-    """booted guests that jobs are cloned from"""
-    there = house.hypervisor.templates()
-    if not there:
-        return ok("none yet; the first job of an image makes one")
-    return ok(f"{len(there)} of {size(sum(one.size for one in there))} together")
-
-
 def leftovers(house: House) -> Finding:
     """nothing is left of machines whose supervisor died"""
     left = "\n".join(f"{one.machine} {one.what} {one.path}".strip() for one in house.machines.leftovers())
@@ -247,7 +220,6 @@ def leftovers(house: House) -> Finding:
 
 def namespaces(house: House) -> Finding:
     """this user can build images"""
-    # Image builds by ordinary users unpack a system inside a user namespace.
     if os.geteuid() == 0:
         return ok("not needed by root")
     if not commands.which("unshare") or commands.run(["unshare", "-Ur", "true"], timeout=10, check=False).code:
@@ -261,7 +233,6 @@ def namespaces(house: House) -> Finding:
 
 def memory(house: House) -> Finding:
     """there is room for machines of default size"""
-    # For how many machines of default size is there room now, by the host, our control groups and what is reserved.
     from belljar.machine.life.claim import room_now
 
     room, one = room_now(house.folders, house.settings.host), house.settings.machine.memory + QEMU_OVERHEAD
@@ -277,7 +248,6 @@ def memory(house: House) -> Finding:
 
 def limits(house: House) -> Finding:
     """resource limits leave room for QEMU"""
-    # Limits a batch system may have put on us bind QEMU too.
     import resource
 
     needed = house.settings.machine.memory + 512 * MIB
@@ -294,39 +264,16 @@ def limits(house: House) -> Finding:
 
 def libvirt(house: House) -> Finding:
     """libvirt's daemon answers, where machines are run by it"""
-    # Only a site that chose it needs it.
     from belljar.hypervisor.libvirt.driver import LibvirtHypervisor
 
     hypervisor = house.hypervisor
     if not isinstance(hypervisor, LibvirtHypervisor):
         return ok("not used: `machine.hypervisor` is qemu")
-    text, too_large = hypervisor.examine()
-    if too_large:
-        return fail(f"{text}; {too_large}", "Restart libvirt's daemon, or raise `libvirt.memory_limit`.")
-    if not house.settings.libvirt.restart_command:
-        return warn(f"{text}; nobody restarts its daemon", "Set `libvirt.restart_command`.")
-    return ok(text)
-
-
-def clock(house: House) -> Finding:
-    """the time that guests will be given is right"""
-    # Guests take their time from us.
-    import ctypes
-    import time
-
-    import belljar
-
-    if time.time() < os.stat(belljar.__file__).st_mtime - 86400:
-        return fail(f"it is {time.strftime('%Y-%m-%d')} here, before belljar was installed", "Set the host's clock.")
-    state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(1024))  # modes 0: only asks
-    if state == 5:  # TIME_ERROR
-        return warn("not synchronised, as far as the kernel knows", "Run chrony or systemd-timesyncd on this host.")
-    return ok("synchronised" if state >= 0 else "plausible")
+    return ok(hypervisor.examine())
 
 
 def network(house: House) -> Finding:
     """what machines with a user network send can be guarded"""
-    # Whether `--network user` can be had as the settings want it.
     from belljar.hypervisor.qemu.network import guard
     from belljar.hypervisor.qemu.process.launch import confined
     from belljar.network import EgressMode, shortfalls
@@ -347,8 +294,8 @@ def network(house: House) -> Finding:
 CHECKS = tuple(
     Check(look.__name__, (look.__doc__ or "").strip(), look)
     for look in (
-        programs, qemu, accelerator, clone, uefi, folders, space, images, templates, leftovers, namespaces, memory, limits,
-        network, libvirt, clock,
+        programs, qemu, accelerator, clone, folders, space, images, leftovers, namespaces, memory, limits,
+        network, libvirt,
     )
 )  # fmt: skip
 

@@ -1,10 +1,8 @@
-"""What batch systems call besides the wrapper: `belljar internal prolog|epilog SYSTEM` as root around each job of this node,
-and `hook SYSTEM NAME`, a program of one system's own.
+"""What batch systems call besides the wrapper: `belljar internal prolog|epilog SYSTEM` as root around each job of this
+node, and `hook SYSTEM NAME`, a program of one system only.
 
-A prolog or epilog that fails hurts more than it helps: on several systems it takes the node or the queue out of service. So
-both exit 0 whatever happens, and what went wrong goes to the system's log. Whatever the job set in their environment is
-looked at by the dialect and nobody else.
-"""
+On several systems a prolog or epilog that fails takes the node or the queue out of service. So both always exit 0, and
+errors go to the system's log. Only the dialect reads what the job set in their environment."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ import os
 import sys
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from belljar import batch
 from belljar.errors import BelljarError, CommandFailed
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from belljar.batch import Settings
     from belljar.batch.job.policy import Asker
     from belljar.batch.job.terms import Dialect
-    from belljar.batch.node.faults import Report
+    from belljar.batch.node import Report
     from belljar.jobs import House
 
 USER_TIMEOUT = 10.0  # seconds for the child that works as the job's user
@@ -40,7 +38,7 @@ def run(act: str, system: str, words: list[str], house: House) -> int:
         os.environ["PATH"] = SEARCH_PATH
         dialect = batch.load(system).dialect
         try:
-            house.settings  # noqa: B018 - read here: a mistake in them is told once, and the work is done all the same
+            house.settings  # noqa: B018 - read here: a mistake in them is logged once, and the work is done all the same
         except BelljarError as exc:
             log(system, act, exc.message, house.verbose)
             house.be_lenient()
@@ -56,7 +54,7 @@ def log(system: str, act: str, text: str, verbose: bool) -> None:
     """One line in the system's log; on stderr, which may be the job's own output file, only with -v."""
     import syslog
 
-    from belljar.jobs.words import plain
+    from belljar.jobs import plain
 
     line = plain(f"belljar internal {act} {system}: {text}")[:500]
     with suppress(OSError):
@@ -87,8 +85,8 @@ def prolog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house:
 
 def epilog(dialect: Dialect, env: dict[str, str], words: tuple[str, ...], house: House) -> None:
     """End what still lives of the job, as its user; count what that user's records say of the node."""
+    from belljar.batch import node
     from belljar.batch.job.terms import one_line
-    from belljar.batch.node import faults as node
 
     id, name = dialect.epilog(env, words)
     user = user_of(name)
@@ -128,9 +126,9 @@ def end_machines(house: House, job: str) -> list[str]:
 
 def account(dialect: Dialect, node_name: str, report: Report, house: House) -> None:
     """Count it; close the node where it was one fault too many."""
-    from belljar.batch.node import faults
+    from belljar.batch import node as faults
     from belljar.jobs import node
-    from belljar.jobs.client import runner
+    from belljar.jobs.node import runner
 
     settings = house.settings.batch
     memory = faults.Memory(node.memory_folder(house), dialect.name, node_name)
@@ -149,39 +147,37 @@ def account(dialect: Dialect, node_name: str, report: Report, house: House) -> N
 
 
 def own(system: str, words: list[str], house: House) -> int:
-    """A program that only this system has. Most of them run as a job's user: what that user may not set, or has set
-    wrongly, is told to the job by the wrapper; here it changes nothing."""
+    """A program of one system only, mostly run as a job's user: the user's mistakes in the settings are the wrapper's
+    to report."""
     from belljar.batch.system import Call
-    from belljar.jobs.client import client_of
+    from belljar.jobs.node import client_of
 
     name, *rest = words or [""]
     hook = batch.load(system).hook(name)
 
-    def settings() -> Settings:
-        go_by_the_site(house)
-        return cast("Settings", house.settings.batch)
-
     return hook(
         Call(
-            name, tuple(rest), os.environ, settings, _asker,
+            name, tuple(rest), os.environ, lambda: go_by_the_site(house), _asker,
             client=lambda: client_of(house, system), images=lambda: _known_images(house),
         )
     )  # fmt: skip
 
 
-def go_by_the_site(house: House) -> None:
-    """A user's own mistakes in the settings are left out."""
+def go_by_the_site(house: House) -> Settings:
+    """The settings of batch jobs; a user's own mistakes in them are left out."""
     try:
         house.settings  # noqa: B018 - to see whether they can be read
     except BelljarError:
         if all(one.is_users for one in house.inspect().mistakes):
             house.be_lenient()
+    made: Settings = house.settings.batch
+    return made
 
 
 def ask(system: str, house: House) -> int:
     """How many running jobs the system knows, asked as any job's user would. Raises CommandFailed."""
-    from belljar.batch.node.orphans import ask
-    from belljar.jobs.client import runner
+    from belljar.batch.node import ask
+    from belljar.jobs.node import runner
 
     answer = ask(batch.load(system).dialect, runner(house, system, house.settings.batch.ask_timeout))
     if answer.living is None:

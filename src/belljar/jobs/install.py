@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from belljar import batch
 from belljar.batch.install import commands as client
-from belljar.batch.install import record as records
+from belljar.batch.install import files
 from belljar.batch.install.engine import Engine
 from belljar.batch.install.pieces import OurFile, Piece, Place, SiteOfSystem
 from belljar.errors import BadOption, HostError
-from belljar.jobs.client import own_prefix
+from belljar.jobs.node import own_prefix
 from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def site_for(system: str, asked: Asked, house: House) -> Site:
     site = batch.load(system).site
     folder = Path(asked.folder).absolute() if asked.folder else site.needs.home(os.environ) or site.default_folder
     try:
-        before = records.load(records.path_of(folder, system))
+        before = files.load(files.path_of(folder, system))
     except ValueError as exc:
         raise BadOption(str(exc), hint="Repair or remove that file.") from exc
     prefixes = [Path(one).absolute() for one in (asked.prefix, before.prefix) if one] or [own_prefix()]
@@ -97,8 +97,7 @@ def client_for(system: str, asked: Asked, site: SiteOfSystem, folder: Path, pref
 
 
 def launchers(ours: Client, place: Place, config_file: Path | None) -> list[Piece]:
-    """The executables that systems and hooks start: one word each, whatever their environment says; and what they know
-    of the system's commands."""
+    """The executables that systems and hooks start, one word each; and the list of the system's commands for them."""
     config = ["--config", str(config_file.absolute())] if config_file else []
     system = ours.system
     # Where the redirect says nothing to us, all that follows is the job's, dashes or not.

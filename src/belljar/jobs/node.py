@@ -1,20 +1,27 @@
-"""This node: taken out of service and put back, and whether a machine works on it."""
+"""This node: its systems' commands; taken out of service and put back; whether a machine works on it, and its users may use KVM."""
 
 from __future__ import annotations
 
+import grp
 import os
+import stat
+import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from belljar import batch
+from belljar.batch import node as faults
+from belljar.batch.install import commands as client
 from belljar.batch.job.terms import one_line
-from belljar.batch.node import faults
 from belljar.errors import BelljarError, CommandFailed
 from belljar.host.privileges import User, as_user, user_of
 from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
+    from belljar.batch.install.commands import Client
     from belljar.batch.job.terms import Dialect
     from belljar.batch.job.verdict import Run
     from belljar.jobs import House
@@ -24,6 +31,37 @@ TEST_TIMEOUT = 300.0  # seconds for the self-check's machine: it may have to boo
 TESTERS = ("belljar", "nobody")
 KEPT_FOLDER = 0o700
 OUR_WORD = "belljar"  # begins every reason of ours
+DEVICE, CPUINFO = Path("/dev/kvm"), Path("/proc/cpuinfo")
+NOBODY = User(65534, 65534, "nobody", "/nonexistent")  # in no group that a site may have given rights
+PATIENCE = 10.0  # seconds for a try to open the device
+REMEDY = (
+    'Let everybody use it: a udev rule `KERNEL=="kvm", MODE="0666"` (EL has one), or put users into its group:'
+    " `usermod --append --groups kvm USER`."
+)
+
+
+def runner(house: House, system: str, timeout: float) -> Run:
+    """How a command of the system is run; where they are is looked up when there is one."""
+
+    def run(argv: tuple[str, ...]) -> bytes:
+        return client_of(house, system).run(argv, timeout)
+
+    return run
+
+
+def client_of(house: House, system: str) -> Client:
+    """By the list that `batch install` made. Without one, by PATH: then a person asks."""
+    launcher = house.commands or own_prefix() / "libexec/belljar"
+    known = client.read(client.path_of(launcher, system), system)
+    return known or client.find(system, batch.load(system).site.needs, None, os.environ)
+
+
+def own_prefix() -> Path:
+    """Where this installation has its files: PREFIX of PREFIX/lib/belljar, else of the Python that runs it."""
+    lib = Path(__file__).resolve().parents[2]
+    if lib.name == "lib":
+        return lib.parent
+    return Path(sys.prefix) if sys.prefix != "/usr" else Path("/usr/local")
 
 
 def memory_folder(house: House) -> Path:
@@ -35,8 +73,8 @@ def memory_folder(house: House) -> Path:
 
 
 def make_folder(house: House, user: User) -> None:
-    """`NODE/UID`, 0700, the user's. NODE is root's, so nobody can have put something else there; where everybody may
-    write to it, a link or a stranger's folder is left alone and said."""
+    """`NODE/UID`, 0700, the user's. NODE is root's, so nobody else can put anything there; where everybody may write to
+    NODE, a link or another user's folder is refused."""
     from belljar.errors import UnsafeFolder
     from belljar.host.files import is_missing, private_folder
 
@@ -99,8 +137,8 @@ class Tested:
 
 
 def test(house: House, node: Known) -> Tested:
-    """Start a small machine. A node that belljar closed is opened after enough passes in a row, and one on which too many
-    of these fail is closed."""
+    """Start a small machine. Enough passes in a row reopen a node that belljar closed; too many failures in a row close
+    it."""
     settings, begin = house.settings.batch, time.monotonic()
     try:
         as_a_job(house, settings.check_image or house.settings.image.default)
@@ -119,8 +157,8 @@ def test(house: House, node: Known) -> Tested:
 
 
 def as_a_job(house: House, image: str) -> None:
-    """The self-check as an ordinary user in a folder of the node's, where jobs are; without such folders as it is called.
-    Raises CommandFailed when no machine could be started."""
+    """The self-check, as root by an ordinary user in a folder below `paths.node`, where that is set. Raises
+    CommandFailed when no machine could be started."""
     if os.geteuid() != 0 or house.settings.paths.node is None:
         self_check(house, image)
         return
@@ -147,9 +185,8 @@ def tester() -> User:
 def self_check(house: House, image: str, start: Start | None = None) -> Outcome:
     """A machine of this image that ran `true`, started as the settings say unless told how. Raises CommandFailed."""
     from belljar.host.caller import caller
-    from belljar.jobs.asking import make_request
     from belljar.jobs.attend import attend
-    from belljar.jobs.caller import widen_limits
+    from belljar.jobs.starting import make_request, widen_limits
     from belljar.model import Payload, RunPayload, StdinKind
 
     null = StdinKind.NULL
@@ -164,3 +201,64 @@ def self_check(house: House, image: str, start: Start | None = None) -> Outcome:
     if outcome.exit_code != 0 or outcome.error:
         raise CommandFailed(outcome.reason or f"the machine ended with {outcome.exit_code}", hint=outcome.hint)
     return outcome
+
+
+# -- KVM -----------------------------------------------------------------------------------------------------------------
+# Without the right to use it, machines run in software, 5 to 20 times slower, and no job says so.
+
+
+@dataclass(frozen=True)
+class Right:
+    """What an ordinary user may. *is_lost*: the host has KVM, and its users do not."""
+
+    is_lost: bool
+    text: str
+    remedy: str = ""
+
+
+def of_users(device: Path = DEVICE, cpuinfo: Path = CPUINFO) -> Right:
+    """Tried as a user without groups where we are root, else as who we are."""
+    from belljar.hypervisor.qemu.proof import has_native_flag
+
+    if not has_native_flag(cpuinfo.read_text(errors="replace")):
+        return Right(False, "this processor offers no virtualization: machines run in software")
+    try:
+        facts = os.stat(device)
+    except OSError as exc:
+        remedy = "Load kvm_intel or kvm_amd, or allow nested virtualization."
+        return Right(True, f"{device}: {exc.strerror}, though the processor has vmx or svm", remedy)
+    user = NOBODY if os.geteuid() == 0 else User(os.geteuid(), os.getegid(), "this user", "/")
+    if _opens(device, user):
+        return Right(False, f"{device} can be opened by {'everybody' if user is NOBODY else user.name}")
+    mode = f"{device}: mode {stat.S_IMODE(facts.st_mode):04o}, group {_group(facts.st_gid)}"
+    if members := _members(facts):
+        return Right(False, f"{mode}: only {', '.join(members)} can open it; machines of others run in software")
+    return Right(True, f"{mode}: {user.name} cannot open it, machines run in software, 5 to 20 times slower", REMEDY)
+
+
+def _opens(device: Path, user: User) -> bool:
+    def work() -> bytes:
+        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+        return b""
+
+    try:
+        as_user(user, work, timeout=PATIENCE, what=f"open {device}")
+    except BelljarError:
+        return False
+    return True
+
+
+def _members(facts: os.stat_result) -> Sequence[str]:
+    """The group's members, who have the right, when root asks. belljar's own account has no jobs."""
+    if os.geteuid() != 0 or facts.st_mode & 0o060 != 0o060:
+        return ()
+    with suppress(KeyError):
+        return [name for name in grp.getgrgid(facts.st_gid).gr_mem if name != "belljar"]
+    return ()
+
+
+def _group(gid: int) -> str:
+    try:
+        return grp.getgrgid(gid).gr_name
+    except KeyError:
+        return str(gid)

@@ -1,8 +1,7 @@
-"""A job without a machine whose system announces its end: a process beside it that sees to it that the end comes.
+"""Ends jobs without a machine whose announced end does not come.
 
-Grid Engine sends the notice of `qsub -notify` to its own running terminate method too, and starts no other one when that
-dies of it before it could ignore it. The job would then run on, and no `qdel` would reach it.
-"""
+Grid Engine sends the notice of `qsub -notify` to its own running terminate method too, and starts no other one when
+that dies of it. The job would then run on, and no `qdel` would reach it."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ IGNORED = ("HUP", "INT", "QUIT", "TERM", "USR1", "USR2", "XCPU", "PIPE")
 
 
 def stand_by(notice: Notice) -> None:
-    """Leave a guard behind, to which this process is no parent: it holds no stream of the job's, ends with it, and kills
-    its process group when the notice came and the end did not. Where it cannot be started, the job goes without."""
+    """Start a guard that is no child of this process, holds none of its streams and ends with it. It kills our process
+    group when the notice came and the end did not. Where it cannot be started, the job goes without."""
     number = notice[0]
     signal.pthread_sigmask(signal.SIG_BLOCK, [number])  # one that comes now is the guard's to see as well
     try:

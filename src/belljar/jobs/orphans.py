@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar import batch
-from belljar.batch.node.orphans import Answer, Decision, Live, ask, decide
+from belljar.batch.node import Answer, Decision, Live, ask, decide
 from belljar.errors import BelljarError
 from belljar.host.files import private_folder, read_json, write_whole
 from belljar.host.locks import locked
 from belljar.host.privileges import User
-from belljar.jobs.client import runner
-from belljar.jobs.node import memory_folder
+from belljar.jobs.node import memory_folder, runner
 from belljar.jobs.users import asked_as, users_of
 from belljar.reading import from_json
 from belljar.records import dataclass
@@ -40,8 +39,7 @@ class Owned:
 
 
 def settle(house: House, systems: Collection[str], *, dry: bool) -> tuple[list[dict[str, str]], list[str]]:
-    """End machines whose job these systems do not know any more. What was done with each (user, machine, job, what), and
-    what could not be asked, looked at or cleared away."""
+    """End machines whose job these systems do not know any more. Returns what was done with each, and all errors."""
     machines, trouble = live_machines(house, dry=dry)
     ours = [one for one in machines if one.live.system in systems]
     timeout = house.settings.batch.ask_timeout
@@ -113,8 +111,8 @@ def _end(house: House, machine: str) -> str:
 
 
 def live_machines(house: House, *, dry: bool) -> tuple[list[Owned], list[str]]:
-    """Every live machine of a batch job, ours and, for root, every user's; what a dead supervisor left is finished on
-    the way. And what could not be looked at."""
+    """The live machines of batch jobs, for root of every user, and all errors. What dead supervisors left is finished
+    first."""
     machines, stuck = _look(house, dry=dry)
     found, trouble = _owned(machines, None), _stuck(stuck)
     for user in users_of(house):

@@ -45,8 +45,7 @@ def of_site(texts: Iterable[str]) -> tuple[Share, ...]:
 
 
 def share(text: str, before: str = "--share ") -> Share:
-    """[virtiofs:]SRC[:DST][:ro|rw], or nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]. Raises BadOption. A folder that is itself named
-    `virtiofs` is written `./virtiofs`."""
+    """[virtiofs:]SRC[:DST][:ro|rw], or nfs://HOST[:PORT]/EXPORT:DST[:ro|rw]. Raises BadOption."""
     is_export, is_virtiofs = text.lower().startswith(SCHEME), text.startswith(BY_VIRTIOFS)
     shown = "".join(char if char.isprintable() else "?" for char in text) if is_export else text
     try:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from belljar.errors import BadUserData
+from belljar.host.files import read_named
 from belljar.records import replace
 
 if TYPE_CHECKING:
@@ -72,12 +72,7 @@ def _read(path: str, option: str) -> bytes:
     from belljar.context.userdata import LARGEST, check_size
 
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with open(descriptor, "rb") as file:
-            if not (stat.S_ISREG(mode := os.fstat(descriptor).st_mode) or stat.S_ISFIFO(mode)):
-                raise BadUserData(f"{option} {path}: not a file")
-            os.set_blocking(descriptor, True)
-            data = file.read(LARGEST + 1)
+        data = read_named(path, LARGEST)
     except OSError as exc:
         raise BadUserData(f"{option} {path}: {exc.strerror}") from exc
     check_size(data, path)
@@ -87,11 +82,10 @@ def _read(path: str, option: str) -> bytes:
 def _fetch(url: str, house: House) -> bytes:
     from belljar.context.userdata import LARGEST
     from belljar.errors import ImageTooLarge
-    from belljar.image.intake.fetch import small_files
+    from belljar.image.intake.fetch import small_file
 
     try:
-        with small_files(house.settings.image) as files:
-            answer = files.get(url, LARGEST)
+        answer = small_file(url, LARGEST, house.settings.image)
     except ImageTooLarge as exc:
         raise BadUserData(f"--user-data {exc.message}") from exc
     assert answer is not None

@@ -1,8 +1,7 @@
-"""The users of this node, for root: whose folders lie below `paths.node`, and a way to one of their machines.
+"""The users of this node, for root: those with a folder below `paths.node`; and how root gets at one of their machines.
 
-What lies in a user's folder is the user's to write, links and all, so root never looks into it: a child that became the
-user does, and to work with one of their machines this process becomes the user for good.
-"""
+A user may write anything into their folder, links too, so root never looks into it: a child that became the user does.
+To work with one of their machines, this process becomes the user for good."""
 
 from __future__ import annotations
 
@@ -52,9 +51,8 @@ def _user(uid: int, gid: int) -> User:
 
 
 def reach(house: H, reference: str) -> tuple[H, MachineView]:
-    """The machine, and the house it is in. Root finds the machines of all users of this node, by `USER/ID` those of one,
-    and then this process is that user. A live machine comes before those that ended.
-    Raises NoSuchMachine, AmbiguousMachine."""
+    """The machine, and the house it is in. Root finds the machines of all users of this node (`USER/ID`: of one), live
+    ones first, and becomes that user. Raises NoSuchMachine, AmbiguousMachine."""
     users = users_of(house)
     if not users:
         return house, house.machines.find(reference)
@@ -113,8 +111,7 @@ def _look(house: House, user: User, wanted: str) -> Found | None:
 
 
 def asked_as(house: House, user: User, look: Callable[[House], object], *, timeout: float, what: str) -> Any:
-    """What *look* finds in the house of this user, done by a child that became the user: JSON, and a stranger's word.
-    Raises BelljarError."""
+    """What *look* finds as this user, in a child: JSON that the user may have forged. Raises BelljarError."""
 
     def work() -> bytes:
         return json.dumps(look(house.of_user(user.uid, user.home))).encode()

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from belljar import batch
 from belljar.batch.job.terms import Ending, Job, Surroundings, Verdict
-from belljar.errors import OUR_FAILURE, BadOption, BadSetting, BelljarError, HostError, ImageUnknown, NoStore
+from belljar.errors import OUR_FAILURE, BadOption, BadSetting, BelljarError, HostError, ImageUnknown, NoStore, in_words
 from belljar.host.commands import SEARCH_PATH
 from belljar.host.files import read_capped
-from belljar.jobs.words import complain, tell_troubles
+from belljar.jobs import complain, tell_troubles
 from belljar.model import Cause, Outcome, OutcomeClass
 from belljar.records import replace
 
@@ -56,9 +56,8 @@ def run(system: str, words: list[str], house: House) -> int:
     except BelljarError as exc:
         outcome = refused(exc, job, image, settings)
     except OSError as exc:
-        problem = HostError(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc))
-        outcome = refused(problem, job, image, settings)
-    from belljar.jobs.client import runner
+        outcome = refused(HostError(in_words(exc)), job, image, settings)
+    from belljar.jobs.node import runner
 
     return leave(dialect, job, outcome, settings.batch, runner(house, system, settings.batch.ask_timeout))
 
@@ -74,8 +73,8 @@ class Trouble(NamedTuple):
 
 
 def understood(house: House) -> tuple[Any, Trouble | None]:
-    """The settings, and what is wrong with them. Then they are what can be understood of them: a mistake of the site's
-    makes no job fail, for jobs without a machine need none of this and the others can be tried elsewhere."""
+    """The settings as far as they can be understood, and what is wrong with them. A mistake of the site fails no job:
+    jobs without a machine need no settings, and the others may run on another node."""
     try:
         return house.settings, None
     except BelljarError as exc:
@@ -87,7 +86,7 @@ def understood(house: House) -> tuple[Any, Trouble | None]:
         return loaded.settings, Trouble(BadSetting(text) if own else sites, hides)
 
 
-# -- the way in ----------------------------------------------------------------------------------------------------------
+# -- the caller ----------------------------------------------------------------------------------------------------------
 
 
 def surroundings(words: list[str]) -> Surroundings:
@@ -134,13 +133,11 @@ def _cwd() -> bytes:
 
 def _stdin() -> bytes:
     """All of standard input: a pipe in which a system tells what to run."""
-    parts, size = [], 0
-    while data := os.read(0, LONGEST_LINE):
-        parts.append(data)
-        size += len(data)
-        if size > LONGEST_LINE:
-            raise BadOption("standard input: more than the name of a script")
-    return b"".join(parts)
+    with open(0, "rb", closefd=False) as file:
+        data = file.read(LONGEST_LINE + 1)
+    if len(data) > LONGEST_LINE:
+        raise BadOption("standard input: more than the name of a script")
+    return data
 
 
 def _read(path: bytes) -> bytes:
@@ -153,8 +150,8 @@ def _read(path: bytes) -> bytes:
 
 
 def become(here: Surroundings, job: Job, house: House, settings: batch.Settings) -> int:
-    """Be what the system would have started; returns only where the system has its own answer to what cannot be started.
-    Python changed the fate of two signals; both are put back."""
+    """Become what the system would have started. Returns only where the system has its own answer to a command that
+    cannot be started. Python changed the handling of two signals; both are restored."""
     ignored = ignored_by_parent() if job.inherits_ignored else 0
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_IGN if ignored >> (number - 1) & 1 else signal.SIG_DFL)
@@ -176,7 +173,7 @@ def become(here: Surroundings, job: Job, house: House, settings: batch.Settings)
     except OSError as exc:
         if command.unstarted is not None:
             from belljar.batch.job.verdict import carry_out
-            from belljar.jobs.client import runner
+            from belljar.jobs.node import runner
 
             run = runner(house, job.system, settings.ask_timeout)
             return end(carry_out(command.unstarted(exc), run)[0])
@@ -185,7 +182,7 @@ def become(here: Surroundings, job: Job, house: House, settings: batch.Settings)
 
 
 def ignored_by_parent() -> int:
-    """The signals that whoever started us ignores, as a mask: what Python found at its start it does not tell."""
+    """The signals that our parent ignores, as a mask: Python does not say which were ignored when it began."""
     try:
         with open(f"/proc/{os.getppid()}/status", "rb") as file:
             return next((int(line.split()[1], 16) for line in file if line.startswith(b"SigIgn:")), 0)
@@ -232,10 +229,10 @@ def in_machine(here: Surroundings, job: Job, image: str, house: House) -> Outcom
     from belljar.batch.job.request import asker_of
     from belljar.host.caller import caller
     from belljar.jobs.attend import attend
-    from belljar.jobs.caller import START_PATIENCE, widen_limits
+    from belljar.jobs.starting import START_PATIENCE, widen_limits
 
     widen_limits()
-    house.reaper.quick(START_PATIENCE)  # what cannot be finished is the site's affair, not this job's
+    house.reaper.quick(START_PATIENCE)  # what cannot be finished is for the site to mend, not for this job
     try:
         house.images.settle(house.settings.image.default, own=True)  # the workshop's
         house.images.settle(image, own=may_be_own(asker_of(caller(), job), house.settings.batch))
@@ -253,8 +250,8 @@ def make_request(here: Surroundings, job: Job, image: str, house: House) -> Requ
     from belljar.batch.job.request import Caller, build
     from belljar.host.caller import caller as own
     from belljar.host.caller import rlimits, umask
-    from belljar.jobs.caller import kind
     from belljar.jobs.shares import of_site
+    from belljar.jobs.starting import kind
 
     settings = house.settings
     caller = Caller(
@@ -267,7 +264,7 @@ def make_request(here: Surroundings, job: Job, image: str, house: House) -> Requ
     return build(here, job, image, caller, settings.batch, time.time())
 
 
-# -- the way out ---------------------------------------------------------------------------------------------------------
+# -- the end -------------------------------------------------------------------------------------------------------------
 
 
 def refused(error: BelljarError, job: Job, image: str, settings: Any) -> Outcome:

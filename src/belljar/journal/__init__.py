@@ -1,4 +1,4 @@
-"""The door of the journal: what happened to a machine, one JSON line an event, on disk before the act it announces.
+"""The journal: what happened to a machine, one JSON line an event, on disk before the act it announces.
 
 `Record` writes, `read` replays, `follow` waits for more. `Ledger` keeps one line for each machine that ended.
 A line that was being written when the power failed is left out on reading: its act was never begun. A disk that turns read-only
@@ -56,7 +56,7 @@ class Record:
         self.write("state", state=state, **facts)
 
     def intend(self, what: str, path: Path) -> None:
-        """Say that this file or folder is about to be made, so that it can be unmade by whoever reads this."""
+        """Say that this file or folder is about to be made, so that whoever reads this can unmake it."""
         self.write("make", what=what, path=str(path))
 
     def tell(self, event: str, **facts: Any) -> None:
@@ -140,8 +140,8 @@ class Ledger:
         return None
 
     def since(self, position: str = "") -> Iterator[tuple[dict[str, Any], str]]:
-        """The rows behind *position*, oldest first, each with the position behind it; from the first one without. A position
-        holds for good, over the turn of a month too. Raises PositionLost where the ledger was cut or a file of it removed."""
+        """The rows after *position*, oldest first, each with the position after it; without one, all. Raises
+        PositionLost where the ledger was cut or a file of it removed."""
         read = _position(position)
         self._check(read)
         first = min(read, default="")

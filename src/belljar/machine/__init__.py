@@ -1,8 +1,7 @@
-"""The door of the keeper: the Supervisor, who carries one Request to one Outcome, and what can be seen of machines.
+"""The door of the machine room: settings and folders, the names of a machine's files, and its view from outside.
 
 Supervisor   keep(request, ...) -> Outcome                         supervisor.py
-Machines     list, find, reap: the machines of a set of folders    registry.py
-Folders      where everything of a machine lies                    below
+Machines     list, find, reap: the machines of a set of folders    outside/registry.py
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ class Settings:
 
 @dataclass(frozen=True)
 class Folders:
-    """Where everything lies. `run`: live machines, on a local disk or tmpfs. `scratch`: overlays. `store`: images and
-    templates. `logs`: ended machines and the ledger."""
+    """`run`: live machines, on a local disk; `scratch`: overlays; `store`: images, templates; `logs`: ended machines,
+    ledger."""
 
     run: Path
     scratch: Path
@@ -103,6 +102,7 @@ DISK_NOT_WHOLE = "QEMU may not have written all of its disk"  # a trouble of a m
 REQUEST, OUTCOME, LOCK, CONTROL, CONSOLE_LOG, QEMU_LOG, COLLECTED = (
     "request.json", "outcome.json", "lock", "control.sock", "console.log", "qemu.log", "collect.tar",
 )  # fmt: skip
+NOT_KEPT = (SEED, RAMDISK, CONTROL, FORWARD, VIRTIOFS_SOCKET)  # when it has ended
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from belljar.network import Networks
 from belljar.records import dataclass, field
 
 # Told what a job waits for that takes long, and of which image (its digest; "": none was measured); shows it while inside.
-Showing = Callable[[str, str], AbstractContextManager[None]]
+Showing = Callable[[str], AbstractContextManager[None]]
 MakeSshGuest = Callable[[Domain, SshKeys, Callable[[str], None], bool], Guest]  # the last: is it to become a template?
 
 
@@ -40,7 +40,7 @@ class SshHouse:
     fresh_keys: Callable[[str], SshKeys]  # for this user. Raises SshMissing
 
 
-def in_silence(what: str, digest: str) -> AbstractContextManager[None]:
+def in_silence(what: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 

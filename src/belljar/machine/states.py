@@ -1,7 +1,7 @@
-"""The life of a machine, whole: which state may follow which, and what each cause means to who asked.
+"""The life of a machine: which state may follow which, and what each cause means to who asked.
 
-A state ending in -ING is an intent: it is in the journal before the act. Failure is no state but a cause, and everyone
-leaves by the same door: STOPPING when a domain may exist, CLEANING always.
+A state ending in -ING is an intent, journaled before the act. Failure is a cause, not a state: every machine ends by
+STOPPING, if a domain may exist, and CLEANING.
 """
 
 from __future__ import annotations
@@ -34,20 +34,12 @@ CLASSES: dict[Cause, OutcomeClass] = {
     Cause.REFUSED: OutcomeClass.USER,
 }
 
-_BY_RETRY = {
-    Retry.NEVER: OutcomeClass.USER,
-    Retry.LATER: OutcomeClass.TRANSIENT,
-    Retry.ELSEWHERE: OutcomeClass.NODE,
-}
-
-
-class ImpossibleMove(AssertionError):
-    """A programmer's mistake: this state cannot follow that one."""
+_BY_RETRY = {Retry.NEVER: OutcomeClass.USER, Retry.LATER: OutcomeClass.TRANSIENT, Retry.ELSEWHERE: OutcomeClass.NODE}
 
 
 def check_move(before: State, after: State) -> None:
     if after not in MOVES[before]:
-        raise ImpossibleMove(f"{before.value} -> {after.value}")
+        raise AssertionError(f"{before.value} -> {after.value}")
 
 
 def class_of_error(error: BelljarError) -> OutcomeClass:

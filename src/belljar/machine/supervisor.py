@@ -1,7 +1,7 @@
-"""Carries one Request to one Outcome. The life a machine follows is in states.py, how it is lived in life/keeping.py.
+"""Carries one Request to one Outcome, inside the job, as its user; the domain is its child (life/keeping.py).
 
-The supervisor runs inside the job, as its user; the domain is its child. Nothing of a machine outlives `keep`, and when
-the supervisor itself is killed the domain dies with it and cleaning/reaper.py undoes the rest from the journal.
+Nothing of a machine outlives `keep`. If the supervisor is killed the domain dies with it, and cleaning/reaper.py does
+the rest.
 """
 
 from __future__ import annotations
@@ -38,17 +38,12 @@ class Supervisor:
         self.parts = parts
 
     async def keep(
-        self,
-        request: Request,
-        streams: Streams,
-        orders: Orders,
-        *,
-        extras: Sequence[Extra] = (),
+        self, request: Request, streams: Streams, orders: Orders, *, extras: Sequence[Extra] = (),
         claimed: Callable[[], None] | None = None,
-    ) -> Outcome:
-        """Make the machine, run the payload, leave nothing behind. What goes wrong is in the outcome; only a machine
-        that could not even be claimed (no folder, no space) raises. *extras*: what it has beside what the request asks
-        for; *claimed* is called when it is the caller's machine, and has its room on this host."""
+    ) -> Outcome:  # fmt: skip
+        """Make the machine, run the payload, leave nothing behind. Errors are in the outcome; only a machine that could
+        not be claimed raises. *extras*: beside what is asked for; *claimed* is called when it has its folder and
+        room."""
         parts = self.parts
         try:
             life = claim(request, parts.folders, parts.point, patience=0.0)
@@ -65,7 +60,7 @@ class Supervisor:
             await keeping.live(streams)
         except (Ended, BelljarError, OSError) as error:
             _explain(life, error)
-        except BaseException as error:  # a defect, or a cancel
+        except BaseException as error:  # a defect, or a cancel: told in the record, and raised
             _explain(life, error)
             if not (life.is_settled and isinstance(error, Exception)):
                 raise
@@ -88,8 +83,7 @@ class Supervisor:
             at_gate.release()
 
     async def make_template(self, request: Request, *, exact: bool = False) -> Template:
-        """The template a request would be cloned from, made now where there is none; with *exact*, one of its own size. Raises
-        why it cannot be had."""
+        """The template a request would be cloned from, or one of its *exact* size; made if missing. Raises why not."""
         parts = self.parts
         life = await self._claim(request)
         try:
@@ -100,7 +94,7 @@ class Supervisor:
                 template = await Planner(parts, self.keep, life, image).template(exact=exact)
             life.expect(Cause.FINISHED, f"template {template.key[:12]} is there")
             return template
-        except BaseException as error:
+        except BaseException as error:  # re-raised: the record tells of a cancel and of a defect, too
             _explain(life, error)
             raise
         finally:

@@ -1,4 +1,4 @@
-"""The door of the network room: gives a machine a way out, or none.
+"""The door of the network room: connects a machine to a network, or to none.
 
 A `Link` is what the guest sees. Joining a network may make something on this host: what that is goes into the journal
 before it is made, is gone with the process that holds it or by `discard`, and is described in docs/networks.md.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from belljar.host.quick_imports import sha256
 from belljar.model import FileServer, MachineId, NetworkMode, setting
-from belljar.records import dataclass
+from belljar.records import dataclass, replace
 
 if TYPE_CHECKING:
     from belljar.errors import BadSetting
@@ -59,11 +59,8 @@ class Settings:
         AntiSpoofing.AUTO,
         "keep machines on a bridge from using others' addresses, by nftables: auto (only machines of root's, where nft is), required or off",
     )
-    mac_prefix: str = setting(
-        "52", "first octets of the machines' MAC addresses; the rest follows from the machine's id"
-    )
     mac_pool: tuple[str, ...] = setting(
-        (), "MAC addresses for machines on a bridge, ADDRESS or FIRST-LAST, in place of those by prefix and id"
+        (), "MAC addresses for machines on a bridge, ADDRESS or FIRST-LAST; none: they follow from the machines' ids"
     )
     isolated_net: str = setting(
         "10.98.0.0/24", "network of an isolated group; a machine has its number in the last octet"
@@ -79,17 +76,27 @@ class Link:
     address: str = ""
     gateway: str = ""
     dns: str = ""
-    egress: Egress | None = None  # what a guard of a user network goes by
+    egress: Egress | None = None  # the rules for a guard of a user network
     has_line: bool = False  # its frames are carried by a descriptor, not by QEMU's own user network
     fd: int = -1  # that descriptor, open in this process while the link is joined
 
 
 class Joined(Protocol):
-    """A link that is there. `close` takes away what it made; closing twice is fine."""
+    """A link that was made. `close` removes what was made for it; closing twice is fine."""
 
     link: Link
 
     def close(self) -> None: ...
+
+
+@dataclass
+class Unmade:
+    """A link for which nothing was made on this host."""
+
+    link: Link
+
+    def close(self) -> None:
+        pass
 
 
 class Networks:
@@ -109,21 +116,35 @@ class Networks:
         grants: Iterable[Place] = (),
         answers: Iterable[Place] = (),
     ) -> Joined:
-        """Join a network. *grants*: places this machine may reach whatever is blocked; *answers*: places its supervisor
-        answers. Raises NoSuchNetwork, NetworkFailed, BadSetting, CommandMissing."""
-        from belljar.network import joining
+        """Join a network. *grants*: places that this machine may reach even where they are blocked; *answers*: places that its
+        supervisor answers for. Raises NoSuchNetwork, NetworkFailed, BadSetting, CommandMissing."""
+        settings, link = self._settings, plan(mode, id)
+        if mode is NetworkMode.USER:
+            from belljar.network.joining import egress_of
 
-        return await joining.join(
-            self._settings, self._folder, plan(mode, id), name, id,
-            uid=uid, intend=intend, grants=tuple(grants), answers=tuple(answers),
-        )  # fmt: skip
+            return Unmade(replace(link, egress=egress_of(settings, tuple(grants), tuple(answers))))
+        if mode is NetworkMode.BRIDGE:
+            from belljar.network.bridge import join_bridge
+            from belljar.network.joining import bridge_of
+
+            return await join_bridge(settings, link, bridge_of(settings, name), id, intend)
+        if mode is NetworkMode.ISOLATED:
+            from belljar.network.isolated import join_group
+
+            return join_group(settings, self._folder, link, name, uid, intend)
+        return Unmade(link)
 
 
 def discard(run: Path, id: MachineId, what: str, path: Path) -> None:
-    """Take away what the journal of a dead machine says was made. Taking away what is not there is success."""
-    from belljar.network import joining
+    """Remove what the journal of a dead machine says was made. Removing what is not there is success."""
+    if what == "port" and path.parent.parent == run / FOLDER:
+        from belljar.network.isolated import sweep
 
-    joining.discard(run / FOLDER, id, what, path)
+        sweep(path.parent)
+    elif what == "nft-table":
+        from belljar.network.bridge import remove_table
+
+        remove_table(id)
 
 
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
@@ -134,34 +155,36 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
 
 
 def shortfalls(settings: Settings, *, is_root: bool) -> tuple[str, ...]:
-    """What these settings do not do for machines of root's, or of ordinary users', though one might think so."""
-    from belljar.network.joining import shortfalls
+    """What these settings do not do for machines of root, or of ordinary users, against what one might expect."""
+    if not settings.bridges or settings.anti_spoofing is not AntiSpoofing.AUTO:
+        return ()
+    from belljar.network.bridge import guards_addresses, has_nft
 
-    return shortfalls(settings, is_root=is_root)
+    if guards_addresses(settings, is_root=is_root, has_nft=has_nft()):
+        return ()
+    why = "nft is not installed" if is_root else "rules want root's rights, and a user's machine is made without them"
+    return (
+        f'network.anti_spoofing = "auto" does nothing here ({why}): a machine on a bridge ({", ".join(settings.bridges)}) can use'
+        ' any MAC and IP address of that network; "required" refuses such machines, "off" says that it may be so',
+    )
 
 
-USER_ADDRESSES = (
-    "10.0.2.15/24",
-    "10.0.2.2",
-    "10.0.2.3",
-)  # QEMU's user network always has these; machines never see others'
+# QEMU's user network always has these: the guest's, the gateway's, the name server's. Machines never see others'.
+USER_ADDRESSES = ("10.0.2.15/24", "10.0.2.2", "10.0.2.3")
 
 
 def plan(mode: NetworkMode, id: MachineId) -> Link:
     """The link as far as it is known before it is joined: enough for a template."""
     if mode is NetworkMode.NONE:
         return Link(mode)
-    return (
-        Link(mode, mac_address(id), *USER_ADDRESSES)
-        if mode is NetworkMode.USER
-        else Link(mode, mac_address(id), has_line=True)
-    )
+    if mode is NetworkMode.USER:
+        return Link(mode, mac_address(id), *USER_ADDRESSES)
+    return Link(mode, mac_address(id), has_line=True)
 
 
-def mac_address(id: MachineId, prefix: str = "52") -> str:
-    """A unicast address that begins with these octets, a pure function of the machine's id."""
-    octets = bytes(int(octet, 16) for octet in prefix.split(":"))
-    return ":".join(f"{octet:02x}" for octet in (octets + sha256(id.encode("ascii")).digest())[:6])
+def mac_address(id: MachineId) -> str:
+    """A unicast address, a pure function of the machine's id."""
+    return ":".join(f"{octet:02x}" for octet in (b"\x52" + sha256(id.encode("ascii")).digest())[:6])
 
 
 def seen_by_guest(link: Link, address: str) -> str:

@@ -23,11 +23,8 @@ from belljar.model import MachineId
 from belljar.network import AntiSpoofing, Link, Settings
 from belljar.records import replace
 
-HELPERS = (
-    "/usr/lib/qemu/qemu-bridge-helper",
-    "/usr/libexec/qemu-bridge-helper",
-    "/usr/local/libexec/qemu-bridge-helper",
-)
+FOLDERS = ("/usr/lib/qemu", "/usr/libexec", "/usr/local/libexec")
+HELPERS = tuple(f"{folder}/qemu-bridge-helper" for folder in FOLDERS)
 PATIENCE = 10.0  # seconds the helper, or nft, may take
 TUNSETIFF, TUNGETIFF, IFF_TAP, IFF_NO_PI, IFF_UP = 0x400454CA, 0x800454D2, 0x2, 0x1000, 0x1
 SIOCGIFFLAGS, SIOCSIFFLAGS, SIOCGIFMTU, SIOCSIFMTU, SIOCGIFHWADDR, SIOCSIFHWADDR, SIOCBRADDIF = (
@@ -82,18 +79,20 @@ class OnBridge:
     def __init__(self, link: Link, id: MachineId, has_rules: bool) -> None:
         self.link, self.fd = link, -1
         self._id, self._has_rules = id, has_rules
-        self._claims: list[Claim] = []
+        self._claims: list[socket.socket] = []
 
     def claim(self, settings: Settings) -> None:
-        """Addresses of the site's, where it gives any."""
+        """Take addresses of the site, where it has any."""
         if settings.mac_pool:
-            self._claims.append(claim("mac_pool", macs(settings.mac_pool)))
-            self.link = replace(self.link, mac=self._claims[-1].value)
+            mac, holder = claim("mac_pool", macs(settings.mac_pool))
+            self._claims.append(holder)
+            self.link = replace(self.link, mac=mac)
         if settings.bridge_addresses:
-            self._claims.append(claim("bridge_addresses", addresses(settings.bridge_addresses)))
+            address, holder = claim("bridge_addresses", addresses(settings.bridge_addresses))
+            self._claims.append(holder)
             gateway = check_address("bridge_gateway", settings.bridge_gateway)
             dns = check_address("bridge_dns", settings.bridge_dns)
-            self.link = replace(self.link, address=self._claims[-1].value, gateway=gateway, dns=dns)
+            self.link = replace(self.link, address=address, gateway=gateway, dns=dns)
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -196,20 +195,20 @@ def ask_helper(bridge: str) -> int:
         except BlockingIOError:
             fds = []
     if not fds:
-        raise NetworkFailed(f"{helper} ended well and gave no tap")
+        raise NetworkFailed(f"{helper} succeeded, but passed no tap")
     os.set_inheritable(fds[0], False)
     return fds[0]
 
 
 # -- against the use of others' addresses: nftables rules, two tables per machine, named by its id --------------------
 
-# They see what comes in from the machine's own tap, before the bridge does. https://wiki.nftables.org
+# They see frames from the machine's own tap before the bridge does. https://wiki.nftables.org
 
 FAMILIES = ("bridge", "netdev")
 ID, MAC = re.compile(r"[0-9a-f]{12}"), re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){5}")
 TAP, ADDRESS = re.compile(r"[A-Za-z0-9._-]{1,15}"), re.compile(r"[0-9.]{7,15}")
 
-# What is for the bridge itself (spanning tree, pause, LLDP) the kernel takes off before most hooks of the family bridge.
+# The kernel removes frames for the bridge itself (spanning tree, pause, LLDP) before most hooks of the family bridge.
 NO_BPDUS = "ether daddr & ff:ff:ff:ff:ff:f0 == 01:80:c2:00:00:00 drop"
 
 
@@ -218,7 +217,7 @@ def table_of(id: MachineId) -> str:
 
 
 def rules(id: MachineId, tap: str, mac: str, address: str) -> str:
-    """What nft is to load. *address* "": the machine gets its address from somebody else's DHCP, and may use any."""
+    """The rules for nft. *address* "": the machine gets its address from a DHCP server, and may use any."""
     for text, form in ((id, ID), (tap, TAP), (mac, MAC), *([(address, ADDRESS)] if address else [])):
         assert form.fullmatch(text), f"{text!r} has no place in a rule"
     lines = [
@@ -252,7 +251,7 @@ def _table(family: str, id: MachineId, hook: str, body: str) -> str:
 def make_table(id: MachineId, tap: str, mac: str, address: str) -> None:
     """Raises NetworkFailed where nft refuses."""
     try:
-        run([_nft(), "-f", "-"], timeout=PATIENCE, stdin=rules(id, tap, mac, address).encode())
+        run([which("nft") or "nft", "-f", "-"], timeout=PATIENCE, stdin=rules(id, tap, mac, address).encode())
     except BelljarError as exc:
         raise NetworkFailed(f"the rules against spoofed addresses cannot be set: {exc.message}") from exc
 
@@ -274,37 +273,22 @@ def has_nft() -> bool:
     return which("nft") is not None
 
 
-def _nft() -> str:
-    return which("nft") or "nft"
+# -- addresses that this host gives to its machines, each to one at a time --------------------------------------------
 
-
-# -- addresses this host gives out, each to one machine at a time, whoever's it is ------------------------------------
-
-# A claim is an abstract socket with the address in its name: the kernel lets nobody else have it, and gives it back when its
-# holder ends, however that comes. Any user of the host could take such a name and so keep an address from being used; nobody
-# can use it twice.
+# A claim is an abstract socket with the address in its name: it is unique in the kernel, and gone when its holder ends, even
+# by kill -9. Any user of the host could bind such a name and so block an address, but no address is used twice.
 
 MOST = 4096  # addresses of one range
 
 
-class Claim:
-    """One address, until `close`."""
-
-    def __init__(self, value: str, holder: socket.socket) -> None:
-        self.value, self._holder = value, holder
-
-    def close(self) -> None:
-        self._holder.close()
-
-
-def claim(kind: str, candidates: Iterable[str]) -> Claim:
-    """The first that nobody holds. Raises NetworkFailed when all are held."""
+def claim(kind: str, candidates: Iterable[str]) -> tuple[str, socket.socket]:
+    """The first address that nobody holds, and what holds it until it is closed. Raises NetworkFailed when all are held."""
     count = 0
     for value in candidates:
         holder = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:
             holder.bind(f"\0belljar {kind} {value.partition('/')[0]}")
-            return Claim(value, holder)
+            return value, holder
         except OSError:
             holder.close()
             count += 1
@@ -317,8 +301,8 @@ def claim(kind: str, candidates: Iterable[str]) -> Claim:
 def addresses(texts: Iterable[str]) -> Iterator[str]:
     """Each address with its prefix. Raises BadSetting."""
     for text in texts:
-        range, slash, prefix = text.partition("/")
-        first, _, last = range.partition("-")
+        span, slash, prefix = text.partition("/")
+        first, _, last = span.partition("-")
         try:
             low, high = IPv4Address(first.strip()), IPv4Address((last or first).strip())
             net = IPv4Interface(f"{low}/{prefix}").network
@@ -328,7 +312,7 @@ def addresses(texts: Iterable[str]) -> Iterator[str]:
             raise BadSetting(
                 f"network.bridge_addresses: {text!r} is neither ADDRESS/PREFIX nor FIRST-LAST/PREFIX of at most {MOST}"
             ) from None
-        yield from (f"{IPv4Address(number)}/{prefix}" for number in _numbers(int(low), int(high)))
+        yield from (f"{IPv4Address(number)}/{prefix}" for number in range(int(low), int(high) + 1))
 
 
 def macs(texts: Iterable[str]) -> Iterator[str]:
@@ -343,12 +327,8 @@ def macs(texts: Iterable[str]) -> Iterator[str]:
             raise BadSetting(
                 f"network.mac_pool: {text!r} is neither a unicast MAC address nor FIRST-LAST of at most {MOST}"
             ) from None
-        for number in _numbers(low, high):
+        for number in range(low, high + 1):
             yield ":".join(f"{octet:02x}" for octet in number.to_bytes(6, "big"))
-
-
-def _numbers(low: int, high: int) -> Iterator[int]:
-    yield from range(low, high + 1)
 
 
 def _mac(text: str) -> int:

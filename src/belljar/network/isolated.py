@@ -1,12 +1,12 @@
-"""A private segment for the machines of one group: every machine is a port of its own, and a folder is the wire.
+"""A private network for the machines of one group: each machine has a port (a socket), and the sockets lie in one folder.
 
-    networks/<uid>-<group>/lock    held for a moment by whoever joins or sweeps
+    networks/<uid>-<group>/lock    held for a moment by a process that joins or sweeps
     networks/<uid>-<group>/<n>     the socket of machine n; 1 to 254
 
 A machine's number is in its MAC address and in its IP address, so that a frame's destination names the socket it goes to.
-There is no switch that all depend on and no first machine: each supervisor sends for its own guest, with its own guest's
-source address or not at all, and a machine that died is a socket nobody listens on. A frame that finds a full queue is
-lost, as on any wire. It reaches as far as this host.
+There is no central switch: each supervisor sends the frames of its own guest, and only with that guest's source address. A
+dead machine is a socket without a listener. A frame that finds a full queue is lost, as on any network. Machines of other
+hosts are not reached.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def join_group(
     net = subnet(settings.isolated_net)
     for _ in range(TRIES):
         place = private_folder(folder / f"{uid}-{group}")
-        with suppress(FileNotFoundError):  # the last one of the group took the folder away in this moment
+        with suppress(FileNotFoundError):  # the last machine of the group removed the folder just now
             return _join(place, net, link, group, intend)
-    raise NetworkFailed(f"the folder of the group {group} comes and goes", hint="Try again.")
+    raise NetworkFailed(f"the folder of the group {group} was removed again and again", hint="Try again.")
 
 
 def _join(place: Path, net: IPv4Network, link: Link, group: str, intend: Callable[[str, Path], None]) -> Port:
@@ -80,14 +80,14 @@ def prefix(name: str) -> bytes:
 
 
 class Outlet:
-    """A datagram socket that frames leave by. The kernel holds some ten frames of one, so more of them are held here."""
+    """A datagram socket that frames are sent to. The kernel queues about ten frames, so more of them are queued here."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, end: socket.socket) -> None:
         self._loop, self._end = loop, end
         self._waiting: deque[bytes] = deque()
 
     def send(self, frame: bytes) -> None:
-        """Now, later, or never when too many wait. Raises OSError when nobody has the other end any more."""
+        """Send now, or later; drop the frame when too many wait. Raises OSError when the other end is closed."""
         if self._waiting:
             if len(self._waiting) < WAITING:
                 self._waiting.append(frame)
@@ -115,12 +115,12 @@ class Outlet:
 
 
 class Port:
-    """One machine's port. Frames pass while the event loop runs it was made in."""
+    """One machine's port. It forwards frames while the event loop in which it was made runs."""
 
     def __init__(self, link: Link, folder: Path, number: int, prefix: bytes) -> None:
         self._path, self._number, self._prefix = folder / str(number), number, prefix
         self._mac = prefix + bytes([number])
-        # Sockets have short names: 108 bytes. Through the folder's descriptor any folder will do.
+        # A socket's path has at most 108 bytes; through the folder's descriptor any folder will do.
         self._folder = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._wire = _datagrams()
         self._wire.bind(self._at(number))
@@ -131,7 +131,7 @@ class Port:
         self.link = replace(link, fd=self._theirs.fileno())
         self._loop = asyncio.get_running_loop()
         self._inlet = Outlet(self._loop, self._guest)
-        self._outlets: dict[int, Outlet] = {}  # to machines we have sent to, by number
+        self._outlets: dict[int, Outlet] = {}  # connections to other machines, by number
         self._loop.add_reader(self._guest, self._from_guest)
         self._loop.add_reader(self._wire, self._to_guest)
 
@@ -157,7 +157,7 @@ class Port:
             if frame is None:
                 return
             if not SMALLEST <= len(frame) <= LARGEST or frame[6:12] != self._mac:
-                continue  # a guest speaks for itself alone
+                continue  # a guest may use its own source address only
             if frame[0] & 1:
                 for number in self._others():
                     self._send(number, frame)
@@ -178,7 +178,7 @@ class Port:
         return [int(name) for name in names if name.isdecimal() and int(name) != self._number]
 
     def _send(self, number: int, frame: bytes) -> None:
-        """To the machine of this number: the one we know, or the one that has it now; or to nobody."""
+        """To the machine of this number: over the open connection, else over a new one. Dropped where there is no such machine."""
         for _ in range(2):
             outlet = self._outlets.get(number) or self._connect(number)
             if outlet is None:
@@ -215,7 +215,7 @@ def sweep(folder: Path) -> None:
 
 
 def _remove_dead(folder: Path) -> int:
-    """How many are left alive. A socket that nobody has open refuses to be connected to."""
+    """Remove sockets without a listener, which refuse connections. Returns how many are left."""
     alive = 0
     here = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

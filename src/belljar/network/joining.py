@@ -1,4 +1,4 @@
-"""Joins a machine to a network of any kind; what kinds there are, and what each makes, is in the modules beside this one."""
+"""What the settings of `[network]` mean: whom a guarded machine may reach, which bridge is meant, and what is wrong with them."""
 
 from __future__ import annotations
 
@@ -9,72 +9,25 @@ from pathlib import Path
 from belljar.errors import BadSetting, NoSuchNetwork, ShareMissing
 from belljar.host.guard import egress as rules
 from belljar.host.guard.egress import Egress, Place
-from belljar.model import MachineId, NetworkMode
-from belljar.network import AntiSpoofing, EgressMode, Joined, Link, Settings, mac_address
-from belljar.records import dataclass, replace
+from belljar.network import EgressMode, Settings
+from belljar.records import replace
 
 RESOLVERS = Path("/etc/resolv.conf")
 INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,14}")
-PREFIX = re.compile(r"[0-9a-f]{2}(:[0-9a-f]{2}){0,4}")
-
-EVERYTHING = rules.Rule(0, 0)
-
-Intend = Callable[[str, Path], None]
 
 
-@dataclass
-class Nothing:
-    """A link for which nothing was made."""
-
-    link: Link
-
-    def close(self) -> None:
-        pass
-
-
-async def join(
-    settings: Settings,
-    folder: Path,
-    link: Link,
-    name: str,
-    id: MachineId,
-    *,
-    uid: int,
-    intend: Intend,
-    grants: tuple[Place, ...],
-    answers: tuple[Place, ...],
-) -> Joined:
-    """See `Networks.join`."""
-    match link.mode:
-        case NetworkMode.USER:
-            return _join_user(settings, link, grants, answers)
-        case NetworkMode.BRIDGE:
-            from belljar.network.bridge import join_bridge
-
-            return await join_bridge(
-                settings, replace(link, mac=_mac(settings, id)), bridge_of(settings, name), id, intend
-            )
-        case NetworkMode.ISOLATED:
-            from belljar.network.isolated import join_group
-
-            return join_group(settings, folder, link, name, uid, intend)
-    return Nothing(link)
-
-
-def _join_user(settings: Settings, link: Link, grants: tuple[Place, ...], answers: tuple[Place, ...]) -> Joined:
-    egress = None
+def egress_of(settings: Settings, grants: tuple[Place, ...], answers: tuple[Place, ...]) -> Egress | None:
+    """The rules for the guard of a user network; None where there is no guard."""
     if settings.egress is EgressMode.GUARDED:
         resolvers = resolvers_of(RESOLVERS.read_text(errors="replace") if RESOLVERS.exists() else "")
-        egress = plan_egress(settings, resolvers, grants, answers)
-    elif answers:
-        egress = Egress(allow=(EVERYTHING,), answers=answers)
-    return Nothing(replace(link, egress=egress))
+        return plan_egress(settings, resolvers, grants, answers)
+    return Egress(allow=(rules.Rule(0, 0),), answers=answers) if answers else None
 
 
 def plan_egress(
     settings: Settings, resolvers: tuple[str, ...], grants: tuple[Place, ...] = (), answers: tuple[Place, ...] = ()
 ) -> Egress:
-    """What the guard goes by. Raises BadSetting for a rule that cannot be read, ShareMissing for a grant that is none."""
+    """The rules for the guard. Raises BadSetting for a rule that cannot be read, ShareMissing for a grant that is not allowed."""
     own = Egress(
         allow=_rules("allow", settings.allow), deny=_rules("deny", settings.deny), resolvers=resolvers, answers=answers
     )
@@ -82,7 +35,7 @@ def plan_egress(
 
 
 def _granted(egress: Egress, address: str, port: int) -> rules.Rule:
-    """A share opens the file server's own port. Any other could be any service of the site's, and takes its leave."""
+    """A share opens the port of NFS. Another port could belong to any service, so the site must allow it."""
     from belljar.network.nfs import PORT
 
     if port != PORT:
@@ -103,7 +56,7 @@ def _rules(key: str, texts: tuple[str, ...]) -> tuple[rules.Rule, ...]:
 
 
 def resolvers_of(text: str) -> tuple[str, ...]:
-    """The IPv4 name servers of a resolv.conf. QEMU hands a guest's questions to the first."""
+    """The IPv4 name servers of a resolv.conf. QEMU forwards a guest's queries to the first."""
     words = (line.split() for line in text.splitlines())
     found = [line[1] for line in words if len(line) >= 2 and line[0] == "nameserver"]
     return tuple(one for one in found if _is_ipv4(one))[:3]
@@ -131,45 +84,6 @@ def bridge_of(settings: Settings, name: str) -> str:
     return chosen
 
 
-def _mac(settings: Settings, id: MachineId) -> str:
-    return mac_address(id, check_prefix(settings.mac_prefix))
-
-
-def check_prefix(text: str) -> str:
-    """The first octets of MAC addresses, in small letters. Raises BadSetting where they make no unicast address."""
-    prefix = text.lower()
-    if not PREFIX.fullmatch(prefix) or int(prefix[:2], 16) & 1:
-        raise BadSetting(f"network.mac_prefix = {text!r}: one to five octets such as 52:54:00, the first of them even")
-    return prefix
-
-
-def discard(folder: Path, id: MachineId, what: str, path: Path) -> None:
-    """See `belljar.network.discard`."""
-    if what == "port" and path.parent.parent == folder:
-        from belljar.network.isolated import sweep
-
-        sweep(path.parent)
-    elif what == "nft-table":
-        from belljar.network.bridge import remove_table
-
-        remove_table(id)
-
-
-def shortfalls(settings: Settings, *, is_root: bool) -> tuple[str, ...]:
-    """See `belljar.network.shortfalls`."""
-    if not settings.bridges or settings.anti_spoofing is not AntiSpoofing.AUTO:
-        return ()
-    from belljar.network.bridge import guards_addresses, has_nft
-
-    if guards_addresses(settings, is_root=is_root, has_nft=has_nft()):
-        return ()
-    why = "nft is not installed" if is_root else "rules want root's rights, and a user's machine is made without them"
-    return (
-        f'network.anti_spoofing = "auto" does nothing here ({why}): a machine on a bridge ({", ".join(settings.bridges)}) can use'
-        ' any MAC and IP address of that network; "required" refuses such machines, "off" says that it may be so',
-    )
-
-
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each."""
     from belljar.network.bridge import addresses, check_address, macs
@@ -183,7 +97,6 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
         ("bridge_gateway", lambda: check_address("bridge_gateway", settings.bridge_gateway)),
         ("bridge_dns", lambda: check_address("bridge_dns", settings.bridge_dns)),
         *(("mac_pool", lambda text=text: list(macs((text,)))) for text in settings.mac_pool),
-        ("mac_prefix", lambda: check_prefix(settings.mac_prefix)),
         ("isolated_net", lambda: subnet(settings.isolated_net)),
     ]
     for key, look in looks:

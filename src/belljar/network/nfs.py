@@ -16,10 +16,8 @@ from belljar.records import dataclass
 SCHEME, PORT = "nfs://", 2049
 LONGEST = 1024  # of an export's path
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9.])?")
-FORBIDDEN = (
-    " ,:%?\\"  # separators here or in a mount's options; a URL's escapes are not understood, so they are not taken
-)
-PATIENCE, EACH, FIRST_PAUSE = 30.0, 8.0, 0.5  # seconds: over all tries, of one, before the second (doubled each time)
+FORBIDDEN = " ,:%?\\"  # separators here or in a mount's options, and a URL's escapes, which are not understood
+PATIENCE = 30.0  # seconds to resolve the name and to connect; the kernel asks again and again meanwhile
 
 
 @dataclass(frozen=True)
@@ -92,33 +90,23 @@ def _check_path(path: str) -> None:
 async def find(source: str, link: Link) -> FileServer:
     """The server of an export, by an address at which it answered just now and that the guest can reach.
 
-    Raises ShareMissing where no guest of this network could reach it, ServerSilent when it did not answer in a few tries
-    within PATIENCE seconds, or its name is not known."""
+    Raises ShareMissing where no guest of this network could reach it, ServerSilent when it did not answer within PATIENCE
+    seconds, or its name is not known."""
     export = read(source)
-    trouble, pause = "no answer", FIRST_PAUSE
     try:
         async with asyncio.timeout(PATIENCE):
-            while True:
-                try:
-                    async with asyncio.timeout(EACH):
-                        return await _try(export, link)
-                except TimeoutError:
-                    trouble = f"no answer within {EACH:g} s"
-                except socket.gaierror as exc:
-                    trouble = f"its name cannot be resolved: {exc.strerror}"
-                    if exc.errno == socket.EAI_NONAME:
-                        break
-                except OSError as exc:
-                    trouble = os.strerror(exc.errno) if exc.errno else str(exc)
-                await asyncio.sleep(pause)
-                pause *= 2
+            return await _connected(export, link)
     except TimeoutError:
-        pass
+        trouble = f"no answer within {PATIENCE:g} s"
+    except socket.gaierror as exc:
+        trouble = f"its name cannot be resolved: {exc.strerror}"
+    except OSError as exc:
+        trouble = os.strerror(exc.errno) if exc.errno else str(exc)
     raise ServerSilent(f"{export}: the NFS server {export.server} does not answer: {trouble}")
 
 
-async def _try(export: Export, link: Link) -> FileServer:
-    """Resolve and connect once. Raises OSError of the last address tried, or ShareMissing."""
+async def _connected(export: Export, link: Link) -> FileServer:
+    """Resolve and connect. Raises OSError of the last address tried, or ShareMissing."""
     addresses = await in_thread(lambda: _resolve(export))
     inside = {address: seen_by_guest(link, address) for address in addresses}
     if not any(inside.values()):

@@ -5,6 +5,7 @@ The lab modules beside this one bring a batch system up on it: slurm.py, grideng
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pwd
 import shutil
@@ -19,6 +20,7 @@ from tests.live.conftest import ROOT, STORE
 
 PLACE = Path("/var/tmp")
 USERS = ("bjalice", "bjbob")
+USERS_LOCK = PLACE / ".belljar-lab-users"
 LAUNCHER = """#!/usr/bin/python3 -IS
 import sys
 sys.path += ["{lib}", "{libraries}"]
@@ -69,12 +71,15 @@ class Site:
             self.config.write_text(before)
 
     def _add_user(self, name: str) -> None:
-        """The user, made where it is missing and left there; its home here is this site's."""
-        try:
-            entry = pwd.getpwnam(name)
-        except KeyError:
-            subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/bash", name], check=True)
-            entry = pwd.getpwnam(name)
+        """The user, made where it is missing and left there; its home here is this site's. One site at a time: of two that make
+        the same user at once, useradd gives the second another uid."""
+        with open(USERS_LOCK, "w") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            try:
+                entry = pwd.getpwnam(name)
+            except KeyError:
+                subprocess.run(["useradd", "--no-create-home", "--shell", "/bin/bash", name], check=True)
+                entry = pwd.getpwnam(name)
         home = self.home(name)
         home.mkdir(mode=0o711)
         os.chown(home, entry.pw_uid, entry.pw_gid)

@@ -117,7 +117,7 @@ def test_it_is_a_program() -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-", "x"], input=bundle.source(), capture_output=True, timeout=60
     )
-    assert (done.returncode, done.stderr) == (2, b"belljar-agent: usage: agent.py [--stdio | --rehearse FD]\n")
+    assert (done.returncode, done.stderr) == (2, b"belljar-agent: usage: agent.py [--stdio]\n")
 
 
 def test_the_same_sources_make_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

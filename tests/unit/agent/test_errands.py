@@ -12,13 +12,13 @@ from contextlib import contextmanager
 
 import pytest
 from tests.contracts.payloads import fed
+from tests.rehearsal import Rehearsal
 
 from belljar.agent import wire
 from belljar.agent.guest import mounts
 from belljar.agent.guest.mounts import nfs_options
 from belljar.agent.guest.system import Refused
 from belljar.agent.loop.loop import Agent
-from belljar.agent.main import Rehearsal
 from belljar.errors import ExportRefused, GuestRefused, MountFailed, NoNfs, ShareNotFlushed
 from belljar.guest.process import refusal
 

@@ -37,15 +37,17 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_new_blocks_and_processors_are_put_online(kernel: Path) -> None:
+def test_new_processors_are_put_online_and_blocks_are_awaited_until_the_kernel_has_done_so(kernel: Path) -> None:
     for number in (32, 33):
         (kernel / f"memory/memory{number}").mkdir()
-        (kernel / f"memory/memory{number}/state").write_text("offline\n")
+        (kernel / f"memory/memory{number}/state").write_text("online\n")
     (kernel / "cpu/cpu1").mkdir()
     (kernel / "cpu/cpu1/online").write_text("0\n")
     Growth(4, 2, 256 * MIB, 0, 0).take()
-    assert [(kernel / f"memory/memory{number}/state").read_text()[:6] for number in (32, 33)] == ["online"] * 2
     assert (kernel / "cpu/cpu1/online").read_text()[0] == "1"
+    (kernel / "memory/memory33/state").write_text("offline\n")
+    with pytest.raises(TimeoutError):
+        Growth(4, 2, 256 * MIB, 0, 0).take()
 
 
 @pytest.mark.parametrize(("cpus", "plugged"), [(2, 128 * MIB), (3, 0)])

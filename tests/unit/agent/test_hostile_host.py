@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contracts.payloads import fed
+from tests.rehearsal import rehearse
 
 from belljar.agent.wire import (
     CALL,
@@ -37,7 +38,6 @@ from belljar.agent.wire import (
     frame,
     greeting,
 )
-from belljar.guest.fake import rehearse
 
 ACCOUNT = {
     "name": "me",

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.rehearsal import Rehearsal
 
 from belljar.agent.guest import mounts
 from belljar.agent.guest.guest import Guest
 from belljar.agent.guest.system import Refused
-from belljar.agent.main import Rehearsal
 from belljar.agent.wire import Words
 from belljar.errors import NoVirtiofs
 from belljar.guest.process import refusal

@@ -13,7 +13,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "recordings"
 
 
 def recorded(system: str, name: str) -> Surroundings:
-    """One of tests/recordings, its argument list read as `belljar wrap` reads it."""
+    """One of tests/recordings, its argument list read as `belljar internal wrap` reads it."""
     raw = json.loads((FOLDER / system / f"{name}.json").read_text())
     words = surroundings([_bytes(word).decode("utf-8", "surrogateescape") for word in raw["argv"]])
     return made(

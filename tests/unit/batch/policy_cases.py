@@ -79,13 +79,11 @@ CASES = [
     Case(NOT, site=allow("queue:day *", "queue:Night *")),
     Case("", site=allow("* el9", "queue:night debian12")),
     # -- patterns
-    *(Case("", site=allow(f"* {one}")) for one in ("*", "debian12", "debian??", "d*1*2", "**", "?ebian12", "debian1[0-9]")),
-    *(Case("", site=allow(f"* {one}")) for one in ("debian1[!13]", "[a-d]ebian*", "*[]2]", "debian[1][2]", "debian12*")),
-    *(Case(NOT, site=allow(f"* {one}")) for one in ("debian", "ebian12", "Debian12", "debian1[!0-9]", "debian?", "debian12?")),
-    *(Case(NOT, site=allow(f"* {one}")) for one in ("debian.*", "debian1[3-1]", "debian12[", "[[]debian12", "debian%d*", "^debian12$")),
-    Case("", image="a.b-c_d", site=allow("* a[.]b[-]c[_]d")),
+    *(Case("", site=allow(f"* {one}")) for one in ("*", "debian12", "debian??", "d*1*2", "**", "?ebian12", "debian12*")),
+    *(Case(NOT, site=allow(f"* {one}")) for one in ("debian", "ebian12", "Debian12", "debian?", "debian12?", "debian.*")),
+    Case("", image="a.b-c_d", site=allow("* a.b-c_d")),
     Case("image aXb-c: not allowed", image="aXb-c", site=allow("* a.b-c")),
-    Case("", image="a-b", site=allow("* a[!a-z]b")),
+    Case("image aXb: not allowed", image="aXb", site=allow("* a-b")),
     # -- sizes
     *(Case(say, cpus=cpus, site=SMALL) for cpus, say in ((4, ""), (5, "5 cpus: a job in a machine may have at most 4 here"))),
     Case("", memory=2048, site=SMALL),

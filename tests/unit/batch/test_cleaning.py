@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from belljar.batch.node.orphans import Answer, Live, ask, decide
+from belljar.batch.node import Answer, Live, ask, decide
 from belljar.errors import CommandFailed, CommandMissing
 
 

@@ -36,7 +36,7 @@ def test_a_script_with_its_requests() -> None:
     job = job_of("script")
     assert (job.id, job.image, job.queue, job.name) == ("44", "debian12", "all.q", "script")
     assert (job.cpus, job.memory, job.wall, job.disk) == (1, 2 * GIB, 3600.0, None)
-    assert job.reruns and job.is_rerunnable and job.started_before == 0
+    assert job.reruns and job.started_before == 0
     spooled = b"/var/spool/gridengine/execd/bjge/job_scripts/44"
     assert job.script == spooled
     assert job.native.path == spooled and job.native.argv == (spooled, b"a b", b'"q"', b"")
@@ -198,14 +198,6 @@ def test_a_hold_shows_its_reason_in_the_error_state() -> None:
     plain = ending.otherwise
     assert plain is not None and plain.commands == () and plain.files == ending.files and plain.exit_code == 100
     assert plain.otherwise == Ending(exit_code=100)
-
-
-def test_what_a_site_forbids_is_replaced_by_the_next_best() -> None:
-    assert told(Verdict.REQUEUE, failure(), forbids_reschedule=True).exit_code == 100
-    held = told(Verdict.HOLD, failure(), forbids_error=True)
-    assert held.exit_code == 99 and held.commands[-1] == ("qalter", "-h", "u", "44")
-    assert held.otherwise is not None and held.otherwise.exit_code == 125
-    assert told(Verdict.HOLD, failure(), forbids_error=True, forbids_reschedule=True).exit_code == 125
 
 
 def test_what_had_begun_is_run_again_only_where_the_user_said_so() -> None:

@@ -16,7 +16,7 @@ from belljar import batch
 from belljar.batch import Settings
 from belljar.batch.htcondor.ads import parse
 from belljar.batch.htcondor.dialect import CLOSED, DIALECT, CondorJob
-from belljar.batch.htcondor.hooks import prepare
+from belljar.batch.htcondor.rules import prepare
 from belljar.batch.job.terms import Command, Ending, Surroundings, Verdict
 from belljar.errors import NotInAJob
 from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass

@@ -14,7 +14,6 @@ import pytest
 from belljar.batch import Settings
 from belljar.batch.install import engine as install_engine
 from belljar.batch.install import files as install_files
-from belljar.batch.install import record as install_record
 from belljar.batch.install.engine import Engine
 from belljar.batch.install.pieces import Advice, Change, Finding, OurFile, OurLines, Piece, Place, Status
 from belljar.errors import BadOption, CommandFailed, CommandHung, CommandMissing, NotOurs, SystemSilent
@@ -250,7 +249,7 @@ def test_a_file_of_ours_that_was_changed_by_hand_is_neither_replaced_nor_removed
 
 
 def test_a_record_that_is_none_stops_us(bench: Bench) -> None:
-    install_record.path_of(bench.etc, "paper").write_text('{"files": 3}')
+    install_files.path_of(bench.etc, "paper").write_text('{"files": 3}')
     with pytest.raises(NotOurs, match="not a record of an installation"):
         bench.engine().plan()
 
@@ -317,7 +316,7 @@ def test_an_installation_that_was_killed_at_any_write_can_be_repeated_and_taken_
     bench.site.made = [bench.lines(), bench.file(), bench.change()]
     before = bench.files()
     with monkeypatch.context() as patch:
-        for module in (install_files, install_record):
+        for module in (install_files,):
             patch.setattr(module, "write_whole", dying)
         patch.setattr(install_engine, "_all_or_nothing", lambda: nullcontext([]))
         with suppress(Killed):
@@ -402,7 +401,7 @@ def test_the_options_are_remembered_for_check_and_uninstall(bench: Bench) -> Non
     bench.options = {"queue": "vm.q"}
     bench.site.made = [bench.file()]
     bench.engine().install(prefix="/p")
-    record = install_record.load(install_record.path_of(bench.etc, "paper"))
+    record = install_files.load(install_files.path_of(bench.etc, "paper"))
     assert (record.options, record.prefix) == ({"queue": "vm.q"}, "/p")
 
 

@@ -1,4 +1,4 @@
-"""What other options had put there: it goes with the installation that no longer wants it, whole or not at all."""
+"""What other options had put there: more of the same can be added; all else goes by `uninstall`, and is refused before."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from tests.unit.batch.test_install import CONF, Bench, PaperSite
 
 from belljar.batch import Settings
 from belljar.batch.install import files as install_files
-from belljar.batch.install import record as install_record
 from belljar.batch.install.engine import Engine
 from belljar.batch.install.pieces import OurLines, Piece, Place, Status
 from belljar.batch.pbs.openpbs import site as openpbs_site
 from belljar.batch.slurm import site as slurm_site
-from belljar.errors import BadOption, BelljarError, CommandFailed, NotOurs, SystemSilent
+from belljar.errors import BadOption, BelljarError, CommandFailed, NotOurs
 
 THEIRS = b"theirs\n"
 
@@ -50,164 +49,61 @@ def bench(tmp_path: Path) -> Bench:
     site.other.write_bytes(b"A=1")
     made.options = {"extra": "no"}
     made.engine().install()
-    made.without = everything(made)  # type: ignore[attr-defined]
     made.options = {"extra": "yes"}
     made.engine().install()
-    made.options = {"extra": "no"}
     return made
 
 
-def everything(bench: Bench) -> tuple[dict[str, bytes], dict[str, str], list[str]]:
-    folders = sorted(str(one) for one in bench.folder.rglob("*") if one.is_dir())
-    return bench.files(), dict(bench.system.values), folders
-
-
 def test_a_script_of_the_sites_that_still_calls_it_is_named_before_anything_is_touched(bench: Bench) -> None:
-    caller = bench.etc / "own.sh"
-    caller.write_text("sh extra/more.sh\n")
     assert isinstance(bench.site, Optional)
-    bench.site.caller = caller
-    before = everything(bench)
-    with pytest.raises(NotOurs, match=r"own.sh: calls .*/more.sh"):
+    bench.site.caller = bench.etc / "own.sh"
+    bench.site.caller.write_text(f"{bench.etc}/extra/more.sh\n")
+    before = bench.files()
+    with pytest.raises(NotOurs, match=r"own.sh: calls .*extra/more.sh"):
+        bench.engine().uninstall()
+    assert bench.files() == before
+
+
+def test_more_is_added_and_what_is_not_wanted_any_more_is_refused(bench: Bench) -> None:
+    before, values = bench.files(), dict(bench.system.values)
+    assert "more.sh" in str(before) and values == {"starter": "/w", "second": "2"}
+    bench.options = {"extra": "no"}
+    with pytest.raises(NotOurs, match=r"extra/more.sh: installed with other options") as refused:
         bench.engine().install()
-    assert everything(bench) == before
-    bench.engine().install(force=True)
-    assert not (bench.etc / "extra").exists()
-
-
-@pytest.mark.parametrize("failing", [("conf", "del", "second"), ("unlink",)])
-def test_an_installation_that_fails_while_it_takes_things_out_puts_them_back(
-    bench: Bench, failing: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = everything(bench)
-    if failing == ("unlink",):
-
-        def refuse(path: Path, undo: install_files.Undo) -> None:
-            raise PermissionError(f"{path}: it is immutable")
-
-        monkeypatch.setattr("belljar.batch.install.files.remove", refuse)
-    else:
-        bench.system.fails = {failing}
-    with pytest.raises((CommandFailed, PermissionError)):
-        bench.engine().install()
-    assert everything(bench) == before
-    monkeypatch.undo()
-    bench.system.fails = set()
-    bench.engine().install()
-    assert everything(bench) == bench.without  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("after", range(7))
-@pytest.mark.parametrize("then", ["no", "yes"])
-def test_an_installation_that_was_killed_while_it_took_things_out_can_be_repeated_either_way(
-    bench: Bench, after: int, then: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A kill leaves no time to put anything back: the names of the writes and commands are counted, then nothing works."""
-    whole = everything(bench)
-    left = [after]
-
-    def counted(function: object) -> object:
-        def call(*words: object, **named: object) -> object:
-            left[0] -= 1
-            if left[0] < 0:
-                raise SystemExit("killed")
-            return function(*words, **named)  # type: ignore[operator]
-
-        return call
-
-    for name in ("write_whole",):
-        monkeypatch.setattr(install_files, name, counted(install_files.write_whole))
-        monkeypatch.setattr(install_record, name, counted(install_record.write_whole))
-    monkeypatch.setattr("pathlib.Path.unlink", counted(Path.unlink))
-    monkeypatch.setattr(bench.system, "run", counted(bench.system.run))
-    with pytest.raises(SystemExit):
-        bench.engine().install()
-    monkeypatch.undo()
-    bench.options = {"extra": then}
-    bench.engine().install()
-    assert everything(bench) == (whole if then == "yes" else bench.without)  # type: ignore[attr-defined]
-    bench.engine().uninstall()
-    assert bench.files() == {"etc/paper.conf": CONF, "etc/other.conf": b"A=1"}
-    assert bench.system.values == {}
-
-
-def test_what_was_changed_by_hand_is_the_sites_from_then_on(bench: Bench) -> None:
-    path = bench.etc / "extra/more.sh"
-    path.write_bytes(THEIRS)
-    (step,) = [step for step in bench.engine().plan() if step.path == path]
-    assert (step.status, step.detail) == (Status.LEFTOVER, "changed since belljar wrote it: it stays, and is yours")
-    bench.engine().install()
-    assert path.read_bytes() == THEIRS
-    assert bench.states() == ["there"] * 4
-    bench.engine().uninstall()
-    assert path.read_bytes() == THEIRS and bench.system.values == {}
-
-
-def test_options_that_mean_nothing_any_more_do_not_stop_others(bench: Bench) -> None:
-    record = install_record.load(install_record.path_of(bench.etc, "paper"))
-    record.choices = (replace(record.choices[0], options={"extra": "gone"}),)
-    install_record.save(install_record.path_of(bench.etc, "paper"), record)
-    bench.engine().install()
-    assert bench.states() == ["there"] * 4
-    bench.engine().uninstall()
-    assert not (bench.etc / "extra/more.sh").exists(), "a file is known by the record alone"
-
-
-def test_what_is_no_longer_wanted_is_planned_and_found_then_taken_out(bench: Bench) -> None:
-    before = everything(bench)
-    plan = {step.piece.purpose: step for step in bench.engine().plan() if step.status is Status.LEFTOVER}
-    assert set(plan) == {"more", "two", "set second"}
-    assert (plan["more"].before, plan["more"].after) == (b"more\n", b"")
-    assert plan["two"].after == b"A=1\n", "the newline that it lacked goes too when it is done"
-    assert everything(bench) == before
-    bad = {one.what: one.remedy for one in bench.engine().check() if not one.is_good}
-    assert bad[f"more ({bench.etc}/extra/more.sh)"] == "belljar batch install paper"
-    done = bench.engine().install()
-    assert {step.piece.purpose for step in done} == set(plan)
-    assert everything(bench) == bench.without  # type: ignore[attr-defined]
-    assert [one for one in bench.engine().check() if not one.is_good] == []
-
-
-def test_what_the_site_had_set_itself_stays(bench: Bench) -> None:
+    assert {"other.conf", "set second"} <= {
+        line.partition(":")[0].rpartition("/")[2] for line in refused.value.message.splitlines()
+    }
+    assert "belljar batch uninstall paper" in refused.value.hint
+    assert (bench.files(), bench.system.values) == (before, values)
     bench.options = {"extra": "yes"}
     bench.engine().uninstall()
-    bench.system.values["second"] = "2"
-    bench.engine().install()
     bench.options = {"extra": "no"}
     bench.engine().install()
-    assert bench.system.values == {"starter": "/w", "second": "2"}
+    assert bench.system.values == {"starter": "/w"} and not (bench.etc / "extra").exists()
 
 
-def test_uninstall_takes_out_what_any_options_put_there(bench: Bench) -> None:
-    bench.engine().uninstall()
-    assert bench.files() == {"etc/paper.conf": CONF, "etc/other.conf": b"A=1"}
-    assert bench.system.values == {} and not (bench.etc / "extra").exists()
-
-
-def test_another_prefix_takes_its_launchers_with_it(bench: Bench) -> None:
-    old = bench.wrapper
-    bench.wrapper = bench.folder / "usr/libexec/wrap-paper"
-    bench.engine().install()
-    assert bench.wrapper.exists() and not old.exists()
-    bench.engine().uninstall()
-    assert not bench.wrapper.parent.exists()
-
-
-def test_a_setting_that_cannot_be_asked_about_is_not_forgotten_by_other_options(bench: Bench) -> None:
-    before = everything(bench)
-    bench.system.fails = {("conf", "get", "second"), ("conf", "list")}
-    with pytest.raises(SystemSilent, match="set second"):
+def test_another_prefix_is_refused_before_anything_is_touched(bench: Bench) -> None:
+    before = bench.files()
+    bench.wrapper = bench.folder / "new/libexec/wrap-paper"
+    with pytest.raises(NotOurs, match=r"opt/libexec/wrap-paper: installed with other options"):
         bench.engine().install()
-    assert everything(bench) == before
-    bench.system.fails.clear()
-    bench.engine().install()
-    assert everything(bench) == bench.without  # type: ignore[attr-defined]
+    assert bench.files() == before
+
+
+def test_options_that_mean_nothing_any_more_do_not_keep_a_site_from_uninstalling(bench: Bench) -> None:
+    bench.options = {"extra": "gone"}
+    with pytest.raises(BadOption):
+        bench.engine().uninstall(force=True)
+    bench.options = {"extra": "no"}
+    bench.engine().uninstall(force=True)
+    assert bench.system.values == {"second": "2"}, "what is no more cannot be undone, and is forgotten"
+    assert not install_files.path_of(bench.etc, "paper").exists()
 
 
 # -- real sites --------------------------------------------------------------------------------------------------------
 
 
-def test_the_hook_at_submission_of_openpbs_goes_when_it_is_not_wanted(tmp_path: Path) -> None:
+def test_openpbs_is_told_of_its_hooks_and_of_their_end(tmp_path: Path) -> None:
     """What qmgr is told, over a server of paper that knows what it was told."""
     server = Qmgr()
     (tmp_path / "server_priv").mkdir()
@@ -221,10 +117,12 @@ def test_the_hook_at_submission_of_openpbs_goes_when_it_is_not_wanted(tmp_path: 
 
     engine("yes").install()
     assert set(server.hooks) == {"belljar_submit", "belljar_node"}
-    done = engine("no").install()
+    with pytest.raises(NotOurs, match="belljar_submit"):
+        engine("no").install()
+    engine("yes").uninstall()
+    assert server.hooks == {} and server.resources == {} and not (tmp_path / "libexec").exists()
+    engine("no").install()
     assert set(server.hooks) == {"belljar_node"}
-    assert not (tmp_path / "libexec/openpbs/belljar_submit.py").exists()
-    assert "hook belljar_submit is known" in {step.piece.purpose for step in done}
     assert {step.status for step in engine("no").plan()} == {Status.THERE, Status.ADVICE}
     engine("no").uninstall()
     assert server.hooks == {} and server.resources == {} and not (tmp_path / "libexec").exists()
@@ -270,7 +168,7 @@ def short_path() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_slurm_can_go_from_one_way_to_the_other_and_back(short_path: Path) -> None:
+def test_slurm_can_go_from_the_lines_of_users_to_its_plugin(short_path: Path) -> None:
     etc, opt = short_path / "etc", short_path / "opt"
     etc.mkdir()
     (etc / "slurm.conf").write_bytes(CONF)
@@ -291,12 +189,11 @@ def test_slurm_can_go_from_one_way_to_the_other_and_back(short_path: Path) -> No
         seen[submit] = there(), (etc / "slurm.conf").read_bytes()
         engine(submit).uninstall()
         assert there() == {"etc/slurm.conf"} and (etc / "slurm.conf").read_bytes() == CONF
-    for submit in ("lua", "hand", "lua"):
-        engine(submit).install()
-        assert (there(), (etc / "slurm.conf").read_bytes()) == seen[submit]
-        assert {step.status for step in engine(submit).plan()} == {Status.THERE}
-    engine("hand").uninstall()
-    assert there() == {"etc/slurm.conf"} and (etc / "slurm.conf").read_bytes() == CONF
+    engine("hand").install()
+    engine("lua").install()
+    assert (there(), (etc / "slurm.conf").read_bytes()) == seen["lua"], "more is added in place"
+    with pytest.raises(NotOurs, match=r"belljar.lua: installed with other options"):
+        engine("hand").install()
 
 
 def nothing(argv: tuple[str, ...]) -> bytes:

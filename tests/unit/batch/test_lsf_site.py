@@ -11,8 +11,8 @@ import pytest
 
 from belljar.batch import Settings, load
 from belljar.batch.install.engine import refuse_called
+from belljar.batch.install.files import Record
 from belljar.batch.install.pieces import Advice, OurFile, OurLines, Place
-from belljar.batch.install.record import Record
 from belljar.batch.lsf.dialect import STARTER
 from belljar.batch.lsf.site import SITE
 from belljar.errors import BadOption, CommandMissing, NotOurs
@@ -36,12 +36,11 @@ def profile(at: Place) -> tuple[str, ...]:
     return next(one.lines for one in SITE.pieces(at) if isinstance(one, OurLines))
 
 
-def test_a_profile_with_our_starter_hooks_and_bound(tmp_path: Path) -> None:
+def test_a_profile_with_our_starter_and_hooks(tmp_path: Path) -> None:
     assert load("lsf").site is SITE
-    lines = profile(place(tmp_path, replace(Settings(), retries=5)))
+    lines = profile(place(tmp_path))
     assert lines[0] == "Begin Application" and lines[-1] == "End Application"
     assert f"JOB_STARTER = exec {tmp_path}/libexec/wrap-lsf; %USRCMD" in lines
-    assert "MAX_JOB_REQUEUE = 5" in lines and "REQUEUE_EXIT_VALUES = 231" in lines
     assert f"POST_EXEC = {tmp_path}/libexec/lsf-epilog" in lines
 
 

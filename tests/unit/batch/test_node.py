@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from belljar.batch.node import faults as node
-from belljar.batch.node.faults import Memory, Node, Report
+from belljar.batch import node
+from belljar.batch.node import Memory, Node, Report
 from belljar.errors import UnsafeFolder
 
 IDS = iter(f"{number:012x}" for number in range(10_000))

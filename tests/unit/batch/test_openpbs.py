@@ -15,7 +15,7 @@ from belljar.batch.pbs.common import plain, seconds, spooled
 from belljar.batch.pbs.openpbs.dialect import OpenPbs
 from belljar.batch.pbs.sizes import size
 from belljar.errors import NotInAJob
-from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass, Usage
+from belljar.model import GIB, MIB, Cause, Outcome, OutcomeClass
 
 NOTHING = Outcome(
     id="0123456789ab", cause=Cause.BOOT_FAILED, klass=OutcomeClass.TRANSIENT, reason="no answer in 60 s", ended=1000.0
@@ -171,22 +171,6 @@ def test_hold_is_said_by_a_note_too() -> None:
 def test_the_note_tells_whether_the_payload_had_begun() -> None:
     ((_, note),) = told(Verdict.REQUEUE, BEGUN).files
     assert json.loads(note)["begun"] is True
-
-
-@pytest.mark.parametrize(
-    ("seconds_", "error", "over"),
-    [
-        (6.2, "DomainKilled", True),
-        (5.1, "DomainKilled", True),
-        (3.0, "DomainKilled", False),
-        (6.2, "DomainDied", False),
-    ],
-)
-def test_a_job_that_used_up_its_cpu_time_ends_as_one_without_a_machine(seconds_: float, error: str, over: bool) -> None:
-    outcome = replace(BEGUN, error=error, host=Usage(seconds_ - 1, 1.0, 0))
-    killed = Ending(exit_code=None, signal=9)
-    assert (told(Verdict.REQUEUE, outcome, cput=6) == killed) is over
-    assert told(Verdict.REQUEUE, outcome) != killed, "there is no limit"
 
 
 def test_a_refused_job_fails_without_a_note() -> None:

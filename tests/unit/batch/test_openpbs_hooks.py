@@ -35,7 +35,7 @@ class Hooks:
             (folder / name).chmod(0o755)
         self.settings: dict[str, Any] = {
             "wrapper": "/opt/belljar/libexec/wrap-openpbs", "belljar": str(folder / "belljar"), "retries": 3,
-            "notes": str(folder / "notes"), "store": str(folder / "store"), "reap": True, **site_of(Settings()),
+            "notes": str(folder / "notes"), "store": str(folder / "store"), **site_of(Settings()),
         }  # fmt: skip
 
     def run(self, event: Any, hook: str = NODE, server: Any = None) -> Any:
@@ -105,10 +105,6 @@ def test_a_script_with_an_image_is_started_through_the_wrapper(hooks: Hooks) -> 
         "image": "debian12", "queue": "workq", "cpus": 2, "memory": 1 << 30, "disk": 5 << 30, "wall": 600, "runs": 2,
         "grace": 10, "note": str(hooks.folder / "notes/7.srv/note"), "script": True,
     }  # fmt: skip
-
-
-def test_the_smaller_limit_of_cpu_time_counts(hooks: Hooks) -> None:
-    assert facts_of(hooks.launch(Asked(script="x", resources={**VM, "cput": "00:01:00", "pcput": "6"})))["cput"] == 6
 
 
 def test_the_queue_and_the_site_give_an_image_too(hooks: Hooks) -> None:

@@ -81,11 +81,9 @@ def test_resources_need_their_flags(tmp_path: Path) -> None:
 
 def test_the_hooks_know_the_sites_settings(tmp_path: Path) -> None:
     settings = Settings(queue_images=("night=el9",), allow=("group:hep el*",), retries=5, max_cpus=4)
-    values = json.loads(
-        openpbs_site.config_of(place(tmp_path, "server_priv", settings=settings, notes="/x", reap="no"))
-    )
+    values = json.loads(openpbs_site.config_of(place(tmp_path, "server_priv", settings=settings)))
     assert values["queue_images"] == {"night": "el9"} and values["allow"] == [["group", "hep", "el*"]]
-    assert (values["retries"], values["max_cpus"], values["notes"], values["reap"]) == (5, 4, "/x", False)
+    assert (values["retries"], values["max_cpus"], values["notes"]) == (5, 4, "/run/belljar-openpbs")
     assert values["least_memory"] == smallest_limit(settings)
 
 
@@ -202,12 +200,6 @@ def test_of_torques_server_one_attribute_is_changed(tmp_path: Path) -> None:
     assert requeue.is_done(b"set server automatic_requeue_exit_code = 319\n") and not requeue.is_done(SERVER)
 
 
-@pytest.mark.parametrize(("printed", "good"), [(SERVER, False), (b"set server extra_resc = my_own\n", True)])
-def test_a_resource_of_which_no_node_hears_is_found(tmp_path: Path, printed: bytes, good: bool) -> None:
-    found, _ = torque_site.SITE.findings(place(tmp_path, "server_priv", run=lambda argv: printed))
-    assert found.is_good is good and ("my_own,vm_image" in found.detail) is not good
-
-
 def test_a_site_that_uses_the_requeue_code_keeps_it(tmp_path: Path) -> None:
     taken = place(tmp_path, "server_priv", run=lambda argv: b"set server automatic_requeue_exit_code = 99\n")
     with pytest.raises(NotOurs, match="automatic_requeue_exit_code = 99"):
@@ -216,5 +208,5 @@ def test_a_site_that_uses_the_requeue_code_keeps_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("printed", "good"), [(b"", False), (b"set server kill_delay = 15\n", True)])
 def test_too_short_a_kill_delay_is_found(tmp_path: Path, printed: bytes, good: bool) -> None:
-    _, found = torque_site.SITE.findings(place(tmp_path, "server_priv", run=lambda argv: printed))
+    (found,) = torque_site.SITE.findings(place(tmp_path, "server_priv", run=lambda argv: printed))
     assert found.is_good is good

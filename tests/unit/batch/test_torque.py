@@ -11,7 +11,7 @@ from belljar.batch import Settings
 from belljar.batch.job.terms import Command, Ending, Job, Verdict
 from belljar.batch.pbs.torque.dialect import AGAIN_STATUS, Torque
 from belljar.errors import NotInAJob
-from belljar.model import GIB, Cause, Outcome, OutcomeClass, Usage
+from belljar.model import GIB, Cause, Outcome, OutcomeClass
 
 NOTHING = Outcome(
     id="0123456789ab", cause=Cause.BOOT_FAILED, klass=OutcomeClass.TRANSIENT, reason="no answer in 60 s", ended=1000.0
@@ -211,19 +211,6 @@ def test_a_job_that_had_begun_is_given_back_where_the_server_says_it_may_begin_a
     job = dialect.counted(job, b"Job Id: 7.srv\n    " + answer + b"\n    start_count = 1\n")
     assert (dialect.tell(job, Verdict.REQUEUE, begun, 1, Settings()).signal == 63) is again
     assert dialect.tell(job, Verdict.REQUEUE, NOTHING, 1, Settings()).signal == 63
-
-
-def test_a_job_that_used_up_its_cpu_time_ends_as_one_without_a_machine() -> None:
-    dialect = Torque()
-    killed = replace(NOTHING, error="DomainKilled", phases={"run": 3.0}, host=Usage(5.5, 1.0, 0))
-    for record, signal in (
-        (b"cput=00:00:06\nq\n", 9),
-        (b"cput=90,pcput=6\nq\n", 9),
-        (b"cput=90\nq\n", None),
-        (b"q\n", None),
-    ):
-        job = read(b"/bin/bash", SCRIPT, record=record, dialect=dialect)
-        assert dialect.tell(job, Verdict.REQUEUE, killed, 1, Settings()).signal == signal
 
 
 def test_a_node_is_closed_and_opened_with_notes() -> None:

@@ -195,11 +195,6 @@ def test_wrong_settings_are_a_failed_check_not_a_crash(house: Any, tmp_path: Pat
     assert finding.grade is Grade.FAIL and "machine.cpus" in finding.text
 
 
-def test_the_clock_check_finds_a_host_in_the_past(monkeypatch: pytest.MonkeyPatch, house: Any) -> None:
-    monkeypatch.setattr("time.time", lambda: 0.0)
-    assert checks.clock(house).grade is Grade.FAIL
-
-
 def test_examine_turns_an_error_of_ours_into_its_message_and_hint(house: Any) -> None:
     def fails(house: object) -> Finding:
         raise ImageUnknown("x")

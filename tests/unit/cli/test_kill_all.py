@@ -11,6 +11,7 @@ import pytest
 
 from belljar.cli import main
 from belljar.cli.host import reap as kill_all
+from belljar.host import processes
 
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -98,7 +99,7 @@ def test_a_process_the_kernel_holds_is_reported(
 
 def test_a_process_that_vanishes_while_we_look_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("belljar.host.processes.all_pids", lambda: iter([2**22 + 1, 1]))
-    assert [one for one in kill_all.marked() if one.pid == 2**22 + 1] == []
+    assert [one for one in processes.with_option(b"-name", kill_all.MARK) if one[1] == 2**22 + 1] == []
 
 
 def test_the_mark_that_is_looked_for_is_the_one_that_qemu_is_given() -> None:

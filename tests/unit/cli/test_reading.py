@@ -11,7 +11,7 @@ from belljar.cli.machine import ending
 from belljar.cli.machine.logs import for_terminal, story
 from belljar.errors import AmbiguousMachine, BelljarError, NoSuchMachine
 from belljar.host.locks import try_lock
-from belljar.jobs.caller import finish_the_dead
+from belljar.jobs.starting import finish_the_dead
 from belljar.machine.cleaning.reaper import Undone
 
 Call = Callable[..., int]

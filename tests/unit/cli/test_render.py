@@ -3,7 +3,7 @@
 import pytest
 
 from belljar.cli.render import duration, table
-from belljar.jobs.words import plain, size
+from belljar.jobs import plain, size
 
 
 def test_columns_are_aligned_numbers_to_the_right_and_empty_columns_left_out() -> None:

@@ -10,27 +10,31 @@ from pathlib import Path
 
 import pytest
 
-from belljar.cli.machine.run import Report, leave
+from belljar.cli.machine.run import leave, open_report, write_report
 from belljar.errors import BadOption
-from belljar.jobs.words import tell_troubles
+from belljar.jobs import tell_troubles
 from belljar.model import Cause, Outcome, OutcomeClass
 
 END = Outcome("0123456789ab", Cause.FINISHED, OutcomeClass.PAYLOAD, exit_code=3)
 
 
+def report(path: str) -> None:
+    write_report(open_report(path), path, END)
+
+
 def test_what_was_in_the_file_before_is_gone(tmp_path: Path) -> None:
     (tmp_path / "r").write_text("x" * 10_000)
-    Report(str(tmp_path / "r")).write(END)
+    report(str(tmp_path / "r"))
     assert json.loads((tmp_path / "r").read_text())["exit_code"] == 3
 
 
 def test_a_file_that_cannot_be_made_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(BadOption, match="no/r: No such file or directory"):
-        Report(str(tmp_path / "no/r"))
+        open_report(str(tmp_path / "no/r"))
 
 
 def test_a_file_that_cannot_be_written_is_named_and_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    Report("/dev/full").write(END)
+    report("/dev/full")
     said = capsys.readouterr().err
     assert said.startswith("belljar: --report /dev/full: No space left on device\nhint: ") and END.id in said
     assert leave(END) == 3
@@ -39,10 +43,11 @@ def test_a_file_that_cannot_be_written_is_named_and_changes_nothing(capsys: pyte
 def test_half_a_report_is_none(tmp_path: Path) -> None:
     code = """
 import resource, sys
-from belljar.cli.machine.run import Report
+from belljar.cli.machine.run import open_report, write_report
 from belljar.model import Cause, Outcome, OutcomeClass
 resource.setrlimit(resource.RLIMIT_FSIZE, (50, 50))
-Report(sys.argv[1]).write(Outcome("0123456789ab", Cause.FINISHED, OutcomeClass.PAYLOAD, exit_code=3))
+end = Outcome("0123456789ab", Cause.FINISHED, OutcomeClass.PAYLOAD, exit_code=3)
+write_report(open_report(sys.argv[1]), sys.argv[1], end)
 """
     path = tmp_path / "r"
     done = subprocess.run([sys.executable, "-I", "-c", code, str(path)], capture_output=True, timeout=30)
@@ -54,9 +59,9 @@ def test_the_exit_code_stays_where_nothing_can_be_told() -> None:
     code = """
 import sys
 from belljar import cli
-from belljar.jobs import words
+from belljar.jobs import complain
 def main(*arguments):
-    words.complain("a word", "a hint")
+    complain("a word", "a hint")
     return 3
 cli.main = main
 cli.entry()

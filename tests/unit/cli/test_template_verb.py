@@ -105,24 +105,13 @@ def test_an_empty_list_is_no_error(call: Call, capsys: pytest.CaptureFixture[str
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_a_template_is_shown_by_the_beginning_of_its_key(
-    house: PaperHouse, call: Call, capsys: pytest.CaptureFixture[str]
-) -> None:
-    template = make(house.hypervisor)
-    assert call("show", template.key[:6]) == 0
-    shown = capsys.readouterr().out
-    assert template.key in shown and "memory       64 MiB" in shown
-    assert call("show", template.key, "--format", "json") == 0
-    assert json.loads(capsys.readouterr().out)["facts"]["image_digest"] == "d" * 64
-
-
 def test_a_beginning_that_fits_none_or_several_is_refused(house: PaperHouse, call: Call) -> None:
     with pytest.raises(TemplateError, match="no template"):
-        call("show", "abc")
+        call("verify", "abc")
     make(house.hypervisor)
     make(house.hypervisor, cpus=2)
     with pytest.raises(TemplateError, match="2 templates"):
-        call("show", "")
+        call("verify", "")
 
 
 def test_verify_exits_one_when_something_is_wrong_and_says_what(
@@ -147,13 +136,6 @@ def test_remove_wants_to_be_told_which(house: PaperHouse, call: Call) -> None:
     assert {left.key for left in house.hypervisor.templates()} == {two.key, three.key}
     assert call("remove", "--all") == 0
     assert house.hypervisor.templates() == []
-
-
-def test_expire_leaves_the_young(house: PaperHouse, call: Call, capsys: pytest.CaptureFixture[str]) -> None:
-    make(house.hypervisor)
-    assert call("expire") == 0
-    assert capsys.readouterr().out == ""
-    assert len(house.hypervisor.templates()) == 1
 
 
 def test_build_asks_for_the_machine_that_was_described(

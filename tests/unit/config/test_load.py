@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.config import SECTIONS, Settings, every_setting, inspect, load
+from belljar.config import SECTIONS, Settings, every_setting, inspect
 from belljar.config.merge import ALWAYS_LOCKED, is_locked
 from belljar.errors import BadSettings
 from belljar.hypervisor import Accelerator
@@ -28,7 +28,7 @@ class Host:
         (self.home / ".config/belljar/belljar.toml").write_text(text)
 
     def load(self) -> Settings:
-        return load(self.extra, environ=self.environ, uid=1000, etc=self.etc)
+        return inspect(self.extra, environ=self.environ, uid=1000, etc=self.etc).checked()
 
     def mistakes(self) -> list[str]:
         with pytest.raises(BadSettings) as caught:
@@ -123,7 +123,7 @@ WRONG = {
 EVERY_KEY = [
     (section, name, str(facts.get("unit") or _kind))
     for section, name, value, facts in every_setting(
-        Settings(paths=load(environ={}, uid=1000, etc=Path("/nowhere")).paths)
+        Settings(paths=inspect(environ={}, uid=1000, etc=Path("/nowhere")).checked().paths)
     )
     for _kind in [
         "enum"
@@ -154,7 +154,7 @@ def test_each_key_can_be_set_by_a_variable_to_what_is_shown(host: Host) -> None:
         if is_locked(f"{section}.{key}", ALWAYS_LOCKED):  # only root's variables can
             assert "is for the site to set" in host.mistakes()[0], key
         else:
-            assert host.load() == load(environ={"HOME": str(host.home)}, uid=1000, etc=host.etc), key
+            assert host.load() == inspect(environ={"HOME": str(host.home)}, uid=1000, etc=host.etc).checked(), key
         del host.environ[variable]
 
 

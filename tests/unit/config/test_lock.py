@@ -20,7 +20,7 @@ LOCKED = {
     "image.sources": "['/home/me/images']",
     "paths.site_store": "'/home/me/store'",
     "paths.run": "'/home/me/run'",
-    "libvirt.restart_command": "['/home/me/x']",
+    "libvirt.folder": "'/home/me/x'",
     "batch.allow": "['* *']",
     "site.lock": "[]",
 }
@@ -104,10 +104,7 @@ def test_what_is_free_outside_of_jobs_is_said(host: Host) -> None:
     host.own.write_text(section_with("paths.store", "'/home/me/store'"))
     host.environ["BELLJAR_QEMU_CPU"] = "max"
     file, variable = host.look().mistakes
-    assert str(file).endswith(
-        "is for the site to set in a batch job, in /etc/belljar"
-        " (take it away; for machines outside of batch jobs keep it in a file that you name by --config)"
-    )
+    assert str(file).endswith("is for the site to set in a batch job, in /etc/belljar (take it away)")
     assert variable.hint == "unset it in the job"
 
 

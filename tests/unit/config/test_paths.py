@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from belljar.config import default_paths, load
+from belljar.config import default_paths, inspect
 
 ME = os.getuid()
 
@@ -49,7 +49,7 @@ def test_a_job_without_home_finds_it_in_the_user_database_or_does_without() -> N
 def test_on_a_batch_node_each_user_has_a_folder_below_the_nodes(tmp_path: Path) -> None:
     file = tmp_path / "site.toml"
     file.write_text('[paths]\nnode = "/node"\nlogs = "/else/logs"\n')
-    paths = load(file, environ={"HOME": "/home/ada"}, uid=123456, etc=tmp_path / "none").paths
+    paths = inspect(file, environ={"HOME": "/home/ada"}, uid=123456, etc=tmp_path / "none").checked().paths
     assert (paths.run, paths.scratch, paths.store) == (
         Path("/node/123456/run"),
         Path("/node/123456/scratch"),
@@ -62,4 +62,4 @@ def test_on_a_batch_node_each_user_has_a_folder_below_the_nodes(tmp_path: Path) 
 def test_roots_folders_are_not_the_nodes(tmp_path: Path) -> None:
     file = tmp_path / "site.toml"
     file.write_text('[paths]\nnode = "/node"\n')
-    assert load(file, environ={}, uid=0, etc=tmp_path / "none").paths.run == Path("/run/belljar")
+    assert inspect(file, environ={}, uid=0, etc=tmp_path / "none").checked().paths.run == Path("/run/belljar")

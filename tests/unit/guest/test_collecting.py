@@ -10,8 +10,7 @@ from socket import socket
 
 import pytest
 from tests.contracts.payloads import ME, Collector, ran, shell, talking
-
-from belljar.guest.fake import rehearse
+from tests.rehearsal import rehearse
 
 
 @pytest.fixture(scope="module")

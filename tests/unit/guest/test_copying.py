@@ -8,11 +8,11 @@ from pathlib import Path
 from socket import socket
 
 import pytest
+from tests.rehearsal import rehearse
 
 from belljar.errors import AgentLost, GuestRefused, InputMissing, OutputMissing, OutputUnwritable
 from belljar.guest import Settings
 from belljar.guest.conversation import Conversation
-from belljar.guest.fake import rehearse
 from belljar.model import Account, Transfer
 
 ME = Account("tester", os.getuid(), os.getgid(), "testers", home="/")

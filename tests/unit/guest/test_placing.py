@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contracts.payloads import ME, begin, payload, said, talking
+from tests.rehearsal import rehearse
 
 from belljar.agent.wire import with_nul, without_nul
 from belljar.errors import GuestRefused
-from belljar.guest.fake import rehearse
 from belljar.model import PlainFile, StdinKind, Transfer
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from tests.contracts.payloads import Bytes, Collector
+from tests.rehearsal import rehearse
 
 from belljar.agent.wire import CALL, CREDIT, DATA, EOF, MAX_DATA, U32, WINDOW, frame, greeting
 from belljar.errors import AgentLost, GuestRefused
 from belljar.guest import Identity, Settings, Streams
 from belljar.guest.conversation import Conversation, order_of, request
-from belljar.guest.fake import rehearse
 from belljar.guest.relay import serve
 from belljar.model import Account, Payload, StdinKind, Transfer
 

@@ -99,3 +99,41 @@ def test_a_handler_of_a_signal_is_still_judged() -> None:
                 print("TypeError")
         asyncio.run(main())
     """)
+
+
+def test_a_regular_expression_is_compiled_when_it_is_first_used() -> None:
+    assert (
+        said("""
+        import re
+        real, made = re._compiler.compile, []
+        re._compiler.compile = lambda pattern, flags=0: made.append(pattern) or real(pattern, flags)
+        from belljar.host.quick_imports import quickly
+        quickly("json"); quickly("tomllib")
+        import json, tomllib
+        assert made == [], made
+        assert json.loads(' {"a": [1.5, "\\\\u00e4"]}\\n') == {"a": [1.5, "ä"]}
+        assert json.dumps("ä\\n") == '"\\\\u00e4\\\\n"' and json.decoder.WHITESPACE.pattern.startswith("[")
+        assert tomllib.loads('a = "b"') == {"a": "b"} and tomllib._re.RE_NUMBER.pattern
+        assert re.compile("x").match("x"), "others compile as ever"
+        print(len(made) > 0)
+    """)
+        == "True\n"
+    )
+
+
+def test_what_asyncio_tells_of_processes_is_what_subprocess_says() -> None:
+    assert (
+        said("""
+        from belljar.host import quick_asyncio
+        import asyncio, sys
+        assert "subprocess" not in sys.modules
+        async def main():
+            child = await asyncio.create_subprocess_exec(sys.executable, "-c", "print(5)", stdout=asyncio.subprocess.PIPE)
+            return (await child.communicate())[0]
+        print(asyncio.run(main()))
+        import subprocess
+        for name in ("PIPE", "STDOUT", "DEVNULL"):
+            assert getattr(subprocess, name) == getattr(asyncio.subprocess, name)
+    """)
+        == "b'5\\n'\n"
+    )

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import CommandMissing, HostError
+from belljar.host import commands
 from belljar.host.files import read_json
 from belljar.hypervisor.qemu import abilities
 
@@ -32,7 +33,6 @@ RAM = {
 OBJECTS = {"name": "3", "meta-type": "enum", "members": [{"name": "rng-builtin"}, {"name": "memory-backend-file"}]}
 WITH_FILES = {**ADDRESSES, "values": [*ADDRESSES["values"], "file"]}
 WITH_ROM = {**RAM, "members": [*RAM["members"], {"name": "rom", "type": "4", "default": None}]}
-WITH_MONITORS = {**OBJECTS, "members": [*OBJECTS["members"], {"name": "monitor-qmp"}]}
 LOOP = {"name": "5", "meta-type": "object", "members": [{"name": "thread-pool-max", "default": None}]}  # from 7.1 on
 SLOTS = {
     "name": "6",
@@ -40,7 +40,7 @@ SLOTS = {
     "members": [{"name": n} for n in ("type", "vcpus-count", "props", "qom-path")],
 }
 OLD, LATER = (ADDRESSES, RAM, OBJECTS), (WITH_FILES, WITH_ROM, OBJECTS, LOOP)
-NEW = (WITH_FILES, WITH_ROM, WITH_MONITORS, LOOP, SLOTS)
+NEW = (*LATER, SLOTS)
 
 
 def answers(schema: Sequence[object]) -> bytes:
@@ -151,7 +151,7 @@ def test_a_missing_qemu_is_named_with_the_package_to_install(tmp_path: Path, mon
 
 def test_the_qemu_of_el_is_found_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """/usr/libexec/qemu-kvm is in no PATH. A folder stands in for /usr/libexec."""
-    monkeypatch.setattr(abilities, "which", lambda name: None)
+    monkeypatch.setattr(commands, "which", lambda name: None)
     monkeypatch.setattr(abilities, "PLACES", (str(tmp_path),))
     qemu = fake_qemu(tmp_path / "qemu-kvm", "QEMU emulator version 6.2.0 (qemu-kvm-6.2.0-53.module+el8)")
     assert abilities.find("") == qemu

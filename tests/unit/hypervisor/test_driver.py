@@ -252,5 +252,5 @@ def test_a_clone_is_not_mixed_of_a_template_and_its_successor(tmp_path: Path, mo
 
     monkeypatch.setattr(hypervisor, "_disk", then_made_anew)
     with pytest.raises(TemplateError, match="cannot be used any more"):
-        hypervisor.start_clone(spec, template)
+        hypervisor.start(spec, template)
     assert started == []

@@ -51,6 +51,10 @@ def heard() -> tuple[list[tuple[str, dict[str, Any]]], Any]:
     return events, lambda name, details: events.append((name, details))
 
 
+async def call(monitor: Monitor, command: str, arguments: dict[str, Any] | None = None, *, timeout: float) -> Any:
+    return await monitor.answer(monitor.send(command, arguments), command, timeout)
+
+
 async def test_commands_sent_before_the_greeting_are_answered_in_order(pair: tuple[socket.socket, Far]) -> None:
     ours, far = pair
     monitor = Monitor(ours, lambda *_: None)
@@ -67,7 +71,7 @@ async def test_a_refusal_is_an_error_with_qemus_words(pair: tuple[socket.socket,
     ours, far = pair
     monitor = Monitor(ours, lambda *_: None)
     far.answer()
-    asking = asyncio.ensure_future(monitor.call("migrate", {"uri": "fd:x"}, timeout=5))
+    asking = asyncio.ensure_future(call(monitor, "migrate", {"uri": "fd:x"}, timeout=5))
     await asyncio.sleep(0)
     far.say({"error": {"class": "GenericError", "desc": "no such fd"}, "id": far.hear()["id"]})
     with pytest.raises(QmpError, match="no such fd"):
@@ -79,7 +83,7 @@ async def test_a_qemu_that_does_not_answer_is_a_timeout_that_names_the_command(p
     ours, _ = pair
     monitor = Monitor(ours, lambda *_: None)
     with pytest.raises(QmpTimeout, match="stop within 0"):
-        await monitor.call("stop", timeout=0)
+        await call(monitor, "stop", timeout=0)
     monitor.fail(QmpError("over"))
 
 
@@ -113,14 +117,14 @@ async def test_events_are_told_as_they_come_between_answers(pair: tuple[socket.s
 async def test_the_death_of_qemu_answers_everybody_who_waits(pair: tuple[socket.socket, Far]) -> None:
     ours, far = pair
     monitor = Monitor(ours, lambda *_: None)
-    waiting = asyncio.ensure_future(monitor.call("stop", timeout=60))
+    waiting = asyncio.ensure_future(call(monitor, "stop", timeout=60))
     await asyncio.sleep(0)
     far.end.close()
     await asyncio.sleep(0)
     monitor.fail(DomainDied("QEMU ended: killed"))
-    for call in (waiting, monitor.call("cont", timeout=60)):
+    for asked in (waiting, call(monitor, "cont", timeout=60)):
         with pytest.raises(DomainDied, match="killed"):
-            await call
+            await asked
 
 
 async def test_what_came_before_the_end_is_heard(pair: tuple[socket.socket, Far]) -> None:
@@ -145,7 +149,7 @@ async def test_what_is_not_the_protocol_ends_the_conversation(pair: tuple[socket
     with pytest.raises(QmpError, match="not QMP"):
         await monitor.answer(monitor.handshake, "qmp_capabilities", 5)
     with pytest.raises(QmpError, match="not QMP"):
-        await monitor.call("stop", timeout=5)
+        await call(monitor, "stop", timeout=5)
 
 
 async def test_a_line_without_end_is_not_collected_for_ever(pair: tuple[socket.socket, Far]) -> None:

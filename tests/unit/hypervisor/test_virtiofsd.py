@@ -15,6 +15,7 @@ import pytest
 from tests.unit.hypervisor.test_cmdline import COLD
 
 from belljar.errors import CommandMissing, DriverLacks, NoFolderServer, NotPermitted, ShareLost
+from belljar.host import commands as programs
 from belljar.hypervisor import DomainSpec, EventKind, Settings, SharedFolder, find_virtiofsd, load
 from belljar.hypervisor.qemu import driver
 from belljar.hypervisor.qemu.cmdline import device_on_port
@@ -24,9 +25,8 @@ from belljar.hypervisor.qemu.virtiofs import virtiofsd
 from belljar.hypervisor.qemu.virtiofs.virtiofsd import (
     ENCLOSURE,
     FolderServer,
-    Version,
     end,
-    read_version,
+    reads_as_of_qemu,
     serve,
     served,
 )
@@ -80,7 +80,7 @@ def test_the_program_of_the_settings_is_taken(program: str) -> None:
 
 
 def test_one_that_is_nowhere_is_refused_and_its_package_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(virtiofsd, "which", lambda name: None)
+    monkeypatch.setattr(programs, "which", lambda name: None)
     monkeypatch.setattr(virtiofsd, "PLACES", ("/nowhere",))
     with pytest.raises(CommandMissing) as caught:
         find_virtiofsd(Settings())
@@ -104,35 +104,35 @@ def test_a_machine_by_libvirt_has_none(tmp_path: Path, spec: DomainSpec) -> None
 @pytest.mark.parametrize(
     ("line", "version"),
     [
-        (OF_QEMU, Version(True)),
-        ("virtiofsd version 5.2.0", Version(True)),
-        ("virtiofsd 1.13.2", Version(False)),
-        ("virtiofsd 1.10.0", Version(False)),
-        ("setgroups() failed with error=1:Operation not permitted", Version(True)),
+        (OF_QEMU, True),
+        ("virtiofsd version 5.2.0", True),
+        ("virtiofsd 1.13.2", False),
+        ("virtiofsd 1.10.0", False),
+        ("setgroups() failed with error=1:Operation not permitted", True),
         ("bash, version 5.2", None),
         ("", None),
     ],
 )
-def test_which_of_the_two_it_is(line: str, version: Version | None) -> None:
-    assert read_version(line) == version
+def test_which_of_the_two_it_is(line: str, version: bool | None) -> None:
+    assert reads_as_of_qemu(line) == version
 
 
 def test_one_that_is_neither_is_refused() -> None:
     with pytest.raises(NoFolderServer, match="not a virtiofsd that belljar knows"):
-        virtiofsd.version_of("/bin/true")
+        virtiofsd.is_of_qemu_itself("/bin/true")
 
 
 def test_each_of_the_two_gets_its_own_words() -> None:
-    ours = virtiofsd.command_line(Version(True), 9, "/mnt", is_root=False)
+    ours = virtiofsd.command_line(True, 9, "/mnt", is_root=False)
     assert ours[0] == "--fd=9" and "source=/mnt" in ours and "sandbox=namespace" in ours and "timeout=0" in ours
-    other = virtiofsd.command_line(Version(False), 9, "/mnt", is_root=False)
+    other = virtiofsd.command_line(False, 9, "/mnt", is_root=False)
     assert other[:3] == ["--fd=9", "--shared-dir=/mnt", "--sandbox=none"]
-    assert "--sandbox=namespace" in virtiofsd.command_line(Version(False), 9, "/mnt", is_root=True)
+    assert "--sandbox=namespace" in virtiofsd.command_line(False, 9, "/mnt", is_root=True)
 
 
 def test_the_one_without_a_sandbox_of_its_own_begins_with_few_rights() -> None:
-    of_qemu, other = Version(True), Version(False)
-    asked = [virtiofsd.capabilities(version, is_root=root) for version in (of_qemu, other) for root in (True, False)]
+    of_qemu, other = True, False
+    asked = [virtiofsd.capabilities(of, is_root=root) for of in (of_qemu, other) for root in (True, False)]
     assert asked == ["all", "all", "all", "0x880000db"]
 
 
@@ -246,7 +246,7 @@ async def test_one_that_never_runs_is_not_waited_for_for_ever(
     other.write_text("import signal\nsignal.pause()\n")
     monkeypatch.setattr(virtiofsd, "ENCLOSURE", other)
     monkeypatch.setattr(virtiofsd, "READY_TIMEOUT", 0.1)
-    with pytest.raises(NoFolderServer, match=r"waited 0\.1 s for virtiofsd to run"):
+    with pytest.raises(NoFolderServer, match=r"waited 0\.1 s for virtiofsd"):
         await serve(spec, program)
 
 
@@ -312,7 +312,7 @@ class PlayedQemu:
     """A domain whose process does nothing; the test speaks for its monitor."""
 
     def __init__(self, folder: Path, servers: list[FolderServer]) -> None:
-        lines = Lines.make()
+        lines = Lines()
         self._lines = lines
         self.domain = QemuDomain(
             ["/bin/sleep", "1000"], [], lines, folder / "qemu.log", timeout=10, doing="testing", servers=servers

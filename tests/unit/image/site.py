@@ -30,7 +30,7 @@ class Site:
     """`put` publishes a small image; `serve` lets a web server have what is in the folder."""
 
     folder: Path  # the master store
-    publisher: Store
+    publisher: Images
     node: Store
     key_file: Path
     moment: float = 1_000_000.0

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.unit.image.image_parts import ext4, house, surveyor, system
+from tests.unit.image.image_parts import ext4, house
 from tests.unit.image.site import Site
 
 from belljar.cli.image import image as verb
 from belljar.cli.parser import Parser
-from belljar.errors import ImageCorrupt, ImageMismatch, ImageUnknown, NotPermitted
+from belljar.errors import ImageCorrupt
 from belljar.image import Image, Settings, layer_name
 from belljar.image.images import Images
 from belljar.image.intake.sources import Order, bring
@@ -24,6 +24,7 @@ from belljar.image.site import sync
 from belljar.image.store.store import Store
 from belljar.jobs import doctor as checks
 from belljar.jobs.doctor import Grade
+from belljar.model import Context
 
 Publish = Callable[..., Image]
 Typed = Callable[..., int]
@@ -77,7 +78,7 @@ def test_what_a_verification_found_wrong_is_not_started_again(
     for reference in ("base", "other", image.digest):
         with pytest.raises(ImageCorrupt, match=rf"image \w+: {name}: sha256 is.*verify") as caught:
             later.resolve(reference)
-        assert f"`belljar image repair {reference}`" in caught.value.hint
+        assert "`belljar image build debian --suite bookworm --name " in caught.value.hint
 
 
 def test_a_file_that_is_right_again_can_be_used_but_nothing_made_of_the_wrong_one(
@@ -134,15 +135,12 @@ def test_who_may_not_write_the_sites_store_is_told_whom_to_ask(
     assert typed("verify") == 1
     told = capsys.readouterr()
     assert "sha256" in told.out
-    assert "`belljar image repair base`" in told.err and "root" in told.err and str(site.folder) in told.err
+    assert "`belljar image build debian" in told.err and "root" in told.err and str(site.folder) in told.err
     assert user.resolve("base")  # what only this user has seen is not the site's word
     assert site.verify(site.find("base"))
     with pytest.raises(ImageCorrupt) as caught:
         user.resolve("base")
     assert "root" in caught.value.hint
-    with pytest.raises(NotPermitted, match="not yours") as refused:
-        typed("repair", "base")
-    assert "root" in refused.value.hint
 
 
 # -- what tells of it --------------------------------------------------------------------------------------------------
@@ -161,10 +159,10 @@ def test_the_list_and_the_doctor_tell(store: Store, publish: Publish, capsys: py
     }  # fmt: skip
     house: Any = SimpleNamespace(images=store, settings=SimpleNamespace(image=replace(Settings(), default="good")))
     finding = checks.images(house)
-    assert finding.grade is Grade.WARN and "image bad" in finding.text and "image repair bad" in finding.remedy
+    assert finding.grade is Grade.WARN and "image bad" in finding.text and "--name bad" in finding.remedy
     house.settings.image = replace(Settings(), default="bad")
     finding = checks.images(house)
-    assert finding.grade is Grade.FAIL and "image repair bad" in finding.remedy
+    assert finding.grade is Grade.FAIL and "--name bad" in finding.remedy
 
 
 def test_a_file_that_was_written_to_is_listed_as_corrupt_too(
@@ -211,63 +209,27 @@ def test_the_same_disk_stored_again_takes_the_place_of_a_damaged_one(store: Stor
     assert store.verify(store.resolve("base")) == [] and store.resolve("other").digest == image.digest
 
 
-def test_a_repair_brings_it_from_where_it_came(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_image_names_the_command_that_brings_it_again(
+    site: Site, store: Store, publish: Publish, tmp_path: Path
+) -> None:
     site.put("base", b"1")
     node = site.trusting()
     node.ensure("base")
     node.tag(damaged(node, node.resolve("base")), "mine")
-    assert typing(node)("repair", "base") == 0
-    assert node.verify(node.resolve("mine")) == [] and node.resolve("base").digest == node.resolve("mine").digest
-    assert "repaired" in capsys.readouterr().out
-    assert typing(node)("repair", "base") == 0
-    assert "as it was stored" in capsys.readouterr().out
+    damaged(store, publish("built", b"content"))
+    damaged(store, bring(store, Order(str(ext4(tmp_path / "disk")), "disk", context=Context.SSH), None))
+    for images, name, command in (
+        (node, "mine", "belljar image sync base"),
+        (store, "built", "belljar image build debian --suite bookworm --name built"),
+        (store, "disk", f"belljar image import file://{tmp_path}/disk --name disk"),
+    ):
+        with pytest.raises(ImageCorrupt) as caught:
+            images.resolve(name)
+        assert caught.value.hint == f"`{command}` replaces it."
 
 
-def test_a_repair_of_what_is_not_offered_any_more_says_so(site: Site) -> None:
-    site.put("base", b"1")
-    node = site.trusting()
-    node.ensure("base")
-    damaged(node, node.resolve("base"))
-    site.put("base", b"2")
-    with pytest.raises(ImageCorrupt, match=r"no source.*offers its digest") as caught:
-        typing(node)("repair", "base")
-    assert "`belljar image sync base` gives the name to a new image" in caught.value.hint and node.find("base").wrong
-    (row,) = sync.sync(node, (), node.settings.sources)
-    assert row.what == sync.UPDATED and node.verify(node.resolve("base")) == []
-
-
-def test_a_repair_imports_a_disk_again_as_it_was_imported(store: Store, publish: Publish, tmp_path: Path) -> None:
-    disk, root = ext4(tmp_path / "disk"), system(tmp_path / "root")
-    from belljar.model import Context
-
-    image = bring(store, Order(str(disk), "mine", context=Context.RAMDISK), surveyor(root, number=0))
-    damaged(store, image)
-    with pytest.raises(ImageUnknown, match="base"):  # nobody can look into it: it would not start as it did
-        typing(store, root)("repair", "mine")
-    assert store.find("mine").digest == image.digest and store.find("mine").wrong
-    publish("base")
-    assert typing(store, root)("repair", "mine") == 0
-    again = store.resolve("mine")
-    assert (again.digest, again.boot_digest) == (image.digest, image.boot_digest)
-    assert again.facts["context"] == "ramdisk" and store.verify(again) == []
-
-
-def test_a_repair_takes_no_other_bytes(store: Store, publish: Publish, tmp_path: Path) -> None:
-    disk, root = ext4(tmp_path / "disk"), system(tmp_path / "root")
-    image = bring(store, Order(str(disk), "mine"), surveyor(root, number=0))
-    publish("base")
-    damaged(store, image)
-    with open(disk, "r+b") as file:
-        file.seek(100)  # before the file system begins
-        file.write(b"changed")
-    with pytest.raises(ImageMismatch) as caught:
-        typing(store, root)("repair", "mine")
-    assert "belljar image import" in caught.value.hint
-    assert store.find("mine").digest == image.digest and store.find("mine").wrong
-
-
-def test_a_repair_of_what_was_built_says_how_to_build_it(store: Store, publish: Publish) -> None:
-    damaged(store, publish("base", b"content"))
-    with pytest.raises(ImageCorrupt, match=r"image base.*build debian bookworm") as caught:
-        typing(store)("repair", "base")
-    assert "belljar image build debian --suite bookworm --name base" in caught.value.hint
+def test_a_damaged_import_is_replaced_by_the_same_import(store: Store, tmp_path: Path) -> None:
+    order = Order(str(ext4(tmp_path / "disk")), "mine")
+    image = damaged(store, bring(store, order))
+    assert bring(store, order).digest == image.digest
+    assert store.resolve("mine").digest == image.digest and store.verify(store.resolve("mine")) == []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.errors import BadOption, ImageCorrupt, ImageUnfit
+from belljar.errors import BadOption, ImageCorrupt
 from belljar.image.intake.sources import Order, bring
 from belljar.image.store.store import Store
 from belljar.model import Context
@@ -57,11 +57,3 @@ def test_what_is_no_disc_is_refused(store: Store, tmp_path: Path, data: bytes) -
 def test_a_disc_has_its_own_kernel_and_context(store: Store, tmp_path: Path, more: dict[str, object]) -> None:
     with pytest.raises(BadOption, match="--kind iso"):
         bring(store, Order(str(disc(tmp_path / "a.iso")), "cernvm", is_disc=True, **more))  # type: ignore[arg-type]
-
-
-def test_a_site_that_takes_no_raw_files_takes_no_disc(tmp_path: Path, store: Store) -> None:
-    from dataclasses import replace
-
-    store.settings = replace(store.settings, formats=("qcow2",))
-    with pytest.raises(ImageUnfit):
-        bring(store, Order(str(disc(tmp_path / "a.iso")), "cernvm", is_disc=True))

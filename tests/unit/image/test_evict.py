@@ -45,17 +45,11 @@ def names(store: Store) -> set[str]:
 
 
 def gone(store: Store, *, dry_run: bool = False, **facts: object) -> list[Path]:
-    return list(sweep.evict(store, dry_run=dry_run, now=NOW, **facts))  # type: ignore[arg-type]
+    return list(sweep.evict(store, dry_run=dry_run, **facts))  # type: ignore[arg-type]
 
 
 def test_without_limits_nothing_goes(cache: Store) -> None:
     assert gone(cache) == [] and list(cache.gc()) == []
-
-
-def test_what_is_unused_for_days_goes_unless_it_is_ones_own(cache: Store) -> None:
-    limited(cache, keep_days=15.0)
-    assert len(gone(cache, dry_run=True)) == 2 and len(names(cache)) == 4
-    assert len(gone(cache)) == 2 and names(cache) == {"three", "mine"}
 
 
 def test_over_the_limit_the_least_recently_used_goes_first(cache: Store) -> None:
@@ -78,7 +72,7 @@ def test_a_machines_start_counts_as_use(cache: Store) -> None:
 
 
 def test_what_is_held_needed_or_named_stays(cache: Store) -> None:
-    limited(cache, keep_days=1.0, keep=("thr*",), default="two")
+    limited(cache, cache_limit=1, keep=("thr*",), default="two")
     with cache.hold(cache.find("one"), "m1"):
         used(cache.find("one"), NOW - 30 * DAY)
         assert gone(cache, dry_run=True) == gone(cache) == []
@@ -105,7 +99,8 @@ def test_room_is_made_before_an_image_comes(site: Site, cache: Store) -> None:
 
 
 def test_an_image_that_went_comes_again(cache: Store) -> None:
-    limited(cache, keep_days=15.0)
+    limited(cache, cache_limit=1)
     gone(cache)
+    limited(cache, cache_limit=0)
     cache.ensure("one")
     assert cache.find("one")

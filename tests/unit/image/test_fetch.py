@@ -318,8 +318,7 @@ def test_a_server_that_drips_is_given_up(folder: Path, settings: Settings, where
             if how == "download":
                 get(url, folder, brief)
             else:
-                with fetch.small_files(brief) as files:
-                    files.get(url, MIB)
+                fetch.small_file(url, MIB, brief)
         done.set()
 
 
@@ -330,8 +329,8 @@ def test_a_redirect_to_what_cannot_be_a_host_is_an_error_of_ours(
     url = server.put("/disk", redirect=f"http://{host}/disk")
     with pytest.raises(DownloadFailed):
         get(url, folder, settings)
-    with fetch.small_files(settings) as files, pytest.raises(DownloadFailed):
-        files.get(url, MIB)
+    with pytest.raises(DownloadFailed):
+        fetch.small_file(url, MIB, settings)
 
 
 @pytest.mark.parametrize("version", [b'ETag: "\xe9"', b'ETag: "\xe2\x98\x83"', b"Last-Modified: \xff\xfe"])
@@ -345,6 +344,6 @@ def test_a_version_that_cannot_be_sent_back_is_none(folder: Path, settings: Sett
 
     with answering(broken, whole) as url:
         assert get(url, folder, settings) == NEW
-    with answering(whole) as url, fetch.small_files(settings) as files:
-        answer = files.get(url, MIB)
-        assert answer == fetch.Answer(NEW, "") and files.get(url, MIB, etag=answer.etag) == answer
+    with answering(whole) as url:
+        answer = fetch.small_file(url, MIB, settings)
+        assert answer == fetch.Answer(NEW, "") and fetch.small_file(url, MIB, settings, etag=answer.etag) == answer

@@ -41,11 +41,12 @@ def test_the_layer_of_an_image_that_is_brought_a_python_is_another_one(store: St
 
 
 def test_gc_takes_interpreters_of_other_agents_and_leaves_the_present_one(store: Store, publish: Publish) -> None:
-    publish("base")
+    needy = replace(publish("base"), facts={"python": "2.7"})
     old = interpreter(store.work_folder("interpreters"), b"import os\n")
     link = next(path for path in old.path.parent.iterdir() if path.is_symlink())
-    present = store.interpreter()
+    present = store.python_for(needy)
+    assert present is not None
     assert set(store.gc(dry_run=True)) == {old.path, link} and old.path.exists()
     assert set(store.gc()) == {old.path, link}
-    assert not old.path.exists() and present.path.exists() and store.interpreter() == present
+    assert not old.path.exists() and present.path.exists() and store.python_for(needy) == present
     assert list(store.gc()) == []

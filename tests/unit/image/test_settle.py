@@ -58,7 +58,7 @@ def test_a_private_image_passes_where_ones_own_are_meant_and_else_not(
     user.settle("debian-mine", own=True)
     assert user.resolve("debian-mine").digest == own.digest
     for reference in ("debian-mine", own.digest, own.digest[:9]):
-        with pytest.raises(ImageNotAllowed, match=f"image {reference}: the site has none of this name"):
+        with pytest.raises(ImageNotAllowed, match=f"image {reference}: the site has no image of this name"):
             user.settle(reference, own=False)
     with pytest.raises(ImageUnknown):
         user.settle("nothing", own=False)

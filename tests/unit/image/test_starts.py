@@ -10,21 +10,21 @@ import pytest
 from belljar.errors import BadOption, ImageUnfit, NotPermitted
 from belljar.image import Image
 from belljar.image.boot import initramfs
-from belljar.image.intake.change import amend
-from belljar.image.store.store import Store, firmware_of
+from belljar.image.images import Images
+from belljar.image.store.store import firmware_of
 from belljar.model import Context, Firmware
 
 Publish = Callable[..., Image]
 
 
-def test_belljars_own_init_needs_no_words(store: Store, publish: Publish) -> None:
+def test_belljars_own_init_needs_no_words(store: Images, publish: Publish) -> None:
     image = publish("mine")
     usual = store.boot_files(image)
     assert store.boot_files(image, Context.RAMDISK) == usual and (usual.append, usual.init) == ("quiet", "")
     assert usual.digest == initramfs.boot_digest(image)
 
 
-def test_the_images_own_init_has_the_same_ramdisk_and_another_digest(store: Store, publish: Publish) -> None:
+def test_the_images_own_init_has_the_same_ramdisk_and_another_digest(store: Images, publish: Publish) -> None:
     image = publish("mine")
     usual = store.boot_files(image)
     others = {context: store.boot_files(image, context) for context in initramfs.OWN_INIT}
@@ -34,7 +34,7 @@ def test_the_images_own_init_has_the_same_ramdisk_and_another_digest(store: Stor
     assert len({usual.digest, *(files.digest for files in others.values())}) == 3
 
 
-def test_an_init_elsewhere_is_named(store: Store, publish: Publish) -> None:
+def test_an_init_elsewhere_is_named(store: Images, publish: Publish) -> None:
     image = publish("mine")
     odd = replace(image, facts={**image.facts, "init": "/usr/lib/systemd/systemd"})
     files = store.boot_files(odd, Context.CLOUD_INIT)
@@ -53,7 +53,7 @@ def test_an_init_elsewhere_is_named(store: Store, publish: Publish) -> None:
     ],
 )
 def test_the_firmware_is_the_one_asked_for_or_the_one_there_is(
-    store: Store, publish: Publish, facts: dict[str, object], kind: Firmware
+    store: Images, publish: Publish, facts: dict[str, object], kind: Firmware
 ) -> None:
     image = replace(publish("disk", direct=False), facts=facts)
     assert firmware_of(image) is kind
@@ -61,39 +61,39 @@ def test_the_firmware_is_the_one_asked_for_or_the_one_there_is(
     assert (files.kernel, files.append, files.firmware) == (None, "", kind)
 
 
-def test_a_context_is_changed_and_taken_back(store: Store, publish: Publish) -> None:
+def test_a_context_is_changed_and_taken_back(store: Images, publish: Publish) -> None:
     image = publish("mine")
-    assert amend(store, image, context=Context.INJECT).facts["context"] == "inject"
+    assert store.amend(image, context=Context.INJECT).facts["context"] == "inject"
     assert store.resolve("mine").facts["context"] == "inject"
-    assert "context" not in amend(store, image, context=Context.AUTO).facts
+    assert "context" not in store.amend(image, context=Context.AUTO).facts
     assert store.verify(store.resolve("mine")) == []
 
 
 @pytest.mark.parametrize("user", ["", "-x", "Root", "a b", "a;b", "x" * 33, "a\nb"])
-def test_what_is_no_name_of_a_user_is_not_kept(store: Store, publish: Publish, user: str) -> None:
+def test_what_is_no_name_of_a_user_is_not_kept(store: Images, publish: Publish, user: str) -> None:
     image = publish("mine")
     with pytest.raises(BadOption, match="--ssh-user"):
-        amend(store, image, context=Context.SSH, ssh_user=user)
+        store.amend(image, context=Context.SSH, ssh_user=user)
     assert "ssh_user" not in store.resolve("mine").facts and "context" not in store.resolve("mine").facts
 
 
-def test_whom_ssh_logs_in_as_is_changed_and_taken_back(store: Store, publish: Publish) -> None:
+def test_whom_ssh_logs_in_as_is_changed_and_taken_back(store: Images, publish: Publish) -> None:
     image = publish("mine")
-    assert amend(store, image, ssh_user="debian").facts["ssh_user"] == "debian"
+    assert store.amend(image, ssh_user="debian").facts["ssh_user"] == "debian"
     assert store.resolve("mine").facts["ssh_user"] == "debian"
-    assert "ssh_user" not in amend(store, image, ssh_user="root").facts
+    assert "ssh_user" not in store.amend(image, ssh_user="root").facts
 
 
-def test_a_firmware_is_changed_only_where_that_can_work(store: Store, publish: Publish) -> None:
+def test_a_firmware_is_changed_only_where_that_can_work(store: Images, publish: Publish) -> None:
     with pytest.raises(ImageUnfit, match="booted directly"):
-        amend(store, publish("direct"), firmware=Firmware.UEFI)
+        store.amend(publish("direct"), firmware=Firmware.UEFI)
     disk = publish("disk", b"another", direct=False)
     with pytest.raises(ImageUnfit, match="no boot loader for uefi"):
-        amend(store, disk, firmware=Firmware.UEFI)
+        store.amend(disk, firmware=Firmware.UEFI)
     able = replace(disk, facts={"firmware": ["bios", "uefi"]})
-    assert amend(store, able, firmware=Firmware.UEFI).facts["use_firmware"] == "uefi"
+    assert store.amend(able, firmware=Firmware.UEFI).facts["use_firmware"] == "uefi"
 
 
-def test_another_owners_image_is_not_changed(store: Store, publish: Publish) -> None:
+def test_another_owners_image_is_not_changed(store: Images, publish: Publish) -> None:
     with pytest.raises(NotPermitted):
-        amend(store, replace(publish("mine"), store=store.folder.parent), context=Context.SSH)
+        store.amend(replace(publish("mine"), store=store.folder.parent), context=Context.SSH)

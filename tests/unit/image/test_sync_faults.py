@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import signal
 import time
@@ -250,6 +252,26 @@ def test_what_was_kept_of_a_source_may_be_lost_or_broken(site: Site) -> None:
     state.write_bytes(b"{broken")
     sync.pull(node, "base")
     assert read_index(site.folder).version == Master(node, str(site.folder)).seen().version
+
+
+@pytest.mark.parametrize("interval", [0.0, 300.0], ids=["unchanged at its server", "not asked for again"])
+def test_an_index_kept_in_another_form_is_told_with_what_to_do(site: Site, server: Server, interval: float) -> None:
+    """As a former version kept it."""
+    site.put("base", b"1")
+    source = site.serve(server)
+    node = site.trusting(source=source, sync_interval=interval)
+    node.ensure("base")
+    (state,) = (node.folder / "sources").glob("*.json")
+    value = json.loads(state.read_bytes())
+    value["copy"]["data"] = base64.b64encode(value["copy"]["data"].encode("latin-1")).decode()
+    state.write_text(json.dumps(value))
+    with pytest.raises(NotAnIndex, match="kept of its index") as caught:
+        sync.pull(node, "base")
+    assert "`belljar image sync --forget`" in caught.value.hint
+    (row,) = sync.sync(node, ("base",), (source,))
+    assert "`belljar image sync --forget`" in row.why
+    Master(node, source).forget()
+    assert [row.what for row in sync.sync(node, ("base",), (source,))] == [sync.PRESENT]
 
 
 def test_what_was_kept_and_cannot_be_read_just_now_is_not_taken_for_nothing(site: Site) -> None:

@@ -25,7 +25,6 @@ from belljar.errors import (
 from belljar.image import Image
 from belljar.image.images import Images
 from belljar.image.intake import intake
-from belljar.image.intake.change import amend
 from belljar.image.progress import Silent
 from belljar.image.site import index, sync
 from belljar.image.site.master import Master
@@ -282,7 +281,7 @@ def test_a_new_kernel_or_a_new_word_of_the_publisher_comes_though_the_disk_is_th
     image = site.put("base", b"1")
     node = site.trusting()
     node.ensure("base")
-    amend(site.publisher, image, ssh_user="debian")
+    site.publisher.amend(image, ssh_user="debian")
     site.change({"base": site.publisher.resolve(image.digest)})
     (row,) = sync.sync(node, (), node.settings.sources)
     assert row.what == sync.UPDATED and node.resolve("base").facts["ssh_user"] == "debian"

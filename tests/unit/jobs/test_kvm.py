@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.jobs import kvm
+from belljar.jobs import node as kvm
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 

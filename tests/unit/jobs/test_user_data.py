@@ -13,7 +13,7 @@ from tests.unit.image.http_server import serving
 
 from belljar.cli import parser_of, split
 from belljar.cli.machine import request
-from belljar.config import load
+from belljar.config import inspect
 from belljar.context import Settings
 from belljar.errors import BadOption, BadUserData, DownloadFailed
 from belljar.image import Settings as ImageSettings
@@ -27,7 +27,7 @@ def parsed(*words: str) -> argparse.Namespace:
 
 
 def built(*words: str) -> Request:
-    return request.build(parsed(*words), load(environ={"HOME": "/root"}, etc=Path("/nowhere")))
+    return request.build(parsed(*words), inspect(environ={"HOME": "/root"}, etc=Path("/nowhere")).settings)
 
 
 def filled(*words: str, **context: Any) -> bytes:

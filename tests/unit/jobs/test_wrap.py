@@ -1,4 +1,4 @@
-"""`belljar wrap`: a job that wants no machine is left alone to the last bit, and every end is told as the verdict says."""
+"""`belljar internal wrap`: a job that wants no machine is left alone to the last bit, and every end is told as the verdict says."""
 
 import json
 import os

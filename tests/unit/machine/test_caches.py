@@ -14,7 +14,7 @@ from belljar.errors import CommandMissing, ImpossibleSize
 from belljar.hypervisor import ExtraDisk
 from belljar.machine import Folders
 from belljar.machine.extras import Equipment, caches, disks
-from belljar.machine.extras.caches import Cache, CacheDisk, prepare, remove, take, trouble
+from belljar.machine.extras.caches import Cache, CacheDisk, remove, take, trouble
 from belljar.machine.life.claim import claim
 from belljar.machine.life.life import Life
 from belljar.model import MIB, MachineSpec, OwnWork, Request
@@ -52,13 +52,20 @@ def has_been_seen(cache: Path) -> bool:
     )
 
 
+def made(folders: Folders, size: int) -> Cache:
+    """One that is ready, and nobody's."""
+    cache, lock, _ = take(folders, size)
+    lock.release()
+    return cache
+
+
 def test_a_cache_is_sparse_private_and_labelled(folders: Folders) -> None:
-    (cache,) = prepare(folders, 1, 1 << 30)
+    cache = made(folders, 1 << 30)
     facts = cache.path.stat()
     assert (facts.st_size, facts.st_mode & 0o777) == (1 << 30, 0o600) and facts.st_blocks * 512 < 8 * MIB
     told = subprocess.run(["blkid", "-p", "-o", "export", str(cache.path)], capture_output=True, timeout=60, check=True)
     assert b"LABEL=belljar-cache" in told.stdout and b"TYPE=ext4" in told.stdout
-    assert list(prepare(folders, 1, 1 << 30)) == [] and cache.state() == "ready"
+    assert cache.state() == "ready"
 
 
 def test_what_a_guest_left_in_order_is_found_again(folders: Folders) -> None:
@@ -93,7 +100,7 @@ def test_two_machines_never_have_the_same(folders: Folders) -> None:
     ],
 )  # fmt: skip
 def test_a_damaged_one_is_made_anew(folders: Folders, at: int, data: bytes, why: str) -> None:
-    (cache,) = prepare(folders, 1, SIZE)
+    cache = made(folders, SIZE)
     with open(cache.path, "r+b") as file:
         file.seek(at)
         file.write(data)
@@ -104,7 +111,7 @@ def test_a_damaged_one_is_made_anew(folders: Folders, at: int, data: bytes, why:
 
 
 def test_one_of_another_size_or_cut_off_is_made_anew(folders: Folders) -> None:
-    (cache,) = prepare(folders, 1, SIZE)
+    cache = made(folders, SIZE)
     _, lock, reason = take(folders, 2 * SIZE)
     lock.release()
     assert reason == "it had another size" and cache.path.stat().st_size == 2 * SIZE
@@ -113,7 +120,7 @@ def test_one_of_another_size_or_cut_off_is_made_anew(folders: Folders) -> None:
 
 
 def test_one_from_before_a_restart_of_the_host_is_made_anew(folders: Folders) -> None:
-    (cache,) = prepare(folders, 1, SIZE)
+    cache = made(folders, SIZE)
     for text, why in (
         (json.dumps({"boot": "another"}), "restarted"),
         ("{", "power itself off"),
@@ -124,8 +131,8 @@ def test_one_from_before_a_restart_of_the_host_is_made_anew(folders: Folders) ->
 
 
 def test_those_in_use_are_not_removed(folders: Folders) -> None:
-    list(prepare(folders, 2, SIZE))
     cache, lock, _ = take(folders, SIZE)
+    made(folders, SIZE)
     assert [one.number for one in remove(folders)] == [1]
     lock.release()
     assert list(remove(folders)) == [cache] and os.listdir(folders.scratch / "caches") == []

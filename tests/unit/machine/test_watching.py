@@ -16,6 +16,7 @@ import pytest
 
 from belljar.errors import HostError, NoSuchMachine
 from belljar.host.files import private_folder
+from belljar.host.processes import boot_id
 from belljar.host.watch import IN_Q_OVERFLOW, Happened, Watch
 from belljar.journal import JOURNAL, Event, Ledger
 from belljar.machine import LOCK, OUTCOME, Folders
@@ -54,7 +55,7 @@ def begin(folders: Folders, id: str, pid: int | None = None) -> Path:
     folder = folders.machine(id)
     folder.mkdir()
     (folder / LOCK).touch()
-    journal(folder, "claim", pid=pid or os.getpid())
+    journal(folder, "claim", pid=pid or os.getpid(), boot=boot_id())
     return folder
 
 
@@ -80,7 +81,7 @@ def kept(folders: Folders, id: str) -> subprocess.Popen[bytes]:
         [sys.executable, "-IS", "-c", KEEPER, str(folder / LOCK)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert keeper.stdout is not None
-    journal(folder, "claim", pid=int(keeper.stdout.readline()))
+    journal(folder, "claim", pid=int(keeper.stdout.readline()), boot=boot_id())
     return keeper
 
 

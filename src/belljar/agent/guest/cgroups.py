@@ -85,8 +85,7 @@ class Cgroup:
 
 
 class Family:
-    """Without control groups: the payload's session, and the orphans that come to us. Where several payloads run,
-    an orphan with a session of its own belongs to the one that ends last."""
+    """Without control groups: the payload's session, and orphans; one with a new session is the last payload's."""
 
     live = []  # type: list[Family]
     is_patient = False  # what is left may end by itself

@@ -11,6 +11,7 @@ from belljar.agent.guest.network import RESCAN
 from belljar.agent.guest.system import Refused, kernel_events, read_file, write_file
 
 BLOCKS = "/sys/devices/system/memory"
+TAKES_BLOCKS = BLOCKS + "/auto_online_blocks"
 PROCESSORS = "/sys/devices/system/cpu"
 # There for what the kernel can be given while it runs.
 HOTPLUG = "/sys/firmware/acpi/hotplug/%s/enabled"
@@ -23,7 +24,7 @@ def abilities() -> "list[str]":
     """Of a clone of this guest: in what it can be another than its template."""
     there = {
         "cpus": os.path.exists(HOTPLUG % "processor"),
-        "memory": os.path.exists(HOTPLUG % "memory") and os.path.exists(BLOCKS + "/auto_online_blocks"),
+        "memory": os.path.exists(HOTPLUG % "memory") and read_file(TAKES_BLOCKS).strip() not in (b"", b"offline"),
         "less-memory": os.path.exists(HELD) and large_page() > 0,
         "disk": root_device() is not None,
         "card": os.path.exists(RESCAN) and os.path.exists("/sys/bus/virtio/drivers/virtio_net"),
@@ -33,11 +34,8 @@ def abilities() -> "list[str]":
 
 def take_new_blocks() -> None:
     """From now on the kernel takes new memory into use by itself, for anything: what never goes again need not be movable."""
-    if os.path.exists(BLOCKS + "/auto_online_blocks"):
-        try:
-            write_file(BLOCKS + "/auto_online_blocks", b"online", flags=0)
-        except OSError:
-            pass  # a kernel that only hears "offline"; then it is done block by block
+    if os.path.exists(TAKES_BLOCKS):
+        write_file(TAKES_BLOCKS, b"online", flags=0)
 
 
 def block_size() -> int:
@@ -84,15 +82,8 @@ class Growth:
             grow_root(self.disk)
 
     def _has_memory(self) -> bool:
-        there = blocks()
-        for folder in there:
-            if read_file(folder + "/state").strip() == b"offline":
-                try:
-                    write_file(folder + "/state", b"online", flags=0)
-                except OSError:
-                    if read_file(folder + "/state").strip() != b"online":  # the kernel came first
-                        raise
-        return len(there) >= self.blocks
+        states = [read_file(folder + "/state").strip() for folder in blocks()]
+        return len(states) >= self.blocks and b"offline" not in states
 
     def _has_cpus(self) -> bool:
         for name in os.listdir(PROCESSORS):
@@ -128,8 +119,7 @@ def large_page() -> int:
 
 
 def hold_back(size: int) -> None:
-    """Memory that nobody asked for is kept in large pages that nobody uses: the kernel never touches them, so the host never
-    has to give them. Raises Refused."""
+    """Keep memory that nobody asked for in large pages that nobody uses, so the host never gives it. Raises Refused."""
     count, before = -(-size // large_page()), int(read_file(HELD))
     write_file(HELD, b"%d" % (before + count), flags=0)
     if int(read_file(HELD)) < before + count:
@@ -154,8 +144,7 @@ def grow_root(size: int) -> None:
 
 
 def limit_for(total: int, used: int, surplus: int) -> int:
-    """What payloads may use of a guest with so much memory, of which *used* is the kernel's and ours and *surplus* more than
-    was asked for."""
+    """What payloads may use: *used* is the kernel's and ours, *surplus* more than was asked for."""
     meant = total - surplus
     reserve = used + max(16 << 20, meant // 32)
     return max(meant - reserve, meant // 2)

@@ -40,7 +40,7 @@ PLACES = "/tmp /home /root /var/tmp /mnt /usr/local/bin /usr/local/sbin /usr/sbi
 
 
 class Guest(Mounts):
-    """A real guest: the agent is root and alone. Implements `World`."""
+    """A real guest: the agent is root and alone. A test may play it on its own host."""
 
     quiet = 0.3  # seconds between the last thing that settling does and its answer
 
@@ -66,6 +66,7 @@ class Guest(Mounts):
         self.errands.update({b"grow": self.grow, b"mount_packed": self.mount_packed, b"renew_keys": self.renew_keys})
 
     def prepare(self) -> None:
+        """Once per boot, before the first conversation."""
         for path in (RUN, self.jobs):
             make_folder(path, 0o711)
         if os.statvfs(RUN).f_flag & os.ST_NOEXEC:
@@ -79,8 +80,7 @@ class Guest(Mounts):
         self.cgroup = self._make_cgroup()
 
     def _make_cgroup(self) -> str:
-        """A control group for all payloads, with a reserve of memory left to the kernel and to us; "" where the kernel
-        has no cgroup2."""
+        """A control group for all payloads, with a reserve of memory for the kernel and us; "" without cgroup2."""
         folder = CGROUPS + "/belljar"
         if not os.path.exists(CGROUPS + "/cgroup.controllers"):
             libc().adopt_orphans()
@@ -105,6 +105,7 @@ class Guest(Mounts):
         return folder
 
     def growth(self) -> bytes:
+        """In what a clone of this guest can be another."""
         return " ".join(abilities()).encode("ascii")
 
     def grow(self, words: Words) -> "tuple[int, Late, Work]":
@@ -123,6 +124,7 @@ class Guest(Mounts):
         return GROW_PATIENCE, ("refused", late), work
 
     def describe(self) -> bytes:
+        """The words of a HELLO."""
         lines = [line.partition("=") for line in read_file("/etc/os-release").decode("utf-8", "replace").splitlines()]
         names = [value.strip("\"'") for key, _, value in lines if key == "PRETTY_NAME"]
         kernel = os.uname().release
@@ -152,9 +154,8 @@ class Guest(Mounts):
         return "\0".join(proof).encode("ascii", "replace") + b"\0" + now()
 
     def _keep_names_in_memory(self) -> None:
-        """The files that name the guest move to a file system in memory, and stay open. A clone then renames itself by
-        a few writes: no block of its disk is read, allocated or journaled. The nonce becomes the boot's id for everyone
-        who asks the kernel, for our file is mounted over the kernel's."""
+        """The files that name the guest move to memory, and stay open: a clone then renames itself by a few writes. The
+        nonce becomes the boot's id for everyone who asks the kernel: our file is mounted over the kernel's."""
         import _socket
         import fcntl
 
@@ -173,8 +174,7 @@ class Guest(Mounts):
         libc().mount((RUN + "/boot_id").encode(), BOOT_ID.encode(), b"none", Libc.MS_BIND, b"")
 
     def _keep_features(self) -> None:
-        """Likewise the files in which each payload finds its features: they are there, empty and open, for making the
-        first file of all takes a clone long. A folder of the image's own stays."""
+        """Likewise the payloads' features, as empty, open files: a clone's first file takes long."""
         for folder, leaves in FEATURES.items():
             if os.path.lexists(b"/etc/" + folder):
                 continue
@@ -261,6 +261,7 @@ class Guest(Mounts):
         self.known.add(account.key)
 
     def make_place(self, path: bytes, account: Account) -> None:
+        """The working directory, with those above it, the payload's own where they are missing: outside it is there."""
         missing = []
         while path.startswith(b"/") and not os.path.lexists(path):
             missing.append(path)
@@ -286,23 +287,28 @@ class Guest(Mounts):
         return ready
 
     def after_payload(self) -> None:
+        """Beside the hot path: the next payload's box."""
         if self.cgroup and self.spare is None:
             self.spare = Cgroup(self.cgroup)
 
     def give(self, what: "int | bytes", account: Account, group: "int | None" = None) -> None:
+        """Make a pipe, a terminal or a folder the user's own, so that /dev/stdout and /dev/tty can be opened by name."""
         if account.uid:
             os.chown(what, account.uid, account.gid if group is None else group)
 
     def leave_agent(self) -> None:
+        """In the child: as easy prey for the OOM killer as anybody."""
         write_file("/proc/self/oom_score_adj", b"0", flags=0)
 
     def become(self, account: Account) -> None:
+        """In the child: from the agent to the user."""
         gid, uid = account.gid, account.uid
         os.setgroups([gid] + [number for number, _ in account.groups if number != gid])
         os.setresgid(gid, gid, gid)
         os.setresuid(uid, uid, uid)
 
     def warm(self, fork: "Callable[[], None]") -> None:
+        """Go once through what every clone will do, so that a template has it ready; *fork* makes the next process."""
         import fcntl
         import resource
         import tarfile

@@ -99,8 +99,7 @@ class Mounts:
         return seconds, late, lambda: mount_nfs(address, port, path, target, flags)
 
     def find_disks(self, words: Words) -> bytes:
-        """The devices of the disks with these serials. Where one is missing the kernel looks at the bus anew: a clone has
-        disks that its template never had."""
+        """The devices of the disks with these serials. A clone's kernel must look at its bus for them."""
         serials = words.some()
 
         def look() -> "dict[bytes, bytes]":
@@ -135,6 +134,7 @@ class Mounts:
         return b""
 
     def release(self) -> None:
+        """Unmount all, write everything out. Raises Refused where a server did not take all of what was written."""
         trouble = None
         for target in reversed(self.mounts):
             try:
@@ -151,8 +151,7 @@ class Mounts:
             raise Refused("nfs-flush", trouble)
 
     def _flush(self, target: bytes) -> str:
-        """Write out what a file server has not been sent yet; what went wrong, or "". Where root is nobody to the server,
-        the folder is opened as the payload's user."""
+        """Write out what a server was not sent yet; what went wrong, or "". If root is nobody there, as the user."""
         try:
             fd = open_folder(target, self.user)
         except OSError as exc:
@@ -166,6 +165,7 @@ class Mounts:
             os.close(fd)
 
     def has_remote(self) -> bool:
+        """May `release` block?"""
         return bool(self.remote)
 
     def forget_mounts(self) -> None:
@@ -216,8 +216,7 @@ def disks() -> "dict[bytes, bytes]":
 
 
 def mount_packed(name: bytes, device: bytes, target: bytes, account: Account) -> None:
-    """In a child: the folder in the disk, over what is at *target* already, and changes above both, in the guest's own
-    disk. Raises Refused."""
+    """In a child: the disk's folder over what is at *target*; changes go to the guest's own disk. Raises Refused."""
     base, upper = PACKED + name, UPPER + name
     try:
         load_modules([module for module in PACKED_MODULES if b"\t%s\n" % module.encode() not in filesystems()])
@@ -271,8 +270,7 @@ def with_rights_of(account: Account, work: "Callable[[], None]") -> None:
 
 
 def nfs_options(version: str, address: str, port: int) -> bytes:
-    """The options of an NFS mount, as the kernel takes them without mount.nfs. hard: a server that is away for a while
-    makes the payload wait, and never fail."""
+    """The options of an NFS mount without mount.nfs. hard: a server that is away makes the payload wait, never fail."""
     if not 0 < port < 1 << 16 or not address or address.strip("0123456789abcdef.:"):
         raise Refused("bad-call", "not an address and a port")
     protocol = "tcp6" if ":" in address else "tcp"

@@ -86,8 +86,7 @@ class Card:
 
 
 def host_keys_since(boot: float, folder: str) -> "list[str]":
-    """The keys of an ssh server that were made since this moment. Those are the template's, and all its clones would share
-    them; older ones came with the image, and are its owner's choice."""
+    """Host keys made since this moment: the template's, which its clones would share. Older ones are the image's."""
     found = []
     for leaf in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
         path = folder + "/" + leaf
@@ -99,8 +98,7 @@ def host_keys_since(boot: float, folder: str) -> "list[str]":
 
 
 def renew_host_keys(old: "list[str]", folder: str) -> None:
-    """Other keys in the place of these, for the server that runs too. Only kinds that are made at once: an emulated guest
-    may take a minute for an RSA key, and who speaks to a server of today speaks Ed25519."""
+    """Replace these keys, for the server that runs too. By no RSA key: an emulated guest takes a minute for one."""
     if not old:
         return
     new = []  # type: list[str]
@@ -159,9 +157,7 @@ def restart_sshd(pid: int, pid_file: str) -> None:
             except FileNotFoundError:
                 pass
             if not select.select([written], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                return say(
-                    "sshd was told to read its keys anew and has not said within %d s that it did" % SSHD_PATIENCE
-                )
+                return say("sshd has not said within %d s that it read its keys anew" % SSHD_PATIENCE)
             os.read(written, 4096)
     finally:
         os.close(written)

@@ -37,8 +37,7 @@ def say(message: str) -> None:
 
 
 def read_file(path: str, most: int = 64 * KIB) -> bytes:
-    """The first bytes of a file; empty when there is none. Python makes a buffer of *most* bytes: a large one is a
-    mapping of its own, to be made and unmade each time."""
+    """The first bytes of a file; empty when there is none. Python makes a buffer of *most* bytes each time."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -150,8 +149,7 @@ def now() -> bytes:
 
 
 def stamp() -> int:
-    """The moment a file that is written now is stamped with, in nanoseconds; a microsecond before, for a float is not
-    exact, and stamps are milliseconds apart."""
+    """What a file written now is stamped with, in nanoseconds; a microsecond less, for a float is not exact."""
     return int(time.clock_gettime(COARSE_CLOCK) * 1e9) - 1000
 
 

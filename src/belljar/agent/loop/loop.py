@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections import deque
     from typing import Any, Callable  # noqa: F401
 
-    from belljar.agent.roles import World
+    from belljar.agent.guest.guest import Guest
 else:  # what is below the library's modules of these names, and much quicker to import
     import _signal as signal
     from _collections import deque
@@ -54,9 +54,9 @@ FLUSH_PATIENCE = 30  # seconds for a file server to take what is not written yet
 class Agent(Channel):
     """One thread, one epoll: the channel, the children, their pipes."""
 
-    def __init__(self, fd: int, world: "World", *, is_port: bool) -> None:
+    def __init__(self, fd: int, guest: "Guest", *, is_port: bool) -> None:
         Channel.__init__(self, fd, is_port)
-        self.world = world
+        self.guest = guest
         self.processes = {}  # type: dict[int, Process]
         self.dying = []  # type: list[Process]
         self.children = {}  # type: dict[int, Callable[[int, Any], None]]
@@ -66,9 +66,9 @@ class Agent(Channel):
         self.errands = []  # type: list[Errand]
         self.flush_patience = FLUSH_PATIENCE
         self.zygote = None  # type: Zygote | None
-        self.calls = dict(world.calls)
+        self.calls = dict(guest.calls)
         self.calls.update({b"add_account": self._add_account, b"place": self._place, b"settle": self._settle})
-        self.hello = frame(HELLO, 0, world.describe())
+        self.hello = frame(HELLO, 0, guest.describe())
         self.began, self.has_put = 0, False
         self._catch_signals()
 
@@ -173,8 +173,8 @@ class Agent(Channel):
             return b""
         if name in self.calls:
             return self.calls[name](words)
-        if name in self.world.errands:
-            Errand(self, self.errands, [number], *self.world.errands[name](words))
+        if name in self.guest.errands:
+            Errand(self, self.errands, [number], *self.guest.errands[name](words))
             return None
         if name == b"end_payload":
             self.flush_patience = int(words.words[1]) if len(words.words) > 1 else FLUSH_PATIENCE
@@ -185,14 +185,14 @@ class Agent(Channel):
         raise Refused("bad-call", "no call is named %s" % shown(name))
 
     def _add_account(self, words: Words) -> bytes:
-        self.world.add_account(Account(words))
+        self.guest.add_account(Account(words))
         return b""
 
     def _place(self, words: Words) -> bytes:
         files = words.some(4)
         account = Account(words)
-        self.world.add_account(account)
-        place(files, account, self.world)
+        self.guest.add_account(account)
+        place(files, account, self.guest)
         return b""
 
     def _start(self, number: int, words: Words) -> None:
@@ -201,9 +201,9 @@ class Agent(Channel):
         files = words.some(4)
         words.words, words.at = words.words[words.at :], 0
         job = Job(words)
-        self.world.add_account(job.account)
-        place(files, job.account, self.world)
-        self.world.make_place(job.cwd, job.account)
+        self.guest.add_account(job.account)
+        place(files, job.account, self.guest)
+        self.guest.make_place(job.cwd, job.account)
         if not job.builtin and not self.began:
             self.began = next_stamp() if self.has_put else stamp()
         self.has_put = self.has_put or job.builtin == b"put"
@@ -211,7 +211,7 @@ class Agent(Channel):
         zygote = None
         if not job.terminal and not job.builtin:
             zygote, self.zygote = self.zygote, None
-        process = self.processes[number] = Process(self, self.world, number, job, zygote, self._gone)
+        process = self.processes[number] = Process(self, self.guest, number, job, zygote, self._gone)
         try:
             process.begin()
         except BaseException:
@@ -224,7 +224,7 @@ class Agent(Channel):
         import gc
 
         self._abandon_all()
-        self.world.warm(self._fork_ahead)
+        self.guest.warm(self._fork_ahead)
         gc.collect()
         if hasattr(gc, "freeze"):
             gc.freeze()
@@ -233,11 +233,11 @@ class Agent(Channel):
         self.parser.forget()
         # The kernel still has work of its own to do (groups removed, a child that ended). Left undone it would be every
         # clone's first act: 20 of the 55 ms from its start to our answer.
-        select.select([], [], [], self.world.quiet)
-        return self.world.growth()
+        select.select([], [], [], self.guest.quiet)
+        return self.guest.growth()
 
     def _fork_ahead(self) -> None:
-        self.zygote = self.zygote or Zygote(self.world, self.world.box(), *three_pipes())
+        self.zygote = self.zygote or Zygote(self.guest, self.guest.box(), *three_pipes())
 
     # -- endings
 
@@ -277,12 +277,12 @@ class Agent(Channel):
     def _check_ending(self) -> None:
         if self.ending and not self.processes and not self.dying:
             ending, self.ending = self.ending, []
-            if self.world.has_remote():
+            if self.guest.has_remote():
                 text = "a file server did not take what was left to write within %d s" % self.flush_patience
-                Errand(self, self.errands, ending, self.flush_patience, ("nfs-flush", text), self.world.release)
-                self.world.forget_mounts()
+                Errand(self, self.errands, ending, self.flush_patience, ("nfs-flush", text), self.guest.release)
+                self.guest.forget_mounts()
                 return
-            self.world.release()
+            self.guest.release()
             for number in ending:
                 self.send(REPLY, number)
 

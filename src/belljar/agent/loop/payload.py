@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import signal
     from typing import NoReturn
 
-    from belljar.agent.roles import Box, World
+    from belljar.agent.guest.guest import Guest
+    from belljar.agent.roles import Box
 else:  # what is below the library's modules of these names, and much quicker to import
     import _signal as signal
 
@@ -74,13 +75,13 @@ class Job:
         self.env = Environment(pairs[0::2], pairs[1::2])
 
 
-def place(words: "list[bytes]", account: Account, world: "World") -> None:
+def place(words: "list[bytes]", account: Account, guest: "Guest") -> None:
     """Files of a payload, before it starts: path, mode, "u" or "r" (whose), and "f" with the content or "d"."""
     for at in range(0, len(words), 4):
         path, mode, content = words[at], int(words[at + 1]), words[at + 3]
         if not path.startswith(b"/"):
             raise Refused("refused", "%s: not an absolute path" % shown(path))
-        kept = world.kept.pop(path, -1)
+        kept = guest.kept.pop(path, -1)
         if kept >= 0:
             is_as_made = words[at + 1 : at + 3] == [b"420", b"r"] and content[:1] == b"f"
             if is_as_made:
@@ -99,28 +100,28 @@ def place(words: "list[bytes]", account: Account, world: "World") -> None:
             if content[:1] == b"f":
                 write_all(fd, with_nul(content[1:]))
             if words[at + 2] == b"u":
-                world.give(fd, account)
+                guest.give(fd, account)
             os.fchmod(fd, mode)
         finally:
             os.close(fd)
 
 
-def stand_alone(world: "World", box: "Box") -> None:
+def stand_alone(guest: "Guest", box: "Box") -> None:
     """A session and a box of one's own; the agent's signals are not ours."""
     signal.set_wakeup_fd(-1)
     os.setsid()
     box.join()
-    world.leave_agent()
+    guest.leave_agent()
 
 
-def become_payload(job: Job, world: "World", files: "list[int]", trouble: int) -> "NoReturn":
+def become_payload(job: Job, guest: "Guest", files: "list[int]", trouble: int) -> "NoReturn":
     code = FAILED
     try:
         job.read_rest()
         take_stdio(job, files)
         limit(job.rlimits)
         os.umask(job.umask)
-        world.become(job.account)
+        guest.become(job.account)
         enter(job.cwd)
         if job.builtin:
             code = run_builtin(job, trouble)
@@ -275,24 +276,23 @@ def three_pipes() -> "tuple[list[int], list[int]]":
 
 
 class Zygote:
-    """A child that is forked before it knows its payload, with its session, box, and the inner ends of what is its stdin, stdout and
-    stderr. It is told its order by a pipe, and becomes what is asked. A template holds one, so that the payload of a clone need not
-    wait for a fork."""
+    """A child that is forked before it knows its payload, with its session, its box and its standard streams; a pipe tells it
+    its order. A template holds one, so that the payload of a clone need not wait for a fork."""
 
-    def __init__(self, world: "World", box: "Box", inner: "list[int]", outer: "list[int]") -> None:
+    def __init__(self, guest: "Guest", box: "Box", inner: "list[int]", outer: "list[int]") -> None:
         self.box, self.inner, self.outer = box, inner, outer
         self.trouble, trouble = os.pipe()
         orders, self.orders = os.pipe()
         self.pid = os.fork()
         if not self.pid:
-            self._wait(world, orders, trouble)
+            self._wait(guest, orders, trouble)
         os.close(orders)
         os.close(trouble)
 
-    def _wait(self, world: "World", orders: int, trouble: int) -> "NoReturn":
+    def _wait(self, guest: "Guest", orders: int, trouble: int) -> "NoReturn":
         """In the child: all is ready but the order."""
         try:
-            stand_alone(world, self.box)
+            stand_alone(guest, self.box)
             for fd in self.outer + [self.orders]:  # else our own end would keep the payload's stdin open
                 os.close(fd)
             Job(Words(NOTHING)).read_rest()  # the pages this writes to are our own from now on
@@ -311,7 +311,7 @@ class Zygote:
         except BaseException as exc:
             report(trouble, "failed", "%s: %s" % (type(exc).__name__, exc))
             os._exit(FAILED)
-        become_payload(job, world, files, trouble)
+        become_payload(job, guest, files, trouble)
 
     def _descriptor(self, index: int, kind: str) -> int:
         if kind == "n":

@@ -15,30 +15,30 @@ if TYPE_CHECKING:
     import signal
     from typing import Any, Callable
 
-    from belljar.agent.roles import Late, Reactor, Work, World
+    from belljar.agent.guest.guest import Guest
+    from belljar.agent.roles import Late, Reactor, Work
 else:  # what is below the library's modules of these names, and much quicker to import
     import _signal as signal
 
 
 class Process:
-    """A payload, or a file copy: one child, its streams, its box. Everything of it is dead and every byte of it sent
-    before its EXIT is."""
+    """A payload, or a file copy: one child, its streams, its box. Before its EXIT all is dead, and every byte sent."""
 
     def __init__(
         self,
         agent: "Reactor",
-        world: "World",
+        guest: "Guest",
         number: int,
         job: Job,
         zygote: "Zygote | None",
         gone: "Callable[[Process], None]",
     ) -> None:
-        self.agent, self.world, self.number, self.job, self.gone = agent, world, number, job, gone
+        self.agent, self.guest, self.number, self.job, self.gone = agent, guest, number, job, gone
         self.pid = 0
         self.inflows = {}  # type: dict[int, Inflow]
         self.outflows = {}  # type: dict[int, Outflow]
         self.zygote = zygote
-        self.box = zygote.box if zygote else world.box()
+        self.box = zygote.box if zygote else guest.box()
         self.trouble = -1
         self.master = -1
         self.end = None  # type: tuple[int, Any] | None
@@ -54,12 +54,11 @@ class Process:
         if not self.job.script:
             return self.launch()
         name = os.path.basename(self.job.script.rstrip(b"/"))
-        self.job.path = (
-            self.world.new_folder(self.job.account) + b"/" + (name if name not in (b"", b".", b"..") else b"script")
-        )
+        name = b"script" if name in (b"", b".", b"..") else name
+        self.job.path = self.guest.new_folder(self.job.account) + b"/" + name
         fd = os.open(self.job.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o700)
         os.fchmod(fd, 0o700)
-        self.world.give(fd, self.job.account)
+        self.guest.give(fd, self.job.account)
         number = 4 * self.number + SCRIPT
         self.inflows[number] = ScriptFlow(self.agent, number, fd, self.launch_or_refuse)
 
@@ -84,8 +83,8 @@ class Process:
                 return self._hand_over(zygote)
             except OSError:
                 zygote.discard()
-                self.box = self.world.box()
-        zygote = Zygote(self.world, self.box, *(self._terminal() if self.job.terminal else three_pipes()))
+                self.box = self.guest.box()
+        zygote = Zygote(self.guest, self.box, *(self._terminal() if self.job.terminal else three_pipes()))
         try:
             self._hand_over(zygote)
         except BrokenPipeError:  # it has ended, and says why
@@ -97,7 +96,7 @@ class Process:
 
     def _hand_over(self, zygote: Zygote) -> None:
         for fd in set(zygote.inner):
-            self.world.give(fd, self.job.account, 5 if self.job.terminal else None)
+            self.guest.give(fd, self.job.account, 5 if self.job.terminal else None)
         zygote.go(self.job)
         self._adopt(zygote)
 
@@ -211,7 +210,7 @@ class Process:
         if self.zygote is not None:
             self.zygote.discard()
         self.agent.later.append(self.box.discard)
-        self.agent.later.append(self.world.after_payload)
+        self.agent.later.append(self.guest.after_payload)
         self.gone(self)
 
 

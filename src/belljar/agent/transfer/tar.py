@@ -36,8 +36,7 @@ class TransferError(Exception):
 def pack(
     source: bytes, write: "Callable[[bytes], object]", skip: "Iterable[bytes]" = (), since: int = 0
 ) -> "list[bytes]":
-    """Write the file or folder as a tar stream, without the paths of *skip* (below it, relative) and without files that
-    did not change since that moment (nanoseconds). Returns the special files that were left out."""
+    """Write a tar stream, without *skip*'s paths and what did not change *since*. Returns special files left out."""
     return Packer(write, skip, since).pack(source)
 
 
@@ -139,9 +138,7 @@ class Packer:
                 left -= len(data)
         except OSError as exc:
             raise TransferError("refused", "%s: %s" % (shown(path), exc.strerror))
-        raise TransferError(
-            "refused", "%s: does not tell its size and has more than %d bytes" % (shown(path), MOST_UNTOLD)
-        )
+        raise TransferError("refused", "%s: tells no size and has more than %d bytes" % (shown(path), MOST_UNTOLD))
 
     def _content(self, fd: int, path: bytes, name: str, facts: os.stat_result) -> None:
         size = facts.st_size
@@ -174,12 +171,8 @@ class Packer:
         lines = ["%d\n" % len(parts)] + ["%d\n%d\n" % part for part in parts]
         chart = "".join(lines).encode("ascii")
         chart += bytes(-len(chart) % BLOCK)
-        extra = {
-            "GNU.sparse.major": "1",
-            "GNU.sparse.minor": "0",
-            "GNU.sparse.name": name,
-            "GNU.sparse.realsize": "%d" % facts.st_size,
-        }
+        told = {"major": "1", "minor": "0", "name": name, "realsize": "%d" % facts.st_size}
+        extra = {"GNU.sparse." + key: value for key, value in told.items()}
         self._header(name, facts, self.tarfile.REGTYPE, size=len(chart) + stored, extra=extra)
         self.write(chart)
 

@@ -14,11 +14,8 @@ if TYPE_CHECKING:
 
 def unpack(read: "Callable[[int], bytes]", target: bytes, name: bytes, mode_mask: int = 0o7777) -> None:
     """Make *target* from a tar stream; where *target* is a folder already and a file comes, make it inside as *name*.
-
-    `read(n)` gives up to n bytes, b"" at the end. The stream is not trusted: nothing outside of *target* is written or
-    linked to, no link is followed on the way, a special file is never replaced, and a stream without its end is an
-    error.
-    """
+    The stream is not trusted: nothing outside of *target* is written or linked to, no link is followed on the way, a
+    special file is never replaced, and a stream without its end is an error."""
     Unpacker(read, target, name, mode_mask).unpack()
 
 

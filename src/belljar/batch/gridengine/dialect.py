@@ -1,11 +1,11 @@
 """Grid Engine (8.1.9 and its successors): a job started through the queue's `starter_method`, and how it is answered.
 
-What the user asked for with `-l` reaches no job: the job submission verifier (jsv.py) writes it into the job's
-environment. Limits, slots and the way to start come from the job's spool folder. Numbers and reasons are kept in the
-job's context (`qalter -ac`), which lives in the server until the job is gone.
+What the user asked for with `-l` is in the job's environment, put there by the job submission verifier (jsv.py).
+Limits, slots and the way to start come from the job's spool folder. Numbers and reasons are kept in the job's context
+(`qalter -ac`).
 
-Exit codes, sge_queue_conf(5): 99 puts the job back into the queue, 100 puts it into the error state (Eqw) until somebody
-clears it with `qmod -cj`. A payload's own 99 and 100 mean the same and pass unchanged.
+Exit codes, sge_queue_conf(5): 99 requeues the job, 100 puts it into the error state (Eqw) until `qmod -cj`. A payload's
+own 99 and 100 mean the same and pass unchanged.
 """
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ class GridEngineJob(Job):
     task: str = ""  # "" where it is no array
     spool: bytes = b""
     reruns: bool = False  # the user asked for `-r y`: it may begin a second time
-    forbids_reschedule: bool = False  # qmaster_params FORBID_RESCHEDULE: 99 is an exit code like any other
-    forbids_error: bool = False  # FORBID_APPERROR: so is 100
 
 
 class GridEngine(Dialect):
@@ -74,17 +72,10 @@ class GridEngine(Dialect):
             wall=seconds(here.var(WALL)), started_before=1 if here.var("RESTARTED") not in ("", "0") else 0,
             redirect=OF_THE_STARTER, grace=GRACE - 2, staged=_staged(env, folder), notice=notice(spool),
             number=number, task=task, spool=folder, reruns=here.var(RERUN) == "y",
-            forbids_reschedule=spool.get("forbid_reschedule") == b"1", forbids_error=spool.get("forbid_apperror") == b"1",
         )  # fmt: skip
 
-    # -- the answer ----------------------------------------------------------------------------------------------------
-
     def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        """Where the site forbids 99, what should be requeued is held; where it forbids 100, a hold of the user's own kind
-        (`qrls` lets it go) takes the place of the error state; where it forbids both, the job fails.
-
-        A job that had begun when its machine was lost fails unless it was submitted with `-r y`, as Grid Engine itself
-        reruns no other job (but by its queue's word, which no node knows)."""
+        """As Grid Engine itself does it, a job that had begun is run again only if it was submitted with `-r y`."""
         assert isinstance(job, GridEngineJob)
         if verdict is Verdict.MIRROR and outcome.error in UNSTARTED:
             return _hold(job, why(outcome, tries, verdict, settings))
@@ -93,11 +84,9 @@ class GridEngine(Dialect):
         if verdict is not Verdict.FAIL and has_begun(outcome) and not job.reruns:
             return Ending(exit_code=OUR_FAILURE)
         reason = why(outcome, tries, verdict, settings)
-        if verdict is Verdict.REQUEUE and not job.forbids_reschedule:
+        if verdict is Verdict.REQUEUE:
             return _requeue(job, tries, reason, delay(tries, settings), outcome.ended)
-        if verdict in (Verdict.REQUEUE, Verdict.HOLD):
-            return _hold(job, reason)
-        return Ending(exit_code=OUR_FAILURE)
+        return _hold(job, reason) if verdict is Verdict.HOLD else Ending(exit_code=OUR_FAILURE)
 
     def count(self, job: Job) -> tuple[str, ...]:
         assert isinstance(job, GridEngineJob)
@@ -106,11 +95,9 @@ class GridEngine(Dialect):
     def counted(self, job: Job, printed: bytes) -> Job:
         assert isinstance(job, GridEngineJob)
         lines = re.findall(rb"(?m)^context:[ \t]+(.*)$", printed)
-        key = _tries(job).encode()
+        key = _key("tries", job).encode()
         numbers = [re.search(rb"(?:^|,)" + key + rb"=([0-9]{1,6})(?:,|$)", line.strip()) for line in lines]
         return replace(job, failed_starts=max((int(number[1]) for number in numbers if number), default=0))
-
-    # -- what lives ----------------------------------------------------------------------------------------------------
 
     def alive(self) -> tuple[str, ...]:
         """Of every host: a filter by a host's name that the server spells otherwise would look like "all jobs gone"."""
@@ -130,11 +117,8 @@ class GridEngine(Dialect):
                 found.add((number[1] + (b"." + task if task else b"")).decode())
         return frozenset(found)
 
-    # -- the node ------------------------------------------------------------------------------------------------------
-
     def close_node(self, node: str, reason: str) -> tuple[tuple[str, ...], ...]:
-        """The reason stands in a complex value of the host, which `qhost -F vm_closed` shows: Grid Engine has no
-        other place for one. A value has no blanks."""
+        """The reason stands in a complex value of the host (`qhost -F vm_closed`), which has no blanks."""
         words = re.sub(r"[^A-Za-z0-9._:/-]+", "_", reason.removeprefix("belljar:"))[:120].strip("_") or "closed"
         closing = ("qmod", "-d", f"*@{node}")
         return (("qconf", "-mattr", "exechost", "complex_values", f"{NOTICE}=belljar:{words}", node), closing)
@@ -150,8 +134,7 @@ class GridEngine(Dialect):
         return values is not None and re.search(rb"[\s,]" + NOTICE.encode() + rb"=belljar:", values[1]) is not None
 
     def epilog(self, env: Mapping[str, str], argv: tuple[str, ...]) -> tuple[str, str]:
-        """`$job_id $ja_task_id $job_owner` of the hook's line: its environment is the user's. The task is 0 for a job
-        that is no array."""
+        """`$job_id $ja_task_id $job_owner` of the hook's line; the task is 0 for a job that is no array."""
         number, task, owner = (*argv[:3], "", "", "")[:3]
         if not number.isdecimal():
             raise NotInAJob("no job of Grid Engine: the hook's line must end with $job_id $ja_task_id $job_owner")
@@ -174,8 +157,7 @@ def _staged(env: Mapping[str, bytes], folder: bytes) -> Staged:
 
 
 def _memory(here: Surroundings, spool: Mapping[str, bytes], slots: int) -> int | None:
-    """The job's memory on this host: the smaller of what it is limited to (h_vmem) and what it reserved (the verifier's
-    word, `SIZE` for the job or `SIZE*` for each slot)."""
+    """The job's memory on this host: the smaller of its limit (h_vmem) and what it reserved (the verifier's word)."""
     limit = memory(spool.get("h_vmem", b"").decode("latin-1"))
     if limit is not None and spool.get("h_vmem_is_consumable_job") != b"1":
         limit *= slots
@@ -197,11 +179,9 @@ def _mirror(outcome: Outcome) -> Ending:
 
 
 def _requeue(job: GridEngineJob, tries: int, reason: str, pause: float, ended: float) -> Ending:
-    """Exit 99, with the count in the job's context. `qalter -a` delays the next start of a whole job only, so an array's
-    task waits where it is. A host that may not speak to the server cannot count: there the second failure holds.
-
-    `qsub -r n` changes nothing here: Grid Engine requeues such a job at 99 too, and the payload had not begun."""
-    context = _context((_tries(job), str(tries)), (_reason(job), reason))
+    """Exit 99 with the count in the job's context, also with `qsub -r n`. `qalter -a` delays whole jobs only, so an
+    array's task waits in its slot. A host that cannot count holds after the second failure."""
+    context = _context((_key("tries", job), str(tries)), (_key("reason", job), reason))
     waiting = Ending(exit_code=RESCHEDULE, delay=pause)
     uncounted = _hold(job, reason) if job.started_before else waiting
     if job.task:
@@ -215,17 +195,11 @@ def _requeue(job: GridEngineJob, tries: int, reason: str, pause: float, ended: f
 
 def _hold(job: GridEngineJob, reason: str) -> Ending:
     """Exit 100: Eqw, with the reason as the shepherd's error text, which `qstat -j` shows. The count begins anew."""
-    context = _context((_tries(job), "0"), (_reason(job), reason))
-    counted = (("qalter", "-ac", context, job.number),)
-    if job.forbids_error and job.forbids_reschedule:
-        return Ending(exit_code=OUR_FAILURE, commands=counted, otherwise=Ending(exit_code=OUR_FAILURE))
-    if job.forbids_error:
-        held = (*counted, ("qalter", "-h", "u", job.id))
-        return Ending(exit_code=RESCHEDULE, commands=held, otherwise=Ending(exit_code=OUR_FAILURE))
+    context = _context((_key("tries", job), "0"), (_key("reason", job), reason))
     files = ((job.spool + b"/error", reason.encode() + b"; "),) if job.spool else ()
     silent = Ending(exit_code=APP_ERROR)
     plain = replace(silent, files=files, otherwise=silent)
-    return replace(plain, commands=counted, otherwise=plain)
+    return replace(plain, commands=(("qalter", "-ac", context, job.number),), otherwise=plain)
 
 
 def _context(*pairs: tuple[str, str]) -> str:
@@ -233,16 +207,11 @@ def _context(*pairs: tuple[str, str]) -> str:
     return ",".join(f"{name}={re.sub('[,=]', ';', value)}" for name, value in pairs)
 
 
-def _tries(job: GridEngineJob) -> str:
+def _key(what: str, job: GridEngineJob) -> str:
     """An array has one context for all of its tasks."""
-    return f"belljar_tries_{job.task}" if job.task else "belljar_tries"
+    return f"belljar_{what}_{job.task}" if job.task else f"belljar_{what}"
 
 
-def _reason(job: GridEngineJob) -> str:
-    return f"belljar_reason_{job.task}" if job.task else "belljar_reason"
-
-
-# -- what the shepherd would have done -----------------------------------------------------------------------------------
 # The starter gets the script's path (or the command of a binary job) and the user's arguments, but neither the shell's
 # words nor whether it is a binary job: that is in the job's spool folder, in `config`, which the job's user may read.
 
@@ -284,11 +253,10 @@ def notice(spool: Mapping[str, bytes]) -> tuple[int, float] | None:
 def native_command(argv: tuple[bytes, ...], env: Mapping[str, bytes], spool: Mapping[str, bytes]) -> Command:
     """The shepherd's own command for this job without a starter method, by `shell_start_mode`.
 
-    unix_behavior, raw_exec   the script itself: its first line names the interpreter, /bin/sh where there is none
+    unix_behavior, raw_exec   the script itself, by its first line or /bin/sh
     posix_compliant           the shell with the script and the arguments
     script_from_stdin         the shell with `-s` and the arguments; the script is its standard input
-    a binary job              the shell with `-c` and all words in one, each followed by a blank; with `-shell n` the
-                              command itself, looked for in PATH
+    a binary job              the shell with `-c` and all words in one; with `-shell n` the command, looked for in PATH
     """
     shell = env.get("SGE_STARTER_SHELL_PATH", b"") or b"/bin/sh"
     mode = env.get("SGE_STARTER_SHELL_START_MODE", b"").lower()

@@ -1,10 +1,7 @@
 """Changes of Grid Engine's own lists that `qconf` takes only as a whole file: read, changed by our part, written back.
 
-    complexes add|remove          the resources a user asks with, the one that says why a host is closed,
-                                  the one that keeps interactive jobs out
-    verifier set|unset FILE       `jsv_url` of the global configuration, and `qalter -a` allowed beside it
-
-Both are the same done once and done twice, and touch nobody else's lines.
+complexes add|remove          our resources (see COMPLEXES)
+verifier set|unset FILE       `jsv_url` of the global configuration, and `qalter -a` allowed beside it
 """
 
 from __future__ import annotations

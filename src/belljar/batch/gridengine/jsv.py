@@ -1,9 +1,8 @@
-"""Grid Engine's job submission verifier: takes `-l vm_image=`, `-l vm_disk=` and what bounds a job's memory and time
-into the job's environment, where its start finds them, and refuses what the site does not give.
+"""Grid Engine's job submission verifier: puts `-l vm_image=`, `-l vm_disk=` and the job's limits on memory and time
+into its environment, and refuses what the site does not allow.
 
-One line in, some lines out, jsv(1): START; PARAM and ENV lines; BEGIN, which is answered by RESULT. A newline in a value
-of a user's arrives as a new line, so a job could try to speak for the server: what was said twice, or at the wrong
-place, makes the job be refused. The server starts one of us for each of its worker threads and keeps it.
+jsv(1): START; PARAM and ENV lines; BEGIN, which is answered by RESULT. A newline in a user's value arrives as a new
+line, so a job could speak for the server: what comes twice, or in the wrong place, makes the job be refused.
 """
 
 from __future__ import annotations
@@ -49,8 +48,7 @@ class Verifier:
         self, settings: Settings, *, groups: Callable[[str], Collection[str]] = lambda user: (),
         images: Callable[[], Collection[str] | None] = lambda: None, per_slot: Collection[str] = (),
     ) -> None:  # fmt: skip
-        """*groups* of a user; *images*: the names there are, None where this host cannot know; *per_slot*: complexes
-        whose value counts for each slot."""
+        """*images*: the names there are, None if unknown here; *per_slot*: complexes that count for each slot."""
         self._settings, self._groups, self._images, self._per_slot = settings, groups, images, frozenset(per_slot)
         self._said: Said | None = None
 
@@ -97,8 +95,7 @@ class Verifier:
         return [*changes, "RESULT STATE CORRECT"] if changes else ["RESULT STATE ACCEPT"]
 
     def changes(self, params: dict[str, str], env: dict[str, str]) -> list[str]:
-        """What becomes of the job: commands of the protocol, none where it is left alone. Raises UsageError with what
-        its user is to read."""
+        """The commands that change the job, if any. Raises UsageError with what its user is to read."""
         hard, soft = resources(params.get("l_hard", "")), resources(params.get("l_soft", ""))
         image = hard.get(ASKED) or soft.get(ASKED) or env.get(IMAGE, "")
         if OF_A_SHELL in env:
@@ -115,7 +112,8 @@ class Verifier:
         kept = {name: value for name, value in hard.items() if name not in (ASKED, ASKED_DISK)}
         if image:
             kept[FLAG] = "1"
-        for name, before, after in (("l_hard", hard, kept), ("l_soft", soft, _without(soft))):
+        others = {name: value for name, value in soft.items() if name != ASKED}
+        for name, before, after in (("l_hard", hard, kept), ("l_soft", soft, others)):
             if before != after:
                 changes.append(f"PARAM {name} {_joined(after)}")
         return changes
@@ -143,10 +141,7 @@ class Verifier:
             names = ", ".join(sorted(known)[:20]) or "none"
             raise ImageNotAllowed(f"image {image}: there is none of this name", hint=f"There are: {names}.")
         slots = _slots(params)
-        limit, reserved = (
-            memory(hard.get("h_vmem", "")),
-            reserved_memory(wishes.get(MEMORY, ""), slots),
-        )
+        limit, reserved = memory(hard.get("h_vmem", "")), reserved_memory(wishes.get(MEMORY, ""), slots)
         space = -1 if limit is None else limit * slots
         most = min((size for size in (space, reserved) if size is not None and size > 0), default=None)
         check_limits(slots, most, memory(hard.get(ASKED_DISK, "")), self._settings)
@@ -169,10 +164,6 @@ def _elsewhere(image: str, hard: dict[str, str]) -> list[str]:
     return [] if wanted == hard else [f"PARAM l_hard {_joined(wanted)}"]
 
 
-def _without(soft: dict[str, str]) -> dict[str, str]:
-    return {name: value for name, value in soft.items() if name != ASKED}
-
-
 def _joined(values: dict[str, str]) -> str:
     return ",".join(f"{name}={value}" for name, value in values.items())
 
@@ -192,12 +183,8 @@ def _line(text: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in text)[:1000]
 
 
-# -- the process ---------------------------------------------------------------------------------------------------------
-
-
 def run(call: Call) -> int:
-    """Speak with the server over standard input and output until it says QUIT or hangs up. `--per-slot=NAMES`: complexes
-    that this site counts for each slot, with commas between."""
+    """Speak with the server until it says QUIT or hangs up. `--per-slot=NAMES`: complexes that count for each slot."""
     words = [word for one in call.words for word in one.removeprefix("--per-slot=").split(",") if word]
     verifier = Verifier(call.settings(), groups=groups_of, images=call.images, per_slot=words)
     converse(verifier, sys.stdin.buffer, sys.stdout.buffer)

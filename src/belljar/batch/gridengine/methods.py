@@ -1,16 +1,16 @@
-"""Grid Engine's suspend, resume and terminate methods of a queue: `$job_pid` and the job's spool folder follow the name.
+"""Grid Engine's suspend, resume and terminate methods of a queue: `$job_pid` and the job's spool folder follow the
+name.
 
-They run as the job's owner, in the job's environment, beside the job. For a job that is in no machine they do what
-Grid Engine does without methods: STOP, CONT and KILL to the job's process group and to all that carries the job's
-additional group. For a job in a machine:
+They run as the job's owner, in its environment. For a job without a machine they do what Grid Engine does without
+methods: STOP, CONT and KILL to its process group and to all that has its additional group. For a job in a machine:
 
     suspend     TSTP to the wrapper, which halts the vcpus and stops itself; then STOP to all
     resume      CONT to all; the wrapper lets the vcpus go on and sets the guest's clock
-    terminate   CONT and TERM to the wrapper; when it is still there after the grace, KILL
+    terminate   CONT and TERM to the wrapper; if it is still there after the grace, KILL
 
-Grid Engine starts the terminate method again every second until the job is gone, never twice at once; for a job submitted
-with `-notify` only once, for it loses its alarm when a method ends. Each call must therefore bring the end about by itself,
-outlive the notices (the shell it is called by ignores them), and may find the end done.
+Grid Engine starts the terminate method again every second until the job is gone, never twice at once; with `-notify`
+only once. So each call must end the job by itself, survive the notices (its shell ignores them), and may find the job
+ended.
 """
 
 from __future__ import annotations
@@ -30,15 +30,14 @@ from belljar.errors import BadOption, BelljarError
 from belljar.host.processes import PROC, all_pids, command_line, is_stopped, start_time
 
 PAUSE = 10.0  # seconds the wrapper may take to halt the vcpus and stop
-PAUSE_LOOK = 0.01  # nobody but its parent is told of a process that it stopped: this is the one thing that is looked at
+PAUSE_LOOK = 0.01  # seconds between two looks: only the parent of a process is told that it has stopped
 LAST_WORDS = 2.0  # seconds beyond the grace for a wrapper that ends its machine at the last moment
 ENTRY = (b"wrap", b"gridengine")
 LAUNCHER = b"wrap-gridengine"
 
 
 def run(call: Call) -> int:
-    """Carry out one method, with the grace of the site's settings where they have one. Exits 0 also where the job is
-    gone already: another code changes nothing."""
+    """Carry out one method, with the grace of the site's settings. Exits 0 also if the job is gone."""
     pid, spool = (*call.words, "", "")[:2]
     if len(call.words) > 2 or not pid.isdecimal() or int(pid) < 2:
         raise BadOption(f"{call.name} {' '.join(call.words)}: wants $job_pid and $SGE_JOB_SPOOL_DIR, and nothing else")
@@ -95,8 +94,7 @@ METHODS: dict[str, Callable[[int, float, Path], None]] = {
 
 
 def _await_earlier(pid: int, spool: Path) -> None:
-    """Wait for methods of this job that were started before this one: a resume that overtakes a suspend would find
-    nothing to resume, and the job would stay halted. Their processes carry the job's group and its first pid."""
+    """Wait for methods that were started before: a resume that overtakes a suspend leaves the job halted."""
     mine = start_time(os.getppid()) or start_time(os.getpid()) or 0
     deadline = time.monotonic() + PAUSE
     for one in list(_methods(pid, spool)):
@@ -134,8 +132,8 @@ def _signal_group(pid: int, number: int) -> None:
 
 
 def _signal_all(pid: int, number: int, spool: Path) -> None:
-    """To the group, then to whatever has left it but carries the job's additional group id, as `ENABLE_ADDGRP_KILL`
-    wants it; but not to this process, its parent the shell, and other methods' processes, which carry it too."""
+    """To the group, and to what has left it but has the job's additional group (`ENABLE_ADDGRP_KILL`); not to this
+    process, its shell, and other methods', which have it too."""
     with suppress(ProcessLookupError):
         _signal_group(pid, number)
     group = _additional_group(spool)

@@ -1,6 +1,8 @@
-"""What a site needs for Grid Engine: three scripts in the cell's folder, five complexes, a verifier, and the
-attributes of each queue whose jobs may have machines. All but the scripts is told to the server, so one host that may change its
-configuration (an admin host, as a manager) installs for all; belljar itself must lie at the same path on each node.
+"""What a site needs for Grid Engine: three scripts in the cell's folder, five complexes, a verifier, and attributes of
+queues.
+
+The server is told all but the scripts, so one admin host installs for all; belljar must lie at the same path on each
+node.
 """
 
 from __future__ import annotations
@@ -32,9 +34,8 @@ HOOK_TEXT = """#!/bin/sh
 exit 0
 """
 METHOD_TEXT = """#!/bin/sh
-# Methods of Grid Engine's queues, as the job's owner: suspend|resume|terminate PID. Where belljar cannot, they do what
-# Grid Engine does without them. What announces an end (`qsub -notify`, s_cpu) goes to all processes of the job, to this
-# one too, and a method that died of it is not started again.
+# Methods of Grid Engine's queues, as the job's owner: suspend|resume|terminate PID; if belljar fails, as without it.
+# What announces an end (`qsub -notify`, s_cpu) reaches this process, too, and a method that died is not started again.
 trap '' HUP INT QUIT TERM USR1 USR2 XCPU
 {belljar} internal hook gridengine "$1" "$2" "$SGE_JOB_SPOOL_DIR" && exit 0
 case $1 in suspend) signal=STOP ;; resume) signal=CONT ;; *) signal=KILL ;; esac
@@ -42,9 +43,8 @@ kill -s $signal -- "-$2"
 exit 0
 """
 VERIFIER_TEXT = """#!/bin/sh
-# Grid Engine's server starts this as its administrator, once for each of its threads, and again when this file changes.
-# belljar {version}, {fingerprint} of its program and the site's settings: other ones make another file, so `install` is
-# all that is needed after a change.
+# Grid Engine's server starts this as its administrator for each of its threads, and again when this file changes:
+# belljar {version}, {fingerprint} of its program and the site's settings.
 exec {belljar} internal hook gridengine jsv --per-slot={per_slot}
 """
 
@@ -105,8 +105,6 @@ class GridEngineSite:
         remedy = "`qconf -am root`; without it no node can be closed."
         yield Finding("root is a manager", "root" in managers, "", remedy)
         yield from _params(value(conf, "qmaster_params"), value(conf, "execd_params"))
-        has_groups = value(conf, "gid_range").lower() not in ("", "none")
-        yield Finding("gid_range is set", has_groups, "", "Grid Engine counts a job's processes by these groups.")
         for queue in queues_of(place):
             yield _state(states, queue)
 
@@ -169,9 +167,6 @@ def _has_verifier(shown: bytes, path: str) -> bool:
     return value(text, "jsv_url") == path and ALLOWED in value(text, "jsv_allowed_mod").split(",")
 
 
-# -- queues --------------------------------------------------------------------------------------------------------------
-
-
 def attributes(place: Place) -> dict[str, str]:
     """A queue's attributes as belljar wants them."""
     hook, method = place.folder / HOOK, place.folder / METHOD
@@ -225,9 +220,6 @@ def _complex_value(purpose: str, kind: str, whose: str, name: str, wanted: str, 
     )  # fmt: skip
 
 
-# -- findings ------------------------------------------------------------------------------------------------------------
-
-
 def _is_listed(host: str, shown: str, what: str, without: str, option: str) -> Finding:
     names = {line.strip().partition(".")[0].lower() for line in shown.splitlines()}
     is_there = host.partition(".")[0].lower() in names
@@ -239,8 +231,8 @@ def _params(params: str, of_hosts: str) -> Iterator[Finding]:
     words = [word for word in re.split(r"[,\s]+", params) if not word.lower().endswith(("=false", "=0"))]
     on = {word.partition("=")[0].upper() for word in words}
     for name, means in (
-        ("FORBID_RESCHEDULE", "a job for which no machine could be started is held at once"),
-        ("FORBID_APPERROR", "a job is held as by `qhold`, without a reason in `qstat -j`"),
+        ("FORBID_RESCHEDULE", "a job for which no machine could be started ends with exit code 99"),
+        ("FORBID_APPERROR", "a job that is to be held ends with exit code 100"),
     ):
         is_set = name in on
         yield Finding(f"{name} is not set", not is_set, means if is_set else "", f"Take {name} out of qmaster_params.")

@@ -2,4 +2,4 @@
 
 from belljar.batch.system import System
 
-SYSTEM = System(__name__, "HTCondor", ends_words=True, hooks={"prepare": "hooks:run"})
+SYSTEM = System(__name__, "HTCondor", ends_words=True, hooks={"prepare": "rules:run"})

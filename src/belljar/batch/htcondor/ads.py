@@ -1,7 +1,6 @@
 """HTCondor's ClassAds, as text: `Name = expression` on a line each, as the starter writes them.
 
-Only literals become values: strings, numbers, true and false. Whatever must be evaluated stays an `Expression`, whose
-meaning is HTCondor's affair. Nothing an ad holds is ever executed, and what cannot be read is left out.
+Only literals become values; what must be evaluated stays an `Expression`, and what cannot be read is left out.
 https://htcondor.readthedocs.io/en/latest/classads/classad-mechanism.html
 """
 

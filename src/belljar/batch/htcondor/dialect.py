@@ -1,7 +1,7 @@
-"""HTCondor: the words a job finds around it, and the words it is answered with.
+"""HTCondor: what it says to a job, and how it is answered.
 
-The site's USER_JOB_WRAPPER is started by condor_starter as the job's user in the job's directory, with the job's program
-and arguments as its own. The two ads lie in the scratch directory: what the job asked for, and what its slot gives.
+condor_starter runs USER_JOB_WRAPPER as the job's user in the job's directory, with the job's program and arguments. Two
+ads lie in the scratch directory: what the job asked for, and what its slot gives.
 https://htcondor.readthedocs.io/en/latest/admin-manual/ep-policy-configuration.html (USER_JOB_WRAPPER)
 https://htcondor.readthedocs.io/en/latest/users-manual/env-of-job.html
 """
@@ -30,9 +30,8 @@ VACATE_TIME = 600  # seconds between the soft and the hard kill, unless job or m
 SCRATCH, JOB_AD, MACHINE_AD, ERROR_FILE, CHIRP_CONFIG = (
     "_CONDOR_SCRATCH_DIR", "_CONDOR_JOB_AD", "_CONDOR_MACHINE_AD", "_CONDOR_WRAPPER_ERROR_FILE", "_CONDOR_CHIRP_CONFIG",
 )  # fmt: skip
-# HTCondor has no words for "closed" that leave running jobs alone: condor_drain evicts them. So the node keeps the reason
-# in a link, and a startd cron job publishes what START looks at. HasVM and VMOfflineReason are HTCondor's own, and names
-# have no case.
+# condor_drain evicts running jobs. So a closed node keeps the reason in a link, and a startd cron job publishes it for START.
+# HasVM and VMOfflineReason are HTCondor's own names, and names have no case.
 WORKS, CLOSED_REASON, IMAGES, POOL_IMAGES = "BelljarWorks", "BelljarClosedReason", "BelljarImages", "BelljarPoolImages"
 CLOSED = "/var/lib/belljar/htcondor-closed"
 OUR_WORD = b"belljar"
@@ -66,12 +65,13 @@ class HTCondor(Dialect):
         slot = _slot(here)
         chirp = tuple(f"{name}={here.var(name)}" for name in (SCRATCH, CHIRP_CONFIG) if here.var(name))
         starts = ad.number("NumJobStarts") or 0
+        before = max((ad.number("NumShadowStarts") or 1) - 1, starts)  # the first counts this start, too
         native = Command(here.argv[0], here.argv, unstarted=lambda exc: _unstarted(chirp, starts, here.argv[0], exc))
         return CondorJob(
             system=self.name, id=f"{cluster}.{proc}", aliases=_aliases(ad), name=ad.text("JobBatchName"),
             queue=ad.text("AcctGroup"), image=image_of(ad), native=native,
             cpus=slot.number("Cpus") or ad.number("RequestCpus"), memory=size_of(slot, "Memory", ad, "RequestMemory", MIB),
-            disk=disk_of(ad), wall=_wall(ad), started_before=_started_before(ad), grace=_grace(ad), signals_reach_all=False,
+            disk=disk_of(ad), wall=_wall(ad), started_before=before, grace=_grace(ad), signals_reach_all=False,
             inherits_ignored=True, staged=_staged(here), redirect=(ERROR_FILE.encode(),), error_file=os.fsencode(here.var(ERROR_FILE)), chirp=chirp,
             starts=starts,
         )  # fmt: skip
@@ -84,8 +84,7 @@ class HTCondor(Dialect):
             case Verdict.MIRROR:
                 return Ending(exit_code=outcome.exit_code, signal=outcome.signal)
             case Verdict.REQUEUE if job.error_file:
-                # The starter takes any such file for a failure of this machine and gives the job back: Idle. It would
-                # start again at once, here or elsewhere, so this process keeps it for a while.
+                # The starter gives the job back for such a file. It would start again at once, so we keep it for a while.
                 text = reason.encode("ascii", "replace") + b"\n"
                 folder = os.path.dirname(job.error_file)
                 return Ending(1, files=((job.error_file, text),), opens=folder, delay=delay(tries, settings))
@@ -128,8 +127,7 @@ class HTCondor(Dialect):
 
 
 def of_this_host() -> str:
-    """A constraint: a name given alone is looked up, and a host without a domain may not be found. Who has the same short
-    name in another domain fits too; that ends no machine too many."""
+    """A constraint, as a host without a domain may not be found by name. The same short name elsewhere does no harm."""
     short = os.uname().nodename.partition(".")[0]
     return f'regexp("^{short}([.].*)?$", Machine, "i")'
 
@@ -162,8 +160,7 @@ def size_of(slot: Ad, name: str, ad: Ad, asked: str, unit: int) -> int | None:
 
 
 def disk_of(ad: Ad) -> int | None:
-    """`+VmDisk` in MiB. RequestDisk (KiB) is the sandbox's size on this host; it is the machine's disk only where the user
-    wrote more than an image has: HTCondor's own default is the size of what is transferred."""
+    """`+VmDisk` in MiB; or RequestDisk (KiB), the sandbox's size by default, if it is larger than an image."""
     own, asked = ad.number(DISK), ad.number("RequestDisk")
     if own:
         return own * MIB
@@ -176,19 +173,13 @@ def _wall(ad: Ad) -> float | None:
     return min(known) if known else None
 
 
-def _started_before(ad: Ad) -> int:
-    """NumShadowStarts counts this start too, NumJobStarts does not yet."""
-    return max((ad.number("NumShadowStarts") or 1) - 1, ad.number("NumJobStarts") or 0, 0)
-
-
 def _grace(ad: Ad) -> float:
     asked = ad.number("JobMaxVacateTime")
     return float(max(min(VACATE_TIME if asked is None else asked, VACATE_TIME) - 2, 0))
 
 
 def _staged(here: Surroundings) -> Staged:
-    """The ads go in. The scratch directory is the working directory of most jobs and copied or shared as such; for others
-    it is only where temporary files go."""
+    """The ads go in, and a scratch directory that is not the working directory is only for temporary files."""
     scratch = os.fsencode(here.var(SCRATCH))
     ads = tuple(os.fsencode(here.var(name)) for name in (JOB_AD, MACHINE_AD) if here.var(name))
     inside = here.cwd == scratch or here.cwd.startswith(scratch + b"/")
@@ -203,8 +194,7 @@ def _unstarted(chirp: tuple[str, ...], starts: int, program: bytes, exc: OSError
 
 
 def _held(chirp: tuple[str, ...], starts: int, reason: str, end: Ending) -> Ending:
-    """*end* after the job's ad was told; the same where it cannot be told. What is told holds for this start alone: the
-    attribute stays in the ad of a job that is released."""
+    """*end*, after telling the job's ad if possible: a value for this start alone, for the attribute stays there."""
     value = f"ifThenElse(NumJobStarts <= {starts + 1}, {string(reason)}, undefined)"
     command = ("env", *chirp, "condor_chirp", "set_job_attr_delayed", HELD, value)
     return Ending(end.exit_code, end.signal, (command,), otherwise=end)

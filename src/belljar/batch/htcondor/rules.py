@@ -1,18 +1,32 @@
-"""The site's rules as expressions of HTCondor's: what is refused at submit, and which jobs a node takes."""
+"""The site's rules in HTCondor's words: what is refused at submit, which jobs a node takes, and, by HOOK_PREPARE_JOB
+(`belljar internal hook htcondor prepare`), what is held before it is started.
+
+condor_starter runs that hook as the job's user with the job's ad on standard input, and merges what it prints into the
+ad. HookStatusCode 1 to 299 holds the job with HookStatusMessage; older versions ignore it, and the wrapper says the
+same. https://htcondor.readthedocs.io/en/latest/admin-manual/ep-policy-configuration.html (job hooks)
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Collection
+
 from belljar.batch import Settings
-from belljar.batch.htcondor.ads import string
-from belljar.batch.htcondor.dialect import DISK, IMAGE, IMAGES, POOL_IMAGES, WORKS
-from belljar.batch.job.policy import LETTERS, letters_of, queue_images, rules, site_of
+from belljar.batch.htcondor.ads import LARGEST, Ad, parse, string
+from belljar.batch.htcondor.dialect import DISK, IMAGE, IMAGES, POOL_IMAGES, WORKS, disk_of, image_of, size_of
+from belljar.batch.job import policy
+from belljar.batch.system import Call
+from belljar.errors import BelljarError
 from belljar.model import MIB
+
+HOLD = 25  # our subcode of the hold
 
 
 def requirements(settings: Settings) -> dict[str, tuple[str, str]]:
     """What is refused at submit, by name: (expression, the sentence as an expression)."""
     unknown = f'"belljar: +{IMAGE}: no node of this pool has this image. There are: "'
-    site = site_of(settings)
+    site = policy.site_of(settings)
     least, no_machine = site["least_memory"] // MIB, f"!({wants_machine(settings)})"
     found = {
         "BelljarImage": (requirement(settings), sentence(settings)),
@@ -47,17 +61,16 @@ def wants_machine(settings: Settings) -> str:
     vanilla = "JobUniverse == 5"
     if settings.default_image:
         return vanilla
-    queues = ",".join(queue_images(settings))
+    queues = ",".join(policy.queue_images(settings))
     other = f' || stringListMember(AcctGroup ?: "", {string(queues)})' if queues else ""
     return f"{vanilla} && ({IMAGE} isnt undefined{other})"
 
 
 def requirement(settings: Settings) -> str:
-    """What an access point can know of the rules: who asks, for which accounting group. Unix groups are the node's affair:
-    here a rule for a group is one for everybody."""
+    """What an access point can judge: user and accounting group. A rule for a Unix group is one for everybody here."""
     name = f'isString({IMAGE}) && regexp("^[A-Za-z0-9]", {IMAGE}) && !regexp("[^A-Za-z0-9._-]", {IMAGE}) && size({IMAGE}) <= 100'
     clauses = []
-    for kind, who, pattern in rules(settings):
+    for kind, who, pattern in policy.rules(settings):
         matches = f"regexp({string(f'^{regex_of(pattern)}$')}, {IMAGE})"
         owner = {"user": f"Owner =?= {string(who)} && ", "queue": f"AcctGroup =?= {string(who)} && "}.get(kind, "")
         clauses.append(f"({owner}{matches})")
@@ -69,7 +82,7 @@ def start(settings: Settings) -> str:
     asked = f"(MY.{WORKS} =?= True && stringListMember(TARGET.{IMAGE}, MY.{IMAGES}))"
     if settings.default_image:
         return f"ifThenElse(TARGET.{IMAGE} =?= undefined, MY.{WORKS} =?= True, {asked})"
-    queues = ",".join(queue_images(settings))
+    queues = ",".join(policy.queue_images(settings))
     of_queue = f'(MY.{WORKS} =?= True || !stringListMember(TARGET.AcctGroup ?: "", {string(queues)}))'
     other = of_queue if queues else "True"
     return f"ifThenElse(TARGET.{IMAGE} =?= undefined, {other}, {asked})"
@@ -77,14 +90,40 @@ def start(settings: Settings) -> str:
 
 def regex_of(pattern: str) -> str:
     """A pattern of image names as a regular expression without backslashes: an ad's string would take them away."""
-    words = {"*": ".*", LETTERS: "."}
-    pieces = letters_of(pattern)
-    return "".join(words.get(one) or (one if one.isalnum() and len(one) == 1 else f"[{one}]") for one in pieces or ())
+    return policy.in_words(pattern, lambda one: "[.]" if one == "." else one)
 
 
 def sentence(settings: Settings) -> str:
-    patterns = sorted({pattern for _, _, pattern in rules(settings)})
+    patterns = sorted({pattern for _, _, pattern in policy.rules(settings)})
     return string(
         f"belljar: +{IMAGE} must be the name of an image in quotation marks, one you may use. Allowed, for some or all: "
         + (", ".join(patterns) or "none")
     )
+
+
+def run(call: Call) -> int:
+    """Reads the ad, prints what is to be added to it. Exits 0 whatever is found: another code is a hold without words."""
+    asker = call.asker()
+    os.write(1, prepare(sys.stdin.buffer.read(LARGEST), asker.user, asker.groups, call.settings()))
+    return 0
+
+
+def prepare(data: bytes, user: str, groups: Collection[str], settings: Settings) -> bytes:
+    """What to print for a job's ad: nothing, or why it is to be held."""
+    ad = parse(data)
+    try:
+        check(ad, user, groups, settings)
+    except BelljarError as exc:
+        sentence = string(f"belljar: {exc.message}. {exc.hint}")
+        return f"HookStatusCode = {HOLD}\nHookStatusMessage = {sentence}\n".encode()
+    return b""
+
+
+def check(ad: Ad, user: str, groups: Collection[str], settings: Settings) -> None:
+    """Raises ImageNotAllowed, OverLimit. A job without an image is not looked at."""
+    queue = ad.text("AcctGroup")
+    image = policy.image_for(image_of(ad), queue, settings)
+    if image:
+        policy.check_allowed(image, policy.Asker(user, groups, queue), settings)
+        memory = size_of(Ad({}), "", ad, "RequestMemory", MIB)
+        policy.check_limits(ad.number("RequestCpus"), memory, disk_of(ad), settings)

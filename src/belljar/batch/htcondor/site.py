@@ -1,9 +1,8 @@
 """What a site needs for HTCondor: one file in config.d, the same on all hosts, and three small scripts it names.
 
-On execute nodes it has the starter run belljar in place of each job, publishes which images a node has and whether its
-machines work, and keeps jobs with machines off a node that is closed. On access points it refuses at submit what can be
-refused there, and gives jobs a way to be held. What was last said in HTCondor's files counts, so `findings` look at what
-condor_config_val makes of all of them.
+On execute nodes it runs belljar in place of each job, publishes the node's images and whether machines work, and keeps
+jobs with machines off a closed node. On access points it refuses at submit, and lets jobs be held. The last setting
+counts, so `findings` look at what condor_config_val makes of all files.
 """
 
 from __future__ import annotations
@@ -14,26 +13,17 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.batch.htcondor.dialect import (
-    CLOSED,
-    CLOSED_REASON,
-    HELD,
-    IMAGES,
-    POOL_IMAGES,
-    WORKS,
-    of_this_host,
-)
+from belljar.batch.htcondor.dialect import CLOSED, CLOSED_REASON, HELD, IMAGES, POOL_IMAGES, WORKS, of_this_host
 from belljar.batch.htcondor.rules import requirement_lines, requirements, start
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.files import read
-from belljar.batch.install.pieces import HOOK_DEADLINE, PATH_LINES, Change, Finding, Guard, OurFile, Piece, Place
+from belljar.batch.install.pieces import HOOK_DEADLINE, PATH_LINES, Change, Finding, Guard, OurFile, Piece, Place, names
 from belljar.errors import BadOption, BelljarError
 
 CONFIG, PREPARE, PUBLISH, POOL = "90-belljar.conf", "belljar-prepare", "belljar-publish", "belljar-pool-images"
 KEYWORD = "BELLJAR"  # of our hook, and of our cron jobs
 PERIOD = 60  # seconds between two looks at the node, and at the pool
 OLDEST = (9, 0)
-OPTIONS = ("wrapper", "hook")  # `--set wrapper=site`: the site's own calls ours
 STARTD, STARTER, SCHEDD = "STARTD", "STARTER", "SCHEDD"
 NO = ("false", "f", "no", "0")
 
@@ -113,15 +103,18 @@ class HTCondorSite:
     )  # fmt: skip
 
     def pieces(self, place: Place) -> Iterator[Piece]:
-        """Options: `wrapper=site`, `hook=site`: the site's USER_JOB_WRAPPER, or hook, calls ours."""
+        """Option: `wrapper=site`: the site's USER_JOB_WRAPPER calls ours."""
         for name, value in place.options.items():
-            if name not in OPTIONS or value not in ("site", "belljar"):
-                raise BadOption(f"--set {name}={value}: HTCondor has wrapper=site and hook=site")
+            if name != "wrapper" or value not in ("site", "belljar"):
+                raise BadOption(
+                    f"--set {name}={value}: HTCondor has wrapper=site and wrapper=belljar",
+                    hint="A prepare hook of your own cannot stand beside belljar's: take it out, or do its work in your wrapper.",
+                )
         prepare, publish, pool = (place.wrapper.parent / name for name in (PREPARE, PUBLISH, POOL))
         hook = HOOK.format(belljar=shlex.quote(str(place.belljar)), deadline=HOOK_DEADLINE, path_lines=PATH_LINES)
         cron = CRON.format(closed=CLOSED, names=shlex.quote(str(place.store / "images/names")), **NAMES)
-        starter = "" if calls_ours(place, "wrapper") else WRAPPER_LINES.format(wrapper=place.wrapper)
-        starter += "" if calls_ours(place, "hook") else HOOK_LINES.format(prepare=prepare, **NAMES)
+        starter = "" if calls_ours(place) else WRAPPER_LINES.format(wrapper=place.wrapper)
+        starter += HOOK_LINES.format(prepare=prepare, **NAMES)
         config = TEMPLATE.format(
             starter=starter, publish=publish, pool_script=pool, period=PERIOD, start=start(place.settings),
             requirements=requirement_lines(place.settings), **NAMES,
@@ -141,27 +134,24 @@ class HTCondorSite:
         yield _version(place)
         if lists("STARTD")(daemons):
             yield from _of_node(place)
-            yield _sandbox(place)
             yield from _seen_by_jobs(place)
         if lists("SCHEDD")(daemons):
             yield from _of_access_point(place)
 
 
-def calls_ours(place: Place, option: str) -> bool:
-    """Is it the site's own, which calls ours?"""
-    return place.options.get(option) == "site"
-
-
-# -- before anything is put in place -------------------------------------------------------------------------------------
+def calls_ours(place: Place) -> bool:
+    """Does a wrapper of the site's own call ours?"""
+    return place.options.get("wrapper") == "site"
 
 
 def _guards(place: Place) -> Iterator[Guard]:
     """What ours would override without a word, and what no job could do without."""
-    if not calls_ours(place, "wrapper"):
-        yield Guard("USER_JOB_WRAPPER", lambda: _clash(place, "USER_JOB_WRAPPER", str(place.wrapper), "wrapper"))
-    if not calls_ours(place, "hook"):
-        for name in ("STARTER_DEFAULT_JOB_HOOK_KEYWORD", "STARTER_JOB_HOOK_KEYWORD"):
-            yield Guard(name, lambda name=name: _clash(place, name, KEYWORD, "hook"))  # type: ignore[misc]
+    if not calls_ours(place):
+        advice = f"let it call {place.wrapper} and install with `--set wrapper=site`, or take it out"
+        yield Guard("USER_JOB_WRAPPER", lambda: _clash(place, "USER_JOB_WRAPPER", str(place.wrapper), advice))
+    for name in ("STARTER_DEFAULT_JOB_HOOK_KEYWORD", "STARTER_JOB_HOOK_KEYWORD"):
+        advice = "take it out, and do what its prepare hook does in a wrapper of your own (`--set wrapper=site`)"
+        yield Guard(name, lambda name=name, advice=advice: _clash(place, name, KEYWORD, advice))  # type: ignore[misc]
     if place.node is None:
         text = (
             "not set: HTCondor gives each job a /tmp and /var/tmp of its own, where nobody else finds its machine; write"
@@ -170,18 +160,12 @@ def _guards(place: Place) -> Iterator[Guard]:
         yield Guard("paths.node", lambda: text)
 
 
-def _clash(place: Place, name: str, ours: str, option: str) -> str:
-    """A setting of the site's at the same place, also one that our own file hides; "" where there is none."""
+def _clash(place: Place, name: str, ours: str, advice: str) -> str:
+    """A setting of the site's that ours would replace, or replaces already; "" where there is none."""
     value, where = _final(place, name)
     if where.startswith(str(place.folder / CONFIG)) or value in ("", ours):
-        value, where = _hidden(place, name, ours)
-    if not value:
-        return ""
-    called = place.wrapper if option == "wrapper" else place.wrapper.parent / PREPARE
-    return (
-        f"{value} ({where}): belljar's would take its place; let it call {called}"
-        f" and install with `--set {option}=site`, or take it out"
-    )
+        value, where = _replaced(place, name, ours)
+    return f"{value} ({where}): belljar's would take its place; {advice}" if value else ""
 
 
 def _final(place: Place, name: str) -> tuple[str, str]:
@@ -194,19 +178,15 @@ def _final(place: Place, name: str) -> tuple[str, str]:
     return value, next((line.partition("at:")[2].strip() for line in lines if line.strip().startswith("# at:")), "")
 
 
-def _hidden(place: Place, name: str, ours: str) -> tuple[str, str]:
-    """The same of what a file says that is read before ours."""
-    own = str(place.folder / CONFIG)
+def _replaced(place: Place, name: str, ours: str) -> tuple[str, str]:
+    """The same of a file that is read before ours."""
+    setting = re.compile(rf"\s*(?:STARTER\.)?{name}\s*=\s*(\S.*?)\s*", re.IGNORECASE)
     with suppress(BelljarError, OSError):
         for file in place.said("condor_config_val", "-config").split():
-            lines = (
-                (read(Path(file)) or b"").decode(errors="replace").splitlines()
-                if file[0] == "/" and file != own
-                else []
-            )
+            is_other = file.startswith("/") and file != str(place.folder / CONFIG)
+            lines = (read(Path(file)) or b"").decode(errors="replace").splitlines() if is_other else []
             for number, line in enumerate(lines, 1):
-                words = re.fullmatch(rf"\s*(?:STARTER\.)?{name}\s*=\s*(\S.*?)\s*", line, re.IGNORECASE)
-                if words and words[1] != ours:
+                if (words := setting.fullmatch(line)) and words[1] != ours:
                     return words[1], f"{file}, line {number}"
     return "", ""
 
@@ -219,9 +199,6 @@ def _node_folder(place: Place) -> Iterator[Change]:
             f"the folder of machines {node}, mode 1777", ("stat", "-c", "%a %u", "--", node), lambda said: said.split() == [b"1777", b"0"],
             (("mkdir", "-p", "--", node), ("chmod", "1777", "--", node)), (("rmdir", "--ignore-fail-on-non-empty", "--", node),), answers=("stat", "/"),
         )  # fmt: skip
-
-
-# -- what HTCondor makes of all its files --------------------------------------------------------------------------------
 
 
 def ask(place: Place, daemon: str, name: str) -> str:
@@ -255,15 +232,14 @@ def _value(place: Place, daemon: str, name: str, is_good: Callable[[str], bool],
 
 def _of_node(place: Place) -> Iterator[Finding]:
     wrapper, prepare = str(place.wrapper), str(place.wrapper.parent / PREPARE)
-    if calls_ours(place, "wrapper"):
-        yield _value(place, STARTER, "USER_JOB_WRAPPER", lambda own: names_it(own, wrapper), f"must call {wrapper}")
+    if calls_ours(place):
+        yield _value(place, STARTER, "USER_JOB_WRAPPER", lambda own: names(Path(own), wrapper), f"must call {wrapper}")
     else:
         yield _value(place, STARTER, "USER_JOB_WRAPPER", wrapper.__eq__, f"must be {wrapper}")
-    if not calls_ours(place, "hook"):
-        keyword = "STARTER_JOB_HOOK_KEYWORD"
-        yield _value(place, STARTER, keyword, lambda one: one in ("", KEYWORD), f"must be {KEYWORD}, or not set")
-        yield _value(place, STARTER, "STARTER_DEFAULT_JOB_HOOK_KEYWORD", KEYWORD.__eq__, f"must be {KEYWORD}")
-        yield _value(place, STARTER, f"{KEYWORD}_HOOK_PREPARE_JOB", prepare.__eq__, f"must be {prepare}")
+    keyword = "STARTER_JOB_HOOK_KEYWORD"
+    yield _value(place, STARTER, keyword, lambda one: one in ("", KEYWORD), f"must be {KEYWORD}, or not set")
+    yield _value(place, STARTER, "STARTER_DEFAULT_JOB_HOOK_KEYWORD", KEYWORD.__eq__, f"must be {KEYWORD}")
+    yield _value(place, STARTER, f"{KEYWORD}_HOOK_PREPARE_JOB", prepare.__eq__, f"must be {prepare}")
     yield _value(place, STARTD, "STARTD_CRON_JOBLIST", lists(KEYWORD), f"must list {KEYWORD}")
     yield _value(place, STARTD, "START", lambda one: start(place.settings) in one, "must have belljar's condition")
     for name in ("ENABLE_CHIRP", "ENABLE_CHIRP_DELAYED"):
@@ -297,14 +273,6 @@ def lists(name: str) -> Callable[[str], bool]:
     return lambda value: name.lower() in re.split(r"[\s,]+", value.lower())
 
 
-def names_it(own: str, path: str) -> bool:
-    """Does this program of the site's name ours?"""
-    try:
-        return path in Path(own).read_text(errors="replace")
-    except OSError:
-        return False
-
-
 def _seen_by_jobs(place: Place) -> Iterator[Finding]:
     """What lies below a folder that each job gets as its own is not there for jobs, nor are their machines for others."""
     hidden = [one for one in re.split(r"[\s,\"]+", ask(place, STARTER, "MOUNT_UNDER_SCRATCH")) if one.startswith("/")]
@@ -315,24 +283,6 @@ def _seen_by_jobs(place: Place) -> Iterator[Finding]:
             yield Finding(
                 f"{what} is outside of jobs' own folders", False, detail, "Move it, to /var/lib for instance."
             )
-
-
-def _sandbox(place: Place) -> Finding:
-    """A sandbox that lies on a share need not be copied, and nothing of it is lost when the node is."""
-    folder = ask(place, STARTER, "EXECUTE")
-    shared = any(f"{folder}/".startswith(f"{shared_here(text)}/") for text in place.settings.shares)
-    copied = f": copied in and out, up to {place.settings.stage_limit >> 20} MiB; add {folder}:rw to batch.shares"
-    what, remedy = "job directories are shared with machines", "See what `condor_config_val EXECUTE` says."
-    return Finding(what, bool(folder), folder if shared else folder + copied, remedy)
-
-
-def shared_here(share: str) -> str:
-    """The host's name for a share: its source, or where an export is mounted, for it is a share of the job's folder only
-    where the host has it at the same place."""
-    parts = share.split(":")
-    if share.startswith("nfs://"):
-        return (parts[-2] if parts[-1] in ("ro", "rw") else parts[-1]).rstrip("/")
-    return parts[1 if parts[0] == "virtiofs" and len(parts) > 1 else 0].rstrip("/")
 
 
 SITE = HTCondorSite()

@@ -1,8 +1,8 @@
-"""A batch system's own commands: where they are and the variables they need, found out once, when an administrator
-installs belljar, and then never again from whatever surroundings a job or a hook has.
+"""A batch system's own commands and their variables, found once, at `batch install`, and never from a job's
+surroundings.
 
-`batch install` writes them beside the launchers as SYSTEM-commands.json. Everything that runs a command of a system runs
-it by this file: a command that is not in it is not run, so no other system's of the same name ever is.
+They are listed beside the launchers in SYSTEM-commands.json. A command that is not in it is not run, so no other
+system's of the same name ever is.
 """
 
 from __future__ import annotations
@@ -25,18 +25,8 @@ from belljar.records import dataclass, field
 
 LARGEST = 1 << 16
 ASK_TIMEOUT = 20.0
-OF_THE_HOST = (
-    "chmod",
-    "env",
-    "find",
-    "kill",
-    "ln",
-    "mkdir",
-    "rm",
-    "rmdir",
-    "stat",
-    "touch",
-)  # what dialects use besides
+# What dialects use besides.
+OF_THE_HOST = ("chmod", "env", "find", "kill", "ln", "mkdir", "rm", "rmdir", "stat", "touch")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
 VALUE = re.compile(r"[^\x00-\x1f\x7f]{1,4096}")
 
@@ -67,10 +57,11 @@ class Client:
     named: dict[str, str] = field(default_factory=dict)  # --variable, as they were given
 
     def run(self, argv: tuple[str, ...], timeout: float, stdin: bytes = b"") -> bytes:
-        """What the command prints, run with this site's variables and none of the caller's. Raises CommandMissing,
-        CommandFailed."""
+        """What the command prints, run with this site's variables alone. Raises CommandMissing, CommandFailed."""
         name, *words = argv
-        path = name if "/" in name else self.programs.get(name) or _of_the_host(name)
+        path = name if "/" in name else self.programs.get(name)
+        if path is None and name in OF_THE_HOST:
+            path = shutil.which(name, path=SEARCH_PATH)
         if path is None:
             raise CommandMissing(
                 f"{name}: not among the commands of {self.system} that `belljar batch install {self.system}` found",
@@ -112,9 +103,8 @@ def find(
     system: str, needs: Needs, folder: Path | None, environ: Mapping[str, str], *,
     folders: str = "", named: Mapping[str, str] | None = None, known: Client | None = None,
 ) -> Client:  # fmt: skip
-    """Look for the commands: in *folders* where they are given, else where the variables say, in PATH, and in the usual
-    folders. What is *known* from before holds where nothing else is said. Raises BadOption for what others than the
-    system could change."""
+    """Look for the commands: in *folders* if given, else by the variables, in PATH, and in the usual folders. What is
+    *known* from before counts last. Raises BadOption for what others than the system could change."""
     named = {**(known.named if known else {}), **(named or {})}
     told = {**(needs.told_by(folder) if folder else {}), **named}
     folders = folders or (known.folders if known else "")
@@ -137,10 +127,6 @@ def find(
 def is_the_systems(name: str) -> bool:
     """Does what is there belong to root or a system user, with nobody else to change it?"""
     return only_root_writes(Path(os.path.realpath(name)), highest_uid=LAST_SYSTEM_UID)
-
-
-def _of_the_host(name: str) -> str | None:
-    return shutil.which(name, path=SEARCH_PATH) if name in OF_THE_HOST else None
 
 
 def _variables(

@@ -1,8 +1,8 @@
-"""Puts the pieces of a site in place and takes them out again. Knows no batch system: pieces and commands are handed in.
+"""Puts the pieces of a site in place and takes them out again. Knows no batch system: pieces and commands are handed
+in.
 
-Nothing of the site's is lost: its files get our lines between marks, after a copy was laid beside them; a file of
-somebody else's is never overwritten, and one of ours that was changed by hand is neither overwritten nor removed unless
-that is asked for. An installation that fails half-way takes back what it did.
+Our lines in a site's file stand between marks, and a copy is kept beside it. A file of somebody else's is never
+overwritten, one of ours that was changed by hand only with --force. An installation that fails half-way is undone.
 """
 
 from __future__ import annotations
@@ -14,24 +14,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+from belljar.batch.install import files
 from belljar.batch.install import pieces as kinds
-from belljar.batch.install import record as records
-from belljar.batch.install.files import Undo, read
-from belljar.batch.install.pieces import (
-    Argv,
-    Change,
-    Finding,
-    Ground,
-    OurFile,
-    Piece,
-    Place,
-    SiteOfSystem,
-    Status,
-    Step,
-)
-from belljar.batch.install.record import Choice, Record, digest
+from belljar.batch.install.files import Record, Undo, digest, read
+from belljar.batch.install.pieces import Change, OurFile, Piece, Place, Status, Step
 from belljar.errors import BadOption, BelljarError, NotOurs, SystemSilent
-from belljar.records import replace
 
 BLOCKING = (Status.CHANGED, Status.FOREIGN, Status.UNKNOWN)
 TO_DO = (Status.MISSING, Status.DIFFERENT)
@@ -41,54 +28,41 @@ class Engine:
     """One system in one place."""
 
     def __init__(
-        self, system: str, site: SiteOfSystem, place: Place, own: Callable[[Place], list[Piece]],
-        execute: Callable[[Argv, bytes], bytes],
+        self, system: str, site: kinds.SiteOfSystem, place: Place, own: Callable[[Place], list[Piece]],
+        execute: Callable[[kinds.Argv, bytes], bytes],
     ) -> None:  # fmt: skip
         """*own*: the pieces every system needs (the launchers)."""
         self._system, self._site, self._place, self._own, self._execute = system, site, place, own, execute
-        self._record_path = records.path_of(place.folder, system)
-        self._choice = Choice(dict(place.options), str(place.wrapper), str(place.belljar))
+        self._record_path = files.path_of(place.folder, system)
 
     def plan(self) -> list[Step]:
-        """How each piece stands, what is no longer wanted last. Changes nothing."""
-        ground, pieces = self._ground(), self._pieces(self._place)
-        steps = [piece.look(ground) for piece in pieces]
+        """How each piece stands. Changes nothing."""
+        ground = self._ground()
+        steps = [piece.look(ground) for piece in self._pieces()]
         # A guard that found nothing is not worth a word.
-        told = [one for one in steps if not (isinstance(one.piece, kinds.Guard) and one.status is Status.THERE)]
-        return [*told, *self._leftovers(ground, pieces)]
+        return [one for one in steps if not (isinstance(one.piece, kinds.Guard) and one.status is Status.THERE)]
 
     def install(self, *, prefix: str = "", force: bool = False) -> list[Step]:
-        """Put in place what is missing or different, and take out what other options had put there; all of it, or
-        nothing. Returns the steps that were done. Raises NotOurs where something is in the way."""
+        """Put in place what is missing or different: all, or nothing. Returns what was done. Raises NotOurs."""
         if not self._place.folder.is_dir():
             raise BadOption(
                 f"{self._place.folder}: no such folder", hint="Tell with --folder where the system's settings are."
             )
-        ground, pieces = self._ground(), self._pieces(self._place)
+        ground, pieces = self._ground(), self._pieces()
         record, before = ground.record, copy.deepcopy(ground.record)
-        _refuse_blocked([piece.look(ground) for piece in pieces], force)
-        leftovers = self._leftovers(ground, pieces)
+        steps = [piece.look(ground) for piece in pieces]
+        _refuse_blocked(steps, force)
         if not force:
-            refuse_called([step.piece for step in leftovers], record)
+            self.refuse_unwanted()
+        wanted = [step for step in steps if step.status in (*TO_DO, Status.CHANGED)]
         with _all_or_nothing() as ground.undo:
-            ground.undo.append(partial(records.save, self._record_path, before))
-            record.prefix = prefix
-            record.choices = (*(one for one in record.choices if one != self._choice), self._choice)
-            if leftovers:
-                ground.save()
-            self._take_changes([step.piece for step in leftovers], ground)
-            wanted = [step for piece in pieces if (step := piece.look(ground)).status in (*TO_DO, Status.CHANGED)]
+            ground.undo.append(partial(files.save, self._record_path, before))
+            record.prefix, record.options = prefix, dict(self._place.options)
             for step in wanted:
                 step.piece.put(step, ground)
-            for step in reversed(leftovers):
-                if not isinstance(step.piece, Change):
-                    list(step.piece.take(ground))
-            record.choices = (self._choice,)
             if record != before:
                 ground.save()
-        launchers = {Path(name).parent for one in before.choices for name in (one.wrapper, one.belljar)}
-        _drop_empty_folders(launchers, [step.piece for step in leftovers])
-        return [*wanted, *leftovers]
+        return wanted
 
     def reread(self) -> list[str]:
         """Have the system read its files again. Returns what went wrong: that can be repeated by hand."""
@@ -101,14 +75,15 @@ class Engine:
         return trouble
 
     def uninstall(self, *, force: bool = False) -> list[str]:
-        """Take out what is ours. Returns what was done. Raises NotOurs, before anything is touched, where a file of
-        ours was changed by hand, or one of the site's still calls it; with *force* it goes all the same."""
-        ground, pieces = self._ground(), self._pieces(self._place)
-        pieces += [step.piece for step in self._leftovers(ground, pieces)]
+        """Take out what is ours; what was done. Raises NotOurs before anything is touched, unless *force*, for a file
+        that was changed by hand, or that a script of the site's calls."""
+        ground, pieces = self._ground(), self._pieces()
         if not force:
             _refuse_changed(ground.record)
             refuse_called(pieces, ground.record)
         done = self._take_changes(pieces, ground)
+        if force:
+            ground.record.changes = ()  # of what is no more, a queue that was deleted for instance
         comments = {piece.name: piece.comment for piece in pieces if isinstance(piece, kinds.OurLines)}
         for name in list(ground.record.edited):
             done += kinds.take_lines(Path(name), comments.get(name, "#"), ground)
@@ -118,56 +93,50 @@ class Engine:
         ground.save()
         return done
 
-    def check(self) -> Iterator[Finding]:
+    def check(self) -> Iterator[kinds.Finding]:
         """The pieces and what the system's own side found, with remedies."""
         for step in self.plan():
             if step.status is not Status.ADVICE:
-                is_ours = step.status in (*TO_DO, Status.CHANGED, Status.LEFTOVER)
+                is_ours = step.status in (*TO_DO, Status.CHANGED)
                 remedy = f"belljar batch install {self._system}" if is_ours else "See the detail."
                 where = f" ({step.path})" if step.path else ""
                 detail = step.detail or step.status.value
-                yield Finding(f"{step.piece.purpose}{where}", step.status is Status.THERE, detail, remedy)
+                yield kinds.Finding(f"{step.piece.purpose}{where}", step.status is Status.THERE, detail, remedy)
         try:
             yield from self._site.findings(self._place)
         except BelljarError as exc:
-            yield Finding(f"{self._system} itself", False, exc.message, exc.hint)
+            yield kinds.Finding(f"{self._system} itself", False, exc.message, exc.hint)
 
-    def _ground(self) -> Ground:
+    def _ground(self) -> kinds.Ground:
         try:
-            record = records.load(self._record_path)
+            record = files.load(self._record_path)
         except ValueError as exc:
             raise NotOurs(str(exc), hint="Look at the file; without it, what is installed cannot be told.") from exc
-        return Ground(self._place.run, self._execute, record, lambda: records.save(self._record_path, record))
+        return kinds.Ground(self._place.run, self._execute, record, lambda: files.save(self._record_path, record))
 
-    def _pieces(self, place: Place) -> list[Piece]:
-        return kinds.joined([*self._own(place), *self._site.pieces(place)])
+    def _pieces(self) -> list[Piece]:
+        return kinds.joined([*self._own(self._place), *self._site.pieces(self._place)])
 
-    def _leftovers(self, ground: Ground, wanted: list[Piece]) -> list[Step]:
-        """Pieces that other options, or another prefix, had put there, and that are not among the *wanted* ones."""
-        kept, found = {(type(piece), piece.name) for piece in wanted}, list[Step]()
-        for choice in ground.record.choices:
-            if choice == self._choice:
-                continue
-            wrapper, belljar = Path(choice.wrapper), Path(choice.belljar)
-            place = replace(self._place, options=choice.options, wrapper=wrapper, belljar=belljar)
-            with suppress(BelljarError):  # options of what is no more, a queue that was deleted for instance
-                for piece in self._pieces(place):
-                    key = type(piece), piece.name
-                    if key not in kept and piece.name in piece.noted(ground.record):
-                        kept.add(key)
-                        found.append(piece.leftover(ground))
-        return found
+    def refuse_unwanted(self) -> None:
+        """Raises NotOurs for what other options, or another prefix, have put there: jobs may need it. More can be
+        added."""
+        record, wanted = self._ground().record, {piece.name for piece in self._pieces()}
+        found = [name for name in (*record.files, *record.edited, *record.changes) if name not in wanted]
+        if record.options != dict(self._place.options) or str(self._place.wrapper) not in record.files:
+            hint = f"Let jobs with machines end, then `belljar batch uninstall {self._system}`, and install again."
+            _refuse((f"{name}: installed with other options, and not wanted with these" for name in found), hint)
 
-    def _take_changes(self, pieces: list[Piece], ground: Ground) -> list[str]:
+    def _take_changes(self, pieces: list[Piece], ground: kinds.Ground) -> list[str]:
         """In reverse order. A setting that the site had before we came is not ours to take back."""
-        ours = [piece for piece in reversed(pieces) if isinstance(piece, Change)]
-        steps = [piece.look(ground) for piece in ours if piece.purpose in ground.record.changes]
+        changes = [piece for piece in reversed(pieces) if isinstance(piece, Change)]
+        ours = [piece for piece in changes if piece.purpose in ground.record.changes]
+        steps = [piece.look(ground) for piece in ours]
         if silent := next((step for step in steps if step.status is Status.UNKNOWN), None):
             raise SystemSilent(
                 f"{silent.piece.purpose}: {silent.detail}",
                 hint=f"Nothing is forgotten and nothing was taken out: try again when {self._system} answers.",
             )
-        return [line for step in steps for line in step.piece.take(ground)]
+        return [line for piece in ours for line in piece.take(ground)]
 
 
 def _refuse_blocked(steps: list[Step], force: bool) -> None:
@@ -218,7 +187,7 @@ def _all_or_nothing() -> Iterator[Undo]:
     undo: Undo = []
     try:
         yield undo
-    except BaseException:
+    except BaseException:  # Ctrl-C leaves no half of an installation either
         for back in reversed(undo):
             with suppress(OSError, BelljarError):
                 back()

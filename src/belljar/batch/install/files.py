@@ -1,19 +1,24 @@
-"""Files of a site: written whole with their owner and mode kept, each write with the way to take it back; and our lines in
-one of them, between two marks."""
+"""Files of a site, written whole with owner and mode kept, each with a way back; our lines in one, between two
+marks."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import stat
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 from belljar.errors import NotOurs
-from belljar.host.files import read_capped, write_whole
+from belljar.host.files import read_capped, read_json, write_whole
+from belljar.reading import from_json
+from belljar.records import dataclass, field
 
-LARGEST_FILE = 16 << 20
+LARGEST_FILE, LARGEST_RECORD = 16 << 20, 1 << 20
 BACKUP = ".before-belljar"
 BEGIN, END = "belljar begin", "belljar end"
 
@@ -40,14 +45,13 @@ def put(path: Path, text: bytes, mode: int, like: os.stat_result | None, undo: U
         os.mkdir(folder)
         os.chmod(folder, 0o755)
         undo.append(partial(os.rmdir, folder))
-    _remember(path, undo)
+    before = read(path)
+    if before is None:
+        undo.append(partial(path.unlink, missing_ok=True))
+    else:
+        facts = os.stat(path)
+        undo.append(partial(_write, path, before, stat.S_IMODE(facts.st_mode), facts))
     _write(path, text, stat.S_IMODE(like.st_mode) if like else mode, like)
-
-
-def remove(path: Path, undo: Undo) -> None:
-    """Remove a file, and remember how to take that back. Raises FileNotFoundError where there is none."""
-    _remember(path, undo)
-    path.unlink()
 
 
 def keep_copy(path: Path, text: bytes, undo: Undo) -> None:
@@ -57,20 +61,11 @@ def keep_copy(path: Path, text: bytes, undo: Undo) -> None:
         put(copy, text, 0o600, os.stat(path), undo)
 
 
-def drop_copy(path: Path, undo: Undo) -> None:
+def drop_copy(path: Path) -> None:
     """Remove the copy beside a file that is again what the copy says."""
     copy = path.with_name(path.name + BACKUP)
     if copy.exists() and read(copy) == read(path):
-        remove(copy, undo)
-
-
-def _remember(path: Path, undo: Undo) -> None:
-    text = read(path)
-    if text is None:
-        undo.append(partial(path.unlink, missing_ok=True))
-    else:
-        facts = os.stat(path)
-        undo.append(partial(_write, path, text, stat.S_IMODE(facts.st_mode), facts))
+        copy.unlink()
 
 
 def _write(path: Path, text: bytes, mode: int, like: os.stat_result | None) -> None:
@@ -78,9 +73,6 @@ def _write(path: Path, text: bytes, mode: int, like: os.stat_result | None) -> N
     if like is not None:
         os.chown(path, like.st_uid, like.st_gid)
     os.chmod(path, mode)
-
-
-# -- our lines -----------------------------------------------------------------------------------------------------------
 
 
 def block(lines: Sequence[str], comment: str) -> bytes:
@@ -133,3 +125,49 @@ def _span(text: bytes, comment: str, where: str) -> tuple[int, int]:
             hint="Repair the file by hand: each mark once, the first before the second.",
         )
     return begins[0], ends[0]
+
+
+@dataclass(frozen=True)
+class Edited:
+    """A file of the site's in which lines of ours stand."""
+
+    existed: bool = True
+    lacked_newline: bool = False  # at its end, before ours
+
+
+@dataclass
+class Record:
+    """One installation of one system in one folder."""
+
+    prefix: str = ""
+    options: dict[str, str] = field(default_factory=dict)  # as they were given; `check` and `uninstall` need them
+    files: dict[str, str] = field(default_factory=dict)  # path -> sha256 of what we wrote
+    edited: dict[str, Edited] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()  # purposes of the settings that we made, and not the site before
+
+
+def path_of(folder: Path, system: str) -> Path:
+    return folder / f".belljar-{system}.json"
+
+
+def load(path: Path) -> Record:
+    """The record; an empty one where nothing was installed. Raises ValueError for what is no record of ours."""
+    try:
+        record: Record = from_json(Record, read_json(path, LARGEST_RECORD))
+    except (FileNotFoundError, NotADirectoryError):
+        return Record()
+    except ValueError as exc:
+        raise ValueError(f"{path}: not a record of an installation: {exc}") from exc
+    return record
+
+
+def save(path: Path, record: Record) -> None:
+    """Write it whole; nothing is left of an empty one."""
+    if record.files or record.edited or record.changes:
+        write_whole(path, json.dumps(asdict(record), indent=1).encode() + b"\n", mode=0o644)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,12 +1,11 @@
-"""What a site has to put in place for a batch system, piece by piece. Each kind of piece tells how it stands, is put in place,
-and is taken out again, with the way back for an installation that fails; engine.py says which, and when."""
+"""What a site has to put in place, piece by piece: how each stands, is put in place, and is taken out again."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import stat
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -16,13 +15,11 @@ from typing import Protocol
 from belljar.batch import Settings
 from belljar.batch.install import files
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.files import Undo, read, real
-from belljar.batch.install.record import Edited, Record, digest
+from belljar.batch.install.files import Edited, Record, Undo, digest, read, real
 from belljar.errors import BelljarError, CommandFailed, CommandHung, NotOurs
 from belljar.records import dataclass, field, replace
 
 Argv = tuple[str, ...]
-YOURS = "changed since belljar wrote it: it stays, and is yours"
 HOOK_DEADLINE = 60  # seconds; systems wait for hooks as long as they like, or close the node
 PATH_LINES = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin\nexport PATH"  # of hooks in shell
 HOOK = f"""#!/bin/sh
@@ -60,7 +57,6 @@ class Status(str, Enum):
     CHANGED = "changed by hand"
     FOREIGN = "in the way"  # somebody else's where ours is to be
     UNKNOWN = "unknown"  # it could not be asked
-    LEFTOVER = "no longer wanted"  # ours, of options that hold no longer
     ADVICE = "by hand"
 
 
@@ -86,24 +82,12 @@ class Piece:
         """What makes two pieces of a kind the same thing, whatever is in them."""
         return self.purpose
 
-    def noted(self, record: Record) -> Container[str]:
-        """The names of the pieces of this kind that are on record."""
-        return ()
-
     def look(self, ground: Ground) -> Step:
         """How it stands. Changes nothing."""
         return Step(self, Status.ADVICE)
 
-    def leftover(self, ground: Ground) -> Step:
-        """The same of one that is there and no longer wanted."""
-        return Step(self, Status.LEFTOVER)
-
     def put(self, step: Step, ground: Ground) -> None:
         """Put it in place."""
-
-    def take(self, ground: Ground) -> Iterator[str]:
-        """Take it out; what was done."""
-        yield from ()
 
 
 @dataclass(frozen=True)
@@ -132,9 +116,6 @@ class OurFile(Piece):
     def name(self) -> str:
         return str(self.path)
 
-    def noted(self, record: Record) -> Container[str]:
-        return record.files
-
     def look(self, ground: Ground) -> Step:
         text, known = read(self.path), ground.record.files.get(self.name)
         as_it_is = partial(Step, self, path=self.path, before=text, after=self.content)
@@ -154,24 +135,11 @@ class OurFile(Piece):
             return as_it_is(Status.CHANGED, detail="changed since belljar wrote it; --force replaces it")
         return as_it_is(Status.FOREIGN, detail="a file of somebody else's")
 
-    def leftover(self, ground: Ground) -> Step:
-        text = read(self.path)
-        is_theirs = text is not None and ground.record.files[self.name] != digest(text)
-        after, detail = (text, YOURS) if is_theirs else (b"", "")
-        return Step(self, Status.LEFTOVER, self.path, text, after, detail)
-
     def put(self, step: Step, ground: Ground) -> None:
         if step.status is Status.CHANGED and step.before is not None:
             files.keep_copy(self.path, step.before, ground.undo)
         files.put(self.path, self.content, self.mode, None, ground.undo)
         ground.record.files[self.name] = digest(self.content)
-
-    def take(self, ground: Ground) -> Iterator[str]:
-        """What was changed by hand is left, and forgotten."""
-        if self.leftover(ground).detail == YOURS:
-            del ground.record.files[self.name]
-        else:
-            yield from take_file(self.name, ground)
 
 
 @dataclass(frozen=True)
@@ -186,9 +154,6 @@ class OurLines(Piece):
     @property
     def name(self) -> str:
         return str(real(self.path))
-
-    def noted(self, record: Record) -> Container[str]:
-        return record.edited
 
     def look(self, ground: Ground) -> Step:
         path = real(self.path)
@@ -206,11 +171,6 @@ class OurLines(Piece):
         is_new = text is None or files.without_lines(text, self.comment, str(path)) == text
         return as_it_is(Status.MISSING if is_new else Status.DIFFERENT, after=after)
 
-    def leftover(self, ground: Ground) -> Step:
-        path = real(self.path)
-        text = read(path) or b""
-        return Step(self, Status.LEFTOVER, path, text, files.without_lines(text, self.comment, str(path)))
-
     def put(self, step: Step, ground: Ground) -> None:
         """On record before it is written: after a crash between the two `uninstall` knows what to look for."""
         assert step.path is not None and step.after is not None
@@ -221,9 +181,6 @@ class OurLines(Piece):
             ground.record.edited[name] = Edited(before is not None, (before or b"\n")[-1:] != b"\n")
         ground.save()
         files.put(step.path, step.after, 0o644, None if before is None else os.stat(step.path), ground.undo)
-
-    def take(self, ground: Ground) -> Iterator[str]:
-        yield from take_lines(real(self.path), self.comment, ground)
 
 
 @dataclass(frozen=True)
@@ -237,9 +194,6 @@ class Change(Piece):
     stdin: bytes = b""
     undo_hint: str | None = None  # what to do where the system refuses to undo it
     answers: Argv = ()  # succeeds where the system answers at all: then a probe that fails says "not there"
-
-    def noted(self, record: Record) -> Container[str]:
-        return record.changes
 
     def look(self, ground: Ground) -> Step:
         """No answer is not "it is not there", although to some systems asking for what does not exist is an error."""
@@ -260,16 +214,20 @@ class Change(Piece):
         if self.purpose not in ground.record.changes:
             ground.record.changes += (self.purpose,)
             ground.save()
-        ground.undo.append(lambda: _run_all(self.undo, b"", ground))  # half of it may be done
+        ground.undo.append(lambda: self._take_back(ground))  # half of it may be done
         for argv in self.do:
             ground.execute(argv, self.stdin)
         if self.look(ground).status is not Status.THERE:
             raise CommandFailed(f"{self.purpose}: `{' '.join(self.do[-1])}` succeeded and changed nothing")
 
+    def _take_back(self, ground: Ground) -> None:
+        for argv in self.undo:
+            with suppress(BelljarError):
+                ground.execute(argv, b"")
+
     def take(self, ground: Ground) -> Iterator[str]:
-        """What is gone already needs no command. Raises CommandFailed with the piece's own hint."""
+        """Take it out; what was done. What is gone already needs no command. Raises CommandFailed with the piece's own hint."""
         if self.look(ground).status is not Status.MISSING:
-            ground.undo.append(lambda: _run_all(self.do, self.stdin, ground))
             try:
                 for argv in self.undo:
                     ground.execute(argv, b"")
@@ -303,6 +261,14 @@ def hook_text(place: Place, system: str, verb: str, comment: str) -> bytes:
     return HOOK.format(**words).encode()
 
 
+def names(script: Path, word: str) -> bool:
+    """Does a script of the site's have this in it?"""
+    try:
+        return word in script.read_text(errors="replace")
+    except OSError:
+        return False
+
+
 def joined(pieces: Iterable[Piece]) -> list[Piece]:
     """The pieces, those with lines for one file made one: a file has our marks once."""
     found: dict[object, Piece] = {}
@@ -322,28 +288,21 @@ def take_lines(path: Path, comment: str, ground: Ground) -> Iterator[str]:
     if text is None or (left := files.without_lines(text, comment, str(path))) == text:
         return
     if not left.strip() and not facts.existed:
-        files.remove(path, ground.undo)
+        path.unlink()
         yield f"removed {path}"
         return
     left = left[:-1] if facts.lacked_newline and left.endswith(b"\n") else left
     files.put(path, left, 0o644, os.stat(path), ground.undo)
-    files.drop_copy(path, ground.undo)
+    files.drop_copy(path)
     yield f"took our lines out of {path}"
 
 
 def take_file(name: str, ground: Ground) -> Iterator[str]:
     """A file that is ours alone."""
     with suppress(FileNotFoundError):
-        files.remove(Path(name), ground.undo)
+        Path(name).unlink()
         yield f"removed {name}"
     del ground.record.files[name]
-
-
-def _run_all(commands: tuple[Argv, ...], stdin: bytes, ground: Ground) -> None:
-    """Each command, whatever becomes of the others."""
-    for argv in commands:
-        with suppress(BelljarError):
-            ground.execute(argv, stdin)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 # ruff: noqa: UP031 - for Python 3.5
-"""The site's rules, judged: which image a job gets, who may use it, how large a job may be. The one place for all of it.
+"""The site's rules, judged: which image a job gets, who may use it, how large a job may be. The one place for all of
+it.
 
-policy.py hands it the settings. `batch install openpbs` puts this very text before the hook of the server, so it is
-written for Python 3.5 and takes nothing but the standard library. What is written for Slurm and HTCondor goes by the same
-data; one table of cases (tests/unit/batch/policy_cases.py) holds for all of them.
+policy.py hands it the settings. `batch install openpbs` puts this text before the server's hook, so it is for Python
+3.5 and the standard library. Slurm's and HTCondor's forms of it go through the same cases:
+tests/unit/batch/policy_cases.py.
 """
 
 import re
@@ -44,8 +45,7 @@ def forbidden(image: str, patterns: "Sequence[str]", user: str, queue: str) -> "
 
 
 def excess(sizes: "Mapping[str, int | None]", site: "Mapping[str, int]") -> "Iterator[str]":
-    """What is wrong with a job's cpus, memory and disk (bytes; None or 0 where nothing is told), by the site's max_cpus,
-    max_memory, max_disk (0: no limit) and least_memory."""
+    """What is wrong with a job's cpus, memory and disk (bytes; None or 0: not told) by the site's limits."""
     for name, what, unit in (("cpus", "cpus", 1), ("memory", "MiB of memory", MIB), ("disk", "MiB of disk", MIB)):
         size, most = sizes.get(name) or 0, site["max_" + name]
         if most and size > most:

@@ -1,15 +1,13 @@
-"""Who may use which image, and how much, by the site's settings: `judge` decides, here its words become errors.
+"""Who may use which image, and how much: `judge` decides by the settings, here its words become errors. And how large a
+guest may be inside a job's limits, so that none of them ever meets QEMU.
 
-`site_of` is the same as data, for what is installed where jobs are submitted: Slurm's Lua, OpenPBS's hook, HTCondor's
-expressions. The node judges again by the very same rules. Here is as well how large a guest may be inside a job's limits, so
-that no limit of the job ever meets QEMU.
+`site_of` is the same as data, for what is installed where jobs are submitted. The node judges again by the same rules.
 """
 
 from __future__ import annotations
 
-import string
-from collections.abc import Collection
-from fnmatch import fnmatchcase
+import re
+from collections.abc import Callable, Collection
 from typing import Any
 
 from belljar.batch import Settings
@@ -20,7 +18,7 @@ from belljar.model import MIB
 from belljar.records import dataclass
 
 WHO = ("user", "group", "queue")
-LETTERS = f"{string.ascii_letters}{string.digits}._-"  # of an image's name
+PATTERN = re.compile(r"[A-Za-z0-9._*?-]+")  # of image names
 
 SMALLEST_GUEST = 128 * MIB
 STEPS = 32  # a guest's size is cut to one of so many per power of two, for each size has a template of its own
@@ -72,10 +70,10 @@ def rules(settings: Settings) -> list[tuple[str, str, str]]:
     for rule in settings.allow:
         words = rule.split()
         kind, _, name = words[0].partition(":") if words else ("", "", "")
-        if len(words) != 2 or not (words[0] == "*" or (kind in WHO and name)):
+        if len(words) != 2 or not (words[0] == "*" or (kind in WHO and name)) or not PATTERN.fullmatch(words[1]):
             raise BadSetting(
                 f"batch.allow: {rule!r} is not of the form `WHO PATTERN`",
-                hint="WHO is *, user:NAME, group:NAME or queue:NAME; PATTERN is an image's name, * and ? stand for others.",
+                hint="WHO is *, user:NAME, group:NAME or queue:NAME; PATTERN is an image's name, in which * and ? may stand.",
             )
         found.append((kind, name, words[1]))
     return found
@@ -110,21 +108,9 @@ def site_of(settings: Settings) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def letters_of(pattern: str) -> list[str] | None:
-    """A pattern piece by piece: "*", or the letters that may stand in this place, in the order of LETTERS. For languages
-    that write patterns otherwise. None where no image's name fits it."""
-    found, at = [], 0
-    while at < len(pattern):
-        start, at = at, at + 1
-        if pattern[start] == "[":
-            end = pattern.find("]", at + 1 + pattern.startswith("!", at))
-            at = end + 1 if end > 0 else at
-        word = pattern[start:at]
-        letters = "*" if word == "*" else "".join(one for one in LETTERS if fnmatchcase(one, word))
-        if not letters:
-            return None
-        found.append(letters)
-    return found
+def in_words(pattern: str, escape: Callable[[str], str]) -> str:
+    """A pattern of image names as a regular expression of another language, which writes a character so."""
+    return "".join({"*": ".*", "?": "."}.get(one) or escape(one) for one in pattern)
 
 
 def _offered(asker: Asker, settings: Settings) -> list[str]:
@@ -136,13 +122,9 @@ def _limits(settings: Settings) -> dict[str, int]:
     return {**most, "least_memory": smallest_limit(settings)}
 
 
-# -- sizes ---------------------------------------------------------------------------------------------------------------
-
-
 def guest_memory(limit: int | None, address_space: int, settings: Settings, default: int, *, data: int = -1) -> int:
-    """Bytes of memory for the guest of a job that may use *limit* bytes (None: the system sets no limit), *address_space*
-    bytes of virtual memory (-1: any) and *data* bytes of what it writes to (-1: any). Raises OverLimit when nothing
-    useful is left."""
+    """Bytes of memory for the guest, by the job's limits (None or -1: none). Raises OverLimit if nothing useful is
+    left."""
     bounds = [] if limit is None else [(limit - overhead(limit, settings), limit, smallest_limit(settings))]
     for most, part in ((address_space, ADDRESS_SPACE), (data, DATA_SPACE)):
         bounds += [(most - part, most, SMALLEST_GUEST + part)] if most >= 0 else []

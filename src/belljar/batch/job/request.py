@@ -94,7 +94,7 @@ def asker_of(account: Account, job: Job) -> Asker:
 def payload(here: Surroundings, job: Job, caller: Caller, settings: Settings) -> Payload:
     """What runs inside: the job as its system would have started it, with all that it finds around it."""
     command: Command = job.inside if job.inside.argv else job.native
-    copies = (*job.staged.copies, *stage_cwd(here, caller, settings))
+    copies = stage_cwd(here, caller, settings)
     inside = (*(share.target for share in caller.shares), *(copy.inside for copy in copies))
     return Payload(
         argv=command.argv, program=command.path, account=caller.account, cwd=here.cwd,
@@ -115,8 +115,7 @@ def environment(here: Surroundings, job: Job, inside: Iterable[str], settings: S
 
 
 def for_guest(env: Pairs, settings: Settings, inside: Iterable[str]) -> Pairs:
-    """The job's variables without the host's own, in order. PATH keeps the folders every system has and those below
-    the folders *inside*, which the guest sees at the same path."""
+    """The job's variables without the host's own. PATH keeps the system's folders and those below *inside*."""
     kept = tuple(word.encode() for word in settings.keep_env)
     dropped = tuple(word.encode() for word in (*HOST_ONLY, *settings.drop_env))
     folders = tuple(folder.rstrip("/").encode("utf-8", "surrogateescape") for folder in inside)
@@ -187,9 +186,7 @@ def script_text(here: Surroundings, job: Job) -> bytes:
 
 
 def stage_cwd(here: Surroundings, caller: Caller, settings: Settings) -> tuple[Transfer, ...]:
-    """The working directory as a copy in and out, where no share has it. Raises DirectoryTooLarge.
-
-    The system's own folders are there in every guest; they, and folders the job may not write to, are not copied."""
+    """The working directory as a copy, if no share has it and the job may write to it. Raises DirectoryTooLarge."""
     path = os.path.realpath(os.fsdecode(here.cwd))
     places = tuple(os.fsencode(share.target) for share in caller.shares)
     if _is_below(here.cwd, places) or path in NEVER_STAGED or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
@@ -223,8 +220,7 @@ def measure(folder: str, limit: int, is_left_out: Callable[[str], bool]) -> tupl
 
 
 def _stdio_below(folder: str) -> Iterator[str]:
-    """The job's own output files, relative to the folder they lie in: the batch system writes to them while the copy is
-    away, so they must not come back with it."""
+    """The job's output files, relative to the folder: the batch system writes to them, so no copy may come back."""
     for number in (0, 1, 2):
         try:
             path = os.readlink(f"/proc/self/fd/{number}")
@@ -235,8 +231,7 @@ def _stdio_below(folder: str) -> Iterator[str]:
 
 
 def _own_below(folder: str, own: Iterable[str]) -> Iterator[str]:
-    """Those of belljar's folders that lie in *folder*, or will, relative to it. HTCondor mounts parts of a job's directory
-    over /tmp and /var/tmp: what lies there lies in the directory too."""
+    """belljar's folders that lie in *folder*, or will. HTCondor mounts parts of a job's directory over /tmp."""
     for path in own:
         if path.startswith(folder.rstrip("/") + "/"):
             yield os.path.relpath(path, folder)

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Protocol
 
 from belljar.batch import Settings
-from belljar.model import Outcome, Transfer
+from belljar.model import Outcome
 from belljar.records import dataclass, field
 
 
@@ -52,7 +52,6 @@ class Staged:
 
     into: tuple[bytes, ...] = ()  # files (node lists, job ads), kept at the same path
     folders: tuple[bytes, ...] = ()  # made in the guest at the same path, empty and the job's own (TMPDIR)
-    copies: tuple[Transfer, ...] = ()  # folders copied in and out again (HTCondor's sandbox)
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,6 @@ class Job:
     disk: int | None = None
     wall: float | None = None  # limit, from the start of this run
     started_before: int = 0  # how often, as far as the surroundings tell
-    is_rerunnable: bool = True
     grace: float = 10.0  # between TERM and the end, less two seconds: the system's default
     inherits_ignored: bool = False  # the system does not put back, for its jobs, the signals it ignores itself
     signals_reach_all: bool = True  # a signal to the job is meant for its process group, not for its leader alone
@@ -96,8 +94,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Ending:
-    """How this process is to leave. Commands run first, in order, each with a deadline; where one fails the next is not
-    tried and `otherwise` counts."""
+    """How this process is to leave. Commands run in order, each with a deadline; if one fails `otherwise` counts."""
 
     exit_code: int | None = 0
     signal: int | None = None
@@ -129,8 +126,7 @@ def one_node(name: str) -> str:
 
 
 class Dialect(Protocol):
-    """One batch system's language. No input or output but through what it is handed, and nothing kept of a job: what
-    belongs to a job is in its `Job`, of which a system may have a kind of its own."""
+    """One batch system's language. It keeps nothing of a job: that is in its `Job`, or a subclass."""
 
     name: str
 

@@ -1,5 +1,5 @@
-"""What is to become of a job, judged from its machine's outcome: one rule for all systems; and its Ending carried out: the
-system's commands, each under a deadline, then files. The process's own end is the caller's."""
+"""What is to become of a job, by its machine's outcome, and how that is carried out. The process's own end is the
+caller's."""
 
 from __future__ import annotations
 
@@ -21,25 +21,17 @@ AGAIN = (OutcomeClass.NODE, OutcomeClass.TRANSIENT)
 def judge(outcome: Outcome, job: Job, tries: int, settings: Settings) -> Verdict:
     """The verdict.
 
-    payload, cancelled, walltime   the job's own end
-    a payload that ended in a machine that did not end well     fails: what it did is done, and cannot be done again unseen
+    payload, cancelled, walltime   the job's own end; but a payload whose machine did not end well fails
     user                           fails: the same request would fail again
-    node, transient                again, until `retries` starts failed: then held. A job that may not be run again
-                                   fails, and so does one whose payload had begun, unless its system would rerun it
-                                   after the loss of a node
+    node, transient                again, until `retries` starts failed: then held. A job that may not be run again fails, and
+                                   so does one whose payload had begun, unless its system would rerun it
     """
     if outcome.klass not in AGAIN:
-        return Verdict.FAIL if _is_ours(outcome) else Verdict.MIRROR
-    if outcome.payload_ran or not job.is_rerunnable:
+        is_lost = outcome.klass is OutcomeClass.PAYLOAD and not outcome.payload_ran
+        return Verdict.FAIL if is_lost or outcome.klass is OutcomeClass.USER else Verdict.MIRROR
+    if outcome.payload_ran:
         return Verdict.FAIL
     return Verdict.HOLD if tries >= max(settings.retries, 1) else Verdict.REQUEUE
-
-
-def _is_ours(outcome: Outcome) -> bool:
-    """Did the machine's end differ from the payload's?"""
-    if outcome.klass is OutcomeClass.USER:
-        return True
-    return outcome.klass is OutcomeClass.PAYLOAD and not outcome.payload_ran
 
 
 def why(outcome: Outcome, tries: int, verdict: Verdict, settings: Settings) -> str:
@@ -63,9 +55,6 @@ def mirror(outcome: Outcome) -> Ending:
     if outcome.signal is None and outcome.exit_code is None:
         return Ending(exit_code=None, signal=15)
     return Ending(exit_code=None if outcome.signal is not None else outcome.exit_code, signal=outcome.signal)
-
-
-# -- the ending ----------------------------------------------------------------------------------------------------------
 
 
 def carry_out(ending: Ending, run: Run) -> tuple[Ending, str]:
@@ -93,8 +82,7 @@ def take_back(ending: Ending) -> None:
 
 
 def let_in(ending: Ending) -> None:
-    """HTCondor's starter looks for the file as another user, in a folder that is the job's alone: let it through, and read.
-    The group's bits are for a site where that user is in the job's group. Raises OSError."""
+    """HTCondor's starter reads the file as another user, perhaps in the job's group, in the job's folder: let it in."""
     if ending.opens:
         for path, _ in ending.files:
             os.chmod(path, 0o644)

@@ -1,10 +1,9 @@
-"""LSF: the words a job finds around it, and the words it is answered with.
+"""LSF: what it says to a job, and how it is answered.
 
-LSF runs a job as a file of /bin/sh, in which the command stands between two marks; a job starter is written in front of
-it. Ours is `exec WRAPPER; COMMAND`: the shell becomes the wrapper, so nothing of the command is ever expanded or run on
-the host, and the wrapper reads it from that file as the user wrote it. What follows the command in the file, by which LSF
-waits for background processes and makes the exit code, belongs to it.
-https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=variables-environment-variable-reference
+LSF runs a job as a file of /bin/sh, in which the command stands between two marks, behind the job starter. Ours is
+`exec WRAPPER; COMMAND`: the shell becomes the wrapper, which reads the command from that file, so nothing of it is
+expanded on the host. What follows it in the file, by which LSF waits for background processes and makes the exit code,
+belongs to it. https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=variables-environment-variable-reference
 https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=lsbqueues-job-starter
 """
 
@@ -17,22 +16,20 @@ from collections.abc import Callable, Mapping
 
 from belljar.batch import Settings
 from belljar.batch.job.terms import Command, Dialect, Ending, Job, Staged, Surroundings, Verdict, whole
-from belljar.batch.job.verdict import delay, why
+from belljar.batch.job.verdict import why
 from belljar.errors import OUR_FAILURE, NotInAJob
 from belljar.model import GIB, KIB, MIB, Outcome
-from belljar.records import dataclass, replace
+from belljar.records import replace
 
 # What esub.vm puts into the job's environment. Names that begin so never reach a guest.
 IMAGE, MEMORY, DISK, WALL = "BELLJAR_LSF_IMAGE", "BELLJAR_LSF_MEMORY", "BELLJAR_LSF_DISK", "BELLJAR_LSF_WALL"
-AGAIN = 231  # the exit code that REQUEUE_EXIT_VALUES of our application profile names, where brequeue does not work
 NOTE = "98"  # index of our message among a job's (bpost, bread); LSF has 0 to 128
 KILL_INTERVAL = 10  # seconds between INT, TERM and KILL (JOB_TERMINATE_INTERVAL)
 KILLED_IN = 60.0  # seconds for brequeue to end this process; it returns before
 USER_INPUT = b"# LSBATCH: User input\n"
 STARTER = re.compile(rb"^exec (\S*/)?wrap-lsf(?: --[^;\n]*)?;[ \t]*", re.MULTILINE)
 SHELL_FILE = b"$LSB_JOBFILENAME.shell"
-# A job file begins with it: the shell itself lives through TERM, INT, HUP, USR1 and USR2, so that it can tell how the
-# command ended; what it runs does not. An `exec` ends that, so it is said again.
+# A job file begins so: the shell survives TERM, INT, HUP, USR1, USR2 to tell how the command ended. An `exec` forgets that: it is said again.
 TRAPS = b"$LSB_TRAPSIGS\n"
 HOST_FILES = ("LSB_DJOB_HOSTFILE", "LSB_DJOB_RANKFILE", "LSB_AFFINITY_HOSTFILE")
 UNITS = {"K": KIB, "M": MIB, "G": GIB, "T": 1 << 40, "P": 1 << 50}
@@ -42,54 +39,36 @@ USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,63}\$?\Z")
 MOST = 1 << 62
 
 
-@dataclass(frozen=True)
-class LsfJob(Job):
-    """A job, with what is needed to answer it."""
-
-    may_exit_again: bool = False  # its queue or profile requeues a job that ends with AGAIN
-
-
 class Lsf(Dialect):
     """The dialect."""
 
     name = "lsf"
 
-    def read(self, here: Surroundings) -> LsfJob:
+    def read(self, here: Surroundings) -> Job:
         if not here.var("LSB_JOBID").isdecimal():
             raise NotInAJob("$LSB_JOBID is not set: LSF did not start this")
         command, traps = command_of(here)
         file = os.fsencode(here.var("LSB_JOBFILENAME"))
         native = Command(b"/bin/sh", (b"/bin/sh", b"-c", traps + command, file or b"sh"))
         rusage = memory_of(here.var("LSB_EFFECTIVE_RSRCREQ"), here.options.get("unit", "MB"))
-        return LsfJob(
+        return Job(
             system=self.name, id=id_of(here.var), name=here.var("LSB_JOBNAME"), queue=here.var("LSB_QUEUE"),
             image=here.var(IMAGE), native=native, script=file + b".shell" if command.startswith(SHELL_FILE) else b"",
             cpus=_cpus(here), memory=whole(here.var(MEMORY)) or rusage, disk=whole(here.var(DISK)) or None,
             wall=whole(here.var(WALL)) or None, started_before=1 if here.var("LSB_RESTART") == "Y" else 0,
             grace=float(KILL_INTERVAL - 2), staged=Staged(into=_files(here)),
-            may_exit_again=str(AGAIN) in re.findall(r"[0-9]+", here.var("LSB_EXIT_REQUEUE")),
         )  # fmt: skip
 
     def tell(self, job: Job, verdict: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        """brequeue ends the job to give it back, and needs no exit code that a payload might have; a job whose count
-        cannot be kept is not given back."""
-        assert isinstance(job, LsfJob)
+        """brequeue ends the job to give it back; a job whose count cannot be kept is not given back."""
         failed = Ending(exit_code=OUR_FAILURE)
+        if verdict is Verdict.MIRROR:
+            return mirror(outcome)
+        if verdict is Verdict.FAIL:
+            return failed
         note = ("bpost", "-i", NOTE, "-d", why(outcome, tries, verdict, settings), job.id)
-        match verdict:
-            case Verdict.MIRROR:
-                return mirror(outcome)
-            case Verdict.REQUEUE:
-                by_code = Ending(AGAIN, commands=(note,), delay=delay(tries, settings), otherwise=failed)
-                return Ending(
-                    OUR_FAILURE, commands=(note, ("brequeue", "-r", job.id)), delay=KILLED_IN,
-                    otherwise=by_code if job.may_exit_again else failed,
-                )  # fmt: skip
-            case Verdict.HOLD:
-                hold = (note, ("brequeue", "-H", "-r", job.id))
-                return Ending(OUR_FAILURE, commands=hold, delay=KILLED_IN, otherwise=failed)
-            case _:
-                return failed
+        requeue = ("brequeue", *(("-H",) if verdict is Verdict.HOLD else ()), "-r", job.id)
+        return Ending(OUR_FAILURE, commands=(note, requeue), delay=KILLED_IN, otherwise=failed)
 
     def count(self, job: Job) -> tuple[str, ...]:
         return ("bread", "-i", NOTE, job.id)
@@ -138,8 +117,7 @@ class Lsf(Dialect):
 
 
 def mirror(outcome: Outcome) -> Ending:
-    """As LSF's shell would have told it: 128 + S for death by signal S. This process is in the shell's place, and LSF takes
-    a shell that dies by a signal for one that did its work (seen with OpenLava 3.3: "Done successfully")."""
+    """128 + S for death by signal S, as LSF's shell: one that dies by a signal is "Done" to LSF (OpenLava 3.3)."""
     if outcome.exit_code is not None and outcome.signal is None:
         return Ending(exit_code=outcome.exit_code)
     return Ending(exit_code=128 + (outcome.signal or signal.SIGTERM))
@@ -152,11 +130,10 @@ def id_of(var: Callable[[str], str]) -> str:
 
 
 def command_of(here: Surroundings) -> tuple[bytes, bytes]:
-    """(what the shell was to run, what goes before it): the rest of the job file behind our starter. With a starter that
-    passes the command as words of its own (`WRAPPER "%USRCMD"`), these, though LSF's shell has taken a layer of quotes.
-    Raises NotInAJob where there is neither."""
-    if here.argv:
-        return b" ".join(here.argv), b""
+    """(what the shell was to run, what goes before it): the rest of the job file behind our starter. Raises NotInAJob."""
+    starter = "Set JOB_STARTER as `belljar batch install lsf --dry-run` shows it."
+    if here.argv:  # `WRAPPER "%USRCMD"`: LSF's shell has run a part of it, and taken quotes from the rest
+        raise NotInAJob("the command came as words of the job starter, and not in the job's file", hint=starter)
     file = here.var("LSB_JOBFILENAME")
     try:
         text = here.read(os.fsencode(file)) if file else b""
@@ -169,12 +146,8 @@ def command_of(here: Surroundings) -> tuple[bytes, bytes]:
     if not found and body.strip() and b"wrap-lsf" not in body:
         return body, traps  # a starter that was put in front of the file, not into it
     if not found:
-        raise NotInAJob(
-            f"{file or '$LSB_JOBFILENAME'}: no command behind `exec wrap-lsf;`",
-            hint="Set JOB_STARTER as `belljar batch install lsf --print` shows it.",
-        )
-    # A script that came on bsub's standard input stands in the file as a here-document, and its text may say anything;
-    # the line that runs it comes after it.
+        raise NotInAJob(f"{file or '$LSB_JOBFILENAME'}: no command behind `exec wrap-lsf;`", hint=starter)
+    # A script from bsub's standard input is a here-document with any text in it; the line that runs it comes after.
     runs_file = [match for match in found if body.startswith(SHELL_FILE, match.end())]
     return body[(runs_file[-1] if runs_file else found[0]).end() :], traps
 

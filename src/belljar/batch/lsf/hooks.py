@@ -1,7 +1,7 @@
 """`belljar internal hook lsf esub`: what esub.vm does at submit. `bsub -a "vm(image=NAME)"` asks for a machine.
 
-bsub writes what was asked for into $LSB_SUB_PARM_FILE, and reads what is to be changed from $LSB_SUB_MODIFY_FILE and
-$LSB_SUB_MODIFY_ENVFILE; the exit code $LSB_SUB_ABORT_VALUE refuses the job, and what is on stderr is shown to the user.
+What was asked for is in $LSB_SUB_PARM_FILE; changes go to $LSB_SUB_MODIFY_FILE and $LSB_SUB_MODIFY_ENVFILE; the exit
+code $LSB_SUB_ABORT_VALUE refuses the job, with stderr shown to the user.
 https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=controls-configuration-enable-job-submission-execution
 """
 
@@ -81,8 +81,7 @@ def esub(
 
 
 def wants(words: Sequence[str], additional: str) -> dict[str, str]:
-    """`image=NAME,disk=20G` from the words of the esub, or else from what stands behind -a. `vm` alone wants something
-    too, but nothing in particular. Raises BadOption."""
+    """`image=NAME,disk=20G` from the words of the esub, or else from what stands behind -a. Raises BadOption."""
     text = ",".join(words)
     if not text:
         match = re.search(rf"(?:^|\s){PROFILE}(?:\(([^)]*)\))?(?=\s|$)", additional)

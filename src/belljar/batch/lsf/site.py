@@ -1,7 +1,6 @@
 """What a site needs for LSF: an application profile with our job starter, an esub that asks for it, and two hooks.
 
-Jobs without `-a vm` never see any of it. Where a queue is to run all of its jobs in machines, its section gets the same
-lines; that is advice, for a queue's section is the site's.
+Jobs without `-a vm` never see it. A queue whose jobs all get machines needs the same lines: that is advice.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from pathlib import Path
 from belljar.batch.install.commands import Needs
 from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place, hook_text
 from belljar.batch.job.policy import queue_images
-from belljar.batch.lsf.dialect import AGAIN
 from belljar.batch.lsf.hooks import PROFILE
 from belljar.errors import BadOption, BelljarError
 
@@ -78,8 +76,6 @@ class LsfSite:
         return (
             f"JOB_STARTER = {starter}",
             "JOB_CONTROLS = SUSPEND[SIGTSTP] RESUME[SIGCONT]",
-            f"REQUEUE_EXIT_VALUES = {AGAIN}",
-            f"MAX_JOB_REQUEUE = {place.settings.retries}",
             f"PRE_EXEC = {libexec / 'lsf-prolog'}",
             f"POST_EXEC = {libexec / 'lsf-epilog'}",
         )
@@ -97,9 +93,7 @@ class LsfSite:
             return
         yield Finding(what, True, "known to LSF")
         is_ours = str(place.wrapper) in said
-        yield Finding(
-            "its job starter is belljar's", is_ours, "" if is_ours else "another JOB_STARTER", "badmin reconfig"
-        )
+        yield Finding("its job starter is belljar's", is_ours, "" if is_ours else "it is not", "badmin reconfig")
 
 
 SITE = LsfSite()

@@ -1,9 +1,8 @@
-"""What OpenPBS and Torque have in common: the line a job's shell reads, sizes and times, node files, ids, the end of a job.
+"""What OpenPBS and Torque have in common: the line a job's shell reads, times, node files, job ids, commands for nodes.
 
-Both spool a script as `PBS_HOME/mom_priv/jobs/ID.SC` and start the user's shell as a login shell whose standard input
-is a pipe with one line: the path of that file, in Torque with `exec ` before it or `qsub -F` arguments after it where
-the site or the user wants that; in OpenPBS with `cd DIR;` before it where the job has a folder of its own
-(`-W sandbox=PRIVATE`), and with a backslash before each bracket of a subjob's id.
+Both spool a script as `PBS_HOME/mom_priv/jobs/ID.SC` and start the user's login shell with one line on its standard
+input: that path. Torque may put `exec ` before it and `qsub -F` arguments after it; OpenPBS puts `cd DIR;` before it
+(`-W sandbox=PRIVATE`) and a backslash before each bracket of a subjob's id.
 https://github.com/openpbs/openpbs (src/resmom/start_exec.c),
 https://github.com/adaptivecomputing/torque (src/resmom/start_exec.c)
 """
@@ -15,37 +14,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from belljar.batch.job.terms import Dialect, Ending, Staged, Surroundings, one_line, one_node
+from belljar.batch.job.terms import Dialect, Staged, Surroundings, one_line, one_node
 from belljar.errors import BadOption, NotInAJob
-from belljar.model import Outcome
-from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from belljar.batch.install.pieces import Place
 
 OURS = "belljar:"  # begins the comment of a node we closed
-SCRIPT = re.compile(rb"(?:cd [^\0\n]*;)?(?:exec )?(/[^\0\n;]*/mom_priv/jobs/[^\0\n/]+?\.SC)( [^\0\n]*)?\n?")
+SCRIPT = re.compile(rb"(?:cd [^\0\n]*;)?(?:exec )?(/[^\0\n;]*/mom_priv/jobs/[^\0\n/]+?\.SC)(?: [^\0\n]*)?\n?")
 ESCAPED = re.compile(rb"\\([][])")
 JOB_ID = re.compile(r"([0-9]{1,12}(?:\[[0-9]{1,9}\]|-[0-9]{1,9})?)(\.[A-Za-z0-9._-]{1,255})?")
 USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@-]{0,255}\$?")
 BATCH = "PBS_BATCH"  # PBS_ENVIRONMENT of a job that is not interactive
 FILES = ("PBS_NODEFILE", "PBS_GPUFILE", "PBS_MICFILE")
-LIMIT_MARGIN = 1.0  # seconds; the kernel rounds
-USED_UP = Ending(exit_code=None, signal=9)  # as a process that used up its cpu time
 
 
-@dataclass(frozen=True)
-class Spooled:
-    """What the line on a job's standard input says."""
-
-    script: bytes
-    arguments: bytes = b""  # of `qsub -F`, as the shell is to read them
-
-
-def spooled(line: bytes) -> Spooled | None:
-    """The script a login shell is told to run; None where that is no such line."""
+def spooled(line: bytes) -> bytes | None:
+    """The script a login shell is told to run; None if that is no such line."""
     match = SCRIPT.fullmatch(line)
-    return Spooled(ESCAPED.sub(rb"\1", match[1]), (match[2] or b"")[1:]) if match else None
+    return ESCAPED.sub(rb"\1", match[1]) if match else None
 
 
 def is_first_task(here: Surroundings) -> bool:
@@ -91,12 +78,6 @@ def staged(here: Surroundings) -> Staged:
 
 def _path(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape") if text.startswith("/") else b""
-
-
-def used_up(outcome: Outcome, cpu_limit: float | None) -> bool:
-    """Did the kernel end QEMU for the job's own limit of cpu time, which PBS gives each process of it?"""
-    used = outcome.host.user + outcome.host.system
-    return cpu_limit is not None and outcome.error == "DomainKilled" and used >= cpu_limit - LIMIT_MARGIN
 
 
 class Pbs(Dialect):
@@ -149,9 +130,6 @@ def plain(text: str) -> str:
     return one_line(text, without="\"'\\")
 
 
-# -- on disk: a home folder that tells what this host is, and a mom's pid in it ---------------------------------------------
-
-
 def is_part(place: Place, part: str) -> bool:
     """Is this host a server (`server_priv`), a node (`mom_priv`)?"""
     return (place.folder / part).is_dir()
@@ -169,8 +147,7 @@ def roles(place: Place, system: str, options: tuple[str, ...], home: str) -> tup
 
 
 def reread(place: Place) -> tuple[tuple[str, ...], ...]:
-    """pbs_mom reads its configuration again at HUP. Its lock is the number, a newline, and in Torque a NUL; it stays when
-    pbs_mom has died, and the number may be another's then."""
+    """pbs_mom reads its configuration again at HUP. Its lock (number, newline, in Torque NUL) may be a dead one's."""
     try:
         pid = (place.folder / "mom_priv/mom.lock").read_bytes().rstrip(b"\0\n").decode("ascii", "replace")
         is_mom = pid.isdecimal() and Path(f"/proc/{pid}/comm").read_bytes() == b"pbs_mom\n"

@@ -1,13 +1,11 @@
-"""Slurm: what it says to a batch job, and how it is answered. 22.05 and later.
+"""Slurm, 22.05 and later: what it says to a batch job, and how it is answered.
 
-A job comes here by one `#!` line that job_submit.lua (site.py) puts before the user's script:
+A job comes here by one `#!` line that job_submit.lua (site.py), or its user, puts before the script:
 
     #!/usr/local/libexec/wrap-slurm --image=debian12 --time=60
 
 The kernel then runs the wrapper with all that follows its path as one argument, the spooled script's path and the
-user's own arguments: as the user, in the job's folder, with the job's files as standard input and output.
-
-On a site without Lua users write that line themselves.
+user's arguments: as the user, in the job's folder, with the job's files as standard input and output.
 """
 
 from __future__ import annotations
@@ -49,8 +47,6 @@ class Slurm(Dialect):
 
     name = "slurm"
 
-    # -- what a job is told ------------------------------------------------------------------------------------------
-
     def read(self, here: Surroundings) -> Job:
         raw = here.var("SLURM_JOB_ID")
         if not raw.isdecimal() or not here.argv:
@@ -69,12 +65,9 @@ class Slurm(Dialect):
             started_before=whole(here.var("SLURM_RESTART_COUNT")) or 0, grace=KILL_WAIT - 2, signals_reach_all=False,
         )  # fmt: skip
 
-    # -- what it answers ---------------------------------------------------------------------------------------------
-
     def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        """Requeue and hold by the owner's own `scontrol`: it needs no exit code set apart from the payload's, prints
-        one line of Slurm's on the job's stderr, and takes the time of the next start (Slurm's own is two minutes).
-        The number of tries and the reason are the job's comment, which only its owner and operators can write."""
+        """Requeue and hold by the owner's own `scontrol`: it needs no exit code of its own, and takes the time of the
+        next start. The tries and the reason are the job's comment, which only its owner and operators can write."""
         assert isinstance(job, SlurmJob)
         if verdict_ is Verdict.MIRROR:
             return verdict.mirror(outcome)
@@ -106,8 +99,6 @@ class Slurm(Dialect):
         match = COUNT.search(comment)
         kept = "" if comment.strip() == "(null)" else comment
         return replace(job, comment=kept, failed_starts=int(match[1]) if match else 0)
-
-    # -- the node ----------------------------------------------------------------------------------------------------
 
     def alive(self) -> tuple[str, ...]:
         """Of all nodes: one host may be several to Slurm, and a name it does not know would look like no jobs."""
@@ -154,9 +145,6 @@ class Slurm(Dialect):
 DIALECT = Slurm()
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
 def _opening(here: Surroundings, script: bytes) -> bytes:
     try:
         return here.read(script)[:1024]
@@ -165,17 +153,15 @@ def _opening(here: Surroundings, script: bytes) -> bytes:
 
 
 def _ident(here: Surroundings, raw: str) -> str:
-    """`A_T` for a task of an array. The last task of an array has the array's own id: commands given that one mean all.
-
-    A job submitted from inside a task inherits the task's SLURM_ARRAY_* (22.05), so the word of the redirect counts."""
+    """`A_T` for a task of an array: its last task has the array's own id, and commands given that one mean all. A job
+    submitted from inside a task inherits SLURM_ARRAY_* (22.05), so the word of the redirect counts."""
     array, task = here.var("SLURM_ARRAY_JOB_ID"), here.var("SLURM_ARRAY_TASK_ID")
     is_task = array.isdecimal() and task.isdecimal() and here.options.get("array", "yes") == "yes"
     return f"{array}_{task}" if is_task else raw
 
 
 def _native(argv: tuple[bytes, ...], text: bytes) -> Command:
-    """The script as the kernel would run it without our line: by the interpreter its second line names, with at most
-    one argument. Interpreters take our line, still the first, as a comment."""
+    """The script as the kernel would run it without our line, which the interpreter takes for a comment."""
     line = text.partition(b"\n")[2].partition(b"\n")[0]
     if not line.startswith(b"#!"):
         return Command(argv[0], argv)
@@ -185,8 +171,7 @@ def _native(argv: tuple[bytes, ...], text: bytes) -> Command:
 
 
 def _memory(here: Surroundings, cpus: int) -> int | None:
-    """What slurmstepd may let the job have: it sets that as RLIMIT_RSS, which no variable a job inherits can change.
-    Where it did not, the variables count: the smaller one, if a job was submitted from inside another one."""
+    """slurmstepd sets it as RLIMIT_RSS, which no inherited variable can change; else the smaller of the variables."""
     try:
         limit = re.search(rb"^Max resident set\s+\S+\s+(\S+)", here.read(LIMITS), re.MULTILINE)
     except OSError:
@@ -206,17 +191,17 @@ def _wall(here: Surroundings) -> float | None:
     return minutes * 60.0 if minutes else None
 
 
-# -- telling -----------------------------------------------------------------------------------------------------------
-
-
 def _comment(job: SlurmJob, note: str) -> tuple[str, ...]:
-    words = f"vm={job.image}" if job.comment is None and job.image else _without_ours(job.comment or "")
-    return ("scontrol", "update", f"JobId={job.id}", f"Comment={one_line(f'{words} {note}'.strip(), LONGEST_COMMENT)}")
+    words = (
+        f"vm={job.image}" if job.comment is None and job.image else COUNT.sub("", job.comment or "").partition(OURS)[0]
+    )
+    return (
+        "scontrol",
+        "update",
+        f"JobId={job.id}",
+        f"Comment={one_line(f'{words.strip()} {note}'.strip(), LONGEST_COMMENT)}",
+    )
 
 
 def _start(job: Job, seconds: int) -> tuple[str, ...]:
     return ("scontrol", "update", f"JobId={job.id}", f"StartTime=now+{seconds}")
-
-
-def _without_ours(comment: str) -> str:
-    return COUNT.sub("", comment).partition(OURS)[0].strip()

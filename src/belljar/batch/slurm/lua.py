@@ -74,13 +74,8 @@ def _rules(rules: Iterable[tuple[str, str, str]]) -> str:
 
 
 def pattern_of(glob: str) -> str:
-    """A pattern of image names as one of Lua, anchored. What no name fits becomes a pattern that only "" fits."""
-    words = {"*": ".*", policy.LETTERS: "."}
-    return "^" + "".join(words.get(one) or _set(one) for one in policy.letters_of(glob) or ()) + "$"
-
-
-def _set(letters: str) -> str:
-    return letters if letters.isalnum() and len(letters) == 1 else "[" + re.sub(r"([.-])", r"%\1", letters) + "]"
+    """A pattern of image names as one of Lua, anchored."""
+    return "^" + policy.in_words(glob, lambda one: f"%{one}" if one in ".-" else one) + "$"
 
 
 def _table(pairs: Iterable[tuple[str, str]]) -> str:

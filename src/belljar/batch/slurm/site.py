@@ -1,7 +1,4 @@
-"""What a site needs for Slurm: a job_submit plugin in Lua, Prolog and Epilog, three settings of slurm.conf.
-
-The same pieces go to every host that has a slurm.conf: slurmctld's uses the plugin, the nodes the rest.
-"""
+"""What a site needs for Slurm: a job_submit plugin in Lua, Prolog and Epilog, three settings of slurm.conf."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from pathlib import Path
 from belljar.batch import Settings
 from belljar.batch.install import files
 from belljar.batch.install.commands import Needs
-from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place, hook_text
+from belljar.batch.install.pieces import Advice, Finding, OurFile, OurLines, Piece, Place, hook_text, names
 from belljar.batch.slurm import lua as slurm_lua
 from belljar.batch.slurm.dialect import KILL_WAIT
 from belljar.batch.slurm.lua import quoted
-from belljar.errors import OUR_FAILURE, BadOption, BelljarError
+from belljar.errors import BadOption, BelljarError
 
 PLUGIN, SUBMIT, LUA = "belljar.lua", "job_submit.lua", "job_submit_lua.so"
 FETCHED = Path("/run/slurm/conf/slurm.conf")
@@ -61,8 +58,8 @@ class SlurmSite:
     )  # fmt: skip
 
     def pieces(self, place: Place) -> list[Piece]:
-        """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image. `line`, what a node's kernel
-        reads of a first line. `submit`: `lua`, or `hand` where users write the line before their scripts themselves."""
+        """Options: `feature`, words `FEATURE=IMAGE`: a node feature that stands for an image; `line`, how much of a
+        `#!` line a node's kernel reads; `submit`: `lua`, or `hand` if users write that line themselves."""
         conf, found, lines = _conf(place), list[Piece](), list[str]()
         if _is_configless(place):
             return [piece for hook in HOOKS for piece in self._hook(place, hook, conf)[0]]
@@ -92,7 +89,7 @@ class SlurmSite:
             digest = hashlib.sha256(text).hexdigest()
             shim = SHIM.format(mark=slurm_lua.MARK, plugin=quoted(str(plugin)), digest=digest)
             yield OurFile("job_submit plugin of slurmctld", submit, shim.encode())
-        elif not _names(submit, plugin):
+        elif not names(submit, plugin.name):
             yield Advice(
                 "your own job_submit.lua asks belljar's", MERGE.format(path=submit, plugin=quoted(str(plugin)))
             )
@@ -112,7 +109,7 @@ class SlurmSite:
         path = place.folder / f"belljar-{verb}"
         if not theirs:
             return [OurFile(purpose, path, content, 0o755)], [f"{hook}={path}"]
-        callers = [Path(one) for one in theirs if _names(Path(one), path)]
+        callers = [Path(one) for one in theirs if names(Path(one), path.name)]
         caller = place.folder / "slurm.conf" if str(path) in theirs else next(iter(callers), None)
         advice = Advice(purpose, f"slurm.conf has {hook}={theirs[0]} already: let that script call {path}.")
         file = OurFile(purpose, path, content, 0o755, caller=caller or Path(theirs[0]))
@@ -121,7 +118,7 @@ class SlurmSite:
     def after(self, place: Place) -> tuple[tuple[str, ...], ...]:
         """slurmctld looks at the time of job_submit.lua alone: a site's own one that loads ours is made newer with it."""
         submit, reconfigure = place.folder / SUBMIT, ("scontrol", "reconfigure")
-        if _asks_at_submission(place) and _is_theirs(submit) and _names(submit, place.folder / PLUGIN):
+        if _asks_at_submission(place) and _is_theirs(submit) and names(submit, PLUGIN):
             return (("touch", "--", str(submit)), reconfigure)
         return (reconfigure,)
 
@@ -135,19 +132,14 @@ class SlurmSite:
         at_submission = _asks_at_submission(place) and not _is_configless(place)
         return [
             _version(version),
-            *((*_lua(place), _plugins(place, config), _images(place)) if at_submission else ()),
+            *((_lua(place), _plugins(place, config)) if at_submission else ()),
             *(_hooked(place, hook, shown.get(hook.lower(), [])) for hook in HOOKS),
-            _requeue_codes(config),
             _requeues(config),
             _kill_wait(place.settings, config),
-            _tracking(config),
         ]
 
 
 SITE = SlurmSite()
-
-
-# -- where it is -------------------------------------------------------------------------------------------------------
 
 
 def _folder_of(conf: str) -> Path | None:
@@ -160,21 +152,10 @@ def _conf_in(folder: Path) -> dict[str, str]:
     return {"SLURM_CONF": str(conf)} if folder != SlurmSite.default_folder and conf.exists() else {}
 
 
-# -- what is there -----------------------------------------------------------------------------------------------------
-
-
 def _is_theirs(path: Path) -> bool:
     try:
         return not path.read_text(errors="replace").startswith(slurm_lua.MARK)
     except FileNotFoundError:
-        return False
-
-
-def _names(script: Path, ours: Path) -> bool:
-    """Whether a script of the site's has the name of a file of ours in it, by whatever path."""
-    try:
-        return ours.name in script.read_text(errors="replace")
-    except OSError:
         return False
 
 
@@ -223,8 +204,7 @@ def _shown(place: Place) -> dict[str, list[str]]:
 
 
 def _has_lua(place: Place) -> bool:
-    """Whether this Slurm was built with Lua: without the plugin a slurmctld that is to use it does not start. Where that
-    cannot be seen from here, it was."""
+    """Was this Slurm built with Lua? Else slurmctld would not start with the plugin. If it cannot be seen, it was."""
     try:
         folders = [Path(one) for one in _shown(place).get("plugindir", [""])[-1].split(":") if one]
     except BelljarError:
@@ -232,10 +212,9 @@ def _has_lua(place: Place) -> bool:
     return any((one / LUA).exists() for one in folders) or not any(one.is_dir() for one in folders)
 
 
-def _lua(place: Place) -> Iterator[Finding]:
-    if not _has_lua(place):
-        remedy = "Install Slurm's Lua plugin, or say `belljar batch install slurm --set submit=hand`."
-        yield Finding("Slurm has its Lua plugin", False, f"there is no {LUA}: this Slurm was built without Lua", remedy)
+def _lua(place: Place) -> Finding:
+    remedy = "Install Slurm's Lua plugin, or say `belljar batch install slurm --set submit=hand`."
+    return Finding("Slurm has its Lua plugin", _has_lua(place), f"{LUA}: needed to ask belljar at submission", remedy)
 
 
 def _version(printed: str) -> Finding:
@@ -250,7 +229,7 @@ def _plugins(place: Place, config: dict[str, str]) -> Finding:
     if "lua" not in plugins.split(","):
         return Finding(what, False, f"JobSubmitPlugins={plugins}", "`scontrol reconfigure`, or restart slurmctld.")
     path = place.folder / SUBMIT
-    if _is_theirs(path) and not _names(path, place.folder / PLUGIN):
+    if _is_theirs(path) and not names(path, PLUGIN):
         return Finding(what, False, f"{path} is the site's own", f"Let it call {place.folder / PLUGIN}; see the guide.")
     return Finding(what, True, f"JobSubmitPlugins={plugins}")
 
@@ -260,29 +239,11 @@ def _hooked(place: Place, hook: str, current: Sequence[str]) -> Finding:
     is_called = any(
         (Path(one[:-1]) / f"50-{ours.name}").exists()
         if one.endswith("/*")
-        else one == str(ours) or _names(Path(one), ours)
+        else one == str(ours) or names(Path(one), ours.name)
         for one in current
     )
-    remedy = (
-        f"`scontrol reconfigure`, or let {named} call {ours}." if named else f"`scontrol reconfigure`; {hook}={ours}."
-    )
-    return Finding(f"{hook} calls belljar", is_called, f"{hook}={named}", remedy)
-
-
-def _requeue_codes(config: dict[str, str]) -> Finding:
-    """A code in these lists means requeue, whoever exits with it: 125 is what a job that cannot run ends with."""
-    lists = ("requeueexit", "requeueexithold")
-    found = " ".join(f"{key}={config[key]}" for key in lists if _has(config.get(key, ""), OUR_FAILURE))
-    remedy = f"Take {OUR_FAILURE} out of it: a job that belljar refuses would be started again for ever."
-    return Finding(f"exit code {OUR_FAILURE} is no order to requeue", not found, found, remedy)
-
-
-def _has(codes: str, code: int) -> bool:
-    for part in re.split(r"[,\s]+", codes):
-        first, _, last = part.partition("-")
-        if first.isdecimal() and int(first) <= code <= int(last if last.isdecimal() else first):
-            return True
-    return False
+    remedy = f"or let {named} call {ours}." if named else f"or set {hook}={ours}."
+    return Finding(f"{hook} calls belljar", is_called, f"{hook}={named}", f"`scontrol reconfigure`, {remedy}")
 
 
 def _requeues(config: dict[str, str]) -> Finding:
@@ -299,23 +260,3 @@ def _kill_wait(settings: Settings, config: dict[str, str]) -> Finding:
     remedy = f"KillWait={int(grace) + 2} in slurm.conf, or {ours}: a job's KILL comes first."
     detail = f"KillWait={wait:.0f} s, grace {grace:.0f} s"
     return Finding("a job's grace ends before Slurm's KILL", grace <= wait - 1, detail, remedy)
-
-
-def _tracking(config: dict[str, str]) -> Finding:
-    kind = config.get("proctracktype", "")
-    note = (
-        ""
-        if kind.endswith("cgroup")
-        else ": what leaves the process tree escapes it; QEMU dies with its wrapper anyway"
-    )
-    return Finding("the job's processes are tracked", bool(kind), f"{kind}{note}")
-
-
-def _images(place: Place) -> Finding:
-    """SlurmUser reads the names of images at submission."""
-    what, folder = "slurmctld sees the names of images", place.store / "images/names"
-    try:
-        is_open = all(part.stat().st_mode & 0o001 for part in (folder, *folder.parents))
-    except OSError:
-        return Finding(what, True, f"{folder} is not here: nodes refuse unknown ones")
-    return Finding(what, is_open, str(folder), f"chmod o+x up to {folder}")

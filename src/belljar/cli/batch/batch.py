@@ -10,19 +10,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from belljar import batch
+from belljar.batch import node as faults
 from belljar.batch.install.engine import TO_DO
-from belljar.batch.install.files import block
-from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, OurLines, Status, Step
+from belljar.batch.install.pieces import Advice, Argv, Change, OurFile, Status, Step
 from belljar.batch.job.terms import NODE_NAME, one_line
-from belljar.batch.node import faults
 from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import as_json, show
 from belljar.errors import BadOption, BelljarError
-from belljar.jobs import node
-from belljar.jobs.client import runner
+from belljar.jobs import complain, node, plain
 from belljar.jobs.install import Asked, Site, site_for
-from belljar.jobs.kvm import of_users
-from belljar.jobs.words import complain, plain
+from belljar.jobs.node import of_users, runner
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -46,10 +43,8 @@ def pairs(words: list[str], option: str) -> dict[str, str]:
 def install(args: argparse.Namespace, house: House) -> int:
     """Put everything in place, or only show what that would be."""
     site = _site(args, house)
-    if args.print:
-        print_all(site.engine.plan(), site.site.after(site.place))
-        return 0
     if args.dry_run:
+        site.engine.refuse_unwanted()
         show_plan(site.engine.plan(), site.site.after(site.place), args.format)
         return 0
     if missing := site.commands.missing(site.site.needs):
@@ -102,7 +97,7 @@ def row_of(step: Step) -> dict[str, Any]:
 
 
 def tell_installed(done: list[Step], now: list[Step], trouble: list[str]) -> None:
-    rows = [(step.piece.purpose, str(step.path or ""), outcome_of(step)) for step in done]
+    rows = [(step.piece.purpose, str(step.path or ""), "done") for step in done]
     if rows:
         show(None, ("WHAT", "WHERE", "STATE"), rows, as_="table")
     else:
@@ -113,15 +108,10 @@ def tell_installed(done: list[Step], now: list[Step], trouble: list[str]) -> Non
         print(plain(line))
 
 
-def outcome_of(step: Step) -> str:
-    """What was done to a piece."""
-    return "done" if step.status is not Status.LEFTOVER else step.detail or "taken out"
-
-
 def show_plan(steps: list[Step], after: tuple[Argv, ...], form: str) -> None:
     """How each piece stands, and what would be changed: differences of files, commands."""
     if form == "json":
-        print(as_json([{**row_of(step), "diff": "".join(_diff(step)), "commands": _commands(step)} for step in steps]))
+        print(as_json([{**row_of(step), **_work(step)} for step in steps]))
         return
     rows = [(step.piece.purpose, str(step.path or ""), step.status.value, step.detail) for step in steps]
     show(None, ("WHAT", "WHERE", "STATE", "DETAIL"), rows, as_="table")
@@ -131,32 +121,15 @@ def show_plan(steps: list[Step], after: tuple[Argv, ...], form: str) -> None:
         elif step.status is not Status.THERE:
             print("\n" + "".join(_diff(step)), end="")
             _print_commands(_commands(step))
-    if any(step.status in (*TO_DO, Status.LEFTOVER) for step in steps):
+    if any(step.status in TO_DO for step in steps):
         _print_commands(after)
 
 
-def print_all(steps: list[Step], after: tuple[Argv, ...]) -> None:
-    """Every file whole and every command, for whoever puts them in place by other means."""
-    for step in steps:
-        if step.status is Status.LEFTOVER:
-            continue
-        print(f"== {step.piece.purpose}")
-        match step.piece:
-            case OurFile(path=path, mode=mode, content=content):
-                print(f"-- {path} (mode {mode:04o})\n{content.decode(errors='replace')}")
-            case OurLines(path=path, lines=lines, comment=comment):
-                print(f"-- lines in {path}\n{block(lines, comment).decode()}")
-            case Change(do=do, stdin=stdin):
-                print("-- commands")
-                _print_commands(do)
-                print(f"-- their standard input\n{stdin.decode(errors='replace')}\n" if stdin else "")
-            case Advice(text=text):
-                print(f"-- by hand\n{text}\n")
-            case _:
-                print(f"-- {step.detail}\n")
-    if after:
-        print("== have it read again")
-        _print_commands(after)
+def _work(step: Step) -> dict[str, Any]:
+    """What is to be done, for sites that put the pieces in place by other means."""
+    piece = step.piece
+    whole = piece.content if isinstance(piece, OurFile) else piece.stdin if isinstance(piece, Change) else b""
+    return {"diff": "".join(_diff(step)), "commands": _commands(step), "content": whole.decode(errors="replace")}
 
 
 def _diff(step: Step) -> list[str]:
@@ -168,9 +141,7 @@ def _diff(step: Step) -> list[str]:
 
 
 def _commands(step: Step) -> list[Argv]:
-    if not isinstance(step.piece, Change) or step.status is Status.THERE:
-        return []
-    return list(step.piece.undo if step.status is Status.LEFTOVER else step.piece.do)
+    return [] if not isinstance(step.piece, Change) or step.status is Status.THERE else list(step.piece.do)
 
 
 def _print_commands(commands: Iterable[Argv]) -> None:
@@ -240,8 +211,7 @@ SITE = """SYSTEM | the batch system
 ACTS = f"""
 # install | put the files and settings of a system in place; to do it twice changes nothing
 {SITE}
--n --dry-run | show the differences and commands, do nothing
---print | print every file whole and every command, do nothing
+-n --dry-run | show the differences and commands, do nothing; with --format json each file whole, too
 --force | also replace files of ours that were changed by hand
 {FORMAT}
 # check | look at every file and setting; exit 1 when something is wrong, with remedies
@@ -268,8 +238,8 @@ def _systems() -> str:
 
 VERBS = {
     "batch": Verb(
-        "Put belljar into a batch system, so that jobs run in machines: install writes every file and setting (--dry-run and "
-        "--print only show them), check tells what is wrong, uninstall takes all out; node looks after this node.",
+        "Put belljar into a batch system, so that jobs run in machines: install writes every file and setting (--dry-run only "
+        "shows them), check tells what is wrong, uninstall takes all out; node looks after this node.",
         acts=acts(
             ACTS.replace("SYSTEM | the batch system", _systems()),
             {"install": install, "check": check, "uninstall": uninstall, "node": node_},

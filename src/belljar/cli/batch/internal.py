@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from belljar.cli.parser import Parser, Verb
+from belljar.cli.parser import Parser, Verb, add
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -40,7 +40,7 @@ def _keep(words: list[str], house: House) -> int:
     from belljar.cli.machine import keep
 
     parser = Parser(prog="belljar internal keep", description=keep.HELP)
-    keep.arguments(parser)
+    add(parser, keep.OPTIONS)
     return keep.run(parser.parse_args(words), house)
 
 

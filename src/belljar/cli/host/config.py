@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.cli.parser import FORMAT, Verb
 from belljar.cli.render import as_json, show
-from belljar.jobs.words import plain
+from belljar.jobs import plain
 from belljar.records import replace
 
 if TYPE_CHECKING:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import os
-import platform
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import belljar
 from belljar.cli.parser import FORMAT, Verb
-from belljar.cli.render import as_json, show
+from belljar.cli.render import as_json
 from belljar.config import inspect
 from belljar.config.reference import all_mistakes
 from belljar.errors import BadOption
+from belljar.jobs import plain
 from belljar.jobs.doctor import CHECKS as CHECKS_OF_HOST
 from belljar.jobs.doctor import Check, Finding, Grade, fail, ok
-from belljar.jobs.words import plain
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -30,7 +26,7 @@ def doctor(args: argparse.Namespace, house: House) -> int:
         if args.format == "table":
             _print(check, finding)
     if args.format == "json":
-        _print_json(results)
+        print(as_json([{"check": one.name, "meaning": one.meaning, **vars(found)} for one, found in results]))
     return 1 if any(finding.grade is Grade.FAIL for _, finding in results) else 0
 
 
@@ -60,30 +56,6 @@ def _print(check: Check, finding: Finding) -> None:
         print(f"{'':18} -> {plain(finding.remedy)}")
 
 
-def _print_json(results: list[tuple[Check, Finding]]) -> None:
-    print(as_json([{"check": one.name, "meaning": one.meaning, **vars(found)} for one, found in results]))
-
-
-# -- version -------------------------------------------------------------------------------------------------------------
-
-
-def version(args: argparse.Namespace, house: None) -> int:
-    facts = versions()
-    show(facts, ("what", "version"), list(facts.items()), as_=args.format)
-    return 0
-
-
-def versions() -> dict[str, str]:
-    """Name and version of each layer."""
-    kernel = os.uname()
-    return {
-        "belljar": belljar.__version__,
-        "python": platform.python_version(),
-        "kernel": f"{kernel.sysname} {kernel.release} {kernel.machine}",
-        "installed": str(Path(belljar.__file__).parent),
-    }
-
-
 VERBS = {
     "doctor": Verb(
         "Check what this host offers and explain what it lacks. Exits 1 when something is missing without which no machine runs.",
@@ -91,8 +63,5 @@ VERBS = {
         f"""
         --only CHECK * | only this check (repeatable)
         {FORMAT}""",
-    ),
-    "version": Verb(
-        "Show the version of belljar, of Python and of the system it runs on.", version, FORMAT, needs_house=False
     ),
 }

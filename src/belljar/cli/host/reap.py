@@ -1,19 +1,13 @@
-"""`belljar reap`: finish what dead supervisors left behind; with --batch end what outlived its batch job too. `belljar kill-all`: end
-every machine of this host, even when settings, store and all else are broken.
-
-The second looks at nothing but /proc: a QEMU process of ours carries its mark on its command line, whoever started it.
-Supervisors that live notice the death of their machine and clean up; what dead ones left is `belljar reap`'s.
-"""
+"""`belljar reap`: finish what dead supervisors left; with --batch also end machines whose batch job is gone. `belljar
+kill-all`: kill every QEMU of ours, found by the mark on its command line in /proc, even when settings, store and all
+else are broken."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
-from collections.abc import Iterator
-from contextlib import suppress
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from belljar import batch
 from belljar.cli.parser import FORMAT, Verb, add
@@ -39,8 +33,7 @@ def reap(args: argparse.Namespace, house: House) -> int:
 
 
 def _reap_batch(args: argparse.Namespace, house: House) -> int:
-    from belljar.jobs import orphans
-    from belljar.jobs.words import complain
+    from belljar.jobs import complain, orphans
 
     systems = batch.names() if args.batch == "all" else (args.batch,)
     found, trouble = orphans.settle(house, systems, dry=args.dry_run)
@@ -64,41 +57,15 @@ def _options(parser: argparse.ArgumentParser) -> None:
 # -- kill-all ------------------------------------------------------------------------------------------------------------
 
 
-class Found(NamedTuple):
-    """A QEMU process of ours."""
-
-    machine: str
-    pid: int
-    owner: int
-
-
 def kill_all(args: argparse.Namespace, house: None) -> int:
-    found = [one for one in marked() if os.geteuid() in (0, one.owner)]
-    survivors = [] if args.dry_run else processes.kill_and_wait([one.pid for one in found], timeout=DEADLINE)
-    results = [
-        {"machine": one.machine, "pid": one.pid, "owner": one.owner, "result": _result(one, survivors, args.dry_run)}
-        for one in found
-    ]
-    show(results, ("MACHINE", "PID", "OWNER", "RESULT"), [tuple(each.values()) for each in results], as_=args.format)
+    found = [one for one in processes.with_option(b"-name", MARK) if os.geteuid() in (0, one[2])]
+    survivors = [] if args.dry_run else processes.kill_and_wait([pid for _, pid, _ in found], timeout=DEADLINE)
+    held = f"still there after {DEADLINE:.0f} s (the kernel holds it)"
+    done = "would be killed" if args.dry_run else "killed"
+    rows = [(mark[1].decode(), pid, owner, held if pid in survivors else done) for mark, pid, owner in found]
+    heads = ("MACHINE", "PID", "OWNER", "RESULT")
+    show([dict(zip(map(str.lower, heads), row, strict=True)) for row in rows], heads, rows, as_=args.format)
     return 1 if survivors else 0
-
-
-def marked() -> Iterator[Found]:
-    """Every process with belljar's mark behind `-name`."""
-    for pid in processes.all_pids():
-        with suppress(OSError):
-            argv = processes.command_line(pid)
-            for flag, value in pairwise(argv):
-                if flag == b"-name" and (mark := MARK.search(value)):
-                    owner = os.stat(processes.PROC / str(pid)).st_uid
-                    yield Found(mark.group(1).decode(), pid, owner)
-                    break
-
-
-def _result(one: Found, survivors: list[int], dry: bool) -> str:
-    if dry:
-        return "would be killed"
-    return f"still there after {DEADLINE:.0f} s (the kernel holds it)" if one.pid in survivors else "killed"
 
 
 VERBS = {

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
-from belljar.cli.image import disk as image_disk
 from belljar.cli.image import site as image_site
 from belljar.cli.parser import FORMAT, Verb, acts
 from belljar.cli.render import moment
 from belljar.cli.render import show as put
 from belljar.context import choose
-from belljar.errors import BadOption
-from belljar.jobs.words import size
+from belljar.errors import BadOption, InputMissing, OutputUnwritable
+from belljar.jobs import size
 from belljar.machine.planning.contexts import means_by, means_of
 from belljar.model import Context, Firmware
 
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.image import Image
     from belljar.image.intake.intake import Judge
+    from belljar.machine.workshop.workshop import Item
 
+OWNER = re.compile(r"(\d{1,9})(?::(\d{1,9}))?")
 HEADS = ("NAME", "DIGEST", "STATE", "OS", "BOOT", "DISK", "STORED", "CREATED", "SOURCE")
 SHORT = 12  # digits of a digest that are shown
 
@@ -36,53 +39,18 @@ def build(args: argparse.Namespace, house: House) -> int:
 
 def import_(args: argparse.Namespace, house: House) -> int:
     from belljar.image.intake.sources import Order, bring
+    from belljar.jobs.disks import survey, told_of
 
     context = Context(args.context)
     order = Order(
         args.source, args.name, args.kernel, args.initrd, args.append, args.firmware, is_disc=args.kind == "iso",
         sha256=args.sha256.lower(), context=context, signer=args.signer,
     )  # fmt: skip
-    image = bring(house.images, order, lambda *told: image_disk.survey(house, *told), _judge(context, args.name))
-    if words := told_of(image, args.firmware):
+    image = bring(house.images, order, lambda *told: survey(house, *told), _judge(context, args.name))
+    if words := told_of(image):
         print(f"belljar: {words}", file=sys.stderr)
     print(image.digest)
     return 0
-
-
-AGENT_BY = {
-    Context.CLOUD_INIT: "its cloud-init starts the agent",
-    Context.INJECT: "before its first job a machine puts the agent into a layer above it",
-    Context.SSH: "its ssh server brings the agent",
-    Context.NONE: "nothing in it is known to start the agent: install that (`belljar image agent --help`)",
-}
-
-
-NOT_LOOKED_INTO = (
-    "its file systems were not looked into, which takes a machine of `image.default`: import it again when that image is here;"
-    " or say how its guests get the agent (`belljar image set --context`), or install it (`belljar image agent --help`)"
-)
-
-
-def told_of(image: Image, asked: str) -> str:
-    """What its importer should know of how an image starts, and how its guests get the agent; "" where all is as usual."""
-    means = means_of(image)
-    chosen = choose(Context.AUTO, means, image.called).context
-    if image.is_disc or (image.kernel is not None and chosen is not Context.NONE):
-        return ""
-    if image.kernel is not None:
-        start = "a kernel starts it directly"
-    elif asked in ("bios", "uefi"):
-        start = f"it boots by {asked}, as asked"
-    elif means.is_known:
-        start = "it boots by firmware, for no kernel that belljar can start was found in it"
-    else:
-        start = "it boots by firmware"
-    agent = AGENT_BY[chosen]
-    if chosen is Context.NONE and means.agent:
-        agent = "it starts the agent itself"
-    elif chosen is Context.NONE and not means.is_known:
-        agent = NOT_LOOKED_INTO
-    return f"image {image.called}: {start}; {agent}"
 
 
 def _judge(context: Context, name: str) -> Judge | None:
@@ -121,20 +89,12 @@ def verify(args: argparse.Namespace, house: House) -> int:
     put(values, ("NAME", "DIGEST", "STATE"), rows, as_=args.format)
     bad = [image for image, wrong in found if wrong]
     for image in bad:
-        what = "is not started until it is repaired" if image.store == house.images.folder else "is damaged"
+        what = "is not started any more" if image.store == house.images.folder else "is damaged"
         print(
             f"belljar: image {image.called} {what}. {house.images.remedy(image.disk.parent, image.called)}",
             file=sys.stderr,
         )
     return 1 if bad else 0
-
-
-def repair(args: argparse.Namespace, house: House) -> int:
-    from belljar.image.intake.change import repair as act
-
-    image, was_wrong = act(house.images, args.image, lambda *told: image_disk.survey(house, *told))
-    print(f"{image.called} {image.digest} {'repaired' if was_wrong else 'as it was stored'}")
-    return 0
 
 
 def remove(args: argparse.Namespace, house: House) -> int:
@@ -154,8 +114,6 @@ def tag(args: argparse.Namespace, house: House) -> int:
 
 
 def set_(args: argparse.Namespace, house: House) -> int:
-    from belljar.image.intake.change import amend
-
     if args.context is None and args.firmware is None and args.ssh_user is None:
         raise BadOption("nothing to change", hint="Give --context, --firmware or --ssh-user.")
     context = None if args.context is None else Context(args.context)
@@ -163,8 +121,60 @@ def set_(args: argparse.Namespace, house: House) -> int:
     image = house.images.resolve(args.image)
     if context not in (None, Context.AUTO):
         choose(context, means_of(image), args.image)
-    amend(house.images, image, context=context, firmware=firmware, ssh_user=args.ssh_user)
+    house.images.amend(image, context=context, firmware=firmware, ssh_user=args.ssh_user)
     return 0
+
+
+def extract(args: argparse.Namespace, house: House) -> int:
+    """Copy paths of a disk to here."""
+    from belljar.jobs import disks
+
+    if not disks.is_archive(args.output):
+        names = [os.path.basename(os.path.normpath(path)) for path in args.paths]
+        if doubled := sorted({name for name in names if names.count(name) > 1}):
+            hint = "Extract them one by one, or into an archive."
+            raise BadOption(f"two paths would be called {doubled[0]}", hint=hint)
+        if not args.output.is_dir():
+            raise OutputUnwritable(f"{args.output}: no such folder", hint="Make it, or name an archive: FILE.tar.")
+    disks.extract(house, args.disk, args.paths, args.output)
+    return 0
+
+
+def insert(args: argparse.Namespace, house: House) -> int:
+    """Make a new image of one, with files of this host."""
+    from belljar.image.store.store import check_name
+    from belljar.jobs import disks
+
+    check_name(args.name)
+    items = [_item(text, _mode(args.mode), _owner(args.owner)) for text in args.items]
+    print(disks.insert(house, args.image, items, args.name).digest)
+    return 0
+
+
+def _item(text: str, mode: int | None, owner: tuple[int, int]) -> Item:
+    from belljar.machine.workshop.workshop import Item
+
+    source, colon, target = text.rpartition(":")
+    if not colon or not source or not target.startswith("/"):
+        raise BadOption(f"{text}: not of the form SRC:DST with an absolute DST")
+    if not os.path.exists(source):
+        raise InputMissing(f"{source}: does not exist", hint="Correct SRC:DST.")
+    return Item(os.path.abspath(source), target, mode, owner)
+
+
+def _mode(text: str | None) -> int | None:
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-7]{3,4}", text):
+        raise BadOption(f"--mode {text}: not of the form 644 or 0755")
+    return int(text, 8)
+
+
+def _owner(text: str) -> tuple[int, int]:
+    found = OWNER.fullmatch(text)
+    if not found:
+        raise BadOption(f"--owner {text}: not of the form UID or UID:GID, in numbers")
+    return int(found[1]), int(found[2] or found[1])
 
 
 def agent(args: argparse.Namespace, house: House) -> int:
@@ -205,6 +215,7 @@ def _words(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
+DISK = "IMAGE|ID @disk | an image, or a machine that has ended and was run with --keep"
 IMAGE = "IMAGE | name, digest or the digest's first digits"
 CONTEXT = "{" + ",".join(one.value for one in Context) + "}"
 CONTEXT_HELP = "how its guests are contextualized, where a job does not say (auto: the first way that it can)"
@@ -237,13 +248,10 @@ FILE|URL @source | a path, or an address: file, http, https
 # verify | read images whole and compare their digests; exit 1 when one is wrong, which is not started then
 IMAGE * @images | name or digest; none: every image
 {FORMAT}
-# repair | read an image whole and, where bytes are wrong, bring the same ones again from where it came
-{IMAGE}
 # remove | take a name away, and the image with its last name
 {IMAGE}
 --force | all its names at once; also one that is corrupt, or that a template needs
-# gc | remove what nobody can use: nameless images, broken drafts, old downloads; and what `image.cache_limit` and
-| `image.keep_days` want gone
+# gc | remove what nobody can use: nameless images, broken drafts, old downloads; and what `image.cache_limit` wants gone
 -n --dry-run | only say what would be removed
 {FORMAT}
 # tag | give an image one more name
@@ -254,12 +262,23 @@ NAME | its new name
 --firmware {{bios,uefi}} | of a disk that is not booted directly
 --context {CONTEXT} | {CONTEXT_HELP}
 --ssh-user NAME | whom `--context ssh` logs in as; another one than root must be allowed `sudo -n` (root)
+# extract | copy files and folders out of an image, or out of a kept machine
+{DISK}
+PATH + @paths | a path in it
+-o --output DIR|FILE.tar[.gz] :path =. | the folder they are copied into, as your own files; or an archive, with owners and
+| modes (default: .)
+# insert | make a new image of one, with files and folders put in
+IMAGE | name or digest; it stays as it is
+SRC:DST + @items | a path here and its absolute path in the image; a folder's / takes it in
+--name NAME ! | the new image's name
+--mode OCTAL | of what is put in (default: as it is here)
+--owner UID[:GID] =0:0 | of what is put in, in numbers (0:0)
 # agent | print the guest agent, to install it in an image that belljar cannot boot directly
 / --print ! | the agent: one Python file
 / --unit | a systemd unit that starts it"""
 FUNCTIONS = {
-    "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "repair": repair, "remove": remove,
-    "gc": gc, "tag": tag, "set": set_, "agent": agent,
+    "build": build, "import": import_, "list": list_, "show": show, "verify": verify, "remove": remove,
+    "gc": gc, "tag": tag, "set": set_, "extract": extract, "insert": insert, "agent": agent,
 }  # fmt: skip
-ACTS = {**acts(OWN, FUNCTIONS), **image_disk.ACTS, **image_site.ACTS}
+ACTS = {**acts(OWN, FUNCTIONS), **image_site.ACTS}
 VERBS = {"image": Verb("Build, import, list, show, verify, name and remove images.", acts=ACTS)}

@@ -8,9 +8,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from belljar.cli.parser import FORMAT, Verb, acts
-from belljar.cli.render import as_json, duration, moment, show
-from belljar.errors import BadOption, TemplateError
-from belljar.jobs.words import plain, size
+from belljar.cli.render import as_json, duration, show
+from belljar.errors import TemplateError
+from belljar.jobs import size
 from belljar.machine.extras import caches
 from belljar.model import Context, NetworkMode
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.hypervisor import Template
     from belljar.machine.extras.caches import Cache
-
-SIZES = ("memory", "disk_size")  # facts in bytes
 
 
 def show_all(args: argparse.Namespace, house: House) -> int:
@@ -35,24 +33,6 @@ def show_all(args: argparse.Namespace, house: House) -> int:
     ]  # fmt: skip
     heads = ("KEY", "IMAGE", "CPUS", "MEMORY", "ACCELERATOR", "UID", "ON DISK", "AGE")
     show([{**_described(one), "images": names[one.key]} for one in templates], heads, rows, as_=args.format)
-    return 0
-
-
-def show_one(args: argparse.Namespace, house: House) -> int:
-    template = _chosen(house, [args.key])[0]
-    if args.format == "json":
-        print(as_json(_described(template)))
-        return 0
-    facts = {
-        "created": moment(template.created),
-        "on disk": size(template.size),
-        "folder": template.folder,
-        **template.facts,
-        **{name: size(template.facts[name]) for name in SIZES if isinstance(template.facts.get(name), int)},
-    }
-    print(f"template {template.key}")
-    for name, value in facts.items():
-        print(f"  {name:<12} {plain(' '.join(value) if isinstance(value, list) else str(value))}")
     return 0
 
 
@@ -72,19 +52,13 @@ def remove(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
-def expire(args: argparse.Namespace, house: House) -> int:
-    for key in house.hypervisor.expire_templates(time.time()):
-        print(key)
-    return 0
-
-
 def build(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.machine.request import above_zero, image_name
     from belljar.errors import ImpossibleSize
     from belljar.host.caller import caller
-    from belljar.jobs.asking import make_request
     from belljar.jobs.attend import build_template
     from belljar.jobs.shares import check_number
+    from belljar.jobs.starting import make_request
     from belljar.model import Payload, RunPayload, Share, ShareKind
 
     shares = [Share("/", f"/share{number}") for number in range(args.shares)]
@@ -130,13 +104,6 @@ def _described(template: Template) -> dict[str, Any]:
 # -- caches --------------------------------------------------------------------------------------------------------------
 
 
-def prepare(args: argparse.Namespace, house: House) -> int:
-    if args.count < 1 or args.count > caches.MOST:
-        raise BadOption(f"--count {args.count}: from 1 to {caches.MOST}")
-    list(caches.prepare(house.folders, args.count, args.size))
-    return list_caches(args, house)
-
-
 def list_caches(args: argparse.Namespace, house: House) -> int:
     return _show_caches(caches.found(house.folders), args.format)
 
@@ -162,10 +129,7 @@ def _show_caches(caches: list[Cache], form: str, *, is_gone: bool = False) -> in
 KEY = "KEY * @keys | a template's key, or the beginning of one"
 NETWORKS, CONTEXTS = (",".join(one.value for one in kind) for kind in (NetworkMode, Context))
 TEMPLATES = f"""
-# list | list the templates of this user
-{FORMAT}
-# show | show what a template was made of
-KEY | a template's key, or the beginning of one
+# list | list the templates of this user; with --format json all that each was made of
 {FORMAT}
 # verify | compute every digest again; exit 1 when something is wrong
 {KEY}; none: all
@@ -173,7 +137,6 @@ KEY | a template's key, or the beginning of one
 # remove | remove templates; machines that run on them go on
 {KEY}
 --all | remove every template of this user
-# expire | remove templates past their age (`qemu.template_days`) and unfinished ones
 # build | make the template for a kind of machine now, before its first job
 --image IMAGE | the image; default: as `belljar run`
 --cpus N | virtual processors
@@ -187,22 +150,11 @@ KEY | a template's key, or the beginning of one
 --nfs | for machines that mount exports (`--share nfs://...`)
 {FORMAT}"""
 CACHES = f"""
-# prepare | have caches ready before machines ask for them
---count N =1 | how many, in all (1)
---size SIZE ! | such as 20G; sparse at first
-{FORMAT}
 # list | list the caches
 {FORMAT}
 # remove | remove every cache that no machine has
 {FORMAT}"""
-OF_TEMPLATES = {
-    "list": show_all,
-    "show": show_one,
-    "verify": verify,
-    "remove": remove,
-    "expire": expire,
-    "build": build,
-}
+OF_TEMPLATES = {"list": show_all, "verify": verify, "remove": remove, "build": build}
 VERBS = {
     "template": Verb(
         "Templates are booted guests, frozen: one for each image, from which machines of every size are cloned. They are made on the "
@@ -210,8 +162,8 @@ VERBS = {
         acts=acts(TEMPLATES, OF_TEMPLATES),
     ),
     "cache": Verb(
-        "Prepare, list and remove cache disks: `belljar run --cache SIZE` gives a machine one that no other machine has, and that"
+        "List and remove cache disks: `belljar run --cache SIZE` gives a machine one that no other machine has, and that"
         " keeps what is on it when the guest powers itself off.",
-        acts=acts(CACHES, {"prepare": prepare, "list": list_caches, "remove": remove_caches}),
+        acts=acts(CACHES, {"list": list_caches, "remove": remove_caches}),
     ),
 }

@@ -1,4 +1,4 @@
-"""`belljar wait`, `stop`, `extend`, `kill`: a machine's end, waited for, ordered, put off."""
+"""`belljar wait`, `stop`, `extend`, `kill`: wait for the end of a machine, order it, or move its deadline."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from belljar.cli.parser import MACHINE, MACHINES, Verb
 from belljar.errors import OUR_FAILURE, BadOption, BelljarError, NoSuchMachine
+from belljar.jobs.users import reach
+from belljar.machine.life import control
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -28,21 +30,11 @@ def wait(args: argparse.Namespace, house: House) -> int:
 
 
 def wait_for(house: House, reference: str, timeout: float | None) -> int:
-    from belljar.jobs.users import reach
-
     house, machine = reach(house, reference)
     outcome = until_ended(house, machine.id, timeout)
-    code = exit_code(outcome)
-    if code == OUR_FAILURE and outcome.exit_code is None:
+    if outcome.shell_code is None:
         raise BelljarError(f"{machine.id}: {outcome.reason}", hint=outcome.hint or None)
-    return code
-
-
-def exit_code(outcome: Outcome) -> int:
-    """The code by which a shell would know this end."""
-    if outcome.signal is not None:
-        return 128 + outcome.signal
-    return OUR_FAILURE if outcome.exit_code is None else outcome.exit_code
+    return outcome.shell_code
 
 
 def until_ended(house: House, id: str, timeout: float | None) -> Outcome:
@@ -81,9 +73,6 @@ def extend(args: argparse.Namespace, house: House) -> int:
 
 def end(house: House, reference: str, question: dict[str, object]) -> int:
     """Ask the supervisor to end the machine, then wait until its lock is free. An ended machine is success."""
-    from belljar.jobs.users import reach
-    from belljar.machine.life import control
-
     house, view = reach(house, reference)
     if view.ended:
         return 0
@@ -117,8 +106,6 @@ def let_go_on(view: MachineView) -> None:
 
 def move(house: House, reference: str, **how: float) -> int:
     """Give a living machine another deadline, `at` a moment or `by` some seconds later, and say which it is now."""
-    from belljar.jobs.users import reach
-    from belljar.machine.life import control
     from belljar.machine.life.life import stamp
 
     house, view = reach(house, reference)
@@ -134,8 +121,8 @@ def move(house: House, reference: str, **how: float) -> int:
 
 
 def each(args: argparse.Namespace, act: Callable[[str], int]) -> int:
-    """One act on several machines: each in a process of its own, all at once, so that one that goes wrong keeps no other,
-    and root can become the user of each. The exit code of the first that has one other than 0, in the order named."""
+    """Do this to several machines at once, each in a process of its own: one failure stops no other, and root can
+    become each user. The first exit code that is not 0, in the order named."""
     names = list(dict.fromkeys(args.machines))
     if len(names) == 1:
         args.machine = names[0]  # for hints

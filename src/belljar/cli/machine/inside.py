@@ -10,8 +10,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from belljar import batch
+from belljar.cli.machine import request as words
 from belljar.cli.parser import MACHINE, Verb, add
 from belljar.errors import BadOption, BelljarError, InputMissing, OutputMissing, OutputUnwritable
+from belljar.host.processes import die_by
+from belljar.jobs.users import reach
+from belljar.machine.life import control
+from belljar.machine.life.control import talk
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -29,7 +34,6 @@ LEAVE = b"\x1d"  # Ctrl-]
 def exec_(args: argparse.Namespace, house: House) -> int:
     """A second process beside the payload, with the same contract."""
     from belljar.jobs.attend import in_loop
-    from belljar.jobs.users import reach
 
     # argparse takes the `--` behind a parameter away, and leaves one that stands behind it.
     args.command = ["--", *(args.command[1:] if args.command[:1] == ["--"] else args.command)]
@@ -42,8 +46,6 @@ def exec_(args: argparse.Namespace, house: House) -> int:
 
 async def _attend(house: House, view: MachineView, payload: Payload, loop: StoppableLoop) -> ExitStatus:
     """Start the command, pass on what this process is sent, wait for its end."""
-    from belljar.machine.life.control import talk
-
     async with talk(view, house.converse) as guest:
         return await _carry_out(guest, payload, loop)
 
@@ -82,8 +84,6 @@ async def _carry_out(guest: Guest, payload: Payload, loop: StoppableLoop) -> Exi
 
 
 def _payload(args: argparse.Namespace, view: MachineView) -> Payload:
-    from belljar.cli.machine import request as words
-
     args.inputs, args.outputs = [], []
     if args.cwd is None:
         args.cwd = str(view.payload.get("cwd") or "/")
@@ -92,15 +92,12 @@ def _payload(args: argparse.Namespace, view: MachineView) -> Payload:
 
 def _account(user: str | None, view: MachineView) -> Account:
     """Who is meant: the user that was named, else the machine's."""
-    from belljar.cli.machine import request as words
     from belljar.machine.life.control import account_of
 
     return words.account_of(user) if user else account_of(view) or words.account_of(None)
 
 
 def _leave(status: ExitStatus) -> int:
-    from belljar.host.processes import die_by
-
     if status.error:
         raise CannotStart(f"the command could not be started: {status.message or status.error}", code=status.exit_code)
     if status.signal is not None:
@@ -123,8 +120,6 @@ class CannotStart(BelljarError):
 
 def cp(args: argparse.Namespace, house: House) -> int:
     """Files into or out of a running machine."""
-    from belljar.jobs.users import reach
-
     source_id, source = split(args.source)
     target_id, target = split(args.target)
     if bool(source_id) == bool(target_id):
@@ -155,7 +150,6 @@ def split(text: str) -> tuple[str, str]:
 
 
 async def _copy(house: House, view: MachineView, source: str, target: str, user: str | None, *, into: bool) -> None:
-    from belljar.machine.life.control import talk
     from belljar.model import Transfer
 
     account, cwd = _account(user, view), os.fsencode(str(view.payload.get("cwd") or "/"))
@@ -174,9 +168,6 @@ async def _copy(house: House, view: MachineView, source: str, target: str, user:
 
 def console(args: argparse.Namespace, house: House) -> int:
     """The serial console, as it speaks; what is typed goes to it."""
-    from belljar.jobs.users import reach
-    from belljar.machine.life import control
-
     house, view = reach(house, args.machine)
     connection = control.connect(view.folder)
     control.ask(connection, "console")
@@ -219,7 +210,6 @@ def _exec_options(parser: argparse.ArgumentParser) -> None:
         f"""
         --user NAME|UID[:GID] | who the command is (default: the machine's user)
         --env K=V * | set a variable; K alone passes the caller's
-        --env-file FILE * | lines K=V; # begins a comment line
         --inherit-env | pass the caller's whole environment
         --cwd PATH | working directory in the guest (default: the payload's)
         -t --tty | give the command a terminal

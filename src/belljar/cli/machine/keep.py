@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
-from belljar.errors import OUR_FAILURE, BadOption, BadRequest, BelljarError, HostError
+from belljar.errors import OUR_FAILURE, BadOption, BadRequest, BelljarError, HostError, in_words
 from belljar.machine.outside.detached import LONGEST_ANSWER, answer_of
 from belljar.model import Request, RunPayload, StdinKind
 from belljar.records import replace
@@ -30,18 +30,9 @@ LOG_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLO
 LARGEST_REQUEST = 64 << 20  # bytes: a script of 8 MiB as latin-1 text in JSON, and all the rest
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--stdin",
-        type=int,
-        metavar="FD",
-        help="the open descriptor that the payload reads (default: nothing, /dev/null)",
-    )
-    parser.add_argument(
-        "--tied",
-        action="store_true",
-        help="end the machine when standard input is closed, and so with the process that holds its other end",
-    )
+OPTIONS = """
+--stdin N | the open descriptor that the payload reads (default: nothing, /dev/null)
+--tied | end the machine when standard input is closed, and so with the process that holds its other end"""
 
 
 def run(args: argparse.Namespace, house: House) -> int:
@@ -93,15 +84,11 @@ def asked(args: argparse.Namespace, house: House) -> Request:
 
 
 def _line() -> bytes:
-    parts, size = [], 0
-    while data := os.read(0, 1 << 20):
-        parts.append(data)
-        size += len(data)
-        if size > LARGEST_REQUEST:
-            raise BadRequest(f"standard input: a request of more than {LARGEST_REQUEST >> 20} MiB")
-        if b"\n" in data:
-            break
-    return b"".join(parts)
+    with open(0, "rb", closefd=False) as file:
+        line = file.readline(LARGEST_REQUEST + 1)
+    if len(line) > LARGEST_REQUEST:
+        raise BadRequest(f"standard input: a request of more than {LARGEST_REQUEST >> 20} MiB")
+    return line
 
 
 def _died(child: int) -> BelljarError:
@@ -118,7 +105,7 @@ def _keep(request: Request, stdin: int | None, tied: bool, writer: int, house: H
     answer: dict[str, str] = answer_of(HostError("the machine was cancelled before it was begun"))
     try:
         from belljar.jobs.attend import attend_alone
-        from belljar.jobs.caller import finish_the_dead, widen_limits
+        from belljar.jobs.starting import finish_the_dead, widen_limits
 
         widen_limits()
         finish_the_dead(house)
@@ -138,8 +125,8 @@ def _keep(request: Request, stdin: int | None, tied: bool, writer: int, house: H
     except BelljarError as exc:
         answer = answer_of(exc)
     except OSError as exc:
-        answer = answer_of(HostError(f"{exc.filename}: {exc.strerror}" if exc.filename else str(exc)))
-    except BaseException:
+        answer = answer_of(HostError(in_words(exc)))
+    except BaseException:  # whatever it is, whoever asked gets an answer, and this process ends below
         import traceback
 
         traceback.print_exc()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterable
@@ -14,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from belljar.cli.parser import FORMAT, MACHINE, Verb
 from belljar.cli.render import as_json_line
-from belljar.errors import BadOption, OutputMissing
-from belljar.jobs.words import plain
+from belljar.errors import OutputMissing
+from belljar.jobs import plain
+from belljar.jobs.users import reach
 from belljar.journal import read
 from belljar.machine import COLLECTED, CONSOLE_LOG, JOBOUTPUTS, QEMU_LOG, STDERR_LOG, STDOUT_LOG, VIRTIOFSD_LOG
 
@@ -28,18 +28,17 @@ CHUNK = 1 << 16
 
 
 def logs(args: argparse.Namespace, house: House) -> int:
-    from belljar.jobs.users import reach
-
     house, machine = reach(house, args.machine)
     folder = machine.folder
-    if args.collected is not None:
-        return _deliver(folder, args.collected)
     if args.joboutputs is not None:
         return _joboutputs(folder, args.joboutputs)
     files = {
         "console": folder / CONSOLE_LOG, "qemu": folder / QEMU_LOG, "virtiofsd": folder / VIRTIOFSD_LOG,
-        "stdout": folder / STDOUT_LOG, "stderr": folder / STDERR_LOG,
+        "stdout": folder / STDOUT_LOG, "stderr": folder / STDERR_LOG, "collected": folder / COLLECTED,
     }  # fmt: skip
+    if args.which == "collected" and not files["collected"].exists():
+        hint = "Name folders with `belljar run --collect PATH`, or in `batch.collect` for batch jobs."
+        raise OutputMissing(f"{folder.name}: nothing was collected of this machine", hint=hint)
     if args.which in ("stdout", "stderr"):
         from belljar.machine.life.output import kept
 
@@ -88,32 +87,6 @@ def _copy(path: Path) -> None:
             _write(iter(lambda: file.read(CHUNK), b""))
     except FileNotFoundError:
         return  # nothing was written
-
-
-def _deliver(folder: Path, target: str) -> int:
-    """Write the archive of collected folders to a file of the caller's own, or to standard output. It is the guest's, so
-    it is not unpacked here."""
-    if target == "-" and sys.stdout.isatty():
-        raise BadOption("--collected -: an archive is not for a terminal", hint="Name a file, or pipe it to `tar tv`.")
-    try:
-        source = open(folder / COLLECTED, "rb")  # noqa: SIM115
-    except FileNotFoundError:
-        raise OutputMissing(
-            f"{folder.name}: nothing was collected of this machine",
-            hint="Name folders with `belljar run --collect PATH`, or in `batch.collect` for batch jobs.",
-        ) from None
-    with source:
-        if target == "-":
-            _write(iter(lambda: source.read(CHUNK), b""))
-            return 0
-        try:
-            descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        except OSError as exc:
-            raise BadOption(f"--collected {target}: {exc.strerror}", hint="Name a file that can be written.") from exc
-        with open(descriptor, "wb") as file:
-            for chunk in iter(lambda: source.read(CHUNK), b""):
-                file.write(chunk)
-    return 0
 
 
 def _joboutputs(folder: Path, name: str) -> int:
@@ -224,12 +197,12 @@ VERBS = {
         / --qemu @which | what QEMU wrote to stderr
         / --virtiofsd @which | what the programs wrote that share its folders by virtiofs
         / --journal @which | what belljar did, event by event
-        / --collected FILE | write the archive of what was kept of the guest (`run --collect`) there, or -
+        / --collected @which | the archive of what was kept of the guest (`run --collect`), for `tar`
         / --joboutputs NAME ? | the files the guest put there to be kept; with a name, what is in that one
         -f --follow | go on until the machine has ended (of the journal, unless said otherwise)""",
         # Written here because Pythons break so long a choice at different places.
         usage="""%(prog)s [-h] [-f] [--stdout | --stderr | --console | --qemu | --virtiofsd | --journal |
-                    --collected FILE | --joboutputs [NAME]] ID""",
+                    --collected | --joboutputs [NAME]] ID""",
     ),
     "events": Verb(
         "Show what happened to the machines of this user, oldest first; with -f go on with what happens from now on.",

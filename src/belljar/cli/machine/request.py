@@ -1,4 +1,4 @@
-"""Turns the words of `belljar run` and `belljar exec` into a Request. Refuses what cannot be meant; starts nothing."""
+"""Turns the arguments of `belljar run` and `belljar exec` into a Request, and refuses wrong ones. Starts nothing."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import argparse
 import os
 import pwd
 import re
-import stat
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from belljar.errors import BadOption, BelljarError, ImpossibleSize, InputMissing, UnreadableScript
 from belljar.host.caller import caller, describe, plain_environment, rlimits, umask
-from belljar.jobs.asking import make_request
-from belljar.jobs.caller import kind
+from belljar.host.files import read_named
 from belljar.jobs.shares import network_of, shares
+from belljar.jobs.starting import kind, make_request
 from belljar.model import (
     SCRATCH_PLACE,
     Account,
@@ -120,10 +119,12 @@ def payload(args: argparse.Namespace, account: Account) -> Payload:
     stdin, stdout, stderr = (kind(number) for number in (0, 1, 2))
     if args.tty and not os.isatty(0):
         raise BadOption("--tty: standard input is not a terminal", hint="Leave --tty out where no person sits.")
+    outputs = tuple(map(_output, args.outputs))
+    _refuse_twice("--out", [os.path.realpath(one.outside) for one in outputs])
     return Payload(
         argv=argv, script=script, account=account, cwd=working_directory(args.cwd, account), env=environment(args, account),
         umask=umask(), rlimits=rlimits(), terminal=args.tty, stdin=stdin, stdout=stdout, stderr=stderr,
-        inputs=tuple(_input(text) for text in args.inputs), outputs=_outputs(args.outputs),
+        inputs=tuple(_input(text) for text in args.inputs), outputs=outputs,
     )  # fmt: skip
 
 
@@ -145,23 +146,13 @@ def command(words: list[str]) -> tuple[tuple[bytes, ...], bytes | None]:
 def read_script(path: str) -> bytes:
     """The script's bytes. Raises UnreadableScript with what to do about it."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        script = read_named(path, LARGEST_SCRIPT)
     except OSError as exc:
-        on_path = "/" not in path and any(
-            os.access(os.path.join(d, path), os.X_OK) for d in os.environ.get("PATH", "").split(":")
-        )
-        hint = f"To run the guest's own {path}, write: belljar run -- {path} ..." if on_path else None
+        from shutil import which
+
+        is_command = "/" not in path and which(path) is not None
+        hint = f"To run the guest's own {path}, write: belljar run -- {path} ..." if is_command else None
         raise UnreadableScript(f"{path}: {exc.strerror}", hint=hint) from exc
-    facts = os.fstat(descriptor)
-    if not (stat.S_ISREG(facts.st_mode) or stat.S_ISFIFO(facts.st_mode)):
-        os.close(descriptor)
-        raise UnreadableScript(f"{path}: not a file")
-    os.set_blocking(descriptor, True)
-    with open(descriptor, "rb") as file:
-        try:
-            script = file.read(LARGEST_SCRIPT + 1)
-        except OSError as exc:
-            raise UnreadableScript(f"{path}: {exc.strerror}") from exc
     if len(script) > LARGEST_SCRIPT:
         raise UnreadableScript(
             f"{path}: larger than {LARGEST_SCRIPT >> 20} MiB", hint="Copy it in with `--in` and name it after `--`."
@@ -191,7 +182,7 @@ def account_of(wanted: str | None) -> Account:
 
 
 def environment(args: argparse.Namespace, account: Account) -> tuple[tuple[bytes, bytes], ...]:
-    """The payload's variables: a small fixed set or the caller's, then files, then single ones; the last one counts."""
+    """The payload's variables: a small fixed set or the caller's, then single ones; the last one counts."""
     if args.inherit_env:
         env = dict(os.environb)
     else:
@@ -200,8 +191,6 @@ def environment(args: argparse.Namespace, account: Account) -> tuple[tuple[bytes
             env[b"TERM"] = term
     if getattr(args, "scratch", None) is not None:
         env[b"TMPDIR"] = os.fsencode(SCRATCH_PLACE)
-    for path in args.env_file:
-        env.update(_env_file(path))
     for word in args.env:
         name, equals, value = os.fsencode(word).partition(b"=")
         if not name:
@@ -211,23 +200,6 @@ def environment(args: argparse.Namespace, account: Account) -> tuple[tuple[bytes
         elif name in os.environb:
             env[name] = os.environb[name]
     return tuple(env.items())
-
-
-def _env_file(path: str) -> dict[bytes, bytes]:
-    try:
-        with open(path, "rb") as file:
-            lines = file.read(LARGEST_SCRIPT).splitlines()
-    except OSError as exc:
-        raise BadOption(f"--env-file {path}: {exc.strerror}") from exc
-    found = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip() or line.lstrip().startswith(b"#"):
-            continue
-        name, equals, value = line.partition(b"=")
-        if not equals or not name.strip():
-            raise BadOption(f"--env-file {path}, line {number}: not of the form K=V")
-        found[name.strip()] = value
-    return found
 
 
 def working_directory(wanted: str | None, account: Account) -> bytes | None:
@@ -254,20 +226,6 @@ def _input(text: str) -> Transfer:
     if inside.endswith("/") and not os.path.isdir(outside):
         inside += name  # into that folder, as cp has it
     return Transfer(os.path.abspath(outside), inside or name)
-
-
-def _outputs(texts: list[str]) -> tuple[Transfer, ...]:
-    """Of all `--out`. Raises BadOption where two would come to lie at one place."""
-    found: dict[str, str] = {}
-    outputs = tuple(_output(text) for text in texts)
-    for text, one in zip(texts, outputs, strict=True):
-        place = os.path.realpath(one.outside)
-        if other := found.get(place):
-            raise BadOption(
-                f"--out {text}: {one.outside} is where --out {other} goes", hint="Give one of them another DST."
-            )
-        found[place] = text
-    return outputs
 
 
 def _output(text: str) -> Transfer:
@@ -302,10 +260,10 @@ def _pair(option: str, text: str) -> tuple[str, str]:
     return first, second
 
 
-def _refuse_twice(option: str, targets: list[str]) -> None:
-    for target in targets:
-        if targets.count(target) > 1:
-            raise BadOption(f"{option}: two folders at {target}")
+def _refuse_twice(option: str, places: list[str]) -> None:
+    for place in places:
+        if places.count(place) > 1:
+            raise BadOption(f"{option}: two of them at {place}", hint="Give one of them another DST.")
 
 
 def above_zero(option: str, value: float | None, kind: type[BelljarError] = BadOption) -> None:

@@ -18,25 +18,20 @@ if TYPE_CHECKING:
 
 def run(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.machine import request
+    from belljar.jobs import complain, tell_troubles
     from belljar.jobs.attend import attend
-    from belljar.jobs.caller import finish_the_dead, widen_limits
-    from belljar.jobs.words import tell_troubles
+    from belljar.jobs.starting import finish_the_dead, widen_limits
 
     wanted = request.build(args, house.settings)
     if args.detach:
         return detach(wanted, args, house)
-    report = Report(args.report)
+    report = None if args.report is None else open_report(args.report)
     widen_limits()
     finish_the_dead(house)
     house.images.ensure(wanted.machine.image)
-    if args.user_data is not None:
-        from belljar.jobs.userdata import with_user_data
-
-        wanted = with_user_data(wanted, args.user_data, args.user_data_option, args.user_data_file, house)
-    outcome = attend(house, wanted)
-    from belljar.jobs.words import complain
-
-    report.write(outcome)
+    outcome = attend(house, _with_user_data(wanted, args, house))
+    if report is not None:
+        write_report(report, args.report, outcome)
     tell_troubles(outcome)
     if isinstance(wanted.work, OwnWork) and outcome.cause is Cause.FINISHED:
         complain(f"{outcome.id}: {outcome.reason}", "")  # it has no other way to say how it went
@@ -53,78 +48,62 @@ def detach(wanted: Request, args: argparse.Namespace, house: House) -> int:
     for option, is_given in (("--tty", args.tty), ("--report", args.report is not None)):
         if is_given:
             raise BadOption(f"{option} with --detach: nobody is there for it", hint="`belljar wait ID` tells the end.")
-    if args.user_data is not None:
-        from belljar.jobs.userdata import with_user_data
-
-        wanted = with_user_data(wanted, args.user_data, args.user_data_option, args.user_data_file, house)
+    wanted = _with_user_data(wanted, args, house)
     stdin = 0 if isinstance(wanted.work, RunPayload) and stat.S_ISREG(os.fstat(0).st_mode) else None
     print(detached.start(wanted, config_file=house.config_file, stdin=stdin).id)
     return 0
 
 
+def _with_user_data(wanted: Request, args: argparse.Namespace, house: House) -> Request:
+    if args.user_data is None:
+        return wanted
+    from belljar.jobs.userdata import with_user_data
+
+    return with_user_data(wanted, args.user_data, args.user_data_option, args.user_data_file, house)
+
+
 def leave(outcome: Outcome) -> int:
-    """Turn the outcome into this process's own end."""
+    """Turn the outcome into this process's own end; one line on stderr for what the payload did not do by itself."""
     from belljar.host.processes import die_by
-    from belljar.jobs.words import complain
+    from belljar.jobs import complain
 
     if outcome.exit_code is not None and outcome.signal is None and not outcome.error:
         return outcome.exit_code
-    tell(outcome, complain)
+    is_its_own = outcome.cause is Cause.FINISHED and not outcome.error
+    if not is_its_own and outcome.cause is not Cause.CANCELLED:  # whoever cancelled it knows
+        complain(f"{outcome.id}: {outcome.reason}", outcome.hint if not outcome.payload_ran or outcome.error else "")
     if outcome.signal is not None:
         die_by(outcome.signal)
     return outcome.exit_code or OUR_FAILURE  # a payload that ended well in a machine that did not is no success
 
 
-def tell(outcome: Outcome, complain: object) -> None:
-    """One line on stderr for what the payload did not do by itself."""
-    assert callable(complain)
-    if outcome.cause is Cause.FINISHED and not outcome.error:
-        return
-    if outcome.cause is Cause.CANCELLED:
-        return  # whoever cancelled it knows
-    complain(
-        f"{outcome.id}: {outcome.reason}",
-        outcome.hint if not outcome.payload_ran or outcome.error else "",
-    )
-
-
-class Report:
-    """The file of `--report`, proved writable before anything is started."""
-
-    def __init__(self, path: str | None) -> None:
-        self._path = path
-        self._descriptor = -1 if path is None else _open_report(path)
-
-    def write(self, outcome: Outcome) -> None:
-        """A file that cannot be written any more is told about, and changes nothing of the payload's end."""
-        if self._descriptor < 0:
-            return
-        from belljar.host.files import write_all
-        from belljar.model import dumps
-
-        try:
-            self._empty()
-            write_all(self._descriptor, dumps(outcome) + b"\n")
-            os.close(self._descriptor)
-        except OSError as exc:
-            from belljar.jobs.words import complain
-
-            with suppress(OSError):
-                self._empty()  # half a report is none
-            complain(f"--report {self._path}: {exc.strerror}", f"See `belljar show {outcome.id} --format json`.")
-
-    def _empty(self) -> None:
-        if os.path.isfile(f"/proc/self/fd/{self._descriptor}"):
-            os.ftruncate(self._descriptor, 0)
-
-
-def _open_report(path: str) -> int:
+def open_report(path: str) -> int:
+    """The file of `--report`, proved writable before anything is started. Raises BadOption."""
     from belljar.errors import BadOption
 
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as exc:
         raise BadOption(f"--report {path}: {exc.strerror}", hint="Give a file that can be written to.") from exc
+
+
+def write_report(descriptor: int, path: str, outcome: Outcome) -> None:
+    """Where the file cannot be written any more, say so; the payload's end stays as it is."""
+    from belljar.host.files import write_all
+    from belljar.jobs import complain
+    from belljar.model import dumps
+
+    is_file = os.path.isfile(f"/proc/self/fd/{descriptor}")
+    try:
+        if is_file:
+            os.ftruncate(descriptor, 0)
+        write_all(descriptor, dumps(outcome) + b"\n")
+        os.close(descriptor)
+    except OSError as exc:
+        with suppress(OSError):
+            if is_file:
+                os.ftruncate(descriptor, 0)  # half a report is none
+        complain(f"--report {path}: {exc.strerror}", f"See `belljar show {outcome.id} --format json`.")
 
 
 OPTIONS = f"""
@@ -149,7 +128,6 @@ OPTIONS = f"""
 --in PATH[:DST] * @inputs | file or folder copied in before
 --out PATH[:DST] * @outputs | file or folder of the guest copied out after, also after a failure
 --env K=V * | set a variable; K alone passes the caller's
---env-file FILE * | lines K=V; # begins a comment line
 --inherit-env | pass the caller's whole environment
 --cwd PATH | working directory in the guest (default: the caller's path, or the home of another --user; made when missing)
 --user NAME|UID[:GID] | who the payload is (default: the caller)
@@ -163,7 +141,7 @@ OPTIONS = f"""
 [limits and records]
 --timeout TIME | TERM the payload after this long, such as 90s or 2h
 --grace TIME | time between TERM and the machine's end
---collect PATH * | file or folder of the guest that is kept with the machine's records (`belljar logs ID --collected FILE`)
+--collect PATH * | file or folder of the guest that is kept with the machine's records (`belljar logs ID --collected`)
 --report FILE | write the outcome there as JSON
 --keep | keep the machine's disk and records for inspection
 """

@@ -14,8 +14,8 @@ from belljar.cli.parser import FORMAT, MACHINE, Verb
 from belljar.cli.render import as_json, duration, moment
 from belljar.cli.render import show as put
 from belljar.errors import BadOption, NotPermitted
+from belljar.jobs import complain, plain, size
 from belljar.jobs.users import reach, rows_of_all
-from belljar.jobs.words import complain, plain, size
 from belljar.journal import JOURNAL, read
 from belljar.machine import COLLECTED, CONSOLE_LOG, KEPT_DISK, OUTCOME, QEMU_LOG, REQUEST, VIRTIOFSD_LOG
 from belljar.machine.life.claim import room_now
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 NETWORK = ("network", "network-refused")  # events
 HEADS = ("ID", "NAME", "STATE", "IMAGE", "START", "CPUS", "MEMORY", "REQUESTER", "AGE", "RESULT")
+SHOWN = ("cause", "class", "exit_code", "signal", "reason", "hint")  # of an outcome, as they are
 Facts = list[tuple[str, Any]]
 
 
@@ -83,7 +84,7 @@ def state_of(machine: MachineView) -> str:
 
 
 def result(machine: MachineView) -> str:
-    """How it ended, in a word or two."""
+    """How it ended, briefly."""
     outcome = machine.outcome or {}
     signal, code, cause = (outcome.get(name) for name in ("signal", "exit_code", "cause"))
     end = f"signal {signal}" if signal is not None else f"exit {code}" if code is not None else ""
@@ -98,7 +99,8 @@ def show(args: argparse.Namespace, house: House) -> int:
     if args.format == "json":
         print(as_json(_described(machine, house)))
         return 0
-    for title, facts in [*sections(machine), ("other starts of this job", _other_starts(machine, house))]:
+    others = [(one.id, f"{moment(one.created)}  {result(one) or one.state}") for one in _same_job(machine, house)]
+    for title, facts in [*sections(machine), ("other starts of this job", others)]:
         lines = [(name, value) for name, value in facts if value not in ("", None, [], {})]
         if not lines:
             continue
@@ -110,11 +112,12 @@ def show(args: argparse.Namespace, house: House) -> int:
 
 def _described(machine: MachineView, house: House) -> dict[str, Any]:
     """What the table shows, for programs."""
-    files = {**_files(machine), **{f"joboutput {path.name}": path for path in joboutputs(machine.folder)}}
     return {
         **{name: getattr(machine, name) for name in machine.__dataclass_fields__},
         "network": [event for event in read(machine.folder) if event["event"] in NETWORK],
-        "records": [{"what": name, "path": path, "size": path.stat().st_size} for name, path in files.items()],
+        "records": [
+            {"what": name, "path": path, "size": path.stat().st_size} for name, path in _files(machine).items()
+        ],
         "qemu": _argv(machine),
         "other_starts": [one.id for one in _same_job(machine, house)],
     }
@@ -136,10 +139,10 @@ def sections(machine: MachineView) -> list[tuple[str, Facts]]:
 
 def _machine(machine: MachineView) -> Facts:
     asked = machine.request.get("machine") or {}
-    shares = (
+    shares = [
         f"{one['source']} on {one['target']}{' (read-only)' * bool(one.get('readonly'))}"
         for one in asked.get("shares", [])
-    )
+    ]
     return [
         ("name", machine.name),
         ("state", state_of(machine).replace("(abandoned)", "(abandoned: see `belljar reap`)")),
@@ -157,10 +160,6 @@ def _machine(machine: MachineView) -> Facts:
         ("QEMU's pid", machine.pid),
         ("folder", machine.folder),
     ]
-
-
-def _other_starts(machine: MachineView, house: House) -> Facts:
-    return [(one.id, f"{moment(one.created)}  {result(one) or one.state}") for one in _same_job(machine, house)]
 
 
 def _same_job(machine: MachineView, house: House) -> list[MachineView]:
@@ -198,7 +197,6 @@ def _network(machine: MachineView) -> Facts:
 def _records(machine: MachineView) -> Facts:
     """Where each thing lies that is kept of it, and how QEMU was started."""
     found = [(name, f"{path} ({size(path.stat().st_size)})") for name, path in _files(machine).items()]
-    found += [("joboutput", f"{path.name} ({size(path.stat().st_size)})") for path in joboutputs(machine.folder)]
     return [*found, ("QEMU", shlex.join(_argv(machine)))]
 
 
@@ -208,6 +206,7 @@ def _files(machine: MachineView) -> dict[str, Path]:
         "virtiofsd": VIRTIOFSD_LOG, "collected": COLLECTED, "disk": KEPT_DISK,
     }  # fmt: skip
     paths = {name: machine.folder / file for name, file in files.items()}
+    paths |= {f"joboutput {path.name}": path for path in joboutputs(machine.folder)}
     return {name: path for name, path in paths.items() if path.is_file()}
 
 
@@ -231,10 +230,7 @@ def _payload(payload: dict[str, Any]) -> Facts:
 def _outcome(outcome: dict[str, Any]) -> Facts:
     guest, host, why = outcome.get("guest") or {}, outcome.get("host") or {}, outcome.get("context_reason")
     return [
-        *(
-            (name, outcome.get(name.replace(" ", "_")))
-            for name in ("cause", "class", "exit code", "signal", "reason", "hint")
-        ),
+        *((name.replace("_", " "), outcome.get(name)) for name in SHOWN),
         ("started as", " ".join(filter(None, (outcome.get("start"), outcome.get("accelerator"))))),
         ("why so", outcome.get("start_reason")),
         (f"why {outcome.get('accelerator')}", outcome.get("accelerator_reason")),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.cli.parser import FORMAT, acts
 from belljar.cli.render import duration, moment, show
-from belljar.jobs.words import plain
+from belljar.jobs import plain
 from belljar.records import replace
 
 if TYPE_CHECKING:

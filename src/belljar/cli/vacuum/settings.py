@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.cli.parser import FORMAT, acts
 from belljar.cli.render import as_json, show
-from belljar.jobs.words import plain
+from belljar.jobs import plain
 from belljar.records import fields
 
 if TYPE_CHECKING:

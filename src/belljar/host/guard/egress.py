@@ -124,8 +124,7 @@ BLOCKED = tuple((Rule(as_number(network), mask_of(prefix)), what) for network, p
 
 
 def is_own(address: str) -> bool:
-    """Is this an address of this host, or of all hosts on one of its networks? Asked of the kernel, which knows of today;
-    nothing is sent."""
+    """Is this an address of this host, or a broadcast address? Asked of the kernel; nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))

@@ -35,9 +35,8 @@ Step = tuple[int, int, int, int]  # code, steps to jump if true, if false, const
 
 
 class Program:
-    """A filter in the making: rules in order, the first that fits decides; what fits none is allowed.
-
-    Calls by another architecture's numbers (32 bit, x32) kill the process: nothing honest makes them."""
+    """A filter in the making: the first rule that fits decides; what fits none is allowed. Calls by another architecture's
+    numbers (32 bit, x32) kill the process: nothing honest makes them."""
 
     def __init__(self) -> None:
         self._steps: list[Step] = [
@@ -111,8 +110,7 @@ class Libc:
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def install(self, program: bytes) -> int:
-        """Put the filter on the calling thread and what it starts, for good. Returns the listener.
-        Raises NoGuard where this kernel, or what we run in, does not have it."""
+        """Put the filter on the calling thread and what it starts, for good. Returns the listener. Raises NoGuard."""
         if os.uname().machine != "x86_64":
             raise NoGuard(f"a network cannot be guarded on {os.uname().machine} processors")
         count = len(program) // 8

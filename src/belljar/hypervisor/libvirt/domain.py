@@ -15,7 +15,6 @@ from typing import Any
 from belljar.errors import (
     BelljarError,
     DomainDied,
-    DriverLacks,
     HypervisorError,
     LibvirtLost,
     LibvirtRefused,
@@ -23,10 +22,9 @@ from belljar.errors import (
 )
 from belljar.host.threads import in_thread
 from belljar.host.traffic import Call, Refusal
-from belljar.hypervisor import DomainEvent, DomainSpec, EventKind, Nic
+from belljar.hypervisor import DomainEvent, DomainSpec, EventKind
 from belljar.hypervisor.libvirt.starting import Started, undo
 from belljar.hypervisor.qemu import cmdline
-from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.hypervisor.qemu.domain import LAST_RESORT, History, measure
 from belljar.hypervisor.qemu.driver import FORWARD
 from belljar.hypervisor.qemu.network.guard import Outside
@@ -39,17 +37,14 @@ STATUSES = {"shut down": 0, "destroyed": KILLED}  # of a process that ended by i
 
 
 class LibvirtDomain:
-    """Implements `Domain`. `discard` ends the process by other means when the daemon is lost and we may not kill it."""
+    """Implements `Domain`."""
 
     def __init__(
-        self,
-        started: Started,
-        discard: Callable[[], None],
-        carry: Callable[[Callable[[NetworkFailed], None]], Carrier] | None = None,
+        self, started: Started, carry: Callable[[Callable[[NetworkFailed], None]], Carrier] | None = None
     ) -> None:
         """*carry* starts what carries its network. What it raises is raised, and the domain has been ended."""
         self._loop = asyncio.get_running_loop()
-        self._it, self._discard = started, discard
+        self._it = started
         self.pid, self.argv = started.pid, started.argv
         self.channel, self.console = started.channel, started.console
         self._history = History()
@@ -67,7 +62,6 @@ class LibvirtDomain:
         if started.card is not None:
             started.card.close()  # the carrier has it
         self._loop.add_reader(started.pidfd, self._ended)
-        self._watch = self._loop.create_task(self._look())
         started.heard.listen(self._soon(self._hear))
         started.link.on_loss(self._soon(self._lose))
 
@@ -77,7 +71,7 @@ class LibvirtDomain:
         try:
             await self._call("its state", lambda: self._it.handle.state())
         except LibvirtLost:
-            await self._over.wait()  # the end that follows says what was done about it
+            await self._over.wait()  # the end that follows says why
             raise self._history.last.why or DomainDied("QEMU has ended") from None
 
     async def pause(self) -> None:
@@ -99,9 +93,7 @@ class LibvirtDomain:
             self.kill()
             await _set_within(self._gone, LAST_RESORT)
         if not self._gone.is_set():
-            raise DomainDied(
-                f"QEMU (pid {self.pid}) does not go away: it hangs in the host's kernel, or is not ours to end"
-            )
+            raise DomainDied(f"QEMU (pid {self.pid}) does not go away: it hangs in the host's kernel")
         if not self._it.link.lost:
             await _set_within(self._done, LAST_WORDS)
         self._finish(self._status_of_end())
@@ -156,20 +148,11 @@ class LibvirtDomain:
             raise LibvirtRefused(exc.message) from exc
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the process itself, which needs no daemon; by libvirt where the process is another user's."""
-        if self._gone.is_set():
-            return
-        with suppress(ProcessLookupError):
-            try:
-                self._sent = number
+        """To the process itself, which needs no daemon."""
+        if not self._gone.is_set():
+            self._sent = number
+            with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._it.pidfd, number)
-            except PermissionError:
-                self._loop.create_task(self._destroy(number))
-
-    async def _destroy(self, number: signal.Signals) -> None:
-        flags = 1 if number is signal.SIGTERM else 0  # VIR_DOMAIN_DESTROY_GRACEFUL
-        with suppress(BelljarError):
-            await self._call("the domain's end", lambda: self._it.handle.destroyFlags(flags))
 
     # -- what happens ----------------------------------------------------------------------------------------------------
 
@@ -229,22 +212,6 @@ class LibvirtDomain:
         if not self._gone.is_set():
             self._usage = tuple(map(max, self._usage, measure(self.pid)))  # type: ignore[assignment]
 
-    # -- the watch on the daemon -----------------------------------------------------------------------------------------
-
-    async def _look(self) -> None:
-        """What no event tells: that the daemon's calls hang, or that it grows. Ends with the domain."""
-        while not self._gone.is_set() and not self._over.is_set():
-            await _set_within(self._gone, self._it.settings.watch)
-            if self._gone.is_set() or self._losing is not None:
-                return
-            self._measure()
-            if too_large := self._it.daemon.too_large(self._it.who):
-                self._it.link.abandon(too_large)
-                self._lose(too_large)
-                return
-            with suppress(BelljarError):  # told by `_lose`
-                await self._call("a sign of life", lambda: self._it.link.connection.getLibVersion())
-
     def _cut_off(self, why: NetworkFailed) -> None:
         """A machine that lost its network would wait for it for ever."""
         if not self._gone.is_set() and self._losing is None:
@@ -257,16 +224,10 @@ class LibvirtDomain:
             self._losing = self._loop.create_task(self._close_out(why))
 
     async def _close_out(self, why: str) -> None:
-        """The daemon first: whoever sees the domain end is told why at once."""
         self._it.link.abandon(why)
-        done = await in_thread(lambda: self._it.daemon.restart(self._it.who))
-        if self._over.is_set():
-            return
         self.kill()
-        if not await _set_within(self._gone, LAST_WORDS):
-            with suppress(BelljarError):
-                await in_thread(self._discard)
-        self._finish(0, LibvirtLost(f"libvirt's daemon was lost while the machine ran: {why}; {done}"))
+        await _set_within(self._gone, LAST_WORDS)
+        self._finish(0, LibvirtLost(f"libvirt's daemon was lost while the machine ran: {why}"))
 
     _cut: NetworkFailed | None = None
     _sent: signal.Signals | None = None
@@ -294,23 +255,8 @@ def _lives(pid: int) -> bool:
 
 # -- what carries the frames of its card: a second QEMU, without a guest, that is our own child -----------------------
 
-# libvirt's QEMU sends the frames to a socket of ours. At its other end this process has the network: a user network under
-# the guard that the direct driver has, the tap of a bridge, or the line of a group.
-
-WITH_STREAMS = (7, 2, 0)  # QEMU that has `-netdev stream`
-
-
-def needs_carrier(nic: Nic | None, qemu: Abilities) -> bool:
-    """Is this card's network carried by a process of ours? An older QEMU can send its frames nowhere: it has an open user
-    network of its own, or none. Raises DriverLacks."""
-    if nic is None or qemu.version >= WITH_STREAMS:
-        return nic is not None
-    if nic.has_line or nic.egress is not None or nic.forward or nic.is_shut:
-        raise DriverLacks(
-            f"a machine's network with {qemu.name}: by libvirt it takes QEMU 7.2",
-            hint='Ask for no network, or for an open one with `network.egress = "open"`; see docs/libvirt.md.',
-        )
-    return False
+# libvirt's QEMU sends the frames to a socket of ours. At its other end this process has the network of the direct driver:
+# a user network under its guard, the tap of a bridge, or the line of a group.
 
 
 class Carrier:

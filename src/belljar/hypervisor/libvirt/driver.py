@@ -7,53 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import BadSetting, DomainDied, DriverLacks, ImageCorrupt, LibvirtRefused, TemplateError
+from belljar.errors import DomainDied, DriverLacks, TemplateError
 from belljar.host.files import remove_tree
 from belljar.host.processes import all_pids, command_line, kill_and_wait, owner
 from belljar.host.threads import in_thread
 from belljar.hypervisor import NO_TRACES, DomainSpec, LibvirtSettings, Settings, Template, Traces
-from belljar.hypervisor.libvirt.daemon import Daemon, identity, resident
-from belljar.hypervisor.libvirt.domain import Carrier, LibvirtDomain, needs_carrier
-from belljar.hypervisor.libvirt.lines import Lines, default_log_folder, has_keeper, sweep
-from belljar.hypervisor.libvirt.starting import Attempt, Started, is_machine
+from belljar.hypervisor.libvirt.domain import Carrier, LibvirtDomain
+from belljar.hypervisor.libvirt.lines import Lines, default_log_folder, has_keeper
+from belljar.hypervisor.libvirt.link import Link, open_link, read_driver
+from belljar.hypervisor.libvirt.starting import Attempt, Started
 from belljar.hypervisor.libvirt.xml import NAME, Ends, domain_xml
 from belljar.hypervisor.qemu import abilities
-from belljar.hypervisor.qemu.driver import discard, has_uuid_of, uses_uefi
+from belljar.hypervisor.qemu import driver as direct
 from belljar.hypervisor.qemu.host import QemuHost
 from belljar.hypervisor.qemu.process.launch import layers
-from belljar.model import MIB, MachineId, ShareKind
-from belljar.records import dataclass
+from belljar.model import MachineId, ShareKind
 
-DRIVER = re.compile(r"libvirt:(qemu(\+unix)?:///(system|session)(\?[!-~]*)?)")
 CHANNEL = "channel"
+WITH_STREAMS = (7, 2, 0)  # QEMU that has `-netdev stream`
 COLD = "machines by libvirt are always booted cold"
 OF_LIBVIRT = b",debug-threads="  # how libvirt goes on after a domain's name
-
-
-@dataclass(frozen=True)
-class Meant:
-    """What a value of `machine.hypervisor` means."""
-
-    uri: str
-    is_session: bool
-
-
-def read_driver(text: str) -> Meant:
-    """Raises BadSetting."""
-    found = DRIVER.fullmatch(text)
-    if found is None:
-        why = "libvirt's guests under Xen are not supported" if text.startswith("libvirt:xen") else "no such driver"
-        raise BadSetting(
-            f"machine.hypervisor = {text!r}: {why}",
-            hint="It is `qemu`, `libvirt:qemu:///system` or `libvirt:qemu:///session`: a libvirt of this host.",
-        )
-    return Meant(found[1], found[3] == "session")
 
 
 class LibvirtHypervisor(QemuHost):
@@ -65,16 +42,22 @@ class LibvirtHypervisor(QemuHost):
         self.uri = meant.uri
         self._is_callers = meant.is_session and os.geteuid() != 0  # root's session is the system's daemon
         self._libvirt = libvirt
-        self.daemon = Daemon(self.uri, libvirt, store)
         self._base = Path(libvirt.folder) if libvirt.folder else default_folder(os.geteuid())
         self._logs = Path(libvirt.log_folder) if libvirt.log_folder else default_log_folder(os.geteuid())
 
     # -- starting ----------------------------------------------------------------------------------------------------
 
     def check(self, spec: DomainSpec) -> None:
-        check(spec)
-        if spec.nic is not None:
-            needs_carrier(spec.nic, self.abilities)
+        if any(share.kind is ShareKind.VIRTIOFS for share in spec.shares):
+            raise DriverLacks(
+                "a folder shared by virtiofs: not with machines by libvirt",
+                hint="Share the folder without `virtiofs:`; docs/libvirt.md tells what machines by libvirt do not have.",
+            )
+        if spec.nic is not None and self.abilities.version < WITH_STREAMS:
+            raise DriverLacks(
+                f"a machine's network with {self.abilities.name}: by libvirt it takes QEMU 7.2",
+                hint='Ask for no network, or have the machine run by `machine.hypervisor = "qemu"`.',
+            )
 
     def start(self, spec: DomainSpec) -> LibvirtDomain:
         """Blocks until the guest runs or a deadline of `[libvirt]` has passed; `launch` does not."""
@@ -97,17 +80,15 @@ class LibvirtHypervisor(QemuHost):
         if started.card is not None:
             binary, card = self.abilities.binary, started.card
             carry = lambda on_end: Carrier(spec, binary, card, on_end)  # noqa: E731
-        return LibvirtDomain(started, lambda: self.discard(spec.id, Traces(frozenset({spec.owner[0]}))), carry)
+        return LibvirtDomain(started, carry)
 
     def _attempt(self, spec: DomainSpec) -> Attempt:
         self.check(spec)
-        sweep(self._logs, NAME, {id for id, _ in self.alive()}, time.time())
-        is_carried = spec.nic is not None and needs_carrier(spec.nic, self.abilities)
-        names = (CHANNEL, "console", *(["card"] if is_carried else []))
+        names = (CHANNEL, "console", *(["card"] if spec.nic else []))
         lines = Lines(self._base / spec.id, spec.owner, names, (self._log_of(spec.id), spec.folder / "qemu.log"))
         write = lambda: domain_xml(spec, self._ends(spec, lines))  # noqa: E731
         emulator = abilities.find(self._settings.binary)
-        return Attempt(spec, self.daemon, self._libvirt, lines, write, lambda: self._pid_of(spec), emulator)
+        return Attempt(spec, self._connect, self._libvirt, lines, write, lambda: self._pid_of(spec), emulator)
 
     def _ends(self, spec: DomainSpec, lines: Lines) -> Ends:
         boot = spec.boot
@@ -118,13 +99,13 @@ class LibvirtHypervisor(QemuHost):
             layers=tuple(lines.reached(path) for path in layers(spec.disk)),
             kernel=lines.readable(boot.kernel, "kernel") if boot.kernel else None,
             initrd=lines.readable(boot.initrd, "initrd") if boot.initrd else None,
-            firmware=self._uefi if uses_uefi(boot) else "",
+            firmware=self._uefi if direct.uses_uefi(boot) else "",
             emulator=abilities.find(self._settings.binary),
             cpu=self._cpu(spec.accelerator),
             below=tuple(self._below(it, lines) for it in spec.disks),
             label=None if self._is_callers else spec.owner,
             seed=lines.readable(spec.seed, "seed") if spec.seed else None,
-            card=lines.path("card") if "card" in lines.names else None,
+            card=lines.path("card") if spec.nic else None,
         )
 
     def _below(self, disk: Any, lines: Lines) -> tuple[Path, ...]:
@@ -135,20 +116,20 @@ class LibvirtHypervisor(QemuHost):
     def cloning(self) -> str:
         return f"there is no template: {COLD}"
 
-    def examine(self) -> tuple[str, str]:
-        """Who answers, in words, and why it is too large; "" when it is not. Raises LibvirtLost, LibvirtRefused,
-        CommandMissing."""
-        link = self.daemon.connect()
+    def _connect(self) -> Link:
+        return open_link(self.uri, self._libvirt.timeout)
+
+    def examine(self) -> str:
+        """Who answers, in words. Raises LibvirtLost, LibvirtRefused, CommandMissing."""
+        link = self._connect()
         try:
             version = link.call("its version", lambda it: it.getLibVersion())
             emulator = abilities.find(self._settings.binary)
             link.call("what QEMU can do", lambda it: it.getDomainCapabilities(emulator), self._libvirt.start_timeout)
-            who = identity(link)
         finally:
             link.abandon()
         number = f"{version // 1000000}.{version // 1000 % 1000}.{version % 1000}"
-        process = f"pid {who.pid}, {resident(who.pid) // MIB} MiB" if who else "a process that cannot be told"
-        return f"libvirt {number} answers at {self.uri} ({process})", self.daemon.too_large(who)
+        return f"libvirt {number} answers at {self.uri}"
 
     # -- by the mark -------------------------------------------------------------------------------------------------
 
@@ -166,29 +147,16 @@ class LibvirtHypervisor(QemuHost):
         return has_keeper(folder_of(command_line(pid), id) or self._base, id)
 
     def discard(self, id: MachineId, traces: Traces = NO_TRACES, *, patience: float = 5.0) -> None:
-        """By signals, which no daemon can delay; by libvirt, which knows its own, where the process is another user's."""
-        claiming = [pid for found, pid in self.alive() if found == id]
-        ours = [pid for pid in claiming if traces.name(pid) or traces.fit(pid)]
+        """By signals, which no daemon can delay."""
+        ours = [pid for found, pid in self.alive() if found == id and (traces.name(pid) or traces.fit(pid))]
         survivors = kill_and_wait(ours, timeout=patience, still=lambda pid: marked(command_line(pid)) == id)
-        if len(ours) < len(claiming):
-            self._destroy(id)
         with suppress(OSError):
             remove_tree(self._base / id)
         with suppress(OSError):
             self._log_of(id).unlink()
         if survivors:
             raise DomainDied(f"QEMU of machine {id} (pid {survivors[0]}) does not go away, not even by SIGKILL")
-        discard(id, traces, patience)  # what carried its network
-
-    def _destroy(self, id: MachineId) -> None:
-        link = self.daemon.connect()
-        try:
-            handle = link.find(NAME + id)
-            if handle is not None and is_machine(handle, id):
-                with suppress(LibvirtRefused):  # it ended meanwhile
-                    link.call(f"the end of {NAME}{id}", lambda _: handle.destroy(), self._libvirt.start_timeout)
-        finally:
-            link.abandon()
+        direct.discard(id, traces, patience)  # what carried its network
 
     def _log_of(self, id: MachineId) -> Path:
         return self._logs / f"{NAME}{id}.log"
@@ -202,17 +170,10 @@ def default_folder(uid: int) -> Path:
 
 
 def marked(argv: list[bytes]) -> MachineId | None:
-    """The machine whose QEMU libvirt started with this command line; None for any other process, such as that of somebody
-    else's domain of such a name, whose UUID is another."""
-    if not argv or not argv[0].rpartition(b"/")[2].startswith(b"qemu"):
-        return None
-    with suppress(ValueError, IndexError):
-        word = argv[argv.index(b"-name") + 1]
-        name, _, rest = word.removeprefix(b"guest=").partition(b",")
-        if word.startswith(b"guest=" + NAME.encode()) and (b"," + rest).startswith(OF_LIBVIRT):
-            id = name[len(NAME) :].decode("ascii", "replace")
-            return id if has_uuid_of(argv, id) else None
-    return None
+    """The machine whose QEMU libvirt started with this command line; None also for a stranger's domain of that name."""
+    id = direct.marked(argv)
+    is_libvirts = id and any(word.startswith(f"guest={NAME}{id}".encode() + OF_LIBVIRT) for word in argv)
+    return id if id and is_libvirts and direct.has_uuid_of(argv, id) else None
 
 
 def folder_of(argv: list[bytes], id: MachineId) -> Path | None:
@@ -223,15 +184,3 @@ def folder_of(argv: list[bytes], id: MachineId) -> Path | None:
         if path.startswith("/") and path.endswith(end):
             return Path(path.removesuffix(end))
     return None
-
-
-def check(spec: DomainSpec) -> None:
-    """Refuse what libvirt cannot give, by name. Raises DriverLacks."""
-    if any(share.kind is ShareKind.VIRTIOFS for share in spec.shares):
-        raise DriverLacks(
-            "a folder shared by virtiofs: not with machines by libvirt",
-            hint="Share the folder without `virtiofs:`; docs/libvirt.md tells what machines by libvirt do not have.",
-        )
-    for disk in spec.disks:
-        if disk.format not in ("raw", "qcow2"):
-            raise ImageCorrupt(f"{disk.path}: a disk of format {disk.format}")

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Container
 from contextlib import suppress
 from pathlib import Path
 
@@ -138,8 +137,6 @@ def _may(facts: os.stat_result, uid: int, gid: int, right: int) -> bool:
 
 # -- libvirt's own log of a domain: a file for each, which libvirt keeps for ever -------------------------------------
 
-MACHINE = re.compile(r"[0-9a-f]{12}")
-OVER = 60.0  # seconds without a word, after which the log of a domain without a process is over
 LONGEST_LOG = 64 << 10  # bytes from the end of it that are read
 # libvirt's own lines: the command with its variables, one word a line, and what begins with the time in this form.
 LIBVIRTS = re.compile(rb"\\$|-msg timestamp=on$|\d{4}-\d\d-\d\d [\d:.]+\+0000: ")
@@ -165,13 +162,3 @@ def said_by_qemu(log: Path) -> bytes:
         file.seek(max(os.fstat(file.fileno()).st_size - LONGEST_LOG, 0))
         lines = file.read(LONGEST_LOG).splitlines()
     return b"".join(line + b"\n" for line in lines if not LIBVIRTS.search(line))
-
-
-def sweep(folder: Path, prefix: str, living: Container[str], now: float) -> None:
-    """Remove the logs of machines that are gone: a daemon that hears of an end late writes that into a new file."""
-    with suppress(OSError):
-        for log in os.scandir(folder):
-            id = log.name.removeprefix(prefix).removesuffix(".log")
-            is_ours = log.name == f"{prefix}{id}.log" and MACHINE.fullmatch(id)
-            if is_ours and id not in living and now - log.stat(follow_symlinks=False).st_mtime > OVER:
-                os.unlink(log.path)

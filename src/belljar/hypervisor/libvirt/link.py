@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 import socket
-import struct
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from belljar.errors import CommandMissing, LibvirtLost, LibvirtRefused
+from belljar.errors import BadSetting, CommandMissing, LibvirtLost, LibvirtRefused
 from belljar.records import dataclass
 
 T = TypeVar("T")
@@ -26,9 +26,31 @@ TOO_SLOW = (
     " job does: `belljar doctor --only libvirt`."
 )
 
+DRIVER = re.compile(r"libvirt:(qemu(\+unix)?:///(system|session)(\?[!-~]*)?)")
+
 _opening = threading.Lock()
 _events = threading.Lock()
 _serving: list[threading.Thread] = []
+
+
+@dataclass(frozen=True)
+class Meant:
+    """What a value of `machine.hypervisor` means."""
+
+    uri: str
+    is_session: bool
+
+
+def read_driver(text: str) -> Meant:
+    """Raises BadSetting."""
+    found = DRIVER.fullmatch(text)
+    if found is None:
+        why = "libvirt's guests under Xen are not supported" if text.startswith("libvirt:xen") else "no such driver"
+        raise BadSetting(
+            f"machine.hypervisor = {text!r}: {why}",
+            hint="It is `qemu`, `libvirt:qemu:///system` or `libvirt:qemu:///session`: a libvirt of this host.",
+        )
+    return Meant(found[1], found[3] == "session")
 
 
 class Overdue(Exception):
@@ -37,23 +59,18 @@ class Overdue(Exception):
 
 def bounded(work: Callable[[], T], timeout: float) -> T:
     """The result of *work*, done in a thread. Raises Overdue after *timeout* seconds; the thread is left behind."""
-    done = threading.Event()
-    result: list[T] = []
-    error: list[BaseException] = []
+    future: Future[T] = Future()
 
     def run() -> None:
         try:
-            result.append(work())
+            future.set_result(work())
         except BaseException as exc:
-            error.append(exc)
-        done.set()
+            future.set_exception(exc)
 
     threading.Thread(target=run, daemon=True).start()
-    if not done.wait(timeout):
+    if not wait([future], timeout).done:
         raise Overdue
-    if error:
-        raise error[0]
-    return result[0]
+    return future.result()
 
 
 def library() -> Any:
@@ -69,8 +86,7 @@ def library() -> Any:
 
 
 def _binding() -> Any:
-    """Beside belljar, or among the modules of the distribution's packages, where an installed belljar does not look for
-    anything else. Raises CommandMissing."""
+    """The module beside belljar, or the distribution's, where an installed belljar does not look. Or CommandMissing."""
     import importlib
     import site
     import sys
@@ -93,52 +109,36 @@ def _serve(libvirt: Any) -> None:
             libvirt.virEventRunDefaultImpl()
 
 
-@dataclass(frozen=True)
-class End:
-    """Our end of a connection to a daemon."""
-
-    line: socket.socket  # a duplicate, so that its number is nobody else's
-    pid: int  # of who listened there when it began to
-
-
-def ends() -> dict[int, End]:
-    """Our connections to daemons of libvirt, by inode."""
+def ends() -> dict[int, socket.socket]:
+    """Our connections to daemons of libvirt, by inode, as duplicates: their numbers are nobody else's."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError, ValueError):
             if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
                 line = socket.socket(fileno=os.dup(int(name)))
-                inode, pid = os.fstat(line.fileno()).st_ino, _daemon_behind(line)
-                if pid and inode not in found:
-                    found[inode] = End(line, pid)
+                inode = os.fstat(line.fileno()).st_ino
+                if inode not in found and _is_to_libvirt(line):
+                    found[inode] = line
                 else:
                     line.close()
     return found
 
 
-def _daemon_behind(line: socket.socket) -> int:
-    """The process that listened at the other end, where that is a socket of libvirt's; else 0."""
+def _is_to_libvirt(line: socket.socket) -> bool:
     with suppress(OSError):
         peer = line.getpeername() if line.family == socket.AF_UNIX else ""
-        if isinstance(peer, str) and SOCKETS.search(peer):
-            pid: int = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
-            return pid
-    return 0
+        return isinstance(peer, str) and SOCKETS.search(peer) is not None
+    return False
 
 
 class Link:
     """An open connection. `lost` says why it is of no use any more; "" while it is."""
 
-    def __init__(self, connection: Any, end: End | None, timeout: float) -> None:
+    def __init__(self, connection: Any, end: socket.socket | None, timeout: float) -> None:
         self.connection = connection
         self.lost = ""
         self._end, self._timeout = end, timeout
         self._listeners: list[Callable[[str], None]] = []
-
-    @property
-    def pid(self) -> int:
-        """Of the process that listened when the connection was made; 0: not known."""
-        return self._end.pid if self._end else 0
 
     def call(self, what: str, work: Callable[[Any], T], timeout: float | None = None) -> T:
         """What *work* makes of the connection; a *timeout* of its own is that of a start. Raises LibvirtLost when the daemon
@@ -159,20 +159,6 @@ class Link:
                 raise LibvirtLost(f"libvirt's daemon was lost when asked for {what}: {said}") from exc
             raise LibvirtRefused(f"libvirt refused {what}: {said}") from exc
 
-    def find(self, name: str) -> Any | None:
-        """The domain of this name, None when there is none."""
-        libvirt = library()
-
-        def look(connection: Any) -> Any | None:
-            try:
-                return connection.lookupByName(name)
-            except libvirt.libvirtError as exc:
-                if exc.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
-                    return None
-                raise
-
-        return self.call(f"domain {name}", look)
-
     def on_loss(self, listener: Callable[[str], None]) -> None:
         """*listener* is called once, from any thread, when the daemon ends the connection or falls silent."""
         self._listeners.append(listener)
@@ -184,8 +170,8 @@ class Link:
         self.lost = self.lost or why
         if self._end is not None:
             with suppress(OSError):
-                self._end.line.shutdown(socket.SHUT_RDWR)
-            self._end.line.close()
+                self._end.shutdown(socket.SHUT_RDWR)
+            self._end.close()
 
     def watch(self) -> None:
         """Hear of the daemon's end, and let libvirt itself notice its silence."""
@@ -221,7 +207,7 @@ def open_link(uri: str, timeout: float) -> Link:
         after = ends()
         new = [after.pop(inode) for inode in set(after) - set(before)]
         for end in (*before.values(), *after.values(), *new[1:]):
-            end.line.close()
+            end.close()
     link = Link(connection, new[0] if new else None, timeout)
     try:
         link.watch()
@@ -231,15 +217,15 @@ def open_link(uri: str, timeout: float) -> Link:
     return link
 
 
-def _drop_new(before: dict[int, End]) -> None:
+def _drop_new(before: dict[int, socket.socket]) -> None:
     """Shut down what was opened since."""
     for inode, end in ends().items():
         if inode not in before:
             with suppress(OSError):
-                end.line.shutdown(socket.SHUT_RDWR)
-        end.line.close()
+                end.shutdown(socket.SHUT_RDWR)
+        end.close()
     for end in before.values():
-        end.line.close()
+        end.close()
 
 
 def is_loss(libvirt: Any, error: Any) -> bool:

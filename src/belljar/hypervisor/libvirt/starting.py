@@ -13,10 +13,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from belljar.errors import BelljarError, DomainDied, LibvirtLost, LibvirtRefused
+from belljar.errors import BelljarError, DomainDied, LibvirtRefused
 from belljar.host.processes import command_line
 from belljar.hypervisor import DomainEvent, DomainSpec, EventKind, LibvirtSettings
-from belljar.hypervisor.libvirt.daemon import Daemon, Identity, identity
 from belljar.hypervisor.libvirt.lines import Lines
 from belljar.hypervisor.libvirt.link import Link, library
 from belljar.hypervisor.libvirt.xml import NAME
@@ -60,9 +59,6 @@ class Started:
     console: socket.socket
     card: socket.socket | None  # where the frames of its card arrive, when somebody of ours carries them
     lines: Lines
-    daemon: Daemon
-    who: Identity | None
-    settings: LibvirtSettings
     heard: Heard = field(default_factory=Heard)
 
 
@@ -82,14 +78,13 @@ class Attempt:
     """`run` starts the domain, or leaves nothing of it. Whoever does not take what it returns calls `give_up`."""
 
     def __init__(
-        self, spec: DomainSpec, daemon: Daemon, settings: LibvirtSettings, lines: Lines, write: Callable[[], str],
+        self, spec: DomainSpec, connect: Callable[[], Link], settings: LibvirtSettings, lines: Lines, write: Callable[[], str],
         find: Callable[[], int], emulator: str,
     ) -> None:  # fmt: skip
-        self._spec, self._daemon, self._settings, self._lines = spec, daemon, settings, lines
+        self._spec, self._connect, self._settings, self._lines = spec, connect, settings, lines
         self._write, self._find, self._emulator = write, find, emulator
         self._making = threading.Lock()  # held while something of the machine is made on this host
         self._link: Link | None = None
-        self._who: Identity | None = None
         self._started: Started | None = None
         self._is_given_up = False
 
@@ -107,7 +102,7 @@ class Attempt:
             raise LibvirtRefused("the start was given up")
 
     def run(self) -> Started:
-        """Raises LibvirtLost (after an attempt to restart the daemon), LibvirtRefused, or what QEMU complained about."""
+        """Raises LibvirtLost, LibvirtRefused, or what QEMU complained about."""
         try:
             with self._making:
                 self._go_on()
@@ -120,24 +115,19 @@ class Attempt:
                 self._go_on()
                 self._started = started
             return started
-        except BaseException as exc:
+        except BaseException:
             with self._making:
                 if self._link is not None:
                     self._link.abandon("the start failed")
                 self._lines.close(keep_log=not self._is_given_up)
-            if isinstance(exc, LibvirtLost) and not self._is_given_up:
-                raise LibvirtLost(f"{exc.message}; {self._daemon.restart(self._who)}", hint=exc.hint) from exc
             raise
 
     def _start(self, document: str) -> Started:
         libvirt, heard = library(), Heard()
-        link = self._daemon.connect()
+        link = self._connect()
         with self._making:
             self._link = link
             self._go_on()
-        who = self._who = identity(link)
-        if too_large := self._daemon.too_large(who):
-            raise LibvirtLost(f"libvirt's daemon is not asked for a domain: {too_large}")
         # A daemon that does not know this QEMU runs it a few times first, which may take longer than the start itself.
         with suppress(LibvirtRefused):
             ask = lambda it: it.getDomainCapabilities(self._emulator)  # noqa: E731
@@ -149,11 +139,9 @@ class Attempt:
         link.call("the domain's events", lambda it: register(libvirt, it, handle, heard))
         pid = self._find()
         try:
-            pidfd = os.pidfd_open(pid) if pid else -1
-        except ProcessLookupError:
-            pidfd = -1
-        if pidfd < 0:
-            raise DomainDied("QEMU ended before its guest was started")
+            pidfd = os.pidfd_open(pid)
+        except OSError as exc:  # 0: nobody was found
+            raise DomainDied("QEMU ended before its guest was started") from exc
         ends: list[socket.socket] = []
         try:
             for name in self._lines.names:
@@ -165,21 +153,8 @@ class Attempt:
                 end.close()
             raise
         argv = tuple(word.decode(errors="replace") for word in command_line(pid))
-        return Started(
-            link,
-            handle,
-            pid,
-            pidfd,
-            argv,
-            ends[0],
-            ends[1],
-            ends[2] if ends[2:] else None,
-            self._lines,
-            self._daemon,
-            who,
-            self._settings,
-            heard,
-        )
+        card = ends[2] if ends[2:] else None
+        return Started(link, handle, pid, pidfd, argv, ends[0], ends[1], card, self._lines, heard)
 
     def _create(self, link: Link, work: Callable[[Any], Any]) -> Any:
         """What starts a process, or lets it run: a refusal may hold the last words of QEMU."""

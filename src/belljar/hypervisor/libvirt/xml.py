@@ -11,7 +11,7 @@ from pathlib import Path
 from xml.etree.ElementTree import Element, SubElement, indent, register_namespace, tostring
 
 from belljar.errors import DriverLacks
-from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk
+from belljar.hypervisor import Accelerator, DomainSpec
 from belljar.hypervisor.qemu.cmdline import PORT_NAME, TRANSLATIONS, compact, machine_uuid
 from belljar.model import KIB
 from belljar.records import dataclass
@@ -44,7 +44,7 @@ class Ends:
     below: tuple[tuple[Path, ...], ...] = ()  # what each further disk stands on, the upper ones first
     label: tuple[int, int] | None = None  # uid and gid of the process; None: libvirt's choice
     seed: Path | None = None
-    card: Path | None = None  # where the frames of its card go to; None: libvirt's own user network, if any
+    card: Path | None = None  # where the frames of its card go to
 
 
 def domain_xml(spec: DomainSpec, ends: Ends) -> str:
@@ -137,7 +137,8 @@ def devices(domain: Element, spec: DomainSpec, ends: Ends) -> list[str]:
         own = disk(every, ends, next(names), "qcow2", ends.layers, bootable=bootable)
         place(own, slots)
     for extra, below in zip(spec.disks, ends.below, strict=True):
-        made = further_disk(every, ends, next(names), extra, below)
+        layers = (extra.path, *below)
+        made = disk(every, ends, next(names), extra.format, layers, readonly=extra.readonly, serial=extra.name)
         place(made, slots)
     if ends.seed is not None:
         made = disk(every, ends, next(names), "raw", (ends.seed,), readonly=True, serial="seed")
@@ -145,7 +146,7 @@ def devices(domain: Element, spec: DomainSpec, ends: Ends) -> list[str]:
     controllers(every, slots)
     for share in spec.shares:
         shared_folder(every, share.tag, share.source, slots, readonly=share.readonly)
-    words = network_card(every, spec, ends, slots)
+    words = network_card(spec, ends, slots)
     lines(every, ends)
     extras(every, slots)
     return words
@@ -167,8 +168,7 @@ def disk(
     bootable: bool = False,
     serial: str = "",
 ) -> Element:
-    """A disk with its whole chain written down, so that libvirt reads no header to find it. What a machine writes is gone
-    with it: no flush reaches the platter. A full host disk stops the guest."""
+    """A disk with its whole chain written down, so that libvirt reads no header. A full host disk stops the guest."""
     made = SubElement(every, "disk", type="file", device="disk")
     driver = SubElement(made, "driver", name="qemu", type=format)
     driver.set("cache", "writeback" if readonly else "unsafe")
@@ -207,11 +207,6 @@ def chain(parent: Element, layers: tuple[Path, ...]) -> None:
     SubElement(parent, "backingStore")
 
 
-def further_disk(every: Element, ends: Ends, name: str, extra: ExtraDisk, below: tuple[Path, ...]) -> Element:
-    layers = (extra.path, *below)
-    return disk(every, ends, name, extra.format, layers, readonly=extra.readonly, serial=extra.name)
-
-
 def place(device: Element, slots: Iterator[int]) -> None:
     """On the root bus: a port for each device would cost a second of boot time under emulation."""
     slot = free(slots)
@@ -241,21 +236,13 @@ def shared_folder(every: Element, tag: str, source: str, slots: Iterator[int], *
     place(export, slots)
 
 
-def network_card(every: Element, spec: DomainSpec, ends: Ends, slots: Iterator[int]) -> list[str]:
-    """QEMU's own user network where it is open. Otherwise a line to a process of ours, which libvirt has no words for:
-    what is returned is QEMU's."""
+def network_card(spec: DomainSpec, ends: Ends, slots: Iterator[int]) -> list[str]:
+    """A line to a process of ours, in QEMU's words: libvirt has none for it."""
     if spec.nic is None:
         return []
-    if ends.card is not None:
-        wire = {"server": False, "addr": {"type": "unix", "path": str(ends.card)}}
-        device = f"{MODERN_PCI},netdev=net,mac={spec.nic.mac},romfile=,bus=pcie.0,addr={free(slots):#x}"
-        return ["-netdev", compact({"type": "stream", "id": "net"} | wire), "-device", device]
-    card = SubElement(every, "interface", type="user")
-    SubElement(card, "mac", address=spec.nic.mac)
-    SubElement(card, "model", type=MODERN)
-    SubElement(card, "rom", enabled="no")
-    place(card, slots)
-    return []
+    wire = {"server": False, "addr": {"type": "unix", "path": str(ends.card)}}
+    device = f"{MODERN_PCI},netdev=net,mac={spec.nic.mac},romfile=,bus=pcie.0,addr={free(slots):#x}"
+    return ["-netdev", compact({"type": "stream", "id": "net"} | wire), "-device", device]
 
 
 def passed_on(domain: Element, words: list[str]) -> None:

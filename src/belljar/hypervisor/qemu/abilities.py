@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import CommandMissing, HostError
-from belljar.host.commands import run, which
+from belljar.errors import HostError
+from belljar.host.commands import program, run
 from belljar.host.files import read_json, write_whole
 from belljar.model import dumps
 from belljar.records import dataclass
@@ -29,10 +29,9 @@ DEVICES = (
 )  # fmt: skip
 NEEDED = DEVICES[:3]
 # Of what its monitor understands: migration to and from `file:`, which later versions want for files; a RAM file that QEMU
-# need not be allowed to write (`rom`); monitors as objects, where `-mon` is deprecated; a bound on its threads; processors
-# that can be plugged in, and what they are called.
-FILE_MIGRATION, READONLY_RAM, MONITOR_OBJECTS, FEW_THREADS, PLUGGED_CPUS = FEATURES = (
-    "file-migration", "readonly-ram", "monitor-objects", "few-threads", "plugged-cpus",
+# need not be allowed to write (`rom`); a bound on its threads; processors that can be plugged in, and what they are called.
+FILE_MIGRATION, READONLY_RAM, FEW_THREADS, PLUGGED_CPUS = FEATURES = (
+    "file-migration", "readonly-ram", "few-threads", "plugged-cpus",
 )  # fmt: skip
 SCHEMA = b'{"execute": "qmp_capabilities"}{"execute": "query-qmp-schema"}{"execute": "quit"}'
 
@@ -56,19 +55,9 @@ class Abilities:
 
 def find(binary: str) -> str:
     """The path of the QEMU to use. Raises CommandMissing."""
-    if binary:
-        found = which(binary) if "/" not in binary else binary
-        if found is None or not os.access(found, os.X_OK):
-            raise CommandMissing(f"{binary}: no such program", hint="Correct `qemu.binary` in the settings.")
-        return found
-    for name in NAMES:
-        for candidate in (which(name), *(f"{place}/{name}" for place in PLACES)):
-            if candidate and os.access(candidate, os.X_OK):
-                return candidate
-    raise CommandMissing(
-        "qemu-system-x86_64: no such program on this host",
-        hint="Install QEMU: `apt install qemu-system-x86`, `dnf install qemu-kvm`.",
-    )
+    names = [path for name in NAMES for path in (name, *(f"{place}/{name}" for place in PLACES))]
+    hint = "Install QEMU: `apt install qemu-system-x86`, `dnf install qemu-kvm`."
+    return program(binary, names, key="qemu.binary", missing=NAMES[0], hint=hint)
 
 
 def identity(binary: str) -> str:
@@ -81,33 +70,16 @@ def ask(binary: str, memory: Path) -> Abilities:
     """What *binary* can do, from the file *memory* when that speaks of the same binary."""
     known = identity(binary)
     try:
-        remembered = read_json(memory)
-        if remembered["identity"] == known and remembered["asked"] == [*DEVICES, *FEATURES]:
-            major, minor, micro = remembered["version"]
-            return Abilities(
-                binary,
-                known,
-                (int(major), int(minor), int(micro)),
-                str(remembered["name"]),
-                frozenset(remembered["devices"]),
-                frozenset(remembered["features"]),
-            )
+        said = read_json(memory)
+        if said["identity"] == known and said["asked"] == [*DEVICES, *FEATURES]:
+            major, minor, micro = map(int, said["version"])
+            has = (frozenset(said["devices"]), frozenset(said["features"]))
+            return Abilities(binary, known, (major, minor, micro), str(said["name"]), *has)
     except (OSError, ValueError, KeyError, TypeError, HostError):
         pass  # nothing worth remembering
     found = _ask(binary, known)
-    write_whole(
-        memory,
-        dumps(
-            {
-                "identity": known,
-                "version": found.version,
-                "name": found.name,
-                "asked": [*DEVICES, *FEATURES],
-                "devices": sorted(found.devices),
-                "features": sorted(found.features),
-            }
-        ),
-    )
+    facts = {"identity": known, "asked": [*DEVICES, *FEATURES], "version": found.version, "name": found.name}
+    write_whole(memory, dumps({**facts, "devices": sorted(found.devices), "features": sorted(found.features)}))
     return found
 
 
@@ -122,9 +94,7 @@ def _ask(binary: str, known: str) -> Abilities:
     devices = read_devices(listing)
     missing = [name for name in NEEDED if name not in devices]
     if missing:
-        raise HostError(
-            f"{binary}: has no {', '.join(missing)}", hint="Install the full QEMU package of your distribution."
-        )
+        raise HostError(f"{binary}: has no {', '.join(missing)}", hint="Install your distribution's full QEMU package.")
     asking = [binary, "-nodefaults", "-no-user-config", "-display", "none", "-M", "none", "-qmp", "stdio"]
     said = run(asking, timeout=QUESTION_TIMEOUT, stdin=SCHEMA, check=False).out
     return Abilities(binary, known, version, line, devices, read_schema(said))
@@ -151,8 +121,6 @@ def read_schema(said: bytes) -> frozenset[str]:
             has.add(FILE_MIGRATION)
         if {"mem-path", "rom"} <= names:  # of a memory-backend-file
             has.add(READONLY_RAM)
-        if {"rng-builtin", "monitor-qmp"} <= names:  # types of objects
-            has.add(MONITOR_OBJECTS)
         if "thread-pool-max" in names:  # of the main loop
             has.add(FEW_THREADS)
         if {"vcpus-count", "qom-path", "props"} <= names:  # what query-hotpluggable-cpus tells of each

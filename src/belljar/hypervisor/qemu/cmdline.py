@@ -12,7 +12,7 @@ from typing import Any
 
 from belljar.host.quick_imports import sha256
 from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk, Nic, SharedFolder
-from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, MONITOR_OBJECTS, Abilities
+from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, Abilities
 from belljar.model import MIB, NetworkMode, ShareKind
 from belljar.records import dataclass, replace
 
@@ -30,6 +30,10 @@ BELOW = 100  # the file sets of what such disks stand on begin here
 STATE_SET = 99  # the file set of the device state
 SLOTS = 8  # for memory that is plugged in; each piece may be many times what is there already
 CARD_SLOT = LAST_SLOT - 4  # of a card that its template did not have; further disks do not come so far down
+WRITTEN: dict[str, Any] = {
+    "cache": {"no-flush": True}
+}  # what a machine writes is gone with it: no flush reaches the platter
+READ: dict[str, Any] = {"read-only": True}
 SANDBOX = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"
 
 
@@ -75,7 +79,7 @@ def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs)
         *machine(spec, cpu, plugs.ram),
         *kernel(spec, plugs),
         *few_workers(plugs.workers, abilities),
-        *monitor(plugs.monitor, abilities),
+        *monitor(plugs.monitor),
         *console(plugs.console),
         *panic_notifier(abilities),
         *generation_id(abilities),
@@ -152,8 +156,7 @@ def few_workers(most: int, abilities: Abilities) -> list[str]:
 
 
 def accelerator(kind: Accelerator) -> str:
-    """TCG keeps what it translated in a buffer that is part of no guest's memory: it is given a size, for all that QEMU
-    may use has to fit into a job's limits. Its own choice would be a gigabyte."""
+    """TCG's buffer of translations is given a size: its own choice, a gigabyte, would not fit into a job's limits."""
     return f"tcg,tb-size={TRANSLATIONS}" if kind is Accelerator.TCG else kind.value
 
 
@@ -168,11 +171,8 @@ def kernel(spec: DomainSpec, plugs: Plugs) -> list[str]:
     return ["-kernel", plugs.kernel, *initrd, "-append", spec.boot.append]
 
 
-def monitor(fd: int, abilities: Abilities) -> list[str]:
-    line = ["-chardev", f"socket,id=monitor,fd={fd}"]
-    if MONITOR_OBJECTS in abilities.features:
-        return [*line, "-object", "monitor-qmp,id=qmp,chardev=monitor"]
-    return [*line, "-mon", "chardev=monitor,mode=control"]
+def monitor(fd: int) -> list[str]:
+    return ["-chardev", f"socket,id=monitor,fd={fd}", "-mon", "chardev=monitor,mode=control"]
 
 
 def device_state(fd: int, abilities: Abilities) -> list[str]:
@@ -182,8 +182,7 @@ def device_state(fd: int, abilities: Abilities) -> list[str]:
 
 
 def state_address(fd: int | str, abilities: Abilities) -> str:
-    """What a migration calls the file behind a descriptor. From some version on QEMU takes `fd:` for pipes and sockets
-    alone."""
+    """What a migration calls the file behind a descriptor. Newer QEMU takes `fd:` for pipes and sockets alone."""
     return f"file:/dev/fdset/{STATE_SET}" if FILE_MIGRATION in abilities.features else f"fd:{fd}"
 
 
@@ -212,23 +211,19 @@ def agent_port(fd: int) -> list[str]:
     ]
 
 
+def node(name: str, format: str, fd: int, file_set: int, trait: dict[str, Any], **more: Any) -> list[str]:
+    """A file that QEMU inherits, as the block node *name*."""
+    file = {"driver": "file", "filename": f"/dev/fdset/{file_set}", "node-name": f"{name}-file"} | trait
+    whole = {"driver": format, "node-name": name, "file": f"{name}-file"} | more | trait
+    return ["-add-fd", f"fd={fd},set={file_set}", "-blockdev", compact(file), "-blockdev", compact(whole)]
+
+
 def disk(fds: tuple[int, ...], *, bootable: bool, is_disc: bool = False) -> list[str]:
-    """The overlay on its base, each file an inherited descriptor. The overlay dies with the machine, so it is never
-    flushed to the platter; a template's is synced when it is saved. A full host disk stops the guest."""
+    """The overlay on its base. A template's is synced when it is saved. A full host disk stops the guest."""
     words: list[str] = []
     for level in reversed(range(len(fds))):
-        words += ["-add-fd", f"fd={fds[level]},set={level + 1}"]
-    for level in reversed(range(len(fds))):
-        top, base = level == 0, level == len(fds) - 1
-        file = {"driver": "file", "filename": f"/dev/fdset/{level + 1}", "node-name": f"file{level}"}
-        node = {
-            "driver": "qcow2",
-            "node-name": f"disk{level}",
-            "file": f"file{level}",
-            "backing": None if base else f"disk{level + 1}",
-        }
-        trait = {"cache": {"no-flush": True}} if top else {"read-only": True}
-        words += ["-blockdev", compact(file | trait), "-blockdev", compact(node | trait)]
+        backing = f"disk{level + 1}" if level + 1 < len(fds) else None
+        words += node(f"disk{level}", "qcow2", fds[level], level + 1, READ if level else WRITTEN, backing=backing)
     if is_disc:  # on a controller that every firmware boots from; who finds nothing else there needs no driver for it
         return [*words, "-device", "ich9-ahci,id=discs", "-device", "ide-cd,bus=discs.0,drive=disk0,bootindex=1"]
     boot = ",bootindex=1" if bootable else ""
@@ -238,13 +233,8 @@ def disk(fds: tuple[int, ...], *, bootable: bool, is_disc: bool = False) -> list
 def seed_disc(plugs: Plugs) -> list[str]:
     """A read-only disc that every guest has a driver for, because its own disk needs the same one."""
     number = len(plugs.layers) + len(plugs.disks) + 1
-    file = {"driver": "file", "filename": f"/dev/fdset/{number}", "node-name": "seed-file", "read-only": True}
-    node = {"driver": "raw", "node-name": "seed", "file": "seed-file", "read-only": True}
-    return [
-        *("-add-fd", f"fd={plugs.seed},set={number}"),
-        *("-blockdev", compact(file), "-blockdev", compact(node)),
-        *("-device", "virtio-blk-pci-non-transitional,drive=seed,serial=seed"),
-    ]
+    words = node("seed", "raw", plugs.seed, number, READ)
+    return [*words, "-device", "virtio-blk-pci-non-transitional,drive=seed,serial=seed"]
 
 
 def further_disks(disks: tuple[ExtraDisk, ...], plugs: Plugs) -> list[str]:
@@ -257,32 +247,19 @@ def further_disks(disks: tuple[ExtraDisk, ...], plugs: Plugs) -> list[str]:
 
 
 def further_disk(disk: ExtraDisk, fd: int, *, file_set: int, place: str) -> list[str]:
-    """No flush reaches the platter: what such a disk holds is gone with the machine, or is only read."""
-    trait: dict[str, Any] = {"read-only": True} if disk.readonly else {"cache": {"no-flush": True}}
-    file = {"driver": "file", "filename": f"/dev/fdset/{file_set}", "node-name": f"x-{disk.name}-file"}
-    node: dict[str, Any] = {"driver": disk.format, "node-name": f"x-{disk.name}", "file": f"x-{disk.name}-file"}
-    if disk.format == "qcow2":
-        node |= {"backing": f"x-{disk.name}-1" if disk.chained else None}
-    if not disk.readonly:
-        file, node = file | {"discard": "unmap"}, node | {"discard": "unmap"}
+    trait = READ if disk.readonly else {**WRITTEN, "discard": "unmap"}
+    more = {"backing": f"x-{disk.name}-1" if disk.chained else None} if disk.format == "qcow2" else {}
+    words = node(f"x-{disk.name}", disk.format, fd, file_set, trait, **more)
     device = f"virtio-blk-pci-non-transitional,drive=x-{disk.name},serial={disk.name},werror=enospc,rerror=report"
-    return [
-        *("-add-fd", f"fd={fd},set={file_set}"),
-        *("-blockdev", compact(file | trait), "-blockdev", compact(node | trait)),
-        *("-device", f"{device},{place}"),
-    ]
+    return [*words, "-device", f"{device},{place}"]
 
 
 def layers_below(disk: ExtraDisk, fds: tuple[int, ...], file_set: int) -> list[str]:
     """What a chained disk stands on, from the bottom up."""
     words: list[str] = []
     for level in range(len(fds), 0, -1):
-        name, number = f"x-{disk.name}-{level}", file_set + level
-        file = {"driver": "file", "filename": f"/dev/fdset/{number}", "node-name": f"{name}-file", "read-only": True}
-        backing = None if level == len(fds) else f"x-{disk.name}-{level + 1}"
-        node = {"driver": "qcow2", "node-name": name, "file": f"{name}-file", "backing": backing, "read-only": True}
-        words += ["-add-fd", f"fd={fds[level - 1]},set={number}"]
-        words += ["-blockdev", compact(file), "-blockdev", compact(node)]
+        backing = f"x-{disk.name}-{level + 1}" if level < len(fds) else None
+        words += node(f"x-{disk.name}-{level}", "qcow2", fds[level - 1], file_set + level, READ, backing=backing)
     return words
 
 
@@ -293,8 +270,7 @@ def place_at_the_end(number: int) -> str:
 
 
 def network_card(nic: Nic, plugs: Plugs, *, is_late: bool = False) -> list[str]:
-    """The card is the same whatever it is plugged into: no backend here takes part in its offloads. *is_late*: its template
-    had none."""
+    """The card is the same whatever it is plugged into. *is_late*: its template had none."""
     place = f",addr={CARD_SLOT:#x}" if is_late else ""
     return [
         *("-netdev", network_backend(nic, plugs.network, is_draft=plugs.is_draft)),
@@ -303,8 +279,7 @@ def network_card(nic: Nic, plugs: Plugs, *, is_late: bool = False) -> list[str]:
 
 
 def network_backend(nic: Nic, line: int, *, is_draft: bool = False) -> str:
-    """QEMU's own user network, which makes nothing on the host; a tap; a socket that carries frames; or, where none is
-    given, as for a template, a hub with nobody else on it."""
+    """QEMU's own user network, a tap, a socket that carries frames, or, without a *line*, a hub with nobody else."""
     if not nic.has_line:
         shut = ",restrict=on" if is_draft or nic.is_shut else ""
         return "user,id=net,ipv6=off" + shut + forwarding(nic.forward)
@@ -325,8 +300,7 @@ def carrier(binary: str, id: str, nic: Nic, wire: int) -> list[str]:
 
 
 def forwarding(port: int) -> str:
-    """A port of the guest, where there is one. QEMU asks for one of the host to listen on, and is given a socket in our folder instead: see
-    the guard, which knows what is asked for by this address."""
+    """A port of the guest. QEMU asks for a port of the host at this address; the guard gives it a socket instead."""
     return f",hostfwd=tcp:{FORWARD_ADDRESS}:{FORWARD_PORT}-:{port}" if port else ""
 
 
@@ -367,9 +341,7 @@ def tiny_guest(abilities: Abilities, cpu: str, append: str, *, kernel: str, init
     words = [abilities.binary, *bare(), *sandbox(), "-accel", "kvm", "-cpu", cpu, "-m", "512M", "-M", MACHINE]
     if kernel:
         return [*words, "-kernel", kernel, *(["-initrd", initrd] if initrd else []), "-append", append]
-    file = {"driver": "file", "filename": "/dev/fdset/1", "node-name": "file0", "read-only": True}
-    node = {"driver": "raw", "node-name": "disk0", "file": "file0", "read-only": True}
-    words += ["-add-fd", f"fd={sector},set=1", "-blockdev", compact(file), "-blockdev", compact(node)]
+    words += node("disk0", "raw", sector, 1, READ)
     return [*words, "-device", "virtio-blk-pci-non-transitional,drive=disk0,bootindex=1"]
 
 

@@ -16,7 +16,7 @@ from belljar.errors import BelljarError, DomainDied, HypervisorError, PlugRefuse
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.hypervisor.qemu.process.launch import Child, ended, explain
 from belljar.hypervisor.qemu.process.qmp import Monitor
-from belljar.records import dataclass, field
+from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from belljar.host.guard.egress import Egress
@@ -41,20 +41,15 @@ class Growing:
     wants_cpus: bool = False
 
 
-@dataclass
 class Lines:
-    """The three connections to a QEMU: our ends, and the descriptors of its ends until it has them."""
+    """The three connections to a QEMU: our ends, and its ends until it has them."""
 
-    ours: dict[str, socket.socket] = field(default_factory=dict)
-    theirs: dict[str, socket.socket] = field(default_factory=dict)
-
-    @classmethod
-    def make(cls) -> Lines:
-        lines = cls()
+    def __init__(self) -> None:
+        self.ours: dict[str, socket.socket] = {}
+        self.theirs: dict[str, socket.socket] = {}
         for name in ("monitor", "channel", "console"):
-            lines.ours[name], lines.theirs[name] = socket.socketpair()
-            lines.ours[name].setblocking(False)
-        return lines
+            self.ours[name], self.theirs[name] = socket.socketpair()
+            self.ours[name].setblocking(False)
 
     def hang_up(self, *, ours: bool) -> None:
         for end in (*self.theirs.values(), *(self.ours.values() if ours else ())):
@@ -176,10 +171,8 @@ class QemuDomain:
     # -- for the driver ------------------------------------------------------------------------------------------------
 
     def go_on(self, state: str, growing: Growing | None = None) -> None:
-        """Load the device state at the address *state* and run the guest. The commands go out in one piece and
-        are answered while nobody waits. `cont` is needed because the template was saved at a stop; a QEMU that comes to
-        it while it still loads forgets it, so it is said again when QEMU tells that the load is over. *growing* tells what
-        is plugged in between, for there is no state of it to be loaded; the guest runs when it has that."""
+        """Load the device state at this address and run the guest; `connect` waits for the answers. A QEMU that still loads
+        forgets `cont`, so it is said again when the load is over. What *growing* tells is plugged in between."""
         self._is_loading = True
         slots = self._monitor.send(CPU_SLOTS) if growing is not None and growing.wants_cpus else None
         wanted = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]

@@ -66,19 +66,13 @@ class QemuHypervisor(QemuHost):
                     f"{self.abilities.binary}: has no {', '.join(missing)}, which `--share virtiofs:` takes"
                 )
 
-    def start(self, spec: DomainSpec) -> QemuDomain:
-        with wiring(spec.owner) as wires:
-            return self._start(spec, wires)
-
-    def _start(
-        self, spec: DomainSpec, wires: Wiring, ram: Ram | None = None, servers: Sequence[FolderServer] = ()
-    ) -> QemuDomain:
-        return self._launch(spec, wires, self._disk(wires, spec.disk), "starting", ram, servers=servers)
-
     async def launch(self, spec: DomainSpec, template: Template | None) -> QemuDomain:
-        if not any(share.kind is ShareKind.VIRTIOFS for share in spec.shares):
-            return self.start_clone(spec, template) if template else self.start(spec)
-        return await self._launch_served(spec, template)
+        is_served = any(share.kind is ShareKind.VIRTIOFS for share in spec.shares)
+        return await self._launch_served(spec, template) if is_served else self.start(spec, template)
+
+    def start(self, spec: DomainSpec, template: Template | None = None) -> QemuDomain:
+        with wiring(spec.owner) as wires:
+            return self._start(spec, wires, template, self._standing(wires, template))
 
     async def _launch_served(self, spec: DomainSpec, template: Template | None) -> QemuDomain:
         """With folders by virtiofs. Who serves them reads and writes the guest's memory, so all of it is shared with them:
@@ -87,14 +81,12 @@ class QemuHypervisor(QemuHost):
         from belljar.hypervisor.qemu.virtiofs.virtiofsd import end, find, serve
 
         with wiring(spec.owner) as wires:
-            here = self._standing(wires, template) if template else None
+            here = self._standing(wires, template)
             fd = wires.adopt(await own_memory(spec.of_template.memory, here / RAM if here else None))
             memory = Ram(f"/proc/self/fd/{fd}", private=False)
             servers = await serve(spec, find(self._settings.virtiofsd))
             try:
-                if template is not None and here is not None:
-                    return self._start_clone(spec, template, here, wires, memory, servers)
-                return self._start(spec, wires, memory, servers)
+                return self._start(spec, wires, template, here, memory, servers)
             except BaseException:
                 await end(servers)
                 raise
@@ -102,27 +94,26 @@ class QemuHypervisor(QemuHost):
                 for server in servers:
                     server.line.close()
 
-    def start_clone(self, spec: DomainSpec, template: Template) -> QemuDomain:
-        with wiring(spec.owner) as wires:
-            return self._start_clone(spec, template, self._standing(wires, template), wires)
-
-    def _standing(self, wires: Wiring, template: Template) -> Path:
+    def _standing(self, wires: Wiring, template: Template | None) -> Path | None:
         """The template's folder, of which all files are of one boot: another may be made in its place meanwhile."""
         try:
-            return wires.folder(template.folder)
+            return wires.folder(template.folder) if template else None
         except ImageCorrupt as exc:
+            assert template is not None
             raise gone(template, exc.message) from exc
 
-    def _start_clone(
+    def _start(
         self,
         spec: DomainSpec,
-        template: Template,
-        here: Path,
         wires: Wiring,
+        template: Template | None,
+        here: Path | None,
         memory: Ram | None = None,
         servers: Sequence[FolderServer] = (),
     ) -> QemuDomain:
-        """*memory*: the clone's own copy; else it maps the template's privately."""
+        """*memory*: the machine's own; else a clone maps its template's privately."""
+        if template is None or here is None:
+            return self._launch(spec, wires, self._disk(wires, spec.disk), "starting", memory, servers=servers)
         try:
             disk = self._disk(wires, spec.disk)
             state = wires.open(here / STATE, os.O_RDONLY)
@@ -171,7 +162,7 @@ class QemuHypervisor(QemuHost):
         servers: Sequence[FolderServer] = (),
     ) -> QemuDomain:
         """Spawn QEMU. `abilities` is asked first, so that a QEMU that is missing leaves nothing behind."""
-        ours, boot, lines = self.abilities, spec.boot, Lines.make()
+        ours, boot, lines = self.abilities, spec.boot, Lines()
         try:
             plugs = Plugs(
                 firmware=self._uefi if uses_uefi(spec.boot) else "",
@@ -382,6 +373,6 @@ def uses_uefi(boot: Boot) -> bool:
 
 
 def _host_cpu() -> str:
-    from belljar.hypervisor.qemu.proof import cpu_flags
+    from belljar.hypervisor.qemu.proof import cpu_flags, first_processor
 
-    return cpu_flags(Path("/proc/cpuinfo").read_text(errors="replace"))
+    return cpu_flags(first_processor())

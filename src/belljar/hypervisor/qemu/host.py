@@ -90,7 +90,7 @@ class QemuHost:
         from belljar.host.locks import locked
         from belljar.hypervisor.qemu import proof
 
-        cpuinfo = Path("/proc/cpuinfo").read_text(errors="replace")
+        cpuinfo = proof.first_processor()
         name = proof.memory_name(boot.digest, self.abilities.identity, os.uname().release, proof.cpu_flags(cpuinfo))
         memory = self._memory(name)
         known = proof.recall(memory, time.time())
@@ -130,8 +130,7 @@ class QemuHost:
             )  # fmt: skip
 
     def _prover(self) -> tuple[int, int]:
-        """Who tries KVM. Where there is a choice, who QEMU will be: what works for root alone is of no use, and a site may
-        have given the device to that account alone."""
+        """Who tries KVM: the user QEMU will be, where that is known, for a site may have given the device to him."""
         if os.geteuid() != 0:
             return os.geteuid(), os.getegid()
         import pwd

@@ -58,6 +58,12 @@ def has_native_flag(cpuinfo: str) -> bool:
     )
 
 
+def first_processor() -> str:
+    """Its part of /proc/cpuinfo: the kernel measures each processor that it tells of, and a host may have hundreds."""
+    with open("/proc/cpuinfo", "rb", buffering=0) as file:
+        return file.read(1 << 13).decode(errors="replace")
+
+
 def cpu_flags(cpuinfo: str) -> str:
     """A digest of the processor's flags."""
     flags = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "")

@@ -1,4 +1,4 @@
-"""What is wrong with the values of `[qemu]` beyond their types: programs, files, users and processors that are not there."""
+"""What is wrong with the values of `[qemu]` beyond their types: programs, files and users that are not there."""
 
 from __future__ import annotations
 
@@ -15,24 +15,30 @@ QUESTION_TIMEOUT = 30.0
 BY_ITSELF = ("", "auto")
 
 
-def wrong_values(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
-    """(key, what is wrong) of each."""
-    looks: list[tuple[str, str, Callable[[str], object]]] = [
-        ("binary", settings.binary, _check_binary),
-        ("uefi", settings.uefi, find_uefi),
-        ("virtiofsd", settings.virtiofsd, virtiofsd.find),
-        ("user", settings.user, _check_user),
-        ("cpu", settings.cpu, lambda model: _check_cpu(model, settings.binary)),
+def wrong_values(settings: Settings, driver: str) -> Iterator[tuple[str, str, BadSetting]]:
+    """(section, key, what is wrong) of each."""
+    looks: list[tuple[str, str, str, Callable[[str], object]]] = [
+        ("machine", "hypervisor", driver, _check_driver),
+        ("qemu", "binary", settings.binary, _check_binary),
+        ("qemu", "uefi", settings.uefi, find_uefi),
+        ("qemu", "virtiofsd", settings.virtiofsd, virtiofsd.find),
+        ("qemu", "user", settings.user, _check_user),
     ]
-    for key, value, look in looks:
-        if value in BY_ITSELF:
-            continue
+    for section, key, value, look in looks:
         try:
-            look(value)
+            if value not in BY_ITSELF:
+                look(value)
         except BadSetting as exc:
-            yield key, exc
+            yield section, key, exc
         except BelljarError as exc:
-            yield key, BadSetting(exc.message)  # its hint is for who does not look at the settings
+            yield section, key, BadSetting(exc.message)  # its hint is for who does not look at the settings
+
+
+def _check_driver(driver: str) -> None:
+    if driver != "qemu":
+        from belljar.hypervisor.libvirt.link import read_driver
+
+        read_driver(driver)
 
 
 def _check_binary(binary: str) -> None:
@@ -40,9 +46,8 @@ def _check_binary(binary: str) -> None:
     path = abilities.find(binary)
     line = run([path, "--version"], timeout=QUESTION_TIMEOUT).out.decode(errors="replace").partition("\n")[0]
     if abilities.read_version(line) is None:
-        raise BadSetting(
-            f"{binary}: is no QEMU: it calls itself {line[:60]!r}", hint="Name a qemu-system-x86_64 or qemu-kvm."
-        )
+        hint = "Name a qemu-system-x86_64 or qemu-kvm."
+        raise BadSetting(f"{binary}: is no QEMU: it calls itself {line[:60]!r}", hint=hint)
 
 
 def _check_user(name: str) -> None:
@@ -54,37 +59,16 @@ def _check_user(name: str) -> None:
         raise BadSetting(f"{name!r}: no such user on this host", hint='Create the user, or set it to "auto".') from None
 
 
-def _check_cpu(model: str, binary: str) -> None:
-    try:
-        path = abilities.find(binary)
-        listing = run([path, "-cpu", "help"], timeout=QUESTION_TIMEOUT).out.decode(errors="replace")
-    except BelljarError:
-        return  # told of the binary
-    known = read_models(listing)
-    if known and (name := model.partition(",")[0]) not in known:
-        raise BadSetting(f"{name!r}: no processor that {path} has", hint=f"`{path} -cpu help` lists them.")
-
-
-def read_models(listing: str) -> set[str]:
-    """Read `qemu-system-x86_64 -cpu help`: lines of models begin with x86, or, since QEMU 9, with two spaces."""
-    models, _, _ = listing.partition("Recognized")
-    lines = (line.split() for line in models.splitlines())
-    return {words[1] if words[0] == "x86" else words[0] for words in lines if words and not words[-1].endswith(":")}
-
-
-# Debian and Ubuntu; Fedora and EL; SUSE; Arch.
 # -- the firmware for disks that are booted by one: OVMF, a file of another package than QEMU's -----------------------
 
 # A file with code and variables in one is taken before one with the code alone; either keeps the variables of a machine in
 # its memory, so nothing of them outlives it. Secure boot is never on.
 
-PLACES = (
+PLACES = (  # of Debian and Ubuntu, of Fedora and EL
     "/usr/share/ovmf/OVMF.fd",
     "/usr/share/edk2/ovmf/OVMF_CODE.fd",
     "/usr/share/OVMF/OVMF_CODE_4M.fd",
     "/usr/share/OVMF/OVMF_CODE.fd",
-    "/usr/share/qemu/ovmf-x86_64.bin",
-    "/usr/share/edk2/x64/OVMF.4m.fd",
 )
 
 

@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 INSIDE = Path(__file__).parent / "inside"
 UNIT = INSIDE / "belljar-agent.service"
-OUR_FILES = (  # in the ramdisk, besides the agent
-    ("init", INSIDE / "init", 0o755),
-    ("belljar/init", INSIDE / "guest-init", 0o755),
-)
+OUR_FILES = (("init", INSIDE / "init"), ("belljar/init", INSIDE / "guest-init"))  # in the ramdisk, besides the agent
 DEFAULT_INIT = "/sbin/init"
 OWN_INIT = (Context.CLOUD_INIT, Context.INJECT, Context.SSH, Context.NONE)
 APPLETS = (
@@ -53,7 +50,7 @@ def agent_part(image: Image, python: Interpreter | None = None) -> bytes:
     from belljar.image.boot import cpio
 
     entries = [cpio.folder("belljar"), cpio.folder("inject")]
-    entries += [cpio.file(name, path.read_bytes(), mode) for name, path, mode in OUR_FILES]
+    entries += [cpio.file(name, path.read_bytes(), 0o755) for name, path in OUR_FILES]
     entries.append(cpio.file("inject/belljar-agent.service", agent_unit(is_carried=python is not None).encode()))
     entries.append(cpio.file("belljar/agent.py", bundle.source()))
     if python is not None:
@@ -64,23 +61,22 @@ def agent_part(image: Image, python: Interpreter | None = None) -> bytes:
 
 
 def boot_digest(image: Image, python: Interpreter | None = None) -> str:
-    """Stands for everything that is booted: the image's kernel, ramdisk and command line, and the present agent."""
+    """A digest of everything that is booted: the image's kernel, ramdisk and command line, and the current agent."""
     from belljar.host.quick_imports import sha256
 
-    digest = sha256(
-        f"{image.boot_digest} {image.created!r}".encode()
-    )  # a repaired image has nothing of the damaged one
+    # With the time it was stored: an image that replaced a damaged one uses nothing that was made of that.
+    digest = sha256(f"{image.boot_digest} {image.created!r}".encode())
     digest.update(sys.implementation.cache_tag.encode() if _same_python(image) else b"-")
     if python is not None:
         digest.update(python.digest.encode())
-    for path in (*(path for _, path, _ in OUR_FILES), UNIT):
+    for path in (*(path for _, path in OUR_FILES), UNIT):
         digest.update(sha256(path.read_bytes()).digest())
     digest.update(bundle.digest())
     return digest.hexdigest()
 
 
 def fits(image: Image) -> bool:
-    """Can the image's own Python run the agent? What is only known to be some Python 3, or not known, is believed to."""
+    """Can the image's own Python run the agent? Yes, where its minor version is not known."""
     major, _, minor = str(image.facts.get("python", "3")).partition(".")
     return major == "3" and (not minor.isdigit() or int(minor) >= 6)
 
@@ -91,10 +87,7 @@ def _unpacked(python: Interpreter) -> list[cpio.Entry]:
 
     files = [(f"belljar/python/{name}", data, mode) for name, data, mode in python.files()]
     folders = {str(parent) for name, _, _ in files for parent in PurePosixPath(name).parents} - {".", "belljar"}
-    return [
-        *(cpio.folder(name) for name in sorted(folders)),
-        *(cpio.file(name, data, mode) for name, data, mode in files),
-    ]
+    return [*map(cpio.folder, sorted(folders)), *(cpio.file(name, data, mode) for name, data, mode in files)]
 
 
 def own_init(image: Image) -> str:
@@ -126,5 +119,5 @@ def is_static(program: bytes) -> bool:
 
 
 def _same_python(image: Image) -> bool:
-    """Can the guest's python run what ours compiles? It takes the same minor version."""
+    """Can the guest's Python run what this one compiles? Only the same minor version can."""
     return bool(image.facts.get("python") == f"{sys.version_info[0]}.{sys.version_info[1]}")

@@ -1,6 +1,6 @@
 """Kernel modules: which ones a guest needs, in which order, as plain ELF bytes.
 
-Works on a `Reader`, a function that gives a file of the image by its path; where the image lies is others' affair.
+Works on a `Reader`, a function that returns a file of the image by its path.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ LARGEST_MODULE = 64 << 20
 MOST_MODULES, LARGEST_MODULES = 500, 256 << 20  # of one guest: a ramdisk has some twenty, of a few MiB
 # What mounting a shared folder takes, by the kind of share.
 MOUNTING = {"9p": ("9p", "9pnet_virtio"), "virtiofs": ("virtiofs",)}
-SIGNATURE_MARK = b"~Module signature appended~\n"
 
 
 @dataclass
@@ -71,7 +70,7 @@ class Selection:
     groups: Mapping[str, list[str]]
 
 
-def select(read: Reader, folder: str, filesystem: str, *, keep_signatures: bool = False) -> Selection:
+def select(read: Reader, folder: str, filesystem: str) -> Selection:
     """The modules a guest with this root file system needs, from the image's own *folder* (/lib/modules/VERSION)."""
     index = Index.parse(folder, read(f"{folder}/modules.dep").decode("utf-8", "replace"))
     always = index.in_load_order((*ALWAYS, *FILESYSTEMS.get(filesystem, (filesystem,))))
@@ -82,8 +81,7 @@ def select(read: Reader, folder: str, filesystem: str, *, keep_signatures: bool 
         raise ImageCorrupt(f"{folder}/modules.dep: {len(wanted)} modules are needed")
     files: dict[str, bytes] = {}
     for path in wanted:
-        data = plain(read(path if path.startswith("/") else f"{folder}/{path}"), path)
-        files[path] = data if keep_signatures else unsigned(data)
+        files[path] = plain(read(path if path.startswith("/") else f"{folder}/{path}"), path)
         if sum(map(len, files.values())) > LARGEST_MODULES:
             raise ImageCorrupt(f"{folder}: the modules that are needed have more than {LARGEST_MODULES} bytes")
     return Selection(
@@ -94,7 +92,7 @@ def select(read: Reader, folder: str, filesystem: str, *, keep_signatures: bool 
 
 def mounts(read: Reader, folders: Iterable[str]) -> list[str]:
     """Kinds of shared folders that one of these kernels can mount, as a module or built in; each is known by the *folder* of
-    its modules. Raises ImageCorrupt where one does not tell."""
+    its modules. Raises ImageCorrupt where a list of modules is missing."""
     found = set()
     for folder in folders:
         listed = b"\n".join(read(f"{folder}/{name}") for name in ("modules.dep", "modules.builtin"))
@@ -127,13 +125,3 @@ def plain(data: bytes, path: str) -> bytes:
     if not data.startswith(b"\x7fELF"):
         raise ImageCorrupt(f"{path}: not a kernel module")
     return data
-
-
-def unsigned(data: bytes) -> bytes:
-    """The module without its signature. To check thirteen of them costs an emulated guest 0.15 s, and proves nothing here:
-    ramdisk and kernel come from the same hand. Form: kernel/module/signing.c of Linux."""
-    if not data.endswith(SIGNATURE_MARK):
-        return data
-    end = len(data) - len(SIGNATURE_MARK)
-    length = int.from_bytes(data[end - 4 : end], "big")
-    return data[: max(0, end - 12 - length)]

@@ -1,8 +1,7 @@
 """Build a Debian image with mmdebstrap: a small system, the generic kernel, python3, and the agent's start in its ramdisk.
 
-As root, or as an ordinary user in a user namespace. Nothing is mounted: mke2fs writes the file
-system into a plain file from a folder, in the same namespace. The rest is `intake`'s. Packages come from the mirror of the settings, else from
-the one that apt on this host uses.
+As root, or as an ordinary user in a user namespace. Nothing is mounted: mke2fs writes the file system from a folder into a
+plain file. Packages come from the mirror of the settings, else from the one that apt on this host uses.
 """
 
 from __future__ import annotations
@@ -41,10 +40,10 @@ LAST_LINES = 15
 PACKED = "root.tar"  # in the draft
 PATIENCE, GRACE = 3600.0, 20.0  # seconds for a whole build, for its end
 
-# What no guest reads. Licences stay.
+# Left out of the image; licences stay.
 UNREAD = ("/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/doc/*", "/usr/share/lintian/*")
 READ = ("/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias")
-# Of the drivers, what a virtual machine may have, or make up for itself.
+# Drivers for devices of virtual machines, and for virtual devices that a guest makes itself.
 DRIVERS = (
     "ata", "block", "cdrom", "char/hw_random", "char/virtio_console*", "crypto/virtio", "firmware", "hid/hid.ko*",
     "hid/hid-generic*", "input/evdev*", "input/serio", "input/keyboard/atkbd*", "md", "misc/pvpanic", "net/*.ko*",
@@ -101,11 +100,8 @@ def build(store: Store, recipe: Recipe, *, only_if_missing: bool = False) -> Ima
             log = store.work_folder("logs") / f"build-{recipe.called}.log"
             progress.step(f"Building {recipe.called} (Debian {recipe.suite}), the log is {log}")
             _debootstrap(store, recipe, raw, log, progress)
-            origin = intake.Origin(
-                f"build debian {recipe.suite}",
-                recipe.called,
-                facts={"suite": recipe.suite, "added": list(recipe.packages)},
-            )
+            facts = {"suite": recipe.suite, "added": list(recipe.packages)}
+            origin = intake.Origin(f"build debian {recipe.suite}", recipe.called, facts=facts)
             packed = folder / PACKED  # all of the root, and not a stranger's: no machine has to look into it
             image = intake.take(store, folder, raw, origin, progress, lambda _, __, told: packed.rename(told))
         progress.step(f"Image {recipe.called} is ready ({image.digest:.12})")
@@ -146,13 +142,15 @@ def _debootstrap(store: Store, recipe: Recipe, raw: Path, log: Path, progress: P
 
 
 def _workshop(draft: Path) -> Path:
-    """Where mmdebstrap unpacks, some 600 MB: on the store's disk. In a user namespace it is somebody else, who cannot go
+    """Where mmdebstrap unpacks some 600 MB: on the store's disk. In a user namespace it runs as another user, who cannot write
     there; /tmp is often memory."""
     return draft if os.geteuid() == 0 else Path(os.environ.get("TMPDIR", "/var/tmp"))
 
 
 def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
     """mmdebstrap's arguments. Commands and sources are single words; no shell sees them but the guest's own."""
+    import shlex
+
     excluded = [f"path-exclude={path}" for path in UNREAD] + [f"path-include={path}" for path in READ]
     for root in ("/lib/modules/*/kernel", "/usr/lib/modules/*/kernel"):
         excluded += [f"path-exclude={root}/sound/*", f"path-exclude={root}/drivers/*"]
@@ -167,7 +165,7 @@ def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
         '--aptopt=APT::Install-Recommends "false"',
         '--aptopt=Acquire::Retries "3"',
         '--aptopt=Acquire::Languages "none"',
-        *(f'--customize-hook=chroot "$1" /bin/sh -ec {_quoted(command)}' for command in recipe.commands),
+        *(f'--customize-hook=chroot "$1" /bin/sh -ec {shlex.quote(command)}' for command in recipe.commands),
         f"--customize-hook={CLEAN}",
         "--format=tar",
         recipe.suite,
@@ -176,14 +174,8 @@ def command_line(recipe: Recipe, packed: Path, sources: list[str]) -> list[str]:
     ]
 
 
-def _quoted(command: str) -> str:
-    import shlex
-
-    return shlex.quote(command)
-
-
 def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> None:
-    """Run it, its words into the log, its steps to the progress. Raises BuildFailed with the last lines."""
+    """Run it, with its output in the log and its steps shown. Raises BuildFailed with the last lines."""
     import subprocess
 
     program = commands.which(argv[0])
@@ -204,7 +196,7 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
                 tail.append(line)
                 if line.startswith("I: "):
                     progress.step(f"mmdebstrap: {line[3:].strip()}")
-            process.wait(timeout=GRACE)  # its output is closed, so this is no wait
+            process.wait(timeout=GRACE)  # its output is closed: it ends now
         except BaseException:
             _stop(process)
             raise
@@ -216,8 +208,8 @@ def _run(argv: list[str], log: TextIO, progress: Progress, workshop: Path) -> No
 
 
 def _confined() -> list[str]:
-    """What a build runs under, so that nothing of it outlives this process. In a user namespace mmdebstrap makes its own
-    namespaces and tidies up at TERM. A container may forbid namespaces even to root."""
+    """The commands that end a build with this process. In a user namespace mmdebstrap makes its own namespaces and cleans up at
+    TERM. A container may forbid namespaces even to root."""
     setpriv, unshare = commands.which("setpriv"), commands.which("unshare")
     if not setpriv or not unshare:
         return []
@@ -228,7 +220,7 @@ def _confined() -> list[str]:
 
 
 def _lines(process: subprocess.Popen[bytes], deadline: float) -> Iterator[str]:
-    """What it says until it closes its output. Raises BuildFailed at the deadline."""
+    """Its lines until it closes its output. Raises BuildFailed at the deadline."""
     import select
 
     assert process.stdout
@@ -254,7 +246,7 @@ def _environment(workshop: Path) -> dict[str, str]:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End it with its children. TERM first, so that it takes its mounts and folders away."""
+    """End it with its children; TERM first, so that it removes its mounts and folders."""
     import signal
     import subprocess
 
@@ -267,7 +259,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _explained(lines: str) -> str | None:
-    """What to do, for the complaints we know."""
+    """What to do about errors that are known."""
     if "newuidmap" in lines or "subuid" in lines or "unshare" in lines:
         return "Building without root needs the package uidmap and a line for you in /etc/subuid and /etc/subgid; or build as root."
     if "Unable to locate package" in lines:
@@ -308,15 +300,10 @@ def _mirrors(mirror: str) -> tuple[str, str]:
     if mirror:
         main = mirror.rstrip("/")
         return main, f"{main}-security" if main.endswith("/debian") else DEFAULT_SECURITY
-    return read_targets(_targets())
-
-
-def _targets() -> str:
-    try:
+    with suppress(HostError):  # apt-get is not there, where this host is no Debian
         argv = ["apt-get", "indextargets", "--format", APT_TARGETS, "Created-By: Packages"]
-        return commands.run(argv, timeout=APT_TIMEOUT).out.decode("utf-8", "replace")
-    except HostError:  # no Debian
-        return ""
+        return read_targets(commands.run(argv, timeout=APT_TIMEOUT).out.decode("utf-8", "replace"))
+    return DEFAULT, DEFAULT_SECURITY
 
 
 def read_targets(text: str) -> tuple[str, str]:

@@ -1,5 +1,5 @@
-"""What the first bytes of a disk's partitions say, without reading a file system: for which firmware it has a boot loader, and
-whether a machine may find a root file system on it. Only marks are looked for; nothing of the disk is trusted."""
+"""What the first bytes of a disk's partitions tell, without reading a file system: for which firmware it has a boot loader, and
+whether it may have a root file system. Only marks are looked for; nothing of the disk is trusted."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def firmware_kinds(disk: Path) -> list[str]:
 
 
 def may_have_a_root(disk: Path) -> bool:
-    """Has it a file system that systems have as their root (ext2, ext3, ext4, xfs, btrfs)?"""
+    """Does it have a file system that can be a root (ext2, ext3, ext4, xfs, btrfs)?"""
     size = disk.stat().st_size
     with open(disk, "rb") as file:
         for partition in partitions(disk):

@@ -1,4 +1,4 @@
-"""The signature that CernVM images carry in themselves.
+"""The signature within a CernVM image.
 
 The last 64 KiB of such a file are two blocks of 32 KiB, each a JSON object filled up with NULs: what the image is, and its
 signature. That is over the SHA-256 of all bytes but the last block: RSA, PKCS#1 v1.5, by the key of a certificate that
@@ -25,8 +25,8 @@ PEM = re.compile(r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFIC
 
 
 def verify(path: Path, rule: Rule, now: datetime) -> str:
-    """The distinguished name of who signed the image in *path*, one whom *rule* (an x509 line) names. Nothing of the file but
-    its last 32 KiB is interpreted. Raises SignatureRefused."""
+    """The distinguished name of the signer of the image in *path*, whom *rule* (an x509 line) allows. Only the last 32 KiB of
+    the file are interpreted. Raises SignatureRefused."""
     signature, chain = read_block(path)
     key, dn = signing.check_chain(chain, rule.folder, now)
     if not re.fullmatch(rule.dn, dn):

@@ -1,13 +1,12 @@
-"""Download one file over http or https: streaming, resumed where it stopped, never larger than allowed, never stalled.
+"""Download one file over http or https: streamed, resumed, limited in size and in time.
 
-A download is `<key>.part` beside `<key>.json`, which says what the server called this version of the file. It goes on
-only from the same version (RFC 9110, If-Range). The caller holds the lock and checks the digest.
+A download is `<key>.part` beside `<key>.json`, which has the server's name for this version of the file (ETag or date). It is
+resumed only for the same version (RFC 9110, If-Range). The caller holds the lock and checks the digest.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from collections.abc import Iterator
@@ -25,10 +24,12 @@ if TYPE_CHECKING:
     import httpx
 
 MOST_REDIRECTS = 5
-MOST_FAILURES = 3  # in a row without a byte more than there ever was
-MOST_RESTARTS = 5  # what comes after one may be more, and as useless
+MOST_FAILURES = 3  # in a row without progress
+MOST_RESTARTS = 5  # each one throws away what came before
 CONNECT_TIMEOUT = 30.0
-SLOWEST = 1024  # bytes per second, over `image.stall_timeout`; a server that drips would keep us for ever
+SLOWEST = (
+    1024  # bytes per second, over `image.stall_timeout`; a server that sends single bytes must not keep us for ever
+)
 
 
 @dataclass
@@ -42,7 +43,7 @@ class Part:
 
     @classmethod
     def found(cls, path: Path, url: str) -> Part:
-        """What an earlier process left, or nothing."""
+        """What an earlier process left, or an empty part."""
         with suppress(OSError, ValueError):
             note = read_json(path.with_suffix(".json"))
             if note.get("url") == url and isinstance(note.get("validator"), str) and path.is_file():
@@ -117,39 +118,25 @@ class Answer:
     etag: str
 
 
-class SmallFiles:
-    """Files that fit into memory, from one server."""
-
-    def __init__(self, client: httpx.Client, settings: Settings) -> None:
-        self._client, self._settings = client, settings
-
-    def get(self, url: str, largest: int, *, etag: str = "") -> Answer | None:
-        """The file; None: it is still the one with this *etag*. Within twice `image.stall_timeout`, however slowly its bytes
-        come. Raises DownloadFailed, DownloadStalled, ImageTooLarge."""
-        deadline = time.monotonic() + self._settings.stall_timeout
+def small_file(url: str, largest: int, settings: Settings, *, etag: str = "") -> Answer | None:
+    """A file that fits into memory; None: it is still the one with this *etag*. Within twice `image.stall_timeout`, however
+    slowly its bytes come. Raises DownloadFailed, DownloadStalled, ImageTooLarge."""
+    deadline = time.monotonic() + settings.stall_timeout
+    headers = {"Accept-Encoding": "identity", **({"If-None-Match": etag} if etag else {})}
+    with _client(settings) as client:
         for again in reversed(range(MOST_FAILURES)):
             try:
-                return self._ask(url, largest, etag, deadline)
+                with _answer(client, url, headers, settings) as response:
+                    if etag and response.status_code == 304:
+                        return None
+                    if response.status_code != 200:
+                        raise _refused(response, url)
+                    data = _whole(response, url, largest, deadline)
+                    return Answer(data, _plain(response.headers.get("etag", "")))
             except _Broken as exc:
                 if not again or time.monotonic() > deadline:
                     raise DownloadFailed(f"{shown(url)}: {exc}") from exc
-        raise AssertionError("the last try ends the loop")
-
-    def _ask(self, url: str, largest: int, etag: str, deadline: float) -> Answer | None:
-        headers = {"Accept-Encoding": "identity", **({"If-None-Match": etag} if etag else {})}
-        with _answer(self._client, url, headers, self._settings) as response:
-            if etag and response.status_code == 304:
-                return None
-            if response.status_code != 200:
-                raise _refused(response, url)
-            return Answer(_whole(response, url, largest, deadline), _plain(response.headers.get("etag", "")))
-
-
-@contextmanager
-def small_files(settings: Settings) -> Iterator[SmallFiles]:
-    """A way to get small files, closed at the end."""
-    with _client(settings) as client:
-        yield SmallFiles(client, settings)
+    raise AssertionError("the last try ends the loop")
 
 
 def _whole(response: httpx.Response, url: str, largest: int, deadline: float) -> bytes:
@@ -175,13 +162,13 @@ _NO_INDEX = "That is not an index of images: check `image.sources`."
 
 
 class _Broken(Exception):
-    """The connection broke off: worth another try at once."""
+    """The connection broke: try again at once."""
 
 
 def _continue(
     client: httpx.Client, url: str, part: Part, settings: Settings, progress: Progress, is_pinned: bool
 ) -> None:
-    """One connection: ask for what is missing, write it down."""
+    """One connection: ask for what is missing and write it to the part."""
     headers = {"Accept-Encoding": "identity"}
     if part.size and part.validator:
         headers |= {"Range": f"bytes={part.size}-", "If-Range": part.validator}
@@ -248,7 +235,7 @@ def _followed(
 
 
 class _Hurry:
-    """Ends a connection on which no whole head of an answer has come in time: each of its bytes may come in time."""
+    """Ends a connection on which no whole head of an answer came in time, even where each byte of it came in time."""
 
     def __init__(self, seconds: float, complaint: str) -> None:
         import threading
@@ -281,26 +268,24 @@ class _Hurry:
 
 
 def _begin(response: httpx.Response, url: str, part: Part, settings: Settings) -> None:
-    """Read the head of the answer: do its bytes go behind ours, or is this another file?"""
+    """Read the head of the answer: does it continue the part, or begin another file?"""
     status, headers = response.status_code, response.headers
     if status == 416:
         part.restart()
         raise _Broken("the server has less of the file than we do")
     if status not in (200, 206):
         raise _refused(response, url)
-    start, total = (
-        _content_range(headers.get("content-range", ""))
-        if status == 206
-        else (0, _number(headers.get("content-length")))
-    )
-    if status == 206 and start != part.size:
-        part.restart()
-        raise _Broken(f"the server sent bytes from {start} on")
     version = _version(headers)
-    if status == 206 and part.size and not _is_same(part, version, total):
-        part.restart()  # many a server does not look at If-Range
-        raise _Broken("the file changed on the server")
-    if status == 200:
+    if status == 206:
+        start, total = _content_range(headers.get("content-range", ""))
+        if start != part.size:
+            part.restart()
+            raise _Broken(f"the server sent bytes from {start} on")
+        if part.size and not _is_same(part, version, total):
+            part.restart()  # many a server does not look at If-Range
+            raise _Broken("the file changed on the server")
+    else:
+        total = _number(headers.get("content-length"))
         part.restart()
         part.validator = ""
     if (total or 0) > settings.max_size:
@@ -330,7 +315,7 @@ def _is_same(part: Part, version: str, total: int | None) -> bool:
 
 
 def _receive(response: httpx.Response, part: Part, settings: Settings, progress: Progress) -> None:
-    # As the bytes come, whatever their number: what is not written yet when the connection breaks has to come again.
+    # Every chunk is written at once: what is not written when the connection breaks has to be sent again.
     size = seen = part.size
     since = time.monotonic()
     with no_space_as_error(part.path), open(part.path, "ab", buffering=0) as file:
@@ -367,24 +352,11 @@ def _client(settings: Settings) -> httpx.Client:
 
     import httpx
 
-    # This host's certificates, and those that come with httpx where it has none.
-    trust = ssl.create_default_context()
-    if not _has_certificates():
-        trust = httpx.create_ssl_context()
     timeout = httpx.Timeout(settings.stall_timeout, connect=min(CONNECT_TIMEOUT, settings.stall_timeout))
     # A connection for each answer: of one that is used again, `_Hurry` would not know.
     limits = httpx.Limits(max_keepalive_connections=0)
+    trust = ssl.create_default_context()  # this host's certificates, not those that come with httpx
     return httpx.Client(verify=trust, timeout=timeout, limits=limits, follow_redirects=False)
-
-
-def _has_certificates() -> bool:
-    import ssl
-
-    paths: Any = ssl.get_default_verify_paths()
-    return any(
-        path and os.path.exists(path)
-        for path in (paths.cafile, paths.capath and os.path.join(paths.capath, "ca-certificates.crt"))
-    )
 
 
 def shown(url: str) -> str:

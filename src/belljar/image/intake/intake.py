@@ -1,6 +1,6 @@
 """Turn a raw disk into an image of the store: find its kernel, make its ramdisk, write its qcow2, publish it.
 
-The one way in, for what was built here and for what came from outside. The disk is not trusted.
+Images that were built here and images from outside both come this way. The disk is not trusted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # panics; seen with Linux 6.1 on a host with ten processes per core. Under KVM the kernel leaves that check out by itself.
 APPEND = "console=ttyS0 quiet panic=-1 mitigations=off cryptomgr.notests no_timer_check"
 CONVERT_TIMEOUT = 3600
-REMOVED = "removed-"  # what the name of a draft begins with that nobody makes any more
+REMOVED = "removed-"  # prefix of folders that are being removed
 MODULE_FOLDERS = ("/usr/lib/modules", "/lib/modules")
 MOST_KERNELS = 20  # that are looked at, the newest first
 VERSION = re.compile(r"[0-9][A-Za-z0-9._+~-]*")
@@ -41,13 +41,13 @@ VERSION = re.compile(r"[0-9][A-Za-z0-9._+~-]*")
 
 # Looks into a qcow2 disk of so many bytes, and writes what it saw to a file: see `survey`.
 Surveyor = Callable[[Path, int, Path], object]
-# Told what was found out about an image, and whether its kernel is started directly; raises what keeps it from being stored.
+# Called with the facts about an image, and whether its kernel is started directly; raises an error to refuse it.
 Judge = Callable[[Mapping[str, Any], bool], object]
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a disk comes from, and how it is to be started."""
+    """Where a disk comes from, and how it should be started."""
 
     source: str
     name: str
@@ -56,13 +56,12 @@ class Origin:
     append: str | None = None
     firmware: str = "auto"  # auto, bios and uefi: boot by it in any case; none: only directly
     facts: dict[str, Any] = field(default_factory=dict)
-    is_disc: bool = False  # a CD-ROM, which is only started, never looked into
-    ordered: Mapping[str, str] = field(default_factory=dict)  # digests its files must have, by file name
+    is_disc: bool = False  # a CD-ROM, which is only started; its files are not read
 
 
 @dataclass(frozen=True)
 class Boot:
-    """How a disk can be started. Nothing at all: by firmware."""
+    """How a disk can be started. Without a kernel: by firmware."""
 
     kernel: bytes = b""
     initrd: bytes = b""
@@ -104,7 +103,7 @@ def drop(folder: Path) -> None:
     if not folder.name.startswith(REMOVED):
         trash = folder.with_name(f"{REMOVED}{folder.name}")
         try:
-            folder.rename(trash)  # in one step, for whoever else looks at it
+            folder.rename(trash)  # in one step: no other process sees half of it
         except FileNotFoundError:
             return
         folder = trash
@@ -113,7 +112,7 @@ def drop(folder: Path) -> None:
 
 @contextmanager
 def alone(store: Store, word: str, what: str, progress: Progress, folder: str = "downloads") -> Iterator[bool]:
-    """Be the only process that makes *word*; say so when that takes waiting. Yields whether somebody else was at it."""
+    """Be the only process that makes *word*; tell when another one is waited for. Yields whether there was another."""
     path = store.work_folder(folder) / f"{word}.lock"
     if lock := try_lock(path):
         try:
@@ -153,14 +152,10 @@ def take(
                 write_whole(folder / name, data)
     progress.step("Taking its digest")
     what = manifest.Facts(
-        source=origin.source,
-        append=_command_line(origin.append, boot),
-        created=time.time(),
-        os=boot.os,
-        virtual_size=size,
+        source=origin.source, append=_command_line(origin.append, boot), created=time.time(), os=boot.os, virtual_size=size,
         facts={**boot.facts, **origin.facts},
-    )
-    return store.publish(folder, what, origin.name, ordered=origin.ordered)
+    )  # fmt: skip
+    return store.publish(folder, what, origin.name)
 
 
 def _look(folder: Path, raw: Path, size: int, origin: Origin, progress: Progress, surveyor: Surveyor | None) -> Boot:
@@ -177,20 +172,18 @@ def _look(folder: Path, raw: Path, size: int, origin: Origin, progress: Progress
 
 
 def _surveyed(folder: Path, size: int, surveyor: Surveyor, origin: Origin, progress: Progress) -> Survey | None:
-    """Its root file system; None, where nobody can look into it, unless it has to be as it was."""
+    """Its root file system; None where it cannot be read."""
     progress.step("Looking for a kernel in the disk")
     try:
         surveyor(folder / manifest.DISK, size, folder / "survey.tar")
         return Survey(folder / "survey.tar", size)
     except BelljarError as exc:
-        if origin.ordered:
-            raise
         progress.step(f"Its file systems could not be looked into: {exc.message}")
         return None
 
 
 def _chosen(disk: Path, boot: Boot, origin: Origin) -> Boot:
-    """The start its importer wants. Raises ImageUnfit when the disk does not have what that takes."""
+    """How its importer wants it started. Raises ImageUnfit when the disk does not have what that takes."""
     kinds = firmware_kinds(disk)
     boot = replace(boot, facts={**boot.facts, "firmware": kinds})
     if origin.firmware == "none" and not boot.kernel:
@@ -209,7 +202,7 @@ def _without_kernel(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _newest(root: Survey | None, progress: Progress) -> Boot:
-    """The newest kernel of the disk that has its modules beside it, with a ramdisk of ours. Firmware, where there is none."""
+    """The newest kernel of the disk with its modules, and a ramdisk of belljar's. Firmware, where there is no such kernel."""
     if root is None or not _modules_folder(root):
         return Boot(facts={"boots_by": "firmware"})
     os_name, facts = _described(root)
@@ -223,7 +216,7 @@ def _newest(root: Survey | None, progress: Progress) -> Boot:
 
 
 def _described(root: Survey) -> tuple[str, dict[str, Any]]:
-    """The system's name and facts, and what its kernels can mount: which of them a firmware starts is for the disk to say."""
+    """The system's name and facts, and what its kernels can mount: any of them, since the disk decides which one a firmware starts."""
     os_name, facts = describe(root)
     folder = _modules_folder(root)
     with suppress(ImageCorrupt):
@@ -233,14 +226,14 @@ def _described(root: Survey) -> tuple[str, dict[str, Any]]:
 
 
 def _given(given: Path, initrd: Path | None, root: Survey | None) -> Boot:
-    """A kernel from the asker. With a ramdisk of his own, that one is used and must bring up an agent the image has; without,
-    one of ours is made from the modules in the disk."""
+    """A kernel that the importer gave. With its own ramdisk, that is used and must start an agent that the image has; without,
+    belljar makes one from the modules in the disk."""
     data = given.read_bytes()
     version = kernel.release(data)
     os_name, facts = _described(root) if root and _modules_folder(root) else ("", {})
     if initrd:
         facts |= {"boots_by": "kernel", "agent_in_initrd": False, "release": version}
-        facts.pop("mounts", None)  # it is none of the disk's kernels
+        facts.pop("mounts", None)  # these are of the disk's kernels
         return Boot(data, initrd.read_bytes(), "", os_name, facts)
     if root and version in root.names(_modules_folder(root)):
         return _direct(root, version, data, os_name, facts)
@@ -255,25 +248,14 @@ def _direct(root: Survey, version: str, data: bytes, os_name: str, facts: dict[s
     if not kernel.is_bzimage(data):
         raise ImageCorrupt(f"kernel {version} is not a bzImage")
     folder = f"{_modules_folder(root)}/{version}"
-    keep_signatures = _insists_on_signatures(root, version)
-    selection = modules.select(root.read, folder, root.fstype, keep_signatures=keep_signatures)
+    selection = modules.select(root.read, folder, root.fstype)
     initrd = initramfs.image_part(_busybox(root), selection)
     elf = kernel.directly_bootable(data)
-    return Boot(
-        elf or data,
-        initrd,
-        root.words,
-        os_name,
-        {
-            **facts,
-            "root": root.device,
-            "fstype": root.fstype,
-            "release": version,
-            "boots_by": "kernel",
-            "agent_in_initrd": True,
-            "kernel_form": "elf" if elf else "bzimage",
-        },
-    )
+    facts = {
+        **facts, "root": root.device, "fstype": root.fstype, "release": version, "boots_by": "kernel", "agent_in_initrd": True,
+        "kernel_form": "elf" if elf else "bzimage",
+    }  # fmt: skip
+    return Boot(elf or data, initrd, root.words, os_name, facts)
 
 
 def _command_line(asked: str | None, boot: Boot) -> str:
@@ -304,13 +286,6 @@ def _modules_folder(root: Survey) -> str:
     return ""
 
 
-def _insists_on_signatures(root: Survey, version: str) -> bool:
-    for path in (f"/boot/config-{version}", f"{_modules_folder(root)}/{version}/config"):
-        with suppress(ImageCorrupt):
-            return b"\nCONFIG_MODULE_SIG_FORCE=y\n" in root.read(path)
-    return False
-
-
 def _busybox(root: Survey) -> bytes:
     """A static busybox: the image's own, else this host's."""
     for path in BUSYBOXES:
@@ -334,7 +309,7 @@ def _whole_sectors(raw: Path, largest: int) -> int:
 
 
 def _is_blank(raw: Path) -> bool:
-    """Is there no byte but zeros? Of what stands in the file itself; the first that is another ends the look."""
+    """Is there no byte but zeros? Holes are not read."""
     with open(raw, "rb") as file:
         at = 0
         while True:

@@ -1,13 +1,12 @@
 """Run a program on bytes nobody trusts: under limits, without rights, on open files instead of paths.
 
-The program gets each file as /proc/self/fd/N: it can open that file and, being nobody when we are root, no other of ours.
+The program gets each file as /proc/self/fd/N: it can open that file and no other: when we are root, it runs as the user nobody.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 from belljar.errors import BelljarError, CommandMissing, ImageCorrupt, ImageTooLarge, NoSpace
 from belljar.host.commands import SEARCH_PATH, which
 from belljar.host.files import write_all
-from belljar.image.progress import Progress
 from belljar.image.store import qcow2
 
 if TYPE_CHECKING:
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 
 NOBODY = 65534
 LARGEST_ANSWER, LARGEST_COMPLAINT = 256 << 20, 64 << 10
-LOOK = 0.5  # seconds between two looks at how far a program is, for a person who watches
 MEMORY = 8 << 30  # address space; qemu-img reserves much and touches little
 
 
@@ -38,12 +35,11 @@ def run(
     stdin: Path | None = None,
     stdout: Path | None = None,
     fine: Sequence[int] = (0,),
-    progress: Progress | None = None,
 ) -> bytes:
     """Run *argv* to its end, for at most so many *seconds*, and return what it printed. No file that it writes, its standard
     output too, is larger than *largest*. `{0}`, `{1}`... in argv stand for *files*, then for *writable*, which exist already;
-    *stdin* and *stdout* may be files too; *progress* is told how much of *stdin* has been read. Raises ImageCorrupt, with
-    the program's last words, when its exit code is not *fine* or its time is up; ImageTooLarge, NoSpace."""
+    *stdin* and *stdout* may be files too. Raises ImageCorrupt, with the last line of its errors, when its exit code is not *fine*
+    or its time is up; ImageTooLarge, NoSpace."""
     import subprocess
     import tempfile
 
@@ -53,15 +49,14 @@ def run(
         names = [f"/proc/self/fd/{descriptor}" for descriptor in (*read, *written)]
         out = stack.enter_context(tempfile.TemporaryFile())
         err = stack.enter_context(tempfile.TemporaryFile())
-        source = _opened(stack, stdin or Path(os.devnull))
         process = subprocess.Popen(
             [*_confined(seconds, largest), *(_filled(word, names) for word in argv)],
-            stdin=source,
+            stdin=_opened(stack, stdin or Path(os.devnull)),
             stdout=_opened(stack, stdout, os.O_WRONLY | os.O_CREAT | os.O_EXCL) if stdout else out,
             stderr=err, pass_fds=[*read, *written],
             env={"PATH": SEARCH_PATH, "LC_ALL": "C"}, cwd="/", start_new_session=True,
         )  # fmt: skip
-        _await(process, argv[0], seconds, source, progress)
+        _await(process, argv[0], seconds)
         err.seek(0)
         complaint = err.read(LARGEST_COMPLAINT)
         if process.returncode not in fine:
@@ -97,7 +92,7 @@ def _opened(stack: ExitStack, path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def _lent(stack: ExitStack, path: Path, flags: int) -> int:
-    """Open it; it is nobody's while the program runs, for /proc/self/fd/N is opened by the program's own rights."""
+    """Open it. The file belongs to the user nobody while the program runs, which opens /proc/self/fd/N with its own rights."""
     descriptor = _opened(stack, path, flags)
     if os.geteuid() == 0:
         os.fchown(descriptor, NOBODY, -1)
@@ -105,22 +100,16 @@ def _lent(stack: ExitStack, path: Path, flags: int) -> int:
     return descriptor
 
 
-def _await(process: subprocess.Popen[bytes], name: str, seconds: int, source: int, progress: Progress | None) -> None:
-    """Wait for its end on a pidfd; `wait(timeout)` would look again and again. How much it has read tells the file's offset,
-    which is its own and ours."""
+def _await(process: subprocess.Popen[bytes], name: str, seconds: int) -> None:
+    """Wait for its end on a pidfd; `wait(timeout)` would look again and again."""
     import select
 
-    deadline, total = time.monotonic() + seconds, os.fstat(source).st_size
-    tick = seconds if progress is None else LOOK
     descriptor = os.pidfd_open(process.pid)
     try:
         poller = select.poll()
         poller.register(descriptor, select.POLLIN)
-        while not poller.poll(max(0.0, min(tick, deadline - time.monotonic())) * 1000):
-            if time.monotonic() >= deadline:
-                raise ImageCorrupt(f"{name}: not finished after {seconds} s, killed")
-            if progress is not None:
-                progress.amount(os.lseek(source, 0, os.SEEK_CUR), total)
+        if not poller.poll(seconds * 1000):
+            raise ImageCorrupt(f"{name}: not finished after {seconds} s, killed")
     finally:
         os.close(descriptor)
         process.kill()

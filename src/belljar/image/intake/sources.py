@@ -1,6 +1,6 @@
 """Bring an image from outside into the store: a file or an address, qcow2 or raw, packed or not. Nothing of it is trusted.
 
-What a file is, its first bytes say; its name says nothing. Every step that has to understand them runs in the sandbox.
+The first bytes of a file tell what it is, not its name. Every step that parses its content runs in the sandbox.
 """
 
 from __future__ import annotations
@@ -8,17 +8,18 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from belljar.errors import BadOption, ImageCorrupt, ImageMismatch, ImageTooLarge, ImageUnfit, ImageUnknown, InputMissing
+from belljar.errors import BadOption, ImageCorrupt, ImageMismatch, ImageTooLarge, InputMissing
 from belljar.host import commands
 from belljar.host.files import no_space_as_error
-from belljar.image import Image, Settings
+from belljar.image import Image
 from belljar.image.intake import fetch, intake
+from belljar.image.intake.disk import FILE_SYSTEMS
 from belljar.image.intake.sandbox import check_qcow2, run
 from belljar.image.progress import Progress, shown
 from belljar.image.store import qcow2
@@ -51,9 +52,7 @@ FOREIGN = (
     (0x8001, b"CD001", "an installation disc (ISO 9660)"),
 )
 # What a disk has at the least: a partition table, or a file system without one.
-DISK_MARKS = (
-    (510, b"\x55\xaa"), (512, b"EFI PART"), (1024 + 56, b"\x53\xef"), (0, b"XFSB"), (0x10040, b"_BHRfS_M"),
-)  # fmt: skip
+DISK_MARKS = ((510, b"\x55\xaa"), (512, b"EFI PART"), *FILE_SYSTEMS)
 HEAD = 0x11000
 BOOT_RECORD, EL_TORITO = 0x8800, b"\0CD001\x01EL TORITO SPECIFICATION"  # the 17th sector
 
@@ -62,31 +61,24 @@ BOOT_RECORD, EL_TORITO = 0x8800, b"\0CD001\x01EL TORITO SPECIFICATION"  # the 17
 class Order(intake.Origin):
     """What is asked of an import. Its source is a path, or an address: file, http, https."""
 
-    sha256: str = ""  # of the file as it comes, packed or not
+    sha256: str = ""  # of the file as it arrives, packed or not
     context: Context = Context.AUTO
-    signer: str = ""  # who must have signed it, by a signature it carries: x509:FOLDER:DN
+    signer: str = ""  # who must have signed it, by a signature within the file: x509:FOLDER:DN
 
 
 def bring(
     store: Store, order: Order, surveyor: intake.Surveyor | None = None, judge: intake.Judge | None = None
 ) -> Image:
     """Import the image and give it its name. One import of a source at a time: others wait for it, and go on where it
-    stopped if it died. Without a *surveyor* a root of xfs or btrfs is not looked into; *judge* may refuse what was found."""
+    stopped if it died. Without a *surveyor* no file system is looked into; *judge* may refuse what was found."""
     check(order)
-    began = time.time()
     address = without_password(order.source)
-    with (
-        shown() as progress,
-        intake.alone(store, fetch.key(order.source), f"import {address}", progress) as was_second,
-    ):
-        if was_second and (done := _made_meanwhile(store, order, address, began)):
-            return done
+    with shown() as progress, intake.alone(store, fetch.key(order.source), f"import {address}", progress):
         with intake.draft(store, order.name) as folder, _nothing_stored():
             blob = _obtain(store, order, folder, progress)
             digest = _checked_digest(blob, order, progress)
             signer = _checked_signer(blob, order, progress)
-            limit, formats = store.settings.max_size, store.settings.formats
-            raw = to_raw(blob, folder, limit, progress, formats, is_disc=order.is_disc)
+            raw = to_raw(blob, folder, store.settings.max_size, progress, is_disc=order.is_disc)
             said = {"context": "" if order.context is Context.AUTO else order.context.value}
             known = {**said, "source_sha256": digest, "signer": signer}
             origin = replace(order, source=address, facts={name: fact for name, fact in known.items() if fact})
@@ -97,7 +89,7 @@ def bring(
 
 @contextmanager
 def _nothing_stored() -> Iterator[None]:
-    """What is wrong with a file from outside is not mended by removing an image."""
+    """The hint about a stored image does not fit a file from outside."""
     try:
         yield
     except ImageCorrupt as exc:
@@ -133,29 +125,22 @@ def check(order: Order) -> None:
             raise InputMissing(f"{path}: no readable file", hint="Correct the path.")
 
 
-def to_raw(
-    blob: Path,
-    folder: Path,
-    largest: int,
-    progress: Progress,
-    formats: Sequence[str] = Settings.formats,
-    *,
-    is_disc: bool = False,
-) -> Path:
+def to_raw(blob: Path, folder: Path, largest: int, progress: Progress, *, is_disc: bool = False) -> Path:
     """The raw disk in *blob*, unpacked and converted, as `disk.raw` in *folder*. Uses up *blob*."""
     for layer in range(MOST_LAYERS + 1):
-        head = _head(blob)
+        with open(blob, "rb") as file:
+            head = file.read(HEAD)
         program = next((argv for magic, argv in PACKED.items() if head.startswith(magic)), None)
         if program is None:
             break
         if layer == MOST_LAYERS:
             raise ImageCorrupt("the file is packed more than twice", hint="Unpack it first.")
-        check_form(program[0], formats)
         progress.step(f"Unpacking ({program[0]})")
-        blob = _unpacked(program, blob, folder / f"unpacked-{layer}", largest, progress)
+        packed, blob = blob, folder / f"unpacked-{layer}"
+        run(program, [], PATIENCE, largest, stdin=packed, stdout=blob)
+        packed.unlink()
     check_disc(head) if is_disc else refuse_foreign(head)
     raw = folder / "disk.raw"
-    check_form("iso" if is_disc else "qcow2" if head.startswith(qcow2.MAGIC) else "raw", formats)
     if head.startswith(qcow2.MAGIC):
         progress.step("Reading the qcow2 disk")
         _flatten(blob, raw, largest)
@@ -182,16 +167,8 @@ def check_disc(head: bytes) -> None:
         )
 
 
-def check_form(form: str, formats: Sequence[str]) -> None:
-    """Raise ImageUnfit for what the site does not take in."""
-    if form not in formats:
-        raise ImageUnfit(
-            f"the file is {form}, which this site does not take in", hint=f"`image.formats` has {', '.join(formats)}."
-        )
-
-
 def refuse_foreign(head: bytes) -> None:
-    """Raise ImageCorrupt for what is certainly no disk belljar can use."""
+    """Raise ImageCorrupt for a file of a kind that belljar cannot use."""
     for at, mark, what in FOREIGN:
         if head[at : at + len(mark)] == mark:
             raise ImageCorrupt(
@@ -217,19 +194,6 @@ def _local(source: str) -> Path | None:
         return Path(source)
     parts = urlsplit(source)
     return Path(unquote(parts.path)) if parts.scheme == "file" else None
-
-
-def _made_meanwhile(store: Store, order: Order, source: str, began: float) -> Image | None:
-    """The image, when the process we waited for has made just what we want."""
-    try:
-        image = store.resolve(order.name)
-    except ImageUnknown:
-        return None
-    same = image.source == source and image.created >= began and (order.kernel, order.append) == (None, None)
-    same = same and order.firmware == image.facts.get("use_firmware", "auto")
-    same = same and order.context.value == image.facts.get("context", "auto")
-    same = same and not order.signer  # which rule was applied then, is not known
-    return image if same and order.sha256 in ("", image.facts.get("source_sha256")) else None
 
 
 def _obtain(store: Store, order: Order, folder: Path, progress: Progress) -> Path:
@@ -267,7 +231,7 @@ def _checked_digest(blob: Path, order: Order, progress: Progress) -> str:
 
 
 def _checked_signer(blob: Path, order: Order, progress: Progress) -> str:
-    """Who signed the file, where somebody had to. Before anything else looks into it."""
+    """Who signed the file, where a signer was asked for. Checked before anything else reads the file."""
     if not order.signer:
         return ""
     from belljar.image.intake import embedded
@@ -277,19 +241,8 @@ def _checked_signer(blob: Path, order: Order, progress: Progress) -> str:
     return embedded.verify(blob, trust.signer_of(order.signer), trust.moment(time.time()))
 
 
-def _unpacked(program: tuple[str, ...], blob: Path, out: Path, largest: int, progress: Progress) -> Path:
-    run(program, [], PATIENCE, largest, stdin=blob, stdout=out, progress=progress)
-    blob.unlink()
-    return out
-
-
 def _flatten(blob: Path, raw: Path, largest: int) -> None:
     check_qcow2(blob, largest, PATIENCE)
     raw.touch(0o600)
     run(["qemu-img", "convert", "-f", "qcow2", "-O", "raw", "{0}", "{1}"], [blob], PATIENCE, largest, writable=[raw])
     blob.unlink()
-
-
-def _head(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(HEAD)

@@ -1,8 +1,8 @@
-"""A root file system as an archive tells of it: what kind of system lies in it, and the files that a direct boot is made of.
+"""A root file system as an archive describes it: what kind of system it is, and the files that a direct boot needs.
 
 The archive is the root itself with most of its files left out, or named without their bytes (as FIFOs). A machine of
-`machine.workshop` has written it, which had a hostile disk; so what it tells is not trusted: nothing is unpacked,
-everything has a size. Of a system that was built here it is all that was packed.
+`machine.workshop` wrote it, and may have worked on a hostile disk; so nothing in it is trusted: nothing is unpacked,
+and every size has a limit. For a system that was built here it is the whole root.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ UNIT = "/etc/systemd/system/multi-user.target.wants/belljar-agent.service"
 PYTHONS = (("/usr/bin", "python3"), ("/usr/local/bin", "python3"), ("/usr/libexec", "platform-python"))
 PYTHON = re.compile(r"python(\d+\.\d+)")
 RELEASES = ("/usr/lib/os-release", "/etc/os-release")
-PACKAGES = "/var/lib/dpkg/status"
 BUSYBOXES = ("/usr/bin/busybox", "/bin/busybox")
-# What a machine that looks into a disk is asked for, besides the kernels in it.
+UNREADABLE = (tarfile.TarError, OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
+# What the workshop machine is asked for, besides the kernels in the disk.
 WANTED = {
     "modules": modules.NAMES,
-    "files": [*RELEASES, PACKAGES, *BUSYBOXES],
+    "files": [*RELEASES, *BUSYBOXES],
     "names": [
         UNIT,
         *(f"{folder}/{name}" for folder, name in PYTHONS),
@@ -49,7 +49,7 @@ WANTED = {
 
 
 class Survey:
-    """Read once, then files by path. *disk_size*: of the disk it is about."""
+    """Its index is read once, then files by path. *disk_size*: of the disk it describes."""
 
     def __init__(self, archive: Path, disk_size: int) -> None:
         self._archive, self._disk_size = archive, disk_size
@@ -59,19 +59,11 @@ class Survey:
         try:
             with tarfile.open(archive, "r:") as tar:
                 self._list(tar)
-            # An archive that does not say where the root lies is of a disk that is all one ext4.
+            # Without this file, the disk is one ext4 file system.
             told = json.loads(self.read(f"/{FILE}")) if f"/{FILE}" in self._files else {}
             number, self.fstype = int(told.get("number", 0)), str(told.get("fstype", "ext4"))
             self.subvolume = str(told.get("subvolume", ""))
-        except (
-            tarfile.TarError,
-            OSError,
-            ValueError,
-            TypeError,
-            AttributeError,
-            ArithmeticError,
-            RecursionError,
-        ) as exc:
+        except UNREADABLE as exc:
             raise ImageCorrupt(f"the machine that looked into the disk gave no usable answer: {exc}") from exc
         if not 0 <= number <= 128 or self.fstype not in KINDS or not PLAIN.fullmatch(self.subvolume):
             raise ImageCorrupt("the machine that looked into the disk gave no usable answer")
@@ -87,7 +79,7 @@ class Survey:
         return f"belljar.root={self.device} belljar.fstype={self.fstype}{mount}"
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder; empty when it was not told of."""
+        """The names in a folder; empty when the archive has none."""
         return self._names.get(folder, [])
 
     def has(self, path: str) -> bool:
@@ -100,7 +92,7 @@ class Survey:
         return self._links.get(path, "")
 
     def read(self, path: str) -> bytes:
-        """A file's bytes. Does not follow a link. Raises ImageCorrupt when it was not told of, or is too large."""
+        """A file's bytes. Does not follow a link. Raises ImageCorrupt when the archive does not have it, or it is too large."""
         if path not in self._files:
             raise ImageCorrupt(f"{path}: not found in the disk")
         at, size = self._files[path]
@@ -113,7 +105,7 @@ class Survey:
     def _list(self, tar: tarfile.TarFile) -> None:
         for number, member in enumerate(iter(tar.next, None)):
             if number > MOST_MEMBERS:
-                raise ImageCorrupt("the machine that looked into the disk told of too many files")
+                raise ImageCorrupt("the machine that looked into the disk listed too many files")
             path = posixpath.normpath(f"/{member.name}")
             folder, name = posixpath.split(path)
             self._names.setdefault(folder, []).append(name)
@@ -122,11 +114,11 @@ class Survey:
             elif member.isreg() and member.size >= 0:
                 self._files[path] = member.offset_data, member.size
         if not self._names:
-            raise ValueError("it tells of nothing")
+            raise ValueError("it lists nothing")
 
 
 def describe(root: Survey) -> tuple[str, dict[str, Any]]:
-    """The system's name, and the facts of `Image.facts`. What cannot be found is not there."""
+    """The system's name, and the facts of `Image.facts`; those that were not found are left out."""
     servers = (f"{folder}/{name}" for name, folders in SERVERS.items() for folder in folders)
     facts: dict[str, Any] = {
         "python": _python(root),
@@ -136,8 +128,6 @@ def describe(root: Survey) -> tuple[str, dict[str, Any]]:
     }
     if root.has(UNIT):
         facts["agent"] = True
-    with suppress(ImageCorrupt):
-        facts["packages"] = root.read(PACKAGES).count(b"\nStatus: install ok installed\n")
     return _name(root), facts
 
 

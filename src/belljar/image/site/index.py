@@ -1,4 +1,4 @@
-"""What a master store says it has: an index of statements, each "this name is this image", as JSON that has one form only.
+"""The index of a master store: statements "this name is this image", as JSON in one canonical form.
 
     index.json               {"format", "version", "created", "expires", "images": {NAME: {"statement", "signatures"}}}
     signatures/<sha256>.json signatures over the index with this digest
@@ -107,7 +107,7 @@ def index_bytes(index: Index) -> bytes:
 
 
 def read(data: bytes, shown: str) -> Index:
-    """The index in these bytes; *shown* is where they come from, for a person. Raises NotAnIndex."""
+    """The index in these bytes; *shown*: where they come from. Raises NotAnIndex."""
     value = _json(data, LARGEST_INDEX, shown)
     if not isinstance(value, dict) or "images" not in value:
         raise NotAnIndex(f"{shown}: not an index of images")
@@ -175,9 +175,8 @@ def _statement(value: dict[str, Any]) -> Statement:
     if parts[PARTS[0]].sha256 != digest:
         raise _Wrong("a disk that has not the image's digest")
     append = _text(value, "append")
-    if boot_digest([parts[name].sha256 for name in PARTS[1:] if name in parts], append) != _digest(
-        value, "boot_digest"
-    ):
+    boot_files = [parts[name].sha256 for name in PARTS[1:] if name in parts]
+    if boot_digest(boot_files, append) != _digest(value, "boot_digest"):
         raise _Wrong("a boot_digest that is not that of its kernel, ramdisk and command line")
     previous = value["previous"]
     if not isinstance(previous, list) or len(previous) > MOST_PREVIOUS:
@@ -194,17 +193,12 @@ def _statement(value: dict[str, Any]) -> Statement:
 def _part(value: dict[str, Any]) -> Part:
     if value["form"] not in (PLAIN, ZSTD):
         raise _Wrong(f"a file in the form {value['form']!s:.20}")
-    return Part(
-        _digest(value, "sha256"),
-        _number(value, "size"),
-        value["form"],
-        _digest(value, "blob"),
-        _number(value, "blob_size"),
-    )
+    sizes = _number(value, "size"), _number(value, "blob_size")
+    return Part(_digest(value, "sha256"), sizes[0], value["form"], _digest(value, "blob"), sizes[1])
 
 
 def _facts(value: dict[str, Any]) -> dict[str, Any]:
-    """Facts are looked at when a machine starts: each is of a plain kind, and those that steer have values that exist."""
+    """Facts decide how a machine starts: each has a plain type, and those with fixed values have one of them."""
     for name, fact in value.items():
         items = fact if isinstance(fact, list) else [fact]
         if not all(isinstance(one, (str, int)) for one in items) or len(canonical(fact)) > LARGEST_FACT:

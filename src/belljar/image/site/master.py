@@ -1,9 +1,9 @@
-"""A master store as a node sees it: its index, judged, and the files it names.
+"""A master store as a node sees it: its index, verified, and the files it names.
 
-    images/sources/<key>.json      what this node has seen of a source: the last good index, and what it may not go behind
-    images/sources/<key>.lock      held by the one who asks the source; others wait, and take what was found
+    images/sources/<key>.json      what this node knows of a source: the last good index, and the versions that were seen
+    images/sources/<key>.lock      held by the process that asks the source; others wait, and use its result
 
-Nothing that comes from a source is believed before its signature was found good, and nothing older than what was seen.
+Nothing from a source is used before its signature was verified, and nothing that is older than what was seen.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -26,7 +27,6 @@ from belljar.errors import (
     IndexStale,
     NotAnIndex,
     SignatureRefused,
-    UnsafeFolder,
 )
 from belljar.host.files import read_capped, read_json, write_whole
 from belljar.host.locks import locked
@@ -59,7 +59,7 @@ class Place:
 
     @property
     def shown(self) -> str:
-        """For a person, without a password."""
+        """Its address in messages, without a password."""
         return fetch.shown(self.address)
 
 
@@ -85,7 +85,7 @@ def place_of(source: str) -> Place:
 
 @dataclass(frozen=True)
 class Copy:
-    """An index as it came, with its signatures."""
+    """The bytes of an index, with its signatures."""
 
     data: bytes
     signatures: bytes
@@ -98,8 +98,8 @@ class Seen:
 
     checked: float = 0.0  # when a good index came last
     tried: float = 0.0  # when the source was asked last
-    trouble: str = ""  # what came of that, if nothing good,
-    kind: str = ""  # and the name of that error
+    trouble: str = ""  # the message of the error, if there was one,
+    kind: str = ""  # and its class
     version: int = 0
     digest: str = ""  # of the index with that version
     versions: dict[str, int] = field(default_factory=dict)
@@ -118,20 +118,20 @@ class Master:
     # ---- what it offers
 
     def current(self, progress: Progress, *, youngest: float, now: float | None = None) -> Index:
-        """Its index. The source is asked unless it was less than *youngest* seconds ago; one process asks, others take what
-        that found. Where it cannot be reached, the last good index serves for `image.stale_limit`. Raises NotAnIndex,
+        """Its index. The source is asked unless it was asked less than *youngest* seconds ago; one process asks, others use its
+        result. Where it cannot be reached, the last good index serves for `image.stale_limit`. Raises NotAnIndex,
         IndexStale, SignatureRefused, DownloadFailed."""
         began = time.time() if now is None else now
         seen = self.seen()
         if seen.copy is not None and 0 <= began - seen.checked < youngest:
-            return self._judged(seen.copy, seen, began)
+            return self._kept(seen.copy, seen, began)
         word, what = fetch.key(self.place.address), f"ask {self.place.shown}"
         with intake.alone(self.store, word, what, progress, "sources") as was_second:
             seen = self.seen()
             if not was_second or seen.tried < began:
                 return self._ask(seen, progress, began)
-        if not seen.trouble and seen.copy is not None:  # what the process found that we have waited for
-            return self._judged(seen.copy, seen, began)
+        if not seen.trouble and seen.copy is not None:  # the result of the process that was waited for
+            return self._kept(seen.copy, seen, began)
         return self._last_good(seen, began)
 
     def check(self, entry: Entry, now: float | None = None) -> None:
@@ -153,8 +153,8 @@ class Master:
     # ---- what was seen
 
     def seen(self) -> Seen:
-        """What this node knows of it; nothing, where that was lost or is broken. Raises OSError where it cannot be read just
-        now: versions that were seen are not to be forgotten by that."""
+        """What this node knows of it; nothing, where that was lost or is broken. Raises OSError where it cannot be read at the
+        moment: versions that were seen must not be forgotten by that."""
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError, BelljarError):
             value = read_json(self._path(".json"), LARGEST_STATE)
             copy = value.pop("copy")
@@ -170,7 +170,7 @@ class Master:
             self._save(seen)
 
     def forget(self) -> None:
-        """Forget what was seen: the next index is believed whatever its version."""
+        """Forget what was seen: the next index is accepted whatever its version."""
         with locked(self._path(".lock"), timeout=self.settings.lock_timeout, what=f"forget {self.place.shown}"):
             self._path(".json").unlink(missing_ok=True)
 
@@ -188,9 +188,7 @@ class Master:
     # ---- asking
 
     def _ask(self, seen: Seen, progress: Progress, now: float) -> Index:
-        """Get its index and judge it; what is good is kept. The caller holds the lock."""
-        from hashlib import sha256
-
+        """Get its index and verify it; a good one is kept. The caller holds the lock."""
         seen.tried, seen.trouble, seen.kind = now, "", ""
         try:
             copy = self._fetch(seen.copy, progress)
@@ -206,22 +204,28 @@ class Master:
         return made
 
     def _last_good(self, seen: Seen, now: float) -> Index:
-        """The index that came last, while it is not too old. Raises why there is no newer one; and where there is one that is
-        refused, in any case."""
+        """The last good index, while it is not too old; else raises why there is no newer one. A newer index that was refused
+        is an error in any case."""
         trouble: type[ImageError] = getattr(errors, seen.kind, DownloadFailed)
         if issubclass(trouble, (IndexStale, SignatureRefused)):
             raise trouble(seen.trouble)
         if seen.copy is None or now - seen.checked > self.settings.stale_limit:
             had = "" if seen.copy is None else f" (its last index is {int(now - seen.checked)} s old)"
             raise trouble(f"{seen.trouble}{had}")
-        made = self._judged(seen.copy, seen, now)
-        tell(f"{seen.trouble}; going by its index of {int(now - seen.checked)} s ago")
+        made = self._kept(seen.copy, seen, now)
+        tell(f"{seen.trouble}; using its index of {int(now - seen.checked)} s ago")
         return made
 
-    def _judged(self, copy: Copy, seen: Seen, now: float) -> Index:
-        """The index in a copy, by the policy as it is now. Raises NotAnIndex, SignatureRefused, IndexStale."""
-        from hashlib import sha256
+    def _kept(self, copy: Copy, seen: Seen, now: float) -> Index:
+        """The index that was kept here, verified as a new one is."""
+        try:
+            return self._judged(copy, seen, now)
+        except NotAnIndex as exc:
+            text = f"{self.place.shown}: what this host has kept of its index cannot be read"
+            raise NotAnIndex(text, hint="`belljar image sync --forget` starts anew.") from exc
 
+    def _judged(self, copy: Copy, seen: Seen, now: float) -> Index:
+        """The index in a copy, verified by the present settings. Raises NotAnIndex, SignatureRefused, IndexStale."""
         from belljar.image.site.signing import INDEX
 
         shown = self.place.shown
@@ -243,26 +247,24 @@ class Master:
 
     def _fetch(self, before: Copy | None, progress: Progress) -> Copy:
         """The index with its signatures. They belong together: the name of a file of signatures is its index' digest."""
-        from hashlib import sha256
-
         if self.place.folder is not None:
             data = _read(self.place.folder / index.INDEX, index.LARGEST_INDEX)
             place = self.place.folder / index.SIGNATURES / f"{sha256(data).hexdigest()}.json"
             return Copy(data, _read(place, index.LARGEST_SIGNATURES))
         progress.step(f"Asking {self.place.shown}")
-        with fetch.small_files(self.settings) as files:
-            answer = files.get(self.place.of(index.INDEX), index.LARGEST_INDEX, etag=before.etag if before else "")
-            if answer is None:
-                assert before is not None
-                return before
-            address = self.place.of(index.SIGNATURES, f"{sha256(answer.data).hexdigest()}.json")
-            signatures = files.get(address, index.LARGEST_SIGNATURES)
-            assert signatures is not None
-            return Copy(answer.data, signatures.data, answer.etag)
+        address, etag = self.place.of(index.INDEX), before.etag if before else ""
+        answer = fetch.small_file(address, index.LARGEST_INDEX, self.settings, etag=etag)
+        if answer is None:
+            assert before is not None
+            return before
+        address = self.place.of(index.SIGNATURES, f"{sha256(answer.data).hexdigest()}.json")
+        signatures = fetch.small_file(address, index.LARGEST_SIGNATURES, self.settings)
+        assert signatures is not None
+        return Copy(answer.data, signatures.data, answer.etag)
 
 
 def tell(text: str) -> None:
-    """A note on stderr, for whoever reads it."""
+    """Write a note to stderr."""
     with suppress(OSError, ValueError):
         os.write(2, f"belljar: {text}\n".encode(errors="replace"))
 
@@ -272,7 +274,7 @@ def _read(path: Path, largest: int) -> bytes:
         return read_capped(path, largest)
     except OSError as exc:
         raise DownloadFailed(f"{path}: {exc.strerror}", hint="Check `image.sources`: is that folder there?") from exc
-    except UnsafeFolder as exc:
+    except errors.UnsafeFolder as exc:
         raise NotAnIndex(exc.message) from exc
 
 
@@ -290,7 +292,6 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     looks: list[tuple[str, Callable[[], object]]] = [
         *(("trust", lambda line=line: trust.read_rules((line,))) for line in settings.trust),
         *(("sources", lambda source=source: place_of(source)) for source in settings.sources),
-        *(("formats", lambda form=form: _check_format(form)) for form in settings.formats),
     ]
     for key, look in looks:
         try:
@@ -304,12 +305,4 @@ def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
                 "without lines in `image.trust` nothing is taken from a source",
                 hint="say there who may publish which names: docs/image-life.md",
             ),
-        )
-
-
-def _check_format(form: str) -> None:
-    known = Settings().formats
-    if form not in known:
-        raise BadSetting(
-            f"image.formats: {form!r} is not a disk format or a packing", hint=f"there are {', '.join(known)}"
         )

@@ -11,12 +11,13 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from belljar.errors import BadOption, CommandFailed, ImageCorrupt, ImageUnknown, OutputUnwritable
-from belljar.host.files import no_space_as_error, sync_file, sync_folder, write_whole
+from belljar.host.files import no_space_as_error, sync, write_whole
 from belljar.host.locks import locked
 from belljar.image import Image
 from belljar.image.progress import Progress
@@ -34,9 +35,9 @@ PACKING_TIMEOUT = 4 * 3600
 LOCK = ".publish.lock"
 LOCK_TIMEOUT = 600.0
 DRAFT = f".{index.INDEX}."
-FILE, FOLDER = 0o644, 0o755  # everybody's to read: a web server runs as somebody else
+FILE, FOLDER = 0o644, 0o755  # readable by all: a web server runs as another user
 WRITING_AGE = 3600.0
-UNUSED_AGE = 7 * 86400.0  # seconds; a download of a file no index names any more goes on that long
+UNUSED_AGE = 7 * 86400.0  # seconds; so long a file stays for downloads that began with an older index
 LEVEL = "-6"  # of a Debian image: a few per cent larger than with -9, in a bit more than half the time
 
 
@@ -77,10 +78,8 @@ def publish(
         _make(folder)
         _make(folder / index.BLOBS)
         _make(folder / index.SIGNATURES)
-        with suppress(FileExistsError):
-            os.close(
-                os.open(folder / LOCK, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660)
-            )  # for all of a group's publishers
+        with suppress(FileExistsError):  # for all of a group's publishers
+            os.close(os.open(folder / LOCK, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o660))
     images = {one.digest: one for one in change.names.values()}
     with ExitStack() as held:
         for image in images.values():
@@ -144,7 +143,7 @@ def _entry(
 
 
 def _facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What a node may know: nothing about how it came here."""
+    """The facts that are published: none about how the image came here."""
     ours = ("published", "signer", "made_from")
     return {
         name: list(fact) if isinstance(fact, tuple) else fact
@@ -193,11 +192,11 @@ def _packed(folder: Path, path: Path, progress: Progress) -> Part:
             draft.touch(0o600, exist_ok=False)
             _run_zstd(["zstd", "-q", "-f", "-T0", LEVEL, "-o", str(draft), "--", str(path)], draft)
             draft.chmod(FILE)
-            sync_file(draft)
+            sync(draft)
         blob, size = manifest.sha256_of(draft), draft.stat().st_size
         draft.rename(blobs / blob)
-        sync_folder(blobs)
-        os.utime(blobs / blob)  # what another publisher is about to prune, is young again
+        sync(blobs)
+        os.utime(blobs / blob)  # another publisher must not prune it as old
     finally:
         draft.unlink(missing_ok=True)
     return Part(manifest.sha256_of(path), path.stat().st_size, index.ZSTD, blob, size)
@@ -215,8 +214,6 @@ def _run_zstd(argv: list[str], draft: Path) -> None:
 
 
 def _write(folder: Path, made: Index, signer: Signer | None) -> None:
-    from hashlib import sha256
-
     from belljar.image.site import signing
 
     data = index.index_bytes(made)
@@ -229,7 +226,7 @@ def _write(folder: Path, made: Index, signer: Signer | None) -> None:
 
 
 def _tidy(folder: Path, now: float) -> None:
-    """Remove what publishers that were killed have left half written: whoever writes, writes on."""
+    """Remove old files that killed publishers left half written."""
     places = (folder, folder / index.BLOBS, folder / index.SIGNATURES)
     for path in (path for place in places for path in place.iterdir()):
         is_draft = path.name.startswith(DRAFT if path.parent == folder else ".")
@@ -240,8 +237,6 @@ def _tidy(folder: Path, now: float) -> None:
 
 def _prune(folder: Path, made: Index, now: float) -> None:
     """Remove files that no statement names, and signatures of other indexes, once they are old."""
-    from hashlib import sha256
-
     wanted = {part.blob for entry in made.entries.values() for part in entry.statement.parts.values()}
     wanted.add(f"{sha256(index.index_bytes(made)).hexdigest()}.json")
     for path in (*(folder / index.BLOBS).iterdir(), *(folder / index.SIGNATURES).iterdir()):

@@ -1,7 +1,7 @@
-"""Sign and verify bytes: Ed25519 keys, and the keys of X.509 certificates. What may be signed by whom is said in `trust`.
+"""Sign and verify bytes: Ed25519 keys, and the keys of X.509 certificates. `trust` decides who may sign what.
 
-In this room the one user of the library `cryptography`. A signature is over a word that says what is signed, a newline, and the bytes: one for an
-index is none for an image. Chains of certificates are built and checked by the library; here is what is to be checked:
+In this room the only user of the library `cryptography`. A signature covers a line that names the kind of data, and the bytes: one for an index
+is not valid for an image. The library builds and checks chains of certificates; this module says what is checked:
 authorities are authorities, keys are for signing, and no list of revocations beside the certificates (`*.r0`, `*.crl`) names
 one of the chain. Folders are laid out as /etc/grid-security/certificates: PEM files `*.pem`, `*.crt`, `*.0`.
 """
@@ -39,15 +39,13 @@ if TYPE_CHECKING:
 
 KEY_BYTES = 32
 LARGEST_KEY = 64 << 10
-INDEX, STATEMENT = (
-    b"belljar image index 1\n",
-    b"belljar image statement 1\n",
-)  # what a signature is over, before the bytes
+# What a signature is over, before the bytes.
+INDEX, STATEMENT = b"belljar image index 1\n", b"belljar image statement 1\n"
 
 
 @dataclass(frozen=True)
 class Signer:
-    """A private key, with the certificates that vouch for it where it is no bare Ed25519 key."""
+    """A private key, with its certificates where it has some."""
 
     key: Any
     certificates: tuple[str, ...] = ()
@@ -207,12 +205,8 @@ def _bytes_of(value: str) -> bytes:
 
 def as_json(signatures: Sequence[Signature]) -> list[dict[str, Any]]:
     """Signatures as they are written beside what they are over."""
-    return [
-        {"certificates": list(one.certificates), "value": one.value}
-        if one.certificates
-        else {"key": one.key, "value": one.value}
-        for one in signatures
-    ]
+    signers = [{"certificates": list(one.certificates)} if one.certificates else {"key": one.key} for one in signatures]
+    return [{**signer, "value": one.value} for signer, one in zip(signers, signatures, strict=True)]
 
 
 LARGEST_CERTIFICATE, LARGEST_LIST = 1 << 20, 64 << 20
@@ -293,12 +287,12 @@ def _authorities(folder: Path) -> Iterator[x509.Certificate]:
     from cryptography import x509
 
     for path in _files(folder, CERTIFICATES):
-        with suppress(OSError, ValueError, UnsafeFolder):  # one broken file of a hundred is no reason to trust nobody
+        with suppress(OSError, ValueError, UnsafeFolder):  # one broken file of a hundred does not matter
             yield from x509.load_pem_x509_certificates(read_capped(path, LARGEST_CERTIFICATE))
 
 
 def _refuse_revoked(chain: list[x509.Certificate], folder: Path) -> None:
-    """Lists count that their authority has signed, also old ones: what was revoked stays so."""
+    """Every list counts that its authority has signed, old ones too: what was revoked stays revoked."""
     from cryptography import x509
 
     for path in _files(folder, REVOCATIONS):

@@ -1,7 +1,7 @@
 """Bring images from the site's sources into a store: one that a job misses, or all that have changed.
 
-A job whose image is here never asks anybody. One download per store: the others wait for it. A name moves to its new image
-in one step; machines that run keep the one they hold.
+No source is asked for an image that is here. One process downloads for a store, others wait for it. A name moves to its new
+image in one step; running machines keep their image.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ PRESENT, NEW, UPDATED, REPAIRED, KEPT, OFFERED, FAILED = (
 
 @dataclass(frozen=True)
 class Synced:
-    """What became of one name."""
+    """The result for one name."""
 
     name: str
     digest: str
     source: str
     what: str  # PRESENT, NEW, UPDATED, REPAIRED, KEPT, OFFERED, FAILED
     why: str = ""
-    error: str = ""  # of FAILED: the class of what went wrong, as docs/image-life.md has them
+    error: str = ""  # of FAILED: the class of the error, see docs/image-life.md
 
 
 def pull(store: Store, reference: str, *, now: float | None = None) -> Image:
@@ -80,7 +80,7 @@ def sync(
     store: Store, names: Sequence[str], sources: Sequence[str], *, everything: bool = False, dry_run: bool = False
 ) -> list[Synced]:
     """Ask every source; bring what is named, else whatever came from there before and has changed, or *everything* that is
-    offered. What goes wrong with one is told in its row, and the others go on."""
+    offered. The error of one name is in its row, and the others go on."""
     found: list[Synced] = []
     taken: set[str] = set()
     with shown() as progress:
@@ -89,7 +89,8 @@ def sync(
             try:
                 made = master.current(progress, youngest=0)
             except BelljarError as exc:
-                found.append(Synced("", "", master.place.shown, FAILED, exc.message, type(exc).__name__))
+                why = f"{exc.message} ({exc.hint})"
+                found.append(Synced("", "", master.place.shown, FAILED, why, type(exc).__name__))
                 continue
             ours = master.seen().ours
             offered = list(made.entries) if everything or (dry_run and not names) else [*(names or ours)]
@@ -107,7 +108,7 @@ def sync(
 
 
 def _synced(store: Store, master: Master, entry: Entry, asked: bool, dry_run: bool, progress: Progress) -> Synced:
-    """Bring one name to what it is at its source. A name somebody here gave to another image stays, unless *asked*."""
+    """Bring one name up to date. A name that was given to another image here stays, unless it was *asked* for."""
     statement = entry.statement
     row = Synced(statement.name, statement.digest, master.place.shown, PRESENT)
     here = _present(store, statement.name)
@@ -145,19 +146,19 @@ def _present(store: Store, name: str) -> Image | None:
 
 
 def _is_as_stated(here: Image, statement: Statement) -> bool:
-    """Is it this disk, with this kernel, and all else that is said of it?"""
+    """Is it this disk, with this kernel and these facts?"""
     same = (here.digest, here.boot_digest) == (statement.digest, statement.boot_digest)
     return same and all(here.facts.get(name) == fact for name, fact in statement.facts.items())
 
 
 def _came_from(master: Master, here: Image, name: str) -> bool:
-    """Did the name get this image from there? The image itself tells too: a sync may have died before it noted that."""
+    """Did the name get this image from there? The image knows it too: a sync may have died before it noted that."""
     is_noted = here.digest == master.seen().ours.get(name)
     return is_noted or (here.source == master.place.shown and _version(here, name) > 0)
 
 
 def bring(store: Store, master: Master, entry: Entry, progress: Progress) -> Image:
-    """The image of a statement that was judged, with its name. Downloads it unless it is here. Raises ImageMismatch,
+    """The image of a statement that was verified, with its name. Downloads it unless it is here. Raises ImageMismatch,
     ImageCorrupt, ImageTooLarge, DownloadFailed, NoSpace; then nothing has changed."""
     statement = entry.statement
     check_sizes(entry, store.settings.max_size)
@@ -191,8 +192,8 @@ def _make_room(store: Store, master: Master, entry: Entry) -> None:
 
 
 def _here(store: Store, master: Master, entry: Entry) -> Image | None:
-    """The image, where this very store has it whole, and as it is stated. A digest is the disk's alone, and whoever may
-    publish one name must not give another its kernel: raises ImageUnfit where the disk has other names and starts otherwise."""
+    """The image, where this store has it whole, and as it is stated. A digest is of the disk alone, and a publisher of
+    one name must not change the kernel of another: raises ImageUnfit where the disk has other names and starts otherwise."""
     statement = entry.statement
     try:
         image = store.resolve(statement.digest)
@@ -201,15 +202,13 @@ def _here(store: Store, master: Master, entry: Entry) -> Image | None:
     if image.store != store.folder:
         return None
     if statement.name not in image.names and store.verify(image):
-        return None  # nobody has read it since it was stored, and this name would have it as new
-    from belljar.image.store.store import same_start
-
+        return None  # it was damaged since it was stored
     if others := [name for name in image.names if name != statement.name]:
-        same_start(replace(image, names=tuple(others)), _stated(image, statement))
+        manifest.same_start(replace(image, names=tuple(others)), _stated(image, statement))
         return image
     if image.boot_digest != statement.boot_digest:
         return None
-    if statement.version > _version(image, statement.name):  # what its publisher says of it by now
+    if statement.version > _version(image, statement.name):  # its publisher has changed the facts
         facts = _facts(entry, master.signer(entry))
         manifest.set_facts(image.disk.parent, {**dict.fromkeys(image.facts), **facts}, mode=store.file_mode)
     return image
@@ -276,7 +275,7 @@ def _facts(entry: Entry, signer: str) -> dict[str, Any]:
 
 
 def _blob(store: Store, master: Master, part: Part, downloads: list[Path], progress: Progress) -> Path:
-    """The packed file: where it lies, or downloaded."""
+    """The packed file: in the folder of the source, or downloaded."""
     if (folder := master.place.folder) is not None:
         path = folder / index.BLOBS / part.blob
         try:
@@ -296,7 +295,7 @@ def _downloaded(store: Store, url: str, part: Part, progress: Progress) -> Path:
     settings = replace(store.settings, max_size=part.blob_size)
     path = fetch.download(url, store.work_folder("downloads"), settings, progress, is_pinned=True)
     if (found := manifest.sha256_of(path)) != part.blob:
-        path.unlink(missing_ok=True)  # going on from it would give the same again
+        path.unlink(missing_ok=True)  # it must not be resumed
         raise ImageMismatch(
             f"{fetch.shown(url)}: ordered sha256 {part.blob}, got {found}",
             hint="Publish the image again, if that stays so.",
@@ -309,7 +308,7 @@ def _unpack(blob: Path, out: Path, part: Part, progress: Progress) -> None:
     progress.step(f"Unpacking {out.name}")
     program = ["zstd", "-dcq", "--memory=1024MB"] if part.form == index.ZSTD else ["cat"]
     try:
-        run(program, [], UNPACKING_TIMEOUT, part.size, stdin=blob, stdout=out, progress=progress)
+        run(program, [], UNPACKING_TIMEOUT, part.size, stdin=blob, stdout=out)
     except (ImageCorrupt, ImageTooLarge) as exc:
         raise ImageMismatch(f"{out.name}: {exc.message}", hint="Publish the image again.") from exc
     if (size := out.stat().st_size) != part.size:

@@ -4,7 +4,7 @@
     cernvm*         x509:/etc/grid-security/certificates:/DC=ch/DC=cern/.*   a folder of authorities, a pattern of the whole DN
     scratch-*       unsigned                              nobody has to sign
 
-The first line that fits a name and whose signer has signed wins. A name that no line fits is nobody's to publish.
+The first line that fits a name and whose signer has signed counts. A name that fits no line cannot be published.
 """
 
 from __future__ import annotations
@@ -87,15 +87,15 @@ def _pattern(dn: str, line: str) -> str:
 
 
 def moment(seconds: float) -> datetime:
-    """Seconds since the epoch as certificates count: UTC, which they do not name."""
+    """Seconds since the epoch as certificates have it: in UTC, without a time zone."""
     return datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None)
 
 
 def judge(
     name: str, what: bytes, signatures: Sequence[Signature], rules: Sequence[Rule], now: datetime, *, shown: str
 ) -> str:
-    """Who signed *what*, being one who may publish *name*; "" where the name needs no signature. *shown*: what it is, for a
-    person. Raises SignatureRefused."""
+    """Who signed *what*, being one who may publish *name*; "" where the name needs no signature. *shown*: its name in
+    messages. Raises SignatureRefused."""
     mine = [rule for rule in rules if rule.covers(name)]
     if not mine:
         raise SignatureRefused(f"{shown}: nobody may publish the name {name!r} (no line of `image.trust` has it)")
@@ -131,8 +131,8 @@ def _first_signer(
 
 
 def _signer(what: bytes, signature: Signature, rule: Rule, now: datetime) -> str:
-    """Who signed, in a person's words; "" when this is not the rule's signer. Raises SignatureRefused for a signer's name
-    under something he did not sign."""
+    """Who signed, in readable form; "" when this is not the rule's signer. Raises SignatureRefused for a signature by the
+    rule's signer that is wrong."""
     from belljar.image.site import signing
 
     if rule.kind == ED25519:
@@ -142,8 +142,6 @@ def _signer(what: bytes, signature: Signature, rule: Rule, now: datetime) -> str
         return f"{ED25519}:{rule.key}"
     if not signature.certificates:
         return ""
-    from belljar.image.site import signing
-
     key, dn = signing.check_chain(signature.certificates, rule.folder, now)
     if not re.fullmatch(rule.dn, dn):
         raise SignatureRefused(f"{dn} is not one `image.trust` names")

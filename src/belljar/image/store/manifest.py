@@ -2,7 +2,7 @@
 
 The manifest is written last, into a folder that gets its name by one rename. It records of each file the sha256, and
 size, time and inode, which change whenever somebody replaces, truncates or rewrites it. What a verification found wrong
-is written there too, and holds until a later one finds it right or the image is stored again.
+is written there too, until a later one finds the files right or the image is stored again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import ImageCorrupt, ImageMismatch, NoStore
+from belljar.errors import ImageCorrupt, ImageMismatch, ImageUnfit, NoStore
 from belljar.host.files import check_ours, read_json, write_whole
 from belljar.image import Image
 from belljar.image.store import qcow2
@@ -28,7 +28,7 @@ CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class Facts:
-    """Where an image comes from and what is in it: what cannot be read off its files."""
+    """Where an image comes from and what is in it, as far as its files do not show it."""
 
     source: str
     append: str
@@ -66,7 +66,7 @@ def write(folder: Path, what: Facts, *, mode: int, ordered: Mapping[str, str] | 
 
 
 def boot_digest(files: Sequence[str], append: str) -> str:
-    """Stands for how an image starts: the digests of its kernel and ramdisk, where it has them, and the command line."""
+    """A digest of how an image starts: of its kernel and ramdisk, where it has them, and of the command line."""
     from belljar.host.quick_imports import sha256
 
     return sha256("\n".join([*files, append]).encode()).hexdigest()
@@ -81,7 +81,8 @@ def read(folder: Path, names: tuple[str, ...] = ()) -> Image:
     files = value["files"]
     for name in files:
         if (found := _stamp(folder / name)) != {key: files[name].get(key) for key in found}:
-            raise ImageCorrupt(f"{folder / name}: is not the file that was stored ({_difference(files[name], found)})")
+            what = "is gone" if found["size"] < 0 else "was written to or replaced"
+            raise ImageCorrupt(f"{folder / name}: {what} since it was stored")
     disk = folder / DISK
     if qcow2.virtual_size(disk) != value["virtual_size"]:
         raise ImageCorrupt(f"{disk}: its header is not the one that was stored")
@@ -118,7 +119,7 @@ def verify(folder: Path, *, mode: int | None) -> list[str]:
 
 
 def _note(folder: Path, before: dict[str, Any], found: dict[str, dict[str, Any]], wrong: list[str], mode: int) -> None:
-    """Record what a verification found, unless the image was exchanged meanwhile."""
+    """Record what a verification found, unless the image was replaced meanwhile."""
     value = _load(folder)
     known = value.pop("wrong", [])
     if value["files"] != before or (known == wrong and (wrong or found == before)):
@@ -128,7 +129,7 @@ def _note(folder: Path, before: dict[str, Any], found: dict[str, dict[str, Any]]
     else:
         value["files"] = found
         if known:
-            value["created"] = time.time()  # other bytes than a machine may have seen of it lately
+            value["created"] = time.time()  # its bytes differ from what machines may have read lately
     _save(folder, value, mode)
 
 
@@ -138,11 +139,38 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def set_facts(folder: Path, changes: dict[str, Any], *, mode: int) -> None:
-    """Record these facts beside the others; a value of None takes one away."""
+    """Record these facts beside the others; None removes a fact."""
     value = _load(folder)
     together = {**value["facts"], **changes}
     value["facts"] = {name: fact for name, fact in together.items() if fact is not None}
     _save(folder, value, mode)
+
+
+def origin_command(image: Image) -> str:
+    """The command that brings this image, or the present one of its name, again."""
+    if published := str(image.facts.get("published", "")):
+        return f"belljar image sync {published.rpartition(' ')[0]}"
+    name = image.names[0] if image.names else "NAME"
+    kind, _, suite = image.source.rpartition(" ")
+    if kind == "build debian":
+        return f"belljar image build debian --suite {suite} --name {name}"
+    return f"belljar image import {image.source} --name {name}"
+
+
+def same_start(stored: Image, again: Image) -> None:
+    """Raise ImageUnfit when the same disk was asked to start in another way than the one that is stored."""
+    if stored.boot_digest != again.boot_digest:
+        raise ImageUnfit(
+            f"the same disk is stored already, as image {stored.called}, with another kernel, ramdisk or command line",
+            hint="Remove that image first, with `belljar image remove --force`; a store has each disk once.",
+        )
+    for fact in ("boots_by", "use_firmware", "context", "agent_in_initrd", "init"):
+        has, wanted = stored.facts.get(fact), again.facts.get(fact)
+        if has != wanted:
+            raise ImageUnfit(
+                f"the same disk is stored already, as image {stored.called}, with {fact} = {has or 'auto'}, not {wanted or 'auto'}",
+                hint="Change that image with `belljar image set`, or remove it first.",
+            )
 
 
 def _load(folder: Path) -> dict[str, Any]:
@@ -208,11 +236,3 @@ def _stamp(path: Path) -> dict[str, int]:
     except OSError as exc:
         raise NoStore(f"{path}: {exc.strerror}") from exc
     return {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "ino": facts.st_ino}
-
-
-def _difference(stored: dict[str, Any], found: dict[str, int]) -> str:
-    if found["size"] < 0:
-        return "it is gone"
-    if found["size"] != stored.get("size"):
-        return f"{found['size']} bytes, stored were {stored.get('size')}"
-    return "it was written to or replaced"

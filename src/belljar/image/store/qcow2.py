@@ -98,6 +98,9 @@ def _complaints(header: Header, file_size: int) -> list[tuple[bool, str]]:
     extended = bool(header.incompatible & EXTENDED_L2)  # entries of 16 bytes: half as many to a table
     covered = entries << (2 * header.cluster_bits - (4 if extended else 3)) if sane else 0
     cluster = 1 << header.cluster_bits if sane else 1
+    fits = 1 <= table_clusters <= 4096 and table_clusters * cluster <= LARGEST_TABLE
+    ends = header.length % 8 == 0 and HEADER_LENGTH <= header.length <= min(4096, cluster)
+    is_packed = bool(header.incompatible & COMPRESSION)
     return [
         (any(header.backing), "it has a backing file"),
         (header.encryption != 0, "it is encrypted"),
@@ -111,24 +114,14 @@ def _complaints(header: Header, file_size: int) -> list[tuple[bool, str]]:
         (not cluster <= l1_at <= file_size - 8 * entries, "its tables lie outside of the file"),
         (not cluster <= table_at <= file_size - 8, "its tables lie outside of the file"),
         (bool(l1_at % cluster or table_at % cluster), "its tables do not begin where clusters do"),
-        (
-            not 1 <= table_clusters <= 4096 or table_clusters * cluster > LARGEST_TABLE,
-            "its reference table makes no sense",
-        ),
+        (not fits, "its reference table makes no sense"),
         (snapshots > 1024, "it has too many snapshots"),
         (bool(snapshots) and not cluster <= snapshots_at < file_size, "its snapshots lie outside of the file"),
         (header.refcount_order > 6, "its reference counts make no sense"),
         (extended and header.cluster_bits < 14, "its clusters are too small for their parts"),
         (header.compression > 1, "it is compressed in a way belljar does not know"),
-        (
-            bool(header.compression) != bool(header.incompatible & COMPRESSION),
-            "it contradicts itself about its compression",
-        ),
-        (
-            header.version == 3
-            and (header.length % 8 != 0 or not HEADER_LENGTH <= header.length <= min(4096, cluster)),
-            "its header's length makes no sense",
-        ),
+        (bool(header.compression) != is_packed, "it contradicts itself about its compression"),
+        (header.version == 3 and not ends, "its header's length makes no sense"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The image store: a folder of images known by digest, names that point to them, and who may take one away.
+"""The image store: a folder of images known by digest, and names that point to them.
 
     images/sha256-<digest>/{disk.qcow2,kernel,initrd,manifest.json,lock}     published by one rename, then never written
     images/names/<name>        a symbolic link to ../sha256-<digest>
@@ -6,8 +6,8 @@
     images/drafts/<word>/      images in the making; their maker holds a lock on the file `lock` in it
     images/downloads/          what `fetch` has of a file so far, with its locks
 
-A machine holds a shared lock on `lock` of its image; whoever removes an image needs it alone. How an image is made is
-the affair of `build` and `intake`; what is in a manifest, of `manifest`.
+A machine holds a shared lock on `lock` of its image; removing an image takes an exclusive one. `build` and `intake` make
+images; `manifest` reads and writes what is known of one.
 """
 
 from __future__ import annotations
@@ -21,16 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.agent import bundle
-from belljar.errors import (
-    BadOption,
-    ImageCorrupt,
-    ImageInUse,
-    ImageUnfit,
-    ImageUnknown,
-    NoStore,
-    NotPermitted,
-)
-from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync_file, sync_folder, write_whole
+from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NoStore, NotPermitted
+from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync, write_whole
 from belljar.host.locks import locked, try_lock
 from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Users, nobody
 from belljar.image.boot import initramfs
@@ -43,7 +35,7 @@ if TYPE_CHECKING:
 
 DEFAULT_NAME = "debian12"
 PREFIX = "sha256-"
-ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP)  # what readlink says of a name that is none
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EINVAL, errno.ELOOP)  # readlink's errors for what is not a name
 NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._-]{0,99}")
 HEX = re.compile(r"[0-9a-f]{8,64}")
 
@@ -56,7 +48,7 @@ class Store:
         self.site = site / "images" if site and site != private else None
         self.settings = settings
         self.users = users
-        self._settled: dict[str, str] = {}  # name -> digest, whatever the stores call so
+        self._settled: dict[str, str] = {}  # name -> digest, even where a store has another image of that name
 
     # ---- finding
 
@@ -101,15 +93,12 @@ class Store:
         if not _is_whole(cached, image.initrd):
             self.work_folder("cache")
             with no_space_as_error(cached):
-                write_whole(
-                    cached, image.initrd.read_bytes() + initramfs.agent_part(image, python), mode=self.file_mode | 0o200
-                )
+                data = image.initrd.read_bytes() + initramfs.agent_part(image, python)
+                write_whole(cached, data, mode=self.file_mode | 0o200)
         if not (words := initramfs.words_for(image, context)):
             return BootFiles(image.kernel, cached, image.append, digest)
-        append = f"{image.append} {' '.join(words)}"
-        return BootFiles(
-            image.kernel, cached, append, initramfs.digest_with(digest, words), init=initramfs.own_init(image)
-        )
+        append, digest = f"{image.append} {' '.join(words)}", initramfs.digest_with(digest, words)
+        return BootFiles(image.kernel, cached, append, digest, init=initramfs.own_init(image))
 
     def interpreter(self) -> Interpreter:
         """This host's Python, as guests get it."""
@@ -128,7 +117,7 @@ class Store:
             yield
 
     def complaint(self, image: Image) -> str:
-        """Why it cannot be used, as far as that is known without reading all of it; "" when nothing is."""
+        """Why it cannot be used, as far as that is known without reading all of it; else ""."""
         try:
             manifest.read(image.disk.parent, image.names)
         except ImageCorrupt as exc:
@@ -137,10 +126,12 @@ class Store:
 
     def remedy(self, folder: Path, reference: str) -> str:
         """What to do about a damaged image in *folder*."""
-        words = f"`belljar image repair {reference}` compares all its bytes, and brings it again where they are wrong."
+        words = "Import or build it again."
+        with suppress(ImageCorrupt, NoStore):
+            words = f"`{manifest.origin_command(self.find(reference))}` replaces it."
         if folder.parent == self.folder:
             return words
-        return f"It lies in the site's store {folder.parent}: only its owner can mend it there. As root: {words}"
+        return f"It lies in the site's store {folder.parent}, which only its owner can change. As root: {words}"
 
     def verify(self, image: Image) -> list[str]:
         """What is wrong with its files, by their full digests; empty: nothing. It is marked with that where the store is ours:
@@ -151,7 +142,7 @@ class Store:
     # ---- changing
 
     def tag(self, image: Image, name: str) -> Image:
-        """Give it one more name. A name that pointed elsewhere points here from now on. Raises ImageUnknown for an image that
+        """Give it one more name. A name of another image is moved to this one. Raises ImageUnknown for an image that
         was removed meanwhile."""
         check_name(name)
         self._ours(image, "named")
@@ -165,13 +156,13 @@ class Store:
         return replace(image, names=_merge(tuple(_names(self.folder).get(PREFIX + image.digest, ())), (name,)))
 
     def untag(self, name: str) -> None:
-        """Take a name away. Missing is success."""
+        """Remove a name. Removing a missing one is success."""
         with suppress(FileNotFoundError):
             (self.folder / "names" / name).unlink()
 
     def remove(self, image: Image, *, force: bool = False, nameless: bool = False) -> None:
         """Remove it and its names. Raises ImageInUse while a machine holds it, and without *force* while a template
-        needs it (the template is then useless and rebuilt). *nameless*: only if it has no name, also when it got one just now."""
+        needs it (the template is then useless and rebuilt). *nameless*: only if it has no name at that moment."""
         self._ours(image, "removed")
         folder = image.disk.parent
         if not force and (users := self.users(image.digest)):
@@ -185,7 +176,7 @@ class Store:
         try:
             names = _names(self.folder).get(folder.name, ())
             if nameless and names:
-                raise ImageInUse(f"image {image.called} is called {names[0]} by now")
+                raise ImageInUse(f"image {image.called} has the name {names[0]} by now")
             for name in names:
                 self.untag(name)
             trash = self.work_folder("drafts") / f"removed-{image.digest:.16}-{os.getpid()}"
@@ -195,8 +186,8 @@ class Store:
             lock.release()
 
     def drop(self, reference: str, *, force: bool = False) -> None:
-        """What a person means by removing *reference*: a name is taken away, and the image with its last name. With *force*
-        the whole image, though its manifest cannot be read."""
+        """Remove a name, and the image with its last name. With *force* the whole image, even where its manifest cannot be
+        read."""
         folder, names = self._find(reference)
         others = [name for name in _names(folder.parent).get(folder.name, ()) if name not in names]
         if names == (reference,) and others and not force and folder.parent == self.folder:
@@ -214,29 +205,29 @@ class Store:
         self, draft: Path, what: manifest.Facts, name: str | None, *, ordered: Mapping[str, str] | None = None
     ) -> Image:
         """Turn a finished draft into an image and give it its name. When the same disk is there already, that one stays and
-        the draft is dropped; but one that has no other name and starts otherwise makes room for it. *ordered*: digests its
+        the draft is dropped; but one that starts differently and has no other name is replaced. *ordered*: digests its
         files must have, else ImageMismatch. Raises ImageUnfit, ImageInUse."""
         (draft / "lock").touch()
         (draft / "lock").chmod(0o644)
         for file in (manifest.DISK, manifest.KERNEL, manifest.INITRD):
             with suppress(FileNotFoundError):
                 (draft / file).chmod(self.file_mode)
-                sync_file(draft / file)
+                sync(draft / file)
         digest = manifest.write(draft, what, mode=self.file_mode, ordered=ordered)
         folder = self.folder / f"{PREFIX}{digest}"
-        with ExitStack() as held:  # until it has its name: `gc` takes what has none
+        with ExitStack() as held:  # until it has its name: `gc` removes images without one
             held.enter_context(self._staying(draft, f"store {name}"))
             while not self._placed(draft, folder, name, held):
-                pass  # the same disk was there, and was removed just now
-            (folder / "maker").unlink(missing_ok=True)  # only now: `gc` takes a draft that nobody holds
+                pass  # an image with the same disk was there, and was removed just now
+            (folder / "maker").unlink(missing_ok=True)  # only now: `gc` removes drafts without a lock
             image = manifest.read(folder)
             return self.tag(image, name) if name else image
 
     def _placed(self, draft: Path, folder: Path, name: str | None, held: ExitStack) -> bool:
-        """Have the image at its place, kept from being removed by what is *held*. False: try again."""
+        """Put the image in its place; *held* keeps it from being removed. False: try again."""
         try:
             draft.rename(folder)
-            sync_folder(self.folder)
+            sync(self.folder)
         except OSError as exc:
             if exc.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                 raise
@@ -244,8 +235,7 @@ class Store:
         return True
 
     def _refresh(self, draft: Path, folder: Path, name: str | None, held: ExitStack) -> bool:
-        """The same disk, made again. Keep the stored one when every byte of it is right and it starts alike; it may be in
-        use."""
+        """The same disk, made again. The stored image stays when every byte of it is right and it starts in the same way."""
         names = tuple(_names(self.folder).get(folder.name, ()))
         again = manifest.read_unchecked(draft)
         try:
@@ -254,19 +244,19 @@ class Store:
             self._exchange(draft, folder)
             return True
         if self.complaint(stored) or manifest.verify(folder, mode=None):
-            if not set(names) <= {name}:  # what is repaired for one name is not changed for the others
-                same_start(stored, again)
+            if not set(names) <= {name}:  # other names must not get another kernel by this
+                manifest.same_start(stored, again)
             self._exchange(draft, folder)
             return True
         if stored.boot_digest != again.boot_digest and set(names) <= {name}:
             if (lock := try_lock(_lock_file(folder))) is None:
                 raise ImageInUse(
-                    f"image {stored.called} is used by a machine, and its new version starts the same disk otherwise"
+                    f"image {stored.called} is used by a machine, and its new version starts the same disk in another way"
                 )
             held.callback(lock.release)
             self._exchange(draft, folder)
             return True
-        same_start(stored, again)
+        manifest.same_start(stored, again)
         with suppress(ImageUnknown):
             held.enter_context(self._staying(folder, f"store {name}"))
             remove_tree(draft)
@@ -274,7 +264,7 @@ class Store:
         return False
 
     def _exchange(self, draft: Path, folder: Path) -> None:
-        """The draft takes the place of an image with the same disk."""
+        """Replace an image with the same disk by the draft."""
         aside = self.work_folder("drafts") / f"removed-{folder.name[len(PREFIX) :][:16]}-{os.getpid()}"
         folder.rename(aside)
         draft.rename(folder)
@@ -284,7 +274,7 @@ class Store:
 
     @property
     def shared(self) -> bool:
-        """Root's store is for everybody to read; an ordinary user's is for nobody else."""
+        """Can other users read it? Root's store is public, an ordinary user's is private."""
         return os.geteuid() == 0
 
     @property
@@ -303,8 +293,7 @@ class Store:
 
     @contextmanager
     def _staying(self, folder: Path, what: str, patience: float = HOLD_TIMEOUT) -> Iterator[None]:
-        """Nobody removes this image inside; whoever has it alone looks or removes, and is done soon. Raises ImageUnknown when it
-        was removed."""
+        """Keep this image from being removed inside the block. Raises ImageUnknown when it was removed before."""
         with ExitStack() as held:
             try:
                 held.enter_context(locked(_lock_file(folder), timeout=patience, what=what, shared=True))
@@ -327,11 +316,11 @@ class Store:
             for store in stores:
                 try:
                     folder = store / os.path.basename(os.readlink(store / "names" / reference))
-                    if folder.is_dir():  # a name without its image is no reason not to ask the next store
+                    if folder.is_dir():  # else the next store may have it
                         return folder, (reference,)
                 except OSError as exc:
                     closed += [exc] if exc.errno not in ABSENT else []
-        if closed:  # it may be there for all we can see
+        if closed:  # it may be in a store that cannot be read
             raise NoStore(f"{closed[0].filename}: {closed[0].strerror}") from closed[0]
         wanted = reference.removeprefix("sha256:").removeprefix(PREFIX)
         if not HEX.fullmatch(wanted):
@@ -347,22 +336,6 @@ class Store:
         for name, folder in fits.items():
             return folder, tuple(_names(folder.parent).get(name, ()))
         raise ImageUnknown(f"no image has a name or digest {reference!r}")
-
-
-def same_start(stored: Image, again: Image) -> None:
-    """Raise ImageUnfit when the same disk was asked to start in another way than the one that is stored."""
-    if stored.boot_digest != again.boot_digest:
-        raise ImageUnfit(
-            f"the same disk is stored already, as image {stored.called}, with another kernel, ramdisk or command line",
-            hint="Remove that image first, with `belljar image remove --force`; a store has each disk once.",
-        )
-    for fact in ("boots_by", "use_firmware", "context", "agent_in_initrd", "init"):
-        has, wanted = stored.facts.get(fact), again.facts.get(fact)
-        if has != wanted:
-            raise ImageUnfit(
-                f"the same disk is stored already, as image {stored.called}, with {fact} = {has or 'auto'}, not {wanted or 'auto'}",
-                hint="Change that image with `belljar image set`, or remove it first.",
-            )
 
 
 def firmware_of(image: Image) -> Firmware:

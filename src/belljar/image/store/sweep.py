@@ -1,5 +1,5 @@
-"""Take away what nobody can use any more, and images beyond the limits of the cache. Each thing is tried alone: what is locked is in
-use and stays.
+"""Remove what nobody can use any more, and images beyond the limit of the cache. Each thing is tried by itself: what is
+locked is in use and stays.
 
 Of the cache only what came from a source can go, for only that can come again: the least recently used first, never what a
 machine holds, a template needs, or `image.keep` names. An image is used when a machine starts on it: then its `lock` gets the
@@ -33,12 +33,12 @@ WRITING_AGE = 3600.0  # a file that is written in one step has its final name lo
 
 
 def sweep(store: Store, *, dry_run: bool, now: float | None = None) -> Iterator[Path]:
-    """Yields what was (or would be) removed: abandoned drafts, nameless images, images beyond the limits of the cache,
+    """Yields what was (or would be) removed: abandoned drafts, nameless images, images beyond the limit of the cache,
     ramdisks and interpreters of other agents, old downloads."""
     moment = time.time() if now is None else now
     yield from _drafts(store, dry_run)
     yield from _nameless(store, dry_run)
-    yield from evict(store, dry_run=dry_run, now=now)
+    yield from evict(store, dry_run=dry_run)
     yield from _ramdisks(store, dry_run)
     yield from _layers(store, dry_run)
     yield from _interpreters(store, dry_run)
@@ -53,7 +53,7 @@ def _drafts(store: Store, dry_run: bool) -> Iterator[Path]:
 
 
 def _dropped(draft: Path) -> bool:
-    """Remove it, unless its maker, or another `gc`, is quicker to take its lock."""
+    """Remove it, unless its maker or another `gc` takes its lock first."""
     if draft.name.startswith(intake.REMOVED):
         intake.drop(draft)
         return True
@@ -76,7 +76,9 @@ def _nameless(store: Store, dry_run: bool) -> Iterator[Path]:
 
 
 def _ramdisks(store: Store, dry_run: bool) -> Iterator[Path]:
-    there = _finished(store.folder / "cache")  # looked at first: what is made from now on is of an image not seen here
+    there = _finished(
+        store.folder / "cache"
+    )  # listed first: what is made from now on may be of an image that is not listed below
     wanted = set()
     with suppress(ImageCorrupt):
         images = store.images()
@@ -97,11 +99,9 @@ def _layers(store: Store, dry_run: bool) -> Iterator[Path]:
 
 
 def _interpreters(store: Store, dry_run: bool) -> Iterator[Path]:
-    """Copies of this host's Python for other agents, or of another Python. None is read later than it was asked for."""
+    """Copies of this host's Python for other agents, or of another Python. They are read only while an image is made."""
     for path in list(out_of_use(store.folder / "interpreters", bundle.source())):
-        if not dry_run:
-            path.unlink(missing_ok=True)
-        yield path
+        yield _unlinked(path, dry_run)
 
 
 def _python(store: Store, image: Image) -> Interpreter | None:
@@ -118,7 +118,7 @@ def _half_written(store: Store, dry_run: bool, now: float) -> Iterator[Path]:
 
 
 def _downloads(store: Store, dry_run: bool, now: float) -> Iterator[Path]:
-    """Parts of downloads nobody is at, then locks nobody holds, once they are old. A lock is removed by its holder only."""
+    """Old parts of downloads that no process holds, then old locks. A lock is removed by its holder only."""
     old = [path for path in _entries(store.folder / "downloads") if _age(path, now) > DOWNLOAD_AGE]
     for part in old:
         if part.suffix != ".lock" and not is_locked(part.with_suffix(".lock")):
@@ -152,35 +152,28 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-DAY = 86400.0
-
-
-def evict(store: Store, *, dry_run: bool, now: float | None = None, needed: int = 0) -> Iterator[Path]:
-    """Yields what was (or would be) removed: images unused for `image.keep_days`, then others while all images and *needed*
-    bytes more take over `image.cache_limit`."""
-    now = time.time() if now is None else now
-    settings = store.settings
-    if not settings.cache_limit and not settings.keep_days:
+def evict(store: Store, *, dry_run: bool, needed: int = 0) -> Iterator[Path]:
+    """Yields what was (or would be) removed: the least recently used while all images and *needed* bytes more take over
+    `image.cache_limit`."""
+    if not (limit := store.settings.cache_limit):
         return
     ours = [image for image in store.images() if image.store == store.folder]
     total = sum(map(size, ours)) + needed
     for image in sorted(filter(lambda one: _may_go(store, one), ours), key=last_used):
-        is_old = bool(settings.keep_days) and now - last_used(image) > settings.keep_days * DAY
-        is_too_much = bool(settings.cache_limit) and total > settings.cache_limit
         freed = size(image)
-        if (is_old or is_too_much) and _removed(store, image, dry_run):
+        if total > limit and _removed(store, image, dry_run):
             total -= freed
             yield image.disk.parent
 
 
 def make_room(store: Store, needed: int) -> None:
-    """Remove what the limit wants gone before *needed* bytes come. A cache that stays too large is no reason to refuse."""
+    """Make room within the limit for *needed* bytes. Where that does not suffice, nothing is refused."""
     for _ in evict(store, dry_run=False, needed=needed):
         pass
 
 
 def last_used(image: Image) -> float:
-    """When a machine was started on it last, as far as that can be seen."""
+    """When a machine was started on it last, as far as that is known."""
     times = []
     with suppress(OSError):
         times.append(os.stat(image.disk.parent / "lock").st_mtime)
@@ -205,7 +198,7 @@ def _may_go(store: Store, image: Image) -> bool:
 
 
 def _removed(store: Store, image: Image, dry_run: bool, *, nameless: bool = False) -> bool:
-    """False, where a machine holds it, or somebody has just named it."""
+    """False where a machine holds it, or it was just given a name."""
     if dry_run:
         if lock := try_lock(image.disk.parent / "lock"):
             lock.release()

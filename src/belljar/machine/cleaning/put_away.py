@@ -12,33 +12,12 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import (
-    BelljarError,
-    BootTimeout,
-    DomainDied,
-    DomainKilled,
-    GuestPanicked,
-    NoSpace,
-    ShareLost,
-)
+from belljar.errors import BelljarError, BootTimeout, DomainDied, DomainKilled, GuestPanicked, NoSpace, ShareLost
 from belljar.host.files import copy_tree, private_folder, read_capped, remove_tree, write_whole
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.image import Overlays
 from belljar.journal import Ledger
-from belljar.machine import (
-    CONSOLE_LOG,
-    CONTROL,
-    CREDENTIALS,
-    FORWARD,
-    JOBOUTPUTS,
-    KEPT_DISK,
-    LOCK,
-    OUTCOME,
-    QEMU_LOG,
-    RAMDISK,
-    SEED,
-    VIRTIOFS_SOCKET,
-)
+from belljar.machine import CONSOLE_LOG, CONTROL, CREDENTIALS, JOBOUTPUTS, KEPT_DISK, LOCK, NOT_KEPT, OUTCOME, QEMU_LOG
 from belljar.machine.life.life import Life
 from belljar.machine.orders import Ended
 from belljar.model import Cause, RunPayload, State, dumps, to_json
@@ -49,7 +28,6 @@ LONGEST_MESSAGE, LARGEST_MESSAGE = 300, 64 << 10
 FORM = r"([1-9][0-9]{2}) (.*)"
 OURS = "belljar: "  # how lines begin by which belljar's init, and what it has others run, say why they give up
 PANIC = "Kernel panic - not syncing"  # what comes after it is a trace
-NOT_KEPT = (SEED, RAMDISK, CONTROL, FORWARD, VIRTIOFS_SOCKET)  # of a machine's folder
 ExplainOff = Callable[[EventKind, str], BelljarError]  # what a guest's own end amounts to, with the console's last line
 RETIRED = ".retired-"  # the folder of a machine whose record was copied already
 
@@ -90,17 +68,13 @@ def _error_of(event: DomainEvent, life: Life, explain_off: ExplainOff) -> Bellja
                 )
             if event.why is not None and os.WIFEXITED(status):
                 return event.why
-            how = (
-                f"signal {os.WTERMSIG(status)}"
-                if os.WIFSIGNALED(status)
-                else f"exit code {os.waitstatus_to_exitcode(status)}"
-            )
+            code = os.waitstatus_to_exitcode(status)
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
             return DomainDied(f"QEMU ended with {how}{_last_line(life, QEMU_LOG, ': ')}")
 
 
 def own_limit(life: Life, usage: tuple[float, float, int]) -> None:
-    """QEMU lives under the payload's own limit on processor time. When the host's kernel killed it for that, it killed
-    the payload: no fault of the node's, and no reason to try again."""
+    """QEMU runs under the payload's own limit on processor time: killed for that, the payload used it up."""
     work, used = life.request.work, usage[0] + usage[1]
     limits = {name: hard for name, _, hard in work.payload.rlimits} if isinstance(work, RunPayload) else {}
     most = limits.get("CPU", -1)
@@ -143,8 +117,10 @@ def put_away(life: Life, overlays: Overlays, usage: tuple[float, float, int]) ->
         Ledger(folders.logs).append(to_json(outcome), time.time())
         retire(life.folder, ended)
     if request.keep:
-        with life.trying("its disk was not kept"):
-            _keep_disk(folders.overlay(request.id), ended / KEPT_DISK)
+        import shutil
+
+        with life.trying("its disk was not kept"), suppress(FileNotFoundError):  # it may never have been started
+            shutil.move(folders.overlay(request.id), ended / KEPT_DISK)
     life.release()
 
 
@@ -155,8 +131,7 @@ def shutdown_of(folder: Path) -> dict[str, Any]:
 
 
 def message(path: Path) -> tuple[int, str]:
-    """(code, the line) of a `shutdown_message`: three digits, a blank, free text (HSF-TN-2016-04). (0, "") where there is
-    none, or none of this form. The guest wrote it."""
+    """(code, line) of a `shutdown_message` (HSF-TN-2016-04), which the guest wrote; (0, "") for any other form."""
     try:
         text = read_capped(path, LARGEST_MESSAGE).decode(errors="replace")
     except (OSError, BelljarError):
@@ -176,9 +151,8 @@ def keep_outcome(outcome: dict[str, Any], folder: Path, ended: Path) -> None:
 
 
 def retire(source: Path, target: Path) -> None:
-    """Move a machine's folder to the ended ones, across file systems too. It leaves with its lock held and in it, for a
-    folder without a lock is a dead machine to whoever looks; and without what its user would not have kept. Raises OSError
-    where that cannot be: all of it is then where it was."""
+    """Move a folder to the ended ones, across file systems too, with its lock held. Raises OSError; nothing is moved
+    then."""
     for name in NOT_KEPT:
         with suppress(OSError):
             os.unlink(source / name)
@@ -195,14 +169,6 @@ def retire(source: Path, target: Path) -> None:
         os.unlink(target / LOCK)
 
 
-def _keep_disk(overlay: Path, target: Path) -> None:
-    """Onto another file system, too. There may be none, where its machine was never started."""
-    import shutil
-
-    with suppress(FileNotFoundError):
-        shutil.move(overlay, target)
-
-
 def _last_line(life: Life, name: str, before: str) -> str:
     """The line of a log of this machine that explains its end, with something before it; "" when there is none."""
     try:
@@ -214,8 +180,8 @@ def _last_line(life: Life, name: str, before: str) -> str:
 
 
 def last_words(text: str, *, ours_only: bool = False) -> str:
-    """The last line that what belljar has in a guest wrote about its end; where there is none, and not *ours_only*, the
-    kernel's line about its panic, or else the last line of all."""
+    """The last line by which belljar's part of the guest explains its end; without one, and not *ours_only*, the
+    kernel's line about its panic, or else the last line."""
     lines = text.strip().splitlines()
     ours = [line for line in lines if line.strip().startswith(OURS)]
     chosen = ours or ([] if ours_only else [line for line in lines if PANIC in line] or lines)

@@ -1,7 +1,6 @@
 """Undo what a dead supervisor left, from its journal alone. Doing it twice, or by two at once, is fine.
 
-Only what lies where belljar itself puts things is removed: a journal is a file in its user's hands, and the reaper may
-be root.
+The journal is a user's file and the reaper may be root, so only what lies where belljar puts things is removed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from belljar.journal import Event, Ledger, read
 from belljar.machine import KEPT_DISK, LOCK, OUTCOME, REQUEST, Folders, MachineView
 from belljar.machine.cleaning.put_away import RETIRED, keep_outcome, retire, shutdown_of
 from belljar.machine.life import control
-from belljar.machine.life.claim import gate
+from belljar.machine.life.claim import claimed_by, gate
 from belljar.machine.states import CLASSES
 from belljar.model import Cause, MachineId, Outcome, OutcomeClass, Request, State, to_json
 from belljar.records import dataclass
@@ -56,8 +55,7 @@ class Reaper:
         self._folders, self._hypervisor = folders, hypervisor
 
     def quick(self, patience: float = LOCK_PATIENCE) -> list[Undone]:
-        """The dead among the folders of machines. A few system calls per live machine: done at every start, which does not
-        wait for others for longer than *patience* seconds in all."""
+        """Finish dead machines, at every start: it is cheap, and waits at most *patience* seconds for others."""
         deadline = time.monotonic() + patience
         return [done for id in _dead(self._folders, deadline) for done in self._finish(id, deadline)]
 
@@ -67,8 +65,8 @@ class Reaper:
         return [done for id in _dead(self._folders, deadline, [id]) for done in self._finish(id, deadline)]
 
     def end(self, view: MachineView) -> bool:
-        """End a machine whose job is over, whatever its supervisor is doing: asked first, then by force. It is gone, with
-        everything of it, when this returns; False when the kernel holds something of it. Ending what ended is success."""
+        """End a machine whose job is over: ask its supervisor, then use force. False if the kernel keeps something of
+        it."""
         lock = view.folder / LOCK
         if is_locked(lock):
             _ask(view.folder)
@@ -88,8 +86,10 @@ class Reaper:
         undone = self.quick()
         for id in _bereaved(self._folders):
             undone += self._finish(id, time.monotonic() + LAST_PATIENCE)
-        undone += self._stray_domains()
-        undone += self._stray_files()
+        for id, pid in self._orphans():
+            undone += _told(id, self._end(id, pid))
+        for path in self._strays():
+            undone += _told(path.stem, _removed(path))
         return undone + list(_told("", self._expired_templates()))
 
     def _expired_templates(self) -> Iterator[Undone]:
@@ -110,8 +110,7 @@ class Reaper:
         return _told(id, self._undo(id, deadline))
 
     def _undo(self, id: MachineId, deadline: float) -> Iterator[Undone]:
-        """Undo one machine. Nothing to do when its lock stays taken: its supervisor lives after all. Whoever only looks
-        at the lock has it for a moment, and another reaper until it is done: both are waited for."""
+        """Undo one machine, unless its lock stays taken: then its supervisor lives after all."""
         folder = self._folders.machine(id)
         with ExitStack() as held:
             try:
@@ -149,8 +148,7 @@ class Reaper:
         return path in own or path == self._folders.attachment(id, path.name.partition(".")[2])
 
     def _conclude(self, folder: Path, id: MachineId, events: list[Event]) -> None:
-        """The outcome and its row in the ledger, where its supervisor could not write them. Each is there once afterwards,
-        whoever died in between, and at which moment. Raises OSError, BelljarError."""
+        """Write the outcome and its row in the ledger, each once, if the supervisor did not."""
         ledger, ended = Ledger(self._folders.logs), self._folders.ended(id)
         row = ledger.row(id, since=_began(events))
         outcome = _written(folder / OUTCOME, id) or _written(ended / OUTCOME, id)
@@ -161,8 +159,7 @@ class Reaper:
             ledger.append(outcome, time.time())
 
     def _orphans(self) -> list[tuple[MachineId, int]]:
-        """Domains without a machine, of this user: root's too, for others have folders of their own. Whoever is seen first
-        and has no folder afterwards is nobody's: a machine has its folder from before its domain until after it."""
+        """This user's domains without a machine, listed first: a machine's folder is there before and after them."""
         uid, found = os.geteuid(), []
         for id, pid in self._hypervisor.alive():
             with suppress(FileNotFoundError, ProcessLookupError):
@@ -171,21 +168,13 @@ class Reaper:
         live = set(_names(self._folders.machines))
         return [(id, pid) for id, pid in found if id not in live]
 
-    def _stray_domains(self) -> Iterator[Undone]:
-        for id, pid in self._orphans():
-            yield from _told(id, self._end(id, pid))
-
     def _end(self, id: MachineId, pid: int) -> Iterator[Undone]:
         self._hypervisor.discard(id)
         yield Undone(id, "domain without a machine", f"pid {pid}")
 
-    def _stray_files(self) -> Iterator[Undone]:
-        for path in self._strays():
-            yield from _told(path.stem, _removed(path))
-
     def _strays(self) -> list[Path]:
-        """Overlays whose machine is gone (after a reboot that emptied `run`), identities when nothing lives. The files are
-        looked at before the machines, so those of a machine that is made meanwhile are not among them."""
+        """Overlays without a machine, identities when nothing lives. Files are listed first: none is of a machine in
+        the making."""
         retired = [self._folders.run / name for name in _names(self._folders.run) if name.startswith(RETIRED)]
         disks = [name for name in _names(self._folders.scratch) if re.fullmatch(OF_A_MACHINE, name)]
         identities = [self._folders.identities / name for name in _names(self._folders.identities)]
@@ -196,13 +185,8 @@ class Reaper:
 
 def supervisor(folder: Path) -> int | None:
     """The process that claimed the machine, if it is one that has its lock open: a pid alone is nobody's name."""
-    for event in read(folder)[:1]:
-        pid = event.get("pid")
-        if event["event"] != "claim" or not isinstance(pid, int) or pid <= 1 or pid == os.getpid():
-            continue
-        if _has_open(pid, folder / LOCK):
-            return pid
-    return None
+    pid = claimed_by(folder)
+    return pid if pid and pid != os.getpid() and _has_open(pid, folder / LOCK) else None
 
 
 def _has_open(pid: int, path: Path) -> bool:
@@ -269,9 +253,9 @@ def prune(folders: Folders, *, days: int, count: int, now: float) -> int:
         oldest = now - days * 86400
         start = int.from_bytes(os.urandom(2)) % (len(names) or 1)  # a look at some is enough: so will others
         names = (names[start:] + names[:start])[:256]
-        doomed = [name for name in names if _ended_at(folders.logs / name) < oldest]
+        doomed = [name for name in names if ended_at(folders.logs / name) < oldest]
     else:
-        doomed = sorted(names, key=lambda name: _ended_at(folders.logs / name))[: len(names) - count + count // 10]
+        doomed = sorted(names, key=lambda name: ended_at(folders.logs / name))[: len(names) - count + count // 10]
     removed = 0
     for name in doomed:
         if not (folders.logs / name / KEPT_DISK).exists():  # kept on purpose
@@ -299,14 +283,9 @@ def _dead(folders: Folders, deadline: float = math.inf, ids: list[MachineId] | N
 
 
 def _bereaved(folders: Folders) -> list[MachineId]:
-    """Machines whose lock is held, and not by who claimed them: a child of a killed supervisor has it until it runs a
-    program of its own."""
-    return [id for id in _names(folders.machines) if _is_claimed_by_the_dead(read(folders.machine(id))[:1])]
-
-
-def _is_claimed_by_the_dead(first: list[Event]) -> bool:
-    pids = [event.get("pid") for event in first if event["event"] == "claim" and event.get("boot") == boot_id()]
-    return any(isinstance(pid, int) and pid > 1 and not os.path.exists(f"/proc/{pid}") for pid in pids)
+    """Machines whose lock is held by a child of the killed supervisor, until that runs a program of its own."""
+    claimed = {id: claimed_by(folders.machine(id)) for id in _names(folders.machines)}
+    return [id for id, pid in claimed.items() if pid is not None and not os.path.exists(f"/proc/{pid}")]
 
 
 def _began(events: list[Event]) -> float:
@@ -355,10 +334,10 @@ def _how(end: Event) -> str:
     return f"signal {end['signal']}" if end.get("signal") is not None else f"exit code {end.get('exit_code')}"
 
 
-def _ended_at(folder: Path) -> float:
+def ended_at(folder: Path) -> float:
     try:
         return os.stat(folder).st_mtime
-    except FileNotFoundError:
+    except OSError:
         return 0.0
 
 

@@ -4,9 +4,8 @@
     scratch/caches/N.lock    held by the machine that has it
     scratch/caches/N.clean   its last guest powered itself off; gone while the disk is in use
 
-Each user has caches of its own, one machine has one at a time. What a guest left is judged by its superblock's own marks and
-never mounted here: a disk that was not left in order, that is of another size, or from before a restart of the host, is
-made anew, empty.
+Each user has its own caches; a machine has one at a time. The disk is never mounted here: its superblock tells whether
+it was left in order. If not, or if its size differs or the host was restarted, it is made anew, empty.
 """
 
 from __future__ import annotations
@@ -101,26 +100,11 @@ def take(folders: Folders, size: int) -> tuple[Cache, Lock, str]:
             try:
                 reason = trouble(cache, size) or "it was made meanwhile"
                 make(cache, size)
-            except BaseException:
+            except BaseException:  # re-raised: nobody else has the lock to release
                 lock.release()
                 raise
             return cache, lock, reason
     raise HostError(f"{folder}: all {MOST} caches are in use")
-
-
-def prepare(folders: Folders, count: int, size: int) -> Iterator[Cache]:
-    """Have so many caches ready. Those in use, and those in order, stay as they are."""
-    check_size(size)
-    folder = private_folder(folder_of(folders))
-    for number in range(min(count, MOST)):
-        cache = Cache(number, folder / f"{number}.raw")
-        if lock := try_lock(cache.lock):
-            try:
-                if trouble(cache, size):
-                    make(cache, size)
-                    yield cache
-            finally:
-                lock.release()
 
 
 def remove(folders: Folders) -> Iterator[Cache]:

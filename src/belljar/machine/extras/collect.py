@@ -1,7 +1,6 @@
-"""Keeps chosen folders of a guest with its machine's records: one tar archive, for people to look at.
+"""Keeps chosen folders of a guest with its machine's records: one tar archive, which belljar never unpacks.
 
-It is made when the payload's end is known and its files are delivered, so nothing that goes wrong here is the job's
-affair: it is journaled, and that is all. The archive is what the guest sent, unread and never unpacked by belljar.
+It is made after the job's files are delivered, so an error here is journaled and is not the job's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Empty disks that come and go with a machine: a scratch disk for its payload, and one for a guest that boots from a disc.
+"""Empty disks that come and go with a machine: a scratch disk for its payload, and one for a guest that boots from a
+disc.
 
-The files lie beside the overlay, begin with the machine's id, and are in the journal before they are made. They take no room until
-they are written to. The guest finds each disk by its name.
+The sparse files lie beside the overlay, begin with the machine's id, and are journaled before they are made.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""Machine and job features: what a payload may know of its machine and its limits, as small files in the guest.
+"""Machine and job features (HSF-TN-2016-02): what a payload may know of its machine and its limits, as small files in
+the guest.
 
-The keys are those of HSF-TN-2016-02 (Machine/Job Features). $MACHINEFEATURES and $JOBFEATURES name a folder each, in which
-every key is one file: the value alone, without a newline at its end. That note reads "machine" as the host of a virtual
-machine, and asks for the processors that may be given to jobs on it. A pilot in a guest can give away the guest's and no
-others, and starts as many jobs as it reads there: so that number, as Vac has it, is the guest's own. What is not known has no
-file. Times are whole seconds, rounded to the safe side.
+$MACHINEFEATURES and $JOBFEATURES name a folder each, with one file for each key: the value alone, without a newline.
+The note counts the host's processors as the machine's; a pilot in a guest can only use the guest's, so, as in Vac,
+these are told. What is not known has no file. Times are whole seconds, rounded to the safe side.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ def features(
 def values(
     request: Request, now: float, hs06_per_cpu: float = 0.0, deadline: float | None = None
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Machine features and job features by their keys. *now* is the moment from which the payload's time counts; 0 for
-    *hs06_per_cpu* tells nothing about speed. *deadline*: where an order moved it to, in place of the time limit."""
+    """Machine and job features. *now*: when the payload's time began; *hs06_per_cpu*: 0 tells nothing; *deadline*: if
+    moved."""
     cpus = request.machine.cpus
     machine = {"total_cpu": str(cpus)}
     job = {
@@ -45,7 +44,7 @@ def values(
     if room is not None:
         job["scratch_limit_bytes"] = str(room)
     if hs06_per_cpu > 0:
-        machine["hs06"] = job["hs06_job"] = hs06(hs06_per_cpu * cpus)
+        machine["hs06"] = job["hs06_job"] = str(round(float(hs06_per_cpu * cpus), 3))
     wall = time_left(request, now, deadline)
     if wall is not None:
         end = str(int(now) + wall)
@@ -64,15 +63,10 @@ def before_2016(machine: dict[str, str], job: dict[str, str]) -> tuple[dict[str,
 
 
 def with_features(
-    request: Request,
-    payload: Payload,
-    now: float,
-    hs06_per_cpu: float,
-    outputs_url: str = "",
+    request: Request, payload: Payload, now: float, hs06_per_cpu: float, outputs_url: str = "",
     deadline: float | None = None,
-) -> Payload:
-    """The payload with these files and variables. A variable of its own by one of these names is replaced. *outputs_url*:
-    where it may PUT files that are kept."""
+) -> Payload:  # fmt: skip
+    """The payload with these files and variables, which replace its own. *outputs_url*: it may PUT files there."""
     files, variables = features(request, now, hs06_per_cpu, deadline)
     if outputs_url:
         variables += ((b"JOBOUTPUTS", outputs_url.encode()),)
@@ -92,16 +86,11 @@ def time_left(request: Request, now: float, deadline: float | None = None) -> in
 
 
 def job_id(request: Request) -> str:
-    """The id the job has for whoever asked for it: the batch system's own, else the machine's. No blanks, as the note
-    asks, and nothing that is not plain ASCII."""
+    """The batch system's id of the job, else the machine's: plain ASCII without blanks, as the note asks."""
     _, colon, number = request.requester.partition(":")
     if not (colon and number):
         return request.id
     return "".join(char if "!" <= char <= "~" else "?" for char in number)[:LONGEST_ID]
-
-
-def hs06(value: float) -> str:
-    return str(round(float(value), 3))
 
 
 def _files(folder: bytes, values: dict[str, str]) -> tuple[PlainFile, ...]:

@@ -1,7 +1,6 @@
-"""What `--in` brings: a copy through the agent, or for a large folder one read-only file system in a file, on a disk of its own.
+"""What `--in` brings: a copy through the agent, or for a large folder a read-only squashfs on a disk of its own.
 
-That is squashfs, made from the same tar stream that a copy would be. So a packed folder holds what a copy would hold: modes, times
-(to the second), links; no sockets, pipes and devices; and what cannot be read is refused in the same words.
+It is made from the same tar stream as a copy: the same modes, times (to the second) and links, the same refusals.
 """
 
 from __future__ import annotations
@@ -92,8 +91,7 @@ def folders_to_pack(payload: Payload, settings: Settings) -> Iterator[Transfer]:
 
 
 def is_large(folder: str, settings: Settings) -> bool:
-    """Has the folder as many files, or bytes, as the settings say? Holes do not count: a copy leaves them out. Stops
-    counting there. What cannot be read counts for nothing: the copy itself says so."""
+    """Does the folder reach one of the limits of the settings? Holes do not count, nor what cannot be read."""
     files = size = 0
     waiting = [folder]
     while waiting:
@@ -144,8 +142,7 @@ def can_pack() -> bool:
 
 
 async def pack_folder(item: Transfer, target: Path, account: Account, cpus: int) -> None:
-    """Make *target* (0600) of the folder, all of it the account's. Cancelled, the program is gone when this returns.
-    Raises InputMissing, NoSpace, CommandFailed."""
+    """Pack the folder into *target* (0600), owned by the account. Raises InputMissing, NoSpace, CommandFailed."""
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, PRIVATE_FILE))
     owner = ("-force-uid", str(account.uid), "-force-gid", str(account.gid))
     argv = [which(PROGRAM) or PROGRAM, "-", str(target), *OPTIONS, *owner, "-processors", str(cpus)]

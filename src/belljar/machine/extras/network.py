@@ -1,5 +1,4 @@
-"""A machine's network: joined before it starts, listened to while it lives. And the metadata service of a user network: the
-supervisor answers what the guest asks of 169.254.169.254.
+"""A machine's network: joined before it starts, listened to while it lives; and the metadata service of a user network.
 
 At 169.254.169.253, where Vac has them, it tells machine and job features and takes joboutputs, and nothing else: a machine may keep
 its payloads' users from .254, where user data and credentials are. HTTP is imported with the first call.
@@ -12,7 +11,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
-from belljar.context import Features, Metadata, MetadataMode, metadata_service
+from belljar.context import Features, Instance, Metadata, MetadataMode, metadata_service
 from belljar.host.traffic import Call, Refusal
 from belljar.hypervisor import guest_uuid
 from belljar.machine import BASE_URL, CREDENTIALS, JOBOUTPUTS
@@ -77,13 +76,16 @@ class MetadataService(Extra):
     def _opened(self) -> Metadata:
         request = self._life.request
         link = plan(request.machine.network, request.id)
-        return metadata_service(
-            self._features, self._life.folder / JOBOUTPUTS, self._life.folder / CREDENTIALS, self._parts.context,
+        instance = Instance(
             uuid=guest_uuid(request.id), hostname=f"belljar-{request.id}", user_data=request.work.user_data,
             machinetype=request.name or request.machine.image, zone=os.uname().nodename,
             size=f"{request.machine.cpus}-{request.machine.memory // MIB}", base_url=BASE_URL,
-            address=link.address.partition("/")[0], mac=link.mac,
+            address=link.address.partition("/")[0],
         )  # fmt: skip
+        folder = self._life.folder
+        return metadata_service(
+            instance, self._features, folder / JOBOUTPUTS, folder / CREDENTIALS, self._parts.context
+        )
 
     def _features(self) -> Features:
         """What the files in a guest with an agent say, and the older names. Before there is a payload, time counts from the machine's start."""

@@ -1,7 +1,6 @@
-"""The shares of a machine: which are host folders, which a file server's exports, and how the guest gets both.
+"""The shares of a machine: folders of the host, exports of file servers.
 
-A server is looked for before the machine is started, and asked for its export by the guest itself: a payload never starts
-with a mount that is missing.
+A server is looked for before the machine is started, and a payload never starts with a mount missing.
 """
 
 from __future__ import annotations
@@ -38,16 +37,11 @@ def has_nfs(machine: MachineSpec) -> bool:
 
 
 def no_way_to_the_server(request: Request) -> ShareMissing:
-    """The refusal of an export in a machine without a network, in the words of whoever asked."""
+    """The refusal of an export in a machine without a network."""
     share = next(one for one in request.machine.shares if one.kind is ShareKind.NFS)
-    if request.requester == "cli":
-        return ShareMissing(
-            f"--share {share.source}: a machine without a network cannot reach a file server",
-            hint="Add `--network user`, or share a folder of the host.",
-        )
     return ShareMissing(
-        f"batch.shares: {share.source}: a machine without a network cannot reach a file server",
-        hint='The site sets `machine.network = "user"`, or shares a folder of the host.',
+        f"share {share.source}: a machine without a network cannot reach a file server",
+        hint='Add `--network user` (a site: `machine.network = "user"`), or share a folder of the host.',
     )
 
 

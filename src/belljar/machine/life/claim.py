@@ -1,7 +1,7 @@
-"""What a machine has of this host alone while it lives: its folder and lock, its image, and room in memory and processors.
+"""What a machine has of this host while it lives: its folder and lock, its image, and room in memory and processors.
 
-Those who start a machine take turns, for as long as it takes to add up what the others have reserved (one file in each
-machine's folder, which counts while its lock is held) and to write their own.
+Starters take turns: each adds up what the others have reserved (a file in each machine's folder, which counts while its
+lock is held) and writes its own.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ PATIENCE = 30.0
 
 
 def claim(request: Request, folders: Folders, point: Callable[[str], None], *, patience: float = GATE_TIMEOUT) -> Life:
-    """Make the machine's folder, locked from its first moment that a reaper can see. *patience*: seconds for a reaper
-    that is at the gate. Raises LockTimeout."""
+    """Make the machine's folder, locked before a reaper can see it. Raises LockTimeout after *patience* seconds."""
     for folder in (folders.machines, folders.identities, folders.scratch, folders.logs):
         private_folder(folder, mode=0o711 if folder is folders.scratch else 0o700)
     folder = folders.machine(request.id)
-    # The lock gets its name when it is held already, and a reaper that meets a folder without one waits at the gate,
-    # which those who claim share and a reaper takes alone: nobody ever sees a free lock of a living machine.
+    # The lock gets its name when it is held, and a reaper that sees a folder without one waits at the gate, which those
+    # who claim share: nobody ever sees a free lock of a living machine.
     with locked(gate(folders), timeout=patience, what="begin a machine", shared=True), no_space_as_error(folder):
         os.mkdir(folder, 0o700)
         lock = try_lock(folder / UNNAMED_LOCK)
@@ -50,7 +49,7 @@ def claim(request: Request, folders: Folders, point: Callable[[str], None], *, p
         record.write("claim", id=request.id, pid=os.getpid(), boot=boot_id(), requester=request.requester)
         write_whole(folder / REQUEST, dumps(_without_secrets(request)))
         record.state(State.REQUESTED)
-    except BaseException:
+    except BaseException:  # re-raised: a lock that stays would make a dead machine look alive
         lock.release()
         raise
     point("after-claim")
@@ -65,6 +64,15 @@ def gate(folders: Folders) -> Path:
         with no_space_as_error(path):
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
     return path
+
+
+def claimed_by(folder: Path) -> int | None:
+    """The process that claimed this machine, if it was since the host was started."""
+    for event in read(folder)[:1]:
+        pid = event.get("pid")
+        if event["event"] == "claim" and event.get("boot") == boot_id() and isinstance(pid, int) and pid > 1:
+            return pid
+    return None
 
 
 def _without_secrets(request: Request) -> dict[str, Any]:
@@ -117,13 +125,8 @@ async def holding(images: ImageStore, image: Image, id: MachineId) -> AsyncItera
         hold.__exit__(None, None, None)
 
 
-# -- room ---------------------------------------------------------------------------------------------------------------
-
-
 async def reserve(request: Request, folders: Folders, settings: Settings) -> None:
-    """Reserve what the machine may use. Raises NoMemory, NoProcessors, NoSpace with the numbers where others have reserved
-    too much of it; never for what a batch system has set aside, nor for more than this host ever has: that is for
-    others to refuse."""
+    """Reserve what it may use. Raises NoMemory, NoProcessors, NoSpace; not for what a batch system has set aside."""
     spec = request.machine
     need = Need(spec.memory, spec.cpus, spec.scratch or 0, own_groups())
     turn = await lock_of(folders.run / TURN, timeout=PATIENCE, what="reserve memory for a machine")

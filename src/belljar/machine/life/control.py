@@ -29,8 +29,7 @@ Handler = Callable[[Answer, socket.socket], Awaitable[Answer | None]]
 
 
 class ControlServer:
-    """Listens in the machine's folder while open. The handler gets each question with its connection, and answers, or
-    returns None after it answered by itself and used the connection."""
+    """Listens in the machine's folder. The handler returns an answer, or None if it used the connection itself."""
 
     def __init__(self, folder: Path, handler: Handler) -> None:
         self._folder = folder
@@ -47,7 +46,7 @@ class ControlServer:
             loop = asyncio.get_running_loop()
             loop.set_exception_handler(_quietly)
             self._server = await loop.create_unix_server(lambda: _Caller(self._take), sock=listener, backlog=BACKLOG)
-        except BaseException:
+        except BaseException:  # re-raised: nobody else has the socket to close
             listener.close()
             raise
 
@@ -155,14 +154,13 @@ def ask(connection: socket.socket, do: str, **facts: Any) -> Answer:
 
 @asynccontextmanager
 async def talk(view: MachineView, converse: Callable[[socket.socket], Guest]) -> AsyncIterator[Guest]:
-    """Its guest's agent, beside its payload, by a relay of its keeper's. What was begun there ends with the conversation. Raises NoSuchMachine,
-    MachineBusy."""
+    """A conversation of its own with its guest's agent. Raises NoSuchMachine, MachineBusy."""
     connection = connect(view.folder)
     try:
         ask(connection, "relay")
         connection.setblocking(False)
         guest = converse(connection)
-    except BaseException:
+    except BaseException:  # re-raised: nobody else has the connection to close
         connection.close()
         raise
     try:

@@ -10,6 +10,7 @@ from belljar.hypervisor import DomainSpec
 from belljar.machine.life.life import Life
 from belljar.model import MIB, NetworkMode
 from belljar.network import Link
+from belljar.records import replace
 
 LARGEST_SKEW = 0.1  # seconds between the guest's clock and ours
 # Where others reach a guest's ssh server, its keys are part of who it is. Elsewhere nobody would see new ones, and making
@@ -24,9 +25,7 @@ async def prove(guest: Guest, link: Link, life: Life, *, is_clone: bool = False)
     wanted = new_identity(life.request.id, link)
     proof = await guest.identify(wanted)
     if abs(proof.clock_skew) > LARGEST_SKEW:
-        proof = IdentityProof(
-            proof.hostname, proof.machine_id, proof.nonce, proof.mac, proof.sample, await guest.set_clock()
-        )
+        proof = replace(proof, clock_skew=await guest.set_clock())
     check(wanted, proof)
     life.claim_sample(proof.sample)
     if is_clone and link.mode in REACHED:

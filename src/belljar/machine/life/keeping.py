@@ -8,15 +8,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
-from belljar.errors import (
-    AgentLost,
-    BelljarError,
-    DomainDied,
-    DomainKilled,
-    GuestError,
-    GuestPoweredOff,
-    HypervisorError,
-)
+from belljar import errors
 from belljar.guest import Guest, Streams
 from belljar.host.processes import start_time
 from belljar.host.threads import in_thread
@@ -35,10 +27,10 @@ from belljar.machine.life.output import Console
 from belljar.machine.life.work import PayloadRun, Present, Run
 from belljar.machine.orders import Ended, Orders, unless_cancelled
 from belljar.machine.parts import Keep, Parts
-from belljar.machine.planning.boot_plan import Plan, Planner
+from belljar.machine.planning.boot_plan import Plan, Planner, awaited_line
 from belljar.machine.planning.refusal import checked_image
 from belljar.machine.planning.template import judge
-from belljar.model import NetworkMode, OwnWork, Request, RunPayload, Sign, Start, State, Work
+from belljar.model import NetworkMode, OwnWork, Request, RunPayload, Start, State, Work
 
 T = TypeVar("T")
 LAST_WORDS = 2.0  # seconds between the channel's end and the event that explains it
@@ -59,12 +51,10 @@ class Keeping:
         self._run = run_of(life.request.work, life, self.now, parts)
         self._commands = Commands(life, orders, self.now, self._run)
         self._control = ControlServer(life.folder, self._commands.answer)
-        self._fate: asyncio.Task[BelljarError] | None = None  # why the domain ended by itself
+        self._fate: asyncio.Task[errors.BelljarError] | None = None  # why the domain ended by itself
         self._tasks: list[asyncio.Task[None]] = []
         self._usage = (0.0, 0.0, 0)
         self._quit_status: int | None = None  # of the last domain, as waitpid tells it
-
-    # -- the way in ------------------------------------------------------------------------------------------------
 
     async def live(self, streams: Streams) -> None:
         """From the claim to the payload's end; raises what ended it otherwise."""
@@ -90,7 +80,7 @@ class Keeping:
                 life.enter(State.READY)
                 life.enter(State.RUNNING)
                 await self._while_alive(self._run.carry_out(streams))
-            except GuestPoweredOff as error:
+            except errors.GuestPoweredOff as error:
                 self._run.conclude_off(error)
 
     async def _start(self, image: Image) -> None:
@@ -102,8 +92,8 @@ class Keeping:
         life.point("after-overlay")
         try:
             await self._boot(plan)
-        except (HypervisorError, GuestError) as error:
-            is_killed = isinstance(error, DomainKilled)  # by somebody who would kill the next one too
+        except (errors.HypervisorError, errors.GuestError) as error:
+            is_killed = isinstance(error, errors.DomainKilled)  # by somebody who would kill the next one too
             if plan.template is None or is_killed or life.request.machine.start is Start.CLONE:
                 raise
             life.record.tell("clone-failed", key=plan.template.key, reason=error.message)
@@ -181,8 +171,6 @@ class Keeping:
             await self._living_guest().greet()
         self.life.point("after-boot")
 
-    # -- the way out -------------------------------------------------------------------------------------------------
-
     async def leave(self) -> None:
         """Domain, socket, files, outcome, lock, in this order. Each step is tried whatever became of the one before."""
         life = self.life
@@ -238,8 +226,6 @@ class Keeping:
         self.now.clear()
         self._tasks.clear()
 
-    # -- small helps ---------------------------------------------------------------------------------------------------
-
     def _living_guest(self) -> Guest:
         assert self.now.guest is not None
         return self.now.guest
@@ -250,7 +236,7 @@ class Keeping:
         task = asyncio.ensure_future(work)
         try:
             await asyncio.wait({task, self._fate}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done() and isinstance(task.exception(), (AgentLost, DomainDied)):
+            if task.done() and isinstance(task.exception(), (errors.AgentLost, errors.DomainDied)):
                 # A channel that breaks, or its monitor, is how QEMU's end shows first; its own event tells why.
                 await asyncio.wait({self._fate}, timeout=LAST_WORDS)
             if self._fate.done() and not (task.done() and task.exception() is None):
@@ -278,11 +264,6 @@ async def _cancelled(task: asyncio.Future[Any]) -> None:
         await asyncio.wait({task})
     if not task.cancelled():
         task.exception()
-
-
-def awaited_line(work: Work) -> bytes:
-    """What is waited for on the console."""
-    return work.ready.of.encode() if isinstance(work, OwnWork) and work.ready.sign is Sign.LINE else b""
 
 
 def extras_of(request: Request, image: Image, parts: Parts) -> Iterator[Extra]:

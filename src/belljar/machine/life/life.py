@@ -68,11 +68,10 @@ class Life:
 
     @contextmanager
     def trying(self, otherwise: str) -> Iterator[None]:
-        """A step of the way out. Whatever goes wrong in it, the next one is taken; the outcome tells what became of this
-        one: *otherwise*, and why."""
+        """A step of the way out. An error in it is told in the outcome (*otherwise*, and why), and does not stop it."""
         try:
             yield
-        except Exception as error:
+        except Exception as error:  # a defect of one step must not keep the next one from cleaning up
             self.tell_trouble(f"{otherwise}: {_why(error)}")
 
     def tell_trouble(self, what: str) -> None:
@@ -87,8 +86,7 @@ class Life:
         return path
 
     def claim_sample(self, sample: str) -> None:
-        """The random bytes that its guest drew. Two guests of this host that drew the same are twins: the second one is
-        refused. Raises IdentityRefused."""
+        """Two guests of a host that drew the same random bytes are twins. Raises IdentityRefused."""
         path = self.folders.identities / sample
         self.record.intend("identity", path)
         try:
@@ -139,16 +137,12 @@ class Life:
         if self.is_settled:
             return
         self.note(
-            cause=error.cause,
-            klass=class_of_error(error),
-            reason=error.message,
-            hint=about(error.hint, self.request.id),
-            error=type(error).__name__,
-        )
+            cause=error.cause, klass=class_of_error(error), reason=error.message,
+            hint=about(error.hint, self.request.id), error=type(error).__name__,
+        )  # fmt: skip
 
     def end(self, ended: Ended) -> None:
-        """The machine was ended from outside before all was done. A payload that had ended by then is told about in the
-        reason only: its result was not delivered whole, so it is not the job's."""
+        """The machine was ended from outside. How a payload ended is only told, for its files were not delivered."""
         if self.is_settled:
             return
         reason = ended.reason
@@ -186,8 +180,7 @@ class Life:
 
 
 class Deadline:
-    """When a machine's work is to end: its time limit, or the moment that an order gave it while it lived. Measured by the
-    event loop's clock, which leaves out the time in which a job was suspended."""
+    """When its work is to end. By the event loop's clock, which leaves out the time in which a job was suspended."""
 
     def __init__(self) -> None:
         self.why = ""  # in words, once it has passed
@@ -209,10 +202,8 @@ class Deadline:
     def begin(self, limit: float | None) -> None:
         """The work's time counts from now on. An order of before stands."""
         if limit is not None and not self.is_moved:
-            self._end, self.why = (
-                asyncio.get_running_loop().time() + limit,
-                f"the time limit of {limit:g} s was reached",
-            )
+            self._end = asyncio.get_running_loop().time() + limit
+            self.why = f"the time limit of {limit:g} s was reached"
 
     def move(self, at: float) -> None:
         """It is this moment now, which may have been."""

@@ -1,5 +1,4 @@
-"""What a machine says, kept in files that hold the latest bytes of a stream which may never end: the serial console's log, and
-what a detached payload writes."""
+"""Logs that keep the latest bytes of an endless stream: the serial console, and what a detached payload writes."""
 
 from __future__ import annotations
 
@@ -18,8 +17,7 @@ NEXT = ".new"
 
 
 class RollingFile:
-    """A log and its predecessor hold together the last *half* to twice *half* bytes. There is a file of this name at all
-    times, so that whoever follows it can tell its change from its end."""
+    """A log and its predecessor: the last *half* to twice *half* bytes. A file of this name is there at all times."""
 
     def __init__(self, path: Path, half: int) -> None:
         self._path, self._half = path, half
@@ -50,7 +48,7 @@ class RollingFile:
         try:
             os.link(self._path, before)
             os.rename(coming, self._path)
-        except BaseException:
+        except OSError:
             os.close(file)
             raise
         os.close(self._file)

@@ -10,14 +10,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from belljar.errors import (
-    BelljarError,
-    BootFailed,
-    ContextImpossible,
-    GuestError,
-    GuestPoweredOff,
-    HypervisorError,
-)
+from belljar.errors import BelljarError, BootFailed, ContextImpossible, GuestError, GuestPoweredOff, HypervisorError
 from belljar.guest import Streams
 from belljar.host.guard.egress import Egress, rule
 from belljar.hypervisor import EventKind, Nic
@@ -33,8 +26,8 @@ from belljar.records import replace
 FAILED = 400  # and all above it: banned, no environment, a fault of the grid's, a transient one
 ROOT = Account("root", 0, 0, "root", home="/root")
 EVERYWHERE = rule("0.0.0.0/0")
-# Seconds between two looks at a port or a file. A port that is still closed tells nobody, for QEMU takes each connection by itself;
-# and of a file in a folder that is not there yet, or that comes with a mount, the guest's kernel has no event either.
+# Seconds between two looks at a port or a file. There is no event: QEMU takes connections before the guest does, and the guest's
+# kernel tells nothing of a file in a folder that is not there yet, or that comes with a mount.
 LOOK_AGAIN = 1.0
 GREETING = 2.0  # seconds in which a server that speaks first has spoken
 ANYBODY = b"HEAD / HTTP/1.0\r\n\r\n"  # said to one that waits to be spoken to
@@ -118,11 +111,8 @@ class OwnRun(Run):
         for extra in self._now.extras:
             extra.left_in_order()
 
-    # -- the probes --------------------------------------------------------------------------------------------------
-
     async def _answers(self) -> bool:
-        """A server speaks first, as ssh's does, or it answers who speaks HTTP. QEMU takes each connection before it knows
-        whether the guest does, so one that is taken tells nothing."""
+        """A server speaks first, as ssh's does, or answers HTTP. QEMU takes connections before the guest does."""
         assert self._now.domain is not None
         loop = asyncio.get_running_loop()
         try:
@@ -178,8 +168,7 @@ def with_port(nic: Nic | None, work: OwnWork) -> Nic | None:
 
 
 def conclude(life: Life) -> None:
-    """The machine powered itself off: its own message is the outcome. Codes from 400 on are exit code 1, every other end
-    is 0: that there was no work (300) is no failure."""
+    """The machine powered itself off: its own message is the outcome. Codes from 400 on are exit code 1, others 0."""
     code, text = message(life.folder / JOBOUTPUTS / MESSAGE)
     reason = (
         f"the guest powered itself off: {text}" if text else "the guest powered itself off and said nothing about it"

@@ -1,7 +1,4 @@
-"""What runs inside a machine, carried out: a payload that belljar starts, or a guest's own work (own_work.py).
-
-Both are the same to who keeps the machine: they begin, they can be asked to end, and they conclude the outcome.
-"""
+"""What runs inside a machine: a payload that belljar starts, or a guest's own work (own_work.py)."""
 
 from __future__ import annotations
 
@@ -9,16 +6,7 @@ import asyncio
 import signal
 from contextlib import suppress
 
-from belljar.errors import (
-    BelljarError,
-    BootFailed,
-    GuestError,
-    GuestPoweredOff,
-    GuestRefused,
-    HostError,
-    OutputMissing,
-    UsageError,
-)
+from belljar import errors
 from belljar.guest import ExitStatus, Guest, Process, Streams
 from belljar.hypervisor import Domain, EventKind
 from belljar.machine.extras import Equipment, Extra
@@ -76,11 +64,11 @@ class Run:
         """It may take its time, which others limit. Nobody hears this in a guest that is lost."""
         raise NotImplementedError
 
-    def explain_off(self, kind: EventKind, last_line: str) -> BelljarError:
+    def explain_off(self, kind: EventKind, last_line: str) -> errors.BelljarError:
         """What it amounts to that the guest powered itself off, or rebooted."""
         raise NotImplementedError
 
-    def conclude_off(self, error: GuestPoweredOff) -> None:
+    def conclude_off(self, error: errors.GuestPoweredOff) -> None:
         """Make this end the outcome, or raise it."""
         raise error
 
@@ -88,12 +76,10 @@ class Run:
         """Wait until the guest is ready for its work: it is when it has proved who it is. Raises BootTimeout."""
 
     async def tell_deadline(self) -> None:
-        """Its deadline was moved: let the features in the guest say so. Its metadata service does, when it is asked. Raises
-        GuestError."""
+        """Its deadline was moved: change the features in the guest. Raises GuestError."""
 
     async def signal(self, number: int, *, alone: bool = False) -> None:
-        """Deliver a signal, where somebody takes one; what comes before the work began is delivered then. A guest that is lost
-        hears nothing."""
+        """Deliver a signal, at the begin if it comes before; a guest that is lost hears nothing."""
 
     async def kill(self) -> bool:
         """Kill what is left of it, after its grace; False where only the machine's end does that."""
@@ -134,7 +120,7 @@ class PayloadRun(Run):
         with life.phase("fetch"):
             try:
                 await self._fetch(guest, payload)
-            except (UsageError, GuestRefused, HostError) as error:
+            except (errors.UsageError, errors.GuestRefused, errors.HostError) as error:
                 life.fail(error)
         life.point("status-written")
         life.settle()
@@ -178,16 +164,16 @@ class PayloadRun(Run):
 
     async def _fetch(self, guest: Guest, payload: Payload) -> None:
         """Copy every output that can be had, then complain about the first that cannot."""
-        trouble: BelljarError | None = None
+        trouble: errors.BelljarError | None = None
         for item in payload.outputs:
             try:
                 await guest.get(item, payload.account, payload.cwd)
-            except (UsageError, GuestRefused, HostError) as error:
+            except (errors.UsageError, errors.GuestRefused, errors.HostError) as error:
                 trouble = trouble or error
         if self._life.request.machine.shares or self._life.request.keep:
             await guest.end_payload()
         has_failed = self._life.outcome.exit_code != 0
-        if trouble is not None and not (has_failed and isinstance(trouble, OutputMissing)):
+        if trouble is not None and not (has_failed and isinstance(trouble, errors.OutputMissing)):
             raise trouble  # what a failing payload did not write is its own affair
 
     async def tell_deadline(self) -> None:
@@ -204,7 +190,7 @@ class PayloadRun(Run):
         if self._now.process is None:
             self._early.append((number, alone))
             return
-        with suppress(GuestError):  # that it is lost is told by others
+        with suppress(errors.GuestError):  # that it is lost is told by others
             await self._now.process.signal(number, alone=alone)
 
     async def kill(self) -> bool:
@@ -212,15 +198,15 @@ class PayloadRun(Run):
             await self.signal(signal.SIGKILL)
         return self._payload.lingers
 
-    def explain_off(self, kind: EventKind, last_line: str) -> BelljarError:
+    def explain_off(self, kind: EventKind, last_line: str) -> errors.BelljarError:
         if self._life.is_begun:
             what = "powered the guest off" if kind is EventKind.SHUTDOWN else "rebooted the guest"
-            return GuestPoweredOff(f"the payload {what}")
+            return errors.GuestPoweredOff(f"the payload {what}")
         return off_too_soon(kind, last_line)
 
 
-def off_too_soon(kind: EventKind, last_line: str) -> BootFailed:
+def off_too_soon(kind: EventKind, last_line: str) -> errors.BootFailed:
     """A guest that ended while it was booted for something."""
     what = "powered itself off" if kind is EventKind.SHUTDOWN else "rebooted"
     before = f": {last_line}" if last_line else ""
-    return BootFailed(f"the guest {what} before a payload was started{before}")
+    return errors.BootFailed(f"the guest {what} before a payload was started{before}")

@@ -1,8 +1,8 @@
-"""Ask for a machine that lives on its own: the whole request goes to a new process, which answers once it is claimed.
+"""Ask for a machine that lives on its own: the request goes to a new process, which answers when the machine is
+claimed.
 
-The process is `belljar internal keep`. It gets the request as one line of JSON on its standard input, so that nothing of it is ever in a
-file or a command line, forks its keeper off, and tells what came of that as one line of JSON on its standard output:
-{"id": ...}, or {"error": class, "message": ..., "hint": ...}.
+`belljar internal keep` reads the request as one line of JSON from its standard input, so that no file or command line
+has it, forks the keeper, and prints one line: {"id": ...}, or {"error": class, "message": ..., "hint": ...}.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ ENTRY = "import sys; sys.path.append(sys.argv.pop(1)); from belljar.cli import e
 
 
 class Started:
-    """A machine that was claimed. `tie` is what a tied machine lives by: it is ended when this is closed, and so when this
-    process ends in any way."""
+    """A machine that was claimed. A tied one ends when `tie` is closed, as it is when this process ends."""
 
     def __init__(self, id: MachineId, tie: IO[bytes] | None) -> None:
         self.id, self.tie = id, tie
@@ -40,15 +39,11 @@ class Started:
 
 
 def start(
-    request: Request,
-    *,
-    config_file: Path | None = None,
-    stdin: int | None = None,
-    tied: bool = False,
+    request: Request, *, config_file: Path | None = None, stdin: int | None = None, tied: bool = False,
     patience: float = PATIENCE,
-) -> Started:
-    """Have the request carried out by a process of its own, and return when its machine is claimed. *stdin*: a descriptor
-    of the file that the payload reads. Raises what kept it from being claimed, HostError after *patience* seconds."""
+) -> Started:  # fmt: skip
+    """Start a keeper; returns when its machine is claimed. *stdin*: the payload's. Raises what kept it from being
+    claimed."""
     words = ["--config", str(config_file)] if config_file is not None else []
     words += ["internal", "keep"] + (["--tied"] if tied else [])
     copies = [] if stdin is None else [os.dup(stdin)]  # its own 0 carries the request
@@ -65,7 +60,7 @@ def start(
                 keeper.stdin.write(dumps(request) + b"\n")
                 keeper.stdin.flush()
             answer = _answer(keeper, patience)
-        except BaseException:
+        except BaseException:  # re-raised: Ctrl-C leaves no keeper behind either
             keeper.stdin.close()
             keeper.terminate()
             keeper.wait()

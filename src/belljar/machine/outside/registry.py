@@ -13,7 +13,7 @@ from belljar.host.files import read_json
 from belljar.host.locks import is_locked
 from belljar.journal import Event, Ledger, read
 from belljar.machine import LOCK, OUTCOME, REQUEST, Folders, MachineView
-from belljar.machine.cleaning.reaper import Reaper, Undone
+from belljar.machine.cleaning.reaper import Reaper, Undone, ended_at
 from belljar.model import MachineId, Outcome, State
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class Machines:
         return sorted(views, key=lambda view: view.created)
 
     def find(self, reference: str) -> MachineView:
-        """The machine of this id, unique id prefix, name or batch id (`slurm:4711`); a live one before an ended one, the
-        latest of a name. Raises NoSuchMachine, AmbiguousMachine."""
+        """The machine of this id, unique prefix, name or batch id (`slurm:4711`). Raises NoSuchMachine,
+        AmbiguousMachine."""
         if not reference:
             raise NoSuchMachine("an empty id")
         for ended in (False, True):
@@ -61,13 +61,13 @@ class Machines:
         live = [view for view in self.list() if job in jobs_of(view)]
         if live:
             return live[-1]
-        folders = sorted(_folders(self.folders.logs), key=_age)[:NEWEST]
+        folders = sorted(_folders(self.folders.logs), key=ended_at, reverse=True)[:NEWEST]
         views = (view for folder in folders if (view := _view(folder)) is not None)
         return next((view for view in views if job in jobs_of(view)), None)
 
     async def ended(self, id: MachineId) -> Outcome:
-        """What came of this machine, once it has ended. Where its keeper was killed, what it left is finished first. Any
-        number of machines may be waited for at once. Raises NoSuchMachine, HostError."""
+        """The outcome of this machine, once it has ended; many may be awaited at once. Raises NoSuchMachine,
+        HostError."""
         if self._ends is None:
             from belljar.machine.outside.watching import Ends
 
@@ -81,8 +81,7 @@ class Machines:
         raise NoSuchMachine(f"{id}: no machine of this id, or nothing is known of its end")
 
     def events(self, since: str | None = None) -> Stream:
-        """What happens to all machines, to be read by `async for`, from now on: first what the journals of the living have, then
-        what comes. *since*: a position in the ledger, whose later rows are told, too; "" is its beginning."""
+        """The events of all machines, for `async for`. *since*: also the ledger's rows after it ("": all)."""
         from belljar.machine.outside.watching import Stream
 
         return Stream(self.folders, since)
@@ -116,14 +115,6 @@ def _aliases(view: MachineView) -> list[str]:
     labels = view.request.get("labels")
     pairs = [one for one in labels if isinstance(one, list) and len(one) == 2] if isinstance(labels, list) else []
     return [text for kind, text in pairs if kind == "alias" and isinstance(text, str)]
-
-
-def _age(folder: Path) -> float:
-    """Sorts the newest first."""
-    try:
-        return -os.stat(folder).st_mtime
-    except OSError:
-        return 0.0
 
 
 def _folders(parent: Path) -> list[Path]:

@@ -1,15 +1,12 @@
-"""What happens to all machines of a set of folders, as it happens. The kernel tells of it: while nothing happens, nothing runs,
-however many machines there are.
+"""What happens to all machines of a set of folders, as it happens: by inotify, so nothing runs while nothing happens.
 
-Whatever wakes us, what counts is what is on disk then. So an event that the kernel had no room for costs a second look
-at everything, and nothing else.
+What counts is what is on disk. So an event that the kernel had no room for only costs a second look at everything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
-import json
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +19,7 @@ from belljar.host.threads import in_thread
 from belljar.host.watch import IN_CREATE, IN_DELETE, IN_MODIFY, IN_MOVED_FROM, IN_MOVED_TO, IN_Q_OVERFLOW, Watch
 from belljar.journal import JOURNAL, Event, Ledger, parse
 from belljar.machine import LOCK, Folders
+from belljar.machine.life.claim import claimed_by
 from belljar.model import MachineId
 
 ENDED = "ended"  # the event of a machine's row in the ledger
@@ -40,8 +38,7 @@ GONE = IN_DELETE | IN_MOVED_FROM
 
 
 class Ends:
-    """Waits for the ends of any number of machines, with one inotify descriptor for all, and one of the keeper's process
-    for each. Lives in one event loop."""
+    """Waits for the ends of many machines in one event loop: one inotify descriptor, and one pidfd for each."""
 
     def __init__(self, folders: Folders, finish: Callable[[MachineId], None]) -> None:
         self._folders, self._finish = folders, finish
@@ -49,8 +46,7 @@ class Ends:
         self._watch: Watch | None = None
 
     async def wait(self, id: MachineId) -> None:
-        """Returns when the machine has ended. Where its keeper is dead, what it left is finished first. Raises what keeps
-        it from being finished."""
+        """Return when it has ended; what a dead keeper left is finished first. Raises what is in the way of that."""
         folder = self._folders.machine(id)
         with self._told(id) as changed:
             while folder.exists():
@@ -64,10 +60,10 @@ class Ends:
 
     async def _until_something_happens(self, folder: Path, changed: asyncio.Event) -> None:
         """The folder went, or who claimed it is dead."""
-        loop = asyncio.get_running_loop()
+        loop, pid = asyncio.get_running_loop(), claimed_by(folder)
         try:
-            process = os.pidfd_open(_claimed_by(folder))
-        except (ProcessLookupError, OSError):  # somebody else holds the lock for a moment: who finishes it, or looks
+            process = os.pidfd_open(pid or -1)
+        except OSError:  # somebody else holds the lock for a moment: who finishes it, or looks
             return await in_thread(lambda: _until_free(folder / LOCK))
         try:
             loop.add_reader(process, changed.set)
@@ -119,26 +115,13 @@ def _until_free(lock: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_SH)
 
 
-def _claimed_by(folder: Path) -> int:
-    """The process that claimed this machine. Raises OSError where that is not known."""
-    with open(folder / JOURNAL, "rb") as file, suppress(ValueError):
-        pid = json.loads(file.readline(1 << 16)).get("pid")
-        if isinstance(pid, int) and pid > 1:
-            return pid
-    raise ProcessLookupError(f"{folder}: who claimed it is not known")
-
-
 class Stream:
-    """The events of every machine of these folders as they are journaled, of machines to come as well, and one more,
-    `ended`, for each row of the ledger: also of machines whose keeper was killed. Watched from the moment it is made."""
+    """The events of every machine of these folders as they are journaled, and `ended` for each row of the ledger."""
 
     def __init__(self, folders: Folders, since: str | None = None) -> None:
         self._folders = folders
         self._watch = Watch()
-        machines, logs = (
-            _there(folders.machines),
-            _there(folders.logs),
-        )  # a missing one cannot be watched
+        machines, logs = (_there(folders.machines), _there(folders.logs))  # a missing one cannot be watched
         self._machines = self._watch.add(machines, IN_CREATE | GONE | IN_MOVED_TO)
         self._logs = self._watch.add(logs, IN_MODIFY)
         self._ledger = Ledger(folders.logs)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from belljar.context import Chosen
-from belljar.errors import BelljarError, BootFailed, BootTimeout, NotPermitted, TemplateError
+from belljar.errors import BadUserData, BelljarError, BootFailed, BootTimeout, NotPermitted, TemplateError
 from belljar.guest import Guest
 from belljar.host.threads import in_thread
 from belljar.hypervisor import Boot, Domain, DomainSpec, Nic, SharedFolder, Template, cloning_of
@@ -17,7 +17,6 @@ from belljar.machine.extras.shares import has_virtiofs, host_folders, warm_for
 from belljar.machine.life.life import Life
 from belljar.machine.parts import Keep, Parts
 from belljar.machine.planning.guest_context import GuestContext, has_usual_way
-from belljar.machine.planning.refusal import no_way_for_user_data
 from belljar.machine.planning.template import Making, failed_before, in_base_frame, make_template
 from belljar.model import MIB, Context, NetworkMode, OwnWork, Request, Sign, Start, Work
 from belljar.network import Link
@@ -56,7 +55,9 @@ class Planner:
         spec, context, wanted = plan.spec, plan.context, self._life.request.machine.start
         if wanted is Start.COLD:
             return await self._with_disk(replace(plan, reason="asked for"))
-        why = context.private or why_never_a_clone(self._life.request.work)
+        why = context.private
+        if awaited_line(self._life.request.work):
+            why = "it is awaited by a line on its console, which a clone's template has written"
         cloning = self._parts.hypervisor.cloning
         if not why and isinstance(cloning, str):
             why = cloning
@@ -74,8 +75,7 @@ class Planner:
         return await self._with_disk(replace(await self._undecided(), reason=reason))
 
     async def template(self, *, exact: bool) -> Template:
-        """The template that this machine would be cloned from, made now where there is none; with *exact*, one of its own size.
-        Raises why it cannot be had."""
+        """The template it would be cloned from, or one of its *exact* size; made if missing. Raises why not."""
         plan, templates = await self._undecided(), cloning_of(self._parts.hypervisor)
         framed = (
             None if exact else in_base_frame(plan.spec, self._image, templates, has_own_init=plan.context.has_own_init)
@@ -85,8 +85,7 @@ class Planner:
         return found if isinstance(found, Template) else await self._make(spec, plan.context)
 
     async def _template_for(self, spec: DomainSpec, context: GuestContext) -> tuple[DomainSpec, Template | str]:
-        """One of exactly this size, if it is there; else the image's base template, made where it is missing, with the
-        machine as a clone of it; else one of this size, made now; or why there is none."""
+        """A template of exactly this size, else the image's base template, else one made of this size; or why not."""
         templates = cloning_of(self._parts.hypervisor)
         found = templates.find_template(spec)
         if isinstance(found, Template):
@@ -134,7 +133,7 @@ class Planner:
         making = Making(context.image.disk, make_guest, account, context.awaited, parts.boot_timeout)
         with life.phase("template"):
             context.make_seed(spec)
-            with parts.showing(f"Making a template of {life.request.machine.image}, once", spec.image_digest):
+            with parts.showing(f"Making a template of {life.request.machine.image}, once"):
                 return await make_template(parts.hypervisor, spec, making, life.record)
 
     def _as_clone(self, plan: Plan) -> Plan:
@@ -173,14 +172,19 @@ class Planner:
         context = await self._guest_context()
         files = context.files
         if request.work.user_data is not None and not (equipment.answers or context.private):
-            raise no_way_for_user_data(request)
+            raise BadUserData(
+                f"image {machine.image}: nothing would bring the user data to the guest",
+                hint="Give the machine `--network user` (it finds them at http://169.254.169.254), or `--context cloud-init`.",
+            )
         initrd = context.ramdisk(life.folder)
         boot = Boot(files.kernel, initrd, files.append, context.digest, files.firmware, image.is_disc)
         shared = replace(boot, initrd=files.initrd)  # a ramdisk of the machine's own is not there yet
         accelerator, why = await in_thread(lambda: parts.hypervisor.accelerator(shared))
         life.note(accelerator=accelerator.value, accelerator_reason=why)
         link = equipment.joined.link if equipment.joined else plan_link(machine.network, request.id)
-        nic = nic_of(link) if context.ssh is None else context.ssh.card(link)
+        nic = None if link.mode is NetworkMode.NONE else Nic(link.mode, link.mac, link.egress, link.has_line, link.fd)
+        if context.ssh is not None:
+            nic = context.ssh.card(link)
         if isinstance(request.work, OwnWork):
             from belljar.machine.life.own_work import with_port
 
@@ -209,25 +213,14 @@ class Planner:
         return await decide(request, image, self._parts, self._keep)
 
 
-def nic_of(link: Link) -> Nic | None:
-    """The card of a link, in the hypervisor's words."""
-    if link.mode is NetworkMode.NONE:
-        return None
-    return Nic(link.mode, link.mac, link.egress, link.has_line, link.fd)
-
-
-def why_never_a_clone(work: Work) -> str:
-    """Why a guest with this work can be no clone; "": it can."""
-    is_by_line = isinstance(work, OwnWork) and work.ready.sign is Sign.LINE
-    return "it is awaited by a line on its console, which a clone's template has written" if is_by_line else ""
+def awaited_line(work: Work) -> bytes:
+    """What is waited for on the console."""
+    return work.ready.of.encode() if isinstance(work, OwnWork) and work.ready.sign is Sign.LINE else b""
 
 
 def qemu_owner(request: Request, setting: str, euid: int) -> tuple[int, int]:
-    """Who QEMU runs as. Only root has a choice: the payload's user, or for root's own payloads a user with no rights.
-
-    Root's writable shares are the exception: files in them are to be root's, so QEMU stays root there, without
-    capabilities but those that 9p needs.
-    """
+    """Who QEMU runs as. Only root has a choice: the payload's user, or for root's own payloads one with no rights. With
+    root's writable shares QEMU stays root, with the capabilities of 9p alone: files in them are to be root's."""
     if euid != 0:
         return euid, os.getegid()
     if setting not in ("", "auto"):

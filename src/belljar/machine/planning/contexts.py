@@ -1,13 +1,13 @@
-"""How a machine's guest is contextualized, decided and prepared: the image's own init instead of belljar's, a disc, a layer.
+"""How a guest is contextualized if not in the usual way (belljar's ramdisk, see `Planner`): the image's own init, a
+disc, a layer.
 
-The usual way, belljar's ramdisk, needs nothing of this and is not looked at here: see `Planner`. A layer is an image with the
-agent put in, for guests that boot by firmware with an init of their own:
+A layer is an image with the agent put in, for guests that boot by firmware with an init of their own:
 
     images/layers/<image>-<agent>.qcow2    what the workshop changed; the image below it is never written
-    images/layers/<image>-<agent>.json     the layer's own digest, written last; without it there is no layer
+    images/layers/<image>-<agent>.json     the layer's digest, written last; without it there is no layer
     images/layers/<image>-<agent>.lock     held by whoever makes it
 
-A layer that is made again is another one, for its files have other times: its digest is part of a template's key.
+The digest of a layer is part of a template's key: one that is made again differs, for its files have other times.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
-from belljar.context import Chosen, Means, choose, cloud_init_seed, user_seed
+from belljar.context import Chosen, Means, choose, cloud_init_seed, ssh_seed, user_seed
 from belljar.errors import BelljarError, ContextImpossible
-from belljar.host.files import no_space_as_error, read_json, sync_file, write_whole
+from belljar.host.files import no_space_as_error, read_json, sync, write_whole
 from belljar.host.interpreter import Interpreter
 from belljar.host.threads import in_thread
 from belljar.hypervisor import guest_uuid
@@ -58,8 +58,7 @@ PATIENCE = "systemd.default_timeout_start_sec=3600 systemd.default_device_timeou
 
 
 async def decide(request: Request, image: Image, parts: Parts, keep: Keep) -> GuestContext:
-    """The way for a request. Raises ContextImpossible, SshMissing; WorkshopFailed where the agent could not be put into the
-    disk."""
+    """How the guest of a request is contextualized. Raises ContextImpossible, SshMissing, WorkshopFailed."""
     images = parts.images
     work = request.work
     if not work.has_agent:
@@ -77,7 +76,8 @@ async def decide(request: Request, image: Image, parts: Parts, keep: Keep) -> Gu
 
         context, agent = make(parts, image, files, grows=grows), agent_digest()
         if not context.injects:
-            return GuestContext(chosen, files, image, context.any_seed(), layer=agent, ssh=context)
+            any_seed = ssh_seed(context.user, "", "", "", grows=grows)  # keys are no part of a seed's digest
+            return GuestContext(chosen, files, image, any_seed, layer=agent, ssh=context)
         # The ramdisk is the machine's own: belljar's, with the keys behind it.
         return GuestContext(
             chosen, replace(files, append=f"{files.append} {SSH_WORD}"), image, layer=f"{SSH_WORD} {agent}", ssh=context
@@ -132,13 +132,12 @@ def means_by(facts: Mapping[str, Any], has_kernel: bool) -> Means:
 
 
 async def layer_of(image: Image, parts: Parts, keep: Keep) -> tuple[Image, str]:
-    """The image as its layer has it, and the layer's digest; made now where it is missing, by one process at a time. Raises
-    WorkshopFailed, LockTimeout, NoSpace."""
+    """The image with its layer (made if missing), and its digest. Raises WorkshopFailed, LockTimeout, NoSpace."""
     python = await in_thread(lambda: parts.images.python_for(image))
     path = parts.images.work_folder("layers") / f"{layer_name(image, python)}.qcow2"
     if digest := _known(path):
         return replace(image, disk=path), digest
-    with parts.showing(f"Putting the agent into {image.called}, once, in a machine", ""):
+    with parts.showing(f"Putting the agent into {image.called}, once, in a machine"):
         what = f"put the agent into {path.stem:.12}"
         lock = await lock_of(path.with_suffix(".lock"), timeout=LAYER_PATIENCE, what=what)
         try:
@@ -159,7 +158,7 @@ async def _make_layer(path: Path, image: Image, python: Interpreter | None, part
         await workshop.inject(draft, (AGENT_PATH, agent_source()), (UNIT_PATH, unit), carried)
         with no_space_as_error(path):
             draft.chmod(0o400)
-            sync_file(draft)
+            sync(draft)
             digest = await in_thread(lambda: _digest(draft))
             path.with_suffix(".json").unlink(missing_ok=True)
             draft.rename(path)

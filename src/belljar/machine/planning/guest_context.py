@@ -61,8 +61,7 @@ class GuestContext:
         return folder / RAMDISK if self.ssh is not None and self.ssh.injects else self.files.initrd
 
     def make_seed(self, spec: DomainSpec) -> None:
-        """The disc of a cold start or a template, where there is to be one and it is not there yet; a clone has its
-        template's."""
+        """Make the seed of a cold start or a template, if it is not there; a clone has its template's."""
         if self.ssh is not None and self.ssh.injects:
             assert spec.boot.initrd is not None and self.files.initrd is not None
             self.ssh.write_ramdisk(spec.boot.initrd, self.files.initrd)

@@ -6,16 +6,7 @@ import os
 import time
 from contextlib import closing, suppress
 
-from belljar.errors import (
-    BadUserData,
-    BelljarError,
-    ImpossibleSize,
-    NoMemory,
-    NoNineP,
-    NoVirtiofs,
-    ShareMissing,
-    about,
-)
+from belljar.errors import BelljarError, ImpossibleSize, NoMemory, NoNineP, NoVirtiofs, ShareMissing, about
 from belljar.host.files import private_folder, write_whole
 from belljar.host.room import host_memory
 from belljar.image import Image
@@ -105,16 +96,6 @@ def check_mounts(request: Request, image: Image) -> None:
             raise kind(f"--share {share.source}: the kernel of the image {image.called} has no {share.kind.value}")
 
 
-def no_way_for_user_data(request: Request) -> BadUserData:
-    return BadUserData(
-        f"image {request.machine.image}: nothing would bring the user data to the guest",
-        hint="Give the machine `--network user`, where it finds them at http://169.254.169.254, or `--context cloud-init`.",
-    )
-
-
-# -- the record ------------------------------------------------------------------------------------------------------
-
-
 def outcome_of(error: BelljarError) -> Outcome:
     """What came of a request that *error* ended before there was a machine. It has an id as every outcome has."""
     now, id = time.time(), os.urandom(6).hex()
@@ -125,16 +106,12 @@ def outcome_of(error: BelljarError) -> Outcome:
 
 
 def put_on_record(outcome: Outcome, requester: str, image: str, folders: Folders) -> Outcome:
-    """Keep it where the records of machines are kept, so that whoever asks for the job finds it, and the node's own
-    faults are counted. A host that cannot even write that has told so on the way."""
+    """Keep it with the records of machines: who asks for the job finds it, and faults of the node are counted."""
     outcome = replace(outcome, name=requester, image=image, requester=requester, uid=os.geteuid())
     request = {
-        "id": outcome.id,
-        "name": requester,
-        "requester": requester,
-        "created": outcome.started,
+        "id": outcome.id, "name": requester, "requester": requester, "created": outcome.started,
         "machine": {"image": image},
-    }
+    }  # fmt: skip
     with suppress(OSError, BelljarError):
         private_folder(folders.logs)
         folder = private_folder(folders.ended(outcome.id))

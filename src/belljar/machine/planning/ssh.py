@@ -42,10 +42,6 @@ class SshContext:
         """Of one boot. Drawn when they are first asked for, as that takes longer than all else of a clone. Raises SshMissing."""
         return self.fresh_keys(self.user)
 
-    def any_seed(self) -> Seed:
-        """Stands for all seeds of such guests: keys are no part of a seed's digest."""
-        return ssh_seed(self.user, "", "", "", grows=self.grows)
-
     def seed(self) -> Seed:
         """Raises SshMissing."""
         keys = self.keys
@@ -59,15 +55,12 @@ class SshContext:
 
     def guest(self, life: Life, *, is_draft: bool) -> Callable[[Domain], Guest]:
         """How the agent is brought to a guest that boots, and then spoken to. What becomes of each try is in the journal."""
-
-        def tell(what: str) -> None:
-            life.record.tell("ssh", seen=what)
-
-        return lambda domain: self.make_guest(domain, self.keys, tell, is_draft)
+        return lambda domain: self.make_guest(
+            domain, self.keys, lambda what: life.record.tell("ssh", seen=what), is_draft
+        )
 
     def card(self, link: Link) -> Nic:
-        """The card of a machine that is entered by ssh when it boots. One that asked for no network has a card, too, behind
-        which there is nothing but belljar. Raises ContextImpossible."""
+        """The card by which ssh comes in at the boot; without a network it leads to belljar alone."""
         if link.mode is NetworkMode.NONE:
             own = plan_link(NetworkMode.USER, SAME_CARD)
             return Nic(own.mode, own.mac, Egress(deny=(EVERYWHERE,)), forward=PORT, is_shut=True)
@@ -84,8 +77,7 @@ def card_of_clone(nic: Nic, link: Link) -> Nic:
 
 
 def make(parts: Parts, image: Image, files: BootFiles, *, grows: bool) -> SshContext:
-    """For a machine of this image. Where cloud-init would not take the keys, belljar's ramdisk puts them in. Raises
-    ContextImpossible."""
+    """For this image. belljar's ramdisk brings the keys if cloud-init would not. Raises ContextImpossible."""
     user = str(image.facts.get("ssh_user") or "root")
     if parts.ssh is None or not USER.fullmatch(user):
         raise ContextImpossible(f"image {image.called}: ssh as {user!r} is not possible")

@@ -1,7 +1,7 @@
 """Templates: which one a machine is cloned from, how it is made, and what a clone that failed says of it.
 
-A template boots an image once, lets the guest settle, freezes it; one process at a time for each kind. A machine for whose exact
-size there is none is cloned from the base template of its image, and what it has more is plugged in.
+An image is booted once, its guest settles and is frozen; one process at a time for each kind. A machine without a
+template of its size is a clone of its image's base template, and the rest is plugged in.
 """
 
 from __future__ import annotations
@@ -15,17 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.errors import (
-    AgentLost,
-    BelljarError,
-    BootFailed,
-    BootTimeout,
-    GuestRefused,
-    HostKeysRefused,
-    HypervisorError,
-    PlugRefused,
-    TemplateError,
-)
+from belljar import errors
 from belljar.guest import Guest
 from belljar.host.files import read_capped
 from belljar.hypervisor import Domain, DomainEvent, DomainSpec, EventKind, Hypervisor, Template, Templates, cloning_of
@@ -42,10 +32,8 @@ LAST_WORDS = 2.0  # seconds for the console's end to arrive after QEMU's
 BASE_MEMORY = 512 * MIB  # of an image that is known to start with it
 CAREFUL_MEMORY = 1024 * MIB  # of one that boots its own init: one that needs more than is known of it is not given less
 DOUBTS_ENOUGH = 2
-FAILED_FOR, REFUSED_FOR = (
-    3600.0,
-    7 * 86400.0,
-)  # seconds a boot in vain is remembered: the host was busy, or the guest lacks something
+# Seconds a boot in vain is remembered: the host was busy, or the guest lacks something.
+FAILED_FOR, REFUSED_FOR = 3600.0, 7 * 86400.0
 LONGEST_REASON = 1000
 
 
@@ -79,8 +67,8 @@ class Making:
 
 
 async def make_template(hypervisor: Hypervisor, spec: DomainSpec, making: Making, record: Record) -> Template:
-    """The template for a spec, made by us or by whoever was quicker. Raises BootFailed and BootTimeout, when the guest does not
-    come up; TemplateError, LockTimeout, NoSpace: the caller then boots cold."""
+    """The template for a spec, made by us or by whoever was quicker. Raises BootFailed, BootTimeout; and TemplateError,
+    LockTimeout, NoSpace, after which the caller boots cold."""
     templates = cloning_of(hypervisor)
     path = templates.template_lock(spec)
     record.tell("template-wait", lock=str(path), owner=spec.owner[0])
@@ -91,7 +79,7 @@ async def make_template(hypervisor: Hypervisor, spec: DomainSpec, making: Making
         if isinstance(found, Template):
             return found
         if why := failed_before(path, since=began):  # who had the lock before us
-            raise TemplateError(why)
+            raise errors.TemplateError(why)
         os.truncate(path, 0)
         record.intend("template", templates.template_draft(spec))
         try:
@@ -99,8 +87,8 @@ async def make_template(hypervisor: Hypervisor, spec: DomainSpec, making: Making
                 return adopted
             await templates.prepare_template(spec, making.disk)
             return await _boot_and_freeze(templates, spec, making)
-        except BaseException as error:
-            if isinstance(error, (BootTimeout, BootFailed, GuestRefused)):
+        except BaseException as error:  # re-raised: a cancel leaves no draft either
+            if isinstance(error, (errors.BootTimeout, errors.BootFailed, errors.GuestRefused)):
                 _remember(path, error)
             with suppress(OSError):  # it is in the journal
                 templates.abandon_template(spec)
@@ -110,8 +98,7 @@ async def make_template(hypervisor: Hypervisor, spec: DomainSpec, making: Making
 
 
 def failed_before(lock: Path, since: float = 0.0) -> str:
-    """Why no template of this kind came of the last boot for one: it would not come of the next one either, for an hour, or for
-    a week where the guest itself refused to be one. "": nothing is known."""
+    """Why the last boot for such a template failed; it counts for an hour, or a week if the guest refused."""
     with suppress(OSError, ValueError):
         facts = os.stat(lock)
         until, _, reason = read_capped(lock, LONGEST_REASON).decode(errors="replace").partition(" ")
@@ -120,9 +107,9 @@ def failed_before(lock: Path, since: float = 0.0) -> str:
     return ""
 
 
-def _remember(lock: Path, error: BelljarError) -> None:
-    until = time.time() + (REFUSED_FOR if isinstance(error, GuestRefused) else FAILED_FOR)
-    with suppress(OSError, BelljarError):
+def _remember(lock: Path, error: errors.BelljarError) -> None:
+    until = time.time() + (REFUSED_FOR if isinstance(error, errors.GuestRefused) else FAILED_FOR)
+    with suppress(OSError, errors.BelljarError):
         lock.write_bytes(f"{until:.0f} {error.message}".encode()[:LONGEST_REASON])
 
 
@@ -130,7 +117,7 @@ async def _of_site(templates: Templates, spec: DomainSpec, record: Record) -> Te
     """A copy of the site's, where that can be had: what stands in its way is no reason not to make one."""
     try:
         return await templates.adopt_template(spec)
-    except TemplateError as error:
+    except errors.TemplateError as error:
         record.tell("site-template", reason=error.message)
         return None
 
@@ -144,7 +131,7 @@ async def _boot_and_freeze(templates: Templates, spec: DomainSpec, making: Makin
     settling = asyncio.ensure_future(_settle(domain, guest, spec, making))
     try:
         await asyncio.wait({settling, died}, return_when=asyncio.FIRST_COMPLETED)
-        if settling.done() and isinstance(settling.exception(), AgentLost):
+        if settling.done() and isinstance(settling.exception(), errors.AgentLost):
             await asyncio.wait({died}, timeout=LAST_WORDS)  # a channel that breaks is how QEMU's end shows first
         if died.done() and (not settling.done() or settling.exception() is not None):
             await asyncio.wait({drain}, timeout=LAST_WORDS)
@@ -159,7 +146,7 @@ async def _boot_and_freeze(templates: Templates, spec: DomainSpec, making: Makin
         await asyncio.wait({drain, died, settling})
         guest.close()
         domain.kill()
-        with suppress(HypervisorError):
+        with suppress(errors.HypervisorError):
             await asyncio.shield(domain.quit(grace=0.0))
         domain.channel.close()
         domain.console.close()
@@ -172,7 +159,7 @@ async def _settle(domain: Domain, guest: Guest, spec: DomainSpec, making: Making
         if making.account is not None:
             await guest.add_account(making.account)
         for what in spec.warm:
-            with suppress(GuestRefused):  # an older agent, or a kernel without: the mount will say so
+            with suppress(errors.GuestRefused):  # an older agent, or a kernel without: the mount will say so
                 await guest.prepare_for(what)
         return await guest.settle()
 
@@ -186,11 +173,11 @@ async def _exit_of(domain: Domain) -> DomainEvent:
     return last
 
 
-def _complaint(last: DomainEvent, said: bytearray) -> BelljarError:
+def _complaint(last: DomainEvent, said: bytearray) -> errors.BelljarError:
     """A guest that gave up by itself and said why on its console would do so again; anything else is QEMU's affair."""
     if why := last_words(said.decode(errors="replace"), ours_only=True):
-        return BootFailed(f"the guest powered itself off before a payload was started: {why}")
-    return TemplateError(f"QEMU ended while the template was booted: {last.kind.value} {last.detail}".strip())
+        return errors.BootFailed(f"the guest powered itself off before a payload was started: {why}")
+    return errors.TemplateError(f"QEMU ended while the template was booted: {last.kind.value} {last.detail}".strip())
 
 
 async def _drain(console: socket.socket, said: bytearray) -> None:
@@ -202,16 +189,15 @@ async def _drain(console: socket.socket, said: bytearray) -> None:
             del said[:-KEPT]
 
 
-def judge(error: BelljarError, template: Template, spec: DomainSpec, hypervisor: Hypervisor) -> None:
-    """Remove the template where a clone's failure is surely its own: it is minutes of work, and other jobs start from it. A clone
-    that was only silent may as well have been on a busy host: it takes as many in a row as DOUBTS_ENOUGH, counted in a file
-    beside the template's that a clone which comes up takes away. One that was made anew meanwhile is left alone."""
+def judge(error: errors.BelljarError, template: Template, spec: DomainSpec, hypervisor: Hypervisor) -> None:
+    """Remove the template if a clone's failure is surely its own: others start from it, and it takes minutes to make.
+    Silence may be the host's: then only after DOUBTS_ENOUGH in a row, counted in a file that a good clone removes."""
     found = cloning_of(hypervisor).find_template(spec)
     if isinstance(found, Template) and found.created != template.created:
         return
-    if isinstance(error, (HostKeysRefused, PlugRefused)):
+    if isinstance(error, (errors.HostKeysRefused, errors.PlugRefused)):
         return  # the image lacks something, or the host; the next template would be no better
-    if not isinstance(error, (BootTimeout, AgentLost)) or _doubt(template) >= DOUBTS_ENOUGH:
+    if not isinstance(error, (errors.BootTimeout, errors.AgentLost)) or _doubt(template) >= DOUBTS_ENOUGH:
         hypervisor.remove_template(template.key)
 
 

@@ -1,8 +1,8 @@
-"""An ordinary machine that works on a disk nobody trusts: it mounts the disk's file systems as its own root, does one task, is gone.
+"""A machine that works on an untrusted disk: it mounts the disk's file systems, does one task, and is discarded.
 
-So no file system of a foreign image is ever parsed by this host, in its kernel or in a process. The machine is of the
-default image; what runs in it is `inside/foreign.py`. The disk's file is only read: what the machine writes goes into
-an overlay, which is thrown away with it, or is what was asked for.
+So this host never parses a file system of a foreign image, neither in its kernel nor in a process. The machine runs the
+default image and `inside/foreign.py`. The disk's file is only read; what the machine writes goes into an overlay, which is
+discarded with it unless it is what was asked for.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from belljar.model import (
     RunPayload,
     StdinKind,
     Transfer,
-)
+)  # fmt: skip
 from belljar.records import dataclass, field
 
 SCRIPT = Path(__file__).parent / "inside" / "foreign.py"
@@ -59,7 +59,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be done, and what is copied before and after."""
+    """What to do, and what to copy before and after."""
 
     words: dict[str, Any]
     inputs: tuple[Transfer, ...] = ()
@@ -68,7 +68,7 @@ class Task:
 
 
 class ForeignDisk(Extra):
-    """The disk that is worked on; it outlives the machine."""
+    """The disk that is changed; it stays when the machine is gone."""
 
     def __init__(self, overlay: Path) -> None:
         self._overlay = overlay
@@ -78,7 +78,7 @@ class ForeignDisk(Extra):
 
 
 class ForeignCopy(Extra):
-    """A disk that is only read: what is written goes into an overlay, and with the machine."""
+    """A disk that is only read: writes go into an overlay, which is discarded with the machine."""
 
     def __init__(self, disk: Image, overlays: Overlays) -> None:
         self._disk, self._overlays = disk, overlays
@@ -94,7 +94,7 @@ def _foreign(path: Path) -> ExtraDisk:
 
 
 class Workshop:
-    """Each call is one machine. All raise WorkshopFailed, with what was wrong."""
+    """Each call runs one machine. All raise WorkshopFailed, with the reason."""
 
     def __init__(self, keep: Keep, overlays: Overlays, image: str) -> None:
         self._keep, self._overlays, self._image = keep, overlays, image
@@ -110,7 +110,7 @@ class Workshop:
         await self._work_on_a_copy(disk, Task({"do": "archive", "paths": list(paths)}, stdout=sink))
 
     async def survey(self, disk: Image, wanted: Mapping[str, Sequence[str]], sink: Sink) -> None:
-        """Write what a direct boot of the disk's system is made of, of the *wanted* files, names and modules of its kernels: see
+        """Write the files, names and kernel modules that are *wanted* for a direct boot of the disk's system: see
         `belljar.image.intake.survey`."""
         await self._work_on_a_copy(disk, Task({"do": "survey", "leave_mounted": True, **wanted}, stdout=sink))
 
@@ -138,7 +138,7 @@ class Workshop:
     async def _work_on(self, overlay: Path, task: Task) -> None:
         outcome = await self._work(task, ForeignDisk(overlay))
         if DISK_NOT_WHOLE in outcome.troubles:
-            raise WorkshopFailed("QEMU was killed before it had written all of the disk", hint="Try again.")
+            raise WorkshopFailed("QEMU was killed before it had written the whole disk", hint="Try again.")
 
     async def _work(self, task: Task, disk: Extra) -> Outcome:
         complaint = _Words()
@@ -171,7 +171,7 @@ class Workshop:
 
 
 class _Words:
-    """Keeps the end of what was said."""
+    """Keeps the end of the output."""
 
     def __init__(self) -> None:
         self._kept = b""
@@ -193,5 +193,5 @@ def kept_disk(overlay: Path, size: int) -> Image:
 
 
 def _leaf(path: str) -> str:
-    """The name it gets where only a folder is named."""
+    """Its name in a folder."""
     return os.path.basename(os.path.normpath(path)).strip("/") or "root"

@@ -16,30 +16,13 @@ from typing import Any
 import pytest
 
 from belljar.errors import DomainDied, LibvirtLost, LibvirtRefused, NetworkFailed, NoGuard
-from belljar.hypervisor import DomainEvent, EventKind, LibvirtSettings
+from belljar.hypervisor import DomainEvent, EventKind
 from belljar.hypervisor.libvirt import domain as domains
 from belljar.hypervisor.libvirt.domain import LibvirtDomain
 from belljar.hypervisor.libvirt.lines import Lines
 from belljar.hypervisor.libvirt.starting import Heard, Started
 
 ME = (os.geteuid(), os.getegid())
-
-
-class Daemon:
-    """What a domain asks of the watch."""
-
-    def __init__(self) -> None:
-        self.large, self.restarts = "", 0
-        self.may_restart = threading.Event()
-        self.may_restart.set()
-
-    def too_large(self, who: Any) -> str:
-        return self.large
-
-    def restart(self, was: Any = None) -> str:
-        self.restarts += 1
-        self.may_restart.wait(30)
-        return "it was restarted"
 
 
 class Link:
@@ -49,9 +32,6 @@ class Link:
         self.lost, self.error = "", None
         self.connection = self
         self.listeners: list[Any] = []
-
-    def getLibVersion(self) -> int:
-        return 9
 
     def call(self, what: str, work: Any, timeout: float | None = None) -> Any:
         if self.error is not None:
@@ -87,20 +67,19 @@ class Handle:
 
 
 class Bench:
-    def __init__(self, folder: Path, watch: float, carry: Any = None, card: socket.socket | None = None) -> None:
+    def __init__(self, folder: Path, carry: Any = None, card: socket.socket | None = None) -> None:
         self.process = subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL)
-        self.daemon, self.link, self.handle, self.heard = Daemon(), Link(), Handle(), Heard()
+        self.link, self.handle, self.heard = Link(), Handle(), Heard()
         self.lines = Lines(folder / "l" / "0123456789ab", ME)
         self.lines.open()
         self.ends = [*socket.socketpair(), *socket.socketpair()]
         pid = self.process.pid
         started = Started(
             self.link, self.handle, pid, os.pidfd_open(pid), ("qemu",), self.ends[0], self.ends[2], card, self.lines,
-            self.daemon, None, LibvirtSettings(watch=watch), self.heard,
+            self.heard,
         )  # type: ignore[arg-type]  # fmt: skip
-        self.discarded: list[int] = []
         try:
-            self.domain = LibvirtDomain(started, lambda: self.discarded.append(pid), carry)
+            self.domain = LibvirtDomain(started, carry)
         except BaseException:
             assert self.process.wait(10) == -signal.SIGKILL and self.link.lost
             assert {self.ends[0].fileno(), self.ends[2].fileno()} == {-1}
@@ -114,14 +93,11 @@ class Bench:
 
 
 @asynccontextmanager
-async def running(
-    folder: Path, watch: float = 100.0, carry: Any = None, card: socket.socket | None = None
-) -> AsyncIterator[Bench]:
-    bench = Bench(folder, watch, carry, card)
+async def running(folder: Path, carry: Any = None, card: socket.socket | None = None) -> AsyncIterator[Bench]:
+    bench = Bench(folder, carry, card)
     try:
         yield bench
     finally:
-        bench.daemon.may_restart.set()
         bench.process.kill()
         bench.process.wait()
         await bench.domain.quit(grace=0.0)
@@ -137,45 +113,20 @@ def why_of(events: list[DomainEvent]) -> str:
     return last.why.message
 
 
-async def test_a_daemon_that_grows_while_a_machine_runs_ends_it(tmp_path: Path) -> None:
-    async with running(tmp_path, watch=0.05) as bench:
-        await asyncio.sleep(0.12)  # some looks at one that is well
-        assert bench.daemon.restarts == 0
-        bench.daemon.large = "it uses 3 GiB"
-        assert why_of(await bench.events()) == (
-            "libvirt's daemon was lost while the machine ran: it uses 3 GiB; it was restarted"
-        )
-        assert bench.process.wait(5) == -signal.SIGKILL and bench.daemon.restarts == 1
-
-
-async def test_a_daemon_that_gives_no_sign_of_life_ends_it(tmp_path: Path) -> None:
-    async with running(tmp_path, watch=0.05) as bench:
-        bench.link.error = LibvirtLost("hangs")  # type: ignore[assignment]
-        assert "it was restarted" in why_of(await bench.events())
-
-
-async def test_a_connection_that_ends_is_heard_without_looking(tmp_path: Path) -> None:
+async def test_a_connection_that_ends_is_heard(tmp_path: Path) -> None:
     async with running(tmp_path) as bench:
         threading.Thread(target=bench.link.break_down, args=("it ended the connection",)).start()
-        assert "it ended the connection; it was restarted" in why_of(await bench.events())
-        assert bench.daemon.restarts == 1
+        assert why_of(await bench.events()) == (
+            "libvirt's daemon was lost while the machine ran: it ended the connection"
+        )
+        assert bench.process.wait(5) == -signal.SIGKILL
 
 
-async def test_whoever_asks_a_lost_daemon_is_told_what_was_done_about_it(tmp_path: Path) -> None:
+async def test_whoever_asks_a_lost_daemon_is_told_so(tmp_path: Path) -> None:
     async with running(tmp_path) as bench:
         bench.link.error = LibvirtLost("hangs")  # type: ignore[assignment]
-        with pytest.raises(LibvirtLost, match="it was restarted"):
+        with pytest.raises(LibvirtLost, match="lost while the machine ran: hangs"):
             await bench.domain.connect()
-
-
-async def test_an_end_that_was_asked_for_does_not_wait_for_a_restart(tmp_path: Path) -> None:
-    async with running(tmp_path) as bench:
-        bench.daemon.may_restart.clear()
-        bench.link.break_down("gone")
-        async with asyncio.timeout(5):
-            assert os.waitstatus_to_exitcode(await bench.domain.quit(grace=0.0)) == -9
-        bench.daemon.may_restart.set()
-        assert [event.kind for event in await bench.events()] == [EventKind.EXITED]
 
 
 @pytest.mark.parametrize(
@@ -206,21 +157,6 @@ async def test_what_the_guest_did_comes_before_its_end(tmp_path: Path) -> None:
         bench.heard.tell(DomainEvent(EventKind.EXITED, "shut down"))
         bench.process.kill()
         assert [event.kind for event in await bench.events()] == [EventKind.SHUTDOWN, EventKind.EXITED]
-
-
-async def test_a_process_of_another_user_is_ended_by_libvirt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with running(tmp_path) as bench:
-
-        def refuse(descriptor: int, number: int) -> None:
-            raise PermissionError
-
-        def destroy(flags: int) -> None:
-            bench.process.kill()
-            bench.heard.tell(DomainEvent(EventKind.EXITED, "destroyed"))
-
-        bench.handle.destroyFlags = destroy  # type: ignore[attr-defined]
-        monkeypatch.setattr(domains.signal, "pidfd_send_signal", refuse)
-        assert os.waitstatus_to_exitcode(await bench.domain.quit(grace=0.0)) == -9
 
 
 async def test_the_power_button_and_a_pause_are_libvirts(tmp_path: Path) -> None:
@@ -297,5 +233,5 @@ async def test_a_carrier_that_cannot_be_started_leaves_no_domain(tmp_path: Path)
         raise NoGuard("not here")
 
     with pytest.raises(NoGuard, match="not here"):
-        Bench(tmp_path, 100.0, carry)
+        Bench(tmp_path, carry)
     assert list((tmp_path / "l").iterdir()) == []

@@ -1,4 +1,4 @@
-"""The parts of the libvirt driver that need no libvirt: deadlines, the daemon's watch, the lines, the mark, the refusals."""
+"""The parts of the libvirt driver that need no libvirt: deadlines, the lines, the mark, the refusals."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import os
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,25 +22,20 @@ from belljar.errors import (
     DriverLacks,
     HostError,
     ImageCorrupt,
-    LibvirtLost,
     LibvirtRefused,
     NoSpace,
     NotPermitted,
     TemplateError,
 )
 from belljar.host.guard.egress import Egress
-from belljar.host.locks import is_locked, locked
-from belljar.hypervisor import DomainSpec, ExtraDisk, LibvirtSettings, Nic, Settings, cloning_of, load
-from belljar.hypervisor.libvirt import daemon as daemons
+from belljar.hypervisor import DomainSpec, LibvirtSettings, Nic, Settings, cloning_of, load
 from belljar.hypervisor.libvirt import driver, lines, link, starting
-from belljar.hypervisor.libvirt.daemon import Daemon, Identity
-from belljar.hypervisor.libvirt.domain import needs_carrier
 from belljar.hypervisor.libvirt.lines import Lines, can_reach, has_keeper
 from belljar.hypervisor.qemu import abilities
 from belljar.hypervisor.qemu import driver as direct
 from belljar.hypervisor.qemu.abilities import Abilities
 from belljar.hypervisor.qemu.cmdline import machine_uuid
-from belljar.model import MIB, NetworkMode
+from belljar.model import NetworkMode
 
 ME = (os.geteuid(), os.getegid())
 SYSTEM = "libvirt:qemu:///system"
@@ -79,162 +71,11 @@ def test_only_connections_to_a_daemon_of_libvirt_are_ours_to_shut(tmp_path: Path
     ends = link.ends()
     inodes = {name: os.fstat(client.fileno()).st_ino for name, (_, client) in found.items()}
     assert {name for name, inode in inodes.items() if inode in ends} == {"libvirt-sock", "virtqemud-sock"}
-    assert ends[inodes["libvirt-sock"]].pid == os.getpid()
     for server, client in found.values():
         server.close()
         client.close()
     for end in ends.values():
-        end.line.close()
-
-
-# -- the daemon ----------------------------------------------------------------------------------------------------------
-
-
-class FakeLink:
-    def __init__(self, pid: int) -> None:
-        self.pid, self.abandoned = pid, False
-
-    def abandon(self, why: str = "") -> None:
-        self.abandoned = True
-
-
-@pytest.fixture
-def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[FakeLink]]:
-    """Connections are answered as told, one after the other: by a process, or by an error."""
-
-    def make(*answers: int | BelljarError) -> list[FakeLink]:
-        made, waiting = [], list(answers)
-
-        def connect(uri: str, timeout: float) -> FakeLink:
-            answer = waiting.pop(0) if len(waiting) > 1 else waiting[0]  # the last one for ever
-            if isinstance(answer, BelljarError):
-                raise answer
-            made.append(FakeLink(answer))
-            return made[-1]
-
-        monkeypatch.setattr(daemons, "open_link", connect)
-        monkeypatch.setattr(daemons, "PAUSES", (0.0, 0.0))
-        monkeypatch.setattr(daemons, "identity", lambda it: Identity(it.pid, 1))
-        return made
-
-    return make
-
-
-def watched(tmp_path: Path, *command: str, **changes: Any) -> Daemon:
-    settings = LibvirtSettings(restart_command=command, **changes)
-    return Daemon("qemu:///system", settings, tmp_path)
-
-
-def test_a_daemon_above_its_limit_is_a_fault_and_one_below_is_none(tmp_path: Path) -> None:
-    me = Identity(os.getpid(), None)
-    assert "more than the limit of 1 MiB" in watched(tmp_path, memory_limit=MIB).too_large(me)
-    assert watched(tmp_path, memory_limit=1 << 50).too_large(me) == ""
-    assert watched(tmp_path, memory_limit=0).too_large(me) == ""
-    assert watched(tmp_path, memory_limit=MIB).too_large(None) == ""
-
-
-def test_without_a_command_nothing_is_restarted(tmp_path: Path, answering: Callable[..., list[FakeLink]]) -> None:
-    answering(LibvirtLost("gone"))
-    assert "no `libvirt.restart_command`" in watched(tmp_path).restart()
-
-
-def test_a_restart_runs_the_sites_command_and_sees_that_it_helped(
-    tmp_path: Path, answering: Callable[..., list[FakeLink]]
-) -> None:
-    made = answering(LibvirtLost("gone"), 1)
-    told = watched(tmp_path, "/bin/touch", str(tmp_path / "touched")).restart()
-    assert told == "it was restarted" and (tmp_path / "touched").exists()
-    assert [one.abandoned for one in made] == [True]
-
-
-def test_one_that_does_not_listen_at_once_is_waited_for(
-    tmp_path: Path, answering: Callable[..., list[FakeLink]]
-) -> None:
-    made = answering(LibvirtLost("gone"), LibvirtLost("reset"), LibvirtLost("reset"), 1)
-    assert watched(tmp_path, "/bin/true").restart() == "it was restarted" and len(made) == 1
-
-
-def test_whoever_comes_second_restarts_nothing(tmp_path: Path, answering: Callable[..., list[FakeLink]]) -> None:
-    answering(1)
-    one = watched(tmp_path, "/bin/touch", str(tmp_path / "touched"))
-    assert one.restart(Identity(2, 1)) == "another one (pid 1) answers by now"
-    assert (
-        one.restart(Identity(1, 1)) == "the same one (pid 1) answers others" and one.restart() == "one answers by now"
-    )
-    assert watched(tmp_path).restart(Identity(1, 1)) == "the same one (pid 1) answers others"
-    assert not (tmp_path / "touched").exists()
-
-
-def test_one_that_answers_and_is_too_large_is_restarted_all_the_same(
-    tmp_path: Path, answering: Callable[..., list[FakeLink]]
-) -> None:
-    answering(os.getpid(), os.getpid())
-    assert watched(tmp_path, "/bin/true", memory_limit=MIB).restart() == "it was restarted"
-
-
-@pytest.mark.parametrize(
-    ("command", "answers", "told"),
-    [
-        (("/bin/false",), (LibvirtLost("gone"),), "could not be restarted"),
-        (("/no/such/program",), (LibvirtLost("gone"),), "could not be restarted"),
-        (("/bin/true",), (LibvirtLost("gone"), LibvirtLost("still gone")), "still gone"),
-    ],
-)
-def test_a_restart_that_does_not_help_is_told_as_that(
-    tmp_path: Path, answering: Callable[..., list[FakeLink]], command: Any, answers: Any, told: str
-) -> None:
-    answering(*answers)
-    assert told in watched(tmp_path, *command).restart()
-
-
-def test_a_command_that_hangs_costs_its_deadline(tmp_path: Path, answering: Callable[..., list[FakeLink]]) -> None:
-    answering(LibvirtLost("gone"))
-    command = (sys.executable, "-c", "import signal; signal.pause()")
-    begin = time.monotonic()
-    assert "not finished after" in watched(tmp_path, *command, restart_timeout=0.2, timeout=0.2).restart()
-    assert time.monotonic() - begin < 10
-
-
-RESTARTS = """
-import sys
-from pathlib import Path
-from belljar.errors import LibvirtLost
-from belljar.hypervisor import LibvirtSettings
-from belljar.hypervisor.libvirt import daemon
-def connect(uri, timeout):
-    raise LibvirtLost("gone")
-daemon.open_link = connect
-store, *command = sys.argv[1:]
-daemon.Daemon("qemu:///system", LibvirtSettings(restart_command=tuple(command)), Path(store)).restart()
-"""
-
-
-def test_a_restart_whose_belljar_was_killed_keeps_the_lock_to_its_end(tmp_path: Path) -> None:
-    """A second one would end the daemon that the first is starting."""
-    for name in ("begun", "end"):
-        os.mkfifo(tmp_path / name)
-    command = ["/bin/sh", "-c", f"echo begun > {tmp_path}/begun; read line < {tmp_path}/end"]
-    killed = subprocess.Popen([sys.executable, "-c", RESTARTS, str(tmp_path), *command])
-    assert (tmp_path / "begun").read_text() == "begun\n"
-    killed.kill()
-    killed.wait(10)
-    lock = tmp_path / "libvirt/restart.lock"
-    assert is_locked(lock)
-    (tmp_path / "end").write_text("\n")
-    with locked(lock, timeout=20, what="see its end"):
-        pass
-
-
-def test_a_daemon_that_the_sites_command_leaves_running_has_neither_lock_nor_pipe(
-    tmp_path: Path, answering: Callable[..., list[FakeLink]]
-) -> None:
-    """It has what it was started with, and would keep both for its life."""
-    answering(LibvirtLost("gone"), 1)
-    os.mkfifo(tmp_path / "end")
-    command = ("/bin/sh", "-c", f"setsid sh -c 'read line < {tmp_path}/end' & exit 0")
-    assert watched(tmp_path, *command).restart() == "it was restarted"
-    assert not is_locked(tmp_path / "libvirt/restart.lock")
-    (tmp_path / "end").write_text("\n")
+        end.close()
 
 
 # -- the log that libvirt keeps of a domain ------------------------------------------------------------------------------
@@ -273,18 +114,6 @@ def test_what_is_left_of_a_machine_in_libvirts_logs_is_discarded(
     settings = LibvirtSettings(folder=str(tmp_path / "l"), log_folder=str(tmp_path))
     load(Settings(), tmp_path / "store", SYSTEM, settings).discard("0123456789ab")
     assert [path.name for path in tmp_path.glob("*.log")] == ["belljar-0123456789ac.log"]
-
-
-def test_logs_that_a_daemon_wrote_after_a_machines_end_are_swept(tmp_path: Path) -> None:
-    names = ["belljar-0123456789ab.log", "belljar-0123456789ac.log", "belljar-mine.log", "other.log"]
-    for name in names:
-        (tmp_path / name).touch()
-    now = (tmp_path / names[0]).stat().st_mtime
-    lines.sweep(tmp_path, "belljar-", {"0123456789ac"}, now + 50)
-    assert sorted(path.name for path in tmp_path.iterdir()) == names
-    lines.sweep(tmp_path, "belljar-", {"0123456789ac"}, now + 70)
-    assert sorted(path.name for path in tmp_path.iterdir()) == names[1:]
-    lines.sweep(tmp_path / "missing", "belljar-", (), now)
 
 
 # -- the lines -----------------------------------------------------------------------------------------------------------
@@ -422,16 +251,10 @@ def with_nic(**changes: Any) -> DomainSpec:
 OLD = Abilities("/usr/bin/qemu-kvm", "x", (6, 2, 0), "QEMU emulator version 6.2.0", frozenset(), frozenset())
 
 
-def test_a_network_is_carried_by_a_process_of_ours_where_qemu_can_send_frames_to_it() -> None:
-    new = replace(OLD, version=(7, 2, 0))
-    assert needs_carrier(with_nic().nic, new) and needs_carrier(with_nic(egress=Egress()).nic, new)
-    assert not needs_carrier(None, new) and not needs_carrier(with_nic().nic, OLD)
-
-
 @pytest.mark.parametrize(
     "spec",
     [
-        with_nic(egress=Egress()), with_nic(is_shut=True, forward=22), with_nic(is_shut=True), with_nic(has_line=True),
+        with_nic(), with_nic(egress=Egress()), with_nic(is_shut=True, forward=22), with_nic(is_shut=True), with_nic(has_line=True),
         with_nic(mode=NetworkMode.BRIDGE, has_line=True), with_nic(mode=NetworkMode.ISOLATED, has_line=True),
     ],
 )  # fmt: skip
@@ -448,11 +271,6 @@ def test_a_qemu_that_cannot_send_frames_to_a_socket_is_refused_by_name(
 def test_xen_is_refused_in_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(BadSetting, match="guests under Xen are not supported"):
         load(Settings(), tmp_path, "libvirt:xen:///system")
-
-
-def test_an_open_user_network_and_further_disks_are_taken() -> None:
-    disk = ExtraDisk("scratch", Path("/x"), "raw", readonly=False)
-    driver.check(replace(with_nic(), disks=(disk,)))
 
 
 def test_clones_are_refused_in_words(tmp_path: Path) -> None:

@@ -50,12 +50,6 @@ class Daemon:
         self.connecting.stand()
         return self.link
 
-    def too_large(self, who: Any) -> str:
-        return ""
-
-    def restart(self, was: Any = None) -> str:
-        raise AssertionError("nobody wants that daemon restarted")
-
 
 class Bench:
     def __init__(self, folder: Path) -> None:
@@ -64,8 +58,8 @@ class Bench:
         self.error: BaseException | None = None
         self.lines = Lines(self.folder, (os.geteuid(), os.getegid()))
         spec: Any = None  # nothing is asked of libvirt
-        daemon: Any = self.daemon
-        self.attempt = Attempt(spec, daemon, LibvirtSettings(), self.lines, self._write, lambda: 0, "qemu")
+        connect: Any = self.daemon.connect
+        self.attempt = Attempt(spec, connect, LibvirtSettings(), self.lines, self._write, lambda: 0, "qemu")
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _write(self) -> str:
@@ -137,11 +131,8 @@ def test_a_domain_that_nobody_takes_ends(bench: Bench, monkeypatch: pytest.Monke
 
     def start(document: str) -> Started:
         link: Any = bench.daemon.link
-        daemon: Any = bench.daemon
-        return Started(
-            link, None, process.pid, os.pidfd_open(process.pid), ("qemu",), ends[0], ends[2], None, bench.lines, daemon, None,
-            LibvirtSettings(),
-        )  # fmt: skip
+        pidfd = os.pidfd_open(process.pid)
+        return Started(link, None, process.pid, pidfd, ("qemu",), ends[0], ends[2], None, bench.lines)
 
     monkeypatch.setattr(bench.attempt, "_start", start)
     bench.writing.may_go.set()

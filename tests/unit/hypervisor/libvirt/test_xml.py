@@ -44,7 +44,8 @@ CASES = {
             COLD, nic=Nic(NetworkMode.USER, "52:01:02:03:04:05"), shares=SHARES, disks=(PACKED, CHAINED),
             seed=Path("/run/m/seed.iso"),
         ),
-        replace(ENDS, below=((), (Path("/images/a"), Path("/images/b"))), seed=Path("/run/m/seed.iso")),
+        replace(ENDS, below=((), (Path("/images/a"), Path("/images/b"))), seed=Path("/run/m/seed.iso"),
+                card=Path("/run/l/card")),
     ),
     "card": (
         replace(COLD, nic=Nic(NetworkMode.BRIDGE, "52:01:02:03:04:05", has_line=True)),

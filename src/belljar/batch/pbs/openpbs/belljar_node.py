@@ -41,9 +41,6 @@ def settings():
         return json.load(file)
 
 
-# -- what the job asks for -----------------------------------------------------------------------------------------------
-
-
 def chunk(job):
     """The resources of the first chunk of a job's selection, by name."""
     text = str(job.schedselect or "").split("+")[0]
@@ -58,8 +55,7 @@ def asked(job, name):
 
 
 def image_of(job, config):
-    """The image this job is to have: its own, its queue's, the site's; "" for none. Whether it may have it is asked
-    by the wrapper, which says so on the job's stderr."""
+    """The image this job is to have, or "" for none. The wrapper judges whether it may have it."""
     queue = str(job.queue.name) if job.queue else ""
     return chosen(asked(job, "vm_image"), queue, config.get("queue_images", {}), config.get("default_image", ""))
 
@@ -99,7 +95,6 @@ def facts_of(job, image, config):
         "memory": sum(one for one in memory if one) or size(str(job.Resource_List["mem"] or "")),
         "disk": size(asked(job, "vm_disk")),
         "wall": seconds(job.Resource_List["walltime"]),
-        "cput": min([one for one in (seconds(job.Resource_List[name]) for name in ("cput", "pcput")) if one] or [0]),
         "runs": int(job.run_count or 1),
         "grace": whole(job.job_kill_delay),
         "note": os.path.join(folder_of(job, config), "note"),
@@ -110,9 +105,6 @@ def facts_of(job, image, config):
 def whole(value):
     text = str(value or "")
     return int(text) if text.isdigit() else None
-
-
-# -- events --------------------------------------------------------------------------------------------------------------
 
 
 def begin(event, config):
@@ -157,15 +149,14 @@ def launch(event, config):
 
 
 def is_marked(job):
-    """Has the server kept, as this job's Exit_status, that a hook gave it back once? Servers of 22.05 and 23.06 do: they
-    would queue it again at the end of every later run, even a good one. A start that the launch hook rejects leaves
-    another mark, which they forget at the job's end; servers that are mended show none while a job runs."""
+    """Does the server keep, as this job's Exit_status, that a hook gave it back once? Servers of 22.05 and 23.06 do,
+    and would queue it again at the end of every later run. A start that the launch hook rejects makes them forget."""
     return int(job.run_count or 1) > 1 and MARKED.search(qstat(job)) is not None
 
 
 def command(event):
-    """(program, argv, is it harmed): as pbs_mom would start it. Hooks get and hand back arguments line by line, as
-    UTF-8 and without blanks at the ends; where that loses something the job's own file has them."""
+    """(program, argv, is it harmed): as pbs_mom would start it. Hooks get arguments line by line, as UTF-8, without
+    blanks at the ends; if that loses something they are read from the job's own file."""
     job, program = event.job, str(event.progname)
     if not job.executable:
         try:
@@ -206,8 +197,7 @@ def unescaped(word):
 
 
 def epilogue(event, config):
-    """Give the job back, where no machine could be started for it. The note is the user's to write: it can ask for what PBS
-    bounds anyway, and nothing else."""
+    """Give the job back if no machine could be started. The note is the user's: it can only ask for what PBS bounds."""
     job = event.job
     note = read_note(job, config)
     if note is None or (note.get("begun") is True and not may_begin_again(job)):
@@ -251,11 +241,7 @@ def end(event, config):
 
 def tidy(event, config):
     """Machines without a job. The server is asked twice, a while apart, before one is ended."""
-    if config.get("reap", True):
-        belljar(config, "reap", "--batch", "openpbs")
-
-
-# -- the folder for notes ------------------------------------------------------------------------------------------------
+    belljar(config, "reap", "--batch", "openpbs")
 
 
 def folder_of(job, config):
@@ -292,9 +278,6 @@ def read_note(job, config):
     finally:
         os.close(descriptor)
     return note if isinstance(note, dict) and note.get("verdict") in ("requeue", "hold") else None
-
-
-# -- commands ------------------------------------------------------------------------------------------------------------
 
 
 def belljar(config, *words):

@@ -95,8 +95,7 @@ def check(event, config):
     job = event.job
     is_new = event.type == pbs.QUEUEJOB
     if is_new and (not job.Variable_List or (job.executable and not job.Submit_arguments)):
-        # Every qsub sends both. PBS could not read them, and would queue the job without them: with any hook, and for
-        # any job.
+        # Every qsub sends both: PBS could not read them, and would queue any such job without them.
         refuse(event, "a variable or an argument of this job is not UTF-8, and PBS would lose it; submit it without")
     own = asked(job, "vm_image")
     if not is_new and not own:

@@ -1,13 +1,11 @@
 """OpenPBS (20 and later): what it says to a batch job, and how it is answered.
 
-A job comes here by the execjob_launch event of belljar_node.py. The hook runs as root on the node, knows
-the job's resources, and has pbs_mom start the wrapper in place of the job's shell or program, for those jobs only that
-are to have a machine (and for a few whose arguments no hook of PBS can hand back unharmed):
+The execjob_launch event of belljar_node.py has pbs_mom start the wrapper in place of the job's shell or program, if the job
+is to have a machine (or has arguments that a hook of PBS cannot pass on unchanged):
 
     wrap-openpbs --facts={"image":"debian12",...} -- PROGRAM ARGV0 ARG...
 
-A job for which no machine can be started is given back through a note that the same hook reads when the job has ended: only
-hooks can requeue, delay and hold a job without an operator's rights.
+Without an operator's rights only hooks can requeue, delay and hold a job: the wrapper leaves a note, which that hook reads.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ class OpenPbsJob(Job):
     """A job, and what only its answer needs."""
 
     note: bytes = b""  # where the hook looks for ours
-    cpu_limit: int | None = None
 
 
 class OpenPbs(common.Pbs):
@@ -54,21 +51,18 @@ class OpenPbs(common.Pbs):
         return OpenPbsJob(
             system=self.name, id=ident, aliases=aliases, name=here.var("PBS_JOBNAME"),
             queue=_text(facts, "queue") or here.var("PBS_QUEUE"), image=_text(facts, "image"), native=command, inside=command,
-            script=found.script if found else b"", cpus=_number(facts, "cpus"), memory=_number(facts, "memory"),
+            script=found or b"", cpus=_number(facts, "cpus"), memory=_number(facts, "memory"),
             disk=_number(facts, "disk"), wall=float(wall) if wall else None,
             started_before=max((_number(facts, "runs") or 1) - 1, 0), lingers=True,
             grace=max(float(_number(facts, "grace") or KILL_DELAY) - 2, LEAST_GRACE), staged=common.staged(here),
-            note=_text(facts, "note").encode("utf-8", "surrogateescape"), cpu_limit=_number(facts, "cput"),
+            note=_text(facts, "note").encode("utf-8", "surrogateescape"),
         )  # fmt: skip
 
     def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        """Requeue and hold by a note for the execjob_epilogue hook; where it cannot be written the job fails. One
-        that had begun fails, too, if it was submitted with `-r n`: the hook asks the server."""
+        """Requeue and hold by a note for the execjob_epilogue hook, which fails a job that had begun with `-r n`."""
         assert isinstance(job, OpenPbsJob)
         if verdict_ is Verdict.MIRROR:
             return verdict.mirror(outcome)
-        if common.used_up(outcome, job.cpu_limit):
-            return common.USED_UP
         fail = Ending(exit_code=OUR_FAILURE)
         if verdict_ is Verdict.FAIL or not job.note:
             return fail
@@ -100,8 +94,7 @@ def _facts(here: Surroundings) -> dict[str, Any]:
 
 
 def _command(here: Surroundings, facts: dict[str, Any]) -> tuple[bytes, tuple[bytes, ...]]:
-    """(program, argv) as pbs_mom would have started it. Words that cannot pass through a hook stand in the facts, one
-    character for each byte."""
+    """(program, argv) as pbs_mom would have started it; words that no hook can pass on are in the facts, in Latin-1."""
     words = facts.get("argv")
     if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
         program, *argv = (word.encode("latin-1", "replace") for word in words)

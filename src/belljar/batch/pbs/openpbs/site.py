@@ -17,7 +17,7 @@ from belljar.errors import CommandFailed
 FILES = Path(__file__).parent
 NOTES = "/run/belljar-openpbs"
 SUBMIT = "belljar_submit"
-OPTIONS = ("queue", "notes", "reap", "submit")
+OPTIONS = ("queue", "submit")
 # https://github.com/openpbs/openpbs (doc/man8/qmgr.8B, pbs_hook_attributes.7B, pbs_mom.8B)
 HOOKS = {
     SUBMIT: ("queuejob", "modifyjob"),
@@ -60,9 +60,6 @@ class OpenPbsSite:
 SITE = OpenPbsSite()
 
 
-# -- the server ----------------------------------------------------------------------------------------------------------
-
-
 def _server(place: Place) -> Iterator[Piece]:
     folder = place.wrapper.parent / "openpbs"
     config = OurFile("settings of the hooks", folder / "belljar.json", config_of(place), folders=1)
@@ -70,8 +67,7 @@ def _server(place: Place) -> Iterator[Piece]:
     yield from (config, *sources)
     for source in sources:
         yield from _hook(source, config)
-    # The resources last, for what comes last is taken out first: PBS refuses that as long as a job has one, and with the
-    # hooks gone such a job would run on the node itself.
+    # Last here is first out: PBS refuses that while a job has one, which without the hooks would run on the node itself.
     for name, (kind, flags) in reversed(RESOURCES.items()):
         yield _change(
             f"resource {name}", f"list resource {name}", _has_flags(flags), (f"create resource {name} type={kind},flag={flags}",),
@@ -105,8 +101,7 @@ def config_of(place: Place) -> bytes:
     """What both hooks read. Raises BadSetting for settings that mean nothing."""
     values = {
         "wrapper": str(place.wrapper), "belljar": str(place.belljar), "store": str(place.store),
-        "notes": place.options.get("notes", NOTES), "reap": place.options.get("reap", "yes") != "no",
-        **policy.site_of(place.settings), "retries": place.settings.retries,
+        "notes": NOTES, **policy.site_of(place.settings), "retries": place.settings.retries,
     }  # fmt: skip
     return json.dumps(values, indent=1, sort_keys=True).encode() + b"\n"
 
@@ -136,12 +131,9 @@ def _hook(source: OurFile, config: OurFile) -> Iterator[Piece]:
     listed = f"list hook {name}"
     words = (f'event = "{",".join(events)}"', *(f"{key} = {value}" for key, value in attributes.items()))
     yield _change(
-        f"hook {name} is known",
-        listed,
-        lambda out: out.startswith(b"Hook "),
-        (f"create hook {name}",),
-        f"delete hook {name}",
-    )
+        f"hook {name} is known", listed, lambda out: out.startswith(b"Hook "),
+        (f"create hook {name}",), f"delete hook {name}",
+    )  # fmt: skip
     yield _change(f"hook {name}: its events", listed, is_set, tuple(f"set hook {name} {word}" for word in words))
     for kind, what, file in (("x-config", "settings", config), ("x-python", "script", source)):
         probe, do = (f"{verb} hook {name} application/{kind} default" for verb in ("export", "import"))
@@ -150,9 +142,6 @@ def _hook(source: OurFile, config: OurFile) -> Iterator[Piece]:
 
 def _is(content: bytes) -> Callable[[bytes], bool]:
     return lambda out: out.strip() == content.strip()
-
-
-# -- findings ------------------------------------------------------------------------------------------------------------
 
 
 def _of_node(place: Place) -> Finding:
@@ -174,9 +163,6 @@ def _of_server(place: Place) -> Iterator[Finding]:
         else:
             there = "it stands from before, or was made by hand"
             yield Finding(f"no hook {name}", False, there, f"qmgr -c 'delete hook {name}'")
-
-
-# -- qmgr ----------------------------------------------------------------------------------------------------------------
 
 
 def _qmgr(directive: str) -> tuple[str, ...]:

@@ -7,11 +7,11 @@ pbs_mom starts every job and every task of its task manager through `$job_starte
     wrap-torque SHELL [-c COMMAND]            an interactive job; standard input is its terminal
     wrap-torque PROGRAM ARG...                a task (pbsdsh, mpiexec), looked for in PATH
 
-The name by which pbs_mom would have called the shell is lost on the way (start_exec.c, mom_jobstarter_execute_job), so
-it is made again: a login shell's, unless `$source_login_batch` or `$source_login_interactive` says no.
+The shell's argv[0] does not reach the starter (start_exec.c, mom_jobstarter_execute_job). It is made again: a login shell's,
+unless `$source_login_batch` or `$source_login_interactive` says no.
 
 A job asks for its image by a variable: `qsub -v VM_IMAGE=NAME`. What it asks for with -l does not reach it; the prologue
-(site.py) writes beside the job's node file what pbs_mom was told of that, which no resource of a site's own is.
+(site.py) writes that beside the job's node file, without resources of a site's own, which pbs_mom never hears of.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ NO = ("0", "no", "false", "off")
 class TorqueJob(Job):
     """A job, and what only its answer needs."""
 
-    cpu_limit: float | None = None
     reruns: bool = False  # it may begin a second time
 
 
@@ -62,7 +61,6 @@ class Torque(common.Pbs):
         if not here.argv:
             raise NotInAJob("no shell and no command: pbs_mom did not start this")
         asked, queue = _record(here)
-        limits = (seconds(asked.get(name, "")) for name in ("cput", "pcput"))
         command, script = _shell(here) if common.is_first_task(here) else (_task(here), b"")
         nodes = whole(here.var("PBS_NUM_NODES")) or 1
         cpus = whole(here.var("PBS_NUM_PPN"))
@@ -72,17 +70,13 @@ class Torque(common.Pbs):
             memory=_memory(asked, nodes, cpus or 1), disk=size(here.var("VM_DISK") or asked.get("file", "")),
             wall=seconds(here.var("PBS_WALLTIME")) or seconds(asked.get("walltime", "")) or None, lingers=True,
             grace=max(KILL_DELAY - 2, LEAST_GRACE), staged=common.staged(here),
-            cpu_limit=min((limit for limit in limits if limit), default=None),
         )  # fmt: skip
 
     def tell(self, job: Job, verdict_: Verdict, outcome: Outcome, tries: int, settings: Settings) -> Ending:
-        """Requeue and hold by the owner's own commands and a death that the server takes for `again`. Where the server
-        does not hear, the job fails: nobody could count its tries."""
+        """Requeue and hold by the owner's commands and a death that the server takes for `again`; else it fails."""
         assert isinstance(job, TorqueJob)
         if verdict_ is Verdict.MIRROR:
             return verdict.mirror(outcome)
-        if common.used_up(outcome, job.cpu_limit):
-            return common.USED_UP
         fail = Ending(exit_code=OUR_FAILURE)
         if verdict_ is Verdict.FAIL or (verdict.has_begun(outcome) and not job.reruns):
             return fail
@@ -119,8 +113,7 @@ def _shell(here: Surroundings) -> tuple[Command, bytes]:
     if named:
         return Command(shell, argv), named[1]
     line = here.stdin()
-    found = common.spooled(line)
-    return Command(shell, argv, line), found.script if found else b""
+    return Command(shell, argv, line), common.spooled(line) or b""
 
 
 def _task(here: Surroundings) -> Command:

@@ -39,8 +39,7 @@ exit 0
 
 
 class TorqueSite:
-    """`folder` is Torque's home. What it holds tells whether this host is the server (server_priv), a node (mom_priv) or
-    both."""
+    """`folder`, Torque's home, tells whether this host is the server (server_priv), a node (mom_priv) or both."""
 
     default_folder = Path("/var/spool/torque")
     needs = Needs(("pbsnodes", "qselect", "qalter", "qhold", "qstat", "qmgr"), ("PBS_DEFAULT",))
@@ -58,23 +57,13 @@ class TorqueSite:
     def findings(self, place: Place) -> Iterator[Finding]:
         if not is_part(place, "server_priv"):
             return
-        delay, own = _attribute(place, "kill_delay"), _attribute(place, "extra_resc")
-        is_own, seconds = "vm_image" in own, int(delay) if delay.isdecimal() else 2
-        yield Finding(
-            "no resource of the site's own for images",
-            not is_own,
-            f"extra_resc = {own}: pbs_mom never hears of it" if is_own else "",
-            "A job that asks by `-l vm_image=` runs on the node itself. Without that resource qsub refuses it; by"
-            " `qsub -v VM_IMAGE=NAME` it gets its machine.",
-        )
+        delay = _attribute(place, "kill_delay")
+        seconds = int(delay) if delay.isdecimal() else 2
         remedy = "qmgr -c 'set server kill_delay = 15', and `batch.grace = 13` in belljar's settings."
         yield Finding("kill_delay leaves a job time to end", seconds >= 5, f"{seconds} s between TERM and KILL", remedy)
 
 
 SITE = TorqueSite()
-
-
-# -- the server ----------------------------------------------------------------------------------------------------------
 
 
 def _server(place: Place) -> Change:
@@ -101,9 +90,6 @@ def _attribute(place: Place, name: str) -> str:
     except BelljarError:
         return ""
     return ",".join(value.strip() for value in re.findall(rf"^set server {name} \+?= (.*)$", out, re.MULTILINE))
-
-
-# -- the node ------------------------------------------------------------------------------------------------------------
 
 
 def _node(place: Place) -> Iterator[Piece]:

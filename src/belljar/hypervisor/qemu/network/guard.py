@@ -19,6 +19,7 @@ import struct
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from belljar.errors import CommandMissing, NoGuard
@@ -47,8 +48,7 @@ ANY_PORT, BACKLOG = ("127.0.0.1", 0), 16
 
 
 def program(sealed: Sequence[int], *, listens: bool = False) -> bytes:
-    """The filter. *sealed* are connected sockets QEMU inherits: on these it may send as it likes, so it cannot put others
-    in their place."""
+    """The filter. *sealed*: QEMU's connected sockets, where it may send anything; it can put no others there."""
     rules = Program()
     rules.always((CONNECT, *((BIND, LISTEN) if listens else ())), seccomp.NOTIFY)
     rules.unless_null(SENDTO, 4, seccomp.NOTIFY)
@@ -320,8 +320,7 @@ def _sockets(fds: Iterable[int]) -> list[int]:
 
 
 def prove(confine: Callable[[list[str]], list[str]]) -> str:
-    """Guard a small program for a moment. Returns "" when its attempt to connect was seen and refused, or why not.
-    *confine* makes a command line one of another user."""
+    """Guard a small program for a moment: "" when its attempt to connect was seen and refused, or why not."""
     told: list[Call | Refusal] = []
 
     def tell(item: Call | Refusal) -> bool:
@@ -350,14 +349,9 @@ class Outside:
     forwarded to a socket of ours. Made in the event loop that listens to it; `end` when the process has ended."""
 
     def __init__(self, egress: Egress | None, forward: Path | None) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._egress, self._forward = egress, forward
-        self._traffic = Traffic()
-
-    @property
-    def start(self) -> Spawn | None:
-        """How the process is to be started; None: as any other."""
-        return None if self._egress is None else self._guarded(self._egress)
+        self._forward, self._traffic = forward, Traffic()
+        guard = QemuGuard(egress, self._traffic.tell, forward) if egress is not None else None
+        self.start: Spawn | None = partial(guard.spawn, spawn) if guard else None  # None: as any other
 
     def traffic(self) -> AsyncIterator[Call | Refusal]:
         """See `Domain.traffic`."""
@@ -371,7 +365,7 @@ class Outside:
         line.setblocking(False)
         folder = os.open(self._forward.parent, os.O_PATH | os.O_CLOEXEC)
         try:  # by a path that is short however long the folder's own is
-            await self._loop.sock_connect(line, f"/proc/self/fd/{folder}/{self._forward.name}")
+            await asyncio.get_running_loop().sock_connect(line, f"/proc/self/fd/{folder}/{self._forward.name}")
         except BaseException:
             line.close()
             raise
@@ -383,8 +377,3 @@ class Outside:
         if self._forward is not None:
             self._forward.unlink(missing_ok=True)
         self._traffic.end()
-
-    def _guarded(self, egress: Egress) -> Spawn:
-        guard = QemuGuard(egress, self._traffic.tell, self._forward)
-        start: Callable[..., int] = lambda argv, fds, stderr: guard.spawn(spawn, argv, fds, stderr)  # noqa: E731
-        return start

@@ -245,8 +245,7 @@ class Wiring:
         return self.lend(fd)
 
     def folder(self, path: Path) -> Path:
-        """A name for a folder that stays this folder's, though another takes its place; ours alone, until `close`. Raises
-        ImageCorrupt when it is missing."""
+        """A name that stays this folder's, though another takes its place; ours, until `close`. Raises ImageCorrupt."""
         try:
             fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError as exc:
@@ -309,7 +308,8 @@ COMPLAINTS: tuple[tuple[str, type[BelljarError], str | None], ...] = (
     (r"not in qcow2 format|qcow2: .*(corrupt|Invalid|too large|unsupported)|Could not read qcow2 header|Image is corrupt|L1 table|refcount table", ImageCorrupt, None),
     (r"could not load kernel|kernel file|error reading initrd|could not open kernel|invalid kernel header", ImageCorrupt, "The image's kernel or initrd is damaged: `belljar image verify`."),
     (r"error while loading state|load of migration failed|Missing section footer|Unknown savevm section|Length mismatch|Unknown ramblock", TemplateError, None),
-    (r"is not a valid device model name|unsupported machine type|Invalid parameter|invalid option|Property .* not found|unable to find CPU model", HostError, "This QEMU lacks something belljar uses; see `belljar doctor`."),
+    (r"unable to find CPU model", HostError, "Correct `qemu.cpu` in the settings: `qemu-system-x86_64 -cpu help` lists what there is."),
+    (r"is not a valid device model name|unsupported machine type|Invalid parameter|invalid option|Property .* not found", HostError, "This QEMU lacks something belljar uses; see `belljar doctor`."),
     (r"vhost-user-fs|vhost_user|vhost-user|[Vv]host.*backend", NoFolderServer, "See `belljar logs ID --virtiofsd`."),
     (r"seccomp|sandbox", HostError, "This QEMU was built without its seccomp sandbox; install your distribution's full QEMU."),
     (r"setpriv: .*(set[gu]id|setres[gu]id|setgroups)", NotPermitted, "Correct `qemu.user` in the settings."),
@@ -334,8 +334,10 @@ def explain(said: str, status: int | None, doing: str) -> BelljarError:
 def last_line(said: str) -> str:
     """The line that says why, of a sane length: the last one that begins with QEMU's name, or else the last one."""
     lines = [line.strip() for line in said.splitlines() if line.strip()]
+    if not lines:
+        return ""
     named = [line for line in lines if re.match(NAME, line)]
-    return re.sub(NAME, "", (named or lines or [""])[-1])[:300]
+    return re.sub(NAME, "", (named or lines)[-1])[:300]
 
 
 def ended(status: int | None) -> str:

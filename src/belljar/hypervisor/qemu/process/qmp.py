@@ -56,14 +56,8 @@ class Monitor:
             pass  # QEMU is ending: its end, or the deadline, is the answer
         return answer
 
-    async def call(
-        self, command: str, arguments: dict[str, Any] | None = None, *, timeout: float, fds: Sequence[int] = ()
-    ) -> Any:
-        """What QEMU returns. Raises QmpError when it refuses, QmpTimeout when it does not answer in *timeout* seconds."""
-        return await self.answer(self.send(command, arguments, fds=fds), command, timeout)
-
     async def answer(self, future: asyncio.Future[Any], command: str, timeout: float) -> Any:
-        """Wait for the answer to a command that was sent before."""
+        """What QEMU returns to a command that was sent. Raises QmpError when it refuses, QmpTimeout."""
         done, _ = await asyncio.wait({future}, timeout=timeout)
         if not done:
             raise QmpTimeout(f"QEMU did not answer {command} within {timeout:g} s")

@@ -31,7 +31,7 @@ from belljar.host.files import (
     read_capped,
     read_json,
     remove_tree,
-    sync_folder,
+    sync,
     write_all,
     write_whole,
 )
@@ -161,8 +161,7 @@ class TemplateStore:
         is_open: bool = False,
         given_up: Callable[[], bool] = bool,
     ) -> Template:
-        """The finished draft becomes the template. What QEMU need not write is taken away from its user. *is_open*: other
-        users may read it. Raises TemplateError once it is *given_up*."""
+        """The draft becomes the template. *is_open*: other users may read it. Raises TemplateError once *given_up*."""
         draft = self.draft(key)
         with no_space_as_error(draft):
             files = {}
@@ -187,7 +186,7 @@ class TemplateStore:
                 raise TemplateError(GIVEN_UP)
             remove_tree(self.path(key))  # one that could not be used any more
             draft.rename(self.path(key))
-            sync_folder(self.folder)
+            sync(self.folder)
         return self.read(key)
 
     # -- unmaking ----------------------------------------------------------------------------------------------------

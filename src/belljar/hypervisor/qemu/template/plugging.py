@@ -26,8 +26,7 @@ DISK = "disk0"
 
 
 def frame_of(spec: DomainSpec, abilities: Abilities, *, memory: int, disk: int, cpus: int, total: int) -> Frame | None:
-    """The size of a base template on a host of so many *cpus* and so much memory in *total*; None where this QEMU cannot
-    plug, or the domain does not fit."""
+    """The size of a base template, by the host's *cpus* and *total* memory; None where this does not work."""
     if "pc-dimm" not in abilities.devices or PLUGGED_CPUS not in abilities.features:
         return None
     memory = -(-memory // Frame.block) * Frame.block
@@ -62,8 +61,7 @@ def pieces(missing: int, there: int, block: int) -> list[int]:
 
 
 def commands(spec: DomainSpec, slots: Any, *, is_shared: bool) -> list[Command]:
-    """All that is plugged in. *slots*: what QEMU answered to `query-hotpluggable-cpus`; *is_shared*: others map the guest's
-    memory, too. Raises PlugRefused."""
+    """All that is plugged in. *slots*: QEMU's answer to CPU_SLOTS; *is_shared*: the memory is. Raises PlugRefused."""
     booted = spec.of_template
     wanted: list[Command] = []
     for number, size in enumerate(pieces(spec.plugged, booted.memory, Frame.block)):

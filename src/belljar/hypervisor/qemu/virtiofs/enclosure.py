@@ -121,7 +121,7 @@ class helper:
             os.close(self._writer)
             code = FAILED
             try:
-                uids, _, gids = read_all(reader).partition("\0")
+                uids, _, gids = read(reader).partition("\0")
                 if uids and gids:
                     write(f"/proc/{pid}/uid_map", uids)
                     write(f"/proc/{pid}/gid_map", gids)
@@ -162,8 +162,7 @@ def lay(folder: str, place: str, *, readonly: bool) -> None:
 
 def keep_capabilities(wanted: str) -> None:
     """Of the user namespace, for a program that is not started by its root."""
-    with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as file:
-        last = int(file.read())
+    last = int(read("/proc/sys/kernel/cap_last_cap"))
     kept = (1 << (last + 1)) - 1
     kept &= kept if wanted == "all" else int(wanted, 16)
     low, high = kept & 0xFFFFFFFF, kept >> 32
@@ -175,8 +174,7 @@ def keep_capabilities(wanted: str) -> None:
 
 
 def setgroups_does_nothing() -> None:
-    """virtiofsd gives its further groups up, which a user's namespace does not allow, and ends when it cannot. It is told
-    that it could: they are the groups of the user it runs as, and count outside of the namespace only."""
+    """virtiofsd ends when it cannot drop its further groups, which a user's namespace forbids: it is told it could."""
     rows = (
         (0x20, 0, 0, 4),  # the architecture
         (0x15, 0, 3, AUDIT_ARCH_X86_64),
@@ -218,23 +216,15 @@ def as_long(value: object) -> object:
     return ctypes.c_long(value) if isinstance(value, int) else value
 
 
-def read(path: str) -> str:
-    with open(path, encoding="ascii") as file:
-        return file.read()
-
-
-def read_all(fd: int) -> str:
-    with os.fdopen(fd, encoding="ascii") as file:
+def read(what: str | int) -> str:
+    with open(what, encoding="ascii") as file:
         return file.read()
 
 
 def write(path: str, text: str) -> None:
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(fd, text.encode("ascii"))
-        finally:
-            os.close(fd)
+        with open(path, "wb", buffering=0) as file:
+            file.write(text.encode("ascii"))
     except OSError as exc:
         raise Impossible("N", f"{path}: {exc.strerror}") from exc
 

@@ -17,13 +17,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from belljar.errors import BelljarError, CommandFailed, CommandMissing, NoFolderServer, NotPermitted, ShareLost
-from belljar.host.commands import run, which
+from belljar.errors import BelljarError, CommandFailed, NoFolderServer, NotPermitted, ShareLost
+from belljar.host.commands import program, run
 from belljar.host.threads import in_thread
 from belljar.hypervisor import DomainSpec, SharedFolder
 from belljar.hypervisor.qemu.process.launch import Child, ended
 from belljar.model import MachineId, ShareKind
-from belljar.records import dataclass
 
 NAME = "virtiofsd"
 PLACES = ("/usr/libexec", "/usr/lib/qemu", "/usr/lib")  # EL and newer Debian; Debian 12; others
@@ -51,50 +50,30 @@ def by_virtiofs(shares: Sequence[SharedFolder]) -> list[SharedFolder]:
 
 def find(setting: str) -> str:
     """The path of the virtiofsd to use. Raises CommandMissing."""
-    if setting:
-        found = which(setting) if "/" not in setting else setting
-        if found is None or not os.access(found, os.X_OK):
-            raise CommandMissing(f"{setting}: no such program", hint="Correct `qemu.virtiofsd` in the settings.")
-        return found
-    for candidate in (which(NAME), *(f"{place}/{NAME}" for place in PLACES)):
-        if candidate and os.access(candidate, os.X_OK):
-            return candidate
-    raise CommandMissing(
-        f"{NAME}: no such program on this host",
-        hint="Install it (package `virtiofsd`; Debian 12: `qemu-system-common`), or share the folder without `virtiofs:`.",
-    )
+    hint = "Install it (package `virtiofsd`; Debian 12: `qemu-system-common`), or share the folder without `virtiofs:`."
+    names = (NAME, *(f"{place}/{NAME}" for place in PLACES))
+    return program(setting, names, key="qemu.virtiofsd", missing=NAME, hint=hint)
 
 
-@dataclass(frozen=True)
-class Version:
-    """Which of the two programs of this name it is."""
-
-    is_of_qemu: bool  # the one in C, which came with QEMU until 7.2; else the one in Rust
-
-
-def command_line(version: Version, fd: int, place: str, *, is_root: bool) -> list[str]:
-    """Its words after its name. The one of QEMU looks at the host's files anew each time; the other one remembers names and
-    what it knows of files for a second."""
-    if version.is_of_qemu:
+def command_line(is_of_qemu: bool, fd: int, place: str, *, is_root: bool) -> list[str]:
+    """Its words after its name. *is_of_qemu*: the one in C, until 7.2; the one in Rust remembers files for a second."""
+    if is_of_qemu:
         words = ["-o", f"source={place}", "-o", "sandbox=namespace", "-o", "cache=auto", "-o", "timeout=0"]
         return [f"--fd={fd}", *words, "-o", "log_level=warn", "--rlimit-nofile=0"]
     words = [f"--shared-dir={place}", f"--sandbox={'namespace' if is_root else 'none'}", "--cache=auto"]
     return [f"--fd={fd}", *words, "--log-level=warn", "--rlimit-nofile=0"]
 
 
-def capabilities(version: Version, *, is_root: bool) -> str:
-    """What it begins with, of its user namespace. Where it makes namespaces of its own it gives them up itself; the one in
-    Rust does so for root only."""
-    return "all" if version.is_of_qemu or is_root else hex(FILE_CAPABILITIES)
+def capabilities(is_of_qemu: bool, *, is_root: bool) -> str:
+    """What it begins with, of its user namespace. Where it makes namespaces of its own, it gives them up itself."""
+    return "all" if is_of_qemu or is_root else hex(FILE_CAPABILITIES)
 
 
-def read_version(line: str) -> Version | None:
-    """`virtiofsd version 7.2.22 (Debian ...)`, or `virtiofsd 1.13.2`. The former fails for a user with further groups, even
-    when it is only asked this."""
-    if GIVES_GROUPS_UP in line:
-        return Version(True)
+def reads_as_of_qemu(line: str) -> bool | None:
+    """Read `virtiofsd version 7.2.22 (Debian ...)`, which is QEMU's, or `virtiofsd 1.13.2`; None: neither. The former fails for
+    a user with further groups, even when it is only asked this."""
     found = re.match(r"virtiofsd( version)? \d+\.\d+\.\d+", line)
-    return Version(found[1] is not None) if found else None
+    return True if GIVES_GROUPS_UP in line else found[1] is not None if found else None
 
 
 def served(argv: Sequence[bytes]) -> MachineId | None:
@@ -112,7 +91,7 @@ def served(argv: Sequence[bytes]) -> MachineId | None:
 class FolderServer:
     """One running virtiofsd. `line` is QEMU's end of its socket, ours to close when QEMU has it."""
 
-    def __init__(self, spec: DomainSpec, share: SharedFolder, program: str, version: Version) -> None:
+    def __init__(self, spec: DomainSpec, share: SharedFolder, program: str, is_of_qemu: bool) -> None:
         self.share = share
         self.over: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         is_root, place = spec.owner[0] == 0, next(path for path in INSIDE if os.path.isdir(path))
@@ -122,8 +101,8 @@ class FolderServer:
                 argv = [
                     *(sys.executable, "-IS", str(ENCLOSURE), f"{MARK}{spec.id}:{share.tag}", str(os.getpid())),
                     *(str(spec.owner[0]), str(spec.owner[1]), "ro" if share.readonly else "rw"),
-                    *(capabilities(version, is_root=is_root), share.source, place, str(ready), program),
-                    *command_line(version, listener.fileno(), place, is_root=is_root),
+                    *(capabilities(is_of_qemu, is_root=is_root), share.source, place, str(ready), program),
+                    *command_line(is_of_qemu, listener.fileno(), place, is_root=is_root),
                 ]
                 self._child = Child(argv, [listener.fileno(), ready], spec.folder / LOG, self._ended)
         except BaseException:
@@ -148,9 +127,7 @@ class FolderServer:
             async with asyncio.timeout(READY_TIMEOUT):
                 await whole
         except TimeoutError as exc:
-            raise NoFolderServer(
-                f"waited {READY_TIMEOUT:g} s for {NAME} to run", hint="The host is overloaded."
-            ) from exc
+            raise NoFolderServer(f"waited {READY_TIMEOUT:g} s for {NAME}", hint="The host is overloaded.") from exc
         finally:
             loop.remove_reader(self._ready)
             os.close(self._ready)
@@ -191,20 +168,17 @@ class FolderServer:
         letter, _, why = said.partition(" ")
         why = "".join(char if char.isprintable() else "?" for char in why)
         if letter == "F":
-            return NotPermitted(
-                f"--share virtiofs:{why}", hint="The folder must be one that the payload's user can enter."
-            )
+            return NotPermitted(f"--share virtiofs:{why}", hint="The payload's user must be able to enter the folder.")
         return NoFolderServer(f"--share virtiofs:{self.share.source}: {why}", hint=HINTS.get(letter))
 
 
 async def serve(spec: DomainSpec, program: str) -> list[FolderServer]:
-    """One for each folder by virtiofs, in the spec's order, all running. Raises NotPermitted, NoFolderServer,
-    CommandMissing; then, and when cancelled, none is left."""
-    version = await in_thread(lambda: version_of(program))
+    """One for each folder, all running. Raises NotPermitted, NoFolderServer, CommandMissing; then none is left."""
+    is_of_qemu = await in_thread(lambda: is_of_qemu_itself(program))
     servers: list[FolderServer] = []
     try:
         for share in by_virtiofs(spec.shares):
-            servers.append(FolderServer(spec, share, program, version))
+            servers.append(FolderServer(spec, share, program, is_of_qemu))
         for server in servers:
             await server.ready()
     except BaseException:
@@ -223,20 +197,20 @@ async def end(servers: Sequence[FolderServer], *, grace: float = 0.0) -> None:
         await server.gone()
 
 
-def version_of(program: str) -> Version:
-    """Asked each time: it answers within milliseconds."""
+def is_of_qemu_itself(program: str) -> bool:
+    """Asked each time: it answers within milliseconds. Raises NoFolderServer."""
     try:
         done = run([program, "--version"], timeout=QUESTION_TIMEOUT, check=False)
     except CommandFailed as exc:
         raise NoFolderServer(exc.message, hint=HINTS["P"]) from exc
     line = (done.out or done.err).decode(errors="replace").partition("\n")[0].strip()
-    version = read_version(line)
-    if version is None:
+    found = reads_as_of_qemu(line)
+    if found is None:
         raise NoFolderServer(
             f"{program}: not a {NAME} that belljar knows: {line[:80]!r}",
             hint="It was tried with that of QEMU 7.2, and with 1.13 and 1.14; share the folder without `virtiofs:`.",
         )
-    return version
+    return found
 
 
 @contextmanager

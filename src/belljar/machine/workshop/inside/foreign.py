@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Works on a disk nobody trusts, as root of a machine that is thrown away: mounts its file systems, does one task, unmounts.
+"""Works on an untrusted disk, as root of a machine that is discarded: mounts its file systems, does one task, unmounts.
 
 Runs in a guest of belljar's default image; standard library, util-linux and tar. The disk is the one with the serial of
 the task, which lies in a file, as JSON. What could not be done is the last line on stderr. Nothing of the foreign system
@@ -17,28 +17,29 @@ import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 ROOT, OUT, IN = "/var/foreign/root", "/var/foreign/out", "/var/foreign/in"
 TASK = "/var/foreign/task"
 HARMLESS = "nodev,nosuid,noexec"
 KINDS = {"ext2": "ext4", "ext3": "ext4", "ext4": "ext4", "xfs": "xfs", "btrfs": "btrfs", "vfat": "vfat"}
 OPTIONS = {"xfs": ",nouuid"}
-SUBVOLUMES = ("", "@", "root", "@rootfs")  # where btrfs users keep their root
+SUBVOLUMES = ("", "@", "root", "@rootfs")  # usual places of a root file system on btrfs
 KEEP_APART = ("/", "/proc", "/sys", "/dev", "/run", "none", "swap")
 TAGS = ("UUID", "LABEL", "PARTUUID", "PARTLABEL")
+OF_PARTITIONS = {"PART_ENTRY_UUID": "PARTUUID", "PART_ENTRY_NAME": "PARTLABEL"}  # blkid's names, and those of fstab
 SYSTEMS = ("etc/os-release", "usr/lib/os-release", "sbin/init", "usr/sbin/init", "usr/lib/systemd/systemd")
 UNIT_LINK = "etc/systemd/system/multi-user.target.wants"
 SELINUX = "security.selinux"
 LABELS = {
     "agent": "system_u:object_r:lib_t:s0", "unit": "system_u:object_r:systemd_unit_file_t:s0", "python": "system_u:object_r:bin_t:s0",
 }  # fmt: skip
-OF_A_KERNEL = ("vmlinuz", "config", "modules.dep", "modules.builtin")
+OF_A_KERNEL = ("vmlinuz", "modules.dep", "modules.builtin")
 LARGEST_TOLD = 256 << 20
 
 
 class Trouble(Exception):
-    """What the asker is told."""
+    """What is reported to the host."""
 
 
 def main() -> None:
@@ -47,18 +48,13 @@ def main() -> None:
     try:
         with mounted(device_of(task["disk"])):
             TASKS[task["do"]](task)
-            if task.get("leave_mounted"):
-                leave_mounted()
+            if task.get("leave_mounted"):  # for the copies that follow; the machine's end unmounts it
+                sys.stdout.flush()
+                os._exit(0)
     except Trouble as trouble:
         sys.exit(f"{trouble}")
     except OSError as trouble:
         sys.exit(f"{trouble.filename or 'the disk'}: {trouble.strerror}")
-
-
-def leave_mounted() -> NoReturn:
-    """What comes next reads what is mounted; the machine's end unmounts it."""
-    sys.stdout.flush()
-    os._exit(0)
 
 
 # -- tasks -------------------------------------------------------------------------------------------------------------
@@ -67,8 +63,7 @@ def leave_mounted() -> NoReturn:
 def inject(task: dict[str, Any]) -> None:
     """Put the agent and its systemd unit where the foreign system's own init finds them."""
     for name in ("agent", "unit"):
-        path, text = task[name]["path"], task[name]["text"]
-        inside(partial(put_text, path, text, name))
+        inside(partial(put, task[name]["path"], task[name]["text"].encode(), name, 0o644))
     if task["python"]:
         with tarfile.open(f"{IN}/0/it") as archive:
             inside(partial(put_python, task["python"], archive))
@@ -76,17 +71,13 @@ def inject(task: dict[str, Any]) -> None:
 
 
 def put_python(folder: str, archive: tarfile.TarFile) -> None:
-    """An interpreter of belljar's, in the place of an older one."""
+    """Install belljar's interpreter, in place of an older one."""
     if os.path.isdir(folder) and not os.path.islink(folder):
         shutil.rmtree(folder)
     for member in archive:
         content = archive.extractfile(member)
         assert content is not None
         put(f"{folder}/{member.name}", content.read(), "python", member.mode)
-
-
-def put_text(path: str, text: str, what: str) -> None:
-    put(path, text.encode(), what, 0o644)
 
 
 def put(path: str, data: bytes, what: str, mode: int) -> None:
@@ -155,13 +146,12 @@ def write_thinned(place: bytes, task: dict[str, Any], drivers: set[str]) -> None
         tar.addfile(head, io.BytesIO(place))
         for path in task["names"]:
             tell(tar, path, is_told=False)
-        kernels = [f"/boot/{name}" for name in listed("/boot") if name.startswith(("vmlinuz-", "config-"))]
+        kernels = [f"/boot/{name}" for name in listed("/boot") if name.startswith("vmlinuz-")]
         for folder in ("/usr/lib/modules", "/lib/modules"):
             for version in listed(folder) if os.path.realpath(folder) == folder else ():
                 tell(tar, f"{folder}/{version}", is_told=False)
-                kernels += [
-                    f"{folder}/{version}/{name}" for name in (*OF_A_KERNEL, *modules(f"{folder}/{version}", drivers))
-                ]
+                names = (*OF_A_KERNEL, *modules(f"{folder}/{version}", drivers))
+                kernels += [f"{folder}/{version}/{name}" for name in names]
         for path in (*task["files"], *kernels):
             tell(tar, path, is_told=True)
     sys.stdout.buffer.flush()
@@ -183,8 +173,8 @@ def modules(folder: str, wanted: set[str]) -> list[str]:
 
 
 def tell(tar: tarfile.TarFile, path: str, *, is_told: bool) -> None:
-    """Add what is at *path*, if anything: a link as it is, a file that *is_told* with its bytes, all else by name. What is
-    there by a link to its folder has another path."""
+    """Add what is at *path*, if anything: a link as it is, a file with its bytes if *is_told*, all else by name. A path through a
+    link to its folder is left out: the file has another path."""
     entry, data = tarfile.TarInfo(path.lstrip("/")), b""
     if os.path.realpath(os.path.dirname(path)) != os.path.dirname(path):
         return
@@ -212,7 +202,7 @@ def insert(task: dict[str, Any]) -> None:
 
 
 def copy_in(folder: int, name: str, item: dict[str, Any]) -> None:
-    """In the foreign root. The source is outside of it, behind an open folder."""
+    """In the foreign root. The source lies outside of it, in an open folder."""
     target = item["target"]
     if target.endswith("/") or (os.path.isdir(target) and not os.path.islink(target)):
         target = f"{target.rstrip('/')}/{item['name']}"
@@ -248,13 +238,10 @@ def finish(target: str, facts: os.stat_result, item: dict[str, Any]) -> None:
     os.chown(target, user, group, follow_symlinks=False)
     if stat.S_ISLNK(facts.st_mode):
         return
-    is_folder = stat.S_ISDIR(facts.st_mode)
-    if item["mode"] is None:
-        os.chmod(target, stat.S_IMODE(facts.st_mode))
-    elif is_folder:  # whoever may read may enter
-        os.chmod(target, item["mode"] | (item["mode"] & 0o444) >> 2)
-    else:
-        os.chmod(target, item["mode"])
+    mode = stat.S_IMODE(facts.st_mode) if item["mode"] is None else item["mode"]
+    if item["mode"] is not None and stat.S_ISDIR(facts.st_mode):  # whoever may read it may enter it
+        mode |= (mode & 0o444) >> 2
+    os.chmod(target, mode)
     os.utime(target, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
 
@@ -267,8 +254,7 @@ TASKS: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 def inside(work: Callable[[], object]) -> str:
-    """Do it in a process of its own whose root is the foreign one; what it returns, as text. Raises Trouble with its
-    complaint."""
+    """Do it in a child process with the foreign root; returns its result as text. Raises Trouble with its error."""
     heard, told = os.pipe()
     child = os.fork()
     if child == 0:
@@ -296,13 +282,12 @@ def inside(work: Callable[[], object]) -> str:
 
 def resolved(path: str) -> str:
     """Where this path leads in the foreign system, links followed there; absolute."""
-    return inside(partial(resolve, path))
 
+    def found() -> str:
+        os.lstat(real := os.path.realpath(os.path.join("/", path)))
+        return real
 
-def resolve(path: str) -> str:
-    found = os.path.realpath(os.path.join("/", path))
-    os.lstat(found)
-    return found
+    return inside(found)
 
 
 # -- mounting ----------------------------------------------------------------------------------------------------------
@@ -339,14 +324,12 @@ def parts_of(disk: str) -> list[str]:
 
 
 def identify(device: str) -> dict[str, str]:
-    """What blkid reads off it; empty for what is no file system we know."""
+    """What blkid says of it; empty where it is no file system that we know."""
     done = subprocess.run(
         ["blkid", "--probe", "--output", "export", device], capture_output=True, text=True, check=False
     )
     facts = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
-    facts |= {
-        key.replace("PART_ENTRY_UUID", "PARTUUID").replace("PART_ENTRY_NAME", "PARTLABEL"): facts[key] for key in facts
-    }
+    facts |= {ours: facts[key] for key, ours in OF_PARTITIONS.items() if key in facts}
     return facts if facts.get("TYPE") in KINDS else {}
 
 
@@ -364,7 +347,7 @@ def mount_root(places: dict[str, dict[str, str]]) -> None:
 
 
 def mount_others(places: dict[str, dict[str, str]]) -> None:
-    """/boot, /var and their like, where the foreign table of file systems names them. What cannot be had is left out."""
+    """/boot, /var and the like, as the foreign /etc/fstab has them. Those that cannot be mounted are left out."""
     with suppress(Trouble):
         for source, target, told in json.loads(inside(table)):
             for device, facts in places.items():
@@ -374,7 +357,7 @@ def mount_others(places: dict[str, dict[str, str]]) -> None:
 
 
 def table() -> str:
-    """In the foreign root: what is mounted, where that place leads, and how."""
+    """In the foreign root: source, real path and options of each entry of /etc/fstab."""
     with open("/etc/fstab", errors="replace") as file:
         rows = [line.split() for line in file.read(1 << 15).splitlines() if not line.startswith("#")]
     others = [row for row in rows if len(row) > 2 and row[1] not in KEEP_APART and row[1].startswith("/")]
@@ -399,8 +382,10 @@ def mount(device: str, kind: str, target: str, more: str) -> str:
     return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it cannot be mounted"])[-1]
 
 
-def run(*argv: str, stdin: bytes = b"", stdout: int = subprocess.DEVNULL) -> None:
-    done = subprocess.run(argv, input=stdin, stdout=stdout, stderr=subprocess.PIPE, check=False)
+def run(*argv: str) -> None:
+    done = subprocess.run(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False
+    )
     if done.returncode:
         raise Trouble((done.stderr.decode(errors="replace").strip().splitlines() or [f"{argv[0]} failed"])[-1])
 

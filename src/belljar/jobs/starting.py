@@ -1,46 +1,54 @@
-"""What this process is to the payload of a machine that it keeps: its streams; and what it does before."""
+"""What comes before a machine: its request, made by the settings of this host, the streams and limits of this process, and
+clearing away what dead supervisors left. What a batch job asks for is read in `belljar.batch.job.request`."""
 
 from __future__ import annotations
 
 import os
 import resource
 import stat
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any, Unpack
 
-from belljar.host.descriptors import CLOSED
-from belljar.model import StdinKind
+from belljar.jobs import complain
+from belljar.model import MachineSpec, Request, StdinKind, Work
+from belljar.records import fields
 
 if TYPE_CHECKING:
     from belljar.jobs import House
+    from belljar.jobs.asked import Asked
 
-START_PATIENCE = 2.0  # seconds a start spends on the dead, at most
+START_PATIENCE = 2.0  # seconds a start spends on what dead supervisors left, at most
 SMALL_STACK = 2 << 20  # bytes, for threads of QEMU where a limit counts them
+
+
+def make_request(settings: Any, work: Work, **asked: Unpack[Asked]) -> Request:
+    """A new request for this work."""
+    ours = settings.machine
+    usual = {name: getattr(ours, name) for name in ("cpus", "memory", "network", "start", "context", "grace")}
+    said = {name: value for name, value in asked.items() if value is not None}
+    facts: dict[str, Any] = {"image": settings.image.default, **usual, **said}
+    facts["labels"] = tuple(asked.get("labels", {}).items())
+    machine = {one.name: facts.pop(one.name) for one in fields(MachineSpec) if one.name in facts}
+    return Request(os.urandom(6).hex(), MachineSpec(**machine), work, created=time.time(), **facts)
 
 
 def kind(number: int) -> StdinKind:
     """What the caller's descriptor is, as far as the payload can tell the difference."""
+    from belljar.host.descriptors import CLOSED
+
     if number in CLOSED:
         return StdinKind.CLOSED
     facts = os.fstat(number)
     if stat.S_ISCHR(facts.st_mode) and facts.st_rdev == os.makedev(1, 3):
         return StdinKind.NULL
-    return StdinKind.STDOUT if number == 2 and is_stdout(facts) else StdinKind.STREAM
-
-
-def is_stdout(facts: os.stat_result) -> bool:
-    """Does descriptor 1 lead to the same file, pipe or terminal?"""
-    if 1 in CLOSED:
-        return False
-    other = os.fstat(1)
-    return (facts.st_dev, facts.st_ino) == (other.st_dev, other.st_ino)
+    is_stdout = number == 2 and 1 not in CLOSED and os.path.samestat(facts, os.fstat(1))
+    return StdinKind.STDOUT if is_stdout else StdinKind.STREAM
 
 
 def finish_the_dead(house: House) -> None:
     """What dead supervisors left is cleared away at every start; what cannot be is no reason not to start."""
     stuck = {one.machine for one in house.reaper.quick(START_PATIENCE) if one.error}
     if stuck:
-        from belljar.jobs.words import complain
-
         complain(f"what is left of {', '.join(sorted(stuck)[:3])} cannot be cleared away; see `belljar reap`", "")
 
 

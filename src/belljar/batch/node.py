@@ -1,7 +1,10 @@
-"""When a node is closed: so many node faults in a row, counted from what ended jobs left behind.
+"""A node as a whole: when it is closed, and which of its machines have outlived their jobs.
 
-A user's records are the user's to write, so a report is a few validated words and the worst it can do is to count.
-Whether the node is really broken is found out by a machine of root's own, which also opens it again.
+So many node faults in a row close it, counted from the records of ended jobs. Users can write those, so a report is a
+few validated words and can only count. A machine of root's own tests whether the node works, and opens it again.
+
+A batch system that does not answer, or makes no sense, is never read as "the job is gone"; nor is one answer enough,
+for a system that was just restarted may not know its jobs yet.
 """
 
 from __future__ import annotations
@@ -9,12 +12,13 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from belljar.batch.job.terms import NODE_NAME, one_line
+from belljar.batch.job.terms import NODE_NAME, Dialect, one_line
+from belljar.errors import BelljarError
 from belljar.host.files import private_folder, read_json, write_whole
 from belljar.host.locks import locked
 from belljar.model import OutcomeClass
@@ -76,8 +80,7 @@ def report_of(raw: Mapping[str, object], job: str) -> Report | None:
 
 
 def count(node: Node, report: Report, limit: int) -> tuple[Node, bool]:
-    """The node after this report, and whether it is to be closed now. A machine is counted once. One job alone closes no
-    node, however often it fails: the fault may be in what it asks for."""
+    """The node after this report, counted once, and whether it is to be closed. One job alone never closes a node."""
     if report.machine in node.counted:
         return node, False
     if node.closed and report.started > node.closed:  # somebody put it into service again
@@ -102,8 +105,7 @@ def checked(node: Node, passed: bool, reason: str, limit: int) -> tuple[Node, bo
 
 
 def is_hopeless(node: Node, limit: int) -> bool:
-    """Did so many self-checks fail in a row that the node is to be closed, whatever jobs leave behind? On a full disk
-    they cannot leave anything."""
+    """Did so many self-checks in a row fail that the node is to be closed? On a full disk jobs leave no records."""
     return bool(limit) and node.failures >= limit and not node.closed
 
 
@@ -134,3 +136,59 @@ class Memory:
     def locked(self) -> Iterator[None]:
         with locked(self._path.with_suffix(".lock"), timeout=LOCK_TIMEOUT, what="count a fault of this node"):
             yield
+
+
+@dataclass(frozen=True)
+class Live:
+    """A live machine of a batch job."""
+
+    key: str  # of whoever remembers: owner and machine
+    system: str
+    jobs: frozenset[str]  # every id the job is known by
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a system said: the jobs it knows here, or why that is not known."""
+
+    living: frozenset[str] | None
+    trouble: str = ""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What is to be done, and what is to be remembered for the next time."""
+
+    to_end: tuple[str, ...]
+    waiting: tuple[str, ...]  # unknown for the first time, or not for long enough
+    remembered: dict[str, float]
+
+
+def ask(dialect: Dialect, run: Callable[[tuple[str, ...]], bytes]) -> Answer:
+    """Ask one system. Never raises for what a system may do wrong."""
+    try:
+        return Answer(dialect.living(run(dialect.alive())))
+    except (BelljarError, OSError, ValueError) as exc:
+        return Answer(None, str(exc))
+
+
+def decide(
+    live: Iterable[Live], answers: Mapping[str, Answer], remembered: Mapping[str, float], now: float, gone_after: float
+) -> Decision:
+    """*remembered*: when each machine's job was first not known, by a clock that nobody sets."""
+    to_end, waiting, kept = [], [], {}
+    for one in live:
+        known = answers.get(one.system, Answer(None)).living
+        if known is None:
+            if one.key in remembered:
+                kept[one.key] = remembered[one.key]
+            continue
+        if one.jobs & known:
+            continue
+        since = min(remembered.get(one.key, now), now)
+        kept[one.key] = since
+        if one.key in remembered and now - since >= gone_after:
+            to_end.append(one.key)
+        else:
+            waiting.append(one.key)
+    return Decision(tuple(to_end), tuple(waiting), kept)

@@ -12,9 +12,9 @@ from belljar import api
 from belljar.assembly import House
 from belljar.cli import parser_of
 from belljar.cli.machine import request as words
-from belljar.config import Settings, load
+from belljar.config import Settings, inspect
 from belljar.host.caller import caller
-from belljar.jobs.asking import make_request
+from belljar.jobs.starting import make_request
 from belljar.model import GIB, MIB, NetworkMode, OwnWork, Payload, Request, RunPayload, Start
 
 SAID = {"cpus": 2, "memory": GIB, "disk": 9 * GIB, "timeout": 60.0, "grace": 3.0, "name": "mine"}
@@ -22,7 +22,7 @@ SAID = {"cpus": 2, "memory": GIB, "disk": 9 * GIB, "timeout": 60.0, "grace": 3.0
 
 @pytest.fixture
 def settings() -> Settings:
-    found = load(environ={"HOME": "/root"}, etc=Path("/nowhere"))
+    found = inspect(environ={"HOME": "/root"}, etc=Path("/nowhere")).checked()
     machine = replace(found.machine, cpus=3, memory=300 * MIB, network=NetworkMode.USER, start=Start.COLD, grace=7.0)
     return replace(found, machine=machine)
 

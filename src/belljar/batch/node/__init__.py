@@ -1,1 +1,0 @@
-"""A node as a whole: when it is closed, and which of its machines have outlived their jobs."""

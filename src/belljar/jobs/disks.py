@@ -1,0 +1,171 @@
+"""Disks that nobody trusts: files go out of and into them through a machine, so this host never opens their file systems."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from belljar.context import choose
+from belljar.errors import ImageUnknown, MachineBusy, NoSuchMachine, OutputUnwritable
+from belljar.host import commands
+from belljar.host.files import named_when_whole, write_all
+from belljar.host.threads import in_thread
+from belljar.image.intake import intake
+from belljar.image.intake.survey import WANTED
+from belljar.image.progress import shown
+from belljar.image.store import qcow2
+from belljar.jobs.users import reach
+from belljar.machine import KEPT_DISK
+from belljar.machine.planning.contexts import means_of
+from belljar.machine.workshop.workshop import Item, kept_disk
+from belljar.model import Context
+
+if TYPE_CHECKING:
+    from belljar.image import Image
+    from belljar.jobs import House
+
+KEPT_FACTS = ("context", "ssh_user", "suite", "added")
+TAR, TAR_GZ = (".tar",), (".tar.gz", ".tgz")
+NOT_LOOKED_INTO = (
+    "its file systems were not looked into, which takes a machine of `image.default`: import it again when that image is here;"
+    " or say how its guests get the agent (`belljar image set --context`), or install it (`belljar image agent --help`)"
+)
+
+
+def is_archive(path: Path) -> bool:
+    return path.name.endswith((*TAR, *TAR_GZ))
+
+
+def extract(house: House, disk: str, paths: Sequence[str], target: Path) -> None:
+    """Copy these paths of an image or a kept machine's disk into a folder or a new archive. Raises OutputUnwritable,
+    ImageUnknown, MachineBusy."""
+    if not is_archive(target):
+        with ExitStack() as held:
+            asyncio.run(house.workshop().extract(_found(house, disk, held), paths, target.absolute()))
+        return
+    with _named_when_whole(target) as descriptor, ExitStack() as held:
+        sink = ArchiveSink(descriptor, is_packed=target.name.endswith(TAR_GZ), largest=house.settings.image.max_size)
+        asyncio.run(house.workshop().archive(_found(house, disk, held), paths, sink))
+        sink.finish()
+
+
+def survey(house: House, disk: Path, size: int, target: Path) -> None:
+    """Have a machine of the default image look into a disk; write what it saw to *target*. Raises ImageUnknown without
+    that image."""
+    house.images.resolve(house.settings.image.default)
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        sink = ArchiveSink(descriptor, is_packed=False, largest=house.settings.image.max_size)
+        asyncio.run(house.workshop().survey(kept_disk(disk, size), WANTED, sink))
+        sink.finish()
+    finally:
+        os.close(descriptor)
+
+
+def told_of(image: Image) -> str:
+    """What its importer has to know, or do: how it boots, and how its guests get the agent. "" where all is as usual."""
+    means = means_of(image)
+    chosen = choose(Context.AUTO, means, image.called).context
+    if image.is_disc or (image.kernel is not None and chosen is not Context.NONE):
+        return ""
+    start = "a kernel starts it directly" if image.kernel is not None else "it boots by firmware"
+    if chosen is not Context.NONE:
+        agent = f"its guests get the agent by {chosen.value}"
+    elif means.agent:
+        agent = "it starts the agent itself"
+    elif means.is_known:
+        agent = "nothing in it is known to start the agent: install that (`belljar image agent --help`)"
+    else:
+        agent = NOT_LOOKED_INTO
+    return f"image {image.called}: {start}; {agent}"
+
+
+def insert(house: House, reference: str, items: Sequence[Item], name: str) -> Image:
+    """A new image: this one with files of the host put in, examined like any image that comes in."""
+    store, image = house.images, house.images.resolve(reference)
+    with (
+        store.hold(image, "insert"),
+        shown() as progress,
+        intake.alone(store, name, f"make the image {name}", progress),
+    ):
+        with intake.draft(store, name) as folder:
+            overlay, raw = folder / "overlay.qcow2", folder / "disk.raw"
+            house.overlays.create(overlay, image, None)
+            progress.step("Putting the files in")
+            asyncio.run(house.workshop().insert(overlay, items))
+            progress.step("Writing the disk anew")
+            argv = ["qemu-img", "convert", "-f", "qcow2", "-O", "raw", str(overlay), str(raw)]
+            commands.run(argv, timeout=intake.CONVERT_TIMEOUT, bound=True)
+            overlay.unlink()
+            return intake.take(store, folder, raw, _origin(image, name), progress, lambda *told: survey(house, *told))
+
+
+def _origin(image: Image, name: str) -> intake.Origin:
+    """Where the new image comes from; what somebody decided about the old one holds for it too."""
+    kept: dict[str, Any] = {key: image.facts[key] for key in KEPT_FACTS if key in image.facts}
+    source, firmware = f"image {image.digest} with files put in", str(image.facts.get("use_firmware") or "auto")
+    if image.kernel and not image.facts.get("agent_in_initrd"):  # its importer gave them
+        return intake.Origin(source, name, image.kernel, image.initrd, image.append, firmware, kept)
+    return intake.Origin(source, name, firmware=firmware, facts=kept)
+
+
+@contextmanager
+def _named_when_whole(output: Path) -> Iterator[int]:
+    """Raises OutputUnwritable."""
+    if output.is_dir():
+        raise OutputUnwritable(f"{output}: Is a directory")
+    try:
+        with named_when_whole(output) as descriptor:
+            yield descriptor
+    except OSError as exc:
+        raise OutputUnwritable(f"{output}: {exc.strerror}") from exc
+
+
+class ArchiveSink:
+    """Writes what the machine sends into a file, packed or not, up to a limit."""
+
+    def __init__(self, descriptor: int, *, is_packed: bool, largest: int) -> None:
+        import zlib
+
+        self._descriptor, self._left = descriptor, largest
+        self._packer = zlib.compressobj(6, wbits=31) if is_packed else None
+
+    async def write(self, data: bytes) -> None:
+        self._left -= len(data)
+        if self._left < 0:
+            raise BrokenPipeError  # the machine's tar ends by that
+        await in_thread(lambda: write_all(self._descriptor, self._packer.compress(data) if self._packer else data))
+
+    async def close(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        """Everything is in the file. Raises OutputUnwritable when it is not."""
+        if self._left < 0:
+            raise OutputUnwritable("the archive is larger than `image.max_size`", hint="Name fewer paths.")
+        write_all(self._descriptor, self._packer.flush() if self._packer else b"")
+        os.fsync(self._descriptor)
+
+
+def _found(house: House, reference: str, held: ExitStack) -> Image:
+    """The image of this name, or the kept disk of this machine, held while it is worked on."""
+    try:
+        image: Image = house.images.resolve(reference)
+        held.enter_context(house.images.hold(image, "extract"))
+        return image
+    except ImageUnknown:
+        pass
+    try:
+        _, machine = reach(house, reference)
+    except NoSuchMachine:
+        raise ImageUnknown(f"{reference}: neither an image nor a machine", hint="See `belljar image list`.") from None
+    if machine.alive:
+        raise MachineBusy(f"{reference}: this machine is running", hint="Copy files out of it with `belljar cp`.")
+    overlay = machine.folder / KEPT_DISK
+    if not overlay.is_file():
+        raise ImageUnknown(f"{reference}: the disk of this machine was not kept", hint="Run it with --keep.")
+    return kept_disk(overlay, qcow2.virtual_size(overlay))
