@@ -53,10 +53,13 @@ def test_a_server_that_is_silent_costs_a_try_and_no_machine(house: House, monkey
     assert outcome.ended - outcome.started < nfs.PATIENCE
 
 
-def test_an_export_without_a_network_is_refused(house: House, port: int) -> None:
-    outcome = house.run(house.request(machine=machine(port, network=NetworkMode.NONE)))
+@pytest.mark.parametrize("requester", ["cli", "slurm:7"])
+def test_an_export_without_a_network_is_refused_in_the_askers_words(house: House, port: int, requester: str) -> None:
+    asked = machine(port, network=NetworkMode.NONE)
+    outcome = house.run(house.request(machine=asked, requester=requester))
     assert outcome.klass is OutcomeClass.USER and outcome.error == "ShareMissing"
-    assert "--network user" in outcome.hint and "machine.network" in outcome.hint
+    words = ("--share", "--network user") if requester == "cli" else ("batch.shares", "machine.network")
+    assert words[0] in outcome.reason and words[1] in outcome.hint
 
 
 @pytest.mark.parametrize(

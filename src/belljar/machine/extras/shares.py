@@ -37,12 +37,12 @@ def has_nfs(machine: MachineSpec) -> bool:
 
 
 def no_way_to_the_server(request: Request) -> ShareMissing:
-    """The refusal of an export in a machine without a network."""
+    """The refusal of an export in a machine without a network, in the words of whoever asked."""
     share = next(one for one in request.machine.shares if one.kind is ShareKind.NFS)
-    return ShareMissing(
-        f"share {share.source}: a machine without a network cannot reach a file server",
-        hint='Add `--network user` (a site: `machine.network = "user"`), or share a folder of the host.',
-    )
+    asked, hint = "batch.shares:", 'The site sets `machine.network = "user"`, or shares a folder of the host.'
+    if request.requester == "cli":
+        asked, hint = "--share", "Add `--network user`, or share a folder of the host."
+    return ShareMissing(f"{asked} {share.source}: a machine without a network cannot reach a file server", hint=hint)
 
 
 class Shares(Extra):
