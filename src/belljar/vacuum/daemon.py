@@ -210,6 +210,7 @@ class Daemon:
         return make_user_data(self._settings, kind, id, now, place.ends)
 
     async def _renew(self) -> None:
+        """Once in a cycle: the site's files come by any way (a link that is turned, a mount), so there is no event that all have."""
         while True:
             await asyncio.sleep(self._settings.cycle)
             await self.renew_credentials()

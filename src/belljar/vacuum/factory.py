@@ -37,7 +37,7 @@ ITS_OWN_END = (
     "guest-lost",
     "guest-oom",
 )  # other causes are this host's, or the image's
-LOOK_AT_ONCE = 0.5  # seconds in which several ends make one decision
+LOOK_AT_ONCE = 0.5  # seconds after the first event in which others join its decision; nothing is looked at meanwhile
 Tell = Callable[..., None]
 Ask = Callable[[], Awaitable[tuple[tuple[TypeStatus, ...], tuple[str, ...]]]]
 MakeData = Callable[[MachineType, Machine, str, float], bytes]

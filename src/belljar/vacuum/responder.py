@@ -101,9 +101,7 @@ class Answering:
         except Refused as exc:
             self._refuse(sender, address[0], exc.why, now)
             return
-        except (
-            Exception
-        ) as exc:  # the snapshot is others' work; whatever is wrong with it, the next query may be answered
+        except Exception as exc:  # whatever is wrong with the snapshot: the next query may be answered
             self._refuse(sender, address[0], Why.FAILED, now, error=repr(exc))
             return
         self.counts["answered"] += 1

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -117,7 +116,6 @@ def test_two_proxies_of_one_source_are_two(authority: Authority) -> None:
     assert x509.load_pem_x509_certificate(one).subject != x509.load_pem_x509_certificate(other).subject
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the program openssl")
 @pytest.mark.parametrize("source_key", ["rsa", "ec", "ed25519"])
 @pytest.mark.parametrize("kind", ProxyKey)
 def test_openssl_takes_it_for_a_limited_proxy(
