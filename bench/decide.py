@@ -14,9 +14,9 @@ from common import interleaved, parser, publish, summary, table
 
 from belljar.records import replace
 from belljar.vacuum import MachineType, Mode, Space, TypeStatus
-from belljar.vacuum.backoff import view_of
-from belljar.vacuum.decide import Host, decide
-from belljar.vacuum.packing import Machine
+from belljar.vacuum.decisions.backoff import view_of
+from belljar.vacuum.decisions.decide import Host, decide
+from belljar.vacuum.decisions.packing import Machine
 
 FACTORIES = (50, 500, 5000)
 TYPES = tuple(

@@ -19,8 +19,8 @@ import sys
 import time
 
 from belljar.vacuum import MachineStatus, Space, TypeStatus
-from belljar.vacuum.query import Snapshot
-from belljar.vacuum.responder import responding
+from belljar.vacuum.protocol.query import Snapshot
+from belljar.vacuum.protocol.responder import responding
 
 HOST, SPACE = "127.0.6.1", "vac02.example.org"
 NOW = int(time.time())

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.vacuum.peers import SPACE, free_port
-from tests.unit.vacuum.test_responder import ONE, TWO, snapshot_of, space
+from tests.unit.vacuum.protocol.peers import SPACE, free_port
+from tests.unit.vacuum.protocol.test_responder import ONE, TWO, snapshot_of, space
 
 from belljar.errors import BadSettings
 from belljar.records import replace
-from belljar.vacuum.responder import responding
+from belljar.vacuum.protocol.responder import responding
 
 DEAD = "127.0.8.9"
 

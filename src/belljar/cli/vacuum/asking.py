@@ -15,7 +15,7 @@ from belljar.records import replace
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus
-    from belljar.vacuum.query import Kind
+    from belljar.vacuum.protocol.query import Kind
 
 MACHINES = ("MACHINE", "TYPE", "STATE", "CPUS", "HS06", "AGE", "CPU", "MESSAGE")
 TYPES = ("FACTORY", "TYPE", "MACHINES", "CPUS", "HS06", "YOUNG", "LAST END", "MESSAGE")
@@ -23,19 +23,19 @@ FACTORIES = ("FACTORY", "MACHINES", "CPUS", "HS06", "LOAD", "FREE GB", "MEMORY G
 
 
 def machines(args: argparse.Namespace, house: House) -> int:
-    from belljar.vacuum.query import Kind
+    from belljar.vacuum.protocol.query import Kind
 
     return _tell(args, Kind.MACHINES, MACHINES, _machine)
 
 
 def machinetypes(args: argparse.Namespace, house: House) -> int:
-    from belljar.vacuum.query import Kind
+    from belljar.vacuum.protocol.query import Kind
 
     return _tell(args, Kind.MACHINETYPES, TYPES, _type)
 
 
 def factories(args: argparse.Namespace, house: House) -> int:
-    from belljar.vacuum.query import Kind
+    from belljar.vacuum.protocol.query import Kind
 
     return _tell(args, Kind.FACTORIES, FACTORIES, _factory)
 
@@ -44,7 +44,7 @@ def _tell(args: argparse.Namespace, kind: Kind, heads: tuple[str, ...], row: Any
     """Exit 1 where a factory did not answer, or not whole."""
     import asyncio
 
-    from belljar.vacuum.poll import Poller, secret
+    from belljar.vacuum.protocol.poll import Poller, secret
 
     space = _space(args)
     key = secret(space.key_file) if space.key_file else b""
@@ -67,8 +67,8 @@ def _tell(args: argparse.Namespace, kind: Kind, heads: tuple[str, ...], row: Any
 
 def _space(args: argparse.Namespace) -> Space:
     """By the settings; where the command line says all that is needed, whatever is wrong with them."""
-    from belljar.vacuum.poll import ROUNDS
-    from belljar.vacuum.settings import FILE, inspect, load
+    from belljar.vacuum.protocol.poll import ROUNDS
+    from belljar.vacuum.settings.settings import FILE, inspect, load
 
     file = args.settings or FILE
     space = inspect(file).space if args.space and args.factories else load(file)

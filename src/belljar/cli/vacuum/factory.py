@@ -25,7 +25,7 @@ def folder_of(args: argparse.Namespace, house: House) -> Path:
 
 
 def run(args: argparse.Namespace, house: House) -> int:
-    from belljar.vacuum.daemon import serve, teller
+    from belljar.vacuum.factory.daemon import serve, teller
 
     tell = teller(sys.stdout, as_json=args.format == "json")
     asyncio.run(serve(args.file, folder_of(args, house), tell, metrics=_address(args.metrics)))
@@ -42,7 +42,7 @@ def _address(text: str | None) -> tuple[str, int] | None:
 
 
 def drain(args: argparse.Namespace, house: House) -> int:
-    from belljar.vacuum.daemon import Order, give_order
+    from belljar.vacuum.factory.daemon import Order, give_order
 
     if args.off and args.by is not None:
         raise BadOption("--off with --by: one of them only")
@@ -52,7 +52,7 @@ def drain(args: argparse.Namespace, house: House) -> int:
 
 
 def explain(args: argparse.Namespace, house: House) -> int:
-    from belljar.vacuum.state import decision_at
+    from belljar.vacuum.factory.state import decision_at
 
     moment = time.time() if args.at is None else before(args.at)
     decision = decision_at(folder_of(args, house), moment)
@@ -79,7 +79,7 @@ def before(text: str) -> float:
 
 
 def _row(one: dict[str, Any]) -> tuple[object, ...]:
-    from belljar.vacuum.decide import TEXTS, Reason
+    from belljar.vacuum.decisions.decide import TEXTS, Reason
 
     why = TEXTS[Reason(one["reason"])].format(started=one["started"], detail=one["detail"])
     until = time.strftime("%H:%M:%S", time.localtime(one["until"])) if one["until"] else ""
@@ -88,7 +88,7 @@ def _row(one: dict[str, Any]) -> tuple[object, ...]:
 
 
 def check(args: argparse.Namespace, house: House) -> int:
-    from belljar.vacuum import monitor, state
+    from belljar.vacuum.factory import monitor, state
 
     level, line = monitor.check(state.read(folder_of(args, house), state.STATUS, state.Status), time.time())
     print(line)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.host.toml import Mistake
     from belljar.vacuum import Space
-    from belljar.vacuum.pipes import Copy
-    from belljar.vacuum.settings import Loaded
+    from belljar.vacuum.settings.pipes import Copy
+    from belljar.vacuum.settings.settings import Loaded
 
 LONGEST_CELL = 60
 
@@ -26,8 +26,8 @@ LONGEST_CELL = 60
 def config(args: argparse.Namespace, house: House) -> int:
     """The space as it is understood, pipes as they were last seen."""
     from belljar.errors import BadSettings
-    from belljar.vacuum.pipes import with_pipes
-    from belljar.vacuum.settings import REMEDY
+    from belljar.vacuum.settings.pipes import with_pipes
+    from belljar.vacuum.settings.settings import REMEDY
 
     loaded, copies = _loaded(args, house, asks=False)
     space, _ = with_pipes(loaded.space, copies)
@@ -42,8 +42,8 @@ def config(args: argparse.Namespace, house: House) -> int:
 def check(args: argparse.Namespace, house: House) -> int:
     """Every mistake, and what does not fit this host; exit 1 where there is one."""
     from belljar.host.toml import Mistake
-    from belljar.vacuum.pipes import with_pipes
-    from belljar.vacuum.settings import wrong_here
+    from belljar.vacuum.settings.pipes import with_pipes
+    from belljar.vacuum.settings.settings import wrong_here
 
     loaded, copies = _loaded(args, house, asks=args.pipes)
     space, notes = with_pipes(loaded.space, copies)
@@ -73,7 +73,7 @@ def import_config(args: argparse.Namespace, house: House) -> int:
     """A vacuum.toml of Vac's files; the report goes to stdout, or to stderr where the file does."""
     from belljar.errors import OutputUnwritable
     from belljar.host.files import write_whole
-    from belljar.vacuum.vacconf import read
+    from belljar.vacuum.settings.vacconf import read
 
     made = read(args.files)
     heads = ("FATE", "SECTION", "OPTION", "VALUE", "BECAME", "WHY")
@@ -101,8 +101,8 @@ def import_config(args: argparse.Namespace, house: House) -> int:
 def _loaded(args: argparse.Namespace, house: House, *, asks: bool) -> tuple[Loaded, dict[str, Copy]]:
     """The settings, and the documents of their pipes: as they are kept, or asked for now."""
     from belljar.host.files import private_folder
-    from belljar.vacuum.pipes import FOLDER, kept, refresh
-    from belljar.vacuum.settings import FILE, inspect
+    from belljar.vacuum.settings.pipes import FOLDER, kept, refresh
+    from belljar.vacuum.settings.settings import FILE, inspect
 
     loaded = inspect(args.file or FILE)
     folder = house.settings.paths.store / FOLDER
@@ -116,7 +116,7 @@ def _loaded(args: argparse.Namespace, house: House, *, asks: bool) -> tuple[Load
 def _rows(space: Space, loaded: Loaded) -> Iterator[tuple[str, str, str]]:
     """What holds in [space] and [factory], and what was set of the rest."""
     from belljar.config.reference import value_text
-    from belljar.vacuum.settings import keys
+    from belljar.vacuum.settings.settings import keys
 
     def row(name: str, value: Any, metadata: Any) -> tuple[str, str, str]:
         is_table = isinstance(value, tuple) and bool(value) and isinstance(value[0], tuple)

@@ -13,7 +13,7 @@ from belljar.cli.parser import acts
 from belljar.cli.render import as_json, duration, table
 
 if TYPE_CHECKING:
-    from belljar.vacuum.report import Report
+    from belljar.vacuum.simulator.report import Report
 
 HEADS = ("MODE", "IDLE %", "SHARE ERROR %", "DRIFT %", "STARTS", "WASTED", "MESSAGES/MIN", "DECISIONS", "TOOK")
 OF_TYPES = ("MODE", "TYPE", "TARGET %", "PART %", "WORST %", "STARTS", "WASTED")
@@ -21,8 +21,8 @@ OF_TYPES = ("MODE", "TYPE", "TARGET %", "PART %", "WORST %", "STARTS", "WASTED")
 
 def simulate(args: argparse.Namespace, house: object) -> int:
     from belljar.vacuum import Mode
-    from belljar.vacuum.scenario import load
-    from belljar.vacuum.simulate import Simulation
+    from belljar.vacuum.simulator.scenario import load
+    from belljar.vacuum.simulator.simulate import Simulation
 
     scenario = load(args.scenario)
     reports, took = list[Any](), list[float]()
@@ -32,7 +32,7 @@ def simulate(args: argparse.Namespace, house: object) -> int:
         took.append(time.process_time() - begin)
     plots: tuple[Path, ...] = ()
     if args.plot is not None:
-        from belljar.vacuum.plot import plot
+        from belljar.vacuum.simulator.plot import plot
 
         plots = plot(reports, args.plot)
     if args.format == "json":

@@ -1,0 +1,1 @@
+"""One host's factory: its machines, what it remembers, what it tells."""

@@ -1,0 +1,300 @@
+"""`belljar vacuum run`: a factory with all that belongs to it in one event loop, from its settings to its end.
+
+Reads vacuum.toml, answers VacQuery, asks the other factories, refreshes pipes, obeys HUP (settings again) and the drain order, tells
+VacMon, Prometheus and systemd. Machines are none of its children: whatever happens to this process, they go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+from belljar import __version__
+from belljar.errors import BelljarError, HostError
+from belljar.host.files import private_folder, read_json, write_whole
+from belljar.host.locks import try_lock
+from belljar.host.systemd import notify
+from belljar.host.threads import in_thread
+from belljar.host.watch import IN_CREATE, IN_DELETE, IN_MODIFY, IN_MOVED_TO, Watch
+from belljar.model import dumps
+from belljar.reading import from_json
+from belljar.records import dataclass, replace
+from belljar.vacuum import MachineType, Space, TypeStatus
+from belljar.vacuum.decisions.packing import Machine
+from belljar.vacuum.factory.factory import Factory, Tell
+from belljar.vacuum.factory.keeper import Machines
+from belljar.vacuum.factory.materials import make_user_data, renew
+from belljar.vacuum.factory.monitor import Snapshot as Seen
+from belljar.vacuum.factory.monitor import registry
+from belljar.vacuum.protocol.fields import Status as Told
+from belljar.vacuum.protocol.poll import Memory, Poller, remember, secret
+from belljar.vacuum.protocol.query import UNSOLICITED, Kind, Snapshot, reply
+from belljar.vacuum.protocol.responder import Answering, responding
+from belljar.vacuum.settings import pipes, settings
+
+LOCK, ORDER, PIPES = "lock", "drain.json", "pipes"
+FRESH = 1.0  # seconds for which an answer to others is the same
+FIXED = (  # these need a new process
+    "name", "factory", "factories", "port", "listen", "allow", "key_file", "signed_only", "poll_silence", "poll_limit",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Order:
+    """What an operator said beside the settings: nothing new is started; all machines are gone by a moment."""
+
+    draining: bool = False
+    shutdown_time: float | None = None
+
+    def applied(self, space: Space) -> Space:
+        ends = [moment for moment in (space.shutdown_time, self.shutdown_time) if moment is not None]
+        return replace(space, draining=space.draining or self.draining, shutdown_time=min(ends, default=None))
+
+
+def order(folder: Path) -> Order:
+    with suppress(OSError, ValueError, BelljarError):
+        made: Order = from_json(Order, read_json(folder / ORDER))
+        return made
+    return Order()
+
+
+def give_order(folder: Path, one: Order) -> None:
+    """The factory that works in this folder obeys it at once, and after a restart too."""
+    write_whole(private_folder(folder, mode=0o755) / ORDER, dumps(one) + b"\n", mode=0o644, durable=True)
+
+
+def teller(file: TextIO, *, as_json: bool) -> Tell:
+    """Writes what happens, one line an event."""
+
+    def tell(event: str, **facts: Any) -> None:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        known = {key: value for key, value in facts.items() if value not in (None, "")}
+        if as_json:
+            line = json.dumps({"time": moment, "event": event, **known}, default=str)
+        else:
+            line = " ".join([moment, event, *(f"{key}={_shown(value)}" for key, value in known.items())])
+        with suppress(OSError, ValueError):
+            file.write(line + "\n")
+            file.flush()
+
+    return tell
+
+
+def _shown(value: object) -> str:
+    text = "".join(char if char.isprintable() else "?" for char in str(value))
+    return text if text and " " not in text and '"' not in text else json.dumps(text, ensure_ascii=False)
+
+
+async def serve(file: Path, folder: Path, tell: Tell, *, metrics: tuple[str, int] | None = None) -> None:
+    """A factory until TERM or INT. Raises BadSettings, PortRefused, HostError where another one works in this folder."""
+    private_folder(folder, mode=0o755)
+    lock = try_lock(folder / LOCK)
+    if lock is None:
+        raise HostError(
+            f"{folder}: another factory works here", hint="One factory on each host, or each with its own --state."
+        )
+    try:
+        daemon = Daemon(file, folder, tell, settings.load(file))
+        await daemon.run(metrics)
+    finally:
+        lock.release()
+
+
+class Daemon:
+    """The factory's surroundings."""
+
+    def __init__(self, file: Path, folder: Path, tell: Tell, space: Space) -> None:
+        self._file, self._folder, self._tell = file, folder, tell
+        self._settings = space  # as the files have it: without pipes and orders
+        self._key = secret(space.key_file) if space.key_file else b""
+        self._poller = Poller(space, client="vacd-factory", key=self._key)
+        self._known: Memory = {}
+        self._notes: frozenset[str] = frozenset()
+        self._not_renewed: dict[str, str] = {}  # why, by machinetype
+        self._cached: tuple[float, Snapshot] | None = None
+        self.answering: Answering | None = None
+        self.factory = Factory(order(folder).applied(space), folder, Machines(space), self._ask, self._user_data, tell)
+
+    async def run(self, metrics: tuple[str, int] | None) -> None:
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, ended.set)
+        loop.add_signal_handler(signal.SIGHUP, self.reload)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._poller.close)
+            self.answering = await stack.enter_async_context(
+                responding(self._settings, self._snapshot, self._tell, key=self._key)
+            )
+            await stack.enter_async_context(_watching(self._folder, ORDER, self.obey))
+            if metrics is not None:
+                _serve_metrics(metrics, self.seen)
+            self._tell(
+                "factory started", space=self._settings.name, factory=self._settings.factory, version=__version__
+            )
+            notify("READY=1")
+            working = [
+                asyncio.ensure_future(one) for one in (self.factory.run(), self._report(), self._renew(), ended.wait())
+            ]
+            try:
+                done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+                for one in done:
+                    one.result()
+            finally:
+                notify("STOPPING=1")
+                for one in working:
+                    one.cancel()
+                await asyncio.gather(*working, return_exceptions=True)
+        self._tell("factory stopped", machines=len(self.factory.living))
+
+    # -- settings ------------------------------------------------------------------------------------------------------
+
+    def reload(self) -> None:
+        """Obey the settings files as they are now; broken ones change nothing but the status."""
+        notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            space = settings.load(self._file)
+            if changed := [key for key in FIXED if getattr(space, key) != getattr(self._settings, key)]:
+                raise HostError(
+                    f"{', '.join(changed)}: is not changed in a running factory", hint="Restart it: machines go on."
+                )
+        except BelljarError as exc:
+            self._tell("settings refused", why=exc.message)
+            self.factory.use(self.factory.space, exc.message)
+        else:
+            self._settings = space
+            self._tell("settings read")
+            self.factory.use(self.factory.space, "")
+            self.obey()
+        notify("READY=1")
+
+    def obey(self) -> None:
+        """Settings and orders, as they are now."""
+        self.factory.use(self._with_pipes(order(self._folder).applied(self._settings), {}))
+
+    def _with_pipes(self, space: Space, copies: dict[str, pipes.Copy]) -> Space:
+        folder = self._folder / PIPES
+        known = {one.name: copies.get(one.name) or pipes.kept(one, folder) for one in space.pipes}
+        space, notes = pipes.with_pipes(space, known)
+        lines = {copy.told(name, time.time()).partition(";")[0] for name, copy in known.items()} | {
+            str(one) for one in notes
+        }
+        for line in lines - self._notes - {""}:
+            self._tell("pipe", why=line)
+        self._notes = frozenset(lines)
+        return space
+
+    # -- what the factory asks for -------------------------------------------------------------------------------------
+
+    async def _ask(self) -> tuple[tuple[TypeStatus, ...], tuple[str, ...]]:
+        """What the others run; first the pipes, whose machinetypes the next decision is about."""
+        if self._settings.pipes:
+            folder = private_folder(self._folder / PIPES)
+            ours = self._settings.pipes
+            copies = await in_thread(lambda: {one.name: pipes.refresh(one, folder, time.time()) for one in ours})
+            self.factory.space = self._with_pipes(order(self._folder).applied(self._settings), copies)
+        others = [one for one in self._settings.factories if one != self._settings.factory]
+        if not others:
+            return (), ()
+        answers = await self._poller.ask(Kind.MACHINETYPES)
+        statuses, self._known = remember(self._known, answers, time.time())
+        return statuses, tuple(one for one in answers.silent if one != self._settings.factory)
+
+    def _user_data(self, kind: MachineType, place: Machine, id: str, now: float) -> bytes:
+        return make_user_data(self._settings, kind, id, now, place.ends)
+
+    async def _renew(self) -> None:
+        """Once in a cycle: the site's files come by any way (a link that is turned, a mount), so there is no event that all have."""
+        while True:
+            await asyncio.sleep(self._settings.cycle)
+            await self.renew_credentials()
+
+    async def renew_credentials(self) -> None:
+        """Those of machines that live, where the site has renewed its own files. What fails is told once."""
+        kinds = {kind.name: kind for kind in self.factory.space.types if kind.proxy or kind.token_file}
+        for one in [one for one in self.factory.living if one.machinetype in kinds and one.began is not None]:
+            kind, why = kinds[one.machinetype], ""
+            try:
+                await in_thread(functools.partial(renew, kind, one.outputs.parent, time.time(), one.ends))
+            except BelljarError as exc:
+                why = exc.message
+            if why and self._not_renewed.get(kind.name) != why:
+                self._tell("credentials not renewed", machinetype=kind.name, why=why)
+            self._not_renewed[kind.name] = why
+
+    # -- what others are told ------------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> Snapshot:
+        """As it was within the last second: a flood of questions costs one look at the host."""
+        now = time.monotonic()
+        if self._cached is None or now - self._cached[0] > FRESH:
+            self._cached = (now, self.factory.snapshot())
+        return self._cached[1]
+
+    def seen(self) -> Seen:
+        factory, counts = self.factory, self.answering.counts if self.answering else {}
+        verdicts = factory.decision.verdicts if factory.decision else ()
+        return Seen(
+            factory.status, self._snapshot().types, {one.name: one.share for one in factory.space.types},
+            {one.machinetype: one.reason.value for one in verdicts}, dict(factory.started), dict(factory.ended), dict(counts),
+        )  # fmt: skip
+
+    async def _report(self) -> None:
+        """After each cycle: systemd's watchdog, and VacMon."""
+        async for ended in self.factory.reports():
+            status = self.factory.status
+            notify(
+                "WATCHDOG=1",
+                f"STATUS={status.machines} machines, {status.processors} of {status.most_processors} processors",
+            )
+            now = self._snapshot()
+            told: list[Told] = [ended] if ended is not None else [*((now.own,) if now.own else ()), *now.types]
+            await in_thread(lambda told=told, now=now: push(self.factory.space.vacmon, told, now))  # type: ignore[misc]
+
+
+def push(places: Iterable[str], told: Iterable[Told], now: Snapshot) -> None:
+    """Unsolicited packets, each to each HOST:PORT. What cannot be sent is lost, as all that goes by UDP may be."""
+    for place in places:
+        host, _, port = place.rpartition(":")
+        with suppress(OSError, ValueError):
+            (family, kind, _, _, address), *_ = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+            with socket.socket(family, kind) as sock:
+                for one in told:
+                    sock.sendto(reply(one, now, UNSOLICITED, time.time(), daemon="vacd-factory"), address)
+
+
+@asynccontextmanager
+async def _watching(folder: Path, name: str, act: Callable[[], None]) -> AsyncIterator[None]:
+    """*act* whenever a file of this name comes, changes or goes."""
+    watch, loop = Watch(), asyncio.get_running_loop()
+    watch.add(folder, IN_CREATE | IN_MODIFY | IN_MOVED_TO | IN_DELETE)
+
+    def look() -> None:
+        if any(one.name == name for one in watch.read()):
+            act()
+
+    loop.add_reader(watch.fileno(), look)
+    try:
+        yield
+    finally:
+        loop.remove_reader(watch.fileno())
+        watch.close()
+
+
+def _serve_metrics(where: tuple[str, int], seen: Callable[[], Seen]) -> None:
+    made = registry(seen)
+    from prometheus_client import start_http_server
+
+    try:
+        start_http_server(where[1], where[0], made)
+    except OSError as exc:
+        raise HostError(
+            f"metrics at {where[0]}:{where[1]}: {exc.strerror}", hint="Give another --metrics ADDRESS:PORT."
+        ) from exc

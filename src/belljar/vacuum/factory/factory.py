@@ -1,0 +1,303 @@
+"""A factory: decides, again and again, which machines to start, and looks after those it has. One process on each host.
+
+It owns no machine. Machines live on when it is stopped, upgraded or killed, and it finds them again by their labels. Before a machine
+is asked for, its id is written down, so one that was just being claimed when the factory was killed is counted until it shows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import BelljarError
+from belljar.host.threads import in_thread
+from belljar.records import replace
+from belljar.vacuum import FactoryStatus, MachineStatus, MachineType, Mode, Space, TypeStatus, code_of, is_abort
+from belljar.vacuum.decisions.backoff import view_of
+from belljar.vacuum.decisions.decide import Decision, Host, decide
+from belljar.vacuum.decisions.packing import Machine
+from belljar.vacuum.factory.keeper import Keeper, Living, request_for, told
+from belljar.vacuum.factory.present import ended_status, own_status, slot_name, snapshot
+from belljar.vacuum.factory.state import MEMORY, STATUS, Decisions, Finished, Memory, Pending, Status, keep, read
+from belljar.vacuum.protocol.query import Snapshot
+
+SHOWS_WITHIN = 120.0  # seconds in which a machine that was asked for is claimed, or never will be
+STARTS_AT_ONCE = 8
+ITS_OWN_END = (
+    "finished",
+    "cancelled",
+    "walltime",
+    "guest-lost",
+    "guest-oom",
+)  # other causes are this host's, or the image's
+LOOK_AT_ONCE = 0.5  # seconds after the first event in which others join its decision; nothing is looked at meanwhile
+Tell = Callable[..., None]
+Ask = Callable[[], Awaitable[tuple[tuple[TypeStatus, ...], tuple[str, ...]]]]
+MakeData = Callable[[MachineType, Machine, str, float], bytes]
+
+
+class Factory:
+    """`ask` tells what the other factories run, and who was silent; `make_data` makes a machine's user data, in a thread."""
+
+    def __init__(
+        self,
+        space: Space,
+        folder: Path,
+        keeper: Keeper,
+        ask: Ask,
+        make_data: MakeData,
+        tell: Tell,
+        *,
+        clock: Callable[[], float] = time.time,
+        luck: Callable[[], float] = random.random,
+        load: Callable[[], tuple[float, float, float]] = os.getloadavg,
+    ) -> None:
+        self.space, self.folder, self._keeper, self._ask, self._make_data, self._tell = (
+            space, folder, keeper, ask, make_data, tell,
+        )  # fmt: skip
+        self._clock, self._luck, self._load = clock, luck, load
+        self.memory: Memory = read(folder, MEMORY, Memory) or Memory()
+        self.living: list[Living] = []
+        self.slots: dict[int, tuple[str, Finished]] = {}
+        self.started, self.ended = Counter[str](), Counter[tuple[str, str]]()
+        self.decision: Decision | None = None
+        self.status = Status(space.name, space.factory, os.getpid(), clock(), space.cycle, clock())
+        self._decisions, self._wake = Decisions(folder), asyncio.Event()
+        self._reports: asyncio.Queue[MachineStatus | None] = asyncio.Queue()
+        self._moved: dict[str, float] = {}  # machines whose deadline was set, and to when
+        self._reasons: dict[str, str] = {}  # why machines were ended by us, as their message would say it
+        self._complaints: dict[str, str] = {}  # what was said of each type, so that it is said once
+
+    # -- what goes on --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Until it is cancelled. Machines live on."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            group.create_task(self._cycles())
+
+    def use(self, space: Space, error: str | None = None) -> None:
+        """Obey these settings from now on; *error*: why the files are not obeyed as they are, "" where they are."""
+        self.space = space
+        self.status = replace(
+            self.status, settings_error=self.status.settings_error if error is None else error, cycle=space.cycle
+        )
+        self.wake()
+
+    async def reports(self) -> AsyncIterator[MachineStatus | None]:
+        """What is to be told: a machine that ended, with its message; None: a cycle is over. One listener."""
+        while True:
+            yield await self._reports.get()
+
+    def wake(self) -> None:
+        """Decide now."""
+        self._wake.set()
+
+    async def _cycles(self) -> None:
+        while True:
+            try:
+                again = await self.cycle()
+            except (BelljarError, OSError) as exc:
+                self._complain("cycle", told(exc) if isinstance(exc, BelljarError) else str(exc))
+                again = self._clock() + self.space.cycle
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(max(again - self._clock(), 0.1), self.space.cycle)):
+                    await self._wake.wait()
+                    await asyncio.sleep(LOOK_AT_ONCE)
+            self._wake.clear()
+
+    async def cycle(self) -> float:
+        """One decision, carried out. Returns when the next one makes sense, if nothing happens before."""
+        began = self._clock()
+        self.living = await in_thread(self._keeper.living)
+        self._enforce(began)
+        others, silent = await self._ask()
+        now = self._clock()
+        own = snapshot(
+            self.space, self.all_living(), self.memory.finished, {}, now, FactoryStatus(self.space.factory)
+        ).types
+        view = view_of([*own, *(one for one in others if one.factory != self.space.factory)], self.space)
+        places = [one.place for one in self.all_living()]
+        self.decision = decide(now, self.space, places, view, self.memory.past, await self._host(), self._luck)
+        self.memory = replace(self.memory, past=dict(self.decision.past))
+        self._decisions.tell(now, {"verdicts": self.decision.verdicts, "starts": self.decision.starts})
+        await self._start_all(self.decision.starts, now)
+        self._write_status(began, silent)
+        self._reports.put_nowait(None)
+        return self.decision.again
+
+    def all_living(self) -> list[Living]:
+        """With those that were asked for and do not show yet."""
+        shown = {one.id for one in self.living}
+        return [*self.living, *(one.living(id) for id, one in self.memory.pending.items() if id not in shown)]
+
+    async def _host(self) -> Host:
+        loads = self._load()
+        memory = await in_thread(self._keeper.free_memory)
+        waiting = sum(one.memory for one in self.all_living() if one.id in self.memory.pending)
+        load = loads[0] if self.space.mode is Mode.IMPROVED else max(loads)
+        return Host(os.cpu_count() or 1, load, max(memory - waiting, 0))
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+
+    async def _start_all(self, places: tuple[Machine, ...], now: float) -> None:
+        """Side by side. What is about to be started is on disk before any is."""
+        kinds, power = {kind.name: kind for kind in self.space.types}, self.space.hs06_per_processor
+        taken = {one.slot for one in self.all_living()}
+        free = (slot for slot in range(10_000) if slot not in taken)
+        orders = {os.urandom(6).hex(): Pending.of(place, next(free), power, now) for place in places}
+        if not orders:
+            return
+        self._remember(pending={**self.memory.pending, **orders}, durable=True)
+        gate = asyncio.Semaphore(STARTS_AT_ONCE)
+        results = await asyncio.gather(
+            *(self._start(kinds[one.machinetype], id, one, gate) for id, one in orders.items()), return_exceptions=True
+        )
+        errors = [one for one in results if isinstance(one, BaseException)]
+        self.status = replace(self.status, error=str(errors[-1]) if errors else "")
+        for error in errors:
+            if not isinstance(error, BelljarError):
+                raise error
+
+    async def _start(self, kind: MachineType, id: str, order: Pending, gate: asyncio.Semaphore) -> None:
+        place = order.place
+        async with gate:
+            try:
+                data = await in_thread(lambda: self._make_data(kind, place, id, self._clock()))
+                request = request_for(self.space, kind, place, order.slot, data, id, self._clock())
+                await self._keeper.start(request)
+            except BelljarError as exc:
+                self._remember(pending={one: kept for one, kept in self.memory.pending.items() if one != id})
+                self._complain(kind.name, told(exc))
+                raise
+        self.started[kind.name] += 1
+        self._complaints.pop(kind.name, None)
+        self._tell("machine started", machine=id, machinetype=kind.name, slot=slot_name(self.space, order.slot))
+
+    # -- looking after machines ----------------------------------------------------------------------------------------
+
+    def _enforce(self, now: float) -> None:
+        """Deadlines are what was promised, or the factory's end where that comes first; who shows no sign of life is ended."""
+        kinds = {kind.name: kind for kind in self.space.types}
+        shown = {one.id for one in self.living}
+        pending = {
+            id: one
+            for id, one in self.memory.pending.items()
+            if id not in shown and now - one.at < SHOWS_WITHIN and id not in self._moved
+        }
+        if pending != self.memory.pending:
+            self._remember(pending=pending)
+        self._moved = {id: at for id, at in self._moved.items() if id in shown}
+        for one in self.living:
+            wanted = min(one.ends, self.space.shutdown_time or one.ends)
+            with suppress(BelljarError):  # it is just ending, or has passed its deadline
+                if one.began is not None and self._moved.get(one.id) != wanted:
+                    self._moved[one.id] = wanted
+                    self._keeper.move(one.id, wanted)
+                reason = self._silent(one, kinds.get(one.machinetype), now)
+                if reason and one.id not in self._reasons:
+                    self._reasons[one.id] = reason
+                    self._tell("machine shows no sign of life", machine=one.id, machinetype=one.machinetype, why=reason)
+                    self._keeper.stop(one.id)
+
+    def _silent(self, one: Living, kind: MachineType | None, now: float) -> str:
+        """The message for a machine whose heartbeat stands still; "": it lives, or nobody asks."""
+        if kind is None or not kind.heartbeat_file or one.began is None:
+            return ""
+        age = now - max(one.began, self.status.started)
+        if age <= max(kind.fizzle, kind.heartbeat):
+            return ""
+        try:
+            beat = os.stat(one.outputs / kind.heartbeat_file).st_mtime
+        except OSError:
+            return "700 Heartbeat file not created"
+        return "700 Heartbeat file not updated" if kind.heartbeat and now - beat > kind.heartbeat else ""
+
+    # -- what ended ----------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Each end, also those of the time when no factory ran. An end makes room: a decision follows."""
+        async for event in self._keeper.events(self.memory.position):
+            if event["event"] == "ended":
+                self._note(event)
+            elif event.get("state") == "running":
+                self.wake()  # its deadline is set now
+
+    def _note(self, event: dict[str, Any]) -> None:
+        labels = {str(key): str(value) for key, value in event.get("labels", ())}
+        self._remember(position=event["position"])
+        if labels.get("space") != self.space.name or labels.get("factory") != self.space.factory:
+            return
+        name, id = labels.get("machinetype", ""), event["machine"]
+        finished = finish(self.memory.finished.get(name), event, labels, self._reasons.pop(id, ""), self.space)
+        slot = int(labels.get("slot") or 0)
+        self.slots[slot] = (name, finished)
+        pending = {one: kept for one, kept in self.memory.pending.items() if one != id}
+        self._remember(finished={**self.memory.finished, name: finished}, pending=pending)
+        code = code_of(finished.message)
+        self.ended[name, f"{code // 100}00" if code else "none"] += 1
+        self._reports.put_nowait(ended_status(self.space, id, finished, event, labels))
+        self._tell("machine ended", machine=id, machinetype=name, message=finished.message, cause=event.get("cause"))
+        self.wake()
+
+    # -- what is written down ------------------------------------------------------------------------------------------
+
+    def _remember(self, *, durable: bool = False, **changes: Any) -> None:
+        self.memory = replace(self.memory, **changes)
+        try:
+            keep(self.folder, MEMORY, self.memory, durable=durable)
+        except (OSError, BelljarError) as exc:
+            self._complain("memory", str(exc))
+            if durable:
+                raise
+
+    def _write_status(self, began: float, silent: tuple[str, ...]) -> None:
+        now, living = self._clock(), self.all_living()
+        self.status = replace(
+            self.status, cycled=now, took=now - began, machines=len(living), processors=sum(one.processors for one in living),
+            most_processors=self.space.processors, hs06=sum(one.hs06 for one in living), draining=self.space.draining,
+            silent=silent,
+        )  # fmt: skip
+        with suppress(OSError, BelljarError):
+            keep(self.folder, STATUS, self.status)
+
+    def _complain(self, about: str, text: str) -> None:
+        """Once, until it goes well or is another."""
+        if self._complaints.get(about) != text:
+            self._complaints[about] = text
+            self._tell("failed", about=about, why=text)
+
+    def snapshot(self) -> Snapshot:
+        """What others are told now."""
+        now, living = self._clock(), self.all_living()
+        own = own_status(self.space, living, now, self.status.cycled, self.folder)
+        return snapshot(self.space, living, self.memory.finished, self.slots, now, own)
+
+
+def finish(
+    before: Finished | None, event: dict[str, Any], labels: dict[str, str], reason: str, space: Space
+) -> Finished:
+    """What is known of a type after this end. A machine that said nothing was aborted where it could not live here, or ended within
+    its fizzle time."""
+    before = before or Finished()
+    ended, started = int(event.get("time") or 0), float(event.get("started") or 0)
+    code, lived = event.get("shutdown_code"), ended - started
+    fizzle = float(labels.get("fizzle") or 0)
+    message = f"{code} {event.get('shutdown_message', '')}".strip() if code else reason
+    if not message and event.get("cause") not in ITS_OWN_END:
+        message = f"500 {event.get('reason') or event.get('cause')}"
+    if not message and lived < fizzle:
+        message = f"300 Fizzled after {lived:.0f} seconds"
+    found_work = 200 <= (code_of(message) or 0) < 300 or (lived >= fizzle and not is_abort(message))
+    return Finished(
+        slot_name(space, int(labels.get("slot") or 0)), ended, message,
+        proved=max(before.proved, int(started)) if found_work else before.proved,
+        aborted=max(before.aborted, ended) if is_abort(message) else before.aborted,
+    )  # fmt: skip

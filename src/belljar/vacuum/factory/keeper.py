@@ -1,0 +1,159 @@
+"""A factory's machines: asked for, found again after a restart, ended. What a factory knows of a machine is what the machine's own
+records say, so nothing is lost or doubled when a factory is killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from belljar import api
+from belljar.errors import BelljarError
+from belljar.model import Account, Context, NetworkMode, OwnWork, Payload, Probe, Request, RunPayload, StdinKind
+from belljar.records import dataclass, replace
+from belljar.vacuum import MachineType, Space
+from belljar.vacuum.decisions.packing import Machine
+
+REQUESTER = "vacuum"
+GRACE = 30.0  # seconds a guest has to end by itself, as Vac gives
+ROOT = Account("root", 0, 0, "root", home="/root")
+SCRIPT = b"#!"
+JOBOUTPUTS = "joboutputs"
+
+
+@dataclass(frozen=True)
+class Living:
+    """A machine of this factory that has not ended. Moments are seconds since the epoch."""
+
+    id: str
+    slot: int
+    machinetype: str
+    processors: int
+    memory: int
+    disk: int
+    created: float
+    ends: float
+    began: float | None  # None: it is starting
+    fizzle: float
+    hs06: float
+    fqan: str
+    pid: int | None
+    outputs: Path  # what its guest left so far
+
+    @property
+    def place(self) -> Machine:
+        """What it takes of the host."""
+        return Machine(self.machinetype, self.processors, self.ends, self.memory, self.disk)
+
+
+class Keeper(Protocol):
+    """Who keeps machines. All but `start` is cheap."""
+
+    def living(self) -> list[Living]:
+        """All machines of this factory that have not ended, those that are starting too."""
+
+    async def start(self, request: Request) -> None:
+        """Returns when the machine is claimed, and lives on its own. Raises BelljarError."""
+
+    def stop(self, id: str) -> None:
+        """Ask it to end, with its grace. Nothing where it has ended."""
+
+    def move(self, id: str, moment: float) -> None:
+        """Its deadline is this moment now; its features say so. Nothing where it has ended."""
+
+    def free_memory(self) -> int:
+        """Bytes that new machines may take."""
+
+    def events(self, since: str) -> AsyncIterator[dict[str, Any]]:
+        """What happens to all machines of this host's user; rows of the ledger behind *since* first."""
+
+
+class Machines:
+    """The keeper of this host, by belljar's own door."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+
+    def living(self) -> list[Living]:
+        views = ((one.view, one.view.labels) for one in api.machines())
+        return [
+            living_of(view, labels)
+            for view, labels in views
+            if labels.get("space") == self._space.name and labels.get("factory") == self._space.factory
+        ]
+
+    async def start(self, request: Request) -> None:
+        await api.astart(request)
+
+    def stop(self, id: str) -> None:
+        api.find(id).ask("stop", grace=GRACE)
+
+    def move(self, id: str, moment: float) -> None:
+        api.find(id).stop_at(moment)
+
+    def free_memory(self) -> int:
+        return api.room().memory
+
+    def events(self, since: str) -> AsyncIterator[dict[str, Any]]:
+        return aiter(api.aevents(since))
+
+
+def living_of(view: Any, labels: Mapping[str, str]) -> Living:
+    """A machine as its record tells of it. What is missing or wrong in a label counts as nothing."""
+    asked = view.request.get("machine") or {}
+    created = view.created or 0.0
+    power = _number(labels.get("hs06")) or _number(labels.get("hepscore"))
+    return Living(
+        view.id, int(_number(labels.get("slot"))), labels.get("machinetype", ""), view.cpus, view.memory,
+        int(asked.get("disk") or 0), created, _number(labels.get("ends")) or created, view.began,
+        _number(labels.get("fizzle")), view.cpus * (power or 1.0), labels.get("fqan", ""), view.pid, view.folder / JOBOUTPUTS,
+    )  # fmt: skip
+
+
+def _number(text: str | None) -> float:
+    try:
+        return float(text or 0)
+    except ValueError:
+        return 0.0
+
+
+def request_for(
+    space: Space, kind: MachineType, place: Machine, slot: int, user_data: bytes, id: str, now: float
+) -> Request:
+    """The request for a machine in this place. User data that begin with `#!` are a script: it runs as root in a clone, unless
+    the type's context says that the image's own init is to read them, as it does with all others. Raises BelljarError."""
+    work: RunPayload | OwnWork
+    if user_data.startswith(SCRIPT) and kind.context in (Context.AUTO, Context.RAMDISK):
+        payload = Payload(
+            (kind.name.encode(),), ROOT, script=user_data, cwd=b"/root", env=ENVIRONMENT, stdin=StdinKind.NULL
+        )
+        work = RunPayload(payload, user_data if kind.network == NetworkMode.USER.value else None)
+    else:
+        work = OwnWork(user_data or None, Probe())
+    mode, _, name = kind.network.partition(":")
+    request = api.request_of(
+        work, image=kind.image, cpus=place.processors, memory=place.memory or None, disk=place.disk or None,
+        network=NetworkMode(mode), network_name=name, context=kind.context, name=kind.name, requester=f"{REQUESTER}:{id}",
+        timeout=max(place.ends - now, 1.0), grace=GRACE, labels=labels_of(space, kind, place, slot),
+    )  # fmt: skip
+    return replace(request, id=id)
+
+
+ENVIRONMENT = ((b"HOME", b"/root"), (b"PATH", b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"))
+
+
+def labels_of(space: Space, kind: MachineType, place: Machine, slot: int) -> dict[str, str]:
+    """What accounting, neighbours and a restarted factory must know of it, as it is today."""
+    facts = {
+        "space": space.name, "factory": space.factory, "machinetype": kind.name, "slot": str(slot),
+        "ends": f"{place.ends:.0f}", "fizzle": f"{kind.fizzle:g}", "wall_limit": f"{kind.max_wallclock:.0f}",
+        "site": space.site, "fqan": kind.fqan, "hs06": f"{space.hs06:g}" if space.hs06 else "",
+        "hepscore": f"{space.hepscore:g}" if space.hepscore else "", "pipe": kind.pipe,
+    }  # fmt: skip
+    return {name: text for name, text in facts.items() if text}
+
+
+def told(error: BelljarError) -> str:
+    """One line."""
+    return f"{type(error).__name__}: {error.message}".replace("\n", " ")

@@ -1,0 +1,116 @@
+"""What a machine is told, made for each anew: its user data of a template, files, a proxy and a token; and credentials again while it
+lives. It finds those at http://169.254.169.254/credentials/NAME.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from belljar import __version__
+from belljar.errors import BadUserData, BelljarError, HostError, NoCredentials
+from belljar.host.files import PRIVATE_FOLDER, read_capped, write_whole
+from belljar.host.proxies import limited_proxy, load_source
+from belljar.hypervisor import guest_uuid
+from belljar.machine import BASE_URL, CREDENTIALS
+from belljar.model import NetworkMode
+from belljar.vacuum import MachineType, Space
+from belljar.vacuum.factory.userdata import PROXY, TOKEN, Material, user_data
+from belljar.vacuum.settings.pipes import fetch
+from belljar.vacuum.settings.settings import is_url
+
+LARGEST = 1 << 20  # of a template, and of a file
+LARGEST_TOKEN = 64 << 10
+Fetch = Callable[[str, int], bytes]
+
+
+def make_user_data(space: Space, one: MachineType, id: str, now: float, until: float, fetch: Fetch = fetch) -> bytes:
+    """The user data of the machine that gets this id, and lives until then at most. Blocks. Raises BadUserData, NoCredentials."""
+    is_served = one.network == NetworkMode.USER.value
+    return user_data(
+        space, one, gather(one, now, until, fetch), uuid=guest_uuid(id), hostname=f"belljar-{id}",
+        manager=f"belljar {__version__}", base_url=BASE_URL if is_served else "",
+    )  # fmt: skip
+
+
+def renew(one: MachineType, folder: Path, now: float, until: float) -> bool:
+    """Give a living machine, by its folder, new credentials where the site's files have changed since it got its own, or it has none
+    there. Says whether it did. Blocks for as long as a key takes. Raises NoCredentials; nothing where the machine has gone."""
+    paths = [*one.proxy, *([one.token_file] if one.token_file else [])]
+    place = folder / CREDENTIALS
+    try:
+        newest = max((path.stat().st_mtime for path in paths), default=None)
+        if newest is None or not folder.exists() or _oldest(one, place) > newest:
+            return False
+        made = credentials(one, now, until)
+        with suppress(FileExistsError):
+            place.mkdir(mode=PRIVATE_FOLDER)
+        for name, data in made.items():
+            write_whole(place / name, data)
+    except FileNotFoundError as exc:
+        if not folder.exists():
+            return False
+        raise NoCredentials(f"{exc.filename}: {exc.strerror}") from exc
+    except OSError as exc:
+        raise NoCredentials(f"{exc.filename}: {exc.strerror}") from exc
+    return True
+
+
+def _oldest(one: MachineType, place: Path) -> float:
+    """When the first of a machine's credentials was written; long ago where one is missing."""
+    names = [*([PROXY] if one.proxy else []), *([TOKEN] if one.token_file else [])]
+    with suppress(FileNotFoundError):
+        return min((place / name).stat().st_mtime for name in names)
+    return 0.0
+
+
+def gather(one: MachineType, now: float, until: float, fetch: Fetch) -> Material:
+    """All of it, for a machine that lives until then at most. Blocks. Raises BadUserData, NoCredentials."""
+    files = {name: _read(path, f"option_files.{name}", one) for name, path in one.option_files}
+    return Material(_template(one, fetch), files, credentials(one, now, until))
+
+
+def credentials(one: MachineType, now: float, until: float) -> Mapping[str, bytes]:
+    """A new proxy and the present token, of a type that has them: for a new machine, and again while it lives. Raises NoCredentials."""
+    found = {}
+    if one.proxy:
+        proxy = limited_proxy(load_source(one.proxy), now=now, until=until, key=one.proxy_key, legacy=one.legacy_proxy)
+        found[PROXY] = proxy.pem
+    if one.token_file is not None:
+        found[TOKEN] = token(one.token_file)
+    return found
+
+
+def token(path: Path) -> bytes:
+    """The token of a file, without blanks around it. Raises NoCredentials."""
+    try:
+        data = read_capped(path, LARGEST_TOKEN).strip()
+    except (OSError, HostError) as exc:
+        raise NoCredentials(f"token {path}: {_why(exc)}") from exc
+    if not data or not data.isascii() or len(data.split()) != 1:
+        raise NoCredentials(f"token {path}: not one word of ASCII")
+    return data
+
+
+def _template(one: MachineType, fetch: Fetch) -> bytes:
+    if not one.user_data:
+        return b""
+    if not is_url(one.user_data):
+        return _read(Path(one.user_data), "user_data", one)
+    try:
+        return fetch(one.user_data, LARGEST)
+    except BelljarError as exc:
+        raise BadUserData(f"machinetype {one.name}: user_data: {exc.message}", hint=exc.hint) from exc
+
+
+def _read(path: Path, key: str, one: MachineType) -> bytes:
+    try:
+        return read_capped(path, LARGEST)
+    except (OSError, HostError) as exc:
+        what = f"machinetype {one.name}: {key}: {path}: {_why(exc)}"
+        raise BadUserData(what, hint="`belljar vacuum check-config` names every file that cannot be read.") from exc
+
+
+def _why(exc: OSError | HostError) -> str:
+    return str(exc.strerror) if isinstance(exc, OSError) else exc.message

@@ -1,0 +1,151 @@
+"""What a factory tells of itself: its slots, its types and its host, as VacQuery has them. Made from what is known; nothing is kept."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from belljar import __version__
+from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus
+from belljar.vacuum.factory.keeper import Living
+from belljar.vacuum.factory.state import Finished
+from belljar.vacuum.protocol.query import Snapshot
+
+PROC, ETC = Path("/proc"), Path("/etc")
+TICKS = os.sysconf("SC_CLK_TCK")
+MODEL = "vm-raw"  # the word of Vac for machines with a disk image
+
+
+def slot_name(space: Space, slot: int) -> str:
+    """vf1-03.example.org: the slots of vf1.example.org."""
+    host, dot, domain = space.factory.partition(".")
+    return f"{host}-{slot:02}{dot}{domain}"
+
+
+def snapshot(
+    space: Space,
+    living: Sequence[Living],
+    finished: Mapping[str, Finished],
+    slots: Mapping[int, tuple[str, Finished]],
+    now: float,
+    own: FactoryStatus,
+) -> Snapshot:
+    """All of it. *finished*: of each type the machine that ended last; *slots*: the same of each slot, with its type."""
+    types = tuple(_type(space, name, living, finished.get(name), now) for name in _names(space, living))
+    taken = {one.slot: one for one in living}
+    machines = tuple(
+        _running(space, taken[slot], now) if slot in taken else _empty(space, slot, slots.get(slot))
+        for slot in range(max(space.processors, max(taken, default=-1) + 1))
+    )
+    return Snapshot(space.name, space.factory, space.site, machines, types, own)
+
+
+def _names(space: Space, living: Sequence[Living]) -> list[str]:
+    """Those that are configured, and those that are not any more and live on."""
+    return list(dict.fromkeys([kind.name for kind in space.types] + [one.machinetype for one in living]))
+
+
+def is_young(one: Living, now: float) -> bool:
+    return one.began is None or now - one.began < one.fizzle
+
+
+def _type(space: Space, name: str, living: Sequence[Living], last: Finished | None, now: float) -> TypeStatus:
+    ours = [one for one in living if one.machinetype == name]
+    kind = next((kind for kind in space.types if kind.name == name), None)
+    worked = [int(one.began) for one in ours if one.began is not None and not is_young(one, now)]
+    proved = max([last.proved if last else 0, *worked])
+    memory = None if kind is None else kind.memory or space.memory
+    return TypeStatus(
+        space.factory, name, sum(one.hs06 for one in ours), len(ours), sum(one.processors for one in ours),
+        sum(is_young(one, now) for one in ours), (last.message or None) if last else None, last.at or None if last else None,
+        last.machine or None if last else None, last_abort=last.aborted or None if last else None, proved=proved or None,
+        memory=memory, max_wallclock=None if kind is None else int(kind.max_wallclock),
+        max_processors=None if kind is None else kind.max_processors, fqan="" if kind is None else kind.fqan,
+        time_sent=int(now),
+    )  # fmt: skip
+
+
+def _running(space: Space, one: Living, now: float) -> MachineStatus:
+    used = cpu_seconds(one.pid) if one.pid else 0.0
+    alive = now - one.began if one.began else 0.0
+    return MachineStatus(
+        space.factory, slot_name(space, one.slot), "Starting" if one.began is None else "Running", one.machinetype, one.id,
+        MODEL, int(one.created), None if one.began is None else int(one.began), int(now), one.processors, int(used),
+        round(100 * used / alive, 1) if alive > 1 else 0.0, one.hs06, time_sent=int(now), fqan=one.fqan,
+    )  # fmt: skip
+
+
+def _empty(space: Space, slot: int, last: tuple[str, Finished] | None) -> MachineStatus:
+    name = slot_name(space, slot)
+    if last is None:
+        return MachineStatus(space.factory, name)
+    machinetype, ended = last
+    return MachineStatus(
+        space.factory, name, machinetype=machinetype, message=ended.message or None, message_time=ended.at
+    )
+
+
+def ended_status(
+    space: Space, id: str, ended: Finished, event: Mapping[str, Any], labels: Mapping[str, str]
+) -> MachineStatus:
+    """A machine that has just ended. (The original says `Running` then, and forgets the message.)"""
+    started = int(float(event.get("started") or 0))
+    return MachineStatus(
+        space.factory, ended.machine, "Shut down", labels.get("machinetype"), id, MODEL, started, started, ended.at,
+        message=ended.message or None, message_time=ended.at, time_sent=ended.at, fqan=labels.get("fqan", ""),
+    )  # fmt: skip
+
+
+def own_status(space: Space, living: Sequence[Living], now: float, cycled: float, folder: Path) -> FactoryStatus:
+    """The factory, and its host."""
+    memory, root, ours = _memory(), _free(Path("/")), _free(folder)
+    began = [one for one in living if one.began is not None]
+    with suppress(OSError, ValueError):
+        up = float((PROC / "uptime").read_text().split()[0])
+    return FactoryStatus(
+        space.factory, space.site, f"belljar {__version__}", len(began), sum(one.processors for one in began),
+        sum(one.hs06 for one in began), space.processors, space.processors, space.processors * space.hs06_per_processor,
+        os.getloadavg()[2], *root, *ours, memory["MemTotal"] - memory["MemAvailable"], memory["MemTotal"],
+        memory["SwapTotal"] - memory["SwapFree"], memory["SwapFree"], os.uname().release, _system(), int(now - up),
+        int(cycled), int(now), int(now), int(now),
+    )  # fmt: skip
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process; 0.0: it is gone."""
+    with suppress(OSError, ValueError, IndexError):
+        facts = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+        return (int(facts[11]) + int(facts[12])) / TICKS
+    return 0.0
+
+
+def _memory() -> dict[str, int]:
+    found = dict.fromkeys(("MemTotal", "MemAvailable", "SwapTotal", "SwapFree"), 0)
+    with suppress(OSError):
+        for line in (PROC / "meminfo").read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if name in found:
+                found[name] = int(rest.split()[0])
+    return found
+
+
+def _free(path: Path) -> tuple[int, int]:
+    """KiB and inodes."""
+    try:
+        facts = os.statvfs(path)
+    except OSError:
+        return 0, 0
+    return facts.f_bavail * facts.f_frsize // 1024, facts.f_favail
+
+
+@lru_cache(maxsize=1)
+def _system() -> str:
+    with suppress(OSError):
+        for line in (ETC / "os-release").read_text().splitlines():
+            if line.startswith("PRETTY_NAME="):
+                return line.partition("=")[2].strip('"')
+    return os.uname().sysname

@@ -1,0 +1,163 @@
+"""What a factory writes down of itself: its status, for checks and for people; what it must know after a restart; its decisions.
+
+Status and memory are files that are written whole or not at all. All of it may be removed: machines are found by their folders.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from belljar.errors import BelljarError
+from belljar.host.files import no_space_as_error, read_json, write_all, write_whole
+from belljar.model import dumps, to_json
+from belljar.reading import from_json
+from belljar.records import dataclass, field
+from belljar.vacuum.decisions.backoff import TypePast
+from belljar.vacuum.decisions.packing import Machine
+from belljar.vacuum.factory.keeper import Living
+
+STATUS, MEMORY, DECISIONS, BEFORE = "status.json", "memory.json", "decisions.jsonl", "decisions.1.jsonl"
+LARGEST = 1 << 24
+LARGEST_DECISIONS = 1 << 26  # bytes of a file of decisions; the one before it is kept
+
+
+@dataclass(frozen=True)
+class Status:
+    """A factory at the end of its last cycle. Moments are seconds since the epoch."""
+
+    space: str
+    factory: str
+    pid: int
+    started: float
+    cycle: float  # seconds between two cycles
+    cycled: float  # the end of the last one
+    took: float = 0.0  # seconds it took
+    machines: int = 0
+    processors: int = 0  # of its machines
+    most_processors: int = 0
+    hs06: float = 0.0
+    draining: bool = False
+    silent: tuple[str, ...] = ()  # factories that did not answer
+    error: str = ""  # why the last machine could not be started; empty once one could
+    settings_error: str = ""  # why the settings files are not obeyed as they are
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The machine of a type that ended last. Moments are whole seconds since the epoch."""
+
+    machine: str = ""  # name of its slot
+    at: int = 0
+    message: str = ""
+    proved: int = 0  # when the latest machine began that found work
+    aborted: int = 0  # when the latest one ended that was aborted
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A machine that was asked for and may not show yet."""
+
+    machinetype: str
+    slot: int
+    processors: int
+    memory: int
+    disk: int
+    ends: float
+    hs06: float
+    at: float  # when it was asked for
+
+    @classmethod
+    def of(cls, place: Machine, slot: int, power: float, now: float) -> Pending:
+        hs06 = place.processors * power
+        return cls(place.machinetype, slot, place.processors, place.memory, place.disk, place.ends, hs06, now)
+
+    @property
+    def place(self) -> Machine:
+        return Machine(self.machinetype, self.processors, self.ends, self.memory, self.disk)
+
+    def living(self, id: str) -> Living:
+        """As a machine that is starting."""
+        return Living(
+            id, self.slot, self.machinetype, self.processors, self.memory, self.disk, self.at, self.ends, None, 0.0,
+            self.hs06, "", None, Path(os.devnull),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a factory must not forget."""
+
+    position: str = ""  # in the ledger: what is behind it was not seen
+    finished: dict[str, Finished] = field(default_factory=dict)  # by type
+    past: dict[str, TypePast] = field(default_factory=dict)  # by type
+    pending: dict[str, Pending] = field(default_factory=dict)  # by id
+
+
+def read(folder: Path, name: str, kind: Any) -> Any:
+    """The value of this class in that file; None where there is none, or it is not one."""
+    with suppress(OSError, ValueError, BelljarError):
+        return from_json(kind, read_json(folder / name, LARGEST))
+    return None
+
+
+def keep(folder: Path, name: str, value: Any, *, durable: bool = False) -> None:
+    """Write a value whole. Raises NoSpace."""
+    write_whole(folder / name, dumps(value) + b"\n", mode=0o644, durable=durable)
+
+
+class Decisions:
+    """The journal of decisions: a line for each that differs from the one before. `explain` reads it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._last: Any = None
+
+    def tell(self, now: float, decision: dict[str, Any]) -> None:
+        """One that is as the last one is not written again. A disk that is full costs a line, and nothing else."""
+        plain = to_json(decision)
+        if (essence := _essence(plain)) == self._last:
+            return
+        with suppress(OSError, BelljarError):
+            path = self._folder / DECISIONS
+            if path.exists() and path.stat().st_size > LARGEST_DECISIONS:
+                os.replace(path, self._folder / BEFORE)
+            line = json.dumps({"time": now, **plain}, separators=(",", ":")).encode() + b"\n"
+            with no_space_as_error(path):
+                descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+                try:
+                    write_all(descriptor, line)
+                finally:
+                    os.close(descriptor)
+            self._last = essence
+
+
+def _essence(decision: dict[str, Any]) -> Any:
+    """What makes it another decision: numbers that change by themselves do not."""
+    verdicts = decision.get("verdicts", [])
+    return [
+        tuple(one.get(key) for key in ("machinetype", "reason", "detail", "started", "failures")) for one in verdicts
+    ]
+
+
+def decision_at(folder: Path, moment: float) -> dict[str, Any] | None:
+    """The decision that held at this moment; None: nothing was decided before it, or it is known no longer."""
+    found = None
+    for line in _lines(folder):
+        with suppress(ValueError):
+            one = json.loads(line)
+            if isinstance(one, dict) and isinstance(one.get("time"), (int, float)):
+                if one["time"] > moment:
+                    break
+                found = one
+    return found
+
+
+def _lines(folder: Path) -> Iterator[bytes]:
+    for name in (BEFORE, DECISIONS):
+        with suppress(FileNotFoundError), open(folder / name, "rb") as file:
+            yield from file

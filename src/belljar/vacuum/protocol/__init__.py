@@ -1,0 +1,1 @@
+"""VacQuery: what factories ask and tell each other by UDP."""

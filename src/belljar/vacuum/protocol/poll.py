@@ -1,0 +1,295 @@
+"""Asks the factories of a space over UDP what they run: in rounds, until all is told or the time is over.
+
+Each factory is asked with a cookie of its own, and only who sends it back is listened to. A round ends when nothing new came for some
+seconds; who has not told all by then is asked again. Whatever else comes, however much, makes no round longer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+from typing import Final
+
+from belljar.errors import BadSetting
+from belljar.host.datagrams import Address, Datagrams, addresses_of, bound, is_numeric
+from belljar.records import dataclass, field, replace
+from belljar.vacuum import MachineStatus, Space, TypeStatus
+from belljar.vacuum.protocol.fields import Refused, Status, Why
+from belljar.vacuum.protocol.query import LONGEST_DATAGRAM, Kind, cookie, query, read_reply
+
+ROUNDS: Final = 6
+ROUNDS_FOR_THE_SILENT: Final = 2  # for a factory that did not answer the last time
+IN_VAIN: Final = (
+    2  # rounds that brought an answer but nothing new: Vac 03.00.01post10 announces types of which it tells nothing
+)
+KEEP: Final = 600.0  # seconds that a silent factory's use is taken for what it was
+ADDRESS_LASTS: Final = 600.0  # seconds until a name is looked up again
+LOOKERS: Final = 16  # names that are looked up at the same time
+AT_ONCE: Final = 32  # questions, before answers have their turn
+TURN: Final = 0.01  # seconds of it
+BUFFER: Final = 16 << 20  # bytes of answers that may wait: those of thousands come at once
+SHARE: Final = 0.5  # of the event loop's time that goes to packets, at most
+COOKIE: Final = re.compile(rb'"cookie"\s*:\s*"([0-9a-f]{64})"')
+LEAST_SECRET: Final = 16  # bytes
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a poll brought. *silent*: factories that did not answer; *short*: told less than they announced."""
+
+    found: Mapping[str, tuple[Status, ...]]
+    silent: tuple[str, ...] = ()
+    short: tuple[str, ...] = ()
+    refused: Mapping[str, int] = field(default_factory=dict)  # packets, by reason
+    rounds: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a factory told the last time, and when."""
+
+    at: float
+    types: tuple[TypeStatus, ...]
+
+
+Memory = Mapping[str, Known]
+
+
+def remember(memory: Memory, answers: Answers, now: float, keep: float = KEEP) -> tuple[tuple[TypeStatus, ...], Memory]:
+    """All that is known of types in the space: what factories told now and, of silent ones, what they told within *keep* seconds.
+    The second value is the memory for the next time."""
+    told = {
+        factory: Known(now, tuple(one for one in statuses if isinstance(one, TypeStatus)))
+        for factory, statuses in answers.found.items()
+    }
+    kept = {one: memory[one] for one in answers.silent if one in memory and now - keep < memory[one].at <= now}
+    after = kept | told
+    return tuple(status for known in after.values() for status in known.types), after
+
+
+def full_name(name: str, own: str) -> str:
+    """Of a factory as it stands in the settings: `.` is this one, and a name without a dot is in its domain."""
+    if name == ".":
+        return own
+    return name if "." in name or is_numeric(name) else f"{name}.{own.partition('.')[2]}".rstrip(".")
+
+
+def secret(path: Path) -> bytes:
+    """What signs questions and answers. Raises BadSetting where everybody may read it, or anybody could guess it."""
+    try:
+        data, mode = path.read_bytes().strip(), path.stat().st_mode
+    except OSError as exc:
+        raise BadSetting(
+            f"{path}: {exc.strerror}", hint="`key_file` of the space names a file with its secret."
+        ) from exc
+    if mode & 0o077:
+        raise BadSetting(f"{path}: others may read it", hint=f"`chmod 600 {path}`, then think about a new secret.")
+    if len(data) < LEAST_SECRET:
+        raise BadSetting(f"{path}: {len(data)} bytes are no secret", hint="`openssl rand -hex 32` makes one.")
+    return data
+
+
+class Peer:
+    """One factory during a poll."""
+
+    def __init__(self, name: str, cookie: str, rounds: int, in_vain: int) -> None:
+        self.name, self.cookie, self.rounds, self.in_vain_left = name, cookie, rounds, in_vain
+        self.told: dict[str, Status] = {}
+        self.announced = 1
+        self.asked = 0
+        self.is_awaited = self.has_answered = self.has_news = False  # in this round
+
+    @property
+    def has_told_all(self) -> bool:
+        return len(self.told) >= self.announced
+
+    @property
+    def is_wanted(self) -> bool:
+        """Is it worth another question?"""
+        return not self.has_told_all and self.asked < self.rounds and (not self.told or self.in_vain_left > 0)
+
+    def take(self, status: Status) -> bool:
+        """Is it news?"""
+        which = "machine" if isinstance(status, MachineStatus) else "machinetype"
+        key = getattr(status, which, "")
+        is_new = key not in self.told
+        self.told[key] = status if status.factory == self.name else replace(status, factory=self.name)
+        self.announced = max(1, getattr(status, "of", 1))
+        self.has_answered = True
+        self.has_news |= is_new
+        return is_new
+
+    def begin_round(self) -> None:
+        self.asked += 1
+        self.is_awaited, self.has_answered, self.has_news = True, False, False
+
+    def end_round(self) -> None:
+        self.in_vain_left -= self.has_answered and not self.has_news
+
+
+class Poller:
+    """Asks the factories of one space, again and again. It remembers where they are, and who told nothing the last time, or less
+    than announced: for these the next poll does not wait as long."""
+
+    def __init__(self, space: Space, *, client: str, key: bytes = b"", clock: Callable[[], float] = time.time) -> None:
+        self._space, self._client, self._key, self._clock = space, client, key, clock
+        self._names = tuple(dict.fromkeys(full_name(one, space.factory) for one in space.factories))
+        self._places: dict[str, tuple[float, list[Address]]] = {}
+        self._looking: dict[str, asyncio.Task[None]] = {}
+        self._lookers = asyncio.Semaphore(LOOKERS)
+        self._silent: tuple[str, ...] = ()
+        self._short: tuple[str, ...] = ()
+
+    async def ask(self, kind: Kind) -> Answers:
+        """What the factories tell of this now. Takes no longer than the space's `poll_limit`."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await self._look_up()
+        salt = secrets.token_hex(32)
+        peers = [
+            Peer(
+                one,
+                cookie(salt, one),
+                ROUNDS_FOR_THE_SILENT if one in self._silent else ROUNDS,
+                0 if one in self._short else IN_VAIN,
+            )
+            for one in self._names
+        ]
+        with ExitStack() as sockets:
+            poll = _Poll(self, kind, peers, sockets)
+            await poll.run(began + self._space.poll_limit)
+        self._silent = tuple(one.name for one in peers if not one.told)
+        self._short = tuple(one.name for one in peers if one.told and not one.has_told_all)
+        found = {one.name: tuple(one.told.values()) for one in peers if one.told}
+        return Answers(found, self._silent, self._short, dict(poll.refused), poll.round, loop.time() - began)
+
+    async def close(self) -> None:
+        """Names are looked up no more."""
+        for task in self._looking.values():
+            task.cancel()
+        await asyncio.gather(*self._looking.values(), return_exceptions=True)
+
+    async def _look_up(self) -> None:
+        """Addresses that are old serve until there are new ones; those that were never known are waited for, but no whole poll."""
+        now = asyncio.get_running_loop().time()
+        for name in self._names:
+            if name not in self._looking and (name not in self._places or now - self._places[name][0] > ADDRESS_LASTS):
+                self._looking[name] = asyncio.create_task(self._find(name))
+        unknown = [self._looking[name] for name in self._looking if name not in self._places]
+        if unknown:
+            await asyncio.wait(unknown, timeout=min(self._space.poll_silence, self._space.poll_limit))
+
+    async def _find(self, name: str) -> None:
+        try:
+            async with self._lookers:
+                if found := await addresses_of(name, self._space.port):
+                    self._places[name] = (asyncio.get_running_loop().time(), found)
+        finally:
+            del self._looking[name]
+
+    def question(self, kind: Kind, cookie: str) -> bytes:
+        return query(kind, self._space.name, cookie, self._clock(), client=self._client, key=self._key)
+
+    def place(self, peer: Peer) -> Address | None:
+        """Where this question of a poll goes: a factory with several addresses may listen at one of them only."""
+        _, found = self._places.get(peer.name, (0.0, []))
+        return found[(peer.asked - 1) % len(found)] if found else None
+
+    def read(self, data: bytes, kind: Kind) -> tuple[object, Status]:
+        """Raises Refused."""
+        space = self._space
+        return read_reply(data, kind, space.name, self._clock(), self._key, signed_only=space.signed_only)
+
+    @property
+    def silence(self) -> float:
+        return self._space.poll_silence
+
+
+class _Poll:
+    """One poll: its sockets, and what came so far."""
+
+    def __init__(self, poller: Poller, kind: Kind, peers: Iterable[Peer], sockets: ExitStack) -> None:
+        self._poller, self._kind, self._sockets = poller, kind, sockets
+        self._peers = {one.cookie.encode(): one for one in peers}
+        self._ways: dict[int, Datagrams | None] = {}  # by the length of an address: of IPv4, of IPv6
+        self._loop = asyncio.get_running_loop()
+        self._awaited, self._news_at = 0, 0.0
+        self._all_told = asyncio.Event()
+        self.round = 0
+        self.refused: Counter[str] = Counter()
+
+    async def run(self, deadline: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                while wanted := [one for one in self._peers.values() if one.is_wanted]:
+                    self.round += 1
+                    await self._ask(wanted)
+                    await self._listen()
+                    for peer in wanted:
+                        peer.end_round()
+
+    async def _ask(self, peers: list[Peer]) -> None:
+        self._awaited = len(peers)
+        self._all_told.clear()
+        for peer in peers:
+            peer.begin_round()
+        for count, peer in enumerate(peers):
+            address = self._poller.place(peer)
+            way = self._way(address) if address else None
+            if address and way:
+                way.send(self._poller.question(self._kind, peer.cookie), address)
+            if count % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(TURN)
+        self._news_at = self._loop.time()
+
+    async def _listen(self) -> None:
+        """Until all is told, or nothing new came for a while."""
+        while (left := self._news_at + self._poller.silence - self._loop.time()) > 0:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._all_told.wait(), left)
+                return
+
+    def _way(self, address: Address) -> Datagrams | None:
+        """The socket for such addresses; None on a host that has no IPv6."""
+        if len(address) not in self._ways:
+            self._ways[len(address)] = None
+            with suppress(OSError):
+                sock: socket.socket = bound("0.0.0.0" if len(address) == 2 else "::", 0, BUFFER)
+                way = Datagrams(sock, self._take, longest=LONGEST_DATAGRAM, share=SHARE)
+                self._ways[len(address)] = self._sockets.enter_context(closing(way))
+        return self._ways[len(address)]
+
+    def _take(self, data: bytes, address: Address) -> None:
+        try:
+            peer, status = self._read(data)
+        except Refused as exc:
+            self.refused[exc.why.value] += 1
+            return
+        if peer.take(status):
+            self._news_at = self._loop.time()
+        if peer.is_awaited and peer.has_told_all:
+            peer.is_awaited = False
+            self._awaited -= 1
+            if not self._awaited:
+                self._all_told.set()
+
+    def _read(self, data: bytes) -> tuple[Peer, Status]:
+        """Whose words these are. What does not have a cookie of this poll is not looked at any closer. Raises Refused."""
+        found = COOKIE.search(data)
+        peer = self._peers.get(found[1]) if found else None
+        if peer is None:
+            raise Refused(Why.STRANGE_COOKIE)
+        back, status = self._poller.read(data, self._kind)
+        if back != peer.cookie:
+            raise Refused(Why.STRANGE_COOKIE)
+        if status.factory.lower() != peer.name.lower():
+            raise Refused(Why.OTHER_FACTORY)
+        return peer, status

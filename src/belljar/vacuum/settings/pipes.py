@@ -1,0 +1,244 @@
+"""Vacuum pipes: machinetypes that an experiment describes in JSON at an address. What comes from there is a stranger's word.
+
+A copy is kept. It is used until it expires, and, with its age told, as long as no newer one can be had. Of the values, the site's
+[machinetype.PIPE-SUFFIX] stand before its [pipe.NAME], those before the document, and that before the defaults. A document
+names no files of this host but those in the folder `files`, and no addresses of this host or of private networks, unless it came
+from there itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from belljar.errors import BelljarError
+from belljar.host.files import read_json, write_whole
+from belljar.host.tables import Value, converted
+from belljar.host.toml import Mistake
+from belljar.records import dataclass, replace
+from belljar.vacuum import MachineType, Pipe, Space
+from belljar.vacuum.settings.settings import TABLES, is_url, keys, machinetype, wrong_type
+from belljar.vacuum.settings.vocabulary import FREE, FROM_PIPES, KEYS, Fate, Places, number, translate
+
+FOLDER = "vacuum/pipes"  # of the copies, in the store
+LARGEST, MOST_TYPES = 1 << 20, 200
+PATIENCE = 30.0  # seconds for one document
+USUAL_AGE, LEAST_AGE, MOST_AGE = 3600.0, 60.0, 7 * 86400.0  # of a copy
+RETRY = 300.0  # seconds after a failure
+SUFFIX = re.compile(r"[a-z0-9]([a-z0-9-]{0,39}[a-z0-9])?")
+NAMED_HOST = re.compile(r"([a-z0-9_-]+\.)+[a-z][a-z0-9-]*\.?")
+Fetch = Callable[[str, int], bytes]  # what is at an address, of at most so many bytes
+
+
+@dataclass(frozen=True)
+class Copy:
+    """What is known of a pipe's document."""
+
+    document: Mapping[str, Any] | None = None
+    fetched: float = 0.0
+    tried: float = 0.0
+    problem: str = ""  # of the last try; "" where it succeeded
+
+    def age(self, now: float) -> float:
+        return max(now - self.fetched, 0.0)
+
+    def is_due(self, now: float) -> bool:
+        """Should it be fetched? A clock that was set back is no reason to wait for the future."""
+        limit = RETRY if self.problem or self.document is None else _lasting(self.document)
+        since = self.tried if self.problem else self.fetched
+        return not since <= now < since + limit
+
+    def told(self, name: str, now: float) -> str:
+        """One line for the log and for people; "" where all is well."""
+        if not self.problem:
+            return ""
+        kept = f"a copy of {self.age(now):.0f} s ago is used" if self.document is not None else "there is no copy of it"
+        return f"pipe {name}: {self.problem}; {kept}"
+
+
+def fetch(url: str, largest: int) -> bytes:
+    """See `Fetch`. Blocks for up to `PATIENCE`. Raises DownloadFailed, DownloadStalled, ImageTooLarge."""
+    from belljar.image import small_file
+
+    return small_file(url, largest, patience=PATIENCE)
+
+
+# -- documents and their copies ----------------------------------------------------------------------------------------
+
+
+def refresh(pipe: Pipe, folder: Path, now: float, fetch: Fetch = fetch) -> Copy:
+    """The document as it is now, or as it was when it could be had. Raises nothing that the pipe's server can cause."""
+    copy = kept(pipe, folder)
+    if not copy.is_due(now):
+        return copy
+    try:
+        copy = Copy(read_document(fetch(pipe.url, LARGEST)), now, now)
+    except BelljarError as exc:
+        copy = replace(copy, tried=now, problem=exc.message)
+    except ValueError as exc:
+        copy = replace(copy, tried=now, problem=f"{pipe.url}: {exc}")
+    facts = {"url": pipe.url, **{key: getattr(copy, key) for key in ("fetched", "tried", "problem", "document")}}
+    write_whole(_place(pipe, folder), json.dumps(facts, ensure_ascii=False).encode("utf-8", "surrogatepass"))
+    return copy
+
+
+def kept(pipe: Pipe, folder: Path) -> Copy:
+    """The copy there is, of this address. Looks at no network."""
+    with suppress(OSError, ValueError, KeyError, BelljarError):
+        facts = read_json(_place(pipe, folder), 4 * LARGEST)
+        document, fetched, tried = facts["document"], number(str(facts["fetched"])), number(str(facts["tried"]))
+        if facts["url"] == pipe.url and (document is None or _check(document)):
+            return Copy(document, fetched, tried, str(facts["problem"]))
+    return Copy()
+
+
+def _place(pipe: Pipe, folder: Path) -> Path:
+    return folder / f"{pipe.name}.json"
+
+
+def read_document(data: bytes) -> dict[str, Any]:
+    """The JSON object of a pipe. Raises ValueError for what is none."""
+    try:
+        document = json.loads(data.decode("utf-8"), parse_constant=_no_number, object_pairs_hook=_once)
+    except RecursionError as exc:
+        raise ValueError("nested too deeply") from exc
+    _check(document)
+    return dict(document)
+
+
+def _check(document: Any) -> bool:
+    if not isinstance(document, dict) or not isinstance(document.get("machinetypes"), list):
+        raise ValueError("no JSON object with a list of machinetypes")
+    if len(document["machinetypes"]) > MOST_TYPES:
+        raise ValueError(f"{len(document['machinetypes'])} machinetypes; at most {MOST_TYPES}")
+    return True
+
+
+def _no_number(text: str) -> None:
+    raise ValueError(f"{text} is no number in JSON")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _lasting(document: Mapping[str, Any]) -> float:
+    """How long a copy may be used without asking again."""
+    with suppress(ValueError):
+        return min(max(number(str(document.get("cache_seconds", USUAL_AGE))), LEAST_AGE), MOST_AGE)
+    return USUAL_AGE
+
+
+# -- machinetypes ------------------------------------------------------------------------------------------------------
+
+
+def with_pipes(space: Space, copies: Mapping[str, Copy]) -> tuple[Space, tuple[Mistake, ...]]:
+    """The space with the machinetypes of its pipes, by their names, and what of the documents was not taken."""
+    types, notes = {one.name: one for one in space.types}, list[Mistake]()
+    for pipe in space.pipes:
+        copy = copies.get(pipe.name, Copy())
+        types |= {one.name: one for one in machinetypes(pipe, copy.document or {}, space, notes)}
+    return replace(space, types=tuple(types.values())), tuple(notes)
+
+
+def machinetypes(
+    pipe: Pipe, document: Mapping[str, Any], space: Space, notes: list[Mistake]
+) -> tuple[MachineType, ...]:
+    """Those that can be made of a document. One with a wrong value is left out: half understood it is not started."""
+    entries = dict(_entries(pipe, document.get("machinetypes", ()), notes))
+    total = sum(_share(entry) for entry in entries.values())
+    made = []
+    for name, entry in entries.items():
+        given = _given(pipe, name, entry, notes)
+        if given is None:
+            continue
+        given["share"] = pipe.share * _share(entry) / total if total else 0.0
+        for stronger in (pipe.given, dict(pipe.own).get(name, ())):
+            given = _overlaid(given, dict(stronger))
+        one = machinetype(name, given, space, pipe.name)
+        wrong = [Mistake(pipe.url, f"{name}.{key}", what, "it is left out") for key, what, _ in wrong_type(one)]
+        notes += wrong
+        made += [] if wrong else [one]
+    return tuple(made)
+
+
+def _overlaid(given: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str, Any]:
+    """*stronger* over *given*; of options, one by one."""
+    both = {**given, **stronger}
+    said = {name for key in TABLES for name, _ in stronger.get(key, ())}
+    for key in TABLES:
+        both[key] = (*(pair for pair in given.get(key, ()) if pair[0] not in said), *stronger.get(key, ()))
+    return both
+
+
+def _entries(pipe: Pipe, entries: Iterable[Any], notes: list[Mistake]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    seen = set()
+    for count, entry in enumerate(entries):
+        at = f"machinetypes[{count}]"
+        suffix = entry.get("suffix") if isinstance(entry, dict) else None
+        if not (isinstance(suffix, str) and SUFFIX.fullmatch(suffix)) or len(f"{pipe.name}-{suffix}") > 63:
+            notes.append(Mistake(pipe.url, at, "has no suffix that could be a name", "small letters, digits and -"))
+        elif suffix in seen:
+            notes.append(Mistake(pipe.url, at, f"{suffix} is there twice", "the first one counts"))
+        else:
+            seen.add(suffix)
+            yield f"{pipe.name}-{suffix}", entry
+
+
+def _share(entry: Mapping[str, Any]) -> float:
+    with suppress(ValueError):
+        return number(str(entry.get("target_share", 0)))
+    return 0.0
+
+
+def _given(pipe: Pipe, name: str, entry: Mapping[str, Any], notes: list[Mistake]) -> dict[str, Any] | None:
+    """The fields a document's entry sets, but for those the site sets; None where one of its values is wrong."""
+    said = dict(pipe.given).keys() | dict(dict(pipe.own).get(name, ())).keys()
+    words, wrong, raw = dict[str, str](), list[tuple[str, str]](), dict[str, Any]()
+    for option, value in entry.items():
+        if option not in FROM_PIPES and not option.startswith(FREE):
+            if option != "suffix":
+                notes.append(Mistake(pipe.url, f"{name}.{option[:60]}", "is not taken from a pipe", "ignored"))
+        elif not isinstance(value, (str, int, float)):
+            wrong.append((option, "is neither text nor a number"))
+        elif KEYS.get(option) not in said:
+            words[option] = str(value)
+    for line in translate(name, words, Places("" if pipe.files is None else str(pipe.files), "", is_trusted=False)):
+        table, dot, inner = line.key.partition(".")
+        if line.fate is Fate.REFUSED:
+            wrong.append((line.option, line.why))
+        elif is_url(str(line.raw)) and not dot and not may_name(line.raw, pipe.url):
+            wrong.append((line.option, "is an address of this host or of a private network"))
+        elif line.fate is Fate.IGNORED:
+            notes.append(Mistake(pipe.url, f"{name}.{line.option}", line.why, "ignored"))
+        elif dot:
+            raw.setdefault(table, {})[inner] = line.raw
+        else:
+            raw[line.key] = line.raw
+    mistakes: list[Mistake] = []
+    values = {key: Value(value, pipe.url) for key, value in raw.items()}
+    given = converted(f"machinetype.{name}", values, keys("machinetype"), mistakes)
+    mistakes += (Mistake(pipe.url, f"{name}.{option[:60]}", why) for option, why in wrong)
+    notes += (replace(one, key=one.key.removeprefix("machinetype."), hint="it is left out") for one in mistakes)
+    return None if mistakes else given
+
+
+def may_name(url: str, source: str) -> bool:
+    """May a document from *source* name this address? Not where it could have us look into what only this host reaches."""
+    with suppress(ValueError):
+        host = urlsplit(url).hostname or ""
+        if host == urlsplit(source).hostname:
+            return True
+        with suppress(ValueError):
+            return ipaddress.ip_address(host).is_global
+        return bool(NAMED_HOST.fullmatch(host)) and not host.rstrip(".").endswith((".localhost", ".local", ".internal"))
+    return False

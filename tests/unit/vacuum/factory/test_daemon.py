@@ -1,0 +1,188 @@
+"""What is around a factory: its settings read again, orders, log lines, systemd, VacMon."""
+
+import asyncio
+import io
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.errors import BadOption, BadSettings, HostError
+from belljar.host.locks import try_lock
+from belljar.host.systemd import notify
+from belljar.records import replace
+from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus
+from belljar.vacuum.factory.daemon import LOCK, ORDER, Daemon, Order, give_order, order, push, serve, teller
+from belljar.vacuum.factory.factory import finish
+from belljar.vacuum.factory.keeper import Living
+from belljar.vacuum.factory.present import ended_status
+from belljar.vacuum.protocol.query import Snapshot
+from belljar.vacuum.settings import settings
+
+SETTINGS = """
+[space]
+name = "vac.example.org"
+factories = ["127.0.0.2"]
+port = 9950
+[factory]
+name = "127.0.0.2"
+processors = 2
+[machinetype.atlas]
+share = 1
+image = "debian12"
+"""
+SPACE = Space("vac.example.org", "127.0.0.2")
+
+
+@pytest.mark.parametrize(
+    ("ours", "told", "together"),
+    [
+        ((False, None), (False, None), (False, None)),
+        ((False, 50.0), (True, None), (True, 50.0)),
+        ((False, 50.0), (True, 40.0), (True, 40.0)),
+        ((True, 50.0), (False, 60.0), (True, 50.0)),
+    ],
+)
+def test_an_order_only_makes_it_stricter(ours: Any, told: Any, together: Any) -> None:
+    space = Order(*told).applied(replace(SPACE, draining=ours[0], shutdown_time=ours[1]))
+    assert (space.draining, space.shutdown_time) == together
+
+
+def test_an_order_is_read_again_and_a_broken_one_is_none(tmp_path: Path) -> None:
+    assert order(tmp_path) == Order()
+    give_order(tmp_path, Order(True, 77.0))
+    assert order(tmp_path) == Order(True, 77.0)
+    (tmp_path / ORDER).write_text('{"draining": "yes"}')
+    assert order(tmp_path) == Order()
+
+
+def test_lines_of_the_log_cannot_be_forged() -> None:
+    file = io.StringIO()
+    teller(file, as_json=False)("machine ended", machine="0123", message='200 "done"\n\x1b[1mroot', cause=None)
+    line = file.getvalue()
+    assert line.count("\n") == 1 and "\x1b" not in line
+    assert line.endswith('machine ended machine=0123 message="200 \\"done\\"??[1mroot"\n')
+    file = io.StringIO()
+    teller(file, as_json=True)("failed", about="atlas", why="a\nb")
+    assert json.loads(file.getvalue())["why"] == "a\nb" and file.getvalue().count("\n") == 1
+
+
+def test_systemd_is_told_where_it_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notify("READY=1")  # nobody asks
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(tmp_path / "n"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "n"))
+        notify("READY=1", "STATUS=1 machines")
+        assert sock.recv(100) == b"READY=1\nSTATUS=1 machines"
+    notify("READY=1")  # it is gone
+
+
+def test_vacmon_is_told_that_an_ended_machine_is_shut_down_and_what_it_said() -> None:
+    labels = {"machinetype": "atlas", "slot": "1", "fizzle": "600", "fqan": "/atlas"}
+    event: dict[str, Any] = {"time": 2000.0, "started": 1000.0, "shutdown_code": 200, "shutdown_message": "Done"}
+    ended = ended_status(SPACE, "0123456789ab", finish(None, event, labels, "", SPACE), event, labels)
+    now = Snapshot(
+        SPACE.name, SPACE.factory, types=(TypeStatus(SPACE.factory, "atlas"),), own=FactoryStatus(SPACE.factory)
+    )
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.settimeout(10)
+        assert now.own is not None
+        push((f"127.0.0.1:{sock.getsockname()[1]}", "nowhere.invalid:1", "nonsense"), [ended, now.own, *now.types], now)
+        machine, factory, kind = (json.loads(sock.recv(10240)) for _ in range(3))
+    assert (machine["state"], machine["shutdown_message"], machine["shutdown_time"]) == ("Shut down", "200 Done", 2000)
+    assert (machine["cookie"], machine["uuid"], machine["fqan"]) == ("0", "0123456789ab", "/atlas")
+    assert (factory["message_type"], kind["machinetype"]) == ("factory_status", "atlas")
+    assert isinstance(ended, MachineStatus)
+
+
+# -- settings --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told() -> list[tuple[str, dict[str, Any]]]:
+    return []
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, told: list[tuple[str, dict[str, Any]]]) -> Iterator[Daemon]:
+    file = tmp_path / "vacuum.toml"
+    file.write_text(SETTINGS)
+    yield Daemon(file, tmp_path, lambda event, **facts: told.append((event, facts)), settings.load(file))
+
+
+def test_settings_are_read_again(daemon: Daemon, tmp_path: Path, told: list[tuple[str, dict[str, Any]]]) -> None:
+    (tmp_path / "vacuum.toml").write_text(SETTINGS.replace("processors = 2", "processors = 1"))
+    daemon.reload()
+    assert daemon.factory.space.processors == 1 and told[-1][0] == "settings read"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ("processors = 2", "processors = 0", "processors"),
+        ("port = 9950", "port = 9951", "port: is not changed in a running factory"),
+    ],
+)
+def test_settings_that_cannot_be_obeyed_change_nothing_and_are_told(
+    daemon: Daemon, tmp_path: Path, told: list[tuple[str, dict[str, Any]]], before: str, after: str, words: str
+) -> None:
+    was = daemon.factory.space
+    (tmp_path / "vacuum.toml").write_text(SETTINGS.replace(before, after))
+    daemon.reload()
+    assert daemon.factory.space == was and words in daemon.factory.status.settings_error
+    assert told[-1][0] == "settings refused" and words in told[-1][1]["why"]
+    give_order(tmp_path, Order(True))
+    daemon.obey()  # an order is obeyed meanwhile, and the complaint stays
+    assert daemon.factory.space.draining and daemon.factory.status.settings_error
+    (tmp_path / "vacuum.toml").write_text(SETTINGS)
+    daemon.reload()
+    assert daemon.factory.status.settings_error == ""
+
+
+def test_machines_that_live_get_the_site_s_new_token_and_a_missing_one_is_told_once(
+    daemon: Daemon, tmp_path: Path, told: list[tuple[str, dict[str, Any]]]
+) -> None:
+    token, kind = tmp_path / "token", daemon.factory.space.types[0]
+    token.write_text("ey.first")
+    daemon.factory.space = replace(daemon.factory.space, types=(replace(kind, token_file=token),))
+    one = Living("0123456789ab", 0, "atlas", 1, 1, 0, 0.0, 9e9, 1.0, 0.0, 1.0, "", 1, tmp_path / "machine/joboutputs")
+    begins = replace(one, id="ba9876543210", began=None, outputs=tmp_path / "other/joboutputs")
+    for each in (one, begins):
+        each.outputs.parent.mkdir()
+    daemon.factory.living = [one, begins]
+    asyncio.run(daemon.renew_credentials())
+    assert (tmp_path / "machine/credentials/token").read_text() == "ey.first"
+    assert not (tmp_path / "other/credentials").exists()
+    token.unlink()
+    asyncio.run(daemon.renew_credentials())
+    asyncio.run(daemon.renew_credentials())
+    assert told == [("credentials not renewed", {"machinetype": "atlas", "why": f"{token}: No such file or directory"})]
+
+
+async def test_one_factory_works_in_a_folder(tmp_path: Path) -> None:
+    held = try_lock(tmp_path / LOCK)
+    assert held is not None
+    with pytest.raises(HostError, match="another factory works here"):
+        await serve(tmp_path / "vacuum.toml", tmp_path, lambda event, **facts: None)
+    held.release()
+    with pytest.raises(BadSettings):
+        await serve(tmp_path / "missing.toml", tmp_path, lambda event, **facts: None)
+    again = try_lock(tmp_path / LOCK)
+    assert again is not None
+    again.release()
+
+
+def test_moments_of_the_past() -> None:
+    from belljar.cli.vacuum.factory import before
+
+    now = time.time()
+    assert before("-10m") == pytest.approx(now - 600, abs=5)
+    assert all(now - 86400 - 60 <= before(f"{hour:02}:00") <= now for hour in range(24))
+    assert before("2026-01-02T03:04") < now
+    with pytest.raises(BadOption, match="no moment"):
+        before("noon")
