@@ -9,14 +9,22 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from belljar.host.proxies import ProxyKey
 from belljar.model import GIB, Context, setting
 from belljar.records import dataclass, field
 
+T = TypeVar("T")
 SPACE, FACTORY = {"table": "space"}, {"table": "factory"}
 ABORTED: Final = 300  # a machine whose shutdown message has this code or a greater one counts against its type
+
+
+def told(default: T, names: str, older: str = "", *, is_needed: bool = False, if_known: bool = False) -> T:
+    """A fact that factories tell each other, and its names in VacQuery: *names* are all sent and read, *older* ones are read only.
+    *if_known*: it is left out where it has no value; others are sent as null, for Vac wants to see the name."""
+    facts = {"names": names.split(), "older": older.split(), "is_needed": is_needed, "if_known": if_known}
+    return field(default=default, metadata=facts)
 
 
 class Mode(str, Enum):
@@ -104,23 +112,25 @@ class TypeStatus:
     """What one factory says of one type."""
 
     factory: str
-    machinetype: str
-    running_hs06: float = 0.0  # starting machines count as well
-    running_machines: int = 0
-    running_processors: float = 0.0
-    young: int = 0  # starting, or running for less than its fizzle time
-    message: str | None = None  # of the machine that finished last; one line
-    message_time: int | None = None
-    message_machine: str | None = None
-    last_abort: int | None = None  # moment of the latest aborted one, from factories that tell it
-    proved: int | None = None  # when the latest machine began that found work: it outlived fizzle, or left 200 to 299
-    room: float | None = None  # processors that came free since this factory decided last, which it will give away next
-    memory: int | None = None  # per processor
-    max_wallclock: int | None = None
-    max_processors: int | None = None
-    of: int = 1  # how many types this factory has
-    time_sent: int = 0
-    fqan: str = ""
+    machinetype: str = told("", "machinetype", "vmtype", is_needed=True)
+    running_hs06: float = told(0.0, "running_hs06 total_hs06")  # starting machines count as well
+    running_machines: int = told(0, "running_machines total_machines")
+    running_processors: float = told(0.0, "running_processors running_cpus")
+    young: int = told(0, "num_before_fizzle")  # starting, or running for less than its fizzle time
+    message: str | None = told(None, "shutdown_message")  # of the machine that finished last; one line
+    message_time: int | None = told(None, "shutdown_time")
+    message_machine: str | None = told(None, "shutdown_machine")
+    # The next three are belljar's own: the latest abort's moment; when the latest machine began that found work (it outlived
+    # fizzle, or left 200 to 299); processors that came free since this factory decided last, which it will give away next.
+    last_abort: int | None = told(None, "last_abort_time", if_known=True)
+    proved: int | None = told(None, "proved_time", if_known=True)
+    room: float | None = told(None, "room_processors", if_known=True)
+    memory: int | None = told(None, "bytes_per_processor", if_known=True)
+    max_wallclock: int | None = told(None, "max_wallclock_seconds", if_known=True)
+    max_processors: int | None = told(None, "max_processors", if_known=True)
+    of: int = told(1, "num_machinetypes", "num_vmtypes", is_needed=True)  # how many types this factory has
+    time_sent: int = told(0, "", "time_sent")
+    fqan: str = told("", "fqan", if_known=True)
 
 
 @dataclass(frozen=True)
@@ -128,23 +138,23 @@ class MachineStatus:
     """What one factory says of one of its slots."""
 
     factory: str
-    machine: str  # name of the slot
-    state: str = "Shut down"  # "Starting", "Running", "Shut down", "Unknown"
-    machinetype: str | None = None
-    uuid: str | None = None
-    model: str | None = None
-    created: int | None = None
-    started: int | None = None
-    seen: int | None = None  # when it was last seen running
-    processors: int = 0
-    cpu_seconds: int = 0
-    cpu_percentage: float = 0.0
-    hs06: float = 0.0
-    message: str | None = None
-    message_time: int | None = None
-    of: int = 1  # how many slots this factory has
-    time_sent: int = 0
-    fqan: str = ""
+    machine: str = told("", "machine", is_needed=True)  # name of the slot
+    state: str = told("Shut down", "state", is_needed=True)  # or "Starting", "Running", "Unknown"
+    machinetype: str | None = told(None, "machinetype", "vmtype")
+    uuid: str | None = told(None, "uuid")
+    model: str | None = told(None, "machine_model")
+    created: int | None = told(None, "created_time")
+    started: int | None = told(None, "started_time")
+    seen: int | None = told(None, "heartbeat_time")  # when it was last seen running
+    processors: int = told(0, "num_processors num_cpus")
+    cpu_seconds: int = told(0, "cpu_seconds")
+    cpu_percentage: float = told(0.0, "cpu_percentage")
+    hs06: float = told(0.0, "hs06")
+    message: str | None = told(None, "shutdown_message")
+    message_time: int | None = told(None, "shutdown_time")
+    of: int = told(1, "num_machines", is_needed=True)  # how many slots this factory has
+    time_sent: int = told(0, "", "time_sent")
+    fqan: str = told("", "fqan", if_known=True)
 
 
 @dataclass(frozen=True)
@@ -152,30 +162,30 @@ class FactoryStatus:
     """What one factory says of itself."""
 
     factory: str
-    site: str = ""
-    version: str = ""
-    running_machines: int = 0
-    running_processors: float = 0.0
-    running_hs06: float = 0.0
-    max_machines: int = 0
-    max_processors: int = 0
-    max_hs06: float = 0.0
-    load_average: float = 0.0
-    root_free_kb: int = 0
-    root_free_inodes: int = 0
-    daemon_free_kb: int = 0
-    daemon_free_inodes: int = 0
-    memory_used_kb: int = 0
-    memory_total_kb: int = 0
-    swap_used_kb: int = 0
-    swap_free_kb: int = 0
-    kernel: str = ""
-    system: str = ""
-    boot_time: int = 0
-    factory_heartbeat: int = 0
-    responder_heartbeat: int = 0
-    metadata_heartbeat: int = 0
-    time_sent: int = 0
+    site: str = told("", "", "site")  # this and the version are sent with every status
+    version: str = told("", "", "daemon_version vac_version")
+    running_machines: int = told(0, "running_machines")
+    running_processors: float = told(0.0, "running_processors running_cpus")
+    running_hs06: float = told(0.0, "running_hs06")
+    max_machines: int = told(0, "max_machines total_machines")
+    max_processors: int = told(0, "max_processors max_cpus total_cpus")
+    max_hs06: float = told(0.0, "max_hs06 total_hs06")
+    load_average: float = told(0.0, "load_average")
+    root_free_kb: int = told(0, "root_disk_avail_kb")
+    root_free_inodes: int = told(0, "root_disk_avail_inodes")
+    daemon_free_kb: int = told(0, "daemon_disk_avail_kb vac_disk_avail_kb")
+    daemon_free_inodes: int = told(0, "daemon_disk_avail_inodes vac_disk_avail_inodes")
+    memory_used_kb: int = told(0, "mem_used_kb")
+    memory_total_kb: int = told(0, "mem_total_kb")
+    swap_used_kb: int = told(0, "swap_used_kb")
+    swap_free_kb: int = told(0, "swap_free_kb")
+    kernel: str = told("", "kernel_version")
+    system: str = told("", "os_issue")
+    boot_time: int = told(0, "boot_time")
+    factory_heartbeat: int = told(0, "factory_heartbeat_time")
+    responder_heartbeat: int = told(0, "responder_heartbeat_time")
+    metadata_heartbeat: int = told(0, "metadata_heartbeat_time mjf_heartbeat_time")
+    time_sent: int = told(0, "", "time_sent")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, Final
 from belljar import __version__
 from belljar.records import dataclass
 from belljar.vacuum import FactoryStatus, MachineStatus, TypeStatus
-from belljar.vacuum.protocol.fields import FACTORY, MACHINE, MACHINETYPE, Part, Refused, Status, Why, name, number
+from belljar.vacuum.protocol.fields import Refused, Status, Why, name, number, parts_of
 
 VERSION: Final = "VacQuery 01.03"
 LONGEST_QUERY: Final = 1024  # bytes; all that the original reads of one
@@ -30,24 +30,23 @@ Message = dict[str, Any]
 
 
 class Kind(Enum):
-    """What is asked for: words of queries and replies, `message_type` and, before 0.3, `method`."""
+    """What is asked for: words of queries and replies, `message_type` and, before 0.3, `method`; and what is told."""
 
-    MACHINES = ("machines_query", "machines", "machine_status", "machine")
-    MACHINETYPES = ("machinetypes_query", "machinetypes", "machinetype_status", "machinetype")
-    FACTORIES = ("factory_query", "factories", "factory_status", "factory")
+    MACHINES = ("machines_query", "machines", "machine_status", "machine", MachineStatus)
+    MACHINETYPES = ("machinetypes_query", "machinetypes", "machinetype_status", "machinetype", TypeStatus)
+    FACTORIES = ("factory_query", "factories", "factory_status", "factory", FactoryStatus)
 
     @property
     def verb(self) -> str:
         return self.value[1]
 
+    @property
+    def status(self) -> type[Status]:
+        return self.value[4]
+
 
 QUERIES: Final = {word: kind for kind in Kind for word in kind.value[:2]}
-REPLIES: Final = {word: kind for kind in Kind for word in kind.value[2:]}
-STATUSES: Final[Mapping[Kind, tuple[type[Any], tuple[Part, ...]]]] = {
-    Kind.MACHINES: (MachineStatus, MACHINE),
-    Kind.MACHINETYPES: (TypeStatus, MACHINETYPE),
-    Kind.FACTORIES: (FactoryStatus, FACTORY),
-}
+REPLIES: Final = {word: kind for kind in Kind for word in kind.value[2:4]}
 
 
 @dataclass(frozen=True)
@@ -93,15 +92,14 @@ def read_reply(
     _check(message, space, key, signed_only)
     if _kind(message, REPLIES) is not kind:
         raise Refused(Why.UNKNOWN)
-    sort, parts = STATUSES[kind]
     found: Message = {"factory": name(message.get("factory"))}
-    for part in parts:
+    for part in parts_of(kind.status):
         value = next((message[one] for one in (*part.names, *part.older) if message.get(one) is not None), None)
         if value is not None:
             found[part.attribute] = part.read(value)
         elif part.is_needed:
             raise Refused(Why.BAD_FIELD)
-    return message["cookie"], sort(**_completed(kind, found, now))
+    return message["cookie"], kind.status(**_completed(kind, found, now))
 
 
 def _completed(kind: Kind, found: Message, now: float) -> Message:
@@ -217,7 +215,7 @@ def bodies(kind: Kind, snapshot: Snapshot, now: float) -> list[Message]:
 
 
 def body(status: Status, snapshot: Snapshot, now: float, daemon: str = "responder") -> Message:
-    kind = next(kind for kind, (sort, _) in STATUSES.items() if isinstance(status, sort))
+    kind = next(kind for kind in Kind if isinstance(status, kind.status))
     version = f"belljar {__version__} {daemon}"
     message: Message = {
         "message_type": kind.value[2],
@@ -228,8 +226,10 @@ def body(status: Status, snapshot: Snapshot, now: float, daemon: str = "responde
         "site": snapshot.site or site_of(snapshot.space),
         "factory": snapshot.factory,
     }
-    facts = {part: part.write(getattr(status, part.attribute)) for part in STATUSES[kind][1]}
-    message |= {one: value for part, value in facts.items() if value is not None or part.is_told for one in part.names}
+    for part in parts_of(kind.status):
+        value = part.write(getattr(status, part.attribute))
+        if value is not None or not part.if_known:
+            message |= dict.fromkeys(part.names, value)
     if kind is Kind.MACHINES:
         message["num_machines"] = len(snapshot.machines)
         if message["state"] in ("Starting", "Running"):  # the original counts from these moments
