@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import types
 from collections.abc import Mapping
 from enum import Enum
@@ -27,6 +29,29 @@ def from_json(
 ) -> Any:
     """The record of this type. Raises ValueError with key, such as machine.cpus, and value."""
     return _value(kind, value, "", Rules(called or {}, least or {}))
+
+
+def strict_json(data: bytes) -> Any:
+    """What JSON in UTF-8 says, in which each key stands once and each number is finite. Raises ValueError."""
+    try:
+        return json.loads(data.decode(), object_pairs_hook=once, parse_constant=_finite, parse_float=_finite)
+    except RecursionError as exc:
+        raise ValueError("nested too deeply") from exc
+
+
+def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError where a key stands twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is no number in JSON")
+    return value
 
 
 def bad(key: str, value: Any, problem: str) -> ValueError:

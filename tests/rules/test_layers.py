@@ -31,7 +31,7 @@ FOREIGN = {
     "pycdlib": "context",
     "libvirt": "hypervisor",
     "h11": "context",
-    "prometheus_client": "vacuum",
+    "prometheus_client": "host",
     "matplotlib": "vacuum",
     "asyncssh": "guest",
     # The image room signs and verifies bytes; on host's shelf certificates are made for machines: nothing of one would serve the other.

@@ -18,8 +18,9 @@ from belljar.accounting import Settings, UsageRecord
 from belljar.accounting.apel import message, name_of, sync, sync_name
 from belljar.accounting.logs import blah_file, blah_line, pbs_file, pbs_line
 from belljar.accounting.records import record_of
-from belljar.errors import BadOption, PositionLost
+from belljar.errors import BadOption, BelljarError, PositionLost
 from belljar.host.files import (
+    append_line,
     named_when_whole,
     no_space_as_error,
     private_folder,
@@ -186,23 +187,14 @@ class _Logged:
 
 
 def _append(path: Path, line: str) -> bytes:
-    """The line, on a line of its own, on disk when this returns; a part of it stays nowhere. Returns what was written."""
-    with no_space_as_error(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-        try:
-            size = os.fstat(descriptor).st_size
-            is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-            data = b"\n" * is_torn + line.encode() + b"\n"
-            try:
-                write_all(descriptor, data)
-                os.fsync(descriptor)
-            except OSError:
-                with suppress(OSError):
-                    os.ftruncate(descriptor, size)
-                raise
-        finally:
-            os.close(descriptor)
-    return data
+    """The line, on disk when this returns; a part of it stays nowhere. Returns what was written."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        return append_line(path, line.encode(), mode=0o644, durable=True)
+    except (OSError, BelljarError):
+        with suppress(OSError):
+            os.truncate(path, size)
+        raise
 
 
 def _facts(path: Path) -> dict[str, str]:

@@ -8,10 +8,11 @@ import asyncio
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
 
+from belljar.errors import PortRefused
 from belljar.host.threads import in_thread
 
 Address = tuple[Any, ...]  # as the socket module has it: host, port, and more for IPv6
@@ -120,6 +121,22 @@ def bound(host: str, port: int, buffer: int = BUFFER) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def all_bound(hosts: Iterable[str], port: int, least: int | None = None) -> list[socket.socket]:
+    """At each of these addresses; *least*: so many are enough, for a host may have no IPv6. Raises PortRefused."""
+    sockets: list[socket.socket] = []
+    problems = []
+    for host in hosts:
+        try:
+            sockets.append(bound(host, port))
+        except OSError as exc:
+            problems.append(f"UDP port {port} of {host}: {exc.strerror or exc}")
+    if problems and (least is None or len(sockets) < least):
+        for one in sockets:
+            one.close()
+        raise PortRefused("; ".join(problems))
+    return sockets
 
 
 async def addresses_of(name: str, port: int) -> list[Address]:

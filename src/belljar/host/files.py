@@ -12,9 +12,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import HostError, NoSpace, UnsafeFolder
+from belljar.errors import BadSetting, HostError, NoSpace, UnsafeFolder
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+LEAST_SECRET = 16  # bytes
 MOST_LINKS = 40  # as the kernel
 LAST_SYSTEM_UID, OVERFLOW_UID = 999, 65534
 ON_THE_WAY = "Remove it or correct its owner and mode, or set `paths.*` to folders below one that is yours or root's."
@@ -77,6 +78,23 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
+def append_line(path: Path, data: bytes, *, mode: int = PRIVATE_FILE, durable: bool = False) -> bytes:
+    """Add a line, on a line of its own, though the one before was left torn by a full disk. Others may do so at the same time.
+    Returns what was written. Raises NoSpace when that is not whole."""
+    with no_space_as_error(path):
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+        try:
+            size = os.fstat(descriptor).st_size
+            is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+            line = b"\n" * is_torn + data + b"\n"
+            write_all(descriptor, line)
+            if durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    return line
+
+
 def sync(path: Path) -> None:
     """Have a file's bytes, or the names in a folder, on disk, whoever wrote them."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -118,6 +136,19 @@ def read_capped(path: Path, limit: int) -> bytes:
         data = file.read(limit + 1) or b""
     if len(data) > limit:
         raise UnsafeFolder(f"{path}: larger than {limit} bytes")
+    return data
+
+
+def read_secret(path: Path) -> bytes:
+    """Without blanks around it. Raises BadSetting where others may read it, or anybody could guess it."""
+    try:
+        data, mode = path.read_bytes().strip(), path.stat().st_mode
+    except OSError as exc:
+        raise BadSetting(f"{path}: {exc.strerror}", hint="Name a file with a secret.") from exc
+    if mode & 0o077:
+        raise BadSetting(f"{path}: others may read it", hint=f"`chmod 600 {path}`, then think about a new secret.")
+    if len(data) < LEAST_SECRET:
+        raise BadSetting(f"{path}: {len(data)} bytes are no secret", hint="`openssl rand -hex 32` makes one.")
     return data
 
 

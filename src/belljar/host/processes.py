@@ -32,6 +32,15 @@ def start_time(pid: int) -> int | None:
         return None
 
 
+def cpu_times(pid: int) -> tuple[float, float]:
+    """Seconds that a running process spent as itself and in the kernel; zeros when it is gone."""
+    try:
+        words, tick = _stat(pid), os.sysconf("SC_CLK_TCK")
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0, 0.0
+    return int(words[11]) / tick, int(words[12]) / tick
+
+
 def _stat(pid: int) -> list[bytes]:
     """What proc(5) tells of it from its state on."""
     return (PROC / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()

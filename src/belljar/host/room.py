@@ -164,15 +164,21 @@ def own_groups(proc: Path = PROC) -> tuple[tuple[str, str], ...]:
 
 def host_memory(proc: Path = PROC) -> tuple[int, int]:
     """(total, available) bytes of this host."""
-    facts = {}
+    total, available = meminfo("MemTotal", "MemAvailable", proc=proc)
+    return total, available
+
+
+def meminfo(*names: str, proc: Path = PROC) -> list[int]:
+    """What the kernel tells of its memory by these names, in bytes."""
+    facts: dict[str, int] = {}
     with open(proc / "meminfo", encoding="ascii") as file:
         for line in file:
             name, _, rest = line.partition(":")
-            if name in ("MemTotal", "MemAvailable"):
+            if name in names:
                 facts[name] = int(rest.split()[0]) * 1024
-            if len(facts) == 2:
+            if len(facts) == len(names):
                 break
-    return facts["MemTotal"], facts["MemAvailable"]
+    return [facts[name] for name in names]
 
 
 def touched(pid: int, proc: Path = PROC) -> int:

@@ -1,4 +1,4 @@
-"""Wait for files to grow or to go, by inotify. Used by the `-f` of reading verbs, never on the way of a job."""
+"""Wait for files to grow or to go, by inotify. Used by the `-f` of reading verbs and by services, never on the way of a job."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ctypes
 import os
 import select
 import struct
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,6 +66,26 @@ class Watch:
 
     def close(self) -> None:
         os.close(self._descriptor)
+
+
+@contextmanager
+def watching(folder: Path, name: str, act: Callable[[], object]) -> Iterator[None]:
+    """*act*, in this event loop, whenever a file of this name comes, changes or goes."""
+    import asyncio  # the `-f` of a verb has no event loop
+
+    watch, loop = Watch(), asyncio.get_running_loop()
+    watch.add(folder, IN_CREATE | IN_MODIFY | IN_MOVED_TO | IN_DELETE)
+
+    def look() -> None:
+        if any(one.name == name for one in watch.read()):
+            act()
+
+    loop.add_reader(watch.fileno(), look)
+    try:
+        yield
+    finally:
+        loop.remove_reader(watch.fileno())
+        watch.close()
 
 
 def changes(path: Path) -> Iterator[bytes]:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BelljarError, PositionLost
-from belljar.host.files import no_space_as_error, write_all
-from belljar.model import State, to_json
+from belljar.host.files import append_line, no_space_as_error, write_all
+from belljar.model import State, dumps, to_json
 
 JOURNAL = "journal.jsonl"
 LONGEST_JOURNAL = 16 << 20
@@ -111,18 +111,7 @@ class Ledger:
 
     def append(self, row: dict[str, Any], now: float) -> None:
         """Add a row, on a line of its own. Others may do so at the same time. Raises NoSpace when it is not whole."""
-        path = self.folder / _file_of(now)
-        line = json.dumps(to_json(row), separators=(",", ":")).encode("ascii") + b"\n"
-        with no_space_as_error(path):
-            descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                size = os.fstat(descriptor).st_size
-                is_torn = (
-                    size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-                )  # a disk that was full took half a row
-                write_all(descriptor, b"\n" * is_torn + line)
-            finally:
-                os.close(descriptor)
+        append_line(self.folder / _file_of(now), dumps(row))
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Every row, oldest first."""

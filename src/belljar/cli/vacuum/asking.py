@@ -44,10 +44,11 @@ def _tell(args: argparse.Namespace, kind: Kind, heads: tuple[str, ...], row: Any
     """Exit 1 where a factory did not answer, or not whole."""
     import asyncio
 
-    from belljar.vacuum.protocol.poll import Poller, secret
+    from belljar.host.files import read_secret
+    from belljar.vacuum.protocol.poll import Poller
 
     space = _space(args)
-    key = secret(space.key_file) if space.key_file else b""
+    key = read_secret(space.key_file) if space.key_file else b""
 
     async def ask() -> Any:
         return await Poller(space, client="command", key=key).ask(kind)

@@ -25,7 +25,8 @@ def folder_of(args: argparse.Namespace, house: House) -> Path:
 
 
 def run(args: argparse.Namespace, house: House) -> int:
-    from belljar.vacuum.factory.daemon import serve, teller
+    from belljar.host.telling import teller
+    from belljar.vacuum.factory.daemon import serve
 
     tell = teller(sys.stdout, as_json=args.format == "json")
     asyncio.run(serve(args.file, folder_of(args, house), tell, metrics=_address(args.metrics)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.errors import BelljarError, DomainDied, HypervisorError, PlugRefused, QmpError
+from belljar.host.processes import cpu_times
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.hypervisor.qemu.process.launch import Child, ended, explain
 from belljar.hypervisor.qemu.process.qmp import Monitor
@@ -302,12 +302,9 @@ def translate(name: str, details: dict[str, Any]) -> DomainEvent | None:
 
 def measure(pid: int) -> tuple[float, float, int]:
     """User seconds, system seconds, peak resident bytes of a running process; zeros when it is gone."""
-    tick = os.sysconf("SC_CLK_TCK")
-    user = system = 0.0
+    user, system = cpu_times(pid)
     peak = 0
     with suppress(OSError, ValueError, IndexError):
-        words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
-        user, system = int(words[11]) / tick, int(words[12]) / tick
         for line in Path(f"/proc/{pid}/status").read_bytes().splitlines():
             if line.startswith(b"VmHWM:"):
                 peak = int(line.split()[1]) * 1024

@@ -20,6 +20,7 @@ from belljar.image.site import Signature
 from belljar.image.store.manifest import boot_digest
 from belljar.image.store.store import HEX, NAME
 from belljar.model import Context, Firmware
+from belljar.reading import once
 from belljar.records import dataclass, field
 
 FORMAT = 1
@@ -141,20 +142,13 @@ def _json(data: bytes, largest: int, shown: str) -> Any:
     if data.lstrip()[:1] == b"<":
         raise NotAnIndex(f"{shown}: a web page, not an index of images", hint="Check the address in a browser.")
     try:
-        return json.loads(data, parse_float=_no_float, parse_constant=_no_float, object_pairs_hook=_once)
+        return json.loads(data, parse_float=_no_float, parse_constant=_no_float, object_pairs_hook=once)
     except (ValueError, RecursionError, _Wrong) as exc:
         raise NotAnIndex(f"{shown}: not an index of images: {str(exc)[:200]}") from exc
 
 
 def _no_float(text: str) -> Any:
     raise _Wrong(f"{text[:20]}, which is not a whole number")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise _Wrong("a key that stands twice")
-    return found
 
 
 def _entry(name: str, value: Any) -> Entry:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import Enum
+from math import inf
 from typing import Final
 
 from belljar.records import dataclass, replace
@@ -67,8 +68,8 @@ class Host:
 
     processors: int  # all of them
     load: float = 0.0  # average: of the last minute in improved mode, the highest of the three in compatible mode
-    memory: int | None = None  # that new machines may take; None: nobody looks
-    disk: int | None = None
+    memory: float = inf  # that new machines may take; infinite: nobody looks
+    disk: float = inf
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ reservation: until then only what ends in time, or what leaves it enough, is sta
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from belljar.records import dataclass
 from belljar.vacuum import MachineType, Space
@@ -26,26 +27,25 @@ class Machine:
 
 @dataclass(frozen=True)
 class Room:
-    """What is free. None: not limited."""
+    """What is free, of memory and disk where somebody looks."""
 
     processors: int
-    memory: int | None = None
-    disk: int | None = None
+    memory: float = inf
+    disk: float = inf
 
     def less(self, machine: Machine, by: int = 1) -> Room:
         """What is left when this machine is started; with -1, what is free when it has ended."""
         return Room(
-            self.processors - by * machine.processors,
-            None if self.memory is None else self.memory - by * machine.memory,
-            None if self.disk is None else self.disk - by * machine.disk,
+            self.processors - by * machine.processors, self.memory - by * machine.memory, self.disk - by * machine.disk
         )
 
     def has(self, machine: Machine) -> bool:
-        return (
-            machine.processors <= self.processors
-            and (self.memory is None or machine.memory <= self.memory)
-            and (self.disk is None or machine.disk <= self.disk)
-        )
+        left = self.less(machine)
+        return min(left.processors, left.memory, left.disk) >= 0
+
+    def within(self, other: Room) -> Room:
+        """Of each the lesser."""
+        return Room(min(self.processors, other.processors), min(self.memory, other.memory), min(self.disk, other.disk))
 
 
 @dataclass(frozen=True)
@@ -62,23 +62,22 @@ class Reservation:
         return min(room.processors / self.machine.processors, 1.0) * (self.at - now) / self.lasts
 
 
+def sizes(space: Space, kind: MachineType) -> tuple[int, int]:
+    """Memory and disk per processor. What has no size takes no room."""
+    return kind.memory or space.memory, kind.disk or space.disk or 0
+
+
 def machine_of(space: Space, kind: MachineType, processors: int, ends: float) -> Machine:
-    """One of this type with so many processors. What has no size takes no room."""
-    memory = space.memory if kind.memory is None else kind.memory
-    disk = space.disk if kind.disk is None else kind.disk
-    return Machine(kind.name, processors, ends, processors * memory, processors * (disk or 0))
+    """One of this type with so many processors."""
+    memory, disk = sizes(space, kind)
+    return Machine(kind.name, processors, ends, processors * memory, processors * disk)
 
 
 def largest(space: Space, kind: MachineType, room: Room) -> int:
     """Processors of the largest machine of this type for which there is room; 0: not even for the smallest."""
-    most = min(kind.max_processors, room.processors)
-    if most >= kind.min_processors and (room.memory is not None or room.disk is not None):
-        one = machine_of(space, kind, 1, 0.0)
-        if room.memory is not None and one.memory:
-            most = min(most, room.memory // one.memory)
-        if room.disk is not None and one.disk:
-            most = min(most, room.disk // one.disk)
-    return most if most >= kind.min_processors else 0
+    memory, disk = sizes(space, kind)
+    most = min(kind.max_processors, room.processors, room.memory / memory, room.disk / disk if disk else inf)
+    return int(most) if most >= kind.min_processors else 0
 
 
 def lacks(space: Space, kind: MachineType, room: Room) -> str:
@@ -86,9 +85,9 @@ def lacks(space: Space, kind: MachineType, room: Room) -> str:
     if kind.min_processors > room.processors:
         return "processors"
     smallest = machine_of(space, kind, kind.min_processors, 0.0)
-    if room.memory is not None and smallest.memory > room.memory:
+    if smallest.memory > room.memory:
         return "memory"
-    return "disk" if room.disk is not None and smallest.disk > room.disk else "time"
+    return "disk" if smallest.disk > room.disk else "time"
 
 
 # -- superslots ----------------------------------------------------------------------------------------------------------
@@ -129,7 +128,7 @@ def fitting(now: float, space: Space, kind: MachineType, room: Room, held: Reser
     left = held.at - now
     if kind.max_wallclock <= left:
         return machine_of(space, kind, size, now + kind.max_wallclock)
-    if beside := largest(space, kind, _smaller(room, held.beside)):
+    if beside := largest(space, kind, room.within(held.beside)):
         return machine_of(space, kind, beside, now + kind.max_wallclock)
     return machine_of(space, kind, size, held.at) if kind.least_wallclock <= left else None
 
@@ -146,11 +145,3 @@ def reservation(
             break
         at, later = max(now, one.ends), later.less(one, -1)
     return Reservation(machine, at, kind.max_wallclock, later.less(machine)) if later.has(machine) else None
-
-
-def _smaller(one: Room, other: Room) -> Room:
-    return Room(
-        min(one.processors, other.processors),
-        other.memory if one.memory is None else one.memory if other.memory is None else min(one.memory, other.memory),
-        other.disk if one.disk is None else one.disk if other.disk is None else min(one.disk, other.disk),
-    )

@@ -8,34 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Iterable
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any, TextIO
 
 from belljar import __version__
 from belljar.errors import BelljarError, HostError
-from belljar.host.files import private_folder, read_json, write_whole
+from belljar.host.files import private_folder, read_json, read_secret, write_whole
 from belljar.host.locks import try_lock
+from belljar.host.metrics import serve as serve_metrics
 from belljar.host.systemd import notify
+from belljar.host.telling import Tell
 from belljar.host.threads import in_thread
-from belljar.host.watch import IN_CREATE, IN_DELETE, IN_MODIFY, IN_MOVED_TO, Watch
+from belljar.host.watch import watching
 from belljar.model import dumps
 from belljar.reading import from_json
 from belljar.records import dataclass, replace
 from belljar.vacuum import MachineType, Space, TypeStatus
-from belljar.vacuum.decisions.packing import Machine
-from belljar.vacuum.factory.factory import Factory, Tell
-from belljar.vacuum.factory.keeper import Machines
+from belljar.vacuum.factory import monitor
+from belljar.vacuum.factory.factory import Factory
+from belljar.vacuum.factory.keeper import Living, Machines
 from belljar.vacuum.factory.materials import make_user_data, renew
-from belljar.vacuum.factory.monitor import Snapshot as Seen
-from belljar.vacuum.factory.monitor import registry
 from belljar.vacuum.protocol.fields import Status as Told
-from belljar.vacuum.protocol.poll import Memory, Poller, remember, secret
+from belljar.vacuum.protocol.poll import Memory, Poller, remember
 from belljar.vacuum.protocol.query import UNSOLICITED, Kind, Snapshot, reply
 from belljar.vacuum.protocol.responder import Answering, responding
 from belljar.vacuum.settings import pipes, settings
@@ -71,28 +69,6 @@ def give_order(folder: Path, one: Order) -> None:
     write_whole(private_folder(folder, mode=0o755) / ORDER, dumps(one) + b"\n", mode=0o644, durable=True)
 
 
-def teller(file: TextIO, *, as_json: bool) -> Tell:
-    """Writes what happens, one line an event."""
-
-    def tell(event: str, **facts: Any) -> None:
-        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        known = {key: value for key, value in facts.items() if value not in (None, "")}
-        if as_json:
-            line = json.dumps({"time": moment, "event": event, **known}, default=str)
-        else:
-            line = " ".join([moment, event, *(f"{key}={_shown(value)}" for key, value in known.items())])
-        with suppress(OSError, ValueError):
-            file.write(line + "\n")
-            file.flush()
-
-    return tell
-
-
-def _shown(value: object) -> str:
-    text = "".join(char if char.isprintable() else "?" for char in str(value))
-    return text if text and " " not in text and '"' not in text else json.dumps(text, ensure_ascii=False)
-
-
 async def serve(file: Path, folder: Path, tell: Tell, *, metrics: tuple[str, int] | None = None) -> None:
     """A factory until TERM or INT. Raises BadSettings, PortRefused, HostError where another one works in this folder."""
     private_folder(folder, mode=0o755)
@@ -114,7 +90,7 @@ class Daemon:
     def __init__(self, file: Path, folder: Path, tell: Tell, space: Space) -> None:
         self._file, self._folder, self._tell = file, folder, tell
         self._settings = space  # as the files have it: without pipes and orders
-        self._key = secret(space.key_file) if space.key_file else b""
+        self._key = read_secret(space.key_file) if space.key_file else b""
         self._poller = Poller(space, client="vacd-factory", key=self._key)
         self._known: Memory = {}
         self._notes: frozenset[str] = frozenset()
@@ -133,9 +109,9 @@ class Daemon:
             self.answering = await stack.enter_async_context(
                 responding(self._settings, self._snapshot, self._tell, key=self._key)
             )
-            await stack.enter_async_context(_watching(self._folder, ORDER, self.obey))
+            stack.enter_context(watching(self._folder, ORDER, self.obey))
             if metrics is not None:
-                _serve_metrics(metrics, self.seen)
+                serve_metrics(*metrics, lambda: monitor.metrics(self.seen()))
             self._tell(
                 "factory started", space=self._settings.name, factory=self._settings.factory, version=__version__
             )
@@ -207,8 +183,8 @@ class Daemon:
         statuses, self._known = remember(self._known, answers, time.time())
         return statuses, tuple(one for one in answers.silent if one != self._settings.factory)
 
-    def _user_data(self, kind: MachineType, place: Machine, id: str, now: float) -> bytes:
-        return make_user_data(self._settings, kind, id, now, place.ends)
+    def _user_data(self, kind: MachineType, order: Living, now: float) -> bytes:
+        return make_user_data(self._settings, kind, order.id, now, order.ends)
 
     async def _renew(self) -> None:
         """Once in a cycle: the site's files come by any way (a link that is turned, a mount), so there is no event that all have."""
@@ -222,7 +198,7 @@ class Daemon:
         for one in [one for one in self.factory.living if one.machinetype in kinds and one.began is not None]:
             kind, why = kinds[one.machinetype], ""
             try:
-                await in_thread(functools.partial(renew, kind, one.outputs.parent, time.time(), one.ends))
+                await in_thread(functools.partial(renew, kind, Path(one.folder), time.time(), one.ends))
             except BelljarError as exc:
                 why = exc.message
             if why and self._not_renewed.get(kind.name) != why:
@@ -238,10 +214,10 @@ class Daemon:
             self._cached = (now, self.factory.snapshot())
         return self._cached[1]
 
-    def seen(self) -> Seen:
+    def seen(self) -> monitor.Snapshot:
         factory, counts = self.factory, self.answering.counts if self.answering else {}
         verdicts = factory.decision.verdicts if factory.decision else ()
-        return Seen(
+        return monitor.Snapshot(
             factory.status, self._snapshot().types, {one.name: one.share for one in factory.space.types},
             {one.machinetype: one.reason.value for one in verdicts}, dict(factory.started), dict(factory.ended), dict(counts),
         )  # fmt: skip
@@ -268,33 +244,3 @@ def push(places: Iterable[str], told: Iterable[Told], now: Snapshot) -> None:
             with socket.socket(family, kind) as sock:
                 for one in told:
                     sock.sendto(reply(one, now, UNSOLICITED, time.time(), daemon="vacd-factory"), address)
-
-
-@asynccontextmanager
-async def _watching(folder: Path, name: str, act: Callable[[], None]) -> AsyncIterator[None]:
-    """*act* whenever a file of this name comes, changes or goes."""
-    watch, loop = Watch(), asyncio.get_running_loop()
-    watch.add(folder, IN_CREATE | IN_MODIFY | IN_MOVED_TO | IN_DELETE)
-
-    def look() -> None:
-        if any(one.name == name for one in watch.read()):
-            act()
-
-    loop.add_reader(watch.fileno(), look)
-    try:
-        yield
-    finally:
-        loop.remove_reader(watch.fileno())
-        watch.close()
-
-
-def _serve_metrics(where: tuple[str, int], seen: Callable[[], Seen]) -> None:
-    made = registry(seen)
-    from prometheus_client import start_http_server
-
-    try:
-        start_http_server(where[1], where[0], made)
-    except OSError as exc:
-        raise HostError(
-            f"metrics at {where[0]}:{where[1]}: {exc.strerror}", hint="Give another --metrics ADDRESS:PORT."
-        ) from exc

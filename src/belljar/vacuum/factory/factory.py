@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BelljarError
+from belljar.host.telling import Tell
 from belljar.host.threads import in_thread
 from belljar.records import replace
 from belljar.vacuum import FactoryStatus, MachineStatus, MachineType, Mode, Space, TypeStatus, code_of, is_abort
 from belljar.vacuum.decisions.backoff import view_of
 from belljar.vacuum.decisions.decide import Decision, Host, decide
 from belljar.vacuum.decisions.packing import Machine
-from belljar.vacuum.factory.keeper import Keeper, Living, request_for, told
+from belljar.vacuum.factory.keeper import JOBOUTPUTS, Keeper, Living, request_for, told
 from belljar.vacuum.factory.present import ended_status, own_status, slot_name, snapshot
-from belljar.vacuum.factory.state import MEMORY, STATUS, Decisions, Finished, Memory, Pending, Status, keep, read
+from belljar.vacuum.factory.state import MEMORY, STATUS, Decisions, Finished, Memory, Status, keep, read
 from belljar.vacuum.protocol.query import Snapshot
 
 SHOWS_WITHIN = 120.0  # seconds in which a machine that was asked for is claimed, or never will be
@@ -38,9 +39,8 @@ ITS_OWN_END = (
     "guest-oom",
 )  # other causes are this host's, or the image's
 LOOK_AT_ONCE = 0.5  # seconds after the first event in which others join its decision; nothing is looked at meanwhile
-Tell = Callable[..., None]
 Ask = Callable[[], Awaitable[tuple[tuple[TypeStatus, ...], tuple[str, ...]]]]
-MakeData = Callable[[MachineType, Machine, str, float], bytes]
+MakeData = Callable[[MachineType, Living, float], bytes]
 
 
 class Factory:
@@ -124,8 +124,8 @@ class Factory:
             self.space, self.all_living(), self.memory.finished, {}, now, FactoryStatus(self.space.factory)
         ).types
         view = view_of([*own, *(one for one in others if one.factory != self.space.factory)], self.space)
-        places = [one.place for one in self.all_living()]
-        self.decision = decide(now, self.space, places, view, self.memory.past, await self._host(), self._luck)
+        host = await self._host()
+        self.decision = decide(now, self.space, self.all_living(), view, self.memory.past, host, self._luck)
         self.memory = replace(self.memory, past=dict(self.decision.past))
         self._decisions.tell(now, {"verdicts": self.decision.verdicts, "starts": self.decision.starts})
         await self._start_all(self.decision.starts, now)
@@ -136,12 +136,12 @@ class Factory:
     def all_living(self) -> list[Living]:
         """With those that were asked for and do not show yet."""
         shown = {one.id for one in self.living}
-        return [*self.living, *(one.living(id) for id, one in self.memory.pending.items() if id not in shown)]
+        return [*self.living, *(one for one in self.memory.pending if one.id not in shown)]
 
     async def _host(self) -> Host:
         loads = self._load()
         memory = await in_thread(self._keeper.free_memory)
-        waiting = sum(one.memory for one in self.all_living() if one.id in self.memory.pending)
+        waiting = sum(one.memory for one in self.memory.pending)
         load = loads[0] if self.space.mode is Mode.IMPROVED else max(loads)
         return Host(os.cpu_count() or 1, load, max(memory - waiting, 0))
 
@@ -152,13 +152,16 @@ class Factory:
         kinds, power = {kind.name: kind for kind in self.space.types}, self.space.hs06_per_processor
         taken = {one.slot for one in self.all_living()}
         free = (slot for slot in range(10_000) if slot not in taken)
-        orders = {os.urandom(6).hex(): Pending.of(place, next(free), power, now) for place in places}
+        orders = [
+            Living(**vars(one), id=os.urandom(6).hex(), slot=next(free), created=now, hs06=one.processors * power)
+            for one in places
+        ]
         if not orders:
             return
-        self._remember(pending={**self.memory.pending, **orders}, durable=True)
+        self._remember(pending=(*self.memory.pending, *orders), durable=True)
         gate = asyncio.Semaphore(STARTS_AT_ONCE)
         results = await asyncio.gather(
-            *(self._start(kinds[one.machinetype], id, one, gate) for id, one in orders.items()), return_exceptions=True
+            *(self._start(kinds[one.machinetype], one, gate) for one in orders), return_exceptions=True
         )
         errors = [one for one in results if isinstance(one, BaseException)]
         self.status = replace(self.status, error=str(errors[-1]) if errors else "")
@@ -166,20 +169,21 @@ class Factory:
             if not isinstance(error, BelljarError):
                 raise error
 
-    async def _start(self, kind: MachineType, id: str, order: Pending, gate: asyncio.Semaphore) -> None:
-        place = order.place
+    async def _start(self, kind: MachineType, order: Living, gate: asyncio.Semaphore) -> None:
         async with gate:
             try:
-                data = await in_thread(lambda: self._make_data(kind, place, id, self._clock()))
-                request = request_for(self.space, kind, place, order.slot, data, id, self._clock())
-                await self._keeper.start(request)
+                data = await in_thread(lambda: self._make_data(kind, order, self._clock()))
+                await self._keeper.start(request_for(self.space, kind, order, data, self._clock()))
             except BelljarError as exc:
-                self._remember(pending={one: kept for one, kept in self.memory.pending.items() if one != id})
+                self._remember(pending=self._pending_without(order.id))
                 self._complain(kind.name, told(exc))
                 raise
         self.started[kind.name] += 1
         self._complaints.pop(kind.name, None)
-        self._tell("machine started", machine=id, machinetype=kind.name, slot=slot_name(self.space, order.slot))
+        self._tell("machine started", machine=order.id, machinetype=kind.name, slot=slot_name(self.space, order.slot))
+
+    def _pending_without(self, id: str) -> tuple[Living, ...]:
+        return tuple(one for one in self.memory.pending if one.id != id)
 
     # -- looking after machines ----------------------------------------------------------------------------------------
 
@@ -187,11 +191,8 @@ class Factory:
         """Deadlines are what was promised, or the factory's end where that comes first; who shows no sign of life is ended."""
         kinds = {kind.name: kind for kind in self.space.types}
         shown = {one.id for one in self.living}
-        pending = {
-            id: one
-            for id, one in self.memory.pending.items()
-            if id not in shown and now - one.at < SHOWS_WITHIN and id not in self._moved
-        }
+        done = shown | self._moved.keys()
+        pending = tuple(one for one in self.memory.pending if one.id not in done and now - one.created < SHOWS_WITHIN)
         if pending != self.memory.pending:
             self._remember(pending=pending)
         self._moved = {id: at for id, at in self._moved.items() if id in shown}
@@ -215,7 +216,7 @@ class Factory:
         if age <= max(kind.fizzle, kind.heartbeat):
             return ""
         try:
-            beat = os.stat(one.outputs / kind.heartbeat_file).st_mtime
+            beat = Path(one.folder, JOBOUTPUTS, kind.heartbeat_file).stat().st_mtime
         except OSError:
             return "700 Heartbeat file not created"
         return "700 Heartbeat file not updated" if kind.heartbeat and now - beat > kind.heartbeat else ""
@@ -239,8 +240,7 @@ class Factory:
         finished = finish(self.memory.finished.get(name), event, labels, self._reasons.pop(id, ""), self.space)
         slot = int(labels.get("slot") or 0)
         self.slots[slot] = (name, finished)
-        pending = {one: kept for one, kept in self.memory.pending.items() if one != id}
-        self._remember(finished={**self.memory.finished, name: finished}, pending=pending)
+        self._remember(finished={**self.memory.finished, name: finished}, pending=self._pending_without(id))
         code = code_of(finished.message)
         self.ended[name, f"{code // 100}00" if code else "none"] += 1
         self._reports.put_nowait(ended_status(self.space, id, finished, event, labels))

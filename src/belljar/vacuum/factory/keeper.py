@@ -5,7 +5,6 @@ records say, so nothing is lost or doubled when a factory is killed.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
 from typing import Any, Protocol
 
 from belljar import api
@@ -23,28 +22,18 @@ JOBOUTPUTS = "joboutputs"
 
 
 @dataclass(frozen=True)
-class Living:
-    """A machine of this factory that has not ended. Moments are seconds since the epoch."""
+class Living(Machine):
+    """A machine of this factory that has not ended, from the moment it is asked for. Moments are seconds since the epoch."""
 
-    id: str
-    slot: int
-    machinetype: str
-    processors: int
-    memory: int
-    disk: int
-    created: float
-    ends: float
-    began: float | None  # None: it is starting
-    fizzle: float
-    hs06: float
-    fqan: str
-    pid: int | None
-    outputs: Path  # what its guest left so far
-
-    @property
-    def place(self) -> Machine:
-        """What it takes of the host."""
-        return Machine(self.machinetype, self.processors, self.ends, self.memory, self.disk)
+    id: str = ""
+    slot: int = 0
+    created: float = 0.0
+    began: float | None = None  # None: it is starting
+    fizzle: float = 0.0
+    hs06: float = 0.0
+    fqan: str = ""
+    pid: int | None = None
+    folder: str = ""  # with what its guest left so far, and what it is given
 
 
 class Keeper(Protocol):
@@ -105,9 +94,9 @@ def living_of(view: Any, labels: Mapping[str, str]) -> Living:
     created = view.created or 0.0
     power = _number(labels.get("hs06")) or _number(labels.get("hepscore"))
     return Living(
-        view.id, int(_number(labels.get("slot"))), labels.get("machinetype", ""), view.cpus, view.memory,
-        int(asked.get("disk") or 0), created, _number(labels.get("ends")) or created, view.began,
-        _number(labels.get("fizzle")), view.cpus * (power or 1.0), labels.get("fqan", ""), view.pid, view.folder / JOBOUTPUTS,
+        labels.get("machinetype", ""), view.cpus, _number(labels.get("ends")) or created, view.memory,
+        int(asked.get("disk") or 0), view.id, int(_number(labels.get("slot"))), created, view.began,
+        _number(labels.get("fizzle")), view.cpus * (power or 1.0), labels.get("fqan", ""), view.pid, str(view.folder),
     )  # fmt: skip
 
 
@@ -118,10 +107,8 @@ def _number(text: str | None) -> float:
         return 0.0
 
 
-def request_for(
-    space: Space, kind: MachineType, place: Machine, slot: int, user_data: bytes, id: str, now: float
-) -> Request:
-    """The request for a machine in this place. User data that begin with `#!` are a script: it runs as root in a clone, unless
+def request_for(space: Space, kind: MachineType, order: Living, user_data: bytes, now: float) -> Request:
+    """The request for this machine. User data that begin with `#!` are a script: it runs as root in a clone, unless
     the type's context says that the image's own init is to read them, as it does with all others. Raises BelljarError."""
     work: RunPayload | OwnWork
     if user_data.startswith(SCRIPT) and kind.context in (Context.AUTO, Context.RAMDISK):
@@ -133,21 +120,21 @@ def request_for(
         work = OwnWork(user_data or None, Probe())
     mode, _, name = kind.network.partition(":")
     request = api.request_of(
-        work, image=kind.image, cpus=place.processors, memory=place.memory or None, disk=place.disk or None,
-        network=NetworkMode(mode), network_name=name, context=kind.context, name=kind.name, requester=f"{REQUESTER}:{id}",
-        timeout=max(place.ends - now, 1.0), grace=GRACE, labels=labels_of(space, kind, place, slot),
+        work, image=kind.image, cpus=order.processors, memory=order.memory or None, disk=order.disk or None,
+        network=NetworkMode(mode), network_name=name, context=kind.context, name=kind.name, requester=f"{REQUESTER}:{order.id}",
+        timeout=max(order.ends - now, 1.0), grace=GRACE, labels=labels_of(space, kind, order),
     )  # fmt: skip
-    return replace(request, id=id)
+    return replace(request, id=order.id)
 
 
 ENVIRONMENT = ((b"HOME", b"/root"), (b"PATH", b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"))
 
 
-def labels_of(space: Space, kind: MachineType, place: Machine, slot: int) -> dict[str, str]:
+def labels_of(space: Space, kind: MachineType, order: Living) -> dict[str, str]:
     """What accounting, neighbours and a restarted factory must know of it, as it is today."""
     facts = {
-        "space": space.name, "factory": space.factory, "machinetype": kind.name, "slot": str(slot),
-        "ends": f"{place.ends:.0f}", "fizzle": f"{kind.fizzle:g}", "wall_limit": f"{kind.max_wallclock:.0f}",
+        "space": space.name, "factory": space.factory, "machinetype": kind.name, "slot": str(order.slot),
+        "ends": f"{order.ends:.0f}", "fizzle": f"{kind.fizzle:g}", "wall_limit": f"{kind.max_wallclock:.0f}",
         "site": space.site, "fqan": kind.fqan, "hs06": f"{space.hs06:g}" if space.hs06 else "",
         "hepscore": f"{space.hepscore:g}" if space.hepscore else "", "pipe": kind.pipe,
     }  # fmt: skip

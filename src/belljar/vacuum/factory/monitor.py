@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from belljar.errors import CommandMissing
+from belljar.host.metrics import Metric
 from belljar.records import dataclass, field
 from belljar.vacuum import TypeStatus
 from belljar.vacuum.factory.state import Status
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 LATE, LOST = 3.0, 10.0  # cycles without a sign of life: a warning, then critical
 LONGEST = 200  # characters of an error in a check's line
@@ -64,84 +61,52 @@ class Snapshot:
     shares: Mapping[str, float] = field(default_factory=dict)  # by type
     verdicts: Mapping[str, str] = field(default_factory=dict)  # by type: why it is started, or not
     started: Mapping[str, int] = field(default_factory=dict)  # machines, by type
-    ended: Mapping[tuple[str, str], int] = field(
-        default_factory=dict
-    )  # by type and class of the message: "200", "none"
+    ended: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by type and class of the message, as in "200"
     packets: Mapping[str, int] = field(default_factory=dict)  # by what became of them
 
 
-def registry(snapshot: Callable[[], Snapshot]) -> CollectorRegistry:
-    """Metrics that ask for a snapshot whenever they are read. Raises CommandMissing without the library."""
-    try:
-        from prometheus_client import CollectorRegistry
-    except ImportError as exc:
-        raise CommandMissing(
-            "metrics: the library prometheus_client is not installed", hint="`pip install belljar[metrics]`"
-        ) from exc
-
-    class Collector:
-        def collect(self) -> Iterator[Any]:
-            return families(snapshot())
-
-    made = CollectorRegistry()
-    made.register(Collector())
-    return made
-
-
-def families(now: Snapshot) -> Iterator[Any]:
+def metrics(now: Snapshot) -> Iterator[Metric]:
     """Each metric with its values."""
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    status, of = now.status, {one.machinetype: one for one in now.types}
+    yield from (
+        _metric(now, name, text, "", {(): value})
+        for name, text, value in (
+            ("processors", "Processors that machines may have", status.most_processors),
+            ("processors_used", "Processors of living machines", status.processors),
+            ("machines", "Living machines", status.machines),
+            ("hs06", "HS06 of living machines", status.hs06),
+            ("last_cycle_timestamp_seconds", "When the last cycle ended", status.cycled),
+            ("cycle_duration_seconds", "How long the last cycle took", status.took),
+            ("draining", "1: nothing is started", status.draining),
+            ("silent_factories", "Factories that did not answer the last time", len(status.silent)),
+            ("start_failing", "1: the last machine could not be started", bool(status.error)),
+            ("settings_refused", "1: the settings files are not obeyed as they are", bool(status.settings_error)),
+        )
+    )
+    yield from (
+        _metric(now, f"type_{name}", text, "machinetype", {(one,): value for one, value in values.items()})
+        for name, text, values in (
+            ("machines", "Living machines of a type on this factory", {one: of[one].running_machines for one in of}),
+            (
+                "hs06",
+                "HS06 of the living machines of a type on this factory",
+                {one: of[one].running_hs06 for one in of},
+            ),
+            ("share", "Target share of a type", now.shares),
+        )
+    )
+    verdicts = dict.fromkeys(now.verdicts.items(), 1.0)
+    yield _metric(now, "type_verdict", "1 for how a type stands", "machinetype verdict", verdicts)
+    started = {(one,): count for one, count in now.started.items()}
+    yield _metric(now, "machines_started", "Machines started", "machinetype", started, only_grows=True)
+    ended = "Machines ended, by their message"
+    yield _metric(now, "machines_ended", ended, "machinetype message", now.ended, only_grows=True)
+    packets = {(one,): count for one, count in now.packets.items()}
+    yield _metric(now, "packets", "Packets received, by what became of them", "result", packets, only_grows=True)
 
-    status, space = now.status, [now.status.space]
-    plain = {
-        "processors": ("Processors that machines may have", status.most_processors),
-        "processors_used": ("Processors of living machines", status.processors),
-        "machines": ("Living machines", status.machines),
-        "hs06": ("HS06 of living machines", status.hs06),
-        "last_cycle_timestamp_seconds": ("When the last cycle ended", status.cycled),
-        "cycle_duration_seconds": ("How long the last cycle took", status.took),
-        "draining": ("1: nothing is started", int(status.draining)),
-        "silent_factories": ("Factories that did not answer the last time", len(status.silent)),
-        "start_failing": ("1: the last machine could not be started", int(bool(status.error))),
-        "settings_refused": ("1: the settings files are not obeyed as they are", int(bool(status.settings_error))),
-    }
-    for name, (text, value) in plain.items():
-        gauge = GaugeMetricFamily(f"belljar_vacuum_{name}", text, labels=["space"])
-        gauge.add_metric(space, value)
-        yield gauge
-    for name, text, fact in (
-        ("type_machines", "Living machines of a type on this factory", "running_machines"),
-        ("type_hs06", "HS06 of the living machines of a type on this factory", "running_hs06"),
-    ):
-        gauge = GaugeMetricFamily(f"belljar_vacuum_{name}", text, labels=["space", "machinetype"])
-        for one in now.types:
-            gauge.add_metric([*space, one.machinetype], getattr(one, fact))
-        yield gauge
-    share = GaugeMetricFamily("belljar_vacuum_type_share", "Target share of a type", labels=["space", "machinetype"])
-    for machinetype, part in now.shares.items():
-        share.add_metric([*space, machinetype], part)
-    yield share
-    verdict = GaugeMetricFamily(
-        "belljar_vacuum_type_verdict", "1 for how a type stands", labels=["space", "machinetype", "verdict"]
-    )
-    for machinetype, word in now.verdicts.items():
-        verdict.add_metric([*space, machinetype, word], 1)
-    yield verdict
-    started = CounterMetricFamily(
-        "belljar_vacuum_machines_started", "Machines started", labels=["space", "machinetype"]
-    )
-    for machinetype, count in now.started.items():
-        started.add_metric([*space, machinetype], count)
-    yield started
-    ended = CounterMetricFamily(
-        "belljar_vacuum_machines_ended", "Machines ended, by their message", labels=["space", "machinetype", "message"]
-    )
-    for (machinetype, message), count in now.ended.items():
-        ended.add_metric([*space, machinetype, message], count)
-    yield ended
-    packets = CounterMetricFamily(
-        "belljar_vacuum_packets", "Packets received, by what became of them", labels=["space", "result"]
-    )
-    for result, count in now.packets.items():
-        packets.add_metric([*space, result], count)
-    yield packets
+
+def _metric(
+    now: Snapshot, name: str, text: str, labels: str, values: Mapping[Any, float], *, only_grows: bool = False
+) -> Metric:
+    found = {(now.status.space, *key): value for key, value in values.items()}
+    return Metric(f"belljar_vacuum_{name}", text, ("space", *labels.split()), found, only_grows)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import platform
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from belljar import __version__
+from belljar.host.processes import cpu_times
+from belljar.host.room import meminfo
 from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus
 from belljar.vacuum.factory.keeper import Living
 from belljar.vacuum.factory.state import Finished
 from belljar.vacuum.protocol.query import Snapshot
 
-PROC, ETC = Path("/proc"), Path("/etc")
-TICKS = os.sysconf("SC_CLK_TCK")
 MODEL = "vm-raw"  # the word of Vac for machines with a disk image
 
 
@@ -70,7 +72,7 @@ def _type(space: Space, name: str, living: Sequence[Living], last: Finished | No
 
 
 def _running(space: Space, one: Living, now: float) -> MachineStatus:
-    used = cpu_seconds(one.pid) if one.pid else 0.0
+    used = sum(cpu_times(one.pid)) if one.pid else 0.0
     alive = now - one.began if one.began else 0.0
     return MachineStatus(
         space.factory, slot_name(space, one.slot), "Starting" if one.began is None else "Running", one.machinetype, one.id,
@@ -102,35 +104,18 @@ def ended_status(
 
 def own_status(space: Space, living: Sequence[Living], now: float, cycled: float, folder: Path) -> FactoryStatus:
     """The factory, and its host."""
-    memory, root, ours = _memory(), _free(Path("/")), _free(folder)
+    total, available, swap, swap_free = (
+        kept // 1024 for kept in meminfo("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
+    )
+    root, ours = _free(Path("/")), _free(folder)
     began = [one for one in living if one.began is not None]
-    with suppress(OSError, ValueError):
-        up = float((PROC / "uptime").read_text().split()[0])
     return FactoryStatus(
         space.factory, space.site, f"belljar {__version__}", len(began), sum(one.processors for one in began),
         sum(one.hs06 for one in began), space.processors, space.processors, space.processors * space.hs06_per_processor,
-        os.getloadavg()[2], *root, *ours, memory["MemTotal"] - memory["MemAvailable"], memory["MemTotal"],
-        memory["SwapTotal"] - memory["SwapFree"], memory["SwapFree"], os.uname().release, _system(), int(now - up),
+        os.getloadavg()[2], *root, *ours, total - available, total, swap - swap_free, swap_free, os.uname().release,
+        _system(), int(now - time.clock_gettime(time.CLOCK_BOOTTIME)),
         int(cycled), int(now), int(now), int(now),
     )  # fmt: skip
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time of a process; 0.0: it is gone."""
-    with suppress(OSError, ValueError, IndexError):
-        facts = (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-        return (int(facts[11]) + int(facts[12])) / TICKS
-    return 0.0
-
-
-def _memory() -> dict[str, int]:
-    found = dict.fromkeys(("MemTotal", "MemAvailable", "SwapTotal", "SwapFree"), 0)
-    with suppress(OSError):
-        for line in (PROC / "meminfo").read_text().splitlines():
-            name, _, rest = line.partition(":")
-            if name in found:
-                found[name] = int(rest.split()[0])
-    return found
 
 
 def _free(path: Path) -> tuple[int, int]:
@@ -142,10 +127,8 @@ def _free(path: Path) -> tuple[int, int]:
     return facts.f_bavail * facts.f_frsize // 1024, facts.f_favail
 
 
-@lru_cache(maxsize=1)
+@cache
 def _system() -> str:
-    with suppress(OSError):
-        for line in (ETC / "os-release").read_text().splitlines():
-            if line.startswith("PRETTY_NAME="):
-                return line.partition("=")[2].strip('"')
+    with suppress(OSError, KeyError):
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
     return os.uname().sysname

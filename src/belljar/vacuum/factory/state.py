@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BelljarError
-from belljar.host.files import no_space_as_error, read_json, write_all, write_whole
+from belljar.host.files import append_line, read_json, write_whole
 from belljar.model import dumps, to_json
 from belljar.reading import from_json
 from belljar.records import dataclass, field
 from belljar.vacuum.decisions.backoff import TypePast
-from belljar.vacuum.decisions.packing import Machine
 from belljar.vacuum.factory.keeper import Living
 
 STATUS, MEMORY, DECISIONS, BEFORE = "status.json", "memory.json", "decisions.jsonl", "decisions.1.jsonl"
@@ -59,43 +58,13 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Pending:
-    """A machine that was asked for and may not show yet."""
-
-    machinetype: str
-    slot: int
-    processors: int
-    memory: int
-    disk: int
-    ends: float
-    hs06: float
-    at: float  # when it was asked for
-
-    @classmethod
-    def of(cls, place: Machine, slot: int, power: float, now: float) -> Pending:
-        hs06 = place.processors * power
-        return cls(place.machinetype, slot, place.processors, place.memory, place.disk, place.ends, hs06, now)
-
-    @property
-    def place(self) -> Machine:
-        return Machine(self.machinetype, self.processors, self.ends, self.memory, self.disk)
-
-    def living(self, id: str) -> Living:
-        """As a machine that is starting."""
-        return Living(
-            id, self.slot, self.machinetype, self.processors, self.memory, self.disk, self.at, self.ends, None, 0.0,
-            self.hs06, "", None, Path(os.devnull),
-        )  # fmt: skip
-
-
-@dataclass(frozen=True)
 class Memory:
     """What a factory must not forget."""
 
     position: str = ""  # in the ledger: what is behind it was not seen
     finished: dict[str, Finished] = field(default_factory=dict)  # by type
     past: dict[str, TypePast] = field(default_factory=dict)  # by type
-    pending: dict[str, Pending] = field(default_factory=dict)  # by id
+    pending: tuple[Living, ...] = ()  # were asked for, and may not show yet
 
 
 def read(folder: Path, name: str, kind: Any) -> Any:
@@ -126,13 +95,7 @@ class Decisions:
             path = self._folder / DECISIONS
             if path.exists() and path.stat().st_size > LARGEST_DECISIONS:
                 os.replace(path, self._folder / BEFORE)
-            line = json.dumps({"time": now, **plain}, separators=(",", ":")).encode() + b"\n"
-            with no_space_as_error(path):
-                descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-                try:
-                    write_all(descriptor, line)
-                finally:
-                    os.close(descriptor)
+            append_line(path, dumps({"time": now, **plain}), mode=0o644)
             self._last = essence
 
 

@@ -14,10 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
 from typing import Final
 
-from belljar.errors import BadSetting
 from belljar.host.datagrams import Address, Datagrams, addresses_of, bound, is_numeric
 from belljar.records import dataclass, field, replace
 from belljar.vacuum import MachineStatus, Space, TypeStatus
@@ -37,7 +35,6 @@ TURN: Final = 0.01  # seconds of it
 BUFFER: Final = 16 << 20  # bytes of answers that may wait: those of thousands come at once
 SHARE: Final = 0.5  # of the event loop's time that goes to packets, at most
 COOKIE: Final = re.compile(rb'"cookie"\s*:\s*"([0-9a-f]{64})"')
-LEAST_SECRET: Final = 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -80,21 +77,6 @@ def full_name(name: str, own: str) -> str:
     if name == ".":
         return own
     return name if "." in name or is_numeric(name) else f"{name}.{own.partition('.')[2]}".rstrip(".")
-
-
-def secret(path: Path) -> bytes:
-    """What signs questions and answers. Raises BadSetting where everybody may read it, or anybody could guess it."""
-    try:
-        data, mode = path.read_bytes().strip(), path.stat().st_mode
-    except OSError as exc:
-        raise BadSetting(
-            f"{path}: {exc.strerror}", hint="`key_file` of the space names a file with its secret."
-        ) from exc
-    if mode & 0o077:
-        raise BadSetting(f"{path}: others may read it", hint=f"`chmod 600 {path}`, then think about a new secret.")
-    if len(data) < LEAST_SECRET:
-        raise BadSetting(f"{path}: {len(data)} bytes are no secret", hint="`openssl rand -hex 32` makes one.")
-    return data
 
 
 class Peer:

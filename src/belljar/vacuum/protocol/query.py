@@ -11,10 +11,10 @@ import hmac
 import json
 from collections.abc import Mapping
 from enum import Enum
-from math import isfinite
 from typing import Any, Final
 
 from belljar import __version__
+from belljar.reading import strict_json
 from belljar.records import dataclass
 from belljar.vacuum import FactoryStatus, MachineStatus, TypeStatus
 from belljar.vacuum.protocol.fields import Refused, Status, Why, name, number, parts_of
@@ -119,26 +119,12 @@ def _completed(kind: Kind, found: Message, now: float) -> Message:
 
 def _object(data: bytes) -> Message:
     try:
-        message = json.loads(data.decode(), object_pairs_hook=_each_once, parse_constant=_finite, parse_float=_finite)
-    except (ValueError, RecursionError):
+        message = strict_json(data)
+    except ValueError:
         raise Refused(Why.NOT_JSON) from None
     if not isinstance(message, dict):
         raise Refused(Why.NOT_JSON)
     return message
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> Message:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key is named twice")
-    return found
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not isfinite(value):
-        raise ValueError("not a number")
-    return value
 
 
 def _kind(message: Message, words: Mapping[str, Kind]) -> Kind:

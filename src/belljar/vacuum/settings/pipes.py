@@ -21,6 +21,7 @@ from belljar.errors import BelljarError
 from belljar.host.files import read_json, write_whole
 from belljar.host.tables import Value, converted
 from belljar.host.toml import Mistake
+from belljar.reading import strict_json
 from belljar.records import dataclass, replace
 from belljar.vacuum import MachineType, Pipe, Space
 from belljar.vacuum.settings.settings import TABLES, is_url, keys, machinetype, wrong_type
@@ -104,10 +105,7 @@ def _place(pipe: Pipe, folder: Path) -> Path:
 
 def read_document(data: bytes) -> dict[str, Any]:
     """The JSON object of a pipe. Raises ValueError for what is none."""
-    try:
-        document = json.loads(data.decode("utf-8"), parse_constant=_no_number, object_pairs_hook=_once)
-    except RecursionError as exc:
-        raise ValueError("nested too deeply") from exc
+    document = strict_json(data)
     _check(document)
     return dict(document)
 
@@ -118,17 +116,6 @@ def _check(document: Any) -> bool:
     if len(document["machinetypes"]) > MOST_TYPES:
         raise ValueError(f"{len(document['machinetypes'])} machinetypes; at most {MOST_TYPES}")
     return True
-
-
-def _no_number(text: str) -> None:
-    raise ValueError(f"{text} is no number in JSON")
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a key is there twice")
-    return found
 
 
 def _lasting(document: Mapping[str, Any]) -> float:

@@ -43,7 +43,7 @@ class Factory:
         "answers", "asks", "disk", "free", "guests", "is_up", "last", "memory", "number", "past", "polls_at", "room", "seen", "space",
     )  # fmt: skip
 
-    def __init__(self, number: int, space: Space, memory: int | None, disk: int | None) -> None:
+    def __init__(self, number: int, space: Space, memory: float, disk: float) -> None:
         self.number, self.space, self.memory, self.disk = number, space, memory, disk
         self.free = self.room = space.processors
         self.guests: dict[Guest, None] = {}
@@ -64,7 +64,12 @@ class Simulation:
         self.events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         space, sizes = scenario.space(mode), [one for one in scenario.factories for _ in range(one.count)]
         self.factories = [
-            Factory(number, replace(space, factory=f"f{number}", processors=one.processors), one.memory, one.disk)
+            Factory(
+                number,
+                replace(space, factory=f"f{number}", processors=one.processors),
+                one.memory or math.inf,
+                one.disk or math.inf,
+            )
             for number, one in enumerate(sizes)
         ]
         self.types = {kind.name: number for number, kind in enumerate(space.types)}
@@ -265,8 +270,8 @@ class Simulation:
     @staticmethod
     def take(factory: Factory, machine: Machine, sign: int) -> None:
         factory.free -= sign * machine.processors
-        factory.memory = None if factory.memory is None else factory.memory - sign * machine.memory
-        factory.disk = None if factory.disk is None else factory.disk - sign * machine.disk
+        factory.memory -= sign * machine.memory
+        factory.disk -= sign * machine.disk
 
     # -- factories that fail -----------------------------------------------------------------------------------------------
 

@@ -14,9 +14,10 @@ import pytest
 from belljar.errors import BadOption, BadSettings, HostError
 from belljar.host.locks import try_lock
 from belljar.host.systemd import notify
+from belljar.host.telling import teller
 from belljar.records import replace
 from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus
-from belljar.vacuum.factory.daemon import LOCK, ORDER, Daemon, Order, give_order, order, push, serve, teller
+from belljar.vacuum.factory.daemon import LOCK, ORDER, Daemon, Order, give_order, order, push, serve
 from belljar.vacuum.factory.factory import finish
 from belljar.vacuum.factory.keeper import Living
 from belljar.vacuum.factory.present import ended_status
@@ -150,10 +151,10 @@ def test_machines_that_live_get_the_site_s_new_token_and_a_missing_one_is_told_o
     token, kind = tmp_path / "token", daemon.factory.space.types[0]
     token.write_text("ey.first")
     daemon.factory.space = replace(daemon.factory.space, types=(replace(kind, token_file=token),))
-    one = Living("0123456789ab", 0, "atlas", 1, 1, 0, 0.0, 9e9, 1.0, 0.0, 1.0, "", 1, tmp_path / "machine/joboutputs")
-    begins = replace(one, id="ba9876543210", began=None, outputs=tmp_path / "other/joboutputs")
+    one = Living("atlas", 1, 9e9, id="0123456789ab", began=1.0, pid=1, folder=str(tmp_path / "machine"))
+    begins = replace(one, id="ba9876543210", began=None, folder=str(tmp_path / "other"))
     for each in (one, begins):
-        each.outputs.parent.mkdir()
+        Path(each.folder).mkdir()
     daemon.factory.living = [one, begins]
     asyncio.run(daemon.renew_credentials())
     assert (tmp_path / "machine/credentials/token").read_text() == "ey.first"

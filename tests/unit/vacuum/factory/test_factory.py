@@ -12,7 +12,6 @@ from belljar.errors import BelljarError, ImageUnknown
 from belljar.model import Context, OwnWork, Request, RunPayload
 from belljar.records import replace
 from belljar.vacuum import MachineType, Space, TypeStatus
-from belljar.vacuum.decisions.packing import Machine
 from belljar.vacuum.factory.factory import SHOWS_WITHIN, Factory, finish
 from belljar.vacuum.factory.keeper import Living, labels_of, request_for
 from belljar.vacuum.factory.state import STATUS, Finished, Status, read
@@ -57,9 +56,9 @@ class Site:
     def show(self, request: Request) -> None:
         labels = dict(request.labels)
         self.machines[request.id] = Living(
-            request.id, int(labels["slot"]), labels["machinetype"], request.machine.cpus, request.machine.memory, 0,
-            self.now, float(labels["ends"]), self.now, float(labels["fizzle"]), 10.0 * request.machine.cpus, "", None,
-            self.folder / request.id,
+            labels["machinetype"], request.machine.cpus, float(labels["ends"]), request.machine.memory, 0, request.id,
+            int(labels["slot"]), self.now, self.now, float(labels["fizzle"]), 10.0 * request.machine.cpus,
+            folder=str(self.folder / request.id),
         )  # fmt: skip
 
     def stop(self, id: str) -> None:
@@ -107,7 +106,7 @@ class Site:
             return others, ()
 
         return Factory(
-            space, self.folder, self, ask, lambda kind, place, id, now: data, self.tell, clock=lambda: self.now,
+            space, self.folder, self, ask, lambda kind, order, now: data, self.tell, clock=lambda: self.now,
             luck=lambda: (next(draws) * 0.37) % 1, load=lambda: (0.0, 0.0, 0.0),
         )  # fmt: skip
 
@@ -164,7 +163,7 @@ async def test_what_is_asked_of_the_keeper(site: Site) -> None:
 )
 def test_user_data_that_are_no_script_are_the_images_own_affair(data: bytes, context: Context) -> None:
     kind = replace(SPACE.types[0], context=context)
-    request = request_for(SPACE, kind, Machine("atlas", 1, NOW + 10), 0, data, "0123456789ab", NOW)
+    request = request_for(SPACE, kind, Living("atlas", 1, NOW + 10, id="0123456789ab"), data, NOW)
     assert isinstance(request.work, OwnWork) and request.work.user_data == (data or None)
 
 
@@ -211,10 +210,7 @@ async def test_a_start_that_fails_is_said_once_and_stops_no_other(site: Site) ->
         site.now += 60
     assert {one.machinetype for one in site.machines.values()} == {"lhcb"}
     assert [facts["about"] for event, facts in site.told if event == "failed"] == ["atlas"]
-    assert (
-        "no such image" in factory.status.error
-        and factory.memory.pending.keys() == site.machines.keys() - factory.memory.pending.keys()
-    ) or True
+    assert "no such image" in factory.status.error and not factory.memory.pending
     del site.errors["atlas"]
 
 
@@ -309,9 +305,10 @@ async def test_a_machine_without_a_heartbeat_is_ended_once(site: Site) -> None:
     first, second = site.machines
     site.now += 601
     for id in (first, second):
-        (site.folder / id).mkdir()
-    (site.folder / first / "beat").touch()
-    os.utime(site.folder / first / "beat", (site.now, site.now))
+        (site.folder / id / "joboutputs").mkdir(parents=True)
+    beat = site.folder / first / "joboutputs/beat"
+    beat.touch()
+    os.utime(beat, (site.now, site.now))
     site.now += 300
     await factory.cycle()
     await factory.cycle()
@@ -361,4 +358,4 @@ def full(*words: object, **options: object) -> None:
 
 
 def test_labels_that_are_empty_are_left_out() -> None:
-    assert "site" not in labels_of(SPACE, SPACE.types[0], Machine("atlas", 1, NOW), 0)
+    assert "site" not in labels_of(SPACE, SPACE.types[0], Living("atlas", 1, NOW))

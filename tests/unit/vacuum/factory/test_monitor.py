@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from belljar.host.metrics import registry
 from belljar.records import replace
 from belljar.vacuum import TypeStatus
 from belljar.vacuum.decisions.backoff import TypePast
-from belljar.vacuum.factory.monitor import Level, Snapshot, check, registry
+from belljar.vacuum.factory.monitor import Level, Snapshot, check, metrics
 from belljar.vacuum.factory.state import MEMORY, STATUS, Decisions, Finished, Memory, Status, decision_at, keep, read
 
 STATE = Status(
@@ -48,7 +49,7 @@ def test_metrics_are_read_anew_each_time() -> None:
         {"lhcb": "turn"}, {"lhcb": 7}, {("lhcb", "200"): 5, ("lhcb", "none"): 1}, {"answered": 12, "refused": 3},
     )  # fmt: skip
     seen = [now]
-    made = registry(lambda: seen[0])
+    made = registry(lambda: metrics(seen[0]))
     text = generate_latest(made).decode()
     space = 'space="vac.example.org"'
     assert f"belljar_vacuum_processors_used{{{space}}} 10.0" in text

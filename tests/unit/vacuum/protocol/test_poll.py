@@ -9,10 +9,11 @@ import pytest
 from tests.unit.vacuum.protocol.peers import SPACE, Answer, Message, common, free_port, of_type, peers, types
 
 from belljar.errors import BadSetting
+from belljar.host.files import read_secret
 from belljar.records import replace
 from belljar.vacuum import MachineStatus, Space, TypeStatus
 from belljar.vacuum.protocol.fields import LONGEST, Why
-from belljar.vacuum.protocol.poll import Answers, Known, Poller, full_name, remember, secret
+from belljar.vacuum.protocol.poll import Answers, Known, Poller, full_name, remember
 from belljar.vacuum.protocol.query import Kind
 
 ONE, TWO, THREE = "127.0.9.1", "127.0.9.2", "127.0.9.3"
@@ -292,13 +293,13 @@ def test_names_of_factories_are_completed(name: str, full: str) -> None:
 def test_a_secret_is_long_and_nobody_elses_to_read(tmp_path: Path) -> None:
     path = tmp_path / "key"
     with pytest.raises(BadSetting, match="No such file"):
-        secret(path)
+        read_secret(path)
     path.write_bytes(b"0123456789abcdef\n")
     path.chmod(0o640)
     with pytest.raises(BadSetting, match="others may read it"):
-        secret(path)
+        read_secret(path)
     path.chmod(0o600)
-    assert secret(path) == b"0123456789abcdef"
+    assert read_secret(path) == b"0123456789abcdef"
     path.write_bytes(b"short \n")
     with pytest.raises(BadSetting, match="5 bytes are no secret"):
-        secret(path)
+        read_secret(path)

@@ -15,12 +15,13 @@ from tests.unit.vacuum.protocol.test_query import KEY, LHCB, OWN, RUNNING, SNAPS
 
 from belljar.errors import PortRefused
 from belljar.host.datagrams import Address
+from belljar.host.senders import ALLOWED, REMEMBERED, STRANGER, STRANGERS
 from belljar.records import replace
 from belljar.vacuum import MachineStatus, Space
 from belljar.vacuum.protocol.fields import Why
 from belljar.vacuum.protocol.poll import Poller
 from belljar.vacuum.protocol.query import Kind, Snapshot, query
-from belljar.vacuum.protocol.responder import ALLOWED, REMEMBERED, STRANGER, STRANGERS, Answering, responding
+from belljar.vacuum.protocol.responder import Answering, responding
 
 ONE, TWO, THREE = "127.0.8.1", "127.0.8.2", "127.0.8.3"
 QUERY = packet({"message_type": "machines_query", "space": SPACE, "cookie": "c"})
@@ -147,7 +148,7 @@ def test_no_more_senders_are_remembered_than_there_is_room_for() -> None:
     desk = Desk()
     for number in range(REMEMBERED + 1000):
         desk.take(b"", f"10.0.{number // 250}.{number % 250}")
-    assert len(desk.answering._senders) == REMEMBERED
+    assert len(desk.answering._senders._known) == REMEMBERED
 
 
 def test_an_allowed_network_has_a_larger_budget() -> None:

@@ -1,0 +1,60 @@
+"""Numbers for Prometheus, read anew whenever it asks. Needs prometheus_client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from belljar.errors import CommandMissing, HostError
+from belljar.records import dataclass
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric with its values, by those of its labels."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    values: Mapping[tuple[str, ...], float]
+    only_grows: bool = False
+
+
+def registry(read: Callable[[], Iterable[Metric]]) -> CollectorRegistry:
+    """Raises CommandMissing without the library."""
+    try:
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+    except ImportError as exc:
+        raise CommandMissing(
+            "metrics: the library prometheus_client is not installed", hint="`pip install belljar[metrics]`"
+        ) from exc
+
+    class Collector:
+        def collect(self) -> Iterator[Any]:
+            for one in read():
+                family: Any = CounterMetricFamily if one.only_grows else GaugeMetricFamily
+                made = family(one.name, one.text, labels=one.labels)
+                for labels, value in one.values.items():
+                    made.add_metric(labels, value)
+                yield made
+
+    found = CollectorRegistry()
+    found.register(Collector())
+    return found
+
+
+def serve(address: str, port: int, read: Callable[[], Iterable[Metric]]) -> None:
+    """Answer at this address, in a thread, until the process ends. Raises CommandMissing, HostError."""
+    found = registry(read)
+    from prometheus_client import start_http_server
+
+    try:
+        start_http_server(port, address, found)
+    except OSError as exc:
+        raise HostError(
+            f"metrics at {address}:{port}: {exc.strerror}", hint="Give another --metrics ADDRESS:PORT."
+        ) from exc

@@ -1,0 +1,97 @@
+"""Who may ask a UDP service, and how much goes to whom: a sender's address may be forged, so nobody is sent more than a budget, and what
+is refused is told of now and then only.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import OrderedDict
+from collections.abc import Iterable
+from ipaddress import ip_address, ip_network
+from typing import Final
+
+from belljar.records import dataclass
+
+TELL_EVERY: Final = 60.0  # seconds between two lines about one sender
+TELL_MOST: Final = 20  # senders that a line is written about in that time
+REMEMBERED: Final = 4096  # senders
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes that go to one sender, or to many: so many at once, and so many a second. Who has none left waits; an answer
+    is given whole, and what it costs beyond the budget is waited for."""
+
+    burst: float
+    rate: float
+
+
+ALLOWED: Final = Budget(4 << 20, 1 << 20)  # each sender of a network that the site named
+STRANGER: Final = Budget(128 << 10, 32 << 10)  # each sender, where none are named
+STRANGERS: Final = Budget(8 << 20, 2 << 20)  # all these together: their addresses may be made up
+
+
+class Purse:
+    """What is left of a budget."""
+
+    def __init__(self, budget: Budget, now: float) -> None:
+        self._budget, self._left, self._at = budget, budget.burst, now
+
+    def has_any(self, now: float) -> bool:
+        self._left = min(self._budget.burst, self._left + (now - self._at) * self._budget.rate)
+        self._at = now
+        return self._left > 0
+
+    def pay(self, cost: float) -> None:
+        self._left -= cost
+
+
+class Sender:
+    """What is known of one address."""
+
+    def __init__(self, may_ask: bool, purse: Purse) -> None:
+        self.may_ask, self.purse = may_ask, purse
+        self.refused, self.told_at = 0, -TELL_EVERY
+
+
+class Senders:
+    """All who ask. *allow*: networks that may; none: everybody."""
+
+    def __init__(self, allow: Iterable[str], now: float) -> None:
+        self._networks = [ip_network(one, strict=False) for one in allow]
+        self._strangers = Purse(STRANGERS, now)
+        self._known: OrderedDict[bytes, Sender] = OrderedDict()
+        self._lines, self._lines_since = 0, 0.0
+
+    def find(self, host: str, now: float) -> Sender:
+        """Of IPv6 a whole /64 is one: who has one address there has all. The one not heard of for longest is forgotten."""
+        key = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8] if ":" in host else host.encode()
+        sender = self._known.get(key)
+        if sender is None:
+            address = ip_address(host.partition("%")[0])
+            may_ask = not self._networks or any(address in network for network in self._networks)
+            sender = self._known[key] = Sender(may_ask, Purse(ALLOWED if self._networks else STRANGER, now))
+            if len(self._known) > REMEMBERED:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
+        return sender
+
+    def may_be_sent(self, sender: Sender, now: float) -> bool:
+        """Is something left of its budget, and of that of all strangers?"""
+        return sender.purse.has_any(now) and (bool(self._networks) or self._strangers.has_any(now))
+
+    def pay(self, sender: Sender, cost: float) -> None:
+        sender.purse.pay(cost)
+        if not self._networks:
+            self._strangers.pay(cost)
+
+    def refuse(self, sender: Sender, now: float) -> int:
+        """Count a refusal. How many there were of this sender since the last line about it, where it is time for one; else 0."""
+        sender.refused += 1
+        if now - self._lines_since >= TELL_EVERY:
+            self._lines, self._lines_since = 0, now
+        if now - sender.told_at < TELL_EVERY or self._lines >= TELL_MOST:
+            return 0
+        count, sender.refused, sender.told_at = sender.refused, 0, now
+        self._lines += 1
+        return count

@@ -1,0 +1,33 @@
+"""What a service tells of itself on its output: one line an event, for people or as JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TextIO
+
+Tell = Callable[..., None]  # an event's name and its facts
+
+
+def teller(file: TextIO, *, as_json: bool) -> Tell:
+    """Facts that are None or empty are left out; no text of a stranger begins a line or steers a terminal."""
+
+    def tell(event: str, **facts: Any) -> None:
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        known = {key: value for key, value in facts.items() if value not in (None, "")}
+        if as_json:
+            line = json.dumps({"time": moment, "event": event, **known}, default=str)
+        else:
+            line = " ".join([moment, event, *(f"{key}={_shown(value)}" for key, value in known.items())])
+        with suppress(OSError, ValueError):
+            file.write(line + "\n")
+            file.flush()
+
+    return tell
+
+
+def _shown(value: object) -> str:
+    text = "".join(char if char.isprintable() else "?" for char in str(value))
+    return text if text and " " not in text and '"' not in text else json.dumps(text, ensure_ascii=False)
