@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from functools import cache
 from typing import Any, Final, get_args, get_type_hints
 
 from belljar.records import dataclass, fields
@@ -114,8 +113,7 @@ class Part:
         return int(value) if self.read is whole and value is not None else value
 
 
-@cache
-def parts_of(kind: type[Status]) -> tuple[Part, ...]:
+def parts_of(kind: type[Any]) -> tuple[Part, ...]:
     """What such a status has; a fact without a reader of its own is read by its type."""
     hints = get_type_hints(kind)
     plain = {one: next(iter(get_args(hint)), hint) for one, hint in hints.items()}

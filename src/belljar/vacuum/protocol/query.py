@@ -36,17 +36,13 @@ class Kind(Enum):
     MACHINETYPES = ("machinetypes_query", "machinetypes", "machinetype_status", "machinetype", TypeStatus)
     FACTORIES = ("factory_query", "factories", "factory_status", "factory", FactoryStatus)
 
-    @property
-    def verb(self) -> str:
-        return self.value[1]
-
-    @property
-    def status(self) -> type[Status]:
-        return self.value[4]
+    def __init__(self, question: str, verb: str, answer: str, method: str, status: type[Any]) -> None:
+        self.question, self.verb, self.answer, self.method, self.status = question, verb, answer, method, status
+        self.parts = parts_of(status)
 
 
-QUERIES: Final = {word: kind for kind in Kind for word in kind.value[:2]}
-REPLIES: Final = {word: kind for kind in Kind for word in kind.value[2:4]}
+QUERIES: Final = {word: kind for kind in Kind for word in (kind.question, kind.verb)}
+REPLIES: Final = {word: kind for kind in Kind for word in (kind.answer, kind.method)}
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,7 @@ def read_reply(
     if _kind(message, REPLIES) is not kind:
         raise Refused(Why.UNKNOWN)
     found: Message = {"factory": name(message.get("factory"))}
-    for part in parts_of(kind.status):
+    for part in kind.parts:
         value = next((message[one] for one in (*part.names, *part.older) if message.get(one) is not None), None)
         if value is not None:
             found[part.attribute] = part.read(value)
@@ -160,10 +156,9 @@ def cookie(salt: str, factory: str) -> str:
 
 def query(kind: Kind, space: str, cookie: str, now: float, *, client: str, key: bytes = b"") -> bytes:
     """A datagram that asks. *client*: who does, as in `factory` or `command`."""
-    word, method, *_ = kind.value
     message = {
-        "message_type": word,
-        "method": method,
+        "message_type": kind.question,
+        "method": kind.verb,
         "vac_version": f"belljar {__version__} {client}",
         "vacquery_version": VERSION,
         "space": space,
@@ -204,7 +199,7 @@ def body(status: Status, snapshot: Snapshot, now: float, daemon: str = "responde
     kind = next(kind for kind in Kind if isinstance(status, kind.status))
     version = f"belljar {__version__} {daemon}"
     message: Message = {
-        "message_type": kind.value[2],
+        "message_type": kind.answer,
         "daemon_version": version,
         "vac_version": version,
         "vacquery_version": VERSION,
@@ -212,7 +207,7 @@ def body(status: Status, snapshot: Snapshot, now: float, daemon: str = "responde
         "site": snapshot.site or site_of(snapshot.space),
         "factory": snapshot.factory,
     }
-    for part in parts_of(kind.status):
+    for part in kind.parts:
         value = part.write(getattr(status, part.attribute))
         if value is not None or not part.if_known:
             message |= dict.fromkeys(part.names, value)
