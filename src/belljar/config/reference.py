@@ -76,7 +76,7 @@ def default_text(one: Field[Any]) -> str:
     if "default" in one.metadata:
         return str(one.metadata["default"])
     default = one.default_factory() if one.default_factory is not MISSING else one.default
-    return f"`{value_text(default, one.metadata)}`" if default not in ("", None, ()) else ""
+    return f"`{value_text(default, one.metadata)}`" if default not in ("", None, (), MISSING) else ""
 
 
 def value_text(value: Any, facts: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import socket
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from ipaddress import ip_address, ip_network
 from typing import Final
 
@@ -26,8 +26,8 @@ class Budget:
     rate: float
 
 
-ALLOWED: Final = Budget(4 << 20, 1 << 20)  # each sender of a network that the site named
-STRANGER: Final = Budget(128 << 10, 32 << 10)  # each sender, where none are named
+ALLOWED: Final = Budget(4 << 20, 1 << 20)  # each sender of a network that the site named, and each friend
+STRANGER: Final = Budget(128 << 10, 32 << 10)  # each other sender, where no networks are named
 STRANGERS: Final = Budget(8 << 20, 2 << 20)  # all these together: their addresses may be made up
 
 
@@ -49,28 +49,33 @@ class Purse:
 class Sender:
     """What is known of one address."""
 
-    def __init__(self, may_ask: bool, purse: Purse) -> None:
-        self.may_ask, self.purse = may_ask, purse
+    def __init__(self, may_ask: bool, is_stranger: bool, now: float) -> None:
+        self.may_ask, self.is_stranger = may_ask, is_stranger
+        self.purse = Purse(STRANGER if is_stranger else ALLOWED, now)
         self.refused, self.told_at = 0, -TELL_EVERY
 
 
 class Senders:
-    """All who ask. *allow*: networks that may; none: everybody."""
+    """All who ask. *allow*: networks that may; none: everybody. *friends*: addresses of hosts that are expected to ask; strangers,
+    whose addresses may be made up, cannot use up what is theirs."""
 
-    def __init__(self, allow: Iterable[str], now: float) -> None:
+    def __init__(self, allow: Iterable[str], now: float, friends: Collection[str] = ()) -> None:
         self._networks = [ip_network(one, strict=False) for one in allow]
+        self._friends = friends
         self._strangers = Purse(STRANGERS, now)
-        self._known: OrderedDict[bytes, Sender] = OrderedDict()
+        self._known: OrderedDict[tuple[bytes, bool], Sender] = OrderedDict()
         self._lines, self._lines_since = 0, 0.0
 
     def find(self, host: str, now: float) -> Sender:
         """Of IPv6 a whole /64 is one: who has one address there has all. The one not heard of for longest is forgotten."""
-        key = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8] if ":" in host else host.encode()
+        whole = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])[:8] if ":" in host else host.encode()
+        is_stranger = not self._networks and host not in self._friends
+        key = (whole, is_stranger)
         sender = self._known.get(key)
         if sender is None:
             address = ip_address(host.partition("%")[0])
             may_ask = not self._networks or any(address in network for network in self._networks)
-            sender = self._known[key] = Sender(may_ask, Purse(ALLOWED if self._networks else STRANGER, now))
+            sender = self._known[key] = Sender(may_ask, is_stranger, now)
             if len(self._known) > REMEMBERED:
                 self._known.popitem(last=False)
         self._known.move_to_end(key)
@@ -78,11 +83,11 @@ class Senders:
 
     def may_be_sent(self, sender: Sender, now: float) -> bool:
         """Is something left of its budget, and of that of all strangers?"""
-        return sender.purse.has_any(now) and (bool(self._networks) or self._strangers.has_any(now))
+        return sender.purse.has_any(now) and (not sender.is_stranger or self._strangers.has_any(now))
 
     def pay(self, sender: Sender, cost: float) -> None:
         sender.purse.pay(cost)
-        if not self._networks:
+        if sender.is_stranger:
             self._strangers.pay(cost)
 
     def refuse(self, sender: Sender, now: float) -> int:

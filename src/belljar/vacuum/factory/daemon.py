@@ -107,7 +107,7 @@ class Daemon:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._poller.close)
             self.answering = await stack.enter_async_context(
-                responding(self._settings, self._snapshot, self._tell, key=self._key)
+                responding(self._settings, self._snapshot, self._tell, key=self._key, factories=self._poller.hosts)
             )
             stack.enter_context(watching(self._folder, ORDER, self.obey))
             if metrics is not None:

@@ -125,6 +125,7 @@ class Poller:
         self._space, self._client, self._key, self._clock = space, client, key, clock
         self._names = tuple(dict.fromkeys(full_name(one, space.factory) for one in space.factories))
         self._places: dict[str, tuple[float, list[Address]]] = {}
+        self.hosts: set[str] = set()  # addresses at which factories were found
         self._looking: dict[str, asyncio.Task[None]] = {}
         self._lookers = asyncio.Semaphore(LOOKERS)
         self._silent: tuple[str, ...] = ()
@@ -174,6 +175,7 @@ class Poller:
             async with self._lookers:
                 if found := await addresses_of(name, self._space.port):
                     self._places[name] = (asyncio.get_running_loop().time(), found)
+                    self.hosts.update(address[0] for address in found)
         finally:
             del self._looking[name]
 

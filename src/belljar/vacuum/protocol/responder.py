@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import ExitStack, asynccontextmanager, closing
 from ipaddress import ip_address
 from typing import Any, Final
@@ -27,8 +27,8 @@ PACKET: Final = 256  # bytes of its budget that each packet costs its sender, wh
 
 
 class Answering:
-    """What becomes of a packet, but for the socket. Never raises. *counts*: answered queries, sent and unsent answers, and refused
-    packets by reason."""
+    """What becomes of a packet, but for the socket. Never raises. *factories*: addresses of the space's own. *counts*: answered
+    queries, sent and unsent answers, and refused packets by reason."""
 
     def __init__(
         self,
@@ -37,12 +37,13 @@ class Answering:
         tell: Tell,
         *,
         key: bytes = b"",
+        factories: Collection[str] = (),
         clock: Callable[[], float] = time.time,
         ticks: Callable[[], float] = time.monotonic,
     ) -> None:
         self._space, self._snapshot, self._tell, self._key = space, snapshot, tell, key
         self._clock, self._ticks = clock, ticks
-        self._senders = Senders(space.allow, ticks())
+        self._senders = Senders(space.allow, ticks(), factories)
         self._of: Snapshot | None = None
         self._made: dict[Kind, list[Message]] = {}
         self.counts: Counter[str] = Counter()
@@ -91,10 +92,10 @@ class Answering:
 
 @asynccontextmanager
 async def responding(
-    space: Space, snapshot: Callable[[], Snapshot], tell: Tell, *, key: bytes = b""
+    space: Space, snapshot: Callable[[], Snapshot], tell: Tell, *, key: bytes = b"", factories: Collection[str] = ()
 ) -> AsyncIterator[Answering]:
     """Answers at this factory's own addresses until the end of the context. Raises PortRefused."""
-    answering = Answering(space, snapshot, tell, key=key)
+    answering = Answering(space, snapshot, tell, key=key, factories=factories)
     with ExitStack() as sockets:
         for sock in await _bound(space, tell):
             sockets.enter_context(closing(_listening(sock, answering)))

@@ -56,11 +56,13 @@ WORDS: Mapping[str, tuple[str, str, Callable[[str], Any]]] = {
 }  # fmt: skip
 # Of older versions: they count for a machine, which had `cpu_per_machine` processors.
 PER_MACHINE = {"mb_per_machine": "mb_per_processor", "hs06_per_machine": "hs06_per_processor"}
+NETWORK = "a user network needs none on the host; each type may set another network"
 IGNORED = {
     "description": "it is told to nobody", "domain_type": "machines are QEMU's",
     "volume_group": "disks are files in paths.scratch", "singularity_user": "containers are not started",
     "root_public_key": "`belljar console` and `belljar exec` reach a machine",
-    "fix_networking": "a user network needs none on the host", "forward_dev": "a user network goes where the host goes",
+    "fix_networking": NETWORK, "network_type": NETWORK, "bridge_device": NETWORK, "nat_network": NETWORK,
+    "forward_dev": "a user network goes where the host goes",
     "gocdb_cert_file": "capacity is not published", "gocdb_key_file": "capacity is not published",
     "version_logger": "belljar tells its version to nobody", "delete_old_files": "old records go by machine.keep_days",
 }  # fmt: skip

@@ -86,7 +86,8 @@ WORDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 IGNORED = {
     "container_command": CONTAINERS, "tmp_binds": CONTAINERS,
     "cvmfs_repositories": "a machine mounts CernVM-FS itself",
-    "root_device": "the disk is vda", "scratch_device": "there is one disk",
+    "root_device": "the disk is vda", "scratch_device": "there is one disk", "scratch_volume": "there is one disk",
+    "mac": "each machine has one of its own",
     "image_signing_dn": "set image.trust, or import the image with --signer",
     "cernvm_signing_dn": "set image.trust, or import the image with --signer",
     "root_public_key": "`belljar console` and `belljar exec` reach a machine",

@@ -38,7 +38,9 @@ WANTED = {
 class Desk:
     """An answering without a socket, at a time that the test sets."""
 
-    def __init__(self, snapshot: Snapshot = SNAPSHOT, key: bytes = b"", **settings: Any) -> None:
+    def __init__(
+        self, snapshot: Snapshot = SNAPSHOT, key: bytes = b"", factories: tuple[str, ...] = (), **settings: Any
+    ) -> None:
         self.now, self.snapshot = 0.0, snapshot
         self.sent: list[tuple[bytes, Address]] = []
         self.lines: list[dict[str, Any]] = []
@@ -47,6 +49,7 @@ class Desk:
             lambda: self.snapshot,
             lambda event, **facts: self.lines.append({"event": event, **facts}),
             key=key,
+            factories=factories,
             clock=lambda: 1767268800.0 + self.now,
             ticks=lambda: self.now,
         )
@@ -99,6 +102,16 @@ def test_forged_senders_together_are_sent_no_more_than_theirs() -> None:
         desk.now += 0.001
         desk.take(QUERY, f"10.{number % 200}.{number // 200 % 250}.1")
     assert sum(len(data) for data, _ in desk.sent) <= STRANGERS.burst + 20 * STRANGERS.rate + 64_000
+
+
+def test_made_up_senders_take_nothing_from_the_factories_of_the_space() -> None:
+    desk = Desk(BIG, factories=("192.0.2.1", "2001:db8::1"))
+    for number in range(20_000):
+        desk.now += 0.001
+        desk.take(QUERY, f"10.{number % 200}.{number // 200 % 250}.1")
+    assert desk.take(QUERY, "192.0.2.9") == 0  # strangers have used up what they share
+    assert desk.take(QUERY, "2001:db8:0:1::1") == 0
+    assert (desk.take(QUERY, "192.0.2.1"), desk.take(QUERY, "2001:db8::1")) == (64, 64)
 
 
 def test_who_asks_as_the_original_does_is_always_answered() -> None:

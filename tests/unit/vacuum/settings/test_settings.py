@@ -174,6 +174,19 @@ def test_a_mistake_names_file_key_and_what_to_do(file: Path, text: str, told: st
     assert any(told in line for line in mistakes(file, text)), mistakes(file, text)
 
 
+HEADS = {"space": "space", "factory": "factory", "machinetype": "machinetype.a", "pipe": "pipe.a"}
+
+
+@pytest.mark.parametrize(("table", "key"), [(table, key) for table in HEADS for key in keys(table)])
+@pytest.mark.parametrize("value", ["[[1]]", "1979-05-27T07:32:00Z"])
+def test_each_key_refuses_what_is_not_of_its_kind(file: Path, table: str, key: str, value: str) -> None:
+    if (table, key, value[0]) == ("factory", "shutdown_time", "1"):
+        value = "true"
+    found = mistakes(file, f"[{HEADS[table]}]\n{key} = {value}")
+    (told,) = [line for line in found if f", {HEADS[table]}.{key}: " in line]
+    assert told.startswith(":2, ") and told.endswith(")") and len(told.rpartition(" (")[2]) > 5
+
+
 def test_all_mistakes_are_told_at_once_and_each_once(file: Path) -> None:
     text = (
         "[space]\nname = 3\nmod = 'x'\n[factory]\ncycle = 0\n[machinetype.a]\nimage = 7\nfqan = 'x'\n[pipe.p]\nurl = 1"

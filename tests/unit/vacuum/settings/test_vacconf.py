@@ -156,6 +156,43 @@ def test_the_report_has_each_word_and_why(imported: Import) -> None:
     assert words == set(told)
 
 
+# Every word that any version of Vac looks for, 0.9 to 03.01, with a value of its sort.
+NUMBERS = (
+    "cpu_per_machine cpu_total cycle_seconds disk_gb_per_cpu disk_gb_per_processor hs06_per_cpu hs06_per_machine hs06_per_processor "
+    "mb_per_cpu mb_per_machine mb_per_processor overload_per_cpu overload_per_processor processors_per_superslot scratch_gb "
+    "total_machines total_processors udp_timeout_seconds vcpu_per_machine version_logger"
+)
+TEXTS = (
+    "bridge_device delete_old_files description domain_type fix_networking forward_dev gocdb_cert_file gocdb_key_file "
+    "gocdb_sitename nat_network network_type root_public_key singularity_user volume_group"
+)
+NUMBERS_OF_A_TYPE = (
+    "backoff_seconds disk_gb_per_processor fizzle_seconds heartbeat_seconds machineoutputs_days machines_dir_days "
+    "max_processors max_wallclock_seconds min_processors min_wallclock_seconds target_share"
+)
+TEXTS_OF_A_TYPE = (
+    "cernvm_signing_dn container_command cvmfs_repositories epilog heartbeat_file image_signing_dn log_machineoutputs mac "
+    "machinegroup prolog root_device root_public_key rootpublickey scratch_device scratch_volume shutdown_command tmp_binds "
+    "user_data user_data_proxy_cert user_data_proxy_key"
+)
+OF_SETTINGS = dict.fromkeys(NUMBERS.split(), "3") | dict.fromkeys(TEXTS.split(), "x") | {
+    "draining": "yes", "factories": "a.example.org", "shutdown_time": "1800000000", "vac_space": "v.example.org",
+    "vacmon_hostport": "mon.example.org:8884",
+}  # fmt: skip
+OF_TYPES = dict.fromkeys(NUMBERS_OF_A_TYPE.split(), "3") | dict.fromkeys(TEXTS_OF_A_TYPE.split(), "x") | {
+    "accounting_fqan": "/x", "machine_model": "vm-raw", "vm_model": "vm-raw", "machinetype_path": "/x",
+    "root_image": "http://a.example/x", "legacy_proxy": "true", "user_data_proxy": "true",
+}  # fmt: skip
+
+
+def test_no_word_of_any_version_is_unknown(imported: Import) -> None:
+    lines = [f"{word} = {value}" for word, value in OF_SETTINGS.items()]
+    lines += ["[machinetype a]", *(f"{word} = {value}" for word, value in OF_TYPES.items())]
+    made, _ = imported("\n".join(["[settings]", *lines]))
+    assert {line.option for line in made.lines} >= OF_SETTINGS.keys() | OF_TYPES.keys()
+    assert not [line for line in made.lines if line.fate is Fate.REFUSED or line.why == "no such word"]
+
+
 def test_a_file_of_the_first_years_is_mapped(imported: Import) -> None:
     made, space = imported(OLD)
     assert space.factories == ("wn01.example.org", "wn02.example.org")
