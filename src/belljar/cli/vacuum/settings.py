@@ -157,7 +157,7 @@ ACTS = acts(
     --pipes | ask the vacuum pipes now, too
     {FORMAT}
     # import-config | make a vacuum.toml of Vac's own files, with a report of each word; exit 1 when one is refused
-    FILE + :path @files | vac.conf and the like, of any version of Vac; a later one stands before an earlier one
+    FILE + :path @files | vac.conf and the like; a later one stands before an earlier one
     --output FILE :path | where to write it (default: to stdout, and the report to stderr)
     {FORMAT}""",
     {"config": config, "check-config": check, "import-config": import_config},

@@ -192,7 +192,7 @@ def _given(pipe: Pipe, name: str, entry: Mapping[str, Any], notes: list[Mistake]
     said = dict(pipe.given).keys() | dict(dict(pipe.own).get(name, ())).keys()
     words, wrong, raw = dict[str, str](), list[tuple[str, str]](), dict[str, Any]()
     for option, value in entry.items():
-        if option not in FROM_PIPES and not option.startswith(FREE):
+        if option not in FROM_PIPES and not option.startswith(tuple(FREE)):
             if option != "suffix":
                 notes.append(Mistake(pipe.url, f"{name}.{option[:60]}", "is not taken from a pipe", "ignored"))
         elif not isinstance(value, (str, int, float)):

@@ -1,7 +1,7 @@
 """Vac's words for a machinetype, in vac.conf and in vacuum pipes, as keys of `[machinetype.NAME]`. Pure; says of each word what
 became of it.
 
-https://github.com/vacproject/vac, vac.conf(5); names of older versions are taken too.
+https://github.com/vacproject/vac, vac.conf(5)
 """
 
 from __future__ import annotations
@@ -10,15 +10,21 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
 from belljar.host.tables import OPTION
-from belljar.records import dataclass
+from belljar.records import dataclass, replace
 from belljar.vacuum.settings.settings import FILE_NAME, is_url
 
+Words = Mapping[str, tuple[str, Callable[[str], Any]]]  # Vac's name -> (key, how its value is read)
 GB = 10**9
 CONTAINERS = "it is about a container; machines are virtual machines here"
+
+
+class SetsNothing(ValueError):
+    """A word that has no meaning here; why not."""
 
 
 class Fate(str, Enum):
@@ -75,14 +81,20 @@ def is_yes(text: str) -> bool:
     return text.strip().lower() in ("true", "yes")
 
 
-# Vac's name -> (key, how its value is read).
-WORDS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+WORDS: Words = {
     "accounting_fqan": ("fqan", str), "machinegroup": ("group", str), "target_share": ("share", number),
     "heartbeat_file": ("heartbeat_file", str), "heartbeat_seconds": ("heartbeat", number),
     "backoff_seconds": ("backoff", number), "fizzle_seconds": ("fizzle", number),
     "max_wallclock_seconds": ("max_wallclock", number), "min_wallclock_seconds": ("min_wallclock", number),
     "min_processors": ("min_processors", whole), "max_processors": ("max_processors", whole),
 }  # fmt: skip
+OF_PLACES = {
+    "root_image": "image",
+    "user_data": "user_data",
+    "disk_gb_per_processor": "disk",
+    "user_data_proxy": "proxy",
+}
+KEYS = {option: key for option, (key, _) in WORDS.items()} | OF_PLACES
 IGNORED = {
     "container_command": CONTAINERS, "tmp_binds": CONTAINERS,
     "cvmfs_repositories": "a machine mounts CernVM-FS itself",
@@ -97,12 +109,13 @@ IGNORED = {
     "prolog": "user_data does all of it", "epilog": "user_data does all of it",
     "shutdown_command": "a machine leaves the file shutdown_message",
 }  # fmt: skip
-KEYS = {option: key for option, (key, _) in WORDS.items()} | {
-    "root_image": "image", "user_data": "user_data", "disk_gb_per_processor": "disk", "user_data_proxy": "proxy",
-}  # fmt: skip
-MODEL = ("machine_model", "vm_model")
+CERTIFICATE = "write `user_data_proxy = true`, with x509cert.pem and x509key.pem; or set the key proxy"
+GONE = {"user_data_proxy_cert": CERTIFICATE, "user_data_proxy_key": CERTIFICATE}  # refused
 MODELS = ("cernvm3", "cernvm4", "cernvm2", "vm-raw")
-FREE = ("user_data_option_", "user_data_file_")  # with any name behind it
+FREE = {
+    "user_data_option_": "options",
+    "user_data_file_": "option_files",
+}  # with any name behind it: keys of an inner table
 FROM_PIPES = frozenset(WORDS) - {"machinegroup"} | {
     "container_command", "cvmfs_repositories", "disk_gb_per_processor", "image_signing_dn", "legacy_proxy", "machine_model",
     "root_device", "root_image", "scratch_device", "tmp_binds", "user_data", "user_data_proxy",
@@ -111,63 +124,78 @@ FROM_PIPES = frozenset(WORDS) - {"machinegroup"} | {
 
 def translate(section: str, options: Mapping[str, str], places: Places) -> Iterator[Line]:
     """What becomes of each word that is said of a machinetype."""
+    words: dict[str, tuple[str, Callable[[str], Any]]] = {
+        **WORDS,
+        "user_data": ("user_data", lambda text: text if is_url(text) else _file(places, text)),
+        "root_image": ("image", partial(_image, places)),
+        "machine_model": ("", _model), "vm_model": ("", _model),
+        "disk_gb_per_processor": ("disk", _disk),
+        "user_data_proxy": ("proxy", partial(_proxy, places)),
+        "legacy_proxy": ("legacy_proxy", partial(_legacy, places)),
+    }  # fmt: skip
     for option, text in options.items():
-        fate, key, raw, why = Fate.MAPPED, "", None, ""
-        try:
-            if option in IGNORED:
-                fate, why = Fate.IGNORED, IGNORED[option]
-            else:
-                key, raw, why = _one(option, text.strip(), options, places)
-                fate = Fate.MAPPED if key else Fate.IGNORED
-                fate = Fate.CHANGED if key and why else fate
-        except ValueError as exc:
-            fate, why = Fate.REFUSED, str(exc)
-        yield Line(section, option, text, fate, key, raw, why)
+        before = next((one for one in FREE if option.startswith(one) and option not in GONE), "")
+        if before:
+            words[option] = _free(before, option.removeprefix(before), places)
+        yield line_of(section, option, text, words, IGNORED, GONE)
 
 
-def _one(option: str, text: str, options: Mapping[str, str], places: Places) -> tuple[str, Any, str]:
-    """(key, value, why it is not the same, or is ignored). Raises ValueError."""
-    if option in WORDS:
-        key, read = WORDS[option]
-        return key, read(text), ""
-    if option.startswith("user_data_option_"):
-        return f"options.{_option(option, 'user_data_option_')}", text, ""
-    if option in ("user_data_proxy_cert", "user_data_proxy_key"):
-        return _certificate(option, options, places)
-    if option.startswith("user_data_file_"):
-        return f"option_files.{_option(option, 'user_data_file_')}", _file(text, places), ""
-    if option == "user_data":
-        return "user_data", text if is_url(text) else _file(text, places), ""
-    if option == "root_image":
-        return "image", _image(text, places), ""
-    if option in MODEL:
-        if text in ("docker", "singularity"):
-            raise ValueError(CONTAINERS)
-        if text not in MODELS:
-            raise ValueError(f"{text[:40]!r} is no model of a machine")
-        return "", None, "the image says what it is"
-    if option == "disk_gb_per_processor":
-        return ("disk", int(number(text) * GB), "") if number(text) else ("", None, "0 means: as the image")
-    if option == "user_data_proxy":
-        if not is_yes(text) or "user_data_proxy_cert" in options:
-            return "", None, "no proxy is asked for" if not is_yes(text) else "user_data_proxy_cert says it"
-        if not places.certificates:
-            return "", None, "it asks for a proxy; the site gives one by the key proxy"
-        return "proxy", [f"{places.certificates}/x509cert.pem", f"{places.certificates}/x509key.pem"], ""
-    if option == "legacy_proxy":
-        is_meant = is_yes(text) and bool(places.certificates)
-        return ("legacy_proxy", True, "") if is_meant else ("", None, "proxies are as RFC 3820 has them")
-    return "", None, "no such word"
+def line_of(
+    section: str, option: str, text: str, words: Words, ignored: Mapping[str, str], gone: Mapping[str, str]
+) -> Line:
+    """What becomes of one word."""
+    line = Line(section, option, text, Fate.MAPPED)
+    try:
+        if option in gone:
+            raise ValueError(gone[option])
+        if option not in words:
+            raise SetsNothing(ignored.get(option, "no such word"))
+        key, read = words[option]
+        return replace(line, key=key, raw=read(text.strip()))
+    except SetsNothing as exc:
+        return replace(line, fate=Fate.IGNORED, why=str(exc))
+    except ValueError as exc:
+        return replace(line, fate=Fate.REFUSED, why=str(exc))
 
 
-def _option(option: str, before: str) -> str:
-    name = option.removeprefix(before)
-    if not OPTION.fullmatch(name):
-        raise ValueError(f"{name[:40]!r} can be no option: small letters, digits and _ only")
-    return name
+def _free(before: str, name: str, places: Places) -> tuple[str, Callable[[str], Any]]:
+    def read(text: str) -> str:
+        if not OPTION.fullmatch(name):
+            raise ValueError(f"{name[:40]!r} can be no option: small letters, digits and _ only")
+        return _file(places, text) if before == "user_data_file_" else text
+
+    return f"{FREE[before]}.{name}", read
 
 
-def _file(text: str, places: Places) -> str:
+def _model(text: str) -> None:
+    if text in ("docker", "singularity"):
+        raise ValueError(CONTAINERS)
+    if text not in MODELS:
+        raise ValueError(f"{text[:40]!r} is no model of a machine")
+    raise SetsNothing("the image says what it is")
+
+
+def _disk(text: str) -> int:
+    if not number(text):
+        raise SetsNothing("0 means: as the image")
+    return int(number(text) * GB)
+
+
+def _proxy(places: Places, text: str) -> list[str]:
+    if not is_yes(text):
+        raise SetsNothing("no proxy is asked for")
+    if not places.certificates:
+        raise SetsNothing("it asks for a proxy; the site gives one by the key proxy")
+    return [f"{places.certificates}/x509cert.pem", f"{places.certificates}/x509key.pem"]
+
+
+def _legacy(places: Places, text: str) -> bool:
+    if not is_yes(text) or not places.certificates:
+        raise SetsNothing("proxies are as RFC 3820 has them")
+    return True
+
+
+def _file(places: Places, text: str) -> str:
     """The path of a file on this host."""
     if places.is_trusted and text.startswith("/"):
         return str(PurePosixPath(text))
@@ -178,7 +206,7 @@ def _file(text: str, places: Places) -> str:
     return f"{places.files}/{text}"
 
 
-def _image(text: str, places: Places) -> str:
+def _image(places: Places, text: str) -> str:
     if re.match(r"docker://|/cvmfs/", text):
         raise ValueError(CONTAINERS)
     if is_url(text):
@@ -186,17 +214,3 @@ def _image(text: str, places: Places) -> str:
     if not places.is_trusted:
         raise ValueError(f"{text[:60]!r} is no address; the site names an image of its own by the key image")
     return text if text.startswith("/") else f"{places.certificates}/{text}"
-
-
-def _certificate(option: str, options: Mapping[str, str], places: Places) -> tuple[str, Any, str]:
-    """Up to 01.00 the two had names of their own; the key alone says nothing."""
-    if not places.is_trusted:
-        raise ValueError("only the site says where its certificate is")
-    if option == "user_data_proxy_key":
-        return (
-            "",
-            None,
-            "user_data_proxy_cert says it" if "user_data_proxy_cert" in options else "without a certificate",
-        )
-    both = [options[name].strip() for name in ("user_data_proxy_cert", "user_data_proxy_key") if name in options]
-    return "proxy", [_file(one, places) for one in both], ""

@@ -1,4 +1,4 @@
-"""Files of Vac, of all its versions, become a vacuum.toml that loads; the report has every word."""
+"""Files of Vac become a vacuum.toml that loads; the report has every word."""
 
 import json
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from belljar.errors import BadSettings, InputMissing
-from belljar.model import GIB, MIB
+from belljar.model import MIB
 from belljar.vacuum import Mode, Space
 from belljar.vacuum.settings.settings import load
 from belljar.vacuum.settings.vacconf import Imported, read
@@ -175,6 +175,9 @@ TEXTS_OF_A_TYPE = (
     "machinegroup prolog root_device root_public_key rootpublickey scratch_device scratch_volume shutdown_command tmp_binds "
     "user_data user_data_proxy_cert user_data_proxy_key"
 )
+FORGOTTEN = (
+    "mb_per_machine hs06_per_machine total_machines user_data_proxy_cert user_data_proxy_key"  # by Vac 03.00, too
+)
 OF_SETTINGS = dict.fromkeys(NUMBERS.split(), "3") | dict.fromkeys(TEXTS.split(), "x") | {
     "draining": "yes", "factories": "a.example.org", "shutdown_time": "1800000000", "vac_space": "v.example.org",
     "vacmon_hostport": "mon.example.org:8884",
@@ -190,16 +193,17 @@ def test_no_word_of_any_version_is_unknown(imported: Import) -> None:
     lines += ["[machinetype a]", *(f"{word} = {value}" for word, value in OF_TYPES.items())]
     made, _ = imported("\n".join(["[settings]", *lines]))
     assert {line.option for line in made.lines} >= OF_SETTINGS.keys() | OF_TYPES.keys()
-    assert not [line for line in made.lines if line.fate is Fate.REFUSED or line.why == "no such word"]
+    assert not [line for line in made.lines if line.why == "no such word"]
+    assert {line.option for line in made.lines if line.fate is Fate.REFUSED} == set(FORGOTTEN.split())
 
 
-def test_a_file_of_the_first_years_is_mapped(imported: Import) -> None:
+def test_of_a_file_of_the_first_years_what_was_for_a_whole_machine_is_refused_with_its_new_name(
+    imported: Import,
+) -> None:
     made, space = imported(OLD)
-    assert space.factories == ("wn01.example.org", "wn02.example.org")
-    assert (space.processors, space.memory, space.hs06, space.disk) == (8, 2 * GIB, 10.0, 25 * 10**9)
-    assert (space.processors_per_superslot, space.cycle) == (2, 90.0)
+    assert (space.processors_per_superslot, space.cycle, space.disk) == (2, 90.0, 25 * 10**9)
     (one,) = space.types
-    assert (one.name, one.share, one.max_wallclock) == ("example", 3.0, 3600.0)
+    assert (one.name, one.share, one.max_wallclock) == ("example", 0.0, 3600.0)
     assert (one.image, one.user_data) == (
         "/var/lib/vac/images/cernvm.hdd",
         "/var/lib/vac/vmtypes/example/files/user_data",
@@ -208,7 +212,12 @@ def test_a_file_of_the_first_years_is_mapped(imported: Import) -> None:
     assert {told[name] for name in ("prolog", "epilog", "shutdown_command", "rootpublickey", "domain_type")} == {
         "ignored"
     }
-    assert {told[name] for name in ("mb_per_machine", "total_machines", "hs06_per_machine", "names")} == {"changed"}
+    refused = {line.option or line.section: line.why for line in made.lines if line.fate is Fate.REFUSED}
+    assert {name: why.rpartition(" ")[2] for name, why in refused.items() if name != "targetshares"} == {
+        "mb_per_machine": "mb_per_processor", "hs06_per_machine": "hs06_per_processor", "total_machines": "total_processors",
+        "factories": "[settings]",
+    }  # fmt: skip
+    assert "target_share" in refused["targetshares"] and not made.is_whole
     assert any("backoff_seconds is 600" in line.why for line in made.lines)
 
 
@@ -230,8 +239,9 @@ def test_old_names_of_a_machinetype_too(imported: Import) -> None:
         "[settings]\nvac_space = v.example.org\n[vmtype a]\nvm_model = vm-raw\nroot_image = http://a.example/x\n"
         "machineoutputs_days = 2\nroot_public_key = /x\nuser_data_proxy_cert = cert.pem\nuser_data_proxy_key = /etc/key.pem\n"
     )
-    assert space.types[0].proxy == (Path("/var/lib/vac/vmtypes/a/files/cert.pem"), Path("/etc/key.pem"))
-    assert fates(made)["machineoutputs_days"] == fates(made)["root_public_key"] == "ignored"
+    told = fates(made)
+    assert told["machineoutputs_days"] == told["root_public_key"] == told["vm_model"] == "ignored"
+    assert told["user_data_proxy_cert"] == told["user_data_proxy_key"] == "refused" and space.types[0].proxy == ()
 
 
 def test_a_later_file_wins_and_sections_of_one_name_are_one(imported: Import) -> None:
