@@ -343,3 +343,42 @@ def test_a_port_that_answers_shows_that_it_is_ready(networked: House, monkeypatc
 def test_a_port_that_nobody_could_reach_is_refused(house: House) -> None:
     outcome = house.run(own_work(house, machine={}, work={"user_data": None, "ready": Probe(Sign.PORT, "22")}))
     assert (outcome.cause, outcome.error) == (Cause.REFUSED, "ContextImpossible") and "port:22" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "reason"),
+    [
+        ("200 Work done", 0, "the guest powered itself off: 200 Work done"),
+        ("700 The pilot failed", 1, "the guest powered itself off: 700 The pilot failed"),
+        ("", 0, "the guest powered itself off and said nothing about it"),
+    ],
+)
+def test_a_script_that_is_the_user_data_may_end_by_powering_its_machine_off(
+    networked: House, message: str, code: int, reason: str
+) -> None:
+    outcome = networked.run(as_script(networked, EventKind.SHUTDOWN, message))
+    assert (outcome.cause, outcome.klass, outcome.exit_code) == (Cause.FINISHED, OutcomeClass.PAYLOAD, code)
+    assert outcome.reason == reason and outcome.shutdown_message == message.partition(" ")[2]
+    assert networked.leftovers() == []
+
+
+def test_such_a_script_that_reboots_its_machine_has_lost_it(networked: House) -> None:
+    outcome = networked.run(as_script(networked, EventKind.RESET))
+    assert (outcome.cause, outcome.exit_code) == (Cause.GUEST_LOST, None)
+    assert "the payload rebooted the guest" in outcome.reason
+
+
+def as_script(house: House, kind: EventKind, message: str = "") -> Request:
+    """A request for a script that leaves this message, and ends its machine so."""
+
+    def end() -> None:
+        if message:
+            folder = house.folders.machine("0123456789ab") / JOBOUTPUTS
+            folder.mkdir(mode=0o700)
+            (folder / "shutdown_message").write_text(message)
+        house.domain().happen(kind)
+
+    house.plan(Script(runs_for=None))
+    house.at["payload-started"] = end
+    request = house.request(machine={"network": NetworkMode.USER, "start": Start.COLD})
+    return replace(request, work=replace(request.work, user_data=b"#!/bin/sh\n"))

@@ -14,16 +14,13 @@ from belljar.errors import BelljarError, BootFailed, ContextImpossible, GuestErr
 from belljar.guest import Streams
 from belljar.host.guard.egress import Egress, rule
 from belljar.hypervisor import EventKind, Nic
-from belljar.machine import JOBOUTPUTS
-from belljar.machine.cleaning.put_away import MESSAGE, OURS, deadline, message
+from belljar.machine.cleaning.put_away import OURS, deadline
 from belljar.machine.life.life import Life
-from belljar.machine.life.work import Present, Run, off_too_soon
+from belljar.machine.life.work import Present, Run, conclude, off_too_soon
 from belljar.machine.orders import CANCELLING, Ended
-from belljar.machine.states import CLASSES
 from belljar.model import Account, Cause, Context, NetworkMode, OwnWork, Payload, Sign, State
 from belljar.records import replace
 
-FAILED = 400  # and all above it: banned, no environment, a fault of the grid's, a transient one
 ROOT = Account("root", 0, 0, "root", home="/root")
 EVERYWHERE = rule("0.0.0.0/0")
 # Seconds between two looks at a port or a file. There is no event: QEMU takes connections before the guest does, and the guest's
@@ -165,16 +162,3 @@ def with_port(nic: Nic | None, work: OwnWork) -> Nic | None:
             hint="Give the machine `--network user` and another context than ssh, or wait for another sign.",
         )
     return replace(nic, forward=int(work.ready.of), egress=nic.egress or Egress(allow=(EVERYWHERE,)))
-
-
-def conclude(life: Life) -> None:
-    """The machine powered itself off: its own message is the outcome. Codes from 400 on are exit code 1, others 0."""
-    code, text = message(life.folder / JOBOUTPUTS / MESSAGE)
-    reason = (
-        f"the guest powered itself off: {text}" if text else "the guest powered itself off and said nothing about it"
-    )
-    cause = life.outcome.cause if life.outcome.cause in (Cause.CANCELLED, Cause.WALLTIME) else Cause.FINISHED
-    if cause is not Cause.FINISHED:
-        reason = f"{life.outcome.reason}; {reason}"
-    life.note(cause=cause, klass=CLASSES[cause], exit_code=int(code >= FAILED), reason=reason, hint="", error="")
-    life.record.tell("shutdown-message", code=code, text=text)

@@ -9,13 +9,18 @@ from contextlib import suppress
 from belljar import errors
 from belljar.guest import ExitStatus, Guest, Process, Streams
 from belljar.hypervisor import Domain, EventKind
+from belljar.machine import JOBOUTPUTS
+from belljar.machine.cleaning.put_away import MESSAGE, message
 from belljar.machine.extras import Equipment, Extra
 from belljar.machine.extras.features import features, with_features
 from belljar.machine.life.life import Life
 from belljar.machine.life.output import Console
 from belljar.machine.orders import Ended
 from belljar.machine.parts import Parts
+from belljar.machine.states import CLASSES
 from belljar.model import Cause, Payload, RunPayload
+
+FAILED = 400  # and all above it: banned, no environment, a fault of the grid's, a transient one
 
 
 class Present:
@@ -98,6 +103,7 @@ class PayloadRun(Run):
         super().__init__(life, now)
         self._payload, self._parts = work.payload, parts
         self._early: list[tuple[int, bool]] = []  # signals that came before the payload did
+        self._is_off = False  # it powered the guest off
 
     def is_begun(self) -> bool:
         return self._now.process is not None
@@ -198,11 +204,31 @@ class PayloadRun(Run):
             await self.signal(signal.SIGKILL)
         return self._payload.lingers
 
+    def conclude_off(self, error: errors.GuestPoweredOff) -> None:
+        """A script that is its machine's user data may end so, as a guest at its own work does."""
+        if self._life.request.work.user_data is None or not self._is_off:
+            raise error
+        conclude(self._life)
+
     def explain_off(self, kind: EventKind, last_line: str) -> errors.BelljarError:
         if self._life.is_begun:
+            self._is_off = kind is EventKind.SHUTDOWN
             what = "powered the guest off" if kind is EventKind.SHUTDOWN else "rebooted the guest"
             return errors.GuestPoweredOff(f"the payload {what}")
         return off_too_soon(kind, last_line)
+
+
+def conclude(life: Life) -> None:
+    """The machine powered itself off: its own message is the outcome. Codes from 400 on are exit code 1, others 0."""
+    code, text = message(life.folder / JOBOUTPUTS / MESSAGE)
+    reason = (
+        f"the guest powered itself off: {text}" if text else "the guest powered itself off and said nothing about it"
+    )
+    cause = life.outcome.cause if life.outcome.cause in (Cause.CANCELLED, Cause.WALLTIME) else Cause.FINISHED
+    if cause is not Cause.FINISHED:
+        reason = f"{life.outcome.reason}; {reason}"
+    life.note(cause=cause, klass=CLASSES[cause], exit_code=int(code >= FAILED), reason=reason, hint="", error="")
+    life.record.tell("shutdown-message", code=code, text=text)
 
 
 def off_too_soon(kind: EventKind, last_line: str) -> errors.BootFailed:
