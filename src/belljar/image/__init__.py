@@ -182,6 +182,21 @@ def small_file(url: str, largest: int, *, patience: float) -> bytes:
     return answer.data
 
 
+def is_source(reference: str) -> bool:
+    """Does it say where an image comes from, an http(s) address or a path from the root? Else it is a name or a digest."""
+    return reference.startswith(("/", "http://", "https://"))
+
+
+def name_of(source: str) -> str:
+    """The name that the image of an address or a path has in the store, without which it could not be listed or removed."""
+    import re
+
+    from belljar.host.quick_imports import sha256
+
+    words = re.sub(r"[^A-Za-z0-9._-]+", "-", source.rpartition("/")[2])[:40]
+    return f"from-{words}-{sha256(source.encode()).hexdigest()[:12]}"
+
+
 def agent_digest() -> str:
     """A digest of the agent and its unit, as they are put into guests."""
     from belljar.agent import bundle

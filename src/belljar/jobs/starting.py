@@ -45,6 +45,21 @@ def kind(number: int) -> StdinKind:
     return StdinKind.STDOUT if is_stdout else StdinKind.STREAM
 
 
+def ensure_image(house: House, reference: str) -> None:
+    """The image of this name, digest, address or path is here. Raises what keeps it from being."""
+    from belljar.image import is_source
+
+    if not is_source(reference):
+        house.images.ensure(reference)
+        return
+    from belljar.image.intake import named
+    from belljar.jobs.disks import survey
+
+    known = named.ensure(house.images, reference, lambda *told: survey(house, *told))
+    if known.problem:
+        complain(f"{known.problem}; the image that was imported before is used", "")
+
+
 def finish_the_dead(house: House) -> None:
     """What dead supervisors left is cleared away at every start; what cannot be is no reason not to start."""
     stuck = {one.machine for one in house.reaper.quick(START_PATIENCE) if one.error}

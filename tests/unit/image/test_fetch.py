@@ -207,6 +207,39 @@ def test_a_redirect_out_of_http_is_not_followed(server: Server, folder: Path, se
         get(server.put("/disk", redirect=target), folder, settings)
 
 
+def test_a_public_server_sends_nobody_to_what_only_this_host_reaches(
+    server: Server, folder: Path, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    public = iter([True, False, False, False, False, True])
+    monkeypatch.setattr(fetch, "is_public", lambda address: next(public))
+    url = server.put("/disk", redirect=server.put("/real", DATA))
+    with pytest.raises(DownloadFailed, match=r"/disk: redirected to 127\.0\.0\.1, which is an address of this host"):
+        get(url, folder, settings)
+    assert [path for path, _, _ in server.requests] == ["/disk"]
+    assert get(url, folder, settings) == DATA  # a server of one's own may
+    (folder / "again").mkdir()
+    assert get(url, folder / "again", settings) == DATA  # and anybody may name a public one
+
+
+@pytest.mark.parametrize(
+    ("address", "public"),
+    [
+        ("8.8.8.8", True),
+        ("2606:4700::1111", True),
+        ("127.0.0.1", False),
+        ("169.254.169.254", False),
+        ("10.0.2.2", False),
+        ("192.168.1.1", False),
+        ("::1", False),
+        ("fe80::1%eth0", False),
+        ("fd00::1", False),
+        ("", False),
+    ],
+)
+def test_public_addresses(address: str, public: bool) -> None:
+    assert fetch.is_public(address) is public
+
+
 def test_a_redirect_from_https_to_http_needs_a_digest() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
         if request.url.scheme == "https":

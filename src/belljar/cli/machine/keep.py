@@ -105,12 +105,14 @@ def _keep(request: Request, stdin: int | None, tied: bool, writer: int, house: H
     answer: dict[str, str] = answer_of(HostError("the machine was cancelled before it was begun"))
     try:
         from belljar.jobs.attend import attend_alone
-        from belljar.jobs.starting import finish_the_dead, widen_limits
+        from belljar.jobs.starting import ensure_image, finish_the_dead, widen_limits
 
         widen_limits()
         finish_the_dead(house)
-        house.images.ensure(request.machine.image)
+        ensure_image(house, request.machine.image)
         house.images.resolve(request.machine.image)  # who asks hears at once of one that is not there
+        if _is_forgotten():
+            raise HostError("who asked for the machine is gone", hint="It was not begun: nobody would know of it.")
 
         def claimed() -> None:
             nonlocal writer
@@ -133,6 +135,15 @@ def _keep(request: Request, stdin: int | None, tied: bool, writer: int, house: H
     if writer >= 0:
         _tell(writer, answer)
     os._exit(0)
+
+
+def _is_forgotten() -> bool:
+    """Has the other end of standard output gone, while an image was fetched or built?"""
+    import select
+
+    poller = select.poll()
+    poller.register(1, 0)
+    return any(happened & select.POLLERR for _, happened in poller.poll(0))
 
 
 def _tell(writer: int, answer: dict[str, str]) -> None:

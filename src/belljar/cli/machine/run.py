@@ -20,7 +20,7 @@ def run(args: argparse.Namespace, house: House) -> int:
     from belljar.cli.machine import request
     from belljar.jobs import complain, tell_troubles
     from belljar.jobs.attend import attend
-    from belljar.jobs.starting import finish_the_dead, widen_limits
+    from belljar.jobs.starting import ensure_image, finish_the_dead, widen_limits
 
     wanted = request.build(args, house.settings)
     if args.detach:
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace, house: House) -> int:
     report = None if args.report is None else open_report(args.report)
     widen_limits()
     finish_the_dead(house)
-    house.images.ensure(wanted.machine.image)
+    ensure_image(house, wanted.machine.image)
     outcome = attend(house, _with_user_data(wanted, args, house))
     if report is not None:
         write_report(report, args.report, outcome)
@@ -108,7 +108,8 @@ def write_report(descriptor: int, path: str, outcome: Outcome) -> None:
 
 OPTIONS = f"""
 [the machine]
---image NAME | image by name or digest (`belljar image list`)
+--image NAME | image by name or digest (`belljar image list`); or where it comes from, an http(s) address or a path from the root:
+| it is imported, and again when the source has another
 --cpus N | virtual cpus
 --memory SIZE | memory, such as 512M or 4G
 --disk SIZE | size of the disk, at least the image's

@@ -131,3 +131,13 @@ def is_own(address: str) -> bool:
             return bool(probe.getsockname()[0] == address)
         except OSError as exc:
             return exc.errno == errno.EACCES  # a broadcast address
+
+
+def is_public(address: str) -> bool:
+    """Is it one of the whole internet: not of this host, not link-local, not of a private network?"""
+    import ipaddress
+
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_global
+    except ValueError:
+        return False

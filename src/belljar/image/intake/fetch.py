@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from belljar.errors import DownloadFailed, DownloadStalled, ImageTooLarge
 from belljar.host.files import PRIVATE_FILE, no_space_as_error, read_json, write_all, write_whole
+from belljar.host.guard.egress import is_public
 from belljar.image import Settings
 from belljar.image.progress import Progress
 from belljar.records import dataclass
@@ -139,6 +140,17 @@ def small_file(url: str, largest: int, settings: Settings, *, etag: str = "") ->
     raise AssertionError("the last try ends the loop")
 
 
+def version(url: str, settings: Settings) -> str:
+    """What the server calls the version that it has now; "" where it does not say. Raises DownloadFailed, DownloadStalled."""
+    try:
+        with _client(settings) as client, _answer(client, url, {"Accept-Encoding": "identity"}, settings) as response:
+            if response.status_code != 200:
+                raise _refused(response, url)
+            return _version(response.headers)
+    except _Broken as exc:
+        raise DownloadFailed(f"{shown(url)}: {exc}") from exc
+
+
 def _whole(response: httpx.Response, url: str, largest: int, deadline: float) -> bytes:
     announced = _number(response.headers.get("content-length"))
     pieces, size = [], announced or 0
@@ -211,17 +223,20 @@ def _refused(response: httpx.Response, url: str) -> DownloadFailed:
 def _followed(
     client: httpx.Client, url: str, headers: dict[str, str], is_pinned: bool, patience: float
 ) -> Iterator[httpx.Response]:
-    """The answer after at most five redirects; each head comes within twice *patience*."""
-    address = url
+    """The answer after at most five redirects; each head comes within twice *patience*. A server of the whole internet sends
+    nobody to what only this host or its site reaches: no question is put there."""
+    address, came_from = url, ""
     for _ in range(MOST_REDIRECTS + 1):
         with ExitStack() as stack:
-            with _Hurry(2 * patience, f"{shown(url)}: the server has not answered in {2 * patience:g} s") as hurry:
+            too_late = f"{shown(url)}: the server has not answered in {2 * patience:g} s"
+            with _Hurry(2 * patience, too_late, came_from) as hurry:
                 request = client.build_request("GET", address, headers=headers, extensions={"trace": hurry.see})
                 response = client.send(request, stream=True)
                 stack.callback(response.close)
             if not response.has_redirect_location:
                 yield response
                 return
+            came_from = came_from or (shown(url) if hurry.saw_public else "")
             target = response.url.join(response.headers["location"])
         if target.scheme not in ("http", "https"):
             raise DownloadFailed(f"{shown(url)}: redirected to {target.scheme}, which belljar does not follow")
@@ -235,12 +250,14 @@ def _followed(
 
 
 class _Hurry:
-    """Ends a connection on which no whole head of an answer came in time, even where each byte of it came in time."""
+    """Ends a connection on which no whole head of an answer came in time, even where each byte of it came in time. *came_from*:
+    the address that sent us here, where it may do so only to public ones."""
 
-    def __init__(self, seconds: float, complaint: str) -> None:
+    def __init__(self, seconds: float, complaint: str, came_from: str = "") -> None:
         import threading
 
         self._complaint, self._is_over = complaint, False
+        self._came_from, self.saw_public = came_from, False
         self._sockets: list[socket.socket] = []
         self._timer = threading.Timer(seconds, self._end)
         self._timer.daemon = True
@@ -248,7 +265,16 @@ class _Hurry:
     def see(self, event: str, facts: dict[str, Any]) -> None:
         """httpcore tells what it does: https://www.encode.io/httpcore/extensions/#trace"""
         if event == "connection.connect_tcp.complete":
-            self._sockets.append(facts["return_value"].get_extra_info("socket"))
+            connection = facts["return_value"].get_extra_info("socket")
+            self._sockets.append(connection)
+            peer = connection.getpeername()[0]
+            self.saw_public = is_public(peer)
+            if self._came_from and not self.saw_public:
+                connection.close()
+                raise DownloadFailed(
+                    f"{self._came_from}: redirected to {peer}, which is an address of this host or of a private network",
+                    hint="Name the address itself where that is meant.",
+                )
 
     def __enter__(self) -> _Hurry:
         self._timer.start()

@@ -56,7 +56,7 @@ class Origin:
     append: str | None = None
     firmware: str = "auto"  # auto, bios and uefi: boot by it in any case; none: only directly
     facts: dict[str, Any] = field(default_factory=dict)
-    is_disc: bool = False  # a CD-ROM, which is only started; its files are not read
+    is_disc: bool | None = False  # a CD-ROM, which is only started; its files are not read. None: as the file is
 
 
 @dataclass(frozen=True)

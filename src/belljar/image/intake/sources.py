@@ -37,6 +37,7 @@ PACKED = {
     b"\x1f\x8b\x08": ("gzip", "-dc"),
     b"\x28\xb5\x2f\xfd": ("zstd", "-dcq", "--memory=1024MB"),
 }
+DISC_AT, DISC = 0x8001, b"CD001"
 # (offset, bytes, what it is)
 FOREIGN = (
     (0, b"KDMV", "a VMware disk"),
@@ -49,7 +50,7 @@ FOREIGN = (
     (0, b"PK\x03\x04", "a zip archive"),
     (0, b"BZh", "packed with bzip2"),
     (257, b"ustar", "a tar archive"),
-    (0x8001, b"CD001", "an installation disc (ISO 9660)"),
+    (DISC_AT, DISC, "an installation disc (ISO 9660)"),
 )
 # What a disk has at the least: a partition table, or a file system without one.
 DISK_MARKS = ((510, b"\x55\xaa"), (512, b"EFI PART"), *FILE_SYSTEMS)
@@ -78,10 +79,12 @@ def bring(
             blob = _obtain(store, order, folder, progress)
             digest = _checked_digest(blob, order, progress)
             signer = _checked_signer(blob, order, progress)
-            raw = to_raw(blob, folder, store.settings.max_size, progress, is_disc=order.is_disc)
+            raw, is_disc = to_raw(blob, folder, store.settings.max_size, progress, is_disc=order.is_disc)
             said = {"context": "" if order.context is Context.AUTO else order.context.value}
             known = {**said, "source_sha256": digest, "signer": signer}
-            origin = replace(order, source=address, facts={name: fact for name, fact in known.items() if fact})
+            origin = replace(
+                order, source=address, is_disc=is_disc, facts={name: fact for name, fact in known.items() if fact}
+            )
             image = intake.take(store, folder, raw, origin, progress, surveyor, judge)
         progress.step(f"Image {order.name} is ready ({image.digest:.12})")
         return image
@@ -125,8 +128,11 @@ def check(order: Order) -> None:
             raise InputMissing(f"{path}: no readable file", hint="Correct the path.")
 
 
-def to_raw(blob: Path, folder: Path, largest: int, progress: Progress, *, is_disc: bool = False) -> Path:
-    """The raw disk in *blob*, unpacked and converted, as `disk.raw` in *folder*. Uses up *blob*."""
+def to_raw(
+    blob: Path, folder: Path, largest: int, progress: Progress, *, is_disc: bool | None = False
+) -> tuple[Path, bool]:
+    """The raw disk in *blob*, unpacked and converted, as `disk.raw` in *folder*; and whether it is a CD-ROM, which None leaves to the
+    file. Uses up *blob*."""
     for layer in range(MOST_LAYERS + 1):
         with open(blob, "rb") as file:
             head = file.read(HEAD)
@@ -139,6 +145,8 @@ def to_raw(blob: Path, folder: Path, largest: int, progress: Progress, *, is_dis
         packed, blob = blob, folder / f"unpacked-{layer}"
         run(program, [], PATIENCE, largest, stdin=packed, stdout=blob)
         packed.unlink()
+    if is_disc is None:
+        is_disc = head[DISC_AT : DISC_AT + len(DISC)] == DISC
     check_disc(head) if is_disc else refuse_foreign(head)
     raw = folder / "disk.raw"
     if head.startswith(qcow2.MAGIC):
@@ -153,13 +161,12 @@ def to_raw(blob: Path, folder: Path, largest: int, progress: Progress, *, is_dis
         if blob.stat().st_size > largest:
             raise ImageTooLarge(f"a disk of {blob.stat().st_size} bytes, the limit is {largest}")
         blob.rename(raw)
-    return raw
+    return raw, is_disc
 
 
 def check_disc(head: bytes) -> None:
     """Raise ImageCorrupt for what is no ISO 9660 disc that a firmware finds a boot loader on (El Torito)."""
-    at, mark, _ = FOREIGN[-1]
-    if head[at : at + len(mark)] != mark:
+    if head[DISC_AT : DISC_AT + len(DISC)] != DISC:
         raise ImageCorrupt("the file is not a disc (ISO 9660)", hint="Leave `--kind iso` out for a disk.")
     if head[BOOT_RECORD : BOOT_RECORD + len(EL_TORITO)] != EL_TORITO:
         raise ImageCorrupt(

@@ -24,7 +24,7 @@ from belljar.agent import bundle
 from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NoStore, NotPermitted
 from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync, write_whole
 from belljar.host.locks import locked, try_lock
-from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Users, nobody
+from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Users, is_source, name_of, nobody
 from belljar.image.boot import initramfs
 from belljar.image.store import manifest
 from belljar.model import Context, Firmware, MachineId
@@ -307,6 +307,10 @@ class Store:
 
     def _find(self, reference: str) -> tuple[Path, tuple[str, ...]]:
         """The folder of an image. Names go before digests, the private store before the site's."""
+        if is_source(reference):
+            with suppress(ImageUnknown):
+                return self._find_in(self._stores(), name_of(reference))
+            raise ImageUnknown(f"the image of {reference} is not here", hint="Import it: `belljar image import`.")
         settled = self._settled.get(reference)
         return self._find_in(self._stores(), f"sha256:{settled}" if settled else reference)
 
