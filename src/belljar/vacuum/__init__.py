@@ -252,6 +252,15 @@ class Space:
     overload: float = setting(
         1.25, "load average per processor above which nothing is started", minimum=0.001, **FACTORY
     )
+    starting: int = field(
+        default=1 << 30,
+        metadata={
+            "help": "so many machines may be starting at a time; the next comes when one of them works",
+            "minimum": 1,
+            "default": "two for each of the host's processors",
+        }
+        | FACTORY,
+    )
     shutdown_time: float | None = setting(
         None, "all machines are gone by then: a date with time, or seconds since 1970", unit="moment", **FACTORY
     )

@@ -11,12 +11,12 @@ starts a fair sample of the shares; with one free place, the type that is furthe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from math import inf
 from typing import Final
 
-from belljar.records import dataclass, replace
+from belljar.records import dataclass, field, replace
 from belljar.vacuum import MachineType, Mode, Space
 from belljar.vacuum.decisions.backoff import NO_PAST, NOTHING, Gate, Past, Total, View, drawn, gate, learn, most
 from belljar.vacuum.decisions.packing import Machine, Reservation, Room, fitting, lacks, largest, reservation, superslot
@@ -37,6 +37,8 @@ class Reason(str, Enum):
     SHUTDOWN = "shutdown"
     LOAD = "load"
     FULL = "full"
+    STARTING = "starting"
+    FAILED = "failed"
     BACKING_OFF = "backing-off"
     TESTED = "tested"
     OTHERS_TEST = "others-test"
@@ -52,6 +54,8 @@ TEXTS: Final = {
     Reason.SHUTDOWN: "the factory shuts down before such a machine is of use",
     Reason.LOAD: "the host's load is too high ({detail})",
     Reason.FULL: "no processors are free",
+    Reason.STARTING: "as many machines are starting as may at a time",
+    Reason.FAILED: "none could be started here: {detail}",
     Reason.BACKING_OFF: "it backs off: its last machines found no work",
     Reason.TESTED: "it is being tested: a machine younger than its fizzle time runs",
     Reason.OTHERS_TEST: "another factory is to test it first",
@@ -70,6 +74,8 @@ class Host:
     load: float = 0.0  # average: of the last minute in improved mode, the highest of the three in compatible mode
     memory: float = inf  # that new machines may take; infinite: nobody looks
     disk: float = inf
+    starts: int = 1 << 30  # machines that may be started now: those that are starting already count
+    failing: Mapping[str, tuple[float, str]] = field(default_factory=dict)  # by type: until when none is tried, and why
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,7 @@ def decide(
     room = Room(space.processors - given, host.memory, host.disk)
     closed = _closed(now, space, given, host)
     for claim in claims:
-        _admit(now, space, claim, past, closed)
+        _admit(now, space, claim, past, closed, host)
     starts: list[Machine] = []
     if space.mode is Mode.COMPATIBLE:
         _score_as_vac(claims)
@@ -149,7 +155,7 @@ def decide(
     else:
         shares = Shares(now, space, claims, past, view.room, room, random)
         if closed is None:
-            starts = _all(now, space, shares, running, room)
+            starts = _all(now, space, shares, running, room, host.starts)
     if space.shutdown_time is not None:
         starts = [replace(one, ends=min(one.ends, space.shutdown_time)) for one in starts]
     verdicts = tuple(_verdict(claim, past) for claim in claims)
@@ -168,20 +174,25 @@ def _closed(now: float, space: Space, given: int, host: Host) -> tuple[Reason, s
         return Reason.SHUTDOWN, ""
     if space.draining:
         return Reason.DRAINING, ""
-    return (Reason.FULL, "") if given >= space.processors else None
+    if given >= space.processors:
+        return Reason.FULL, ""
+    return (Reason.STARTING, "") if host.starts <= 0 else None
 
 
-def _admit(now: float, space: Space, claim: Claim, past: Past, closed: tuple[Reason, str] | None) -> None:
+def _admit(now: float, space: Space, claim: Claim, past: Past, closed: tuple[Reason, str] | None, host: Host) -> None:
     kind = claim.kind
     if kind.share <= 0:
         claim.reason = Reason.NO_SHARE
         return
     known = past.get(kind.name, NO_PAST)
     how, until = gate(now, space, kind, claim.total, known)
+    failing, why = host.failing.get(kind.name, (0.0, ""))
     if closed is not None:
         claim.reason, claim.detail = closed
     elif space.shutdown_time is not None and now + kind.least_wallclock >= space.shutdown_time:
         claim.reason = Reason.SHUTDOWN
+    elif now < failing:
+        claim.reason, claim.detail, claim.until = Reason.FAILED, why, failing
     elif how in GATES:
         claim.reason, claim.until = GATES[how], until
     else:
@@ -298,12 +309,16 @@ class Shares:
         return place * max(1, len(self.space.factories)) < KEENNESS * needed
 
 
-def _all(now: float, space: Space, shares: Shares, running: Sequence[Machine], room: Room) -> list[Machine]:
-    """Machines, one after the other, until nothing fits. What would be kept idle for a large one for too long is given away."""
+def _all(now: float, space: Space, shares: Shares, running: Sequence[Machine], room: Room, most: int) -> list[Machine]:
+    """Machines, one after the other, until nothing fits or there are as many as may be started at a time. What would be kept idle for a large one for too long is given away."""
     starts: list[Machine] = []
     may_keep = True
     while room.processors > 0:
         order = shares.order()
+        if len(starts) >= most:
+            for claim in order:
+                claim.reason = claim.reason if claim.started else Reason.STARTING
+            break
         held = _held(now, space, shares, order, [*running, *starts], room) if may_keep else None
         for claim in order:
             if machine := fitting(now, space, claim.kind, room, held):

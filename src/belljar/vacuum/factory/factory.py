@@ -7,11 +7,12 @@ is asked for, its id is written down, so one that was just being claimed when th
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,10 @@ from typing import Any
 from belljar.errors import BelljarError
 from belljar.host.telling import Tell
 from belljar.host.threads import in_thread
-from belljar.records import replace
+from belljar.records import dataclass, replace
 from belljar.vacuum import FactoryStatus, MachineStatus, MachineType, Mode, Space, TypeStatus, code_of, is_abort
 from belljar.vacuum.decisions.backoff import view_of
-from belljar.vacuum.decisions.decide import Decision, Host, decide
+from belljar.vacuum.decisions.decide import Decision, Host, Reason, decide
 from belljar.vacuum.decisions.packing import Machine
 from belljar.vacuum.factory.keeper import JOBOUTPUTS, Keeper, Living, request_for, told
 from belljar.vacuum.factory.present import ended_status, own_status, slot_name, snapshot
@@ -30,7 +31,10 @@ from belljar.vacuum.factory.state import MEMORY, STATUS, Decisions, Finished, Me
 from belljar.vacuum.protocol.query import Snapshot
 
 SHOWS_WITHIN = 120.0  # seconds in which a machine that was asked for is claimed, or never will be
-STARTS_AT_ONCE = 8
+CLAIMED_WITHIN = (
+    10.0  # seconds a cycle waits for what it starts; what takes longer, an image that is fetched, goes on beside it
+)
+MOST_DELAY = 8  # times `backoff`, after starts that failed
 ITS_OWN_END = (
     "finished",
     "cancelled",
@@ -58,11 +62,12 @@ class Factory:
         clock: Callable[[], float] = time.time,
         luck: Callable[[], float] = random.random,
         load: Callable[[], tuple[float, float, float]] = os.getloadavg,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self.space, self.folder, self._keeper, self._ask, self._make_data, self._tell = (
             space, folder, keeper, ask, make_data, tell,
         )  # fmt: skip
-        self._clock, self._luck, self._load = clock, luck, load
+        self._clock, self._luck, self._load, self._steady = clock, luck, load, steady
         self.memory: Memory = read(folder, MEMORY, Memory) or Memory()
         self.living: list[Living] = []
         self.slots: dict[int, tuple[str, Finished]] = {}
@@ -74,12 +79,19 @@ class Factory:
         self._moved: dict[str, float] = {}  # machines whose deadline was set, and to when
         self._reasons: dict[str, str] = {}  # why machines were ended by us, as their message would say it
         self._complaints: dict[str, str] = {}  # what was said of each type, so that it is said once
+        self._group: asyncio.TaskGroup | None = None
+        self._starting: set[str] = set()  # machines that are being asked for just now
+        self._watched: set[str] = set()  # machines whose end is waited for
+        self._failing: dict[str, Failing] = {}  # types of which no machine could be started here
+        self._beats: dict[str, Beat] = {}  # of machines that have to give a sign of life
+        self._room = float(space.processors)  # that the next decision gives away
 
     # -- what goes on --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Until it is cancelled. Machines live on."""
         async with asyncio.TaskGroup() as group:
+            self._group = group
             group.create_task(self._follow())
             group.create_task(self._cycles())
 
@@ -117,18 +129,24 @@ class Factory:
         """One decision, carried out. Returns when the next one makes sense, if nothing happens before."""
         began = self._clock()
         self.living = await in_thread(self._keeper.living)
-        self._enforce(began)
+        await self._enforce(began)
         others, silent = await self._ask()
         now = self._clock()
         own = snapshot(
-            self.space, self.all_living(), self.memory.finished, {}, now, FactoryStatus(self.space.factory)
+            self.space, self.all_living(), self.memory.finished, {}, now, FactoryStatus(self.space.factory), self._room
         ).types
         view = view_of([*own, *(one for one in others if one.factory != self.space.factory)], self.space)
         host = await self._host()
         self.decision = decide(now, self.space, self.all_living(), view, self.memory.past, host, self._luck)
         self.memory = replace(self.memory, past=dict(self.decision.past))
+        left = self.space.processors - sum(one.processors for one in (*self.all_living(), *self.decision.starts))
+        self._room = left if any(one.reason is Reason.STARTING for one in self.decision.verdicts) else 0
         self._decisions.tell(now, {"verdicts": self.decision.verdicts, "starts": self.decision.starts})
         await self._start_all(self.decision.starts, now)
+        for one in self.living:
+            if one.id not in self._watched:
+                self._watched.add(one.id)
+                self._begin(self._see_end(one.id))
         self._write_status(began, silent)
         self._reports.put_nowait(None)
         return self.decision.again
@@ -143,7 +161,11 @@ class Factory:
         memory = await in_thread(self._keeper.free_memory)
         waiting = sum(one.memory for one in self.memory.pending)
         load = loads[0] if self.space.mode is Mode.IMPROVED else max(loads)
-        return Host(os.cpu_count() or 1, load, max(memory - waiting, 0))
+        starting = sum(one.began is None for one in self.all_living())
+        failing = {name: (one.until, one.why) for name, one in self._failing.items()}
+        return Host(
+            os.cpu_count() or 1, load, max(memory - waiting, 0), starts=self.space.starting - starting, failing=failing
+        )
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
@@ -159,67 +181,89 @@ class Factory:
         if not orders:
             return
         self._remember(pending=(*self.memory.pending, *orders), durable=True)
-        gate = asyncio.Semaphore(STARTS_AT_ONCE)
-        results = await asyncio.gather(
-            *(self._start(kinds[one.machinetype], one, gate) for one in orders), return_exceptions=True
-        )
-        errors = [one for one in results if isinstance(one, BaseException)]
-        self.status = replace(self.status, error=str(errors[-1]) if errors else "")
-        for error in errors:
-            if not isinstance(error, BelljarError):
-                raise error
+        self._starting |= {one.id for one in orders}
+        starts = [self._begin(self._start(kinds[one.machinetype], one)) for one in orders]
+        await asyncio.wait(starts, timeout=CLAIMED_WITHIN)
 
-    async def _start(self, kind: MachineType, order: Living, gate: asyncio.Semaphore) -> None:
-        async with gate:
-            try:
-                data = await in_thread(lambda: self._make_data(kind, order, self._clock()))
-                await self._keeper.start(request_for(self.space, kind, order, data, self._clock()))
-            except BelljarError as exc:
-                self._remember(pending=self._pending_without(order.id))
-                self._complain(kind.name, told(exc))
-                raise
-        self.started[kind.name] += 1
-        self._complaints.pop(kind.name, None)
-        self._tell("machine started", machine=order.id, machinetype=kind.name, slot=slot_name(self.space, order.slot))
+    async def _start(self, kind: MachineType, order: Living) -> None:
+        try:
+            data = await in_thread(lambda: self._make_data(kind, order, self._clock()))
+            await self._keeper.start(request_for(self.space, kind, order, data, self._clock()))
+        except (BelljarError, OSError) as exc:
+            why = told(exc) if isinstance(exc, BelljarError) else str(exc)
+            self._remember(pending=self._pending_without(order.id))
+            self._failing[kind.name] = after(self._failing.get(kind.name), kind, self.space, self._clock(), why)
+            self._complain(kind.name, why)
+        else:
+            self._failing.pop(kind.name, None)
+            self.started[kind.name] += 1
+            self._complaints.pop(kind.name, None)
+            self._tell(
+                "machine started", machine=order.id, machinetype=kind.name, slot=slot_name(self.space, order.slot)
+            )
+        finally:
+            self._starting.discard(order.id)
 
     def _pending_without(self, id: str) -> tuple[Living, ...]:
         return tuple(one for one in self.memory.pending if one.id != id)
 
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Something that goes on beside the cycles, and ends with the factory."""
+        return asyncio.create_task(work) if self._group is None else self._group.create_task(work)
+
     # -- looking after machines ----------------------------------------------------------------------------------------
 
-    def _enforce(self, now: float) -> None:
+    async def _enforce(self, now: float) -> None:
         """Deadlines are what was promised, or the factory's end where that comes first; who shows no sign of life is ended."""
         kinds = {kind.name: kind for kind in self.space.types}
         shown = {one.id for one in self.living}
         done = shown | self._moved.keys()
-        pending = tuple(one for one in self.memory.pending if one.id not in done and now - one.created < SHOWS_WITHIN)
+        pending = tuple(
+            one for one in self.memory.pending
+            if one.id in self._starting or (one.id not in done and abs(now - one.created) < SHOWS_WITHIN)
+        )  # fmt: skip
         if pending != self.memory.pending:
             self._remember(pending=pending)
         self._moved = {id: at for id, at in self._moved.items() if id in shown}
+        self._beats = {id: beat for id, beat in self._beats.items() if id in shown}
+        orders = list[Callable[[], None]]()
         for one in self.living:
             wanted = min(one.ends, self.space.shutdown_time or one.ends)
-            with suppress(BelljarError):  # it is just ending, or has passed its deadline
-                if one.began is not None and self._moved.get(one.id) != wanted:
-                    self._moved[one.id] = wanted
-                    self._keeper.move(one.id, wanted)
-                reason = self._silent(one, kinds.get(one.machinetype), now)
-                if reason and one.id not in self._reasons:
-                    self._reasons[one.id] = reason
-                    self._tell("machine shows no sign of life", machine=one.id, machinetype=one.machinetype, why=reason)
-                    self._keeper.stop(one.id)
+            if one.began is not None and self._moved.get(one.id) != wanted:
+                self._moved[one.id] = wanted
+                orders.append(functools.partial(self._keeper.move, one.id, wanted))
+            reason = self._silent(one, kinds.get(one.machinetype))
+            if reason and one.id not in self._reasons:
+                self._reasons[one.id] = reason
+                self._tell("machine shows no sign of life", machine=one.id, machinetype=one.machinetype, why=reason)
+                orders.append(functools.partial(self._keeper.stop, one.id))
+        # A machine that is just ending, or has passed its deadline, refuses; one that hangs keeps the others from nothing.
+        await asyncio.gather(*map(in_thread, orders), return_exceptions=True)
 
-    def _silent(self, one: Living, kind: MachineType | None, now: float) -> str:
-        """The message for a machine whose heartbeat stands still; "": it lives, or nobody asks."""
+    def _silent(self, one: Living, kind: MachineType | None) -> str:
+        """The message for a machine whose heartbeat stands still; "": it lives, or nobody asks. By what we saw, and by a clock that
+        nobody sets."""
         if kind is None or not kind.heartbeat_file or one.began is None:
             return ""
-        age = now - max(one.began, self.status.started)
-        if age <= max(kind.fizzle, kind.heartbeat):
+        now, at = self._steady(), None
+        with suppress(OSError):
+            at = Path(one.folder, JOBOUTPUTS, kind.heartbeat_file).stat().st_mtime
+        beat = self._beats.get(one.id, Beat(now, at, now))
+        self._beats[one.id] = beat = beat if at == beat.at else Beat(beat.first, at, now)
+        if now - beat.first <= max(kind.fizzle, kind.heartbeat):
             return ""
-        try:
-            beat = Path(one.folder, JOBOUTPUTS, kind.heartbeat_file).stat().st_mtime
-        except OSError:
+        if at is None:
             return "700 Heartbeat file not created"
-        return "700 Heartbeat file not updated" if kind.heartbeat and now - beat > kind.heartbeat else ""
+        return "700 Heartbeat file not updated" if kind.heartbeat and now - beat.seen > kind.heartbeat else ""
+
+    async def _see_end(self, id: str) -> None:
+        """What a keeper that was killed left of its machine is finished, so its end is told and its place is free."""
+        try:
+            await self._keeper.ended(id)
+        except (BelljarError, OSError) as exc:
+            self._complain(id, told(exc) if isinstance(exc, BelljarError) else str(exc))
+        finally:
+            self._watched.discard(id)
 
     # -- what ended ----------------------------------------------------------------------------------------------------
 
@@ -233,14 +277,19 @@ class Factory:
 
     def _note(self, event: dict[str, Any]) -> None:
         labels = {str(key): str(value) for key, value in event.get("labels", ())}
-        self._remember(position=event["position"])
         if labels.get("space") != self.space.name or labels.get("factory") != self.space.factory:
+            self._remember(position=event["position"])
             return
         name, id = labels.get("machinetype", ""), event["machine"]
+        self._room += next((one.processors for one in self.living if one.id == id), 0)
         finished = finish(self.memory.finished.get(name), event, labels, self._reasons.pop(id, ""), self.space)
         slot = int(labels.get("slot") or 0)
         self.slots[slot] = (name, finished)
-        self._remember(finished={**self.memory.finished, name: finished}, pending=self._pending_without(id))
+        self._remember(  # in one: it counts once, or will
+            position=event["position"],
+            finished={**self.memory.finished, name: finished},
+            pending=self._pending_without(id),
+        )
         code = code_of(finished.message)
         self.ended[name, f"{code // 100}00" if code else "none"] += 1
         self._reports.put_nowait(ended_status(self.space, id, finished, event, labels))
@@ -263,7 +312,7 @@ class Factory:
         self.status = replace(
             self.status, cycled=now, took=now - began, machines=len(living), processors=sum(one.processors for one in living),
             most_processors=self.space.processors, hs06=sum(one.hs06 for one in living), draining=self.space.draining,
-            silent=silent,
+            silent=silent, error="; ".join(sorted({one.why for one in self._failing.values()})),
         )  # fmt: skip
         with suppress(OSError, BelljarError):
             keep(self.folder, STATUS, self.status)
@@ -278,7 +327,34 @@ class Factory:
         """What others are told now."""
         now, living = self._clock(), self.all_living()
         own = own_status(self.space, living, now, self.status.cycled, self.folder)
-        return snapshot(self.space, living, self.memory.finished, self.slots, now, own)
+        return snapshot(self.space, living, self.memory.finished, self.slots, now, own, self._room)
+
+
+@dataclass(frozen=True)
+class Failing:
+    """A type of which no machine could be started here."""
+
+    until: float  # no other is tried before
+    times: int  # in a row
+    why: str
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A machine's heartbeat, as it was seen: moments of a clock that nobody sets."""
+
+    first: float  # when it was looked for first
+    at: float | None  # the file's own time; None: there is none
+    seen: float  # when that changed last
+
+
+def after(before: Failing | None, kind: MachineType, space: Space, now: float, why: str) -> Failing:
+    """One more start of this type has failed. Those that were begun together are one failure."""
+    if before is not None and now < before.until:
+        return replace(before, why=why)
+    times = 1 if before is None else before.times + 1
+    delay = max(kind.backoff, space.cycle) * min(2.0 ** (times - 1), MOST_DELAY)
+    return Failing(now + delay, times, why)
 
 
 def finish(

@@ -37,7 +37,7 @@ class Living(Machine):
 
 
 class Keeper(Protocol):
-    """Who keeps machines. All but `start` is cheap."""
+    """Who keeps machines. `stop` and `move` wait for the machine's answer, for some seconds at most."""
 
     def living(self) -> list[Living]:
         """All machines of this factory that have not ended, those that are starting too."""
@@ -50,6 +50,9 @@ class Keeper(Protocol):
 
     def move(self, id: str, moment: float) -> None:
         """Its deadline is this moment now; its features say so. Nothing where it has ended."""
+
+    async def ended(self, id: str) -> None:
+        """Returns when it has ended; what a dead keeper left of it is finished first. Raises BelljarError."""
 
     def free_memory(self) -> int:
         """Bytes that new machines may take."""
@@ -80,6 +83,9 @@ class Machines:
 
     def move(self, id: str, moment: float) -> None:
         api.find(id).stop_at(moment)
+
+    async def ended(self, id: str) -> None:
+        await api.find(id).await_end()
 
     def free_memory(self) -> int:
         return api.room().memory

@@ -35,9 +35,11 @@ def snapshot(
     slots: Mapping[int, tuple[str, Finished]],
     now: float,
     own: FactoryStatus,
+    room: float = 0.0,
 ) -> Snapshot:
-    """All of it. *finished*: of each type the machine that ended last; *slots*: the same of each slot, with its type."""
-    types = tuple(_type(space, name, living, finished.get(name), now) for name in _names(space, living))
+    """All of it. *finished*: of each type the machine that ended last; *slots*: the same of each slot, with its type. *room*: processors
+    that this factory gives away next."""
+    types = tuple(_type(space, name, living, finished.get(name), now, room) for name in _names(space, living))
     taken = {one.slot: one for one in living}
     machines = tuple(
         _running(space, taken[slot], now) if slot in taken else _empty(space, slot, slots.get(slot))
@@ -55,7 +57,9 @@ def is_young(one: Living, now: float) -> bool:
     return one.began is None or now - one.began < one.fizzle
 
 
-def _type(space: Space, name: str, living: Sequence[Living], last: Finished | None, now: float) -> TypeStatus:
+def _type(
+    space: Space, name: str, living: Sequence[Living], last: Finished | None, now: float, room: float
+) -> TypeStatus:
     ours = [one for one in living if one.machinetype == name]
     kind = next((kind for kind in space.types if kind.name == name), None)
     worked = [int(one.began) for one in ours if one.began is not None and not is_young(one, now)]
@@ -65,7 +69,7 @@ def _type(space: Space, name: str, living: Sequence[Living], last: Finished | No
         space.factory, name, sum(one.hs06 for one in ours), len(ours), sum(one.processors for one in ours),
         sum(is_young(one, now) for one in ours), (last.message or None) if last else None, last.at or None if last else None,
         last.machine or None if last else None, last_abort=last.aborted or None if last else None, proved=proved or None,
-        memory=memory, max_wallclock=None if kind is None else int(kind.max_wallclock),
+        room=room or None, memory=memory, max_wallclock=None if kind is None else int(kind.max_wallclock),
         max_processors=None if kind is None else kind.max_processors, fqan="" if kind is None else kind.fqan,
         time_sent=int(now),
     )  # fmt: skip

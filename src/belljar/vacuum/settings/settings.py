@@ -105,6 +105,7 @@ def _read_file(path: Path, tables: dict[str, dict[str, Value]], mistakes: list[M
 
 def _space(values: Mapping[str, Mapping[str, Any]]) -> Space:
     given: dict[str, Any] = {"name": "", "factory": os.uname().nodename, "processors": os.cpu_count() or 1}
+    given["starting"] = 2 * given["processors"]
     given |= {**values["space"], **values["factory"]}
     given["factories"] = tuple(
         given["factory"] if name == "." else name for name in given.get("factories", ()) or (given["factory"],)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from belljar.errors import BelljarError, ImageUnknown
+from belljar.errors import BelljarError, HostError, ImageUnknown, MachineBusy
 from belljar.model import Context, OwnWork, Request, RunPayload
 from belljar.records import replace
 from belljar.vacuum import MachineType, Space, TypeStatus
+from belljar.vacuum.decisions.decide import Reason
 from belljar.vacuum.factory.factory import SHOWS_WITHIN, Factory, finish
 from belljar.vacuum.factory.keeper import Living, labels_of, request_for
 from belljar.vacuum.factory.state import STATUS, Finished, Status, read
@@ -28,7 +29,7 @@ class Site:
     """A keeper with a clock of its own. What it was asked for lives in `machines`, and outlives a factory."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.now = folder, NOW
+        self.folder, self.now, self.jumped = folder, NOW, 0.0
         self.machines: dict[str, Living] = {}
         self.asked: list[Request] = []
         self.stopped: list[str] = []
@@ -39,8 +40,16 @@ class Site:
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.shows = True
 
+    @property
+    def steady(self) -> float:
+        """A clock that nobody sets."""
+        return self.now - self.jumped
+
     def living(self) -> list[Living]:
         return list(self.machines.values())
+
+    async def ended(self, id: str) -> None:
+        await asyncio.Event().wait()
 
     def free_memory(self) -> int:
         return 1 << 40
@@ -107,7 +116,7 @@ class Site:
 
         return Factory(
             space, self.folder, self, ask, lambda kind, order, now: data, self.tell, clock=lambda: self.now,
-            luck=lambda: (next(draws) * 0.37) % 1, load=lambda: (0.0, 0.0, 0.0),
+            luck=lambda: (next(draws) * 0.37) % 1, load=lambda: (0.0, 0.0, 0.0), steady=lambda: self.steady,
         )  # fmt: skip
 
 
@@ -210,8 +219,120 @@ async def test_a_start_that_fails_is_said_once_and_stops_no_other(site: Site) ->
         site.now += 60
     assert {one.machinetype for one in site.machines.values()} == {"lhcb"}
     assert [facts["about"] for event, facts in site.told if event == "failed"] == ["atlas"]
-    assert "no such image" in factory.status.error and not factory.memory.pending
+    assert "no such image" in factory.status.error
+    assert not factory.memory.pending
+
+
+async def test_a_type_whose_start_fails_backs_off_here_and_longer_each_time(site: Site) -> None:
+    site.errors["atlas"] = ImageUnknown("a: no such image")
+    factory = site.factory(replace(SPACE, types=SPACE.types[:1]))
+    await factory.cycle()
+    assert len(site.asked) == 4  # those that were begun together have failed once
+    until = NOW + 600
+    for failures, delay in ((2, 1200), (3, 2400), (4, 4800), (5, 4800)):
+        site.now = until - 1
+        await factory.cycle()
+        assert factory.decision is not None
+        (verdict,) = factory.decision.verdicts
+        assert (verdict.reason, verdict.until) == (Reason.FAILED, until) and "no such image" in verdict.why
+        site.now = until
+        await factory.cycle()
+        assert len(site.asked) == 4 * failures
+        until += delay
+    (own,) = factory.snapshot().types
+    assert (own.message, own.last_abort) == (None, None)  # other factories may start it
     del site.errors["atlas"]
+    site.now = until
+    await factory.cycle()
+    assert len(site.machines) == 4 and factory.status.error == ""
+
+
+async def test_no_more_machines_start_at_a_time_than_the_settings_say(site: Site) -> None:
+    site.shows = False
+    factory = site.factory(replace(SPACE, starting=3))
+    await factory.cycle()
+    await factory.cycle()
+    assert len(site.asked) == 3 and factory.decision is not None
+    assert {one.reason for one in factory.decision.verdicts} == {Reason.STARTING}
+    assert [one.room for one in factory.snapshot().types] == [1.0, 1.0]  # it has one place more to give away
+    site.show(site.asked[0])
+    await factory.cycle()
+    assert len(site.asked) == 4
+    for request in site.asked[1:]:
+        site.show(request)
+    await factory.cycle()
+    assert [one.room for one in factory.snapshot().types] == [None, None]
+    factory._note(site.end(site.asked[0].id, "200 Done"))
+    assert [one.room for one in factory.snapshot().types] == [1.0, 1.0]
+
+
+async def test_an_image_that_takes_long_keeps_no_other_type_waiting(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("belljar.vacuum.factory.factory.CLAIMED_WITHIN", 0.01)
+    fetched, start = asyncio.Event(), site.start
+
+    async def slow(request: Request) -> None:
+        if dict(request.labels)["machinetype"] == "atlas":
+            await fetched.wait()
+        await start(request)
+
+    monkeypatch.setattr(site, "start", slow)
+    factory = site.factory()
+    await factory.cycle()
+    assert {one.machinetype for one in site.machines.values()} == {"lhcb"}
+    site.now += SHOWS_WITHIN + 1
+    await factory.cycle()
+    assert len(factory.all_living()) == 4 and len(site.machines) == 2  # its places are kept, however long it takes
+    fetched.set()
+    await until(lambda: len(site.machines) == 4)
+
+
+async def test_what_a_dead_keeper_left_is_finished_and_its_place_is_free(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = list[str]()
+
+    async def ended(id: str) -> None:
+        waited.append(id)
+        raise HostError(f"{id}: cannot be finished")
+
+    monkeypatch.setattr(site, "ended", ended)
+    factory = site.factory()
+    for _ in range(3):
+        await factory.cycle()
+        await asyncio.sleep(0)
+    assert set(waited) == set(site.machines)
+    assert sorted(facts["about"] for _, facts in site.told if "about" in facts) == sorted(site.machines)  # once each
+
+
+async def test_a_clock_that_jumps_ends_no_machine_and_frees_no_place(site: Site) -> None:
+    kind = replace(SPACE.types[0], heartbeat_file="beat", heartbeat=900.0)
+    factory = site.factory(replace(SPACE, processors=2, types=(kind,)))
+    await factory.cycle()
+    await factory.cycle()
+    for jump in (86400.0, -2 * 86400.0):
+        site.now += jump
+        site.jumped += jump
+        await factory.cycle()
+        assert site.stopped == [] and len(site.machines) == 2
+    site.now += 901
+    await factory.cycle()
+    assert sorted(site.stopped) == sorted(site.machines)
+
+
+async def test_a_machine_that_hangs_keeps_the_others_deadlines_from_nothing(site: Site) -> None:
+    def move(id: str, moment: float) -> None:
+        if id == hanging:
+            raise MachineBusy("did not answer")
+        site.moved[id] = moment
+
+    factory = site.factory()
+    await factory.cycle()
+    hanging = next(iter(site.machines))
+    site.move = move  # type: ignore[method-assign]
+    await factory.cycle()
+    assert site.moved.keys() == site.machines.keys() - {hanging}
 
 
 async def test_an_end_makes_room_and_is_remembered(site: Site) -> None:
@@ -303,12 +424,14 @@ async def test_a_machine_without_a_heartbeat_is_ended_once(site: Site) -> None:
     factory = site.factory(space)
     await factory.cycle()
     first, second = site.machines
+    await factory.cycle()
     site.now += 601
     for id in (first, second):
         (site.folder / id / "joboutputs").mkdir(parents=True)
     beat = site.folder / first / "joboutputs/beat"
     beat.touch()
     os.utime(beat, (site.now, site.now))
+    await factory.cycle()
     site.now += 300
     await factory.cycle()
     await factory.cycle()
