@@ -22,7 +22,7 @@ def test_clones_of_other_sizes_have_what_was_asked_for_when_the_payload_begins(
         ("--disk", "12G"),
     )
     belljar.env.update(BELLJAR_PATHS_STORE=str(tmp_path / "store"), BELLJAR_PATHS_SITE_STORE=str(STORE))
-    seen, starts, templates = [], [], set()
+    seen, starts, peaks, templates = [], [], [], set()
     for words in sizes:
         report = tmp_path / "report"
         done = belljar.run(*words, "--report", str(report), "--", "sh", "-c", SEES)
@@ -31,6 +31,7 @@ def test_clones_of_other_sizes_have_what_was_asked_for_when_the_payload_begins(
         seen.append((int(cpus), int(feature), int(total) - int(held), int(sectors), int(files), cards))
         outcome = json.loads(report.read_text())
         starts.append((outcome["start"], outcome["start_reason"]))
+        peaks.append(outcome["host"]["peak_memory"] >> 10)
         templates.add(len(json.loads(belljar("template", "list", "--format", "json").stdout)))
     assert starts == [("clone", "")] * 4 and len(templates) == 1  # the first one made it, the others needed no more
     plain, large, small, wide = seen
@@ -38,5 +39,6 @@ def test_clones_of_other_sizes_have_what_was_asked_for_when_the_payload_begins(
     assert 0.85 * GIB / 2 < plain[2] < GIB / 2
     assert 0.93 * 1800 * 1024 < large[2] < 1800 * 1024
     assert 0.75 * 300 * 1024 < small[2] < 300 * 1024
+    assert peaks[2] < peaks[0] + 64 * 1024  # of 212 MiB that it did not ask for, the host gives next to nothing
     assert [one[5] for one in seen] == [["lo"], ["lo"], ["eth0", "lo"], ["lo"]]
     assert wide[3] == 12 << 21 and wide[4] > plain[4] + 3 * GIB

@@ -12,7 +12,7 @@ from belljar.errors import PlugRefused
 from belljar.hypervisor import Accelerator, Boot, DomainSpec, Frame, Nic
 from belljar.hypervisor.qemu.abilities import DEVICES, FEATURES, PLUGGED_CPUS, Abilities
 from belljar.hypervisor.qemu.cmdline import SLOTS, hardware
-from belljar.hypervisor.qemu.template.plugging import WORDS, commands, frame_of, pieces, processors
+from belljar.hypervisor.qemu.template.plugging import EMULATED, WORDS, commands, frame_of, pieces, processors
 from belljar.model import GIB, MIB, NetworkMode
 
 QEMU = Abilities("/usr/bin/qemu", "x", (7, 2, 22), "QEMU 7.2", frozenset(DEVICES), frozenset(FEATURES))
@@ -102,7 +102,9 @@ def test_processors_that_cannot_be_had_are_refused(slots: Any) -> None:
 def test_a_frame_is_offered_where_qemu_can_plug_and_the_machine_fits() -> None:
     host = {"memory": 500 * MIB, "disk": 8 * GIB, "cpus": 16, "total": 23 * GIB}
     frame = frame_of(SPEC, QEMU, **host)
-    assert frame == Frame(1, 512 * MIB, 8 * GIB, 16, 32 * GIB, words=WORDS)
+    assert frame == Frame(1, 512 * MIB, 8 * GIB, 16, 32 * GIB, words=f"{EMULATED} {WORDS}")
+    native = frame_of(replace(SPEC, accelerator=Accelerator.KVM), QEMU, **host)
+    assert native is not None and native.words == WORDS
     assert frame_of(replace(SPEC, cpus=17), QEMU, **host) is None
     assert frame_of(replace(SPEC, memory=33 * GIB), QEMU, **host) is None
     assert frame_of(replace(SPEC, disk_size=GIB), QEMU, **host) is None
