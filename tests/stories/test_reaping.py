@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -229,6 +230,21 @@ def test_a_machine_of_another_boot_is_told_from_one_that_was_killed(
     house.reaper.quick()
     assert house.saved_outcome()["reason"].startswith("the host was restarted")
     assert house.saved_outcome()["class"] == "transient"
+
+
+def test_what_a_killed_machine_worked_is_told_and_not_the_time_for_which_the_host_was_off(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = orphan(house)
+    began = time.time() - 5000
+    with open(life.folder / "journal.jsonl", "a") as journal:
+        journal.write(json.dumps({"time": began, "event": "state", "state": "running"}) + "\n")
+    for path in life.folder.iterdir():
+        os.utime(path, (began + 600, began + 600))
+    monkeypatch.setattr(reaper, "boot_id", lambda: "another boot")
+    house.reaper.quick()
+    outcome = house.saved_outcome()
+    assert outcome["ended"] == pytest.approx(began + 600) and outcome["phases"]["run"] == pytest.approx(600)
 
 
 @pytest.mark.parametrize("what", ["overlay", "identity", "folder"])

@@ -306,11 +306,22 @@ def _post_mortem(folder: Path, id: MachineId, events: list[Event]) -> Outcome:
     ends = [event for event in events if event["event"] == "payload-ended"]
     who = "the host was restarted" if rebooted else "belljar was killed"
     how = f"; the payload had ended with {_how(ends[-1])}" if ends else ""
+    over = _last_sign(folder) if rebooted else time.time()
+    worked = [max(over - float(one["time"]), 0.0) for one in events if one.get("state") == State.RUNNING.value]
     return Outcome(
         id=id, cause=Cause.NODE_FAULT, klass=OutcomeClass.TRANSIENT if rebooted else CLASSES[Cause.NODE_FAULT],
         reason=f"{who} while the machine was {states[-1] if states else State.REQUESTED.value}{how}",
-        started=_began(events), ended=time.time(), **_asked(folder), **shutdown_of(folder),
+        started=_began(events), ended=over, phases={"run": worked[0]} if worked else {}, **_asked(folder), **shutdown_of(folder),
     )  # fmt: skip
+
+
+def _last_sign(folder: Path) -> float:
+    """When something of a machine was written last: the host may have been off for days since."""
+    times = list[float]()
+    for path in folder.iterdir():
+        with suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times, default=time.time())
 
 
 def _asked(folder: Path) -> dict[str, Any]:
