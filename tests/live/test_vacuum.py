@@ -124,21 +124,26 @@ class Queues:
 
 
 class Space:
-    """The three factories, as processes."""
+    """The factories of one space, as processes."""
 
-    def __init__(self, belljar: Belljar, folder: Path, queues: Queues) -> None:
+    def __init__(
+        self,
+        belljar: Belljar,
+        folder: Path,
+        queues: Queues,
+        names: tuple[str, ...] = FACTORIES,
+        settings: str = SETTINGS,
+    ) -> None:
         self.belljar, self.folder = belljar, folder
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            sock.bind(("127.0.0.2", 0))
+            sock.bind((names[0], 0))
             self.port = sock.getsockname()[1]
         (folder / "pilot").write_text(PILOT)
         belljar.env.update(BELLJAR_NETWORK_ALLOW=f"127.0.0.1:{queues.port}", BELLJAR_HOST_CPUS_PER_CPU="0")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        for name in FACTORIES:
+        for name in names:
             self.file(name).write_text(
-                SETTINGS.format(
-                    name=name, factories=json.dumps(FACTORIES), port=self.port, folder=folder, http=queues.port
-                )
+                settings.format(name=name, factories=json.dumps(names), port=self.port, folder=folder, http=queues.port)
             )
 
     def file(self, name: str) -> Path:
