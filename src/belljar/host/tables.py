@@ -4,15 +4,16 @@ to read. Every mistake has its place."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from belljar.host.toml import Mistake, meant, place
+from belljar.host.toml import Mistake, meant, place, read
 from belljar.host.values import convert
 from belljar.records import Field, dataclass, fields
 
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # of a table
 OPTION = re.compile(r"[a-z0-9_]+")  # a name in an inner table
 
 
@@ -47,6 +48,41 @@ def keys_of(kinds: tuple[Any, ...], table: str) -> dict[str, Key]:
             if "help" in one.metadata and one.metadata.get("table", table) == table:
                 found.setdefault(str(one.metadata.get("key", one.name)), Key(one, hints[one.name]))
     return found
+
+
+def read_file(
+    path: Path,
+    known: Mapping[str, Mapping[str, Key]],
+    named: Container[str],
+    tables: dict[str, dict[str, Value]],
+    mistakes: list[Mistake],
+) -> None:
+    """Put what a file gives into *tables*, by their whole names. *known*: kinds of tables with their keys; of those that are *named*
+    there are several, [KIND.NAME]."""
+    text, content = read(path, mistakes)
+    for kind, table in content.items():
+        if kind not in known:
+            mistakes.append(Mistake(place(path, text, kind), kind, "no such table", meant(kind, known)))
+            continue
+        inner = table if kind in named and isinstance(table, dict) else {"": table}
+        for name, values in inner.items():
+            full = f"{kind}.{name}" if name else kind
+            origin = place(path, text, full)
+            if not isinstance(values, dict):
+                shape = f"[{kind}.NAME]" if kind in named else f"[{kind}]"
+                origin = place(path, text, *(kind, name) if name else ("", kind))
+                mistakes.append(Mistake(origin, full, "is a table", f"write {shape} on a line of its own"))
+            elif name and not NAME.fullmatch(name):
+                hint = "small letters, digits and - inside, at most 63"
+                mistakes.append(Mistake(origin, full, "cannot be a name", hint))
+            else:
+                read_table(path, text, full, values, known[kind], tables.setdefault(full, {}), mistakes)
+
+
+def mistake(path: Path, name: str, table: Mapping[str, Value], key: str, what: str, hint: str) -> Mistake:
+    """What is wrong with a key: at its line, or, where it was not given, in the file of its table."""
+    given = [table[key].origin] if key in table else [one.origin.rpartition(":")[0] for one in table.values()]
+    return Mistake(next(filter(None, given), str(path)), f"{name}.{key}", what, hint)
 
 
 def read_table(

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BadSettings
-from belljar.host.tables import Key, Value, converted, keys_of, read_table
-from belljar.host.toml import Mistake, meant, place, read
+from belljar.host.tables import Key, Value, converted, keys_of, mistake, read_file
+from belljar.host.toml import Mistake
 from belljar.records import dataclass, fields
 from belljar.vacuum import Given, MachineType, Pipe, Space
 
@@ -30,7 +30,6 @@ TABLES = ("options", "option_files")  # inner tables of a machinetype
 REMEDY = "Correct the file, then run `belljar vacuum check-config`."
 
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?")
-NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")
 NETWORK = re.compile(r"none|user|bridge|bridge:[^:\s]+|isolated:[A-Za-z0-9._-]{1,32}")
 FILE_NAME = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,254}")
 URLS = ("http://", "https://")
@@ -61,11 +60,11 @@ def inspect(path: Path = FILE) -> Loaded:
     tables: dict[str, dict[str, Value]] = {"space": {}, "factory": {}}
     files = (path, *sorted(path.with_suffix(".d").glob("*.toml")))
     for file in files:
-        _read_file(file, tables, mistakes)
+        read_file(file, {kind: keys(kind) for kind in KINDS}, NAMED, tables, mistakes)
     values = {name: converted(name, table, keys(name.partition(".")[0]), mistakes) for name, table in tables.items()}
     space = _space(values)
     known = {one.key for one in mistakes}
-    found = (_mistake(path, tables, name, wrong) for name, wrong in _wrongs(space, values))
+    found = (mistake(path, name, tables[name], *wrong) for name, wrong in _wrongs(space, values))
     mistakes += (one for one in found if one.key not in known)
     origins = {f"{name}.{key}": value.origin for name, table in tables.items() for key, value in table.items()}
     return Loaded(space, origins, tuple(mistakes), files)
@@ -74,30 +73,6 @@ def inspect(path: Path = FILE) -> Loaded:
 def keys(table: str) -> dict[str, Key]:
     """What may stand in a table of this kind."""
     return keys_of(KINDS[table], table)
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
-def _read_file(path: Path, tables: dict[str, dict[str, Value]], mistakes: list[Mistake]) -> None:
-    text, content = read(path, mistakes)
-    for kind, table in content.items():
-        if kind not in KINDS:
-            mistakes.append(Mistake(place(path, text, kind), kind, "no such table", meant(kind, KINDS)))
-            continue
-        inner = table if kind in NAMED and isinstance(table, dict) else {"": table}
-        for name, values in inner.items():
-            full = f"{kind}.{name}" if name else kind
-            origin = place(path, text, full)
-            if not isinstance(values, dict):
-                shape = f"[{kind}.NAME]" if kind in NAMED else f"[{kind}]"
-                origin = place(path, text, *(kind, name) if name else ("", kind))
-                mistakes.append(Mistake(origin, full, "is a table", f"write {shape} on a line of its own"))
-            elif name and not NAME.fullmatch(name):
-                hint = "small letters, digits and - inside, at most 63"
-                mistakes.append(Mistake(origin, full, "cannot be a name", hint))
-            else:
-                read_table(path, text, full, values, keys(kind), tables.setdefault(full, {}), mistakes)
 
 
 # -- what the values make together -------------------------------------------------------------------------------------
@@ -152,13 +127,6 @@ def machinetype(name: str, given: Mapping[str, Any], space: Space, pipe: str = "
 
 
 # -- mistakes that no type shows ---------------------------------------------------------------------------------------
-
-
-def _mistake(path: Path, tables: Mapping[str, Mapping[str, Value]], name: str, wrong: Wrong) -> Mistake:
-    key, what, hint = wrong
-    given = tables[name]
-    origin = given[key].origin if key in given else next((one.origin for one in given.values()), str(path))
-    return Mistake(origin if key in given else origin.rpartition(":")[0] or origin, f"{name}.{key}", what, hint)
 
 
 def _wrongs(space: Space, values: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Wrong]]:

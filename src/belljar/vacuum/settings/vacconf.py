@@ -13,9 +13,10 @@ from typing import Any
 
 from belljar.errors import BadSettings, HostError, InputMissing
 from belljar.host.files import read_capped
+from belljar.host.tables import NAME
 from belljar.host.toml import written
 from belljar.records import dataclass, replace
-from belljar.vacuum.settings.settings import NAME, inspect
+from belljar.vacuum.settings.settings import inspect
 from belljar.vacuum.settings.vocabulary import (
     CONTAINERS,
     FREE,

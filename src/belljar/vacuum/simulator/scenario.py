@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from belljar.errors import BadSetting
-from belljar.host.toml import Mistake, meant, place, read
-from belljar.host.values import convert, duration
+from belljar.host.tables import Key, Value, converted, keys_of, mistake, read_file
+from belljar.host.toml import Mistake
+from belljar.host.values import duration
 from belljar.model import setting
-from belljar.records import dataclass, fields
+from belljar.records import dataclass
 from belljar.vacuum import MachineType, Mode, Space
 
 MOST_FACTORIES = 5000
@@ -76,6 +78,10 @@ class Experiment:
         return self.queue.length * (dice.lognormvariate(0.0, self.queue.spread) if self.queue.spread else 1.0)
 
 
+KINDS = {"simulation": (Course,), "factories": (Factories,), "experiment": (Queue,)}
+NAMED = ("factories", "experiment")
+
+
 @dataclass(frozen=True)
 class Scenario:
     """All that a simulation begins with."""
@@ -98,83 +104,50 @@ class Scenario:
 def load(path: Path) -> Scenario:
     """Raises BadSetting with every mistake there is."""
     mistakes: list[Mistake] = []
-    text, content = read(path, mistakes)
-    reading = _Reading(path, text, mistakes)
-    course = reading.record(Course, "simulation", content.pop("simulation", {}))
-    factories = [reading.record(Factories, *one) for one in reading.tables(content, "factories")]
-    experiments = [reading.experiment(*one) for one in reading.tables(content, "experiment")]
-    for section in content:
-        reading.wrong(section, "", "no such section", meant(section, ("simulation", "factories", "experiment")))
-    for section, found in (("factories", factories), ("experiment", experiments)):
-        if not found and not mistakes:
-            reading.wrong("", "", f"no [{section}.NAME]", "a simulation has at least one")
-    if sum(one.count for one in factories) > MOST_FACTORIES:
-        reading.wrong("factories", "", "too many", f"at most {MOST_FACTORIES} together")
+    tables: dict[str, dict[str, Value]] = {"simulation": {}}
+    read_file(path, {kind: keys(kind) for kind in KINDS}, NAMED, tables, mistakes)
+    values = {name: converted(name, table, keys(name.partition(".")[0]), mistakes) for name, table in tables.items()}
+    factories = [Factories(**given) for name, given in values.items() if name.startswith("factories.")]
+    experiments = [_experiment(name, given) for name, given in values.items() if name.startswith("experiment.")]
+    known = {one.key for one in mistakes}
+    found = (mistake(path, name, tables.get(name, {}), *wrong) for name, wrong in _wrongs(factories, experiments))
+    mistakes += (one for one in found if one.key not in known)
+    for kind, there in (("factories", factories), ("experiment", experiments)):
+        if not there and not mistakes:
+            mistakes.append(Mistake(str(path), "", f"no [{kind}.NAME]", "a simulation has at least one"))
     if mistakes:
         raise BadSetting("\n".join(map(str, mistakes)), hint="docs/vacuum/simulator.md shows a scenario.")
-    return Scenario(path.stem, course, tuple(factories), tuple(experiments))
+    return Scenario(path.stem, Course(**values["simulation"]), tuple(factories), tuple(experiments))
 
 
-class _Reading:
-    """A file that is read, and its mistakes."""
-
-    def __init__(self, path: Path, text: str, mistakes: list[Mistake]) -> None:
-        self.path, self.text, self.mistakes = path, text, mistakes
-
-    def wrong(self, section: str, key: str, what: str, hint: str = "") -> None:
-        name = ".".join(filter(None, (section, key)))
-        self.mistakes.append(Mistake(place(self.path, self.text, section, key), name, what, hint))
-
-    def tables(self, content: dict[str, Any], section: str) -> list[tuple[str, object]]:
-        found = content.pop(section, {})
-        if isinstance(found, Mapping) and all(isinstance(one, Mapping) for one in found.values()):
-            return [(f"{section}.{name}", table) for name, table in found.items()]
-        self.wrong(section, "", "no table of tables", f"write [{section}.NAME]")
-        return []
-
-    def record(self, kind: type[Any], section: str, table: object) -> Any:
-        return kind(**self.values(section, table, {one.name: (one, hint) for one, hint in _keys(kind)}))
-
-    def experiment(self, section: str, table: object) -> Experiment:
-        queue_keys = {one.name: (one, hint) for one, hint in _keys(Queue)}
-        type_keys = {one.name: (one, hint) for one, hint in _keys(MachineType) if one.name in OF_A_TYPE}
-        values = self.values(section, table, type_keys | queue_keys)
-        queue = Queue(**{key: value for key, value in values.items() if key in queue_keys})
-        name = section.partition(".")[2]
-        kind = MachineType(name, **{key: value for key, value in values.items() if key in type_keys})
-        if kind.min_processors > kind.max_processors:
-            self.wrong(section, "max_processors", f"less than the {kind.min_processors} of min_processors")
-        return Experiment(kind, queue, tuple(self.span(section, one) for one in queue.dry))
-
-    def values(self, section: str, table: object, known: Mapping[str, tuple[Any, Any]]) -> dict[str, Any]:
-        values = {}
-        if not isinstance(table, Mapping):
-            self.wrong(section, "", "is a section", f"write [{section}] on a line of its own")
-            return {}
-        for key, raw in table.items():
-            if key not in known:
-                self.wrong(section, key, "no such key", meant(key, known))
-                continue
-            one, hint = known[key]
-            try:
-                values[key] = convert(raw, hint, one.metadata, is_text=False)
-            except ValueError as exc:
-                self.wrong(section, key, str(exc), one.metadata["help"])
-        return values
-
-    def span(self, section: str, text: str) -> tuple[float, float]:
-        begin, _, end = text.partition("-")
-        try:
-            found = duration(begin), duration(end)
-        except ValueError as exc:
-            self.wrong(section, "dry", str(exc), "as in 6h-9h")
-            return 0.0, 0.0
-        if found[0] >= found[1]:
-            self.wrong(section, "dry", f"{text}: ends before it begins", "as in 6h-9h")
-        return found
+def keys(kind: str) -> dict[str, Key]:
+    """What may stand in a table of this kind."""
+    found = keys_of(KINDS[kind], kind)
+    if kind == "experiment":
+        found |= {name: key for name, key in keys_of((MachineType,), kind).items() if name in OF_A_TYPE}
+    return found
 
 
-def _keys(kind: type[Any]) -> list[tuple[Any, Any]]:
-    """The fields that are keys, with their types."""
-    hints = get_type_hints(kind)
-    return [(one, hints[one.name]) for one in fields(kind) if one.metadata.get("help")]
+def _experiment(name: str, given: Mapping[str, Any]) -> Experiment:
+    of_type = {key: value for key, value in given.items() if key in OF_A_TYPE}
+    queue = Queue(**{key: value for key, value in given.items() if key not in of_type})
+    return Experiment(MachineType(name.partition(".")[2], **of_type), queue, tuple(map(_span, queue.dry)))
+
+
+def _span(text: str) -> tuple[float, float]:
+    """From when until when; nothing where it is not written so."""
+    begin, _, end = text.partition("-")
+    with suppress(ValueError):
+        return duration(begin), duration(end)
+    return 0.0, 0.0
+
+
+def _wrongs(factories: list[Factories], experiments: list[Experiment]) -> Iterator[tuple[str, tuple[str, str, str]]]:
+    for one in experiments:
+        name, least = f"experiment.{one.kind.name}", one.kind.min_processors
+        if least > one.kind.max_processors:
+            yield name, ("max_processors", f"less than the {least} of min_processors", "give it, too")
+        if any(begin >= end for begin, end in one.dry):
+            yield name, ("dry", f"{', '.join(one.queue.dry)}: no time that ends after it begins", "as in 6h-9h")
+    if sum(one.count for one in factories) > MOST_FACTORIES:
+        yield "factories", ("count", "too many", f"at most {MOST_FACTORIES} together")
