@@ -18,7 +18,7 @@ MachineId = str  # 12 lower-case hexadecimal digits
 T = TypeVar("T")
 
 
-def setting(default: T, help: str, **facts: object) -> T:
+def setting(default: T, help: str, /, **facts: object) -> T:
     """A key in a room's settings: its default, what it means, and where it has one its `unit` and its `minimum`."""
     return field(default=default, metadata={"help": help, **facts})
 

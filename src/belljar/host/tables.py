@@ -121,8 +121,13 @@ def converted(
                 else convert(value.raw, one.kind, one.field.metadata, is_text=False)
             )
         except ValueError as exc:
-            mistakes.append(Mistake(value.origin, f"{name}.{key}", str(exc), str(one.field.metadata["help"])))
+            mistakes.append(Mistake(value.origin, f"{name}.{key}", str(exc), _hint(one)))
     return found
+
+
+def _hint(key: Key) -> str:
+    form = key.field.metadata.get("form")
+    return str(form.as_in if form else key.field.metadata["help"])
 
 
 def _pairs(raw: Any, kind: Any) -> tuple[tuple[str, Any], ...]:

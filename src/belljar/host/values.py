@@ -11,11 +11,13 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
+from belljar.records import dataclass
+
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
 def convert(raw: object, kind: Any, facts: Mapping[str, Any], *, is_text: bool) -> Any:
-    """The value of type *kind*. *facts*: the field's metadata (unit, minimum, maximum, choices). *is_text*: from the
+    """The value of type *kind*. *facts*: the field's metadata (unit, minimum, maximum, choices, form). *is_text*: from the
     environment, where everything is text; in a file only a value with a unit may be text."""
     if get_origin(kind) in (Union, types.UnionType):
         if raw == "":
@@ -27,7 +29,23 @@ def convert(raw: object, kind: Any, facts: Mapping[str, Any], *, is_text: bool) 
         return _choice(raw, kind)
     value = _SCALARS[kind](raw, str(facts.get("unit", "")), is_text)
     _check_range(value, facts)
+    if value != "" and "form" in facts:
+        facts["form"].check(value)
     return value
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a text must be like, as the `form` of a field."""
+
+    pattern: str
+    otherwise: str  # what is said of another text
+    as_in: str  # the hint
+
+    def check(self, text: str) -> None:
+        """Raises ValueError."""
+        if not re.fullmatch(self.pattern, text):
+            raise ValueError(f"{text[:60]!r} {self.otherwise}")
 
 
 def _boolean(raw: object, unit: str, is_text: bool) -> bool:

@@ -12,12 +12,38 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from belljar.host.proxies import ProxyKey
+from belljar.host.values import Form
 from belljar.model import GIB, Context, setting
 from belljar.records import dataclass, field
 
 T = TypeVar("T")
-SPACE, FACTORY = {"table": "space"}, {"table": "factory"}
+HOSTS_NAME: Final = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?"
+HTTP: Final = r"https?://[^/\s]+\S*"
+FILE_NAME: Final = r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,254}"
+LIKE_A_SPACE: Final = "as in vac01.example.org; all factories of a space have the same"
+LIKE_AN_IMAGE: Final = "an image's name, an address or a path"
+SPACES_NAME: Final = Form(HOSTS_NAME, "cannot be a name", LIKE_A_SPACE)
+HOST: Final = Form(rf"\.|{HOSTS_NAME}", "cannot be a host's name", "as in wn01.example.org")
+PLACE: Final = Form(rf"(\[[0-9A-Fa-f:.]+\]|{HOSTS_NAME}):[0-9]+", "is not HOST:PORT", "as in vacmon.example.org:8884")
+IMAGE: Final = Form(r"\S+", "has blanks", LIKE_AN_IMAGE)
+FQAN: Final = Form("/.*", "does not begin with /", "as in /atlas/Role=pilot")
+NETWORK: Final = Form(
+    r"none|user|bridge|bridge:[^:\s]+|isolated:[A-Za-z0-9._-]{1,32}", "is no network", "user, bridge, bridge:NAME, isolated:GROUP or none"
+)  # fmt: skip
+ADDRESS: Final = Form(HTTP, "is no address", "an http(s) address")
+TEMPLATE: Final = Form(rf"/.*|{HTTP}", "is neither an http(s) address nor a path", "write it from the root")
+FILE: Final = Form(FILE_NAME, "is no file's name", "letters, digits and _.+- only")
 ABORTED: Final = 300  # a machine whose shutdown message has this code or a greater one counts against its type
+
+
+def of_space(default: T, help: str, /, **facts: object) -> T:
+    """A key of `[space]`."""
+    return setting(default, help, table="space", **facts)
+
+
+def of_factory(default: T, help: str, /, **facts: object) -> T:
+    """A key of `[factory]`."""
+    return setting(default, help, table="factory", **facts)
 
 
 def told(default: T, names: str, older: str = "", *, is_needed: bool = False, if_known: bool = False) -> T:
@@ -49,7 +75,7 @@ class MachineType:
         "", "machinetypes of one group share what the group gets; empty: the accounting group, else its own name"
     )
     image: str = setting(
-        "", "required: an image's name, as `belljar image list` shows it; an http(s) address; or a path"
+        "", "required: an image's name, as `belljar image list` shows it; an http(s) address; or a path", form=IMAGE
     )
     min_processors: int = setting(1, "a machine has no fewer", minimum=1)
     max_processors: int = setting(1, "a machine has no more", minimum=1)
@@ -61,13 +87,15 @@ class MachineType:
     disk: int | None = setting(None, "per processor; empty: as the factory's", unit="bytes", minimum=1)
     backoff: float = setting(600.0, "no machine is started for so long after an aborted one", unit="seconds")
     fizzle: float = setting(600.0, "a machine that ends sooner without a message was aborted, too", unit="seconds")
-    fqan: str = setting("", "accounting group, as in /atlas/Role=pilot")
-    network: str = setting("user", "as `belljar run --network` takes it")
+    fqan: str = setting("", "accounting group, as in /atlas/Role=pilot", form=FQAN)
+    network: str = setting("user", "as `belljar run --network` takes it", form=NETWORK)
     context: Context = setting(Context.AUTO, "how the image is told who it is, as `belljar run --context` takes it")
-    user_data: str = setting("", "http(s) address or path of the template; empty: the machine gets none")
+    user_data: str = setting("", "http(s) address or path of the template; empty: the machine gets none", form=TEMPLATE)
     options: Pairs = setting((), "table: what `##user_data_option_NAME##` in the template becomes")
     option_files: Paths = setting((), "table: the same, from files of this host, read anew for each machine")
-    heartbeat_file: str = setting("", "name of a file that a machine has to PUT to its job outputs, or it is ended")
+    heartbeat_file: str = setting(
+        "", "name of a file that a machine has to PUT to its job outputs, or it is ended", form=FILE
+    )
     heartbeat: float = setting(0.0, "it has to do so again within this time; 0: once is enough", unit="seconds")
     proxy: tuple[Path, ...] = setting(
         (),
@@ -100,7 +128,7 @@ class Pipe:
     key of `[pipe.NAME]`."""
 
     name: str  # its machinetypes are NAME-SUFFIX
-    url: str = setting("", "required: http(s) address of the JSON document")
+    url: str = setting("", "required: http(s) address of the JSON document", form=ADDRESS)
     share: float = setting(0.0, "of the space, for all its machinetypes together")
     files: Path | None = setting(None, "folder with the files that the document names; empty: it cannot name any")
     given: Given = ()  # what `[pipe.NAME]` says of all its machinetypes
@@ -190,88 +218,56 @@ class FactoryStatus:
 
 @dataclass(frozen=True)
 class Space:
-    """One set of factories with one set of shares, and what this factory offers it. A field with a help text is a key of its
-    `table` in vacuum.toml."""
+    """One set of factories with one set of shares, and what this factory offers it. A field with a help text is a key of
+    `[space]` or `[factory]`."""
 
-    name: str = field(
-        metadata={"help": "required: like a DNS name, vac01.example.org; all factories that have it are one space"}
-        | SPACE
+    name: str = of_space(
+        "",
+        "required: like a DNS name, vac01.example.org; all factories that have it are one space",
+        form=SPACES_NAME,
     )
-    factory: str = field(
-        metadata={"help": "this host's name in the space", "default": "the host's own", "key": "name"} | FACTORY
-    )
-    factories: tuple[str, ...] = setting((), "names of all factories, this one among them (or `.`)", **SPACE)
+    factory: str = of_factory("", "this host's name in the space", default="the host's own", key="name", form=HOST)
+    factories: tuple[str, ...] = of_space((), "names of all factories, this one among them (or `.`)", form=HOST)
     types: tuple[MachineType, ...] = ()
     pipes: tuple[Pipe, ...] = ()
-    site: str = setting(
-        "", "the site's name, as accounting knows it; empty: the space's without its first part", **SPACE
+    site: str = of_space("", "the site's name, as accounting knows it; empty: the space's without its first part")
+    mode: Mode = of_space(Mode.IMPROVED, "how it decides; compatible: as Vac, for a space with factories of Vac")
+    history: float = of_space(
+        0.0, "half-life of past use: who used little is served first; 0: only what runs now counts", unit="seconds"
     )
-    mode: Mode = setting(
-        Mode.IMPROVED, "how it decides; compatible: as Vac, for a space with factories of Vac", **SPACE
+    reserve: float = of_space(
+        0.25, "no more of a large machine's processor time than this part is kept idle until it has a place", maximum=1
     )
-    history: float = setting(
-        0.0,
-        "half-life of past use: who used little is served first; 0: only what runs now counts",
-        unit="seconds",
-        **SPACE,
+    port: int = of_space(995, "UDP port of all factories", minimum=1, maximum=65535)
+    poll_silence: float = of_space(
+        2.0, "a round of questions ends when nothing came for so long", unit="seconds", minimum=0.001
     )
-    reserve: float = setting(
-        0.25,
-        "no more of a large machine's processor time than this part is kept idle until it has a place",
-        maximum=1,
-        **SPACE,
+    poll_limit: float = of_space(12.0, "and all rounds together after so long", unit="seconds", minimum=0.001)
+    listen: tuple[str, ...] = of_factory((), "addresses where questions are answered; empty: those of its name")
+    allow: tuple[str, ...] = of_space((), "networks whose questions are answered; empty: everybody's")
+    key_file: Path | None = of_space(None, "file with a secret of the space that signs questions and answers")
+    signed_only: bool = of_space(False, "what is not signed by that secret is refused; factories of Vac cannot sign")
+    vacmon: tuple[str, ...] = of_space((), "HOST:PORT that are told of each cycle", form=PLACE)
+    processors: int = of_factory(1, "at most so many are given to machines", minimum=1, default="the host's")
+    processors_per_superslot: int = of_factory(
+        1, "machines are started in groups that end together and then make room for one of so many", minimum=1
     )
-    port: int = setting(995, "UDP port of all factories", minimum=1, maximum=65535, **SPACE)
-    poll_silence: float = setting(
-        2.0, "a round of questions ends when nothing came for so long", unit="seconds", minimum=0.001, **SPACE
+    memory: int = of_factory(2 * GIB, "of a machine, per processor", unit="bytes", minimum=1)
+    disk: int | None = of_factory(None, "of a machine, per processor; empty: as its image", unit="bytes", minimum=1)
+    hs06: float | None = of_factory(None, "HS06 of one processor", minimum=0.001)
+    hepscore: float | None = of_factory(None, "HEPscore23 of one processor", minimum=0.001)
+    overload: float = of_factory(1.25, "load average per processor above which nothing is started", minimum=0.001)
+    starting: int = of_factory(
+        1 << 30, "so many machines may be starting at a time; the next comes when one of them works", minimum=1,
+        default="two for each of the host's processors",
+    )  # fmt: skip
+    shutdown_time: float | None = of_factory(
+        None, "all machines are gone by then: a date with time, or seconds since 1970", unit="moment"
     )
-    poll_limit: float = setting(12.0, "and all rounds together after so long", unit="seconds", minimum=0.001, **SPACE)
-    listen: tuple[str, ...] = setting((), "addresses where questions are answered; empty: those of its name", **FACTORY)
-    allow: tuple[str, ...] = setting((), "networks whose questions are answered; empty: everybody's", **SPACE)
-    key_file: Path | None = setting(None, "file with a secret of the space that signs questions and answers", **SPACE)
-    signed_only: bool = setting(
-        False, "what is not signed by that secret is refused; factories of Vac cannot sign", **SPACE
-    )
-    vacmon: tuple[str, ...] = setting((), "HOST:PORT that are told of each cycle", **SPACE)
-    processors: int = field(
-        default=1,
-        metadata={"help": "at most so many are given to machines", "minimum": 1, "default": "the host's"} | FACTORY,
-    )
-    processors_per_superslot: int = setting(
-        1,
-        "machines are started in groups that end together and then make room for one of so many",
-        minimum=1,
-        **FACTORY,
-    )
-    memory: int = setting(2 * GIB, "of a machine, per processor", unit="bytes", minimum=1, **FACTORY)
-    disk: int | None = setting(
-        None, "of a machine, per processor; empty: as its image", unit="bytes", minimum=1, **FACTORY
-    )
-    hs06: float | None = setting(None, "HS06 of one processor", minimum=0.001, **FACTORY)
-    hepscore: float | None = setting(None, "HEPscore23 of one processor", minimum=0.001, **FACTORY)
-    overload: float = setting(
-        1.25, "load average per processor above which nothing is started", minimum=0.001, **FACTORY
-    )
-    starting: int = field(
-        default=1 << 30,
-        metadata={
-            "help": "so many machines may be starting at a time; the next comes when one of them works",
-            "minimum": 1,
-            "default": "two for each of the host's processors",
-        }
-        | FACTORY,
-    )
-    shutdown_time: float | None = setting(
-        None, "all machines are gone by then: a date with time, or seconds since 1970", unit="moment", **FACTORY
-    )
-    draining: bool = setting(False, "start nothing; what runs, runs to its end", **FACTORY)
-    cycle: float = setting(
-        60.0, "between two decisions, where nothing happens before", unit="seconds", minimum=1, **FACTORY
-    )
-    options: Pairs = setting((), "table: `options` of every machinetype that does not say otherwise", **FACTORY)
-    option_files: Paths = setting(
-        (), "table: `option_files` of every machinetype that does not say otherwise", **FACTORY
-    )
+    draining: bool = of_factory(False, "start nothing; what runs, runs to its end")
+    cycle: float = of_factory(60.0, "between two decisions, where nothing happens before", unit="seconds", minimum=1)
+    options: Pairs = of_factory((), "table: `options` of every machinetype that does not say otherwise")
+    option_files: Paths = of_factory((), "table: `option_files` of every machinetype that does not say otherwise")
 
     @property
     def hs06_per_processor(self) -> float:

@@ -16,7 +16,8 @@ from typing import Any
 
 from belljar.host.tables import OPTION
 from belljar.records import dataclass, replace
-from belljar.vacuum.settings.settings import FILE_NAME, is_url
+from belljar.vacuum import FILE_NAME
+from belljar.vacuum.settings.settings import is_url
 
 Words = Mapping[str, tuple[str, Callable[[str], Any]]]  # Vac's name -> (key, how its value is read)
 GB = 10**9
@@ -199,7 +200,7 @@ def _file(places: Places, text: str) -> str:
     """The path of a file on this host."""
     if places.is_trusted and text.startswith("/"):
         return str(PurePosixPath(text))
-    if not FILE_NAME.fullmatch(text):
+    if not re.fullmatch(FILE_NAME, text):
         raise ValueError(f"{text[:60]!r} is no file's name")
     if not places.files:
         raise ValueError(f"{text[:60]!r} is a file of the site's, which has to say where such are, by the key files")

@@ -156,7 +156,7 @@ def test_what_nobody_says_is_the_host_s_own(file: Path) -> None:
         ("[machinetype.a]\nimage = 'a'\noptions = {x = \"a\\nb\"}", ":3, machinetype.a.options: must be one line"),
         ("[machinetype.a]\nimage='a'\noptions={x='1'}\noption_files={x='/x'}", ":3, machinetype.a.options: x is in option_files"),
         ("[pipe.a]\nshare = 1", ", pipe.a.url: is missing (an http(s) address)"),
-        ("[pipe.a]\nurl = 'ftp://x/y'", ":2, pipe.a.url: is no address"),
+        ("[pipe.a]\nurl = 'ftp://x/y'", ":2, pipe.a.url: 'ftp://x/y' is no address"),
         ("[factory]\nname = 'a/b'", ":2, factory.name: 'a/b' cannot be a host's name"),
         ("[factory]\nmemory = 2.5", ":2, factory.memory: wants a size such as 2G, not 2.5"),
         ("[factory]\nshutdown_time = 'soon'", ":2, factory.shutdown_time: wants a date and time such as"),
