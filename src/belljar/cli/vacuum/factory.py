@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.cli.parser import FORMAT, acts, as_duration, as_moment
-from belljar.cli.render import show
+from belljar.cli.render import moment, show
 from belljar.errors import BadOption
+from belljar.jobs import plain
 
 if TYPE_CHECKING:
     from belljar.assembly import House
@@ -55,28 +56,32 @@ def drain(args: argparse.Namespace, house: House) -> int:
 def explain(args: argparse.Namespace, house: House) -> int:
     from belljar.vacuum.factory.state import decision_at
 
-    moment = time.time() if args.at is None else before(args.at)
-    decision = decision_at(folder_of(args, house), moment)
+    at = time.time() if args.at is None else before(args.at)
+    decision, alive = decision_at(folder_of(args, house), at)
     if decision is None:
+        since = f": no factory ran here after {moment(alive)}" if alive else ""
         raise BadOption(
-            "no decision is known of that time", hint="Is the factory started? `belljar vacuum check` tells."
+            f"no decision is known of that time{since}", hint="Is the factory started? `belljar vacuum check` tells."
         )
     verdicts = [one for one in decision["verdicts"] if not args.types or one["machinetype"] in args.types]
     for name in set(args.types) - {one["machinetype"] for one in verdicts}:
         raise BadOption(f"{name}: no such machinetype in this decision")
     heads = ("TYPE", "SHARE", "HS06", "TARGET", "SCORE", "WHY", "UNTIL")
+    if args.format == "table":
+        silent = ", ".join(decision.get("silent", ()))
+        print(f"Decided {moment(decision['time'])}" + (f"; no answer from {plain(silent)}" if silent else ""))
     show({**decision, "verdicts": verdicts}, heads, [_row(one) for one in verdicts], as_=args.format)
     return 0
 
 
 def before(text: str) -> float:
-    """A moment that has passed, in seconds since the epoch: a time of the last 24 hours, a date and time, or -DURATION. Raises
-    BadOption."""
+    """A moment that has passed, in seconds since the epoch: a time of the last 24 hours, a date and time, or a duration until now.
+    Raises BadOption."""
     try:
-        moment = time.time() - as_duration(text[1:]) if text.startswith("-") else as_moment(text)
+        then = time.time() - as_duration(text) if text[-1:] in tuple("smhd") else as_moment(text)
     except argparse.ArgumentTypeError as exc:
         raise BadOption(f"--at {exc}") from exc
-    return moment - DAY if ":" in text and "-" not in text and moment > time.time() else moment
+    return then - DAY if ":" in text and "-" not in text and then > time.time() else then
 
 
 def _row(one: dict[str, Any]) -> tuple[object, ...]:
@@ -109,7 +114,7 @@ FILE ? :path =/etc/belljar/vacuum.toml | settings of the space; vacuum.d/*.toml 
 {STATE_OPTION}
 # explain | say for each machinetype why it is or is not started
 TYPE * @types | only these
---at WHEN | why it was so then: 14:05, 2026-12-24T14:05 or -10m
+--at WHEN | why it was so then: 14:05, 2026-12-24T14:05, or 10m ago
 {STATE_OPTION}
 {FORMAT}
 # check | for Nagios and Icinga: exit 0, 1, 2 or 3, one line with performance data

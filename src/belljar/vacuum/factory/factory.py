@@ -141,7 +141,8 @@ class Factory:
         self.memory = replace(self.memory, past=dict(self.decision.past))
         left = self.space.processors - sum(one.processors for one in (*self.all_living(), *self.decision.starts))
         self._room = left if any(one.reason is Reason.STARTING for one in self.decision.verdicts) else 0
-        self._decisions.tell(now, {"verdicts": self.decision.verdicts, "starts": self.decision.starts})
+        facts = {"verdicts": self.decision.verdicts, "starts": self.decision.starts, "silent": silent}
+        self._decisions.tell(now, facts)
         await self._start_all(self.decision.starts, now)
         for one in self.living:
             if one.id not in self._watched:

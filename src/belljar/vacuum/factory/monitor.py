@@ -9,9 +9,9 @@ from typing import Any
 from belljar.host.metrics import Metric
 from belljar.records import dataclass, field
 from belljar.vacuum import TypeStatus
-from belljar.vacuum.factory.state import Status
+from belljar.vacuum.factory.state import LOST, Status
 
-LATE, LOST = 3.0, 10.0  # cycles without a sign of life: a warning, then critical
+LATE = 3.0  # cycles without a sign of life: a warning; after LOST, critical
 LONGEST = 200  # characters of an error in a check's line
 
 

@@ -22,6 +22,7 @@ from belljar.vacuum.factory.keeper import Living
 
 STATUS, MEMORY, DECISIONS, BEFORE = "status.json", "memory.json", "decisions.jsonl", "decisions.1.jsonl"
 LARGEST = 1 << 24
+LOST = 10.0  # cycles without a sign of life, after which no factory runs
 LARGEST_DECISIONS = 1 << 26  # bytes of a file of decisions; the one before it is kept
 
 
@@ -80,11 +81,14 @@ def keep(folder: Path, name: str, value: Any, *, durable: bool = False) -> None:
 
 
 class Decisions:
-    """The journal of decisions: a line for each that differs from the one before. `explain` reads it."""
+    """The journal of decisions: a line for each that differs from the one before. `explain` reads it. The first line of a process says
+    when the one before it was last seen alive."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._last: Any = None
+        before = read(folder, STATUS, Status)
+        self._start: dict[str, Any] = {"alive_before": before.cycled if before else 0.0}
 
     def tell(self, now: float, decision: dict[str, Any]) -> None:
         """One that is as the last one is not written again. A disk that is full costs a line, and nothing else."""
@@ -95,7 +99,7 @@ class Decisions:
             path = self._folder / DECISIONS
             if path.exists() and path.stat().st_size > LARGEST_DECISIONS:
                 os.replace(path, self._folder / BEFORE)
-            append_line(path, dumps({"time": now, **plain}), mode=0o644)
+            append_line(path, dumps({"time": now, **plain, **(self._start if self._last is None else {})}), mode=0o644)
             self._last = essence
 
 
@@ -107,17 +111,20 @@ def _essence(decision: dict[str, Any]) -> Any:
     ]
 
 
-def decision_at(folder: Path, moment: float) -> dict[str, Any] | None:
-    """The decision that held at this moment; None: nothing was decided before it, or it is known no longer."""
-    found = None
+def decision_at(folder: Path, moment: float) -> tuple[dict[str, Any] | None, float]:
+    """The decision that held at this moment, and 0. None: nothing was decided before it, or it is known no longer, or no factory ran
+    then; the moment at which one was last seen alive before, where that is known."""
+    found, status = None, read(folder, STATUS, Status)
+    alive = status.cycled if status and status.cycled + LOST * status.cycle < moment else moment
     for line in _lines(folder):
         with suppress(ValueError):
             one = json.loads(line)
             if isinstance(one, dict) and isinstance(one.get("time"), (int, float)):
                 if one["time"] > moment:
+                    alive = one.get("alive_before", moment)
                     break
                 found = one
-    return found
+    return (found, 0.0) if found and alive >= moment else (None, alive if alive < moment else 0.0)
 
 
 def _lines(folder: Path) -> Iterator[bytes]:

@@ -1,0 +1,84 @@
+"""`belljar vacuum explain` and `check`: what a factory wrote down, told to people and to programs."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+
+import pytest
+from tests.unit.vacuum.factory.test_factory import Site, api_requests
+
+from belljar.cli import main
+from belljar.errors import ImageUnknown
+from belljar.records import replace
+from belljar.vacuum.factory.state import STATUS, Status, keep, read
+
+HOUR = 3600.0
+__all__ = ["api_requests"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A factory that had room an hour ago, then an image that is gone, then was full, and is full since."""
+    asyncio.run(work(Site(tmp_path)))
+    return tmp_path
+
+
+async def work(site: Site) -> None:
+    site.now = time.time() - HOUR
+    factory = site.factory()
+    factory.space = replace(factory.space, processors=2)
+    await factory.cycle()
+    ended = next(id for id, one in site.machines.items() if one.machinetype == "atlas")
+    site.now += 900
+    site.errors["atlas"] = ImageUnknown("a: no such image")
+    factory._note(site.end(ended, "200 Done"))
+    await factory.cycle()
+    await factory.cycle()
+    site.now += 900
+    site.errors.clear()
+    await factory.cycle()
+    await factory.cycle()
+    site.now = time.time()
+    await factory.cycle()
+
+
+def told(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    assert main(["vacuum", "explain", *args]) == 0
+    return capsys.readouterr().out
+
+
+def test_why_there_was_no_machine_at_a_time_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    at = ["--state", str(folder), "--at"]
+    first, second, third = (told(capsys, *at, when).splitlines() for when in ("59m", "44m", "1s"))
+    rows = [{line.split()[0]: line for line in lines[2:]} for lines in (first, second, third)]
+    assert first[0].startswith("Decided 20") and first[1].split()[:2] == ["TYPE", "SHARE"]
+    assert "1 started" in rows[0]["atlas"] and "1 started" in rows[0]["lhcb"]
+    assert "none could be started here: ImageUnknown: a: no such image" in rows[1]["atlas"]
+    assert "no processors are free" in rows[2]["atlas"]
+    (one,) = json.loads(told(capsys, *at, "44m", "--format", "json", "atlas"))["verdicts"]
+    assert (one["machinetype"], one["reason"], one["share"]) == ("atlas", "failed", 1.0)
+
+
+def test_of_times_without_a_factory_that_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    at = ["vacuum", "explain", "--state", str(folder)]
+    assert main([*at, "--at", "2h"]) == 125
+    assert "no decision is known of that time" in capsys.readouterr().err
+    status = read(folder, STATUS, Status)
+    keep(folder, STATUS, replace(status, cycled=status.cycled - HOUR / 3))
+    assert main(at) == 125
+    assert "no factory ran here after 20" in capsys.readouterr().err
+    assert main([*at, "--at", "30m", "nosuch"]) == 125
+    assert "nosuch: no such machinetype" in capsys.readouterr().err
+
+
+def test_a_check_exits_as_nagios_wants_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = read(folder, STATUS, Status)
+    lines = []
+    for cycles, code in ((1, 0), (4, 1), (11, 2)):
+        keep(folder, STATUS, replace(status, cycled=time.time() - cycles * status.cycle, error=""))
+        assert main(["vacuum", "check", "--state", str(folder)]) == code
+        lines.append(capsys.readouterr().out)
+    assert [line.partition(":")[0] for line in lines] == ["OK", "WARNING", "CRITICAL"]
+    assert all("| processors=2;;;0;2 machines=2;;;0 age=" in line for line in lines)
+    assert main(["vacuum", "check", "--state", str(folder / "none")]) == 2
