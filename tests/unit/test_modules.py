@@ -43,6 +43,20 @@ def test_modules_come_from_the_file_and_are_as_ever(lib: Path) -> None:
     """) == "True\n"  # fmt: skip
 
 
+def test_so_do_those_of_the_standard_library_that_were_imported_when_it_was_written(lib: Path) -> None:
+    said(lib, "import wave, email.message; from belljar.modules import write; write()")
+    assert said(lib, """
+        import inspect
+        from belljar.modules import Modules
+        import wave, email, string, calendar, fractions
+        assert isinstance(wave.__loader__, Modules) and isinstance(email.__loader__, Modules)
+        assert not isinstance(fractions.__loader__, Modules)
+        assert wave.__file__ == inspect.getsourcefile(wave.open) and email.__package__ == "email"
+        import email.mime.text  # what is not in the file is found as ever, in a package that is
+        print(wave.Error.__module__, "class Error" in inspect.getsource(wave.Error))
+    """) == "wave True\n"  # fmt: skip
+
+
 def test_a_source_that_was_changed_counts(lib: Path) -> None:
     (lib / "belljar/model.py").write_text("changed = True\n")
     assert said(lib, "import belljar.model; print(belljar.model.changed)") == "True\n"

@@ -191,7 +191,10 @@ def private_folder(path: Path, *, mode: int = PRIVATE_FOLDER) -> Path:
             raise UnsafeFolder(
                 f"{path}: cannot be made by uid {os.geteuid()}", hint="Set `paths.*` to a folder of your own."
             ) from exc
-    check_ours(path)
+    if made:
+        check_ours(path)
+    else:
+        _check_folder(path)  # the way to it was judged just now
     return path
 
 
@@ -199,6 +202,10 @@ def check_ours(path: Path) -> None:
     """Raise UnsafeFolder unless *path* is ours or root's, and no other may change it. Or FileNotFoundError."""
     if missing := _way_to(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), missing[0])
+    _check_folder(path)
+
+
+def _check_folder(path: Path) -> None:
     facts = os.lstat(path)
     if facts.st_uid not in (os.geteuid(), 0):
         raise UnsafeFolder(f"{path}: belongs to uid {facts.st_uid}, not to uid {os.geteuid()}")

@@ -171,7 +171,7 @@ def host_memory(proc: Path = PROC) -> tuple[int, int]:
 def meminfo(*names: str, proc: Path = PROC) -> list[int]:
     """What the kernel tells of its memory by these names, in bytes."""
     facts: dict[str, int] = {}
-    with open(proc / "meminfo", encoding="ascii") as file:
+    with open(proc / "meminfo") as file:
         for line in file:
             name, _, rest = line.partition(":")
             if name in names:

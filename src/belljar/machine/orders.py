@@ -88,7 +88,7 @@ class Ended(Exception):
         self.cause, self.number, self.reason = cause, number, reason
 
 
-async def unless_cancelled(work: Coroutine[Any, Any, T], orders: Orders) -> T:
+async def unless_cancelled(work: Coroutine[Any, Any, T] | asyncio.Task[T], orders: Orders) -> T:
     """The work's result. An order after which no payload is to be started ends it, and raises Ended; the others stay given."""
     task, kept = asyncio.ensure_future(work), list[Order]()
     try:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from belljar.errors import BelljarError, HostError, LockTimeout
 from belljar.guest import Streams
@@ -65,13 +64,17 @@ class Supervisor:
             if not (life.is_settled and isinstance(error, Exception)):
                 raise
         finally:
-            await _to_its_end(keeping.leave())
-        days, count = parts.settings.keep_days, parts.settings.keep_count
-        with suppress(OSError, Ended):  # old records may wait
-            await unless_cancelled(
-                in_thread(lambda: prune(parts.folders, days=days, count=count, now=time.time())), orders
-            )
+            leaving = asyncio.ensure_future(keeping.leave())
+            pruning = asyncio.ensure_future(self._drop_old_records())  # while QEMU ends
+            await _to_its_end(leaving)
+        with suppress(Ended):  # old records may wait
+            await unless_cancelled(pruning, orders)
         return life.outcome
+
+    async def _drop_old_records(self) -> None:
+        days, count = self.parts.settings.keep_days, self.parts.settings.keep_count
+        with suppress(OSError):
+            await in_thread(lambda: prune(self.parts.folders, days=days, count=count, now=time.time()))
 
     async def _claim(self, request: Request) -> Life:
         """A claim that waits for a reaper at the gate."""
@@ -128,9 +131,9 @@ def _explain(life: Life, error: BaseException) -> None:
             life.end(Ended(Cause.CANCELLED, signal.SIGKILL, "cancelled by the program that keeps it"))
 
 
-async def _to_its_end(work: Coroutine[Any, Any, None]) -> None:
-    """Finish this work however often its caller is cancelled meanwhile; such a cancel is heard when it is done."""
-    task, cancelled = asyncio.ensure_future(work), None
+async def _to_its_end(task: asyncio.Task[None]) -> None:
+    """Finish this task however often its caller is cancelled meanwhile; such a cancel is heard when it is done."""
+    cancelled = None
     while not task.done():
         try:
             await asyncio.wait({task})
