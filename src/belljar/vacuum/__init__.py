@@ -222,9 +222,7 @@ class Space:
     `[space]` or `[factory]`."""
 
     name: str = of_space(
-        "",
-        "required: like a DNS name, vac01.example.org; all factories that have it are one space",
-        form=SPACES_NAME,
+        "", "required: like a DNS name, vac01.example.org; all factories that have it are one space", form=SPACES_NAME
     )
     factory: str = of_factory("", "this host's name in the space", default="the host's own", key="name", form=HOST)
     factories: tuple[str, ...] = of_space((), "names of all factories, this one among them (or `.`)", form=HOST)
