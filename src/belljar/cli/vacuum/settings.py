@@ -15,9 +15,9 @@ from belljar.records import fields
 
 if TYPE_CHECKING:
     from belljar.assembly import House
+    from belljar.host.copies import Copy
     from belljar.host.toml import Mistake
     from belljar.vacuum import Space
-    from belljar.vacuum.settings.pipes import Copy
     from belljar.vacuum.settings.settings import Loaded
 
 LONGEST_CELL = 60
@@ -52,7 +52,7 @@ def check(args: argparse.Namespace, house: House) -> int:
         usual = str(loaded.files[0])
         mistakes += (Mistake(loaded.origins.get(at, usual), at, what, hint) for at, what, hint in wrong_here(space))
     now = time.time()
-    silent = [line for name, copy in copies.items() if (line := copy.told(name, now))]
+    silent = [line for name, copy in copies.items() if (line := copy.told(f"pipe {name}", now))]
     told = [*silent, *map(str, notes)]
     if args.format == "json":
         print(as_json({"ok": not mistakes, "mistakes": mistakes, "notes": told}))

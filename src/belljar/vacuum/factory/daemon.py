@@ -17,6 +17,7 @@ from pathlib import Path
 
 from belljar import __version__
 from belljar.errors import BelljarError, HostError
+from belljar.host.copies import Copy
 from belljar.host.files import private_folder, read_json, read_secret, write_whole
 from belljar.host.locks import try_lock
 from belljar.host.metrics import serve as serve_metrics
@@ -155,11 +156,11 @@ class Daemon:
         """Settings and orders, as they are now."""
         self.factory.use(self._with_pipes(order(self._folder).applied(self._settings), {}))
 
-    def _with_pipes(self, space: Space, copies: dict[str, pipes.Copy]) -> Space:
+    def _with_pipes(self, space: Space, copies: dict[str, Copy]) -> Space:
         folder = self._folder / PIPES
         known = {one.name: copies.get(one.name) or pipes.kept(one, folder) for one in space.pipes}
         space, notes = pipes.with_pipes(space, known)
-        lines = {copy.told(name, time.time()).partition(";")[0] for name, copy in known.items()} | {
+        lines = {copy.told(f"pipe {name}", time.time()).partition(";")[0] for name, copy in known.items()} | {
             str(one) for one in notes
         }
         for line in lines - self._notes - {""}:

@@ -5,12 +5,12 @@ lives. It finds those at http://169.254.169.254/credentials/NAME.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from belljar import __version__
 from belljar.errors import BadUserData, BelljarError, HostError, NoCredentials
-from belljar.host.files import PRIVATE_FOLDER, read_capped, write_whole
+from belljar.host import files
+from belljar.host.files import read_capped
 from belljar.host.proxies import limited_proxy, load_source
 from belljar.hypervisor import guest_uuid
 from belljar.machine import BASE_URL, CREDENTIALS
@@ -37,32 +37,16 @@ def make_user_data(space: Space, one: MachineType, id: str, now: float, until: f
 def renew(one: MachineType, folder: Path, now: float, until: float) -> bool:
     """Give a living machine, by its folder, new credentials where the site's files have changed since it got its own, or it has none
     there. Says whether it did. Blocks for as long as a key takes. Raises NoCredentials; nothing where the machine has gone."""
-    paths = [*one.proxy, *([one.token_file] if one.token_file else [])]
-    place = folder / CREDENTIALS
+    token_file = [one.token_file] if one.token_file else []
+    names = [*([PROXY] if one.proxy else []), *([TOKEN] if token_file else [])]
     try:
-        newest = max((path.stat().st_mtime for path in paths), default=None)
-        if newest is None or not folder.exists() or _oldest(one, place) > newest:
-            return False
-        made = credentials(one, now, until)
-        with suppress(FileExistsError):
-            place.mkdir(mode=PRIVATE_FOLDER)
-        for name, data in made.items():
-            write_whole(place / name, data)
-    except FileNotFoundError as exc:
-        if not folder.exists():
-            return False
-        raise NoCredentials(f"{exc.filename}: {exc.strerror}") from exc
+        return bool(names) and files.renew(
+            folder / CREDENTIALS, names, (*one.proxy, *token_file), lambda: credentials(one, now, until)
+        )
     except OSError as exc:
+        if isinstance(exc, FileNotFoundError) and not folder.exists():
+            return False
         raise NoCredentials(f"{exc.filename}: {exc.strerror}") from exc
-    return True
-
-
-def _oldest(one: MachineType, place: Path) -> float:
-    """When the first of a machine's credentials was written; long ago where one is missing."""
-    names = [*([PROXY] if one.proxy else []), *([TOKEN] if one.token_file else [])]
-    with suppress(FileNotFoundError):
-        return min((place / name).stat().st_mtime for name in names)
-    return 0.0
 
 
 def gather(one: MachineType, now: float, until: float, fetch: Fetch) -> Material:

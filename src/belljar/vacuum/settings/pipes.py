@@ -1,7 +1,7 @@
 """Vacuum pipes: machinetypes that an experiment describes in JSON at an address. What comes from there is a stranger's word.
 
-A copy is kept. It is used until it expires, and, with its age told, as long as no newer one can be had. Of the values, the site's
-[machinetype.PIPE-SUFFIX] stand before its [pipe.NAME], those before the document, and that before the defaults. A document
+A copy is kept (`host.copies`). Of the values, the site's [machinetype.PIPE-SUFFIX] stand before its [pipe.NAME], those before the
+document, and that before the defaults. A document
 names no files of this host but those in the folder `files`, and no addresses of this host or of private networks, unless it came
 from there itself.
 """
@@ -9,7 +9,6 @@ from there itself.
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -17,12 +16,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from belljar.errors import BelljarError
-from belljar.host.files import read_json, write_whole
+from belljar.host import copies
+from belljar.host.copies import Copy
 from belljar.host.tables import Value, converted
 from belljar.host.toml import Mistake
 from belljar.reading import strict_json
-from belljar.records import dataclass, replace
+from belljar.records import replace
 from belljar.vacuum import MachineType, Pipe, Space
 from belljar.vacuum.settings.settings import TABLES, is_url, keys, machinetype, wrong_type
 from belljar.vacuum.settings.vocabulary import FREE, FROM_PIPES, KEYS, Fate, Places, number, translate
@@ -31,36 +30,9 @@ FOLDER = "vacuum/pipes"  # of the copies, in the store
 LARGEST, MOST_TYPES = 1 << 20, 200
 PATIENCE = 30.0  # seconds for one document
 USUAL_AGE, LEAST_AGE, MOST_AGE = 3600.0, 60.0, 7 * 86400.0  # of a copy
-RETRY = 300.0  # seconds after a failure
 SUFFIX = re.compile(r"[a-z0-9]([a-z0-9-]{0,39}[a-z0-9])?")
 NAMED_HOST = re.compile(r"([a-z0-9_-]+\.)+[a-z][a-z0-9-]*\.?")
 Fetch = Callable[[str, int], bytes]  # what is at an address, of at most so many bytes
-
-
-@dataclass(frozen=True)
-class Copy:
-    """What is known of a pipe's document."""
-
-    document: Mapping[str, Any] | None = None
-    fetched: float = 0.0
-    tried: float = 0.0
-    problem: str = ""  # of the last try; "" where it succeeded
-
-    def age(self, now: float) -> float:
-        return max(now - self.fetched, 0.0)
-
-    def is_due(self, now: float) -> bool:
-        """Should it be fetched? A clock that was set back is no reason to wait for the future."""
-        limit = RETRY if self.problem or self.document is None else _lasting(self.document)
-        since = self.tried if self.problem else self.fetched
-        return not since <= now < since + limit
-
-    def told(self, name: str, now: float) -> str:
-        """One line for the log and for people; "" where all is well."""
-        if not self.problem:
-            return ""
-        kept = f"a copy of {self.age(now):.0f} s ago is used" if self.document is not None else "there is no copy of it"
-        return f"pipe {name}: {self.problem}; {kept}"
 
 
 def fetch(url: str, largest: int) -> bytes:
@@ -76,27 +48,14 @@ def fetch(url: str, largest: int) -> bytes:
 def refresh(pipe: Pipe, folder: Path, now: float, fetch: Fetch = fetch) -> Copy:
     """The document as it is now, or as it was when it could be had. Raises nothing that the pipe's server can cause."""
     copy = kept(pipe, folder)
-    if not copy.is_due(now):
+    if not copy.is_due(now, lasting(copy.document)):
         return copy
-    try:
-        copy = Copy(read_document(fetch(pipe.url, LARGEST)), now, now)
-    except BelljarError as exc:
-        copy = replace(copy, tried=now, problem=exc.message)
-    except ValueError as exc:
-        copy = replace(copy, tried=now, problem=f"{pipe.url}: {exc}")
-    facts = {"url": pipe.url, **{key: getattr(copy, key) for key in ("fetched", "tried", "problem", "document")}}
-    write_whole(_place(pipe, folder), json.dumps(facts, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-    return copy
+    return copies.refreshed(copy, pipe.url, _place(pipe, folder), now, lambda: read_document(fetch(pipe.url, LARGEST)))
 
 
 def kept(pipe: Pipe, folder: Path) -> Copy:
     """The copy there is, of this address. Looks at no network."""
-    with suppress(OSError, ValueError, KeyError, BelljarError):
-        facts = read_json(_place(pipe, folder), 4 * LARGEST)
-        document, fetched, tried = facts["document"], number(str(facts["fetched"])), number(str(facts["tried"]))
-        if facts["url"] == pipe.url and (document is None or _check(document)):
-            return Copy(document, fetched, tried, str(facts["problem"]))
-    return Copy()
+    return copies.kept(pipe.url, _place(pipe, folder), _check)
 
 
 def _place(pipe: Pipe, folder: Path) -> Path:
@@ -110,18 +69,17 @@ def read_document(data: bytes) -> dict[str, Any]:
     return dict(document)
 
 
-def _check(document: Any) -> bool:
+def _check(document: Any) -> None:
     if not isinstance(document, dict) or not isinstance(document.get("machinetypes"), list):
         raise ValueError("no JSON object with a list of machinetypes")
     if len(document["machinetypes"]) > MOST_TYPES:
         raise ValueError(f"{len(document['machinetypes'])} machinetypes; at most {MOST_TYPES}")
-    return True
 
 
-def _lasting(document: Mapping[str, Any]) -> float:
+def lasting(document: Mapping[str, Any] | None) -> float:
     """How long a copy may be used without asking again."""
     with suppress(ValueError):
-        return min(max(number(str(document.get("cache_seconds", USUAL_AGE))), LEAST_AGE), MOST_AGE)
+        return min(max(number(str((document or {}).get("cache_seconds", USUAL_AGE))), LEAST_AGE), MOST_AGE)
     return USUAL_AGE
 
 

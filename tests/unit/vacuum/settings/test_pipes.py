@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from tests.unit.image.http_server import serving
 
 from belljar.errors import DownloadFailed
+from belljar.host.copies import RETRY, Copy
 from belljar.host.toml import Mistake
 from belljar.vacuum import MachineType, Pipe, Space
 from belljar.vacuum.settings.pipes import (
     LARGEST,
-    RETRY,
-    Copy,
     fetch,
     kept,
+    lasting,
     machinetypes,
     may_name,
     read_document,
@@ -224,8 +224,8 @@ def test_a_stale_copy_is_used_when_a_refresh_fails_and_its_age_is_told(tmp_path:
     origin.document = broken
     copy = refresh(PIPE, tmp_path, NOW + 700, origin)
     assert copy.document == first.document
-    assert copy.told("gds", NOW + 700).startswith("pipe gds: https://gds.example.org/pipe.json: ")
-    assert copy.told("gds", NOW + 700).endswith("; a copy of 700 s ago is used")
+    assert copy.told("pipe gds", NOW + 700).startswith("pipe gds: https://gds.example.org/pipe.json: ")
+    assert copy.told("pipe gds", NOW + 700).endswith("; a copy of 700 s ago is used")
     space, _ = with_pipes(Space("v", "f", pipes=(PIPE,)), {"gds": copy})
     assert [one.name for one in space.types] == ["gds-prod"]
 
@@ -234,11 +234,11 @@ def test_after_a_failure_it_is_not_asked_at_once_again(tmp_path: Path) -> None:
     origin = Origin()
     origin.document = None
     copy = refresh(PIPE, tmp_path, NOW, origin)
-    assert copy.document is None and copy.told("gds", NOW).endswith("; there is no copy of it")
+    assert copy.document is None and copy.told("pipe gds", NOW).endswith("; there is no copy of it")
     refresh(PIPE, tmp_path, NOW + RETRY - 1, origin)
     assert origin.asked == 1
     origin.document = document(ENTRY)
-    assert refresh(PIPE, tmp_path, NOW + RETRY, origin).told("gds", NOW + RETRY) == ""
+    assert refresh(PIPE, tmp_path, NOW + RETRY, origin).told("pipe gds", NOW + RETRY) == ""
 
 
 def test_a_clock_that_was_set_back_does_not_keep_an_old_copy(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_copy_of_another_address_or_a_damaged_one_is_none(tmp_path: Path) -> N
 @pytest.mark.parametrize(("said", "lasts"), [(1, 60), ("7200", 7200), (1e12, 7 * 86400), ("soon", 3600), (None, 3600)])
 def test_cache_seconds_are_kept_within_reason(tmp_path: Path, said: object, lasts: float) -> None:
     copy = Copy(document(cache_seconds=said), NOW, NOW)
-    assert (copy.is_due(NOW + lasts - 1), copy.is_due(NOW + lasts)) == (False, True)
+    assert [copy.is_due(NOW + age, lasting(copy.document)) for age in (lasts - 1, lasts)] == [False, True]
 
 
 def test_a_type_of_the_site_s_own_stays_while_its_pipe_is_silent() -> None:
