@@ -10,12 +10,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import Any, Final
 
 from belljar.errors import PortRefused
+from belljar.host.telling import Tell
 from belljar.host.threads import in_thread
 
 Address = tuple[Any, ...]  # as the socket module has it: host, port, and more for IPv6
+EVERYWHERE: Final = ("0.0.0.0", "::")
 BATCH: Final = 64  # datagrams that are taken before others in the loop have their turn
 TURN: Final = 0.003  # seconds after which they have it anyway
 BUFFER: Final = 1 << 20  # bytes the kernel is asked to keep for us, each way; what is kept longer is answered late
@@ -137,6 +140,23 @@ def all_bound(hosts: Iterable[str], port: int, least: int | None = None) -> list
             one.close()
         raise PortRefused("; ".join(problems))
     return sockets
+
+
+async def own_sockets(listen: Iterable[str], name: str, port: int, tell: Tell) -> list[socket.socket]:
+    """At the addresses the site named; else at those of this host's name, where that names it as others see it; else at every address of
+    this host. Raises PortRefused."""
+    if listen:
+        return all_bound(listen, port)
+    if is_numeric(name):
+        return all_bound((name,), port)
+    found = [address[0] for address in await addresses_of(name, port)]
+    outside = [one for one in found if not ip_address(one.partition("%")[0]).is_loopback]
+    if outside:
+        try:
+            return all_bound(outside, port)
+        except PortRefused as exc:
+            tell("listening everywhere", why=exc.message)
+    return all_bound(EVERYWHERE, port, least=1)
 
 
 async def addresses_of(name: str, port: int) -> list[Address]:

@@ -10,8 +10,9 @@ from tests.unit.vacuum.factory.test_factory import Site, api_requests
 
 from belljar.cli import main
 from belljar.errors import ImageUnknown
+from belljar.host.kept import keep, read
 from belljar.records import replace
-from belljar.vacuum.factory.state import STATUS, Status, keep, read
+from belljar.vacuum.factory.state import STATUS, Status
 
 HOUR = 3600.0
 __all__ = ["api_requests"]
@@ -64,8 +65,8 @@ def test_of_times_without_a_factory_that_is_told(folder: Path, capsys: pytest.Ca
     at = ["vacuum", "explain", "--state", str(folder)]
     assert main([*at, "--at", "2h"]) == 125
     assert "no decision is known of that time" in capsys.readouterr().err
-    status = read(folder, STATUS, Status)
-    keep(folder, STATUS, replace(status, cycled=status.cycled - HOUR / 3))
+    status = read(folder / STATUS, Status)
+    keep(folder / STATUS, replace(status, cycled=status.cycled - HOUR / 3))
     assert main(at) == 125
     assert "no factory ran here after 20" in capsys.readouterr().err
     assert main([*at, "--at", "30m", "nosuch"]) == 125
@@ -73,10 +74,10 @@ def test_of_times_without_a_factory_that_is_told(folder: Path, capsys: pytest.Ca
 
 
 def test_a_check_exits_as_nagios_wants_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status = read(folder, STATUS, Status)
+    status = read(folder / STATUS, Status)
     lines = []
     for cycles, code in ((1, 0), (4, 1), (11, 2)):
-        keep(folder, STATUS, replace(status, cycled=time.time() - cycles * status.cycle, error=""))
+        keep(folder / STATUS, replace(status, cycled=time.time() - cycles * status.cycle, error=""))
         assert main(["vacuum", "check", "--state", str(folder)]) == code
         lines.append(capsys.readouterr().out)
     assert [line.partition(":")[0] for line in lines] == ["OK", "WARNING", "CRITICAL"]

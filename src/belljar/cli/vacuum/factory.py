@@ -94,9 +94,10 @@ def _row(one: dict[str, Any]) -> tuple[object, ...]:
 
 
 def check(args: argparse.Namespace, house: House) -> int:
+    from belljar.host import kept
     from belljar.vacuum.factory import monitor, state
 
-    level, line = monitor.check(state.read(folder_of(args, house), state.STATUS, state.Status), time.time())
+    level, line = monitor.check(kept.read(folder_of(args, house) / state.STATUS, state.Status), time.time())
     print(line)
     return int(level)
 

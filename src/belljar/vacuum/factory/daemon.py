@@ -17,16 +17,15 @@ from pathlib import Path
 
 from belljar import __version__
 from belljar.errors import BelljarError, HostError
+from belljar.host import kept
 from belljar.host.copies import Copy
-from belljar.host.files import private_folder, read_json, read_secret, write_whole
+from belljar.host.files import private_folder, read_secret
 from belljar.host.locks import try_lock
 from belljar.host.metrics import serve as serve_metrics
 from belljar.host.systemd import notify
 from belljar.host.telling import Tell
 from belljar.host.threads import in_thread
 from belljar.host.watch import watching
-from belljar.model import dumps
-from belljar.reading import from_json
 from belljar.records import dataclass, replace
 from belljar.vacuum import MachineType, Space, TypeStatus
 from belljar.vacuum.factory import monitor
@@ -59,15 +58,13 @@ class Order:
 
 
 def order(folder: Path) -> Order:
-    with suppress(OSError, ValueError, BelljarError):
-        made: Order = from_json(Order, read_json(folder / ORDER))
-        return made
-    return Order()
+    made: Order | None = kept.read(folder / ORDER, Order)
+    return made or Order()
 
 
 def give_order(folder: Path, one: Order) -> None:
     """The factory that works in this folder obeys it at once, and after a restart too."""
-    write_whole(private_folder(folder, mode=0o755) / ORDER, dumps(one) + b"\n", mode=0o644, durable=True)
+    kept.keep(private_folder(folder, mode=0o755) / ORDER, one, durable=True)
 
 
 async def serve(file: Path, folder: Path, tell: Tell, *, metrics: tuple[str, int] | None = None) -> None:
@@ -106,9 +103,11 @@ class Daemon:
             loop.add_signal_handler(number, ended.set)
         loop.add_signal_handler(signal.SIGHUP, self.reload)
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self._poller.close)
+            stack.push_async_callback(self._poller.places.close)
             self.answering = await stack.enter_async_context(
-                responding(self._settings, self._snapshot, self._tell, key=self._key, factories=self._poller.hosts)
+                responding(
+                    self._settings, self._snapshot, self._tell, key=self._key, factories=self._poller.places.hosts
+                )
             )
             stack.enter_context(watching(self._folder, ORDER, self.obey))
             if metrics is not None:

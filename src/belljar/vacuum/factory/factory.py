@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BelljarError
+from belljar.host import kept
 from belljar.host.telling import Tell
 from belljar.host.threads import in_thread
 from belljar.records import dataclass, replace
@@ -27,7 +28,7 @@ from belljar.vacuum.decisions.decide import Decision, Host, Reason, decide
 from belljar.vacuum.decisions.packing import Machine
 from belljar.vacuum.factory.keeper import JOBOUTPUTS, Keeper, Living, request_for, told
 from belljar.vacuum.factory.present import ended_status, own_status, slot_name, snapshot
-from belljar.vacuum.factory.state import MEMORY, STATUS, Decisions, Finished, Memory, Status, keep, read
+from belljar.vacuum.factory.state import MEMORY, STATUS, Decisions, Finished, Memory, Status
 from belljar.vacuum.protocol.query import Snapshot
 
 SHOWS_WITHIN = 120.0  # seconds in which a machine that was asked for is claimed, or never will be
@@ -68,7 +69,7 @@ class Factory:
             space, folder, keeper, ask, make_data, tell,
         )  # fmt: skip
         self._clock, self._luck, self._load, self._steady = clock, luck, load, steady
-        self.memory: Memory = read(folder, MEMORY, Memory) or Memory()
+        self.memory: Memory = kept.read(folder / MEMORY, Memory) or Memory()
         self.living: list[Living] = []
         self.slots: dict[int, tuple[str, Finished]] = {}
         self.started, self.ended = Counter[str](), Counter[tuple[str, str]]()
@@ -302,7 +303,7 @@ class Factory:
     def _remember(self, *, durable: bool = False, **changes: Any) -> None:
         self.memory = replace(self.memory, **changes)
         try:
-            keep(self.folder, MEMORY, self.memory, durable=durable)
+            kept.keep(self.folder / MEMORY, self.memory, durable=durable)
         except (OSError, BelljarError) as exc:
             self._complain("memory", str(exc))
             if durable:
@@ -316,7 +317,7 @@ class Factory:
             silent=silent, error="; ".join(sorted({one.why for one in self._failing.values()})),
         )  # fmt: skip
         with suppress(OSError, BelljarError):
-            keep(self.folder, STATUS, self.status)
+            kept.keep(self.folder / STATUS, self.status)
 
     def _complain(self, about: str, text: str) -> None:
         """Once, until it goes well or is another."""

@@ -6,24 +6,23 @@ Status and memory are files that are written whole or not at all. All of it may 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from belljar.errors import BelljarError
-from belljar.host.files import append_line, read_json, write_whole
-from belljar.model import dumps, to_json
-from belljar.reading import from_json
+from belljar.host import kept
+from belljar.host.kept import Lines
+from belljar.model import to_json
 from belljar.records import dataclass, field
 from belljar.vacuum.decisions.backoff import TypePast
 from belljar.vacuum.factory.keeper import Living
 
-STATUS, MEMORY, DECISIONS, BEFORE = "status.json", "memory.json", "decisions.jsonl", "decisions.1.jsonl"
-LARGEST = 1 << 24
+STATUS, MEMORY, DECISIONS = "status.json", "memory.json", "decisions"
 LOST = 10.0  # cycles without a sign of life, after which no factory runs
 LARGEST_DECISIONS = 1 << 26  # bytes of a file of decisions; the one before it is kept
+# What makes another decision: numbers that change by themselves do not.
+ESSENCE = ("machinetype", "reason", "detail", "started", "failures")
 
 
 @dataclass(frozen=True)
@@ -68,55 +67,32 @@ class Memory:
     pending: tuple[Living, ...] = ()  # were asked for, and may not show yet
 
 
-def read(folder: Path, name: str, kind: Any) -> Any:
-    """The value of this class in that file; None where there is none, or it is not one."""
-    with suppress(OSError, ValueError, BelljarError):
-        return from_json(kind, read_json(folder / name, LARGEST))
-    return None
-
-
-def keep(folder: Path, name: str, value: Any, *, durable: bool = False) -> None:
-    """Write a value whole. Raises NoSpace."""
-    write_whole(folder / name, dumps(value) + b"\n", mode=0o644, durable=durable)
-
-
 class Decisions:
     """The journal of decisions: a line for each that differs from the one before. `explain` reads it. The first line of a process says
     when the one before it was last seen alive."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self._lines = Lines(folder, DECISIONS, LARGEST_DECISIONS)
         self._last: Any = None
-        before = read(folder, STATUS, Status)
+        before = kept.read(folder / STATUS, Status)
         self._start: dict[str, Any] = {"alive_before": before.cycled if before else 0.0}
 
     def tell(self, now: float, decision: dict[str, Any]) -> None:
         """One that is as the last one is not written again. A disk that is full costs a line, and nothing else."""
         plain = to_json(decision)
-        if (essence := _essence(plain)) == self._last:
-            return
-        with suppress(OSError, BelljarError):
-            path = self._folder / DECISIONS
-            if path.exists() and path.stat().st_size > LARGEST_DECISIONS:
-                os.replace(path, self._folder / BEFORE)
-            append_line(path, dumps({"time": now, **plain, **(self._start if self._last is None else {})}), mode=0o644)
-            self._last = essence
-
-
-def _essence(decision: dict[str, Any]) -> Any:
-    """What makes it another decision: numbers that change by themselves do not."""
-    verdicts = decision.get("verdicts", [])
-    return [
-        tuple(one.get(key) for key in ("machinetype", "reason", "detail", "started", "failures")) for one in verdicts
-    ]
+        essence = [tuple(one.get(key) for key in ESSENCE) for one in plain.get("verdicts", [])]
+        if essence != self._last:
+            with suppress(OSError, BelljarError):
+                self._lines.add({"time": now, **plain, **(self._start if self._last is None else {})})
+                self._last = essence
 
 
 def decision_at(folder: Path, moment: float) -> tuple[dict[str, Any] | None, float]:
     """The decision that held at this moment, and 0. None: nothing was decided before it, or it is known no longer, or no factory ran
     then; the moment at which one was last seen alive before, where that is known."""
-    found, status = None, read(folder, STATUS, Status)
+    found, status = None, kept.read(folder / STATUS, Status)
     alive = status.cycled if status and status.cycled + LOST * status.cycle < moment else moment
-    for line in _lines(folder):
+    for line in Lines(folder, DECISIONS, LARGEST_DECISIONS):
         with suppress(ValueError):
             one = json.loads(line)
             if isinstance(one, dict) and isinstance(one.get("time"), (int, float)):
@@ -125,9 +101,3 @@ def decision_at(folder: Path, moment: float) -> tuple[dict[str, Any] | None, flo
                     break
                 found = one
     return (found, 0.0) if found and alive >= moment else (None, alive if alive < moment else 0.0)
-
-
-def _lines(folder: Path) -> Iterator[bytes]:
-    for name in (BEFORE, DECISIONS):
-        with suppress(FileNotFoundError), open(folder / name, "rb") as file:
-            yield from file

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing, suppress
 from typing import Final
 
-from belljar.host.datagrams import Address, Datagrams, addresses_of, bound, is_numeric
+from belljar.host.datagrams import Address, Datagrams, bound, is_numeric
+from belljar.host.names import Names
 from belljar.records import dataclass, field, replace
 from belljar.vacuum import MachineStatus, Space, TypeStatus
 from belljar.vacuum.protocol.fields import Refused, Status, Why
@@ -28,8 +29,6 @@ IN_VAIN: Final = (
     2  # rounds that brought an answer but nothing new: Vac 03.00.01post10 announces types of which it tells nothing
 )
 KEEP: Final = 600.0  # seconds that a silent factory's use is taken for what it was
-ADDRESS_LASTS: Final = 600.0  # seconds until a name is looked up again
-LOOKERS: Final = 16  # names that are looked up at the same time
 AT_ONCE: Final = 32  # questions, before answers have their turn
 TURN: Final = 0.01  # seconds of it
 BUFFER: Final = 16 << 20  # bytes of answers that may wait: those of thousands come at once
@@ -124,10 +123,7 @@ class Poller:
     def __init__(self, space: Space, *, client: str, key: bytes = b"", clock: Callable[[], float] = time.time) -> None:
         self._space, self._client, self._key, self._clock = space, client, key, clock
         self._names = tuple(dict.fromkeys(full_name(one, space.factory) for one in space.factories))
-        self._places: dict[str, tuple[float, list[Address]]] = {}
-        self.hosts: set[str] = set()  # addresses at which factories were found
-        self._looking: dict[str, asyncio.Task[None]] = {}
-        self._lookers = asyncio.Semaphore(LOOKERS)
+        self.places = Names(self._names, space.port)
         self._silent: tuple[str, ...] = ()
         self._short: tuple[str, ...] = ()
 
@@ -135,7 +131,7 @@ class Poller:
         """What the factories tell of this now. Takes no longer than the space's `poll_limit`."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await self._look_up()
+        await self.places.look_up(min(self._space.poll_silence, self._space.poll_limit))
         salt = secrets.token_hex(32)
         peers = [
             Peer(
@@ -154,37 +150,12 @@ class Poller:
         found = {one.name: tuple(one.told.values()) for one in peers if one.told}
         return Answers(found, self._silent, self._short, dict(poll.refused), poll.round, loop.time() - began)
 
-    async def close(self) -> None:
-        """Names are looked up no more."""
-        for task in self._looking.values():
-            task.cancel()
-        await asyncio.gather(*self._looking.values(), return_exceptions=True)
-
-    async def _look_up(self) -> None:
-        """Addresses that are old serve until there are new ones; those that were never known are waited for, but no whole poll."""
-        now = asyncio.get_running_loop().time()
-        for name in self._names:
-            if name not in self._looking and (name not in self._places or now - self._places[name][0] > ADDRESS_LASTS):
-                self._looking[name] = asyncio.create_task(self._find(name))
-        unknown = [self._looking[name] for name in self._looking if name not in self._places]
-        if unknown:
-            await asyncio.wait(unknown, timeout=min(self._space.poll_silence, self._space.poll_limit))
-
-    async def _find(self, name: str) -> None:
-        try:
-            async with self._lookers:
-                if found := await addresses_of(name, self._space.port):
-                    self._places[name] = (asyncio.get_running_loop().time(), found)
-                    self.hosts.update(address[0] for address in found)
-        finally:
-            del self._looking[name]
-
     def question(self, kind: Kind, cookie: str) -> bytes:
         return query(kind, self._space.name, cookie, self._clock(), client=self._client, key=self._key)
 
     def place(self, peer: Peer) -> Address | None:
         """Where this question of a poll goes: a factory with several addresses may listen at one of them only."""
-        _, found = self._places.get(peer.name, (0.0, []))
+        found = self.places.of(peer.name)
         return found[(peer.asked - 1) % len(found)] if found else None
 
     def read(self, data: bytes, kind: Kind) -> tuple[object, Status]:

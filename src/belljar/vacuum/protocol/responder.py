@@ -11,18 +11,15 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import ExitStack, asynccontextmanager, closing
-from ipaddress import ip_address
 from typing import Any, Final
 
-from belljar.errors import PortRefused
-from belljar.host.datagrams import Address, Datagrams, addresses_of, all_bound, is_numeric
+from belljar.host.datagrams import Address, Datagrams, own_sockets
 from belljar.host.senders import Sender, Senders
 from belljar.host.telling import Tell
 from belljar.vacuum import Space
 from belljar.vacuum.protocol.fields import Refused, Why
 from belljar.vacuum.protocol.query import LONGEST_QUERY, Kind, Message, Snapshot, answer, bodies, read_query
 
-EVERYWHERE: Final = ("0.0.0.0", "::")
 PACKET: Final = 256  # bytes of its budget that each packet costs its sender, whatever comes of it
 
 
@@ -97,7 +94,7 @@ async def responding(
     """Answers at this factory's own addresses until the end of the context. Raises PortRefused."""
     answering = Answering(space, snapshot, tell, key=key, factories=factories)
     with ExitStack() as sockets:
-        for sock in await _bound(space, tell):
+        for sock in await own_sockets(space.listen, space.factory, space.port, tell):
             sockets.enter_context(closing(_listening(sock, answering)))
         yield answering
 
@@ -107,20 +104,3 @@ def _listening(sock: socket.socket, answering: Answering) -> Datagrams:
         sock, lambda data, address: answering.take(data, address, listening.send), longest=LONGEST_QUERY + 1
     )
     return listening
-
-
-async def _bound(space: Space, tell: Tell) -> list[socket.socket]:
-    """At the addresses the site named; else at those of this factory's name, where that names this host as others see it; else
-    at every address of this host."""
-    if space.listen:
-        return all_bound(space.listen, space.port)
-    if is_numeric(space.factory):
-        return all_bound((space.factory,), space.port)
-    found = [address[0] for address in await addresses_of(space.factory, space.port)]
-    outside = [one for one in found if not ip_address(one.partition("%")[0]).is_loopback]
-    if outside:
-        try:
-            return all_bound(outside, space.port)
-        except PortRefused as exc:
-            tell("listening everywhere", why=exc.message)
-    return all_bound(EVERYWHERE, space.port, least=1)

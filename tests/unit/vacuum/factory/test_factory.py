@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from belljar.errors import BelljarError, HostError, ImageUnknown, MachineBusy
+from belljar.host.kept import read
 from belljar.model import Context, OwnWork, Request, RunPayload
 from belljar.records import replace
 from belljar.vacuum import MachineType, Space, TypeStatus
 from belljar.vacuum.decisions.decide import Reason
 from belljar.vacuum.factory.factory import SHOWS_WITHIN, Factory, finish
 from belljar.vacuum.factory.keeper import Living, labels_of, request_for
-from belljar.vacuum.factory.state import STATUS, Finished, Status, read
+from belljar.vacuum.factory.state import STATUS, Finished, Status
 from belljar.vacuum.protocol.query import Snapshot
 
 SPACE = Space(
@@ -144,7 +145,7 @@ async def test_an_empty_host_is_filled_in_one_cycle_by_shares(site: Site) -> Non
     assert sorted(one.slot for one in site.machines.values()) == [0, 1, 2, 3]
     await factory.cycle()
     assert len(site.asked) == 4  # it is full
-    status = read(site.folder, STATUS, Status)
+    status = read(site.folder / STATUS, Status)
     assert (status.machines, status.processors, status.most_processors, status.hs06) == (4, 4, 4, 40.0)
 
 
@@ -469,7 +470,7 @@ async def test_a_full_disk_keeps_no_machine_from_being_looked_after(
     factory = site.factory()
     await factory.cycle()
     id = next(iter(site.machines))
-    monkeypatch.setattr("belljar.vacuum.factory.factory.keep", full)
+    monkeypatch.setattr("belljar.host.kept.keep", full)
     factory._note(site.end(id, "200 Done"))
     with pytest.raises(OSError):
         await factory.cycle()  # nothing is started that could not be found again

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from belljar.host.kept import keep, read
 from belljar.host.metrics import registry
 from belljar.records import replace
 from belljar.vacuum import TypeStatus
 from belljar.vacuum.decisions.backoff import TypePast
 from belljar.vacuum.factory.monitor import Level, Snapshot, check, metrics
-from belljar.vacuum.factory.state import MEMORY, STATUS, Decisions, Finished, Memory, Status, decision_at, keep, read
+from belljar.vacuum.factory.state import MEMORY, STATUS, Decisions, Finished, Memory, Status, decision_at
 
 STATE = Status(
     "vac.example.org", "vf1.example.org", 77, 1000.0, 60.0, 5000.0, took=0.25, machines=3, processors=10, most_processors=16, hs06=110.0
@@ -67,7 +68,7 @@ def test_metrics_are_read_anew_each_time() -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"space": 7}', '{"space": "a", "no_such": 1}'])
 def test_a_file_that_is_none_is_as_if_it_were_not_there(tmp_path: Path, text: str) -> None:
     (tmp_path / STATUS).write_text(text)
-    assert read(tmp_path, STATUS, Status) is None and read(tmp_path, "missing", Status) is None
+    assert read(tmp_path / STATUS, Status) is None and read(tmp_path / "missing", Status) is None
 
 
 def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
@@ -77,8 +78,8 @@ def test_what_is_kept_is_read_again(tmp_path: Path) -> None:
         {"lhcb": TypePast(5.0, 2, 1.5, 7.0)},
     )
     for name, value in ((STATUS, STATE), (MEMORY, memory)):
-        keep(tmp_path, name, value)
-        assert read(tmp_path, name, type(value)) == value
+        keep(tmp_path / name, value)
+        assert read(tmp_path / name, type(value)) == value
 
 
 def decided(reason: str, hs06: float = 0.0) -> dict[str, object]:
@@ -105,9 +106,9 @@ def test_a_decision_is_written_when_it_differs_and_found_by_its_moment(tmp_path:
 
 def test_while_no_factory_ran_nothing_was_decided(tmp_path: Path) -> None:
     Decisions(tmp_path).tell(100.0, decided("turn"))
-    keep(tmp_path, STATUS, replace(STATE, cycled=400.0))
+    keep(tmp_path / STATUS, replace(STATE, cycled=400.0))
     Decisions(tmp_path).tell(9000.0, decided("turn"))
-    keep(tmp_path, STATUS, replace(STATE, cycled=9500.0))
+    keep(tmp_path / STATUS, replace(STATE, cycled=9500.0))
     found = {
         moment: decision_at(tmp_path, moment) for moment in (50.0, 399.0, 401.0, 8999.0, 9000.0, 10_100.0, 10_101.0)
     }
