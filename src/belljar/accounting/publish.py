@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -62,7 +63,7 @@ class Publisher:
         Raises PositionLost, NoSpace."""
         rows = archived = queued = unreported = 0
         with self._locked():
-            logged = _Logged(self.folder / "logs")
+            logs = dict[Path, bytes]()
             for row, position in self._rows(ledger, from_start):
                 rows += 1
                 if (record := record_of(row)) is not None:
@@ -71,7 +72,7 @@ class Publisher:
                     unreported += is_new and not record.is_reportable
                     if self._settings.logs:
                         self._step("log")
-                        logged.add(record)
+                        _log(self.folder / "logs", record, logs)
                 self._step("position")
                 write_whole(self.folder / POSITION, position.encode(), durable=True)
         return Pass(rows, archived, queued, unreported)
@@ -92,55 +93,52 @@ class Publisher:
     def _account(self, record: UsageRecord) -> tuple[bool, bool]:
         """Is it new in the archive; was it moved to the queue?"""
         name, text = name_of(record), message(record, self._settings.version).encode()
-        kept, staged = self.folder / "archive" / name, self.folder / "staged" / name.replace("/", "-")
+        kept = self.folder / "archive" / name
         is_new = not kept.exists()
         if is_new and record.is_reportable:
             self._step("stage")
-            _keep(staged, text)
+            _keep(self._staged(name), text)
         if is_new:
             self._step("archive")
             private_folder(kept.parent, mode=0o755)
             _keep(kept, text)
-        is_sent = staged.exists()
+        is_sent = self._staged(name).exists()
         if is_sent:
             self._step("queue")
-            self._queue(staged, name)
+            self._queue(name)
         return is_new, is_sent
 
-    def _queue(self, staged: Path, name: str) -> None:
-        target = private_folder((self.folder / "outgoing" / name).parent, mode=0o755)
-        os.rename(staged, target / name.partition("/")[2])
-        sync_names(target)
-        sync_names(staged.parent)
+    def _staged(self, name: str) -> Path:
+        return self.folder / "staged" / name.replace("/", "-")
+
+    def _queue(self, name: str, text: bytes | None = None) -> Path:
+        """What is staged by this name, or this text."""
+        if text is not None:
+            _keep(self._staged(name), text)
+        place = self.folder / "outgoing" / name
+        private_folder(place.parent, mode=0o755)
+        os.rename(self._staged(name), place)
+        sync_names(place.parent)
+        sync_names(self._staged(name).parent)
+        return place
 
     def count(self, month: str, now: float) -> list[Path]:
         """Queue messages that say how many records of this month (YYYYMM) were sent, one for each site and factory in it. Empty:
         there were none."""
         with self._locked():
-            found: dict[tuple[str, str], int] = {}
-            for path in self._archived(month):
-                facts = _facts(path)
-                if REPORTABLE in facts:
-                    key = (facts.get("Site", ""), facts.get("SubmitHost", ""))
-                    found[key] = found.get(key, 0) + 1
-            queued = []
-            for number, ((site, host), jobs) in enumerate(sorted(found.items())):
-                name = sync_name(now + number / 1000)
-                staged = self.folder / "staged" / name.replace("/", "-")
-                _keep(staged, sync(site, host, jobs, int(month[:4]), int(month[4:])).encode())
-                self._queue(staged, name)
-                queued.append(self.folder / "outgoing" / name)
-        return queued
+            sent = [facts for facts in self.records(month) if REPORTABLE in facts]
+            found = Counter((facts.get("Site", ""), facts.get("SubmitHost", "")) for facts in sent)
+            return [
+                self._queue(sync_name(now + number / 1000), sync(*who, jobs, int(month[:4]), int(month[4:])).encode())
+                for number, (who, jobs) in enumerate(sorted(found.items()))
+            ]
 
     def republish(self, month: str) -> int:
         """Queue again what was sent of a month (YYYYMM); receivers replace what they had. Returns how many there are."""
         with self._locked():
             paths = [path for path in self._archived(month) if REPORTABLE in _facts(path)]
             for path in paths:
-                name = f"{path.parent.name}/{path.name}"
-                staged = self.folder / "staged" / name.replace("/", "-")
-                _keep(staged, read_capped(path, LARGEST_RECORD))
-                self._queue(staged, name)
+                self._queue(f"{path.parent.name}/{path.name}", read_capped(path, LARGEST_RECORD))
         return len(paths)
 
     def records(self, month: str) -> list[dict[str, str]]:
@@ -169,21 +167,14 @@ def _keep(path: Path, data: bytes) -> None:
     sync_names(path.parent)
 
 
-class _Logged:
-    """The logs, and which machines are in those of the days that were asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._known: dict[Path, bytes] = {}
-
-    def add(self, record: UsageRecord) -> None:
-        """A line in each log, unless it is there."""
-        for name, line in ((pbs_file(record), pbs_line(record)), (blah_file(record), blah_line(record))):
-            path = self._folder / name
-            if path not in self._known:
-                self._known[path] = path.read_bytes() if path.exists() else b""
-            if record.id.encode() not in self._known[path]:
-                self._known[path] += _append(path, line)
+def _log(folder: Path, record: UsageRecord, known: dict[Path, bytes]) -> None:
+    """A line in each log, unless it is there. *known*: the logs that were read."""
+    for name, line in ((pbs_file(record), pbs_line(record)), (blah_file(record), blah_line(record))):
+        path = folder / name
+        if path not in known:
+            known[path] = path.read_bytes() if path.exists() else b""
+        if record.id.encode() not in known[path]:
+            known[path] += _append(path, line)
 
 
 def _append(path: Path, line: str) -> bytes:
