@@ -85,9 +85,9 @@ def before(text: str) -> float:
 
 
 def _row(one: dict[str, Any]) -> tuple[object, ...]:
-    from belljar.vacuum.decisions.decide import TEXTS, Reason
+    from belljar.vacuum.decisions.decide import Reason
 
-    why = TEXTS[Reason(one["reason"])].format(started=one["started"], detail=one["detail"])
+    why = Reason(one["reason"]).text.format(started=one["started"], detail=one["detail"])
     until = time.strftime("%H:%M:%S", time.localtime(one["until"])) if one["until"] else ""
     target = "" if one["target"] is None else f"{one['target']:.1f}"
     return one["machinetype"], f"{one['share']:g}", f"{one['hs06']:.1f}", target, f"{one['score']:.1f}", why, until

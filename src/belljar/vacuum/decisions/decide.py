@@ -11,58 +11,59 @@ starts a fair sample of the shares; with one free place, the type that is furthe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from math import inf
 from typing import Final
 
 from belljar.records import dataclass, field, replace
 from belljar.vacuum import MachineType, Mode, Space
-from belljar.vacuum.decisions.backoff import NO_PAST, NOTHING, Gate, Past, Total, View, drawn, gate, learn, most
+from belljar.vacuum.decisions.backoff import (
+    NO_PAST,
+    NOTHING,
+    Gate,
+    Past,
+    Total,
+    TypePast,
+    View,
+    drawn,
+    gate,
+    learn,
+    most,
+)
 from belljar.vacuum.decisions.packing import Machine, Reservation, Room, fitting, lacks, largest, reservation, superslot
 
 SLACK: Final = 0.01  # of its share a type may be ahead and still take the place that fits it best
 TURN: Final = 14400.0  # so long a factory keeps room, or does not
-KEENNESS: Final = (
-    16.0  # so many times the factories that are needed keep room for a type that finds none: not all can soon
-)
+KEENNESS: Final = 16.0  # so many times the factories that are needed keep room for a type: not all find one soon
 
 
 class Reason(str, Enum):
-    """Why a type is or is not started. Values are for programs, `Verdict.why` for people."""
+    """Why a type is or is not started. Values are for programs, texts for people."""
 
-    STARTED = "started"
-    NO_SHARE = "no-share"
-    DRAINING = "draining"
-    SHUTDOWN = "shutdown"
-    LOAD = "load"
-    FULL = "full"
-    STARTING = "starting"
-    FAILED = "failed"
-    BACKING_OFF = "backing-off"
-    TESTED = "tested"
-    OTHERS_TEST = "others-test"
-    SIZE = "size"
-    RESERVED = "reserved"
-    TURN = "turn"
+    text: str
+
+    def __new__(cls, value: str, text: str) -> Reason:
+        one = str.__new__(cls, value)
+        one._value_, one.text = value, text
+        return one
+
+    STARTED = "started", "{started} started"
+    NO_SHARE = "no-share", "it has no share"
+    DRAINING = "draining", "the factory is draining"
+    SHUTDOWN = "shutdown", "the factory shuts down before such a machine is of use"
+    LOAD = "load", "the host's load is too high ({detail})"
+    FULL = "full", "no processors are free"
+    STARTING = "starting", "as many machines are starting as may at a time"
+    FAILED = "failed", "none could be started here: {detail}"
+    BACKING_OFF = "backing-off", "it backs off: its last machines found no work"
+    TESTED = "tested", "it is being tested: a machine younger than its fizzle time runs"
+    OTHERS_TEST = "others-test", "another factory is to test it first"
+    SIZE = "size", "there is no place of its size: too little of {detail}, or of time"
+    RESERVED = "reserved", "what is free is kept for {detail}"
+    TURN = "turn", "others are further below their shares"
 
 
-TEXTS: Final = {
-    Reason.STARTED: "{started} started",
-    Reason.NO_SHARE: "it has no share",
-    Reason.DRAINING: "the factory is draining",
-    Reason.SHUTDOWN: "the factory shuts down before such a machine is of use",
-    Reason.LOAD: "the host's load is too high ({detail})",
-    Reason.FULL: "no processors are free",
-    Reason.STARTING: "as many machines are starting as may at a time",
-    Reason.FAILED: "none could be started here: {detail}",
-    Reason.BACKING_OFF: "it backs off: its last machines found no work",
-    Reason.TESTED: "it is being tested: a machine younger than its fizzle time runs",
-    Reason.OTHERS_TEST: "another factory is to test it first",
-    Reason.SIZE: "there is no place of its size: too little of {detail}, or of time",
-    Reason.RESERVED: "what is free is kept for {detail}",
-    Reason.TURN: "others are further below their shares",
-}
 GATES: Final = {Gate.BLOCKED: Reason.BACKING_OFF, Gate.TESTED: Reason.TESTED, Gate.OTHERS: Reason.OTHERS_TEST}
 
 
@@ -100,7 +101,7 @@ class Verdict:
     @property
     def why(self) -> str:
         """A sentence, without the moment."""
-        return TEXTS[self.reason].format(started=self.started, detail=self.detail)
+        return self.reason.text.format(started=self.started, detail=self.detail)
 
 
 @dataclass(frozen=True)
@@ -117,9 +118,9 @@ class Claim:
     """What a type may claim, while a decision is made."""
 
     def __init__(self, kind: MachineType, total: Total) -> None:
-        self.kind, self.total = kind, total
+        self.kind, self.total, self.group, self.share = kind, total, kind.belongs_to, max(0.0, kind.share)
         self.usage = total.hs06  # with the past, and with what is being started
-        self.score = total.hs06 / kind.share if kind.share > 0 else 0.0
+        self.score = total.hs06 / self.share if self.share else 0.0
         self.group_score = self.target = self.luck = 0.0
         self.reason, self.until, self.detail = Reason.TURN, 0.0, ""
         self.most, self.started = 1 << 30, 0  # machines
@@ -129,74 +130,78 @@ class Claim:
         return self.reason in (Reason.TURN, Reason.STARTED, Reason.SIZE, Reason.RESERVED) and self.started < self.most
 
 
+def by_group(claims: Iterable[Claim], of: Callable[[Claim], float]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for one in claims:
+        found[one.group] = found.get(one.group, 0.0) + of(one)
+    return found
+
+
+class Case:
+    """What one decision is about."""
+
+    def __init__(
+        self, now: float, space: Space, running: Sequence[Machine], view: View, past: Past, host: Host, random: Callable[[], float]
+    ) -> None:  # fmt: skip
+        self.now, self.space, self.running, self.host, self.random = now, space, running, host, random
+        self.ends = inf if space.shutdown_time is None else space.shutdown_time
+        self.past, self.others = learn(now, space, view, past), view.room
+        self.claims = [Claim(kind, view.totals.get(kind.name, NOTHING)) for kind in space.types]
+        self.given = sum(one.processors for one in running)
+        self.room = Room(space.processors - self.given, host.memory, host.disk)
+        self.closed = self._closed()
+        for claim in self.claims:
+            self._admit(claim)
+
+    def known(self, claim: Claim) -> TypePast:
+        return self.past.get(claim.kind.name, NO_PAST)
+
+    def _closed(self) -> tuple[Reason, str] | None:
+        """Why this factory starts nothing at all."""
+        host, space = self.host, self.space
+        busy = min(self.given, host.processors) if self.given > 4 else host.processors
+        if host.load > space.overload * busy:
+            return Reason.LOAD, f"{host.load:.2f} for {busy} processors"
+        if self.now >= self.ends:
+            return Reason.SHUTDOWN, ""
+        if space.draining:
+            return Reason.DRAINING, ""
+        if self.given >= space.processors:
+            return Reason.FULL, ""
+        return (Reason.STARTING, "") if host.starts <= 0 else None
+
+    def _admit(self, claim: Claim) -> None:
+        if not claim.share:
+            claim.reason = Reason.NO_SHARE
+            return
+        how, until = gate(self.now, self.space, claim.kind, claim.total, self.known(claim))
+        failing, why = self.host.failing.get(claim.kind.name, (0.0, ""))
+        if self.closed is not None:
+            claim.reason, claim.detail = self.closed
+        elif self.now + claim.kind.least_wallclock >= self.ends:
+            claim.reason = Reason.SHUTDOWN
+        elif self.now < failing:
+            claim.reason, claim.detail, claim.until = Reason.FAILED, why, failing
+        elif how in GATES:
+            claim.reason, claim.until = GATES[how], until
+        else:
+            claim.most = most(how, self.space, claim.total)
+
+
 def decide(
-    now: float,
-    space: Space,
-    running: Sequence[Machine],
-    view: View,
-    past: Past,
-    host: Host,
-    random: Callable[[], float],
-) -> Decision:
+    now: float, space: Space, running: Sequence[Machine], view: View, past: Past, host: Host, random: Callable[[], float]
+) -> Decision:  # fmt: skip
     """*running*: this factory's own machines, those that are starting too. *view*: what all factories told, this one among
     them. *past*: the one of the decision before. *random*: numbers from 0 to 1."""
-    past = learn(now, space, view, past)
-    claims = [Claim(kind, view.totals.get(kind.name, NOTHING)) for kind in space.types]
-    given = sum(one.processors for one in running)
-    room = Room(space.processors - given, host.memory, host.disk)
-    closed = _closed(now, space, given, host)
-    for claim in claims:
-        _admit(now, space, claim, past, closed, host)
-    starts: list[Machine] = []
+    case = Case(now, space, running, view, past, host, random)
     if space.mode is Mode.COMPATIBLE:
-        _score_as_vac(claims)
-        if closed is None:
-            starts = _one(now, space, claims, running, room, random)
+        _score_as_vac(case.claims)
+        starts = _one(case) if case.closed is None else []
     else:
-        shares = Shares(now, space, claims, past, view.room, room, random)
-        if closed is None:
-            starts = _all(now, space, shares, running, room, host.starts)
-    if space.shutdown_time is not None:
-        starts = [replace(one, ends=min(one.ends, space.shutdown_time)) for one in starts]
-    verdicts = tuple(_verdict(claim, past) for claim in claims)
-    return Decision(tuple(starts), verdicts, past, _again(now, space, claims, closed))
-
-
-# -- who may ---------------------------------------------------------------------------------------------------------------
-
-
-def _closed(now: float, space: Space, given: int, host: Host) -> tuple[Reason, str] | None:
-    """Why this factory starts nothing at all."""
-    least = given if given > 4 else host.processors
-    if host.load > space.overload * min(least, host.processors):
-        return Reason.LOAD, f"{host.load:.2f} for {min(least, host.processors)} processors"
-    if space.shutdown_time is not None and now >= space.shutdown_time:
-        return Reason.SHUTDOWN, ""
-    if space.draining:
-        return Reason.DRAINING, ""
-    if given >= space.processors:
-        return Reason.FULL, ""
-    return (Reason.STARTING, "") if host.starts <= 0 else None
-
-
-def _admit(now: float, space: Space, claim: Claim, past: Past, closed: tuple[Reason, str] | None, host: Host) -> None:
-    kind = claim.kind
-    if kind.share <= 0:
-        claim.reason = Reason.NO_SHARE
-        return
-    known = past.get(kind.name, NO_PAST)
-    how, until = gate(now, space, kind, claim.total, known)
-    failing, why = host.failing.get(kind.name, (0.0, ""))
-    if closed is not None:
-        claim.reason, claim.detail = closed
-    elif space.shutdown_time is not None and now + kind.least_wallclock >= space.shutdown_time:
-        claim.reason = Reason.SHUTDOWN
-    elif now < failing:
-        claim.reason, claim.detail, claim.until = Reason.FAILED, why, failing
-    elif how in GATES:
-        claim.reason, claim.until = GATES[how], until
-    else:
-        claim.most = most(how, space, claim.total)
+        shares = Shares(case)
+        starts = _all(case, shares) if case.closed is None else []
+    starts = [replace(one, ends=min(one.ends, case.ends)) for one in starts]
+    return Decision(tuple(starts), tuple(_verdict(case, claim) for claim in case.claims), case.past, _again(case))
 
 
 # -- as Vac ----------------------------------------------------------------------------------------------------------------
@@ -204,23 +209,15 @@ def _admit(now: float, space: Space, claim: Claim, past: Past, closed: tuple[Rea
 
 def _score_as_vac(claims: Sequence[Claim]) -> None:
     """A group's score is the sum of its types': a group of n types gets an nth of its share. Kept for spaces shared with Vac."""
-    scores = dict[str, float]()
+    scores = by_group(claims, lambda one: one.score)
     for claim in claims:
-        scores[claim.kind.belongs_to] = scores.get(claim.kind.belongs_to, 0.0) + claim.score
-    for claim in claims:
-        claim.group_score = scores[claim.kind.belongs_to]
+        claim.group_score = scores[claim.group]
 
 
-def _one(
-    now: float,
-    space: Space,
-    claims: Sequence[Claim],
-    running: Sequence[Machine],
-    room: Room,
-    random: Callable[[], float],
-) -> list[Machine]:
-    order = sorted((claim for claim in claims if claim.is_open), key=lambda one: (one.group_score, one.score, random()))
-    machine = superslot(now, space, running, room, [claim.kind for claim in order])
+def _one(case: Case) -> list[Machine]:
+    space, room, is_open = case.space, case.room, [claim for claim in case.claims if claim.is_open]
+    order = sorted(is_open, key=lambda one: (one.group_score, one.score, case.random()))
+    machine = superslot(case.now, space, case.running, room, [claim.kind for claim in order])
     for claim in order:
         if machine is not None and machine.machinetype == claim.kind.name:
             claim.reason, claim.started = Reason.STARTED, 1
@@ -235,26 +232,18 @@ def _one(
 class Shares:
     """What each type should have now, and whose turn it is."""
 
-    def __init__(
-        self,
-        now: float,
-        space: Space,
-        claims: Sequence[Claim],
-        past: Past,
-        others: float,
-        room: Room,
-        random: Callable[[], float],
-    ) -> None:
-        self.now, self.space, self.claims, self.past = now, space, claims, past
-        self.hs06 = space.hs06_per_processor
-        free = max(1, room.processors)
-        self.scale = (free + others) / free  # for so many machines in the space each of ours stands
-        self.left = self.hs06 * (free + others)
-        for claim in claims:
+    def __init__(self, case: Case) -> None:
+        self.now, self.space, self.claims = case.now, case.space, case.claims
+        self.shares = by_group(case.claims, lambda one: one.share)
+        self.hs06 = case.space.hs06_per_processor
+        free = max(1, case.room.processors)
+        self.scale = (free + case.others) / free  # for so many machines in the space each of ours stands
+        self.left = self.hs06 * (free + case.others)
+        for claim in case.claims:
             claim.most = max(1, int(claim.most / self.scale))  # the others start theirs
-            if space.history:
-                claim.usage += past.get(claim.kind.name, NO_PAST).usage
-            claim.luck = random() * self._step(min(claim.kind.max_processors, free))
+            if case.space.history:
+                claim.usage += case.known(claim).usage
+            claim.luck = case.random() * self._step(min(claim.kind.max_processors, free))
         self.aim()
 
     def _step(self, processors: int) -> float:
@@ -262,34 +251,22 @@ class Shares:
 
     def aim(self) -> None:
         """Set the scores of all, and the targets of those that may be started: what a group has, and what is left for it."""
-        groups, shares, open_ = dict[str, float](), dict[str, float](), dict[str, float]()
+        groups = by_group(self.claims, lambda one: one.usage)
+        wanting = by_group((one for one in self.claims if one.is_open), lambda one: one.share)
+        whole, parts = self.left + sum(groups[name] for name in wanting), sum(self.shares[name] for name in wanting)
         for claim in self.claims:
-            name, share = claim.kind.belongs_to, max(0.0, claim.kind.share)
-            groups[name] = groups.get(name, 0.0) + claim.usage
-            shares[name] = shares.get(name, 0.0) + share
-            open_[name] = open_.get(name, 0.0) + (share if claim.is_open else 0.0)
-        wanting = [name for name in groups if open_[name]]
-        whole, parts = self.left + sum(groups[name] for name in wanting), sum(shares[name] for name in wanting)
-        for claim in self.claims:
-            name, share = claim.kind.belongs_to, claim.kind.share
-            claim.score = claim.usage / share if share > 0 else 0.0
-            claim.group_score = groups[name] / shares[name] if shares[name] else 0.0
-            claim.target = whole / parts * shares[name] * share / open_[name] if claim.is_open else 0.0
+            of_group, name = self.shares[claim.group], claim.group
+            claim.score = claim.usage / claim.share if claim.share else 0.0
+            claim.group_score = groups[name] / of_group if of_group else 0.0
+            claim.target = whole / parts * of_group * claim.share / wanting[name] if claim.is_open else 0.0
 
     def order(self) -> list[Claim]:
         """Those that may be started: first who is behind its target, the largest before all, then by how far."""
-        shares = dict[str, float]()
-        for claim in self.claims:
-            shares[claim.kind.belongs_to] = shares.get(claim.kind.belongs_to, 0.0) + max(0.0, claim.kind.share)
 
         def key(claim: Claim) -> tuple[int, float, float]:
             behind = claim.usage + claim.luck <= claim.target * (1 + SLACK)
-            group_score = claim.group_score + claim.luck / shares[claim.kind.belongs_to]
-            return (
-                -claim.kind.min_processors if behind else 1,
-                group_score,
-                claim.score + claim.luck / claim.kind.share,
-            )
+            group_score = claim.group_score + claim.luck / self.shares[claim.group]
+            return -claim.kind.min_processors if behind else 1, group_score, claim.score + claim.luck / claim.share
 
         return sorted((claim for claim in self.claims if claim.is_open), key=key)
 
@@ -309,17 +286,19 @@ class Shares:
         return place * max(1, len(self.space.factories)) < KEENNESS * needed
 
 
-def _all(now: float, space: Space, shares: Shares, running: Sequence[Machine], room: Room, most: int) -> list[Machine]:
-    """Machines, one after the other, until nothing fits or there are as many as may be started at a time. What would be kept idle for a large one for too long is given away."""
-    starts: list[Machine] = []
-    may_keep = True
+def _all(case: Case, shares: Shares) -> list[Machine]:
+    """Machines, one after the other, until nothing fits or there are as many as may be started at a time. What would be kept idle
+    for a large one for too long is given away."""
+    now, space, room, starts, may_keep = case.now, case.space, case.room, list[Machine](), True
     while room.processors > 0:
         order = shares.order()
-        if len(starts) >= most:
+        if len(starts) >= case.host.starts:
             for claim in order:
                 claim.reason = claim.reason if claim.started else Reason.STARTING
             break
-        held = _held(now, space, shares, order, [*running, *starts], room) if may_keep else None
+        held = None
+        if may_keep and (first := _first_to_wait(space, shares, order, room)):
+            held = reservation(now, space, first, [*case.running, *starts], room)
         for claim in order:
             if machine := fitting(now, space, claim.kind, room, held):
                 shares.take(claim, machine)
@@ -334,14 +313,10 @@ def _all(now: float, space: Space, shares: Shares, running: Sequence[Machine], r
     return starts
 
 
-def _held(
-    now: float, space: Space, shares: Shares, order: Sequence[Claim], running: Sequence[Machine], room: Room
-) -> Reservation | None:
-    """The place that is kept for the first type that finds none and has this factory's word."""
-    for claim in order:
-        if not largest(space, claim.kind, room) and shares.wants_place(claim):
-            return reservation(now, space, claim.kind, running, room)
-    return None
+def _first_to_wait(space: Space, shares: Shares, order: Sequence[Claim], room: Room) -> MachineType | None:
+    """The first type that finds no place and has this factory's word for one."""
+    waiting = (one.kind for one in order if not largest(space, one.kind, room) and shares.wants_place(one))
+    return next(waiting, None)
 
 
 def _tell_unfit(space: Space, order: Sequence[Claim], room: Room, held: Reservation | None) -> None:
@@ -357,8 +332,8 @@ def _tell_unfit(space: Space, order: Sequence[Claim], room: Room, held: Reservat
 # -- what is told ----------------------------------------------------------------------------------------------------------
 
 
-def _verdict(claim: Claim, past: Past) -> Verdict:
-    kind, known = claim.kind, past.get(claim.kind.name, NO_PAST)
+def _verdict(case: Case, claim: Claim) -> Verdict:
+    kind, known = claim.kind, case.known(claim)
     abort = max(claim.total.last_abort, known.last_abort)
     return Verdict(
         kind.name, claim.reason, claim.started, claim.until or None, claim.detail, kind.share, kind.belongs_to,
@@ -366,17 +341,13 @@ def _verdict(claim: Claim, past: Past) -> Verdict:
     )  # fmt: skip
 
 
-def _again(now: float, space: Space, claims: Sequence[Claim], closed: tuple[Reason, str] | None) -> float:
+def _again(case: Case) -> float:
     """When something may have changed by itself. What waits for processors waits for the end of a machine."""
-    soon, late = now + space.cycle, now + 10 * space.cycle
-    if space.mode is Mode.COMPATIBLE or (closed is not None and closed[0] is Reason.LOAD):
+    soon, late = case.now + case.space.cycle, case.now + 10 * case.space.cycle
+    if case.space.mode is Mode.COMPATIBLE or (case.closed is not None and case.closed[0] is Reason.LOAD):
         return soon
-    if closed is not None:
+    if case.closed is not None:
         return late
-    moments = [late]
-    for claim in claims:
-        if claim.reason in (Reason.RESERVED, Reason.STARTED):
-            moments.append(soon)
-        elif claim.until:
-            moments.append(claim.until)
-    return max(now + 1.0, min(moments))
+    is_soon = (Reason.RESERVED, Reason.STARTED)
+    moments = [soon if claim.reason in is_soon else claim.until or late for claim in case.claims]
+    return max(case.now + 1.0, min([late, *moments]))
