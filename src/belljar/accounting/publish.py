@@ -20,15 +20,7 @@ from belljar.accounting.apel import message, name_of, sync, sync_name
 from belljar.accounting.logs import blah_file, blah_line, pbs_file, pbs_line
 from belljar.accounting.records import record_of
 from belljar.errors import BadOption, BelljarError, PositionLost
-from belljar.host.files import (
-    append_line,
-    named_when_whole,
-    no_space_as_error,
-    private_folder,
-    read_capped,
-    write_all,
-    write_whole,
-)
+from belljar.host.files import append_line, private_folder, read_capped, write_at_once, write_whole
 from belljar.host.files import sync as sync_names
 from belljar.host.locks import locked
 from belljar.journal import Ledger
@@ -97,11 +89,11 @@ class Publisher:
         is_new = not kept.exists()
         if is_new and record.is_reportable:
             self._step("stage")
-            _keep(self._staged(name), text)
+            write_at_once(self._staged(name), text)
         if is_new:
             self._step("archive")
             private_folder(kept.parent, mode=0o755)
-            _keep(kept, text)
+            write_at_once(kept, text)
         is_sent = self._staged(name).exists()
         if is_sent:
             self._step("queue")
@@ -114,7 +106,7 @@ class Publisher:
     def _queue(self, name: str, text: bytes | None = None) -> Path:
         """What is staged by this name, or this text."""
         if text is not None:
-            _keep(self._staged(name), text)
+            write_at_once(self._staged(name), text)
         place = self.folder / "outgoing" / name
         private_folder(place.parent, mode=0o755)
         os.rename(self._staged(name), place)
@@ -157,14 +149,6 @@ class Publisher:
             private_folder(self.folder / name, mode=0o755)
         with locked(self.folder / LOCK, timeout=PATIENCE, what="write usage records"):
             yield
-
-
-def _keep(path: Path, data: bytes) -> None:
-    """A whole file or none, on disk when this returns."""
-    with no_space_as_error(path), named_when_whole(path, mode=0o644) as descriptor:
-        write_all(descriptor, data)
-        os.fsync(descriptor)
-    sync_names(path.parent)
 
 
 def _log(folder: Path, record: UsageRecord, known: dict[Path, bytes]) -> None:

@@ -4,11 +4,14 @@ can be had.
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from belljar.errors import BelljarError
 from belljar.host.files import read_json, write_whole
@@ -16,6 +19,7 @@ from belljar.records import dataclass, replace
 
 LARGEST = 8 << 20  # bytes of a copy
 RETRY = 300.0  # seconds after a failure
+NAMED_HOST = re.compile(r"([a-z0-9_-]+\.)+[a-z][a-z0-9-]*\.?")
 
 
 @dataclass(frozen=True)
@@ -66,3 +70,15 @@ def kept(url: str, place: Path, check: Callable[[Any], object]) -> Copy:
                 check(facts["document"])
             return Copy(facts["document"], float(facts["fetched"]), float(facts["tried"]), str(facts["problem"]))
     return Copy()
+
+
+def may_name(url: str, source: str) -> bool:
+    """May a document from *source* name this address? Not where it could have us look into what only this host reaches."""
+    with suppress(ValueError):
+        host = urlsplit(url).hostname or ""
+        if host == urlsplit(source).hostname:
+            return True
+        with suppress(ValueError):
+            return ipaddress.ip_address(host).is_global
+        return bool(NAMED_HOST.fullmatch(host)) and not host.rstrip(".").endswith((".localhost", ".local", ".internal"))
+    return False

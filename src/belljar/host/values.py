@@ -48,6 +48,37 @@ class Form:
             raise ValueError(f"{text[:60]!r} {self.otherwise}")
 
 
+HOSTS_NAME = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?"
+HTTP = r"https?://[^/\s]+\S*"
+ADDRESS = Form(HTTP, "is no address", "an http(s) address")
+PLACE = Form(rf"(\[[0-9A-Fa-f:.]+\]|{HOSTS_NAME}):[0-9]+", "is not HOST:PORT", "as in mon.example.org:8884")
+PLAIN_FILE = Form(r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,254}", "is no file's name", "letters, digits and _.+- only")
+
+
+def number(text: str) -> float | int:
+    """A number that is not negative. Raises ValueError."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{text[:40]!r} is no number that could be meant")
+    return int(value) if value.is_integer() else value
+
+
+def whole(text: str) -> int:
+    """Raises ValueError."""
+    value = number(text)
+    if not isinstance(value, int):
+        raise ValueError(f"{text[:40]!r} is no whole number")
+    return value
+
+
+def is_url(text: str) -> bool:
+    """An http(s) address with a host, without blanks."""
+    return text.isprintable() and re.fullmatch(HTTP, text) is not None
+
+
 def _boolean(raw: object, unit: str, is_text: bool) -> bool:
     if isinstance(raw, bool):
         return raw

@@ -12,27 +12,21 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from belljar.host.proxies import ProxyKey
-from belljar.host.values import Form
+from belljar.host.values import ADDRESS, HOSTS_NAME, HTTP, PLACE, PLAIN_FILE, Form
 from belljar.model import GIB, Context, setting
 from belljar.records import dataclass, field
 
 T = TypeVar("T")
-HOSTS_NAME: Final = r"[A-Za-z0-9]([A-Za-z0-9.-]{0,252}[A-Za-z0-9])?"
-HTTP: Final = r"https?://[^/\s]+\S*"
-FILE_NAME: Final = r"[A-Za-z0-9_+-][A-Za-z0-9_.+-]{0,254}"
 LIKE_A_SPACE: Final = "as in vac01.example.org; all factories of a space have the same"
 LIKE_AN_IMAGE: Final = "an image's name, an address or a path"
 SPACES_NAME: Final = Form(HOSTS_NAME, "cannot be a name", LIKE_A_SPACE)
 HOST: Final = Form(rf"\.|{HOSTS_NAME}", "cannot be a host's name", "as in wn01.example.org")
-PLACE: Final = Form(rf"(\[[0-9A-Fa-f:.]+\]|{HOSTS_NAME}):[0-9]+", "is not HOST:PORT", "as in vacmon.example.org:8884")
 IMAGE: Final = Form(r"\S+", "has blanks", LIKE_AN_IMAGE)
 FQAN: Final = Form("/.*", "does not begin with /", "as in /atlas/Role=pilot")
 NETWORK: Final = Form(
     r"none|user|bridge|bridge:[^:\s]+|isolated:[A-Za-z0-9._-]{1,32}", "is no network", "user, bridge, bridge:NAME, isolated:GROUP or none"
 )  # fmt: skip
-ADDRESS: Final = Form(HTTP, "is no address", "an http(s) address")
 TEMPLATE: Final = Form(rf"/.*|{HTTP}", "is neither an http(s) address nor a path", "write it from the root")
-FILE: Final = Form(FILE_NAME, "is no file's name", "letters, digits and _.+- only")
 ABORTED: Final = 300  # a machine whose shutdown message has this code or a greater one counts against its type
 
 
@@ -94,7 +88,7 @@ class MachineType:
     options: Pairs = setting((), "table: what `##user_data_option_NAME##` in the template becomes")
     option_files: Paths = setting((), "table: the same, from files of this host, read anew for each machine")
     heartbeat_file: str = setting(
-        "", "name of a file that a machine has to PUT to its job outputs, or it is ended", form=FILE
+        "", "name of a file that a machine has to PUT to its job outputs, or it is ended", form=PLAIN_FILE
     )
     heartbeat: float = setting(0.0, "it has to do so again within this time; 0: once is enough", unit="seconds")
     proxy: tuple[Path, ...] = setting(

@@ -55,6 +55,10 @@ Past = Mapping[str, TypePast]
 NOTHING, NO_PAST = Total(), TypePast()
 
 
+def past_of(past: Past, kind: MachineType) -> TypePast:
+    return past.get(kind.name, NO_PAST)
+
+
 class Gate(str, Enum):
     """How a type stands."""
 
@@ -68,18 +72,16 @@ class Gate(str, Enum):
 
 def view_of(statuses: Iterable[TypeStatus], space: Space) -> View:
     """What the factories told, added up."""
-    hs06, young, aborts, proofs = dict[str, float](), dict[str, int](), dict[str, float](), dict[str, float]()
-    room = dict[str, float]()
+    totals, room = dict[str, Total](), dict[str, float]()
     for one in statuses:
-        name, told = one.machinetype, float(one.message_time or 0)
+        so_far, told = totals.get(one.machinetype, NOTHING), float(one.message_time or 0)
         abort = max(float(one.last_abort or 0), told if is_abort(one.message) else 0.0)
-        hs06[name] = hs06.get(name, 0.0) + one.running_hs06
-        young[name] = young.get(name, 0) + one.young
-        aborts[name] = max(aborts.get(name, 0.0), abort)
-        proofs[name] = max(proofs.get(name, 0.0), _proof(one, told))
+        totals[one.machinetype] = Total(
+            so_far.hs06 + one.running_hs06, so_far.young + one.young,
+            max(so_far.last_abort, abort), max(so_far.proved, _proof(one, told)),
+        )  # fmt: skip
         if one.room and one.factory != space.factory:
             room[one.factory] = one.room
-    totals = {name: Total(hs06[name], young[name], aborts[name], proofs[name]) for name in hs06}
     return View(totals, sum(room.values()))
 
 
@@ -94,7 +96,7 @@ def learn(now: float, space: Space, view: View, past: Past) -> Past:
     """The past, with what is new; the same value where nothing is."""
     new = dict[str, TypePast]()
     for kind in space.types:
-        known, total = past.get(kind.name, NO_PAST), view.totals.get(kind.name, NOTHING)
+        known, total = past_of(past, kind), view.totals.get(kind.name, NOTHING)
         if known.last_abort < total.last_abort <= now + AHEAD:
             failures = _failures(kind, known, total)
             known = new[kind.name] = replace(known, last_abort=total.last_abort, failures=failures)

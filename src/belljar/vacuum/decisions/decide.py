@@ -18,19 +18,7 @@ from typing import Final
 
 from belljar.records import dataclass, field, replace
 from belljar.vacuum import MachineType, Mode, Space
-from belljar.vacuum.decisions.backoff import (
-    NO_PAST,
-    NOTHING,
-    Gate,
-    Past,
-    Total,
-    TypePast,
-    View,
-    drawn,
-    gate,
-    learn,
-    most,
-)
+from belljar.vacuum.decisions.backoff import NOTHING, Gate, Past, Total, View, drawn, gate, learn, most, past_of
 from belljar.vacuum.decisions.packing import Machine, Reservation, Room, fitting, lacks, largest, reservation, superslot
 
 SLACK: Final = 0.01  # of its share a type may be ahead and still take the place that fits it best
@@ -153,9 +141,6 @@ class Case:
         for claim in self.claims:
             self._admit(claim)
 
-    def known(self, claim: Claim) -> TypePast:
-        return self.past.get(claim.kind.name, NO_PAST)
-
     def _closed(self) -> tuple[Reason, str] | None:
         """Why this factory starts nothing at all."""
         host, space = self.host, self.space
@@ -174,7 +159,7 @@ class Case:
         if not claim.share:
             claim.reason = Reason.NO_SHARE
             return
-        how, until = gate(self.now, self.space, claim.kind, claim.total, self.known(claim))
+        how, until = gate(self.now, self.space, claim.kind, claim.total, past_of(self.past, claim.kind))
         failing, why = self.host.failing.get(claim.kind.name, (0.0, ""))
         if self.closed is not None:
             claim.reason, claim.detail = self.closed
@@ -242,7 +227,7 @@ class Shares:
         for claim in case.claims:
             claim.most = max(1, int(claim.most / self.scale))  # the others start theirs
             if case.space.history:
-                claim.usage += case.known(claim).usage
+                claim.usage += past_of(case.past, claim.kind).usage
             claim.luck = case.random() * self._step(min(claim.kind.max_processors, free))
         self.aim()
 
@@ -333,7 +318,7 @@ def _tell_unfit(space: Space, order: Sequence[Claim], room: Room, held: Reservat
 
 
 def _verdict(case: Case, claim: Claim) -> Verdict:
-    kind, known = claim.kind, case.known(claim)
+    kind, known = claim.kind, past_of(case.past, claim.kind)
     abort = max(claim.total.last_abort, known.last_abort)
     return Verdict(
         kind.name, claim.reason, claim.started, claim.until or None, claim.detail, kind.share, kind.belongs_to,

@@ -12,13 +12,13 @@ from belljar.errors import BadUserData, BelljarError, HostError, NoCredentials
 from belljar.host import files
 from belljar.host.files import read_capped
 from belljar.host.proxies import limited_proxy, load_source
+from belljar.host.values import is_url
 from belljar.hypervisor import guest_uuid
 from belljar.machine import BASE_URL, CREDENTIALS
 from belljar.model import NetworkMode
 from belljar.vacuum import MachineType, Space
 from belljar.vacuum.factory.userdata import PROXY, TOKEN, Material, user_data
 from belljar.vacuum.settings.pipes import fetch
-from belljar.vacuum.settings.settings import is_url
 
 LARGEST = 1 << 20  # of a template, and of a file
 LARGEST_TOKEN = 64 << 10

@@ -8,30 +8,28 @@ from there itself.
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from belljar.host import copies
-from belljar.host.copies import Copy
+from belljar.host.copies import Copy, may_name
 from belljar.host.tables import Value, converted
 from belljar.host.toml import Mistake
+from belljar.host.values import is_url, number
 from belljar.reading import strict_json
 from belljar.records import replace
 from belljar.vacuum import MachineType, Pipe, Space
-from belljar.vacuum.settings.settings import TABLES, is_url, keys, machinetype, wrong_type
-from belljar.vacuum.settings.vocabulary import FREE, FROM_PIPES, KEYS, Fate, Places, number, translate
+from belljar.vacuum.settings.settings import TABLES, keys, machinetype, wrong_type
+from belljar.vacuum.settings.vocabulary import FREE, FROM_PIPES, KEYS, Fate, Places, translate
 
 FOLDER = "vacuum/pipes"  # of the copies, in the store
 LARGEST, MOST_TYPES = 1 << 20, 200
 PATIENCE = 30.0  # seconds for one document
 USUAL_AGE, LEAST_AGE, MOST_AGE = 3600.0, 60.0, 7 * 86400.0  # of a copy
 SUFFIX = re.compile(r"[a-z0-9]([a-z0-9-]{0,39}[a-z0-9])?")
-NAMED_HOST = re.compile(r"([a-z0-9_-]+\.)+[a-z][a-z0-9-]*\.?")
 Fetch = Callable[[str, int], bytes]  # what is at an address, of at most so many bytes
 
 
@@ -175,15 +173,3 @@ def _given(pipe: Pipe, name: str, entry: Mapping[str, Any], notes: list[Mistake]
     mistakes += (Mistake(pipe.url, f"{name}.{option[:60]}", why) for option, why in wrong)
     notes += (replace(one, key=one.key.removeprefix("machinetype."), hint="it is left out") for one in mistakes)
     return None if mistakes else given
-
-
-def may_name(url: str, source: str) -> bool:
-    """May a document from *source* name this address? Not where it could have us look into what only this host reaches."""
-    with suppress(ValueError):
-        host = urlsplit(url).hostname or ""
-        if host == urlsplit(source).hostname:
-            return True
-        with suppress(ValueError):
-            return ipaddress.ip_address(host).is_global
-        return bool(NAMED_HOST.fullmatch(host)) and not host.rstrip(".").endswith((".localhost", ".local", ".internal"))
-    return False

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from belljar.errors import BadSettings
 from belljar.host.tables import Key, Value, converted, keys_of, mistake, read_file
 from belljar.host.toml import Mistake
-from belljar.records import dataclass, fields
-from belljar.vacuum import HTTP, LIKE_A_SPACE, LIKE_AN_IMAGE, Given, MachineType, Pipe, Space
+from belljar.records import dataclass, replace
+from belljar.vacuum import LIKE_A_SPACE, LIKE_AN_IMAGE, Given, MachineType, Pipe, Space
 
 FILE = Path("/etc/belljar/vacuum.toml")
 KINDS: Mapping[str, tuple[Any, ...]] = {
@@ -83,33 +82,28 @@ def _space(values: Mapping[str, Mapping[str, Any]]) -> Space:
     )
     given["site"] = given.get("site") or given["name"].partition(".")[2]
     space = Space(**given)
-    pipes = {name.partition(".")[2]: table for name, table in values.items() if name.startswith("pipe.")}
+    named: dict[str, dict[str, Mapping[str, Any]]] = {kind: {} for kind in KINDS}
+    for full, table in values.items():
+        kind, _, name = full.partition(".")
+        named[kind][name] = table
     types, own = [], dict[str, list[tuple[str, Given]]]()
-    for name, table in _of_types(values):
-        if pipe := pipe_of(name, pipes):
+    for name, table in named["machinetype"].items():
+        if pipe := pipe_of(name, named["pipe"]):
             own.setdefault(pipe, []).append((name, tuple(table.items())))
         if table.get("image") or not pipe:
             types.append(machinetype(name, table, space))
-    made = tuple(_pipe(name, table, tuple(own.get(name, ()))) for name, table in pipes.items())
-    return Space(**{**given, "types": tuple(types), "pipes": made})
+    pipes = (_pipe(name, table, tuple(own.get(name, ()))) for name, table in named["pipe"].items())
+    return replace(space, types=tuple(types), pipes=tuple(pipes))
 
 
-def _of_types(values: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for name, table in values.items():
-        kind, _, own = name.partition(".")
-        if kind == "machinetype":
-            yield own, table
-
-
-def pipe_of(name: str, pipes: Mapping[str, Any]) -> str:
+def pipe_of(name: str, pipes: Iterable[str]) -> str:
     """The pipe that a machinetype of this name would be of; "" for none."""
     return max((pipe for pipe in pipes if name.startswith(f"{pipe}-")), key=len, default="")
 
 
 def _pipe(name: str, table: Mapping[str, Any], own: tuple[tuple[str, Given], ...]) -> Pipe:
-    mine = {one.name for one in fields(Pipe)}
-    given = tuple((key, value) for key, value in table.items() if key not in mine)
-    return Pipe(name, **{key: value for key, value in table.items() if key in mine}, given=given, own=own)
+    mine = {key: value for key, value in table.items() if key in Pipe.__dataclass_fields__}
+    return Pipe(name, **mine, given=tuple((key, value) for key, value in table.items() if key not in mine), own=own)
 
 
 def machinetype(name: str, given: Mapping[str, Any], space: Space, pipe: str = "") -> MachineType:
@@ -173,11 +167,6 @@ def wrong_type(one: MachineType, given: Mapping[str, Any] | None = None) -> Iter
 def _twice(given: Space | MachineType) -> Iterator[Wrong]:
     for option in sorted({name for name, _ in given.options} & {name for name, _ in given.option_files}):
         yield "options", f"{option} is in option_files, too", "keep one of them"
-
-
-def is_url(text: str) -> bool:
-    """An http(s) address with a host, without blanks."""
-    return text.isprintable() and re.fullmatch(HTTP, text) is not None
 
 
 # -- what only this host can tell --------------------------------------------------------------------------------------

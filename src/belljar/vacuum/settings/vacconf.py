@@ -15,22 +15,11 @@ from belljar.errors import BadSettings, HostError, InputMissing
 from belljar.host.files import read_capped
 from belljar.host.tables import NAME
 from belljar.host.toml import written
+from belljar.host.values import number, whole
 from belljar.records import dataclass, replace
-from belljar.vacuum.settings.settings import inspect
-from belljar.vacuum.settings.vocabulary import (
-    CONTAINERS,
-    FREE,
-    GB,
-    Fate,
-    Line,
-    Places,
-    SetsNothing,
-    Words,
-    line_of,
-    number,
-    translate,
-    whole,
-)  # fmt: skip
+from belljar.vacuum.settings import vocabulary
+from belljar.vacuum.settings.settings import KINDS, inspect
+from belljar.vacuum.settings.vocabulary import CONTAINERS, Fate, Line, Places, SetsNothing, Words, line_of, translate
 
 LARGEST = 1 << 20
 MIB = 1 << 20
@@ -65,7 +54,7 @@ WORDS: Words = {
     "total_processors": ("factory.processors", whole),
     "processors_per_superslot": ("factory.processors_per_superslot", whole),
     "mb_per_processor": ("factory.memory", lambda text: whole(text) * MIB),
-    "disk_gb_per_processor": ("factory.disk", lambda text: int(number(text) * GB)),
+    "disk_gb_per_processor": ("factory.disk", lambda text: int(number(text) * vocabulary.GB)),
     "hs06_per_processor": ("factory.hs06", number), "overload_per_processor": ("factory.overload", number),
     "shutdown_time": ("factory.shutdown_time", number), "cycle_seconds": ("factory.cycle", number),
     "draining": ("factory.draining", _only_yes),
@@ -143,7 +132,7 @@ def _section(name: str, options: Mapping[str, str]) -> Iterator[Line]:
 def _settings(options: Mapping[str, str]) -> Iterator[Line]:
     words = {**WORDS, **{old: WORDS[new] for old, new in OLDER.items()}}
     for option, text in options.items():
-        if option.startswith(tuple(FREE)):
+        if option.startswith(tuple(vocabulary.FREE)):
             for line in translate("settings", {option: text}, Places("", "", is_trusted=True)):
                 yield replace(line, key=f"factory.{line.key}") if line.key else line
         elif option.startswith("machinefeatures_option_"):
@@ -220,14 +209,9 @@ def _parent(key: str) -> str:
 
 
 def _tables(lines: Iterable[Line]) -> Tables:
-    tables: Tables = {"space": {}, "factory": {}}
+    tables: Tables = {}
     for line in lines:
         if line.raw is not None:
-            table, _, key = line.key.rpartition(".")
-            tables.setdefault(table, {})[key] = line.raw
-    return {name: table for name, table in sorted(tables.items(), key=_order) if table}
-
-
-def _order(item: tuple[str, Any]) -> tuple[int, str]:
-    kinds = ("space", "factory", "machinetype", "pipe")
-    return kinds.index(item[0].partition(".")[0]), item[0]
+            tables.setdefault(_parent(line.key), {})[line.key.rpartition(".")[2]] = line.raw
+    kinds = list(KINDS)
+    return dict(sorted(tables.items(), key=lambda one: (kinds.index(one[0].partition(".")[0]), one[0])))

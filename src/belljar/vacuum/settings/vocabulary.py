@@ -6,7 +6,6 @@ https://github.com/vacproject/vac, vac.conf(5)
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
@@ -15,9 +14,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from belljar.host.tables import OPTION
+from belljar.host.values import PLAIN_FILE, is_url, number, whole
 from belljar.records import dataclass, replace
-from belljar.vacuum import FILE_NAME
-from belljar.vacuum.settings.settings import is_url
 
 Words = Mapping[str, tuple[str, Callable[[str], Any]]]  # Vac's name -> (key, how its value is read)
 GB = 10**9
@@ -57,25 +55,6 @@ class Places:
     files: str  # folder of user_data and user_data_file_*
     certificates: str  # folder of x509cert.pem and x509key.pem
     is_trusted: bool  # paths of this host may be named, too
-
-
-def number(text: str) -> float | int:
-    """A number that is not negative. Raises ValueError."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{text[:40]!r} is no number that could be meant")
-    return int(value) if value.is_integer() else value
-
-
-def whole(text: str) -> int:
-    """Raises ValueError."""
-    value = number(text)
-    if not isinstance(value, int):
-        raise ValueError(f"{text[:40]!r} is no whole number")
-    return value
 
 
 def is_yes(text: str) -> bool:
@@ -200,8 +179,7 @@ def _file(places: Places, text: str) -> str:
     """The path of a file on this host."""
     if places.is_trusted and text.startswith("/"):
         return str(PurePosixPath(text))
-    if not re.fullmatch(FILE_NAME, text):
-        raise ValueError(f"{text[:60]!r} is no file's name")
+    PLAIN_FILE.check(text)
     if not places.files:
         raise ValueError(f"{text[:60]!r} is a file of the site's, which has to say where such are, by the key files")
     return f"{places.files}/{text}"

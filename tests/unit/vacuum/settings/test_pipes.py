@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.unit.image.http_server import serving
 
 from belljar.errors import DownloadFailed
-from belljar.host.copies import RETRY, Copy
+from belljar.host.copies import RETRY, Copy, may_name
 from belljar.host.toml import Mistake
 from belljar.vacuum import MachineType, Pipe, Space
 from belljar.vacuum.settings.pipes import (
@@ -19,7 +19,6 @@ from belljar.vacuum.settings.pipes import (
     kept,
     lasting,
     machinetypes,
-    may_name,
     read_document,
     refresh,
     with_pipes,
