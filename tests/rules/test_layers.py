@@ -23,7 +23,6 @@ PROGRAMS = ("config", "assembly", "api", "cli", "__main__")  # these know every 
 OPEN_ROOMS = ("host", "agent")  # shelves of small modules, each a door of its own
 HANDS_ON_THE_ENVIRONMENT = {
     "belljar.image.build.debian": "to the program that builds, with the proxies that all downloads of this host go through",
-    "belljar.vacuum.factory.daemon": "for the socket of the service manager that started it (sd_notify)",
 }
 FOREIGN = {
     "httpx": "image",

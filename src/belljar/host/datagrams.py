@@ -106,6 +106,41 @@ class Datagrams:
         self._loop.remove_writer(self._socket)
 
 
+class Outgoing:
+    """Sockets to send from and to get answers at, by Datagrams: one for IPv4, one for IPv6, made when they are needed."""
+
+    def __init__(
+        self, take: Callable[[bytes, Address], object], *, longest: int, share: float, buffer: int = BUFFER
+    ) -> None:
+        self._take, self._longest, self._share, self._buffer = take, longest, share, buffer
+        self._made: dict[int, Datagrams | None] = {}  # by the length of an address
+
+    def send(self, data: bytes, address: Address) -> bool:
+        """False: it will not be sent; such as on a host that has no IPv6."""
+        if len(address) not in self._made:
+            self._made[len(address)] = None
+            with suppress(OSError):
+                sock = bound("0.0.0.0" if len(address) == 2 else "::", 0, self._buffer)
+                self._made[len(address)] = Datagrams(sock, self._take, longest=self._longest, share=self._share)
+        way = self._made[len(address)]
+        return way is not None and way.send(data, address)
+
+    def close(self) -> None:
+        for one in self._made.values():
+            if one is not None:
+                one.close()
+
+
+def send_all(place: str, packets: Iterable[bytes]) -> None:
+    """To HOST:PORT. Blocks while the name is looked up. What cannot be sent is lost, as all that goes by UDP may be."""
+    host, _, port = place.rpartition(":")
+    with suppress(OSError, ValueError):
+        (family, kind, _, _, address), *_ = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
+        with socket.socket(family, kind) as sock:
+            for one in packets:
+                sock.sendto(one, address)
+
+
 def bound(host: str, port: int, buffer: int = BUFFER) -> socket.socket:
     """A UDP socket for Datagrams at this address of ours; port 0: any. IPv6 is IPv6 alone. Raises OSError."""
     family, *_, address = socket.getaddrinfo(

@@ -1,10 +1,15 @@
-"""What a service tells systemd (sd_notify(3))."""
+"""What a service tells systemd (sd_notify(3)), and the signals that it obeys."""
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import socket
+import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 
 def notify(*lines: str) -> None:
@@ -13,3 +18,28 @@ def notify(*lines: str) -> None:
     if place:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
             sock.sendto("\n".join(lines).encode(), "\0" + place[1:] if place.startswith("@") else place)
+
+
+async def serving(*works: Coroutine[Any, Any, object], reload: Callable[[], None]) -> None:
+    """All this work, until TERM or INT, or until one of it ends or fails. HUP calls *reload*."""
+
+    def again() -> None:
+        notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        reload()
+        notify("READY=1")
+
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    loop.add_signal_handler(signal.SIGHUP, again)
+    working = [asyncio.ensure_future(one) for one in (*works, ended.wait())]
+    notify("READY=1")
+    try:
+        done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+        for one in done:
+            one.result()
+    finally:
+        notify("STOPPING=1")
+        for one in working:
+            one.cancel()
+        await asyncio.gather(*working, return_exceptions=True)

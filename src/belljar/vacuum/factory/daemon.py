@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import signal
-import socket
 import time
 from collections.abc import Iterable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from belljar import __version__
 from belljar.errors import BelljarError, HostError
 from belljar.host import kept
 from belljar.host.copies import Copy
+from belljar.host.datagrams import send_all
 from belljar.host.files import private_folder, read_secret
 from belljar.host.locks import try_lock
 from belljar.host.metrics import serve as serve_metrics
-from belljar.host.systemd import notify
+from belljar.host.systemd import notify, serving
 from belljar.host.telling import Tell
 from belljar.host.threads import in_thread
 from belljar.host.watch import watching
@@ -98,10 +97,6 @@ class Daemon:
         self.factory = Factory(order(folder).applied(space), folder, Machines(space), self._ask, self._user_data, tell)
 
     async def run(self, metrics: tuple[str, int] | None) -> None:
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, ended.set)
-        loop.add_signal_handler(signal.SIGHUP, self.reload)
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._poller.places.close)
             self.answering = await stack.enter_async_context(
@@ -115,26 +110,13 @@ class Daemon:
             self._tell(
                 "factory started", space=self._settings.name, factory=self._settings.factory, version=__version__
             )
-            notify("READY=1")
-            working = [
-                asyncio.ensure_future(one) for one in (self.factory.run(), self._report(), self._renew(), ended.wait())
-            ]
-            try:
-                done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
-                for one in done:
-                    one.result()
-            finally:
-                notify("STOPPING=1")
-                for one in working:
-                    one.cancel()
-                await asyncio.gather(*working, return_exceptions=True)
+            await serving(self.factory.run(), self._report(), self._renew(), reload=self.reload)
         self._tell("factory stopped", machines=len(self.factory.living))
 
     # -- settings ------------------------------------------------------------------------------------------------------
 
     def reload(self) -> None:
         """Obey the settings files as they are now; broken ones change nothing but the status."""
-        notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         try:
             space = settings.load(self._file)
             if changed := [key for key in FIXED if getattr(space, key) != getattr(self._settings, key)]:
@@ -149,7 +131,6 @@ class Daemon:
             self._tell("settings read")
             self.factory.use(self.factory.space, "")
             self.obey()
-        notify("READY=1")
 
     def obey(self) -> None:
         """Settings and orders, as they are now."""
@@ -236,11 +217,7 @@ class Daemon:
 
 
 def push(places: Iterable[str], told: Iterable[Told], now: Snapshot) -> None:
-    """Unsolicited packets, each to each HOST:PORT. What cannot be sent is lost, as all that goes by UDP may be."""
+    """Unsolicited packets, each to each HOST:PORT."""
+    packets = [reply(one, now, UNSOLICITED, time.time(), daemon="vacd-factory") for one in told]
     for place in places:
-        host, _, port = place.rpartition(":")
-        with suppress(OSError, ValueError):
-            (family, kind, _, _, address), *_ = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)
-            with socket.socket(family, kind) as sock:
-                for one in told:
-                    sock.sendto(reply(one, now, UNSOLICITED, time.time(), daemon="vacd-factory"), address)
+        send_all(place, packets)

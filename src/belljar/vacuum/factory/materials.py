@@ -1,5 +1,6 @@
 """What a machine is told, made for each anew: its user data of a template, files, a proxy and a token; and credentials again while it
-lives. It finds those at http://169.254.169.254/credentials/NAME.
+lives. It finds those at http://169.254.169.254/credentials/NAME. The patterns of templates are those of user data everywhere in belljar
+(`context.filled_in`).
 """
 
 from __future__ import annotations
@@ -8,21 +9,32 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from belljar import __version__
+from belljar.context import About, filled_in
 from belljar.errors import BadUserData, BelljarError, HostError, NoCredentials
-from belljar.host import files
 from belljar.host.files import read_capped
+from belljar.host.files import renew as renew_files
 from belljar.host.proxies import limited_proxy, load_source
 from belljar.host.values import is_url
 from belljar.hypervisor import guest_uuid
 from belljar.machine import BASE_URL, CREDENTIALS
 from belljar.model import NetworkMode
+from belljar.records import dataclass, field
 from belljar.vacuum import MachineType, Space
-from belljar.vacuum.factory.userdata import PROXY, TOKEN, Material, user_data
 from belljar.vacuum.settings.pipes import fetch
 
 LARGEST = 1 << 20  # of a template, and of a file
 LARGEST_TOKEN = 64 << 10
+PROXY, TOKEN = "x509_proxy", "token"  # `##user_data_option_x509_proxy##`
 Fetch = Callable[[str, int], bytes]
+
+
+@dataclass(frozen=True)
+class Material:
+    """What was read and made for one machine."""
+
+    template: bytes
+    files: Mapping[str, bytes] = field(default_factory=dict)  # by the names in `option_files`
+    credentials: Mapping[str, bytes] = field(default_factory=dict)  # PROXY, TOKEN
 
 
 def make_user_data(space: Space, one: MachineType, id: str, now: float, until: float, fetch: Fetch = fetch) -> bytes:
@@ -34,13 +46,29 @@ def make_user_data(space: Space, one: MachineType, id: str, now: float, until: f
     )  # fmt: skip
 
 
+def user_data(
+    space: Space, one: MachineType, material: Material, *, uuid: str, hostname: str, manager: str, base_url: str
+) -> bytes:
+    """The user data of one machine. *base_url*: where it finds its features and leaves its outputs; "": nowhere. *manager*: name and
+    version of belljar. Raises BadUserData."""
+    about = About(
+        uuid=uuid, hostname=hostname, machinetype=one.name, manager=manager, manager_hostname=space.factory,
+        space=space.name, site=space.site, url=one.user_data if "://" in one.user_data else "",
+        image_url=one.image if "://" in one.image else "",
+        machinefeatures=base_url and f"{base_url}/machinefeatures", jobfeatures=base_url and f"{base_url}/jobfeatures",
+        joboutputs=base_url and f"{base_url}/joboutputs",
+    )  # fmt: skip
+    options = {name: text.encode() for name, text in one.options}
+    return filled_in(material.template, about, {**options, **material.credentials}, material.files)
+
+
 def renew(one: MachineType, folder: Path, now: float, until: float) -> bool:
     """Give a living machine, by its folder, new credentials where the site's files have changed since it got its own, or it has none
     there. Says whether it did. Blocks for as long as a key takes. Raises NoCredentials; nothing where the machine has gone."""
     token_file = [one.token_file] if one.token_file else []
     names = [*([PROXY] if one.proxy else []), *([TOKEN] if token_file else [])]
     try:
-        return bool(names) and files.renew(
+        return bool(names) and renew_files(
             folder / CREDENTIALS, names, (*one.proxy, *token_file), lambda: credentials(one, now, until)
         )
     except OSError as exc:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from enum import IntEnum
-from typing import Any
 
 from belljar.host.metrics import Metric
 from belljar.records import dataclass, field
@@ -12,6 +11,7 @@ from belljar.vacuum import TypeStatus
 from belljar.vacuum.factory.state import LOST, Status
 
 LATE = 3.0  # cycles without a sign of life: a warning; after LOST, critical
+ONLY_GROW = ("machines_started", "machines_ended", "packets")
 LONGEST = 200  # characters of an error in a check's line
 
 
@@ -67,46 +67,26 @@ class Snapshot:
 
 def metrics(now: Snapshot) -> Iterator[Metric]:
     """Each metric with its values."""
-    status, of = now.status, {one.machinetype: one for one in now.types}
-    yield from (
-        _metric(now, name, text, "", {(): value})
-        for name, text, value in (
-            ("processors", "Processors that machines may have", status.most_processors),
-            ("processors_used", "Processors of living machines", status.processors),
-            ("machines", "Living machines", status.machines),
-            ("hs06", "HS06 of living machines", status.hs06),
-            ("last_cycle_timestamp_seconds", "When the last cycle ended", status.cycled),
-            ("cycle_duration_seconds", "How long the last cycle took", status.took),
-            ("draining", "1: nothing is started", status.draining),
-            ("silent_factories", "Factories that did not answer the last time", len(status.silent)),
-            ("start_failing", "1: the last machine could not be started", bool(status.error)),
-            ("settings_refused", "1: the settings files are not obeyed as they are", bool(status.settings_error)),
-        )
-    )
-    yield from (
-        _metric(now, f"type_{name}", text, "machinetype", {(one,): value for one, value in values.items()})
-        for name, text, values in (
-            ("machines", "Living machines of a type on this factory", {one: of[one].running_machines for one in of}),
-            (
-                "hs06",
-                "HS06 of the living machines of a type on this factory",
-                {one: of[one].running_hs06 for one in of},
-            ),
-            ("share", "Target share of a type", now.shares),
-        )
-    )
-    verdicts = dict.fromkeys(now.verdicts.items(), 1.0)
-    yield _metric(now, "type_verdict", "1 for how a type stands", "machinetype verdict", verdicts)
-    started = {(one,): count for one, count in now.started.items()}
-    yield _metric(now, "machines_started", "Machines started", "machinetype", started, only_grows=True)
-    ended = "Machines ended, by their message"
-    yield _metric(now, "machines_ended", ended, "machinetype message", now.ended, only_grows=True)
-    packets = {(one,): count for one, count in now.packets.items()}
-    yield _metric(now, "packets", "Packets received, by what became of them", "result", packets, only_grows=True)
-
-
-def _metric(
-    now: Snapshot, name: str, text: str, labels: str, values: Mapping[Any, float], *, only_grows: bool = False
-) -> Metric:
-    found = {(now.status.space, *key): value for key, value in values.items()}
-    return Metric(f"belljar_vacuum_{name}", text, ("space", *labels.split()), found, only_grows)
+    status, types = now.status, now.types
+    for name, text, labels, values in (
+        ("processors", "Processors that machines may have", "", status.most_processors),
+        ("processors_used", "Processors of living machines", "", status.processors),
+        ("machines", "Living machines", "", status.machines),
+        ("hs06", "HS06 of living machines", "", status.hs06),
+        ("last_cycle_timestamp_seconds", "When the last cycle ended", "", status.cycled),
+        ("cycle_duration_seconds", "How long the last cycle took", "", status.took),
+        ("draining", "1: nothing is started", "", status.draining),
+        ("silent_factories", "Factories that did not answer the last time", "", len(status.silent)),
+        ("start_failing", "1: the last machine could not be started", "", bool(status.error)),
+        ("settings_refused", "1: the settings files are not obeyed as they are", "", bool(status.settings_error)),
+        ("type_machines", "Living machines of a type on this factory", "machinetype", {one.machinetype: one.running_machines for one in types}),
+        ("type_hs06", "HS06 of the living machines of a type on this factory", "machinetype", {one.machinetype: one.running_hs06 for one in types}),
+        ("type_share", "Target share of a type", "machinetype", now.shares),
+        ("type_verdict", "1 for how a type stands", "machinetype verdict", dict.fromkeys(now.verdicts.items(), 1)),
+        ("machines_started", "Machines started", "machinetype", now.started),
+        ("machines_ended", "Machines ended, by their message", "machinetype message", now.ended),
+        ("packets", "Packets received, by what became of them", "result", now.packets),
+    ):  # fmt: skip
+        by = values if isinstance(values, Mapping) else {(): values}
+        found = {(status.space, *((key,) if isinstance(key, str) else key)): float(value) for key, value in by.items()}
+        yield Metric(f"belljar_vacuum_{name}", text, ("space", *labels.split()), found, name in ONLY_GROW)

@@ -14,6 +14,7 @@ from typing import Any
 from belljar import __version__
 from belljar.host.processes import cpu_times
 from belljar.host.room import meminfo
+from belljar.records import replace
 from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus
 from belljar.vacuum.factory.keeper import Living
 from belljar.vacuum.factory.state import Finished
@@ -37,9 +38,10 @@ def snapshot(
     own: FactoryStatus,
     room: float = 0.0,
 ) -> Snapshot:
-    """All of it. *finished*: of each type the machine that ended last; *slots*: the same of each slot, with its type. *room*: processors
+    """All of it, also of types that are not configured any more and live on. *finished*: of each type the machine that ended last; *slots*: the same of each slot, with its type. *room*: processors
     that this factory gives away next."""
-    types = tuple(_type(space, name, living, finished.get(name), now, room) for name in _names(space, living))
+    names = dict.fromkeys([*(kind.name for kind in space.types), *(one.machinetype for one in living)])
+    types = tuple(_type(space, name, living, finished.get(name, Finished()), now, room) for name in names)
     taken = {one.slot: one for one in living}
     machines = tuple(
         _running(space, taken[slot], now) if slot in taken else _empty(space, slot, slots.get(slot))
@@ -48,30 +50,25 @@ def snapshot(
     return Snapshot(space.name, space.factory, space.site, machines, types, own)
 
 
-def _names(space: Space, living: Sequence[Living]) -> list[str]:
-    """Those that are configured, and those that are not any more and live on."""
-    return list(dict.fromkeys([kind.name for kind in space.types] + [one.machinetype for one in living]))
-
-
 def is_young(one: Living, now: float) -> bool:
     return one.began is None or now - one.began < one.fizzle
 
 
-def _type(
-    space: Space, name: str, living: Sequence[Living], last: Finished | None, now: float, room: float
-) -> TypeStatus:
+def _type(space: Space, name: str, living: Sequence[Living], last: Finished, now: float, room: float) -> TypeStatus:
     ours = [one for one in living if one.machinetype == name]
     kind = next((kind for kind in space.types if kind.name == name), None)
     worked = [int(one.began) for one in ours if one.began is not None and not is_young(one, now)]
-    proved = max([last.proved if last else 0, *worked])
-    memory = None if kind is None else kind.memory or space.memory
-    return TypeStatus(
+    proved = max([last.proved, *worked])
+    status = TypeStatus(
         space.factory, name, sum(one.hs06 for one in ours), len(ours), sum(one.processors for one in ours),
-        sum(is_young(one, now) for one in ours), (last.message or None) if last else None, last.at or None if last else None,
-        last.machine or None if last else None, last_abort=last.aborted or None if last else None, proved=proved or None,
-        room=room or None, memory=memory, max_wallclock=None if kind is None else int(kind.max_wallclock),
-        max_processors=None if kind is None else kind.max_processors, fqan="" if kind is None else kind.fqan,
-        time_sent=int(now),
+        sum(is_young(one, now) for one in ours), last.message or None, last.at or None, last.machine or None,
+        last_abort=last.aborted or None, proved=proved or None, room=room or None, time_sent=int(now),
+    )  # fmt: skip
+    if kind is None:
+        return status
+    return replace(
+        status, memory=kind.memory or space.memory, max_wallclock=int(kind.max_wallclock), max_processors=kind.max_processors,
+        fqan=kind.fqan,
     )  # fmt: skip
 
 
@@ -86,13 +83,11 @@ def _running(space: Space, one: Living, now: float) -> MachineStatus:
 
 
 def _empty(space: Space, slot: int, last: tuple[str, Finished] | None) -> MachineStatus:
-    name = slot_name(space, slot)
-    if last is None:
-        return MachineStatus(space.factory, name)
-    machinetype, ended = last
+    machinetype, ended = last or (None, Finished())
     return MachineStatus(
-        space.factory, name, machinetype=machinetype, message=ended.message or None, message_time=ended.at
-    )
+        space.factory, slot_name(space, slot), machinetype=machinetype, message=ended.message or None,
+        message_time=ended.at if last else None,
+    )  # fmt: skip
 
 
 def ended_status(

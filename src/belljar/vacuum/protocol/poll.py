@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from typing import Final
 
-from belljar.host.datagrams import Address, Datagrams, bound, is_numeric
+from belljar.host.datagrams import Address, Outgoing, is_numeric
 from belljar.host.names import Names
 from belljar.records import dataclass, field, replace
 from belljar.vacuum import MachineStatus, Space, TypeStatus
@@ -25,9 +24,7 @@ from belljar.vacuum.protocol.query import LONGEST_DATAGRAM, Kind, cookie, query,
 
 ROUNDS: Final = 6
 ROUNDS_FOR_THE_SILENT: Final = 2  # for a factory that did not answer the last time
-IN_VAIN: Final = (
-    2  # rounds that brought an answer but nothing new: Vac 03.00.01post10 announces types of which it tells nothing
-)
+IN_VAIN: Final = 2  # rounds that brought nothing new: Vac 03.00.01post10 announces types of which it tells nothing
 KEEP: Final = 600.0  # seconds that a silent factory's use is taken for what it was
 AT_ONCE: Final = 32  # questions, before answers have their turn
 TURN: Final = 0.01  # seconds of it
@@ -81,8 +78,10 @@ def full_name(name: str, own: str) -> str:
 class Peer:
     """One factory during a poll."""
 
-    def __init__(self, name: str, cookie: str, rounds: int, in_vain: int) -> None:
-        self.name, self.cookie, self.rounds, self.in_vain_left = name, cookie, rounds, in_vain
+    def __init__(self, name: str, salt: str, *, was_silent: bool, was_short: bool) -> None:
+        self.name, self.cookie = name, cookie(salt, name)
+        self.rounds = ROUNDS_FOR_THE_SILENT if was_silent else ROUNDS
+        self.in_vain_left = 0 if was_short else IN_VAIN
         self.told: dict[str, Status] = {}
         self.announced = 1
         self.asked = 0
@@ -121,7 +120,7 @@ class Poller:
     than announced: for these the next poll does not wait as long."""
 
     def __init__(self, space: Space, *, client: str, key: bytes = b"", clock: Callable[[], float] = time.time) -> None:
-        self._space, self._client, self._key, self._clock = space, client, key, clock
+        self.space, self.client, self.key, self.clock = space, client, key, clock
         self._names = tuple(dict.fromkeys(full_name(one, space.factory) for one in space.factories))
         self.places = Names(self._names, space.port)
         self._silent: tuple[str, ...] = ()
@@ -131,50 +130,25 @@ class Poller:
         """What the factories tell of this now. Takes no longer than the space's `poll_limit`."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await self.places.look_up(min(self._space.poll_silence, self._space.poll_limit))
+        await self.places.look_up(min(self.space.poll_silence, self.space.poll_limit))
         salt = secrets.token_hex(32)
-        peers = [
-            Peer(
-                one,
-                cookie(salt, one),
-                ROUNDS_FOR_THE_SILENT if one in self._silent else ROUNDS,
-                0 if one in self._short else IN_VAIN,
-            )
-            for one in self._names
-        ]
-        with ExitStack() as sockets:
-            poll = _Poll(self, kind, peers, sockets)
-            await poll.run(began + self._space.poll_limit)
+        peers = [Peer(one, salt, was_silent=one in self._silent, was_short=one in self._short) for one in self._names]
+        poll = _Poll(self, kind, peers)
+        with closing(poll.sockets):
+            await poll.run(began + self.space.poll_limit)
         self._silent = tuple(one.name for one in peers if not one.told)
         self._short = tuple(one.name for one in peers if one.told and not one.has_told_all)
         found = {one.name: tuple(one.told.values()) for one in peers if one.told}
         return Answers(found, self._silent, self._short, dict(poll.refused), poll.round, loop.time() - began)
 
-    def question(self, kind: Kind, cookie: str) -> bytes:
-        return query(kind, self._space.name, cookie, self._clock(), client=self._client, key=self._key)
-
-    def place(self, peer: Peer) -> Address | None:
-        """Where this question of a poll goes: a factory with several addresses may listen at one of them only."""
-        found = self.places.of(peer.name)
-        return found[(peer.asked - 1) % len(found)] if found else None
-
-    def read(self, data: bytes, kind: Kind) -> tuple[object, Status]:
-        """Raises Refused."""
-        space = self._space
-        return read_reply(data, kind, space.name, self._clock(), self._key, signed_only=space.signed_only)
-
-    @property
-    def silence(self) -> float:
-        return self._space.poll_silence
-
 
 class _Poll:
     """One poll: its sockets, and what came so far."""
 
-    def __init__(self, poller: Poller, kind: Kind, peers: Iterable[Peer], sockets: ExitStack) -> None:
-        self._poller, self._kind, self._sockets = poller, kind, sockets
+    def __init__(self, poller: Poller, kind: Kind, peers: Iterable[Peer]) -> None:
+        self._poller, self._space, self._kind = poller, poller.space, kind
         self._peers = {one.cookie.encode(): one for one in peers}
-        self._ways: dict[int, Datagrams | None] = {}  # by the length of an address: of IPv4, of IPv6
+        self.sockets = Outgoing(self._take, longest=LONGEST_DATAGRAM, share=SHARE, buffer=BUFFER)
         self._loop = asyncio.get_running_loop()
         self._awaited, self._news_at = 0, 0.0
         self._all_told = asyncio.Event()
@@ -196,31 +170,23 @@ class _Poll:
         self._all_told.clear()
         for peer in peers:
             peer.begin_round()
+        asker = self._poller
         for count, peer in enumerate(peers):
-            address = self._poller.place(peer)
-            way = self._way(address) if address else None
-            if address and way:
-                way.send(self._poller.question(self._kind, peer.cookie), address)
+            if places := asker.places.of(peer.name):  # of several, it may listen at one only
+                asked = query(
+                    self._kind, self._space.name, peer.cookie, asker.clock(), client=asker.client, key=asker.key
+                )
+                self.sockets.send(asked, places[(peer.asked - 1) % len(places)])
             if count % AT_ONCE == AT_ONCE - 1:
                 await asyncio.sleep(TURN)
         self._news_at = self._loop.time()
 
     async def _listen(self) -> None:
         """Until all is told, or nothing new came for a while."""
-        while (left := self._news_at + self._poller.silence - self._loop.time()) > 0:
+        while (left := self._news_at + self._space.poll_silence - self._loop.time()) > 0:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._all_told.wait(), left)
                 return
-
-    def _way(self, address: Address) -> Datagrams | None:
-        """The socket for such addresses; None on a host that has no IPv6."""
-        if len(address) not in self._ways:
-            self._ways[len(address)] = None
-            with suppress(OSError):
-                sock: socket.socket = bound("0.0.0.0" if len(address) == 2 else "::", 0, BUFFER)
-                way = Datagrams(sock, self._take, longest=LONGEST_DATAGRAM, share=SHARE)
-                self._ways[len(address)] = self._sockets.enter_context(closing(way))
-        return self._ways[len(address)]
 
     def _take(self, data: bytes, address: Address) -> None:
         try:
@@ -242,7 +208,9 @@ class _Poll:
         peer = self._peers.get(found[1]) if found else None
         if peer is None:
             raise Refused(Why.STRANGE_COOKIE)
-        back, status = self._poller.read(data, self._kind)
+        space, key = self._space, self._poller.key
+        now, signed_only = self._poller.clock(), space.signed_only
+        back, status = read_reply(data, self._kind, space.name, now, key, signed_only=signed_only)
         if back != peer.cookie:
             raise Refused(Why.STRANGE_COOKIE)
         if status.factory.lower() != peer.name.lower():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from belljar.errors import BadUserData
 from belljar.vacuum import MachineType, Space
-from belljar.vacuum.factory.userdata import PROXY, TOKEN, Material, user_data
+from belljar.vacuum.factory.materials import PROXY, TOKEN, Material, user_data
 
 SPACE = Space("vac01.example.org", "wn01.example.org", site="UKI-EXAMPLE")
 TYPE = MachineType(
