@@ -85,12 +85,17 @@ def before(text: str) -> float:
 
 
 def _row(one: dict[str, Any]) -> tuple[object, ...]:
-    from belljar.vacuum.decisions.decide import Reason
-
-    why = Reason(one["reason"]).text.format(started=one["started"], detail=one["detail"])
     until = time.strftime("%H:%M:%S", time.localtime(one["until"])) if one["until"] else ""
     target = "" if one["target"] is None else f"{one['target']:.1f}"
-    return one["machinetype"], f"{one['share']:g}", f"{one['hs06']:.1f}", target, f"{one['score']:.1f}", why, until
+    return (
+        one["machinetype"],
+        f"{one['share']:g}",
+        f"{one['hs06']:.1f}",
+        target,
+        f"{one['score']:.1f}",
+        one["why"],
+        until,
+    )
 
 
 def check(args: argparse.Namespace, house: House) -> int:

@@ -31,7 +31,7 @@ class Reason(str, Enum):
 
     text: str
 
-    def __new__(cls, value: str, text: str) -> Reason:
+    def __new__(cls, value: str, text: str = "") -> Reason:
         one = str.__new__(cls, value)
         one._value_, one.text = value, text
         return one
@@ -85,11 +85,7 @@ class Verdict:
     young: int = 0
     last_abort: float | None = None
     failures: int = 0  # tests in a row that found no work
-
-    @property
-    def why(self) -> str:
-        """A sentence, without the moment."""
-        return self.reason.text.format(started=self.started, detail=self.detail)
+    why: str = ""  # a sentence, without the moment
 
 
 @dataclass(frozen=True)
@@ -323,6 +319,7 @@ def _verdict(case: Case, claim: Claim) -> Verdict:
     return Verdict(
         kind.name, claim.reason, claim.started, claim.until or None, claim.detail, kind.share, kind.belongs_to,
         claim.total.hs06, claim.score, claim.group_score, claim.target or None, claim.total.young, abort or None, known.failures,
+        claim.reason.text.format(started=claim.started, detail=claim.detail),
     )  # fmt: skip
 
 

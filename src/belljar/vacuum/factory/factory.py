@@ -32,17 +32,10 @@ from belljar.vacuum.factory.state import MEMORY, STATUS, Decisions, Finished, Me
 from belljar.vacuum.protocol.query import Snapshot
 
 SHOWS_WITHIN = 120.0  # seconds in which a machine that was asked for is claimed, or never will be
-CLAIMED_WITHIN = (
-    10.0  # seconds a cycle waits for what it starts; what takes longer, an image that is fetched, goes on beside it
-)
+CLAIMED_WITHIN = 10.0  # seconds a cycle waits for what it starts; an image that is fetched goes on beside it
 MOST_DELAY = 8  # times `backoff`, after starts that failed
-ITS_OWN_END = (
-    "finished",
-    "cancelled",
-    "walltime",
-    "guest-lost",
-    "guest-oom",
-)  # other causes are this host's, or the image's
+# Other causes are this host's, or the image's.
+ITS_OWN_END = ("finished", "cancelled", "walltime", "guest-lost", "guest-oom")
 LOOK_AT_ONCE = 0.5  # seconds after the first event in which others join its decision; nothing is looked at meanwhile
 Ask = Callable[[], Awaitable[tuple[tuple[TypeStatus, ...], tuple[str, ...]]]]
 MakeData = Callable[[MachineType, Living, float], bytes]
@@ -52,22 +45,12 @@ class Factory:
     """`ask` tells what the other factories run, and who was silent; `make_data` makes a machine's user data, in a thread."""
 
     def __init__(
-        self,
-        space: Space,
-        folder: Path,
-        keeper: Keeper,
-        ask: Ask,
-        make_data: MakeData,
-        tell: Tell,
-        *,
-        clock: Callable[[], float] = time.time,
-        luck: Callable[[], float] = random.random,
-        load: Callable[[], tuple[float, float, float]] = os.getloadavg,
-        steady: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.space, self.folder, self._keeper, self._ask, self._make_data, self._tell = (
-            space, folder, keeper, ask, make_data, tell,
-        )  # fmt: skip
+        self, space: Space, folder: Path, keeper: Keeper, ask: Ask, make_data: MakeData, tell: Tell, *,
+        clock: Callable[[], float] = time.time, luck: Callable[[], float] = random.random,
+        load: Callable[[], tuple[float, float, float]] = os.getloadavg, steady: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.space, self.folder, self._keeper = space, folder, keeper
+        self._ask, self._make_data, self._tell = ask, make_data, tell
         self._clock, self._luck, self._load, self._steady = clock, luck, load, steady
         self.memory: Memory = kept.read(folder / MEMORY, Memory) or Memory()
         self.living: list[Living] = []
@@ -118,7 +101,7 @@ class Factory:
             try:
                 again = await self.cycle()
             except (BelljarError, OSError) as exc:
-                self._complain("cycle", told(exc) if isinstance(exc, BelljarError) else str(exc))
+                self._complain("cycle", told(exc))
                 again = self._clock() + self.space.cycle
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(max(again - self._clock(), 0.1), self.space.cycle)):
@@ -192,7 +175,7 @@ class Factory:
             data = await in_thread(lambda: self._make_data(kind, order, self._clock()))
             await self._keeper.start(request_for(self.space, kind, order, data, self._clock()))
         except (BelljarError, OSError) as exc:
-            why = told(exc) if isinstance(exc, BelljarError) else str(exc)
+            why = told(exc)
             self._remember(pending=self._pending_without(order.id))
             self._failing[kind.name] = after(self._failing.get(kind.name), kind, self.space, self._clock(), why)
             self._complain(kind.name, why)
@@ -263,7 +246,7 @@ class Factory:
         try:
             await self._keeper.ended(id)
         except (BelljarError, OSError) as exc:
-            self._complain(id, told(exc) if isinstance(exc, BelljarError) else str(exc))
+            self._complain(id, told(exc))
         finally:
             self._watched.discard(id)
 
@@ -287,11 +270,8 @@ class Factory:
         finished = finish(self.memory.finished.get(name), event, labels, self._reasons.pop(id, ""), self.space)
         slot = int(labels.get("slot") or 0)
         self.slots[slot] = (name, finished)
-        self._remember(  # in one: it counts once, or will
-            position=event["position"],
-            finished={**self.memory.finished, name: finished},
-            pending=self._pending_without(id),
-        )
+        all_finished, pending = {**self.memory.finished, name: finished}, self._pending_without(id)
+        self._remember(position=event["position"], finished=all_finished, pending=pending)  # in one: it counts once
         code = code_of(finished.message)
         self.ended[name, f"{code // 100}00" if code else "none"] += 1
         self._reports.put_nowait(ended_status(self.space, id, finished, event, labels))

@@ -147,6 +147,8 @@ def labels_of(space: Space, kind: MachineType, order: Living) -> dict[str, str]:
     return {name: text for name, text in facts.items() if text}
 
 
-def told(error: BelljarError) -> str:
+def told(error: BelljarError | OSError) -> str:
     """One line."""
+    if isinstance(error, OSError):
+        return str(error)
     return f"{type(error).__name__}: {error.message}".replace("\n", " ")

@@ -30,14 +30,9 @@ def slot_name(space: Space, slot: int) -> str:
 
 
 def snapshot(
-    space: Space,
-    living: Sequence[Living],
-    finished: Mapping[str, Finished],
-    slots: Mapping[int, tuple[str, Finished]],
-    now: float,
-    own: FactoryStatus,
-    room: float = 0.0,
-) -> Snapshot:
+    space: Space, living: Sequence[Living], finished: Mapping[str, Finished], slots: Mapping[int, tuple[str, Finished]],
+    now: float, own: FactoryStatus, room: float = 0.0,
+) -> Snapshot:  # fmt: skip
     """All of it, also of types that are not configured any more and live on. *finished*: of each type the machine that ended last; *slots*: the same of each slot, with its type. *room*: processors
     that this factory gives away next."""
     names = dict.fromkeys([*(kind.name for kind in space.types), *(one.machinetype for one in living)])

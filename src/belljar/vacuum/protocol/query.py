@@ -21,7 +21,6 @@ from belljar.vacuum.protocol.fields import Refused, Status, Why, name, number, p
 
 VERSION: Final = "VacQuery 01.03"
 LONGEST_QUERY: Final = 1024  # bytes; all that the original reads of one
-LONGEST_REPLY: Final = 10240  # bytes; all that the original's clients read of one
 LONGEST_DATAGRAM: Final = 65535  # what is read of a peer's: a machine of its own may have left a long message
 STALE: Final = 300.0  # a signed query is of no use later than this
 UNSOLICITED: Final = "0"  # the cookie of what nobody asked for
@@ -108,9 +107,8 @@ def _completed(kind: Kind, found: Message, now: float) -> Message:
         if "running_processors" not in found and "running_hs06" not in found:
             raise Refused(Why.BAD_FIELD)
         found.setdefault("running_hs06", float(found.get("running_processors", 0.0)))
-    return {
-        one: min(value, int(now)) if one in ("message_time", "last_abort") else value for one, value in found.items()
-    }
+    ahead = {one: int(now) for one in ("message_time", "last_abort") if found.get(one, 0) > now}
+    return found | ahead
 
 
 def _object(data: bytes) -> Message:
@@ -157,20 +155,10 @@ def cookie(salt: str, factory: str) -> str:
 def query(kind: Kind, space: str, cookie: str, now: float, *, client: str, key: bytes = b"") -> bytes:
     """A datagram that asks. *client*: who does, as in `factory` or `command`."""
     message = {
-        "message_type": kind.question,
-        "method": kind.verb,
-        "vac_version": f"belljar {__version__} {client}",
-        "vacquery_version": VERSION,
-        "space": space,
-        "cookie": cookie,
-        "time_sent": int(now),
-    }
+        "message_type": kind.question, "method": kind.verb, "vacquery_version": VERSION,
+        "vac_version": f"belljar {__version__} {client}", "space": space, "cookie": cookie, "time_sent": int(now),
+    }  # fmt: skip
     return _datagram(message, key)
-
-
-def replies(kind: Kind, snapshot: Snapshot, cookie: Any, now: float, key: bytes = b"") -> list[bytes]:
-    """The datagrams that answer a query."""
-    return [answer(one, cookie, now, key) for one in bodies(kind, snapshot, now)]
 
 
 def reply(
@@ -187,26 +175,17 @@ def answer(body: Message, cookie: Any, now: float, key: bytes = b"") -> bytes:
 
 def bodies(kind: Kind, snapshot: Snapshot, now: float) -> list[Message]:
     """What answers a query, but for the cookie and the moment."""
-    told: Mapping[Kind, tuple[Status, ...]] = {
-        Kind.MACHINES: snapshot.machines,
-        Kind.MACHINETYPES: snapshot.types,
-        Kind.FACTORIES: (snapshot.own,) if snapshot.own else (),
-    }
-    return [body(one, snapshot, now) for one in told[kind]]
+    every: list[Status] = [*snapshot.machines, *snapshot.types, *([snapshot.own] if snapshot.own else [])]
+    return [body(one, snapshot, now) for one in every if isinstance(one, kind.status)]
 
 
 def body(status: Status, snapshot: Snapshot, now: float, daemon: str = "responder") -> Message:
     kind = next(kind for kind in Kind if isinstance(status, kind.status))
     version = f"belljar {__version__} {daemon}"
     message: Message = {
-        "message_type": kind.answer,
-        "daemon_version": version,
-        "vac_version": version,
-        "vacquery_version": VERSION,
-        "space": snapshot.space,
-        "site": snapshot.site or site_of(snapshot.space),
-        "factory": snapshot.factory,
-    }
+        "message_type": kind.answer, "daemon_version": version, "vac_version": version, "vacquery_version": VERSION,
+        "space": snapshot.space, "site": snapshot.site or site_of(snapshot.space), "factory": snapshot.factory,
+    }  # fmt: skip
     for part in kind.parts:
         value = part.write(getattr(status, part.attribute))
         if value is not None or not part.if_known:

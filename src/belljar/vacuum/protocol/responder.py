@@ -28,16 +28,9 @@ class Answering:
     queries, sent and unsent answers, and refused packets by reason."""
 
     def __init__(
-        self,
-        space: Space,
-        snapshot: Callable[[], Snapshot],
-        tell: Tell,
-        *,
-        key: bytes = b"",
-        factories: Collection[str] = (),
-        clock: Callable[[], float] = time.time,
-        ticks: Callable[[], float] = time.monotonic,
-    ) -> None:
+        self, space: Space, snapshot: Callable[[], Snapshot], tell: Tell, *, key: bytes = b"", factories: Collection[str] = (),
+        clock: Callable[[], float] = time.time, ticks: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
         self._space, self._snapshot, self._tell, self._key = space, snapshot, tell, key
         self._clock, self._ticks = clock, ticks
         self._senders = Senders(space.allow, ticks(), factories)

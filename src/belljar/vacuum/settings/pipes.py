@@ -22,7 +22,7 @@ from belljar.host.values import is_url, number
 from belljar.reading import strict_json
 from belljar.records import replace
 from belljar.vacuum import MachineType, Pipe, Space
-from belljar.vacuum.settings.settings import TABLES, keys, machinetype, wrong_type
+from belljar.vacuum.settings.settings import keys, machinetype, overlaid, wrong_type
 from belljar.vacuum.settings.vocabulary import FREE, FROM_PIPES, KEYS, Fate, Places, translate
 
 FOLDER = "vacuum/pipes"  # of the copies, in the store
@@ -106,21 +106,12 @@ def machinetypes(
             continue
         given["share"] = pipe.share * _share(entry) / total if total else 0.0
         for stronger in (pipe.given, dict(pipe.own).get(name, ())):
-            given = _overlaid(given, dict(stronger))
+            given = overlaid(given, dict(stronger))
         one = machinetype(name, given, space, pipe.name)
         wrong = [Mistake(pipe.url, f"{name}.{key}", what, "it is left out") for key, what, _ in wrong_type(one)]
         notes += wrong
         made += [] if wrong else [one]
     return tuple(made)
-
-
-def _overlaid(given: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str, Any]:
-    """*stronger* over *given*; of options, one by one."""
-    both = {**given, **stronger}
-    said = {name for key in TABLES for name, _ in stronger.get(key, ())}
-    for key in TABLES:
-        both[key] = (*(pair for pair in given.get(key, ()) if pair[0] not in said), *stronger.get(key, ()))
-    return both
 
 
 def _entries(pipe: Pipe, entries: Iterable[Any], notes: list[Mistake]) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -108,12 +108,16 @@ def _pipe(name: str, table: Mapping[str, Any], own: tuple[tuple[str, Given], ...
 
 def machinetype(name: str, given: Mapping[str, Any], space: Space, pipe: str = "") -> MachineType:
     """A machinetype with these values, and with the options that the factory gives to all."""
-    values = dict(given)
-    named = {option for key in TABLES for option, _ in values.get(key, ())}
+    return MachineType(name, pipe=pipe, **overlaid({key: getattr(space, key) for key in TABLES}, given))
+
+
+def overlaid(given: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str, Any]:
+    """*stronger* over *given*; of options, one by one."""
+    both = {**given, **stronger}
+    said = {name for key in TABLES for name, _ in stronger.get(key, ())}
     for key in TABLES:
-        usual = tuple(pair for pair in getattr(space, key) if pair[0] not in named)
-        values[key] = (*usual, *values.get(key, ()))
-    return MachineType(name, pipe=pipe, **values)
+        both[key] = (*(pair for pair in given.get(key, ()) if pair[0] not in said), *stronger.get(key, ()))
+    return both
 
 
 # -- mistakes that no type shows ---------------------------------------------------------------------------------------

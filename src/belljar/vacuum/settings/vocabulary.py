@@ -120,9 +120,10 @@ def translate(section: str, options: Mapping[str, str], places: Places) -> Itera
         yield line_of(section, option, text, words, IGNORED, GONE)
 
 
-def line_of(
-    section: str, option: str, text: str, words: Words, ignored: Mapping[str, str], gone: Mapping[str, str]
-) -> Line:
+Told = Mapping[str, str]  # words, and why they are not taken
+
+
+def line_of(section: str, option: str, text: str, words: Words, ignored: Told, gone: Told) -> Line:
     """What becomes of one word."""
     line = Line(section, option, text, Fate.MAPPED)
     try:

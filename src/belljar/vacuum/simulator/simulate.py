@@ -13,6 +13,7 @@ import math
 import random
 from collections import deque
 from collections.abc import Callable
+from math import inf
 
 from belljar.records import replace
 from belljar.vacuum import Mode, Space
@@ -40,7 +41,7 @@ class Factory:
     """A host that decides."""
 
     __slots__ = (
-        "answers", "asks", "disk", "free", "guests", "is_up", "last", "memory", "number", "past", "polls_at", "room", "seen", "space",
+        "answers", "asks", "disk", "free", "guests", "last", "memory", "number", "past", "polls_at", "room", "seen", "space",
     )  # fmt: skip
 
     def __init__(self, number: int, space: Space, memory: float, disk: float) -> None:
@@ -48,9 +49,9 @@ class Factory:
         self.free = self.room = space.processors
         self.guests: dict[Guest, None] = {}
         self.past: Past = {}
-        self.is_up = self.answers = self.seen = True  # seen: it counts in what the others reckon with
+        self.answers = self.seen = True  # seen: it counts in what the others reckon with
         self.asks = False
-        self.polls_at = math.inf
+        self.polls_at = inf
         self.last: dict[int, tuple[float, float]] = {}  # type: start of the machine that began last of those ended, its abort
 
 
@@ -64,13 +65,8 @@ class Simulation:
         self.events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         space, sizes = scenario.space(mode), [one for one in scenario.factories for _ in range(one.count)]
         self.factories = [
-            Factory(
-                number,
-                replace(space, factory=f"f{number}", processors=one.processors),
-                one.memory or math.inf,
-                one.disk or math.inf,
-            )
-            for number, one in enumerate(sizes)
+            Factory(n, replace(space, factory=f"f{n}", processors=one.processors), one.memory or inf, one.disk or inf)
+            for n, one in enumerate(sizes)
         ]
         self.types = {kind.name: number for number, kind in enumerate(space.types)}
         types = range(len(self.types))
@@ -114,9 +110,9 @@ class Simulation:
             self.after(moment - self.now, self.poll, factory, moment)
 
     def poll(self, factory: Factory, moment: float) -> None:
-        if factory.polls_at != moment or not factory.is_up or not factory.answers:
+        if factory.polls_at != moment or not factory.answers:
             return
-        factory.polls_at = math.inf
+        factory.polls_at = inf
         if factory.free and not factory.asks:
             factory.asks = True
             self.after(self.rounds() * ANSWER, self.act, factory, self.view(factory))
@@ -182,7 +178,7 @@ class Simulation:
 
     def act(self, factory: Factory, view: View) -> None:
         factory.asks = False
-        if not factory.is_up or not factory.answers:
+        if not factory.answers:
             return
         self.tally.decisions += 1
         host = Host(factory.space.processors, 0.0, factory.memory, factory.disk)
@@ -247,7 +243,7 @@ class Simulation:
             return  # it will see that when it decides
         if self.mode is Mode.IMPROVED:
             self.poll_at(factory, self.now)
-        elif factory.polls_at == math.inf:
+        elif factory.polls_at == inf:
             phase = self.course.cycle * (factory.number / len(self.factories))
             self.poll_at(factory, self.now + self.course.cycle - (self.now - phase) % self.course.cycle)
 
@@ -277,7 +273,7 @@ class Simulation:
 
     def fail(self, factory: Factory) -> None:
         """It is gone with its machines, or silent. The others reckon with it a while longer in improved mode."""
-        factory.answers, factory.is_up = False, not self.course.machines_lost
+        factory.answers = False
         self.answering -= 1
         self.room, factory.room = self.room - factory.room, 0
         if self.mode is Mode.COMPATIBLE:
@@ -289,7 +285,7 @@ class Simulation:
             for guest in list(factory.guests):
                 self.forget(guest)
                 self.tally.end(self.now, guest.type, guest.machine.processors)
-        factory.polls_at = math.inf
+        factory.polls_at = inf
         self.after(self.dice.expovariate(1.0 / self.course.failure_lasts), self.repair, factory)
 
     def overlook(self, factory: Factory) -> None:
@@ -305,9 +301,9 @@ class Simulation:
             self.young[guest.type] += sign * guest.is_young
 
     def repair(self, factory: Factory) -> None:
-        if not factory.is_up:
+        if self.course.machines_lost:
             self.tally.capacity(self.now, factory.space.processors)
-        factory.answers = factory.is_up = True
+        factory.answers = True
         self.answering += 1
         self.count_in(factory, 1)
         for number, (started, abort) in factory.last.items():

@@ -17,18 +17,19 @@ from belljar.vacuum import FactoryStatus, MachineStatus, TypeStatus, is_abort
 from belljar.vacuum.protocol.fields import LONGEST, Refused, Why
 from belljar.vacuum.protocol.query import (
     LONGEST_QUERY,
-    LONGEST_REPLY,
     Kind,
     Snapshot,
+    answer,
+    bodies,
     cookie,
     query,
     read_query,
     read_reply,
-    replies,
     reply,
     site_of,
 )
 
+LONGEST_REPLY = 10240  # bytes; all that the original's clients read of one
 SPACE, NOW, KEY = "vac02.batch.example.org", 1767268800.0, b"a secret of this space"
 RECORDED: dict[str, list[dict[str, Any]]] = json.loads((Path(__file__).parent / "packets.json").read_text())
 MODERN = [name for name in RECORDED if name.endswith("01.03")]
@@ -67,6 +68,10 @@ def packet(message: Any) -> bytes:
 
 def asked(**changes: Any) -> dict[str, Any]:
     return {"message_type": "machinetypes_query", "space": SPACE, "cookie": ASKED} | changes
+
+
+def replies(kind: Kind, snapshot: Snapshot, cookie: Any, now: float, key: bytes = b"") -> list[bytes]:
+    return [answer(one, cookie, now, key) for one in bodies(kind, snapshot, now)]
 
 
 def told(kind: Kind, **facts: Any) -> list[dict[str, Any]]:
@@ -169,8 +174,8 @@ def test_a_query_with_any_other_fields_is_a_query_or_refused(more: dict[str, Any
 @given(JSON.map(packet).filter(lambda data: len(data) < 800))
 def test_whatever_the_cookie_an_answer_is_one_a_client_can_read(value: bytes) -> None:
     long = replace(LHCB, message="\x1b[31m" + "ü😀" * 10_000, machinetype="t" * 900, fqan="f" * 900)
-    for answer in replies(Kind.MACHINETYPES, replace(SNAPSHOT, types=(long,)), json.loads(value), NOW, KEY):
-        assert len(answer) <= LONGEST_REPLY
+    for one in replies(Kind.MACHINETYPES, replace(SNAPSHOT, types=(long,)), json.loads(value), NOW, KEY):
+        assert len(one) <= LONGEST_REPLY
 
 
 # -- answers -----------------------------------------------------------------------------------------------------------
