@@ -1,4 +1,4 @@
-"""Limited X.509 proxies: what a machine may do in its experiment's name, until its end and no longer.
+"""Limited X.509 proxies, and tokens: what a machine may do in its experiment's name, until its end and no longer.
 
 RFC 3820 (Internet X.509 Proxy Certificate Profile), with the policy "limited" of the Globus Toolkit; and the form before that RFC, known by its
 subject alone. The subject's new part is the serial number, as the RFC suggests, since no two proxies may have the same.
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 LARGEST = 256 << 10
+LARGEST_TOKEN = 64 << 10
 RSA_BITS = 2048
 SLACK = 300.0  # seconds that a machine's clock may be behind
 LEAST = 600.0  # seconds a proxy is good for, or it is not worth making
@@ -54,6 +55,18 @@ class Proxy:
 
     pem: bytes
     ends: float  # seconds since the epoch
+
+
+def load_token(path: Path) -> bytes:
+    """The token of a file, without blanks around it. Raises NoCredentials."""
+    try:
+        data = read_capped(path, LARGEST_TOKEN).strip()
+    except (OSError, HostError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else exc.message
+        raise NoCredentials(f"token {path}: {why}") from exc
+    if not data or not data.isascii() or len(data.split()) != 1:
+        raise NoCredentials(f"token {path}: not one word of ASCII")
+    return data
 
 
 def load_source(paths: Sequence[Path]) -> Source:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from belljar.errors import NoMemory, NoProcessors, NoSpace
@@ -179,6 +180,25 @@ def meminfo(*names: str, proc: Path = PROC) -> list[int]:
             if len(facts) == len(names):
                 break
     return [facts[name] for name in names]
+
+
+def free(path: Path) -> tuple[int, int]:
+    """KiB and inodes that a user may take of the file system there; nothing where it is not."""
+    try:
+        facts = os.statvfs(path)
+    except OSError:
+        return 0, 0
+    return facts.f_bavail * facts.f_frsize // 1024, facts.f_favail
+
+
+@cache
+def system_name() -> str:
+    """As /etc/os-release has it."""
+    import platform
+
+    with suppress(OSError, KeyError):
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    return os.uname().sysname
 
 
 def touched(pid: int, proc: Path = PROC) -> int:

@@ -4,7 +4,7 @@ to read. Every mistake has its place."""
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -14,6 +14,7 @@ from belljar.host.values import convert
 from belljar.records import Field, dataclass, fields
 
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # of a table
+Wrong = tuple[str, str, str]  # a key, what is wrong with it, a hint
 OPTION = re.compile(r"[a-z0-9_]+")  # a name in an inner table
 
 
@@ -77,6 +78,27 @@ def read_file(
                 mistakes.append(Mistake(origin, full, "cannot be a name", hint))
             else:
                 read_table(path, text, full, values, known[kind], tables.setdefault(full, {}), mistakes)
+
+
+def read_values(
+    files: Iterable[Path], known: Mapping[str, Mapping[str, Key]], named: Container[str], mistakes: list[Mistake]
+) -> tuple[dict[str, dict[str, Value]], dict[str, dict[str, Any]]]:
+    """The tables of these files as they stand, and as values; those of which there is one are there in any case."""
+    tables: dict[str, dict[str, Value]] = {kind: {} for kind in known if kind not in named}
+    for file in files:
+        read_file(file, known, named, tables, mistakes)
+    return tables, {
+        name: converted(name, table, known[name.partition(".")[0]], mistakes) for name, table in tables.items()
+    }
+
+
+def blame(
+    path: Path, tables: Mapping[str, Mapping[str, Value]], wrongs: Iterable[tuple[str, Wrong]], mistakes: list[Mistake]
+) -> None:
+    """Add what is wrong with keys of which nothing is said yet."""
+    said = {one.key for one in mistakes}
+    found = (mistake(path, name, tables.get(name, {}), *wrong) for name, wrong in wrongs)
+    mistakes += [one for one in found if one.key not in said]
 
 
 def mistake(path: Path, name: str, table: Mapping[str, Value], key: str, what: str, hint: str) -> Mistake:

@@ -90,9 +90,6 @@ def lacks(space: Space, kind: MachineType, room: Room) -> str:
     return "disk" if smallest.disk > room.disk else "time"
 
 
-# -- superslots ----------------------------------------------------------------------------------------------------------
-
-
 def superslot(
     now: float, space: Space, running: Iterable[Machine], room: Room, order: Sequence[MachineType]
 ) -> Machine | None:
@@ -115,9 +112,6 @@ def superslot(
         if size := largest(space, kind, outside):
             return machine_of(space, kind, size, now + kind.max_wallclock)
     return None
-
-
-# -- a packing of our own ------------------------------------------------------------------------------------------------
 
 
 def fitting(now: float, space: Space, kind: MachineType, room: Room, held: Reservation | None) -> Machine | None:

@@ -13,7 +13,7 @@ from belljar.context import About, filled_in
 from belljar.errors import BadUserData, BelljarError, HostError, NoCredentials
 from belljar.host.files import read_capped
 from belljar.host.files import renew as renew_files
-from belljar.host.proxies import limited_proxy, load_source
+from belljar.host.proxies import limited_proxy, load_source, load_token
 from belljar.host.values import is_url
 from belljar.hypervisor import guest_uuid
 from belljar.machine import BASE_URL, CREDENTIALS
@@ -23,7 +23,6 @@ from belljar.vacuum import MachineType, Space
 from belljar.vacuum.settings.pipes import fetch
 
 LARGEST = 1 << 20  # of a template, and of a file
-LARGEST_TOKEN = 64 << 10
 PROXY, TOKEN = "x509_proxy", "token"  # `##user_data_option_x509_proxy##`
 Fetch = Callable[[str, int], bytes]
 
@@ -90,19 +89,8 @@ def credentials(one: MachineType, now: float, until: float) -> Mapping[str, byte
         proxy = limited_proxy(load_source(one.proxy), now=now, until=until, key=one.proxy_key, legacy=one.legacy_proxy)
         found[PROXY] = proxy.pem
     if one.token_file is not None:
-        found[TOKEN] = token(one.token_file)
+        found[TOKEN] = load_token(one.token_file)
     return found
-
-
-def token(path: Path) -> bytes:
-    """The token of a file, without blanks around it. Raises NoCredentials."""
-    try:
-        data = read_capped(path, LARGEST_TOKEN).strip()
-    except (OSError, HostError) as exc:
-        raise NoCredentials(f"token {path}: {_why(exc)}") from exc
-    if not data or not data.isascii() or len(data.split()) != 1:
-        raise NoCredentials(f"token {path}: not one word of ASCII")
-    return data
 
 
 def _template(one: MachineType, fetch: Fetch) -> bytes:
@@ -120,9 +108,6 @@ def _read(path: Path, key: str, one: MachineType) -> bytes:
     try:
         return read_capped(path, LARGEST)
     except (OSError, HostError) as exc:
-        what = f"machinetype {one.name}: {key}: {path}: {_why(exc)}"
+        why = exc.strerror if isinstance(exc, OSError) else exc.message
+        what = f"machinetype {one.name}: {key}: {path}: {why}"
         raise BadUserData(what, hint="`belljar vacuum check-config` names every file that cannot be read.") from exc
-
-
-def _why(exc: OSError | HostError) -> str:
-    return str(exc.strerror) if isinstance(exc, OSError) else exc.message

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import platform
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from belljar import __version__
 from belljar.host.processes import cpu_times
-from belljar.host.room import meminfo
+from belljar.host.room import free, meminfo, system_name
 from belljar.records import replace
 from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus
 from belljar.vacuum.factory.keeper import Living
@@ -101,28 +98,12 @@ def own_status(space: Space, living: Sequence[Living], now: float, cycled: float
     total, available, swap, swap_free = (
         kept // 1024 for kept in meminfo("MemTotal", "MemAvailable", "SwapTotal", "SwapFree")
     )
-    root, ours = _free(Path("/")), _free(folder)
+    root, ours = free(Path("/")), free(folder)
     began = [one for one in living if one.began is not None]
     return FactoryStatus(
         space.factory, space.site, f"belljar {__version__}", len(began), sum(one.processors for one in began),
         sum(one.hs06 for one in began), space.processors, space.processors, space.processors * space.hs06_per_processor,
         os.getloadavg()[2], *root, *ours, total - available, total, swap - swap_free, swap_free, os.uname().release,
-        _system(), int(now - time.clock_gettime(time.CLOCK_BOOTTIME)),
+        system_name(), int(now - time.clock_gettime(time.CLOCK_BOOTTIME)),
         int(cycled), int(now), int(now), int(now),
     )  # fmt: skip
-
-
-def _free(path: Path) -> tuple[int, int]:
-    """KiB and inodes."""
-    try:
-        facts = os.statvfs(path)
-    except OSError:
-        return 0, 0
-    return facts.f_bavail * facts.f_frsize // 1024, facts.f_favail
-
-
-@cache
-def _system() -> str:
-    with suppress(OSError, KeyError):
-        return platform.freedesktop_os_release()["PRETTY_NAME"]
-    return os.uname().sysname

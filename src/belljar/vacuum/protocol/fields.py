@@ -47,9 +47,6 @@ class Refused(ValueError):
         self.why = why
 
 
-# -- values ------------------------------------------------------------------------------------------------------------
-
-
 def number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1e15:
         raise Refused(Why.BAD_FIELD)

@@ -64,9 +64,6 @@ class Snapshot:
     own: FactoryStatus | None = None
 
 
-# -- reading -----------------------------------------------------------------------------------------------------------
-
-
 def read_query(data: bytes, space: str, now: float, key: bytes = b"", *, signed_only: bool = False) -> Query:
     """What a datagram asks of this space. Raises Refused."""
     if len(data) > LONGEST_QUERY:
@@ -142,9 +139,6 @@ def _check(message: Message, space: str, key: bytes, signed_only: bool) -> bool:
     if not isinstance(given, str) or not hmac.compare_digest(given.encode(errors="replace"), signature(message, key)):
         raise Refused(Why.FORGED)
     return True
-
-
-# -- writing -----------------------------------------------------------------------------------------------------------
 
 
 def cookie(salt: str, factory: str) -> str:

@@ -40,9 +40,6 @@ def fetch(url: str, largest: int) -> bytes:
     return small_file(url, largest, patience=PATIENCE)
 
 
-# -- documents and their copies ----------------------------------------------------------------------------------------
-
-
 def refresh(pipe: Pipe, folder: Path, now: float, fetch: Fetch = fetch) -> Copy:
     """The document as it is now, or as it was when it could be had. Raises nothing that the pipe's server can cause."""
     copy = kept(pipe, folder)
@@ -79,9 +76,6 @@ def lasting(document: Mapping[str, Any] | None) -> float:
     with suppress(ValueError):
         return min(max(number(str((document or {}).get("cache_seconds", USUAL_AGE))), LEAST_AGE), MOST_AGE)
     return USUAL_AGE
-
-
-# -- machinetypes ------------------------------------------------------------------------------------------------------
 
 
 def with_pipes(space: Space, copies: Mapping[str, Copy]) -> tuple[Space, tuple[Mistake, ...]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BadSettings
-from belljar.host.tables import Key, Value, converted, keys_of, mistake, read_file
+from belljar.host.tables import Key, Wrong, blame, keys_of, read_values
 from belljar.host.toml import Mistake
 from belljar.records import dataclass, replace
 from belljar.vacuum import LIKE_A_SPACE, LIKE_AN_IMAGE, Given, MachineType, Pipe, Space
@@ -27,8 +27,6 @@ KINDS: Mapping[str, tuple[Any, ...]] = {
 NAMED = ("machinetype", "pipe")
 TABLES = ("options", "option_files")  # inner tables of a machinetype
 REMEDY = "Correct the file, then run `belljar vacuum check-config`."
-
-Wrong = tuple[str, str, str]  # key, what, hint
 
 
 @dataclass(frozen=True)
@@ -52,15 +50,10 @@ def load(path: Path = FILE) -> Space:
 def inspect(path: Path = FILE) -> Loaded:
     """The space as far as it can be understood, where each value came from, and what is wrong."""
     mistakes: list[Mistake] = []
-    tables: dict[str, dict[str, Value]] = {"space": {}, "factory": {}}
     files = (path, *sorted(path.with_suffix(".d").glob("*.toml")))
-    for file in files:
-        read_file(file, {kind: keys(kind) for kind in KINDS}, NAMED, tables, mistakes)
-    values = {name: converted(name, table, keys(name.partition(".")[0]), mistakes) for name, table in tables.items()}
+    tables, values = read_values(files, {kind: keys(kind) for kind in KINDS}, NAMED, mistakes)
     space = _space(values)
-    known = {one.key for one in mistakes}
-    found = (mistake(path, name, tables[name], *wrong) for name, wrong in _wrongs(space, values))
-    mistakes += (one for one in found if one.key not in known)
+    blame(path, tables, _wrongs(space, values), mistakes)
     origins = {f"{name}.{key}": value.origin for name, table in tables.items() for key, value in table.items()}
     return Loaded(space, origins, tuple(mistakes), files)
 
@@ -68,9 +61,6 @@ def inspect(path: Path = FILE) -> Loaded:
 def keys(table: str) -> dict[str, Key]:
     """What may stand in a table of this kind."""
     return keys_of(KINDS[table], table)
-
-
-# -- what the values make together -------------------------------------------------------------------------------------
 
 
 def _space(values: Mapping[str, Mapping[str, Any]]) -> Space:
@@ -118,9 +108,6 @@ def overlaid(given: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str,
     for key in TABLES:
         both[key] = (*(pair for pair in given.get(key, ()) if pair[0] not in said), *stronger.get(key, ()))
     return both
-
-
-# -- mistakes that no type shows ---------------------------------------------------------------------------------------
 
 
 def _wrongs(space: Space, values: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Wrong]]:
@@ -173,17 +160,11 @@ def _twice(given: Space | MachineType) -> Iterator[Wrong]:
         yield "options", f"{option} is in option_files, too", "keep one of them"
 
 
-# -- what only this host can tell --------------------------------------------------------------------------------------
-
-
 def wrong_here(space: Space) -> Iterator[tuple[str, str, str]]:
     """(section.key, what, hint) of what is well said and does not fit this host: its own name, files that are not there."""
     if space.factory not in space.factories:
-        yield (
-            "space.factories",
-            f"this host, {space.factory}, is not among them",
-            "add it (or `.`), or set factory.name",
-        )
+        what = f"this host, {space.factory}, is not among them"
+        yield "space.factories", what, "add it (or `.`), or set factory.name"
     if "." not in space.factory:
         yield "factory.name", f"{space.factory} has no domain, which factories of Vac insist on", "set it in full"
     named = [("space.key_file", space.key_file)]

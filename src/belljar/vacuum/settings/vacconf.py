@@ -114,9 +114,6 @@ def _sections(files: Iterable[Path]) -> dict[str, dict[str, str]]:
     return found
 
 
-# -- sections ----------------------------------------------------------------------------------------------------------
-
-
 def _section(name: str, options: Mapping[str, str]) -> Iterator[Line]:
     kind, _, own = name.partition(" ")
     if name == "settings":
@@ -169,9 +166,6 @@ def _machines(section: str, kind: str, name: str, options: Mapping[str, str]) ->
     yield from (replace(line, key=f"{table}.{line.key}") if line.key else line for line in lines)
     if kind != "vacuum_pipe" and "backoff_seconds" not in options and "root_image" in options:
         yield Line(section, "", "", Fate.CHANGED, why="backoff_seconds is 600 where it is not given; 10 in Vac")
-
-
-# -- the file ----------------------------------------------------------------------------------------------------------
 
 
 def _loadable(lines: list[Line], head: str) -> tuple[list[Line], str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BadSetting
-from belljar.host.tables import Key, Value, converted, keys_of, mistake, read_file
+from belljar.host.tables import Key, Wrong, blame, keys_of, read_values
 from belljar.host.toml import Mistake
 from belljar.host.values import duration
 from belljar.model import setting
@@ -104,14 +104,10 @@ class Scenario:
 def load(path: Path) -> Scenario:
     """Raises BadSetting with every mistake there is."""
     mistakes: list[Mistake] = []
-    tables: dict[str, dict[str, Value]] = {"simulation": {}}
-    read_file(path, {kind: keys(kind) for kind in KINDS}, NAMED, tables, mistakes)
-    values = {name: converted(name, table, keys(name.partition(".")[0]), mistakes) for name, table in tables.items()}
+    tables, values = read_values([path], {kind: keys(kind) for kind in KINDS}, NAMED, mistakes)
     factories = [Factories(**given) for name, given in values.items() if name.startswith("factories.")]
     experiments = [_experiment(name, given) for name, given in values.items() if name.startswith("experiment.")]
-    known = {one.key for one in mistakes}
-    found = (mistake(path, name, tables.get(name, {}), *wrong) for name, wrong in _wrongs(factories, experiments))
-    mistakes += (one for one in found if one.key not in known)
+    blame(path, tables, _wrongs(factories, experiments), mistakes)
     for kind, there in (("factories", factories), ("experiment", experiments)):
         if not there and not mistakes:
             mistakes.append(Mistake(str(path), "", f"no [{kind}.NAME]", "a simulation has at least one"))
@@ -142,7 +138,7 @@ def _span(text: str) -> tuple[float, float]:
     return 0.0, 0.0
 
 
-def _wrongs(factories: list[Factories], experiments: list[Experiment]) -> Iterator[tuple[str, tuple[str, str, str]]]:
+def _wrongs(factories: list[Factories], experiments: list[Experiment]) -> Iterator[tuple[str, Wrong]]:
     for one in experiments:
         name, least = f"experiment.{one.kind.name}", one.kind.min_processors
         if least > one.kind.max_processors:
