@@ -35,8 +35,9 @@ WARM = (
     "sh dash bash env true false cat ls id echo sleep date uname hostname pwd mkdir rm cp mv ln touch chmod head tail wc"
     " grep sed awk sort tar gzip dd mktemp basename dirname python3 nproc df free ps tee tr cut seq test"
 ).split(" ")
-# Looked up before, so that a payload's way to them is not read from the disk.
+# Looked into before, so that a payload's way to what is there, or a new name, is not read from the disk.
 PLACES = "/tmp /home /root /var/tmp /mnt /usr/local/bin /usr/local/sbin /usr/sbin /sbin /dev/shm".split(" ")
+SPARES, SPARE_PLACES = b"/var/lib/belljar/spare", 8
 
 
 class Guest(Mounts):
@@ -61,6 +62,7 @@ class Guest(Mounts):
         self.used = 0  # bytes of memory that the kernel and we have at the boot
         self.blocks = 0  # of memory, in the template
         self.spare = None  # type: Cgroup | None
+        self.spare_places = []  # type: list[bytes]
         self.folders = 0
         self.calls.update({b"identify": self.identify, b"set_clock": self.set_clock})
         self.errands.update({b"grow": self.grow, b"mount_packed": self.mount_packed, b"renew_keys": self.renew_keys})
@@ -185,6 +187,16 @@ class Guest(Mounts):
                 write_file(path.decode(), b"", 0o644)
                 self.kept[path] = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
 
+    def _keep_places(self) -> None:
+        """Likewise folders, for a working directory that the guest does not have."""
+        for number in range(len(self.spare_places), SPARE_PLACES):
+            path = b"%s/%d" % (SPARES, number)
+            try:
+                os.makedirs(path, 0o755)
+            except OSError:
+                return  # nothing can be written there
+            self.spare_places.append(path)
+
     def _put(self, leaf: str, text: bytes) -> None:
         os.pwrite(self.names[leaf], text, 0)
         if self.sizes.get(leaf) != len(text):
@@ -268,10 +280,22 @@ class Guest(Mounts):
             path = os.path.dirname(path)
         try:
             for folder in reversed(missing):
-                os.mkdir(folder, 0o755)
-                os.chown(folder, account.uid, account.gid)
+                if not self._place_spare(folder) or account.uid or account.gid:
+                    os.chown(folder, account.uid, account.gid)
         except (OSError, ValueError):
             pass  # entering it says what is wrong
+
+    def _place_spare(self, path: bytes) -> bool:
+        """A new folder there, by another name of one that was made before where that can be: its room on the disk is found then. False
+        where it may have another owner than root."""
+        if self.spare_places:
+            try:
+                os.rename(self.spare_places.pop(), path)
+                return True
+            except OSError:
+                self.spare_places = []  # that is another file system
+        os.mkdir(path, 0o755)
+        return False
 
     def new_folder(self, account: Account) -> bytes:
         self.folders += 1
@@ -320,7 +344,9 @@ class Guest(Mounts):
                 if read_file(folder + name, 4 * MIB):
                     break
         for folder in PLACES:
-            os.path.lexists(folder)
+            os.path.lexists(folder + "/.belljar")
+        find_room()
+        self._keep_places()
         os.spawnv(os.P_WAIT, "/bin/sh", ["sh", "-c", "true; env true; exit 0"])
         load_modules(PACKED_MODULES)
         take_new_blocks()
@@ -333,3 +359,19 @@ class Guest(Mounts):
             fork()
             # Once more: what the fork has left shared is copied now, not by each clone.
             self.identify(Words(NOBODY + [now()]))
+
+
+def find_room() -> None:
+    """Make folders and remove them: what the disk tells of free room, all over it, is in memory then. A clone would read it for its
+    first folder, such as the payload's working directory."""
+    for place in ("", "/home"):
+        made = []
+        try:
+            for number in range(16):
+                path = "%s/.belljar-%d" % (place, number)
+                os.mkdir(path, 0o700)
+                made.append(path)
+        except OSError:
+            pass  # nothing can be written there
+        for path in made:
+            os.rmdir(path)
