@@ -10,9 +10,9 @@ import time
 from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from belljar import config
+from belljar.hints import TYPE_CHECKING
 from belljar.machine import Folders
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 from enum import Enum
-from typing import Any, TypeVar
 
+from belljar.hints import Any, TypeVar
 from belljar.records import dataclass, field
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

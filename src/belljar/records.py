@@ -6,7 +6,7 @@ no `__post_init__`, `ClassVar`, order, slots or keyword-only field."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from belljar.hints import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataclasses import MISSING, Field, dataclass, field, fields, replace

@@ -9,7 +9,7 @@ HEAVY = {
     "rich", "httpx", "httpcore", "anyio", "tarfile", "zipfile", "tempfile", "shutil", "subprocess", "multiprocessing", "ctypes",
     "difflib", "pdb", "unittest", "xml", "urllib.request", "http.client", "email", "importlib.metadata", "uuid", "random",
     "tomllib", "dataclasses", "inspect", "logging", "traceback", "textwrap", "gettext", "locale", "hashlib", "_hashlib",
-    "urllib.parse", "ipaddress", "concurrent.futures", "datetime", "string", "curses", "pydoc", "decimal", "sqlite3", "ssl", "concurrent.futures.process",
+    "urllib.parse", "ipaddress", "concurrent.futures", "datetime", "string", "curses", "pydoc", "decimal", "sqlite3", "ssl", "typing", "concurrent.futures.process",
     "belljar.config.merge", "belljar.host.toml", "belljar.host.values", "belljar.config.reference", "belljar.jobs.doctor", "belljar.host.watch",
     "belljar.image.build.debian", "belljar.image.intake.sources", "belljar.host.guard.egress",
 }  # fmt: skip

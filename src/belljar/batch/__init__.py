@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, cast
 
+from belljar.hints import TYPE_CHECKING, cast
 from belljar.model import GIB, MIB, setting
 from belljar.records import dataclass
 

@@ -10,8 +10,8 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, NoReturn
 
+from belljar.hints import TYPE_CHECKING, NoReturn, cast
 from belljar.host import descriptors
 from belljar.host.quick_imports import quickly
 from belljar.jobs import complain
@@ -222,7 +222,6 @@ def parser_of(name: str) -> ArgumentParser:
 def verb_of(name: str) -> Verb:
     """What this verb does and takes; of all verbs only its module is imported."""
     from importlib import import_module
-    from typing import cast
 
     quickly("argparse")
     return cast("Verb", import_module(f"belljar.cli.{VERBS[name].module}").VERBS[name])

@@ -6,9 +6,9 @@ import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
 
 from belljar.errors import BadOption
+from belljar.hints import Any, NoReturn, TypeVar
 from belljar.records import dataclass, field
 
 T = TypeVar("T")

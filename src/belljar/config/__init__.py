@@ -14,10 +14,10 @@ import os
 from collections.abc import Container, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from belljar import accounting, batch, context, guest, hypervisor, image, machine, network
 from belljar.errors import BadSettings
+from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.files import only_root_writes
 from belljar.host.room import Settings as HostSettings
 from belljar.model import setting

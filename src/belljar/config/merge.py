@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, get_type_hints
 
 from belljar.config import ETC, SECTIONS, File, Loaded, Settings
+from belljar.hints import Any
 from belljar.host.toml import Mistake, meant, place, read
 from belljar.host.values import convert
 from belljar.records import dataclass, fields, replace
@@ -108,13 +109,13 @@ def _value_of(one: Given) -> Any:
     """Raises ValueError."""
     kind = SECTIONS[one.section]
     (facts,) = (field.metadata for field in fields(kind) if field.name == one.key)
-    return convert(one.raw, hints_of(one.section)[one.key], facts, is_text=one.is_text)
+    return convert(one.raw, type_of(one.section, one.key), facts, is_text=one.is_text)
 
 
-@functools.cache
-def hints_of(section: str) -> dict[str, Any]:
-    """The types of a section's keys. They cost more than all else here: no section's are made that nobody names."""
-    return get_type_hints(SECTIONS[section])
+def type_of(section: str, key: str) -> Any:
+    """Its type. `typing.get_type_hints` would cost more than all else here."""
+    kind = next(one for one in SECTIONS[section].__mro__ if key in one.__annotations__)
+    return eval(kind.__annotations__[key], vars(sys.modules[kind.__module__]))
 
 
 def _help(section: str, key: str) -> str:

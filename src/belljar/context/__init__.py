@@ -11,8 +11,8 @@ import socket
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
+from belljar.hints import TYPE_CHECKING, Protocol
 from belljar.model import GIB, MIB, Context, setting
 from belljar.records import dataclass
 

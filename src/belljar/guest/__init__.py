@@ -7,8 +7,8 @@ and streams. It knows nothing of QEMU: any connected stream socket will do.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
 
+from belljar.hints import TYPE_CHECKING, Protocol
 from belljar.model import Account, FileServer, Payload, PlainFile, Share, Transfer, Usage, setting
 from belljar.records import dataclass, field
 

@@ -10,13 +10,13 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from belljar.agent import wire
 from belljar.errors import AgentLost, AgentTooOld, GuestError, GuestRefused
 from belljar.guest import Hello, Identity, IdentityProof, Settings, Sink, Streams
 from belljar.guest.channel import Channel
 from belljar.guest.process import SCRIPT, Running, read_words, refusal
+from belljar.hints import Protocol
 from belljar.model import Account, FileServer, Payload, PlainFile, Share, ShareKind, StdinKind, Transfer
 
 LETTERS = {StdinKind.STREAM: b"s", StdinKind.NULL: b"n", StdinKind.CLOSED: b"c", StdinKind.STDOUT: b"o"}

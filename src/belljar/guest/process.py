@@ -9,12 +9,12 @@ import struct
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any
 
 from belljar.agent import wire
 from belljar.errors import AgentLost, GuestError, HostError, NoSpace
 from belljar.guest import ExitStatus, Sink, Source, Streams
 from belljar.guest.channel import Channel
+from belljar.hints import Any
 from belljar.model import Usage
 
 STDIN, STDOUT, STDERR, SCRIPT = range(4)

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Generic, TypeVar
+
+from belljar.hints import Generic, TypeVar
 
 T = TypeVar("T")
 LOOK_AGAIN = 0.1  # seconds

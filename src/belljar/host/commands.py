@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from belljar.errors import CommandFailed, CommandMissing
+from belljar.hints import TYPE_CHECKING
 from belljar.records import dataclass
 
 if TYPE_CHECKING:

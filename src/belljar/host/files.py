@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from belljar.errors import BadSetting, HostError, NoSpace, UnsafeFolder
+from belljar.hints import Any
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
 LEAST_SECRET = 16  # bytes

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+
+from belljar.hints import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     import re

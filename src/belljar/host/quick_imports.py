@@ -12,7 +12,8 @@ import sys
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+
+from belljar.hints import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hashlib import sha256 as sha256
@@ -101,6 +102,25 @@ class Pattern:
         return re.compile(*self._given).match(*where)
 
 
+class Subscripted:
+    """A name of `typing` in an annotation."""
+
+    def __class_getitem__(cls, of: Any) -> Any:
+        return cls
+
+
+class Fields:
+    """What `typing.NamedTuple` is to tomllib."""
+
+    def __init__(self, *values: object) -> None:
+        self.__dict__.update(zip(type(self).__annotations__, values, strict=True))
+
+
+def itself(kind: Any) -> Any:
+    """`typing.final`."""
+    return kind
+
+
 STAND_INS: dict[str, dict[str, dict[str, object] | None]] = {
     "argparse": {"gettext": {"gettext": str, "ngettext": one_or_many}},  # there are no translations
     "json": {},
@@ -110,6 +130,11 @@ STAND_INS: dict[str, dict[str, dict[str, object] | None]] = {
             name: Name(name, "datetime") for name in ("date", "datetime", "time", "timedelta", "timezone", "tzinfo")
         },
         "string": {"ascii_letters": LETTERS + LETTERS.upper(), "digits": DIGITS, "hexdigits": DIGITS + "abcdefABCDEF"},
+        "typing": {
+            **dict.fromkeys(("Any", "BinaryIO", "Callable", "IO", "Tuple"), Subscripted),
+            "NamedTuple": Fields,
+            "TYPE_CHECKING": False,
+        },
     },
     "asyncio": {
         "ssl": None,
@@ -122,6 +147,7 @@ STAND_INS: dict[str, dict[str, dict[str, object] | None]] = {
         "logging": {"getLogger": Logger, "DEBUG": 10},
         "subprocess": {"PIPE": -1, "STDOUT": -2, "DEVNULL": -3},
         "traceback": {"extract_stack": extract_stack},
+        "typing": {"final": itself, "Optional": Subscripted, "Type": Subscripted, "TYPE_CHECKING": False},
     },
 }
 

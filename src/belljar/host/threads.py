@@ -6,7 +6,8 @@ import asyncio
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+
+from belljar.hints import TypeVar
 
 T = TypeVar("T")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from belljar.errors import HostError
+from belljar.hints import Any
 from belljar.host.files import read_capped
 from belljar.host.quick_imports import quickly
 from belljar.records import dataclass

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
 
+from belljar.hints import Any
 from belljar.records import dataclass
 
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -19,12 +19,12 @@ TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 def convert(raw: object, kind: Any, facts: Mapping[str, Any], *, is_text: bool) -> Any:
     """The value of type *kind*. *facts*: the field's metadata (unit, minimum, maximum, choices, form). *is_text*: from the
     environment, where everything is text; in a file only a value with a unit may be text."""
-    if get_origin(kind) in (Union, types.UnionType):
+    if isinstance(kind, types.UnionType):
         if raw == "":
             return None
-        (kind,) = (one for one in get_args(kind) if one is not type(None))
-    if get_origin(kind) is tuple:
-        return _list(raw, get_args(kind)[0], facts, is_text)
+        (kind,) = (one for one in kind.__args__ if one is not type(None))
+    if isinstance(kind, types.GenericAlias) and kind.__origin__ is tuple:
+        return _list(raw, kind.__args__[0], facts, is_text)
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _choice(raw, kind)
     value = _SCALARS[kind](raw, str(facts.get("unit", "")), is_text)

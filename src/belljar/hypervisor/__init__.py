@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Set
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
 
 from belljar.errors import BadSetting, BelljarError, TemplateError
+from belljar.hints import TYPE_CHECKING, Any, Protocol
 from belljar.host import processes
 from belljar.model import MIB, Firmware, MachineId, NetworkMode, ShareKind, setting
 from belljar.records import dataclass, field, replace

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
 
+from belljar.hints import TYPE_CHECKING, Any, Protocol
 from belljar.model import GIB, MIB, Context, Firmware, MachineId, setting
 from belljar.records import dataclass, field
 

@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from belljar.errors import BadOption, ImageNotAllowed, ImageUnfit, ImageUnknown, NoStore
+from belljar.hints import Any
 from belljar.image import Image
 from belljar.image.store import manifest
 from belljar.image.store.store import DEFAULT_NAME, PREFIX, Store

@@ -14,10 +14,10 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
 
 from belljar.guest import Streams
 from belljar.guest.stdio import BytesSource, FdSink, FdSource
+from belljar.hints import TYPE_CHECKING, Any, TypeVar
 from belljar.jobs.notice import LATE, Notice
 from belljar.machine.orders import Ended, Order, Orders, Pause, Resize, Resume, Signal, Stop, unless_cancelled
 from belljar.model import Outcome, Payload, Request, RunPayload, StdinKind

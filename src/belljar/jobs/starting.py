@@ -7,8 +7,8 @@ import os
 import resource
 import stat
 import time
-from typing import TYPE_CHECKING, Any, Unpack
 
+from belljar.hints import TYPE_CHECKING, Any, Unpack
 from belljar.jobs import complain
 from belljar.model import MachineSpec, Request, StdinKind, Work
 from belljar.records import fields

@@ -14,9 +14,9 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from belljar.errors import BelljarError, PositionLost
+from belljar.hints import Any
 from belljar.host.files import append_line, no_space_as_error, write_all
 from belljar.model import State, dumps, to_json
 

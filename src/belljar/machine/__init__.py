@@ -7,8 +7,8 @@ Machines     list, find, reap: the machines of a set of folders    outside/regis
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
+from belljar.hints import Any
 from belljar.model import MIB, Context, MachineId, NetworkMode, Start, setting
 from belljar.records import dataclass
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Coroutine
-from typing import Any, TypeVar
 
+from belljar.hints import Any, TypeVar
 from belljar.model import Cause
 from belljar.records import dataclass
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 from belljar.context import Settings as ContextSettings
 from belljar.guest import Guest, SshKeys, Streams
+from belljar.hints import Protocol
 from belljar.host.room import Settings as HostSettings
 from belljar.hypervisor import Domain, Hypervisor
 from belljar.image import ImageStore, Overlays

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
 
+from belljar.hints import TYPE_CHECKING, Protocol
 from belljar.host.quick_imports import sha256
 from belljar.model import FileServer, MachineId, NetworkMode, setting
 from belljar.records import dataclass, replace

@@ -16,10 +16,11 @@ LEFT_OUT = {
         "linecache",
         "locale",
         "asyncio.sslproto",
+        "typing",
     },
     "argparse": {"gettext", "locale"},
     "pathlib": {"urllib.parse", "ipaddress"},
-    "tomllib": {"string", "datetime"},
+    "tomllib": {"string", "datetime", "typing"},
 }
 
 

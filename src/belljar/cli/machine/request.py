@@ -7,9 +7,9 @@ import os
 import pwd
 import re
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from belljar.errors import BadOption, BelljarError, ImpossibleSize, InputMissing, UnreadableScript
+from belljar.hints import TYPE_CHECKING
 from belljar.host.caller import caller, describe, plain_environment, rlimits, umask
 from belljar.host.files import read_named
 from belljar.jobs.shares import network_of, shares

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from belljar.cli.parser import Verb, add
 from belljar.errors import OUR_FAILURE
+from belljar.hints import TYPE_CHECKING
 from belljar.model import Cause, Context, OwnWork, RunPayload, Start
 
 if TYPE_CHECKING:

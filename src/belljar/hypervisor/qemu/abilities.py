@@ -10,9 +10,9 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from belljar.errors import HostError
+from belljar.hints import Any
 from belljar.host.commands import program, run
 from belljar.host.files import read_json, write_whole
 from belljar.model import dumps

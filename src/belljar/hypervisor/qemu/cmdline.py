@@ -8,8 +8,8 @@ https://www.qemu.org/docs/master/system/invocation.html
 from __future__ import annotations
 
 import json
-from typing import Any
 
+from belljar.hints import Any
 from belljar.host.quick_imports import sha256
 from belljar.hypervisor import Accelerator, DomainSpec, ExtraDisk, Nic, SharedFolder
 from belljar.hypervisor.qemu.abilities import FEW_THREADS, FILE_MIGRATION, Abilities

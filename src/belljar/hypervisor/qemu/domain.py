@@ -9,9 +9,9 @@ import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from belljar.errors import BelljarError, DomainDied, HypervisorError, PlugRefused, QmpError
+from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.processes import cpu_times
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.hypervisor.qemu.process.launch import Child, ended, explain

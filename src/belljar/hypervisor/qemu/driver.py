@@ -7,9 +7,9 @@ import resource
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from belljar.errors import DomainDied, HostError, ImageCorrupt, TemplateError
+from belljar.hints import TYPE_CHECKING, Any
 from belljar.host.processes import all_pids, command_line, has_no_parent, kill_and_wait
 from belljar.hypervisor import (
     NO_TRACES,

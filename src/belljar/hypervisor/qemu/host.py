@@ -7,9 +7,9 @@ import time
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from belljar.errors import NoAccelerator
+from belljar.hints import TYPE_CHECKING
 from belljar.host.files import private_folder
 from belljar.hypervisor import Accelerator, Boot, Settings, Template
 from belljar.hypervisor.qemu import abilities, cmdline

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from belljar.agent import bundle
+from belljar.hints import TYPE_CHECKING
 from belljar.image import Image, agent_unit
 from belljar.model import Context
 

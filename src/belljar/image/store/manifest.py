@@ -11,9 +11,9 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from belljar.errors import ImageCorrupt, ImageMismatch, ImageUnfit, NoStore
+from belljar.hints import Any
 from belljar.host.files import check_ours, read_json, write_whole
 from belljar.image import Image
 from belljar.image.store import qcow2

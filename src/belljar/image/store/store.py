@@ -18,10 +18,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from belljar.agent import bundle
 from belljar.errors import BadOption, ImageCorrupt, ImageInUse, ImageUnknown, NoStore, NotPermitted
+from belljar.hints import TYPE_CHECKING
 from belljar.host.files import no_space_as_error, private_folder, remove_tree, sync, write_whole
 from belljar.host.locks import locked, try_lock
 from belljar.image import HOLD_TIMEOUT, BootFiles, Image, Settings, Users, is_source, name_of, nobody

@@ -10,9 +10,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from belljar.errors import BelljarError, BootTimeout, DomainDied, DomainKilled, GuestPanicked, NoSpace, ShareLost
+from belljar.hints import Any
 from belljar.host.files import copy_tree, private_folder, read_capped, remove_tree, write_whole
 from belljar.hypervisor import DomainEvent, EventKind
 from belljar.image import Overlays

@@ -13,10 +13,10 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 from belljar import network
 from belljar.errors import BelljarError, LockTimeout
+from belljar.hints import Any
 from belljar.host.files import check_ours, read_json, remove_tree
 from belljar.host.locks import is_locked, locked
 from belljar.host.processes import boot_id, kill_and_wait, owner

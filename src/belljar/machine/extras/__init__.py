@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING
 
 from belljar.guest import Guest
+from belljar.hints import TYPE_CHECKING
 from belljar.hypervisor import ExtraDisk
 from belljar.machine.life.life import Life
 from belljar.model import FileServer, Payload

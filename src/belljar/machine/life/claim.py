@@ -11,9 +11,9 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from belljar.errors import BelljarError, LockTimeout
+from belljar.hints import Any
 from belljar.host.files import free_bytes, no_space_as_error, private_folder, read_json, write_whole
 from belljar.host.locks import Lock, is_locked, locked, try_lock
 from belljar.host.processes import boot_id

@@ -6,10 +6,10 @@ import asyncio
 import signal
 import socket
 from contextlib import suppress
-from typing import TypeGuard
 
 from belljar.errors import GuestError, HostError, HypervisorError
 from belljar.guest import second_client
+from belljar.hints import TypeGuard
 from belljar.machine.life.control import Answer
 from belljar.machine.life.life import Life
 from belljar.machine.life.work import Present, Run

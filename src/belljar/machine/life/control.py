@@ -13,10 +13,10 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from belljar.errors import MachineBusy, NoSuchMachine, NotPermitted
 from belljar.guest import Guest
+from belljar.hints import Any
 from belljar.machine import CONTROL, MachineView
 from belljar.model import Account
 

@@ -6,10 +6,10 @@ import asyncio
 import os
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any, TypeVar
 
 from belljar import errors
 from belljar.guest import Guest, Streams
+from belljar.hints import Any, TypeVar
 from belljar.host.processes import start_time
 from belljar.host.threads import in_thread
 from belljar.image import Image

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from belljar.errors import BelljarError, HostError, IdentityRefused, about
 from belljar.guest import ExitStatus
+from belljar.hints import Any
 from belljar.host.locks import Lock
 from belljar.journal import Record
 from belljar.machine import Folders

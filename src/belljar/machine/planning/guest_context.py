@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from belljar.context import Chosen, Seed
+from belljar.hints import TYPE_CHECKING
 from belljar.hypervisor import DomainSpec
 from belljar.image import BootFiles, Image
 from belljar.machine import RAMDISK

@@ -10,9 +10,9 @@ import asyncio
 import json
 import socket
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from belljar.errors import BelljarError, QmpError, QmpTimeout
+from belljar.hints import Any
 
 LONGEST_LINE = 4 << 20
 READ_SIZE = 1 << 16

@@ -20,9 +20,9 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from belljar.errors import BelljarError, NoSpace, TemplateError, UnsafeFolder
+from belljar.hints import Any
 from belljar.host.files import (
     check_ours,
     free_bytes,

@@ -8,9 +8,9 @@ https://www.kernel.org/doc/html/latest/admin-guide/mm/memory-hotplug.html
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from belljar.errors import PlugRefused
+from belljar.hints import Any
 from belljar.hypervisor import Accelerator, DomainSpec, Frame
 from belljar.hypervisor.qemu.abilities import PLUGGED_CPUS, Abilities
 from belljar.hypervisor.qemu.cmdline import SLOTS, device_on_port
