@@ -8,7 +8,6 @@ the queue. One that is archived and no longer staged was sent. One pass at a tim
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,7 +18,7 @@ from belljar.accounting import Settings, UsageRecord
 from belljar.accounting.apel import message, name_of, sync, sync_name
 from belljar.accounting.logs import blah_file, blah_line, pbs_file, pbs_line
 from belljar.accounting.records import record_of
-from belljar.errors import BadOption, BelljarError, PositionLost
+from belljar.errors import BelljarError, PositionLost
 from belljar.host.files import append_line, private_folder, read_capped, write_at_once, write_whole
 from belljar.host.files import sync as sync_names
 from belljar.host.locks import locked
@@ -138,7 +137,6 @@ class Publisher:
         return [_facts(path) for path in self._archived(month)]
 
     def _archived(self, month: str) -> Iterator[Path]:
-        check_month(month)
         for day in sorted((self.folder / "archive").glob(f"{month}[0-9][0-9]")):
             yield from sorted(path for path in day.iterdir() if not path.name.startswith("."))
 
@@ -176,14 +174,3 @@ def _facts(path: Path) -> dict[str, str]:
     """Key and value of each line of an archived record."""
     lines = read_capped(path, LARGEST_RECORD).decode("ascii", "replace").splitlines()
     return {key: value for key, _, value in (line.partition(": ") for line in lines[1:]) if value}
-
-
-def check_month(text: str) -> None:
-    """Raises BadOption."""
-    if len(text) != 6 or not text.isdigit() or not 1 <= int(text[4:]) <= 12:
-        raise BadOption(f"{text[:80]!r}: not a month", hint="Say it as YYYYMM, such as 202611.")
-
-
-def last_month(now: float) -> str:
-    """The month of a day ago."""
-    return time.strftime("%Y%m", time.gmtime(now - 86400))

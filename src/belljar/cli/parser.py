@@ -119,7 +119,7 @@ def _joined(rows: str) -> str:
 def add(parser: argparse.ArgumentParser, rows: str) -> None:
     """Options and parameters from a table, one a line; a line that begins with | goes on with the one above.
 
-    -n --dry-run | text         a switch             TIME, SIZE, MOMENT and N are read as such
+    -n --dry-run | text         a switch             TIME, SIZE, MOMENT, YYYYMM and N are read as such
     --grace TIME | text         an option with a value; `*` behind it: repeatable; `?`: empty without one; `=WORD`: its default; `!`: required
     FILE :path | text           a parameter that is a path
     IMAGE * @images | text      a parameter, any number of them (`+`: at least one, `?`: at most one), as args.images
@@ -198,7 +198,16 @@ def as_moment(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text}: no moment such as 18:30, 2026-12-24T18:00 or +45m") from None
 
 
-TYPES: Mapping[str, Callable[[str], object]] = {"TIME": as_duration, "SIZE": as_size, "MOMENT": as_moment, "N": int}
+def as_month(text: str) -> str:
+    """YYYYMM, for `type=`."""
+    if re.fullmatch(r"[0-9]{4}(0[1-9]|1[0-2])", text):
+        return text
+    raise argparse.ArgumentTypeError(f"{text[:80]}: not a month such as 202611")
+
+
+TYPES: Mapping[str, Callable[[str], object]] = {
+    "TIME": as_duration, "SIZE": as_size, "MOMENT": as_moment, "YYYYMM": as_month, "N": int,
+}  # fmt: skip
 FORMAT = "--format {table,json} =table | for people or for programs"
 MACHINE = """ID @machine | the machine's id, a unique prefix of it, its name, or its batch job's id (slurm:4711); root: USER/ID too"""
 MACHINES = MACHINE.replace("@machine", "+ @machines")

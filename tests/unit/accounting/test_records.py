@@ -11,8 +11,10 @@ import pytest
 from belljar.accounting import Settings, UsageRecord, Version
 from belljar.accounting.apel import message, name_of, sync, sync_name
 from belljar.accounting.logs import blah_line, pbs_line
-from belljar.accounting.publish import Publisher, last_month
+from belljar.accounting.publish import Publisher
 from belljar.accounting.records import record_of
+from belljar.cli import parser_of
+from belljar.cli.vacuum.accounting import DAY, month_of
 from belljar.errors import BadOption, PositionLost
 from belljar.journal import Ledger
 from belljar.model import GIB, MIB
@@ -200,12 +202,17 @@ def test_counts_are_of_what_was_sent_in_a_month(tmp_path: Path) -> None:
     assert texts[0].splitlines()[3:6] == ["NumberOfJobs: 2", "Month: 1", "Year: 2026"]
     assert publisher.count("202512", END) == []
     assert [one["LocalJobId"] for one in publisher.records("202602")] == ["eeeeeeeeeeee"]
-    with pytest.raises(BadOption, match="202613"):
-        publisher.count("202613", END)
 
 
-def test_the_month_of_a_day_ago() -> None:
-    assert last_month(calendar.timegm((2026, 3, 1, 12, 0, 0))) == "202602"
+@pytest.mark.parametrize("month", ["202613", "2026", "2026-1", "../../x", ""])
+def test_what_is_no_month_is_refused(month: str) -> None:
+    for act in ("list", "sync", "republish"):
+        with pytest.raises(BadOption, match="not a month"):
+            parser_of("accounting").parse_args([act, month])
+
+
+def test_the_month_of_a_moment() -> None:
+    assert month_of(calendar.timegm((2026, 3, 1, 12, 0, 0)) - DAY) == "202602"
 
 
 KILLED = """

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from belljar.accounting.publish import Publisher
     from belljar.assembly import House
 
+DAY = 86400.0
 SHOWN = ("EndTime", "LocalJobId", "Queue", "LocalUserId", "Processors", "WallDuration", "CpuDuration", "ServiceLevel")
 
 
@@ -32,19 +33,15 @@ def publish(args: argparse.Namespace, house: House) -> int:
 
 
 def sync(args: argparse.Namespace, house: House) -> int:
-    from belljar.accounting.publish import last_month
-
     now = time.time()
-    months = args.months or [last_month(now)]
+    months = args.months or [month_of(now - DAY)]
     made = [(month, str(path)) for month in months for path in publisher(house).count(month, now)]
     show([{"month": month, "file": path} for month, path in made], ("MONTH", "FILE"), made, as_=args.format)
     return 0
 
 
 def list_records(args: argparse.Namespace, house: House) -> int:
-    from belljar.accounting.publish import last_month
-
-    found = publisher(house).records(args.month or last_month(time.time() + 86400))
+    found = publisher(house).records(args.month or month_of(time.time()))
     heads = ("END", "JOB", "TYPE", "FACTORY", "CPUS", "WALL", "CPU", "BENCHMARK")
     rows = [(_moment(one["EndTime"]), *(one.get(key, "") for key in SHOWN[1:])) for one in found]
     show(found, heads, rows, as_=args.format)
@@ -55,6 +52,10 @@ def republish(args: argparse.Namespace, house: House) -> int:
     counts = [(month, publisher(house).republish(month)) for month in args.months]
     show([{"month": month, "queued": count} for month, count in counts], ("MONTH", "QUEUED"), counts, as_=args.format)
     return 0
+
+
+def month_of(moment: float) -> str:
+    return time.strftime("%Y%m", time.gmtime(moment))
 
 
 def _moment(text: str) -> str:

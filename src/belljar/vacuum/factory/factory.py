@@ -26,7 +26,7 @@ from belljar.vacuum import FactoryStatus, MachineStatus, MachineType, Mode, Spac
 from belljar.vacuum.decisions.backoff import view_of
 from belljar.vacuum.decisions.decide import Decision, Host, Reason, decide
 from belljar.vacuum.decisions.packing import Machine
-from belljar.vacuum.factory.keeper import JOBOUTPUTS, Keeper, Living, request_for, told
+from belljar.vacuum.factory.keeper import JOBOUTPUTS, Living, Machines, request_for, told
 from belljar.vacuum.factory.present import ended_status, own_status, slot_name, snapshot
 from belljar.vacuum.factory.state import MEMORY, STATUS, Decisions, Finished, Memory, Status
 from belljar.vacuum.protocol.query import Snapshot
@@ -45,7 +45,7 @@ class Factory:
     """`ask` tells what the other factories run, and who was silent; `make_data` makes a machine's user data, in a thread."""
 
     def __init__(
-        self, space: Space, folder: Path, keeper: Keeper, ask: Ask, make_data: MakeData, tell: Tell, *,
+        self, space: Space, folder: Path, keeper: Machines, ask: Ask, make_data: MakeData, tell: Tell, *,
         clock: Callable[[], float] = time.time, luck: Callable[[], float] = random.random,
         load: Callable[[], tuple[float, float, float]] = os.getloadavg, steady: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip

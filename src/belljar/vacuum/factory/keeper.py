@@ -5,7 +5,7 @@ records say, so nothing is lost or doubled when a factory is killed.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from belljar import api
 from belljar.errors import BelljarError
@@ -36,61 +36,40 @@ class Living(Machine):
     folder: str = ""  # with what its guest left so far, and what it is given
 
 
-class Keeper(Protocol):
-    """Who keeps machines. `stop` and `move` wait for the machine's answer, for some seconds at most."""
-
-    def living(self) -> list[Living]:
-        """All machines of this factory that have not ended, those that are starting too."""
-
-    async def start(self, request: Request) -> None:
-        """Returns when the machine is claimed, and lives on its own. Raises BelljarError."""
-
-    def stop(self, id: str) -> None:
-        """Ask it to end, with its grace. Nothing where it has ended."""
-
-    def move(self, id: str, moment: float) -> None:
-        """Its deadline is this moment now; its features say so. Nothing where it has ended."""
-
-    async def ended(self, id: str) -> None:
-        """Returns when it has ended; what a dead keeper left of it is finished first. Raises BelljarError."""
-
-    def free_memory(self) -> int:
-        """Bytes that new machines may take."""
-
-    def events(self, since: str) -> AsyncIterator[dict[str, Any]]:
-        """What happens to all machines of this host's user; rows of the ledger behind *since* first."""
-
-
 class Machines:
-    """The keeper of this host, by belljar's own door."""
+    """The keeper of this host, by belljar's own door. `stop` and `move` wait for the machine's answer, for some seconds at most."""
 
     def __init__(self, space: Space) -> None:
         self._space = space
 
     def living(self) -> list[Living]:
-        views = ((one.view, one.view.labels) for one in api.machines())
-        return [
-            living_of(view, labels)
-            for view, labels in views
-            if labels.get("space") == self._space.name and labels.get("factory") == self._space.factory
-        ]
+        """All machines of this factory that have not ended, those that are starting too."""
+        ours = (self._space.name, self._space.factory)
+        found = ((one.view, one.view.labels) for one in api.machines())
+        return [living_of(*one) for one in found if (one[1].get("space"), one[1].get("factory")) == ours]
 
     async def start(self, request: Request) -> None:
+        """Returns when the machine is claimed, and lives on its own. Raises BelljarError."""
         await api.astart(request)
 
     def stop(self, id: str) -> None:
+        """Ask it to end, with its grace. Nothing where it has ended."""
         api.find(id).ask("stop", grace=GRACE)
 
     def move(self, id: str, moment: float) -> None:
+        """Its deadline is this moment now; its features say so. Nothing where it has ended."""
         api.find(id).stop_at(moment)
 
     async def ended(self, id: str) -> None:
+        """Returns when it has ended; what a dead keeper left of it is finished first. Raises BelljarError."""
         await api.find(id).await_end()
 
     def free_memory(self) -> int:
+        """Bytes that new machines may take."""
         return api.room().memory
 
     def events(self, since: str) -> AsyncIterator[dict[str, Any]]:
+        """What happens to all machines of this host's user; rows of the ledger behind *since* first."""
         return aiter(api.aevents(since))
 
 

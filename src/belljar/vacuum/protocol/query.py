@@ -11,7 +11,7 @@ import hmac
 import json
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from belljar import __version__
 from belljar.reading import strict_json
@@ -44,8 +44,7 @@ QUERIES: Final = {word: kind for kind in Kind for word in (kind.question, kind.v
 REPLIES: Final = {word: kind for kind in Kind for word in (kind.answer, kind.method)}
 
 
-@dataclass(frozen=True)
-class Query:
+class Query(NamedTuple):
     """What somebody wants to know. The cookie is any JSON value; answers carry it back."""
 
     kind: Kind
