@@ -48,7 +48,6 @@ class UsageRecord:
     memory_used: int  # at most, as the host saw it
     site: str = ""  # "": the space's name without its first label
     fqan: str = ""
-    slot: str = ""
     benchmark: str = ""  # "HEPSPEC", "HEPscore23", or "": nobody measured
     power: float = 1.0  # of one processor, by that benchmark
     wall_limit: int = 0  # seconds it was promised; 0: none

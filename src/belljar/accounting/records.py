@@ -1,7 +1,7 @@
 """From a row of the ledger to a usage record: a pure function.
 
 A machine is accounted when its row has the labels `space`, `factory` and `machinetype`, its guest began to work, and it did not
-end within its type's fizzle time. Other labels: `site`, `fqan`, `slot`, `hs06` or `hepscore` (of one processor), `fizzle`
+end within its type's fizzle time. Other labels: `site`, `fqan`, `hs06` or `hepscore` (of one processor), `fizzle`
 (seconds), `wall_limit` (seconds).
 """
 
@@ -15,10 +15,8 @@ from belljar.model import Outcome
 
 BEGAN = "run"  # the phase that a guest at work has
 LONGEST = 250  # characters of a word in a record
-BENCHMARKS = (
-    ("hepscore", "HEPscore23"),
-    ("hs06", "HEPSPEC"),
-)  # label, and its name in a record; the first that is there counts
+# Label, and its name in a record; the first that is there counts.
+BENCHMARKS = (("hepscore", "HEPscore23"), ("hs06", "HEPSPEC"))
 
 
 def record_of(row: Mapping[str, Any]) -> UsageRecord | None:
@@ -32,14 +30,13 @@ def record_of(row: Mapping[str, Any]) -> UsageRecord | None:
     is_counted = labels.get("space") and labels.get("factory") and labels.get("machinetype") and BEGAN in outcome.phases
     if not is_counted or end < start or end - start < _number(labels.get("fizzle")):
         return None
-    benchmark, power = next(
-        ((name, _number(labels[label])) for label, name in BENCHMARKS if _number(labels.get(label)) > 0), ("", 1.0)
-    )
+    measured = ((name, _number(labels.get(label))) for label, name in BENCHMARKS)
+    benchmark, power = next((one for one in measured if one[1] > 0), ("", 1.0))
     guest, host = outcome.guest, outcome.host
     return UsageRecord(
         outcome.id, labels["machinetype"], labels["space"], labels["factory"], start, end,
         cpu=round(guest.user + guest.system or host.user + host.system), processors=outcome.cpus, memory=outcome.memory,
-        memory_used=host.peak_memory, site=labels.get("site", ""), fqan=labels.get("fqan", ""), slot=labels.get("slot", ""),
+        memory_used=host.peak_memory, site=labels.get("site", ""), fqan=labels.get("fqan", ""),
         benchmark=benchmark, power=power, wall_limit=int(_number(labels.get("wall_limit"))),
     )  # fmt: skip
 

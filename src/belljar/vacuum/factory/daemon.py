@@ -20,6 +20,7 @@ from belljar.host.copies import Copy
 from belljar.host.datagrams import send_all
 from belljar.host.files import private_folder, read_secret
 from belljar.host.locks import try_lock
+from belljar.host.metrics import Metric
 from belljar.host.metrics import serve as serve_metrics
 from belljar.host.systemd import notify, serving
 from belljar.host.telling import Tell
@@ -106,7 +107,7 @@ class Daemon:
             )
             stack.enter_context(watching(self._folder, ORDER, self.obey))
             if metrics is not None:
-                serve_metrics(*metrics, lambda: monitor.metrics(self.seen()))
+                serve_metrics(*metrics, self._metrics)
             self._tell(
                 "factory started", space=self._settings.name, factory=self._settings.factory, version=__version__
             )
@@ -195,13 +196,9 @@ class Daemon:
             self._cached = (now, self.factory.snapshot())
         return self._cached[1]
 
-    def seen(self) -> monitor.Snapshot:
-        factory, counts = self.factory, self.answering.counts if self.answering else {}
-        verdicts = factory.decision.verdicts if factory.decision else ()
-        return monitor.Snapshot(
-            factory.status, self._snapshot().types, {one.name: one.share for one in factory.space.types},
-            {one.machinetype: one.reason.value for one in verdicts}, dict(factory.started), dict(factory.ended), dict(counts),
-        )  # fmt: skip
+    def _metrics(self) -> Iterable[Metric]:
+        packets = self.answering.counts if self.answering else {}
+        return monitor.metrics(self.factory, self._snapshot().types, packets)
 
     async def _report(self) -> None:
         """After each cycle: systemd's watchdog, and VacMon."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from belljar.host.metrics import Metric
-from belljar.records import dataclass, field
 from belljar.vacuum import TypeStatus
 from belljar.vacuum.factory.state import LOST, Status
+
+if TYPE_CHECKING:
+    from belljar.vacuum.factory.factory import Factory
 
 LATE = 3.0  # cycles without a sign of life: a warning; after LOST, critical
 ONLY_GROW = ("machines_started", "machines_ended", "packets")
@@ -52,22 +55,10 @@ def _line(text: str) -> str:
     return " ".join(text.replace("|", "/").split())[:LONGEST]
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """What metrics tell. Counters count from the start of the factory."""
-
-    status: Status
-    types: tuple[TypeStatus, ...] = ()
-    shares: Mapping[str, float] = field(default_factory=dict)  # by type
-    verdicts: Mapping[str, str] = field(default_factory=dict)  # by type: why it is started, or not
-    started: Mapping[str, int] = field(default_factory=dict)  # machines, by type
-    ended: Mapping[tuple[str, str], int] = field(default_factory=dict)  # by type and class of the message, as in "200"
-    packets: Mapping[str, int] = field(default_factory=dict)  # by what became of them
-
-
-def metrics(now: Snapshot) -> Iterator[Metric]:
-    """Each metric with its values."""
-    status, types = now.status, now.types
+def metrics(factory: Factory, types: Iterable[TypeStatus], packets: Mapping[str, int]) -> Iterator[Metric]:
+    """Each metric with its values, also for another thread. Counters count from the start of the factory."""
+    status, verdicts = factory.status, factory.decision.verdicts if factory.decision else ()
+    words = {(one.machinetype, one.reason.value): 1 for one in verdicts}
     for name, text, labels, values in (
         ("processors", "Processors that machines may have", "", status.most_processors),
         ("processors_used", "Processors of living machines", "", status.processors),
@@ -81,11 +72,11 @@ def metrics(now: Snapshot) -> Iterator[Metric]:
         ("settings_refused", "1: the settings files are not obeyed as they are", "", bool(status.settings_error)),
         ("type_machines", "Living machines of a type on this factory", "machinetype", {one.machinetype: one.running_machines for one in types}),
         ("type_hs06", "HS06 of the living machines of a type on this factory", "machinetype", {one.machinetype: one.running_hs06 for one in types}),
-        ("type_share", "Target share of a type", "machinetype", now.shares),
-        ("type_verdict", "1 for how a type stands", "machinetype verdict", dict.fromkeys(now.verdicts.items(), 1)),
-        ("machines_started", "Machines started", "machinetype", now.started),
-        ("machines_ended", "Machines ended, by their message", "machinetype message", now.ended),
-        ("packets", "Packets received, by what became of them", "result", now.packets),
+        ("type_share", "Target share of a type", "machinetype", {one.name: one.share for one in factory.space.types}),
+        ("type_verdict", "1 for how a type stands", "machinetype verdict", words),
+        ("machines_started", "Machines started", "machinetype", dict(factory.started)),
+        ("machines_ended", "Machines ended, by their message", "machinetype message", dict(factory.ended)),
+        ("packets", "Packets received, by what became of them", "result", dict(packets)),
     ):  # fmt: skip
         by = values if isinstance(values, Mapping) else {(): values}
         found = {(status.space, *((key,) if isinstance(key, str) else key)): float(value) for key, value in by.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +110,30 @@ def overlaid(given: Mapping[str, Any], stronger: Mapping[str, Any]) -> dict[str,
     return both
 
 
+# What no type shows: the key, whether it is wrong, what is said, and the hint.
+OF_SPACES: tuple[tuple[str, Callable[[Space], object], str, str], ...] = (
+    ("name", lambda one: not one.name, "is missing", LIKE_A_SPACE),
+    ("signed_only", lambda one: one.signed_only and not one.key_file, "without key_file", "name the file with the space's secret"),
+    ("poll_limit", lambda one: one.poll_limit < one.poll_silence, "is less than poll_silence", "one round has to fit into it"),
+)  # fmt: skip
+OF_TYPES: tuple[tuple[str, Callable[[MachineType], object], str, str], ...] = (
+    ("image", lambda one: not one.image, "is missing", LIKE_AN_IMAGE),
+    ("min_wallclock", lambda one: one.least_wallclock > one.max_wallclock, "is more than max_wallclock", "no machine would have the time"),
+    ("heartbeat", lambda one: one.heartbeat and not one.heartbeat_file, "without heartbeat_file", "name the file that a machine renews"),
+    ("proxy", lambda one: len(one.proxy) > 2, "has more than two paths", "a certificate and its key"),
+    ("legacy_proxy", lambda one: one.legacy_proxy and not one.proxy, "without proxy", "name the certificate and its key"),
+)  # fmt: skip
+
+
 def _wrongs(space: Space, values: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Wrong]]:
-    yield from (("space", wrong) for wrong in _wrong_space(space))
+    yield from (("space", (key, what, hint)) for key, is_wrong, what, hint in OF_SPACES if is_wrong(space))
+    for name in sorted({name for name in space.factories if space.factories.count(name) > 1}):
+        yield "space", ("factories", f"{name} is there twice", "name each factory once")
+    for network in space.allow:
+        try:
+            ipaddress.ip_network(network)
+        except ValueError as exc:
+            yield "space", ("allow", str(exc), "as in 10.1.0.0/16")
     yield from (("factory", wrong) for wrong in _twice(space))
     for one in space.types:
         yield from ((f"machinetype.{one.name}", wrong) for wrong in wrong_type(one, values[f"machinetype.{one.name}"]))
@@ -120,38 +142,12 @@ def _wrongs(space: Space, values: Mapping[str, Mapping[str, Any]]) -> Iterator[t
             yield f"pipe.{pipe.name}", ("url", "is missing", "an http(s) address")
 
 
-def _wrong_space(space: Space) -> Iterator[Wrong]:
-    if not space.name:
-        yield "name", "is missing", LIKE_A_SPACE
-    for name in sorted({name for name in space.factories if space.factories.count(name) > 1}):
-        yield "factories", f"{name} is there twice", "name each factory once"
-    for network in space.allow:
-        try:
-            ipaddress.ip_network(network)
-        except ValueError as exc:
-            yield "allow", str(exc), "as in 10.1.0.0/16"
-    if space.signed_only and space.key_file is None:
-        yield "signed_only", "without key_file", "name the file with the space's secret"
-    if space.poll_limit < space.poll_silence:
-        yield "poll_limit", "is less than poll_silence", "one round has to fit into it"
-
-
 def wrong_type(one: MachineType, given: Mapping[str, Any] | None = None) -> Iterator[Wrong]:
     """What is wrong with a machinetype. *given*: what was said of it, for the key to blame."""
-    given = given or {}
-    if not one.image:
-        yield "image", "is missing", LIKE_AN_IMAGE
+    yield from ((key, what, hint) for key, is_wrong, what, hint in OF_TYPES if is_wrong(one))
     if one.min_processors > one.max_processors:
-        key = "min_processors" if "min_processors" in given else "max_processors"
+        key = "min_processors" if "min_processors" in (given or {}) else "max_processors"
         yield key, f"min_processors {one.min_processors} is more than max_processors {one.max_processors}", "swap them"
-    if one.least_wallclock > one.max_wallclock:
-        yield "min_wallclock", "is more than max_wallclock", "no machine would ever have the time"
-    if one.heartbeat and not one.heartbeat_file:
-        yield "heartbeat", "without heartbeat_file", "name the file that a machine renews"
-    if len(one.proxy) > 2:
-        yield "proxy", f"has {len(one.proxy)} paths", "a certificate and its key"
-    if one.legacy_proxy and not one.proxy:
-        yield "legacy_proxy", "without proxy", "name the certificate and its key"
     yield from _twice(one)
 
 

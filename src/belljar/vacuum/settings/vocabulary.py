@@ -68,13 +68,9 @@ WORDS: Words = {
     "max_wallclock_seconds": ("max_wallclock", number), "min_wallclock_seconds": ("min_wallclock", number),
     "min_processors": ("min_processors", whole), "max_processors": ("max_processors", whole),
 }  # fmt: skip
-OF_PLACES = {
-    "root_image": "image",
-    "user_data": "user_data",
-    "disk_gb_per_processor": "disk",
-    "user_data_proxy": "proxy",
-}
-KEYS = {option: key for option, (key, _) in WORDS.items()} | OF_PLACES
+KEYS = {option: key for option, (key, _) in WORDS.items()} | {
+    "root_image": "image", "user_data": "user_data", "disk_gb_per_processor": "disk", "user_data_proxy": "proxy",
+}  # fmt: skip
 IGNORED = {
     "container_command": CONTAINERS, "tmp_binds": CONTAINERS,
     "cvmfs_repositories": "a machine mounts CernVM-FS itself",
@@ -92,10 +88,8 @@ IGNORED = {
 CERTIFICATE = "write `user_data_proxy = true`, with x509cert.pem and x509key.pem; or set the key proxy"
 GONE = {"user_data_proxy_cert": CERTIFICATE, "user_data_proxy_key": CERTIFICATE}  # refused
 MODELS = ("cernvm3", "cernvm4", "cernvm2", "vm-raw")
-FREE = {
-    "user_data_option_": "options",
-    "user_data_file_": "option_files",
-}  # with any name behind it: keys of an inner table
+# With any name behind it: keys of an inner table.
+FREE = {"user_data_option_": "options", "user_data_file_": "option_files"}
 FROM_PIPES = frozenset(WORDS) - {"machinegroup"} | {
     "container_command", "cvmfs_repositories", "disk_gb_per_processor", "image_signing_dn", "legacy_proxy", "machine_model",
     "root_device", "root_image", "scratch_device", "tmp_binds", "user_data", "user_data_proxy",
@@ -114,8 +108,7 @@ def translate(section: str, options: Mapping[str, str], places: Places) -> Itera
         "legacy_proxy": ("legacy_proxy", partial(_legacy, places)),
     }  # fmt: skip
     for option, text in options.items():
-        before = next((one for one in FREE if option.startswith(one) and option not in GONE), "")
-        if before:
+        if before := next((one for one in FREE if option.startswith(one)), ""):
             words[option] = _free(before, option.removeprefix(before), places)
         yield line_of(section, option, text, words, IGNORED, GONE)
 

@@ -2,15 +2,17 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from belljar.host.kept import keep, read
 from belljar.host.metrics import registry
 from belljar.records import replace
-from belljar.vacuum import TypeStatus
+from belljar.vacuum import MachineType, Space, TypeStatus
 from belljar.vacuum.decisions.backoff import TypePast
-from belljar.vacuum.factory.monitor import Level, Snapshot, check, metrics
+from belljar.vacuum.decisions.decide import Decision, Reason, Verdict
+from belljar.vacuum.factory.monitor import Level, check, metrics
 from belljar.vacuum.factory.state import MEMORY, STATUS, Decisions, Finished, Memory, Status, decision_at
 
 STATE = Status(
@@ -45,12 +47,12 @@ def test_a_factory_that_never_wrote_its_status_is_critical() -> None:
 def test_metrics_are_read_anew_each_time() -> None:
     from prometheus_client import generate_latest
 
-    now = Snapshot(
-        STATE, (TypeStatus("vf1.example.org", "lhcb", running_hs06=90.0, running_machines=2),), {"lhcb": 4.0},
-        {"lhcb": "turn"}, {"lhcb": 7}, {("lhcb", "200"): 5, ("lhcb", "none"): 1}, {"answered": 12, "refused": 3},
+    lhcb = TypeStatus("vf1.example.org", "lhcb", running_hs06=90.0, running_machines=2)
+    factory = SimpleNamespace(
+        status=STATE, space=Space("vac.example.org", "vf1.example.org", types=(MachineType("lhcb", share=4.0),)),
+        decision=Decision((), (Verdict("lhcb", Reason.TURN),), {}, 0.0), started={"lhcb": 7}, ended={("lhcb", "200"): 5, ("lhcb", "none"): 1},
     )  # fmt: skip
-    seen = [now]
-    made = registry(lambda: metrics(seen[0]))
+    made = registry(lambda: metrics(factory, [lhcb], {"answered": 12, "refused": 3}))
     text = generate_latest(made).decode()
     space = 'space="vac.example.org"'
     assert f"belljar_vacuum_processors_used{{{space}}} 10.0" in text
@@ -58,7 +60,7 @@ def test_metrics_are_read_anew_each_time() -> None:
     assert f'belljar_vacuum_type_verdict{{machinetype="lhcb",{space},verdict="turn"}} 1.0' in text
     assert f'belljar_vacuum_machines_ended_total{{machinetype="lhcb",message="200",{space}}} 5.0' in text
     assert f'belljar_vacuum_packets_total{{result="refused",{space}}} 3.0' in text
-    seen[0] = replace(now, status=replace(STATE, processors=11))
+    factory.status = replace(STATE, processors=11)
     assert f"belljar_vacuum_processors_used{{{space}}} 11.0" in generate_latest(made).decode()
 
 
