@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from belljar.cli.parser import FORMAT, acts
@@ -15,45 +16,24 @@ from belljar.records import replace
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus
-    from belljar.vacuum.protocol.query import Kind
-
-MACHINES = ("MACHINE", "TYPE", "STATE", "CPUS", "HS06", "AGE", "CPU", "MESSAGE")
-TYPES = ("FACTORY", "TYPE", "MACHINES", "CPUS", "HS06", "YOUNG", "LAST END", "MESSAGE")
-FACTORIES = ("FACTORY", "MACHINES", "CPUS", "HS06", "LOAD", "FREE GB", "MEMORY GB", "SEEN", "VERSION")
 
 
-def machines(args: argparse.Namespace, house: House) -> int:
-    from belljar.vacuum.protocol.query import Kind
-
-    return _tell(args, Kind.MACHINES, MACHINES, _machine)
-
-
-def machinetypes(args: argparse.Namespace, house: House) -> int:
-    from belljar.vacuum.protocol.query import Kind
-
-    return _tell(args, Kind.MACHINETYPES, TYPES, _type)
-
-
-def factories(args: argparse.Namespace, house: House) -> int:
-    from belljar.vacuum.protocol.query import Kind
-
-    return _tell(args, Kind.FACTORIES, FACTORIES, _factory)
-
-
-def _tell(args: argparse.Namespace, kind: Kind, heads: tuple[str, ...], row: Any) -> int:
+def ask(args: argparse.Namespace, house: House) -> int:
     """Exit 1 where a factory did not answer, or not whole."""
     import asyncio
 
     from belljar.host.files import read_secret
     from belljar.vacuum.protocol.poll import Poller
+    from belljar.vacuum.protocol.query import QUERIES
 
-    space = _space(args)
+    kind, space = QUERIES[args.act], _space(args)
+    heads, row = SHOWN[args.act]
     key = read_secret(space.key_file) if space.key_file else b""
 
-    async def ask() -> Any:
+    async def poll() -> Any:
         return await Poller(space, client="command", key=key).ask(kind)
 
-    answers = asyncio.run(ask())
+    answers = asyncio.run(poll())
     found = [one for name in sorted(answers.found) for one in sorted(answers.found[name], key=_name)]
     facts = {kind.verb: found, "silent": answers.silent, "short": answers.short, "refused": answers.refused}
     show(facts, heads, [row(one) for one in found], as_=args.format)
@@ -93,16 +73,8 @@ def _machine(one: MachineStatus) -> tuple[object, ...]:
     is_there = began and one.state != "Shut down"
     age = duration(max(0.0, time.time() - began)) if began and is_there else ""
     cpu = f"{one.cpu_percentage:.1f} %" if one.state == "Running" else ""
-    return (
-        one.machine,
-        one.machinetype or "",
-        one.state,
-        one.processors,
-        round(one.hs06, 2),
-        age,
-        cpu,
-        one.message or "",
-    )
+    use = one.processors, round(one.hs06, 2), age, cpu
+    return one.machine, one.machinetype or "", one.state, *use, one.message or ""
 
 
 def _type(one: TypeStatus) -> tuple[object, ...]:
@@ -112,17 +84,18 @@ def _type(one: TypeStatus) -> tuple[object, ...]:
 
 def _factory(one: FactoryStatus) -> tuple[object, ...]:
     free, used, memory = (f"{kb / 1e6:.1f}" for kb in (one.daemon_free_kb, one.memory_used_kb, one.memory_total_kb))
-    return (
-        one.factory,
-        f"{one.running_machines}/{one.max_machines}",
-        f"{one.running_processors:g}/{one.max_processors}",
-        f"{one.running_hs06:g}/{one.max_hs06:g}",
-        one.load_average,
-        free,
-        f"{used}/{memory}",
-        moment(one.factory_heartbeat),
-        one.version,
-    )
+    processors = f"{one.running_processors:g}/{one.max_processors}"
+    use = f"{one.running_machines}/{one.max_machines}", processors, f"{one.running_hs06:g}/{one.max_hs06:g}"
+    state = one.load_average, free, f"{used}/{memory}", moment(one.factory_heartbeat)
+    return one.factory, *use, *state, one.version
+
+
+# By the act: heads, and how a row is made.
+SHOWN: dict[str, tuple[tuple[str, ...], Callable[[Any], tuple[object, ...]]]] = {
+    "machines": (("MACHINE", "TYPE", "STATE", "CPUS", "HS06", "AGE", "CPU", "MESSAGE"), _machine),
+    "machinetypes": (("FACTORY", "TYPE", "MACHINES", "CPUS", "HS06", "YOUNG", "LAST END", "MESSAGE"), _type),
+    "factories": (("FACTORY", "MACHINES", "CPUS", "HS06", "LOAD", "FREE GB", "MEMORY GB", "SEEN", "VERSION"), _factory),
+}
 
 
 OPTIONS = f"""FACTORY * @factories | names of factories; default: all of the space
@@ -139,5 +112,5 @@ ACTS = acts(
     {OPTIONS}
     # factories | list factories with their use, load and free space
     {OPTIONS}""",
-    {"machines": machines, "machinetypes": machinetypes, "factories": factories},
+    dict.fromkeys(SHOWN, ask),
 )
