@@ -10,7 +10,7 @@ from tests.unit.vacuum.factory.test_factory import Site, api_requests
 
 from belljar.cli import main
 from belljar.errors import ImageUnknown
-from belljar.host.kept import keep, read
+from belljar.host.service.kept import keep, read
 from belljar.records import replace
 from belljar.vacuum.factory.state import STATUS, Status
 

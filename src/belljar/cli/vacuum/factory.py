@@ -26,7 +26,7 @@ def folder_of(args: argparse.Namespace, house: House) -> Path:
 
 
 def run(args: argparse.Namespace, house: House) -> int:
-    from belljar.host.telling import teller
+    from belljar.host.service.telling import teller
     from belljar.vacuum.factory.daemon import serve
 
     tell = teller(sys.stdout, as_json=args.format == "json")
@@ -99,7 +99,7 @@ def _row(one: dict[str, Any]) -> tuple[object, ...]:
 
 
 def check(args: argparse.Namespace, house: House) -> int:
-    from belljar.host import kept
+    from belljar.host.service import kept
     from belljar.vacuum.factory import monitor, state
 
     level, line = monitor.check(kept.read(folder_of(args, house) / state.STATUS, state.Status), time.time())

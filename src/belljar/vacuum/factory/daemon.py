@@ -15,16 +15,16 @@ from pathlib import Path
 
 from belljar import __version__
 from belljar.errors import BelljarError, HostError
-from belljar.host import kept
 from belljar.host.copies import Copy
-from belljar.host.datagrams import send_all
 from belljar.host.files import private_folder, read_secret
 from belljar.host.locks import try_lock
-from belljar.host.metrics import Metric
-from belljar.host.metrics import serve as serve_metrics
-from belljar.host.systemd import notify, serving
-from belljar.host.telling import Tell
+from belljar.host.service import kept
+from belljar.host.service.metrics import Metric
+from belljar.host.service.metrics import serve as serve_metrics
+from belljar.host.service.systemd import notify, serving
+from belljar.host.service.telling import Tell
 from belljar.host.threads import in_thread
+from belljar.host.udp.datagrams import send_all
 from belljar.host.watch import watching
 from belljar.records import dataclass, replace
 from belljar.vacuum import MachineType, Space, TypeStatus

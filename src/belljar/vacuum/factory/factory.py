@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BelljarError
-from belljar.host import kept
-from belljar.host.telling import Tell
+from belljar.host.service import kept
+from belljar.host.service.telling import Tell
 from belljar.host.threads import in_thread
 from belljar.records import dataclass, replace
 from belljar.vacuum import FactoryStatus, MachineStatus, MachineType, Mode, Space, TypeStatus, code_of, is_abort

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BelljarError
-from belljar.host import kept
-from belljar.host.kept import Lines
+from belljar.host.service import kept
+from belljar.host.service.kept import Lines
 from belljar.model import to_json
 from belljar.records import dataclass, field
 from belljar.vacuum.decisions.backoff import TypePast

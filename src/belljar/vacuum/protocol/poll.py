@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from typing import Final
 
-from belljar.host.datagrams import Address, Outgoing, is_numeric
-from belljar.host.names import Names
+from belljar.host.udp.datagrams import Address, Outgoing, is_numeric
+from belljar.host.udp.names import Names
 from belljar.records import dataclass, field, replace
 from belljar.vacuum import MachineStatus, Space, TypeStatus
 from belljar.vacuum.protocol.fields import Refused, Status, Why

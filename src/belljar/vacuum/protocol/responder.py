@@ -13,9 +13,9 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import ExitStack, asynccontextmanager, closing
 from typing import Any, Final
 
-from belljar.host.datagrams import Address, Datagrams, own_sockets
-from belljar.host.senders import Sender, Senders
-from belljar.host.telling import Tell
+from belljar.host.service.telling import Tell
+from belljar.host.udp.datagrams import Address, Datagrams, own_sockets
+from belljar.host.udp.senders import Sender, Senders
 from belljar.vacuum import Space
 from belljar.vacuum.protocol.fields import Refused, Why
 from belljar.vacuum.protocol.query import LONGEST_QUERY, Kind, Message, Snapshot, answer, bodies, read_query

@@ -13,8 +13,8 @@ import pytest
 
 from belljar.errors import BadOption, BadSettings, HostError
 from belljar.host.locks import try_lock
-from belljar.host.systemd import notify
-from belljar.host.telling import teller
+from belljar.host.service.systemd import notify
+from belljar.host.service.telling import teller
 from belljar.records import replace
 from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus
 from belljar.vacuum.factory.daemon import LOCK, ORDER, Daemon, Order, give_order, order, push, serve

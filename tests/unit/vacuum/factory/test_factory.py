@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from belljar.errors import BelljarError, HostError, ImageUnknown, MachineBusy
-from belljar.host.kept import read
+from belljar.host.service.kept import read
 from belljar.model import Context, OwnWork, Request, RunPayload
 from belljar.records import replace
 from belljar.vacuum import MachineType, Space, TypeStatus
@@ -470,7 +470,7 @@ async def test_a_full_disk_keeps_no_machine_from_being_looked_after(
     factory = site.factory()
     await factory.cycle()
     id = next(iter(site.machines))
-    monkeypatch.setattr("belljar.host.kept.keep", full)
+    monkeypatch.setattr("belljar.host.service.kept.keep", full)
     factory._note(site.end(id, "200 Done"))
     with pytest.raises(OSError):
         await factory.cycle()  # nothing is started that could not be found again

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from belljar.host.kept import keep, read
-from belljar.host.metrics import registry
+from belljar.host.service.kept import keep, read
+from belljar.host.service.metrics import registry
 from belljar.records import replace
 from belljar.vacuum import MachineType, Space, TypeStatus
 from belljar.vacuum.decisions.backoff import TypePast

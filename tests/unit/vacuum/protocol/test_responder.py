@@ -14,8 +14,8 @@ from tests.unit.vacuum.protocol.peers import SPACE, free_port
 from tests.unit.vacuum.protocol.test_query import KEY, LHCB, OWN, RUNNING, SNAPSHOT, packet
 
 from belljar.errors import PortRefused
-from belljar.host.datagrams import Address
-from belljar.host.senders import ALLOWED, REMEMBERED, STRANGER, STRANGERS
+from belljar.host.udp.datagrams import Address
+from belljar.host.udp.senders import ALLOWED, REMEMBERED, STRANGER, STRANGERS
 from belljar.records import replace
 from belljar.vacuum import MachineStatus, Space
 from belljar.vacuum.protocol.fields import Why

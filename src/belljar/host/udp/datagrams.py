@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import Any, Final
 
 from belljar.errors import PortRefused
-from belljar.host.telling import Tell
+from belljar.host.service.telling import Tell
 from belljar.host.threads import in_thread
 
 Address = tuple[Any, ...]  # as the socket module has it: host, port, and more for IPv6

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Final
 
-from belljar.host.datagrams import Address, addresses_of
+from belljar.host.udp.datagrams import Address, addresses_of
 
 LASTS: Final = 600.0  # seconds until a name is looked up again
 AT_ONCE: Final = 16
