@@ -120,7 +120,7 @@ def keys(kind: str) -> dict[str, Key]:
     """What may stand in a table of this kind."""
     found = keys_of(KINDS[kind], kind)
     if kind == "experiment":
-        found |= {name: key for name, key in keys_of((MachineType,), kind).items() if name in OF_A_TYPE}
+        found = found | {name: key for name, key in keys_of((MachineType,), kind).items() if name in OF_A_TYPE}
     return found
 
 
