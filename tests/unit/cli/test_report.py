@@ -50,7 +50,7 @@ end = Outcome("0123456789ab", Cause.FINISHED, OutcomeClass.PAYLOAD, exit_code=3)
 write_report(open_report(sys.argv[1]), sys.argv[1], end)
 """
     path = tmp_path / "r"
-    done = subprocess.run([sys.executable, "-I", "-c", code, str(path)], capture_output=True, timeout=30)
+    done = subprocess.run([sys.executable, "-IB", "-c", code, str(path)], capture_output=True, timeout=30)
     assert done.returncode == 0 and f"--report {path}: File too large".encode() in done.stderr
     assert path.read_bytes() == b""
 
