@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from belljar.accounting import UsageRecord
+from belljar.host.values import amount
 from belljar.model import Outcome
 
 BEGAN = "run"  # the phase that a guest at work has
@@ -28,27 +29,19 @@ def record_of(row: Mapping[str, Any]) -> UsageRecord | None:
     labels = {name: _word(text) for name, text in outcome.labels}
     start, end = int(outcome.started), int(outcome.ended)
     is_counted = labels.get("space") and labels.get("factory") and labels.get("machinetype") and BEGAN in outcome.phases
-    if not is_counted or end < start or end - start < _number(labels.get("fizzle")):
+    if not is_counted or end < start or end - start < amount(labels.get("fizzle")):
         return None
-    measured = ((name, _number(labels.get(label))) for label, name in BENCHMARKS)
+    measured = ((name, amount(labels.get(label))) for label, name in BENCHMARKS)
     benchmark, power = next((one for one in measured if one[1] > 0), ("", 1.0))
     guest, host = outcome.guest, outcome.host
     return UsageRecord(
         outcome.id, labels["machinetype"], labels["space"], labels["factory"], start, end,
         cpu=round(guest.user + guest.system or host.user + host.system), processors=outcome.cpus, memory=outcome.memory,
         memory_used=host.peak_memory, site=labels.get("site", ""), fqan=labels.get("fqan", ""),
-        benchmark=benchmark, power=power, wall_limit=int(_number(labels.get("wall_limit"))),
+        benchmark=benchmark, power=power, wall_limit=int(amount(labels.get("wall_limit"))),
     )  # fmt: skip
 
 
 def _word(text: str) -> str:
     """As it may stand in a line of a record: labels may come from a pipe."""
     return "".join(char if " " <= char <= "~" else "?" for char in text)[:LONGEST].strip()
-
-
-def _number(text: str | None) -> float:
-    try:
-        value = float(text or 0)
-    except ValueError:
-        return 0.0
-    return value if 0 <= value < 1e12 else 0.0

@@ -13,6 +13,7 @@ from pathlib import Path
 from belljar.hints import Any
 from belljar.records import dataclass
 
+LARGEST = 1e12  # amount of anything
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 
@@ -72,6 +73,14 @@ def whole(text: str) -> int:
     if not isinstance(value, int):
         raise ValueError(f"{text[:40]!r} is no whole number")
     return value
+
+
+def amount(text: str | None) -> float:
+    """What a label says that a program wrote: 0.0 where it says nothing, or no number that could be meant."""
+    with suppress(ValueError):
+        value = float(number(text or "0"))
+        return value if value < LARGEST else 0.0
+    return 0.0
 
 
 def is_url(text: str) -> bool:

@@ -185,9 +185,6 @@ def decide(
     return Decision(tuple(starts), tuple(_verdict(case, claim) for claim in case.claims), case.past, _again(case))
 
 
-# -- as Vac ----------------------------------------------------------------------------------------------------------------
-
-
 def _score_as_vac(claims: Sequence[Claim]) -> None:
     """A group's score is the sum of its types': a group of n types gets an nth of its share. Kept for spaces shared with Vac."""
     scores = by_group(claims, lambda one: one.score)
@@ -205,9 +202,6 @@ def _one(case: Case) -> list[Machine]:
             break
         claim.reason, claim.detail = Reason.SIZE, lacks(space, claim.kind, room)
     return [] if machine is None else [machine]
-
-
-# -- improved --------------------------------------------------------------------------------------------------------------
 
 
 class Shares:
@@ -308,9 +302,6 @@ def _tell_unfit(space: Space, order: Sequence[Claim], room: Room, held: Reservat
             claim.reason, claim.detail, claim.until = Reason.RESERVED, held.machine.machinetype, held.at
         else:
             claim.reason, claim.detail = Reason.SIZE, lacks(space, claim.kind, room)
-
-
-# -- what is told ----------------------------------------------------------------------------------------------------------
 
 
 def _verdict(case: Case, claim: Claim) -> Verdict:

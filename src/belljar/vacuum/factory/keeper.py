@@ -9,6 +9,7 @@ from typing import Any
 
 from belljar import api
 from belljar.errors import BelljarError
+from belljar.host.values import amount
 from belljar.model import Account, Context, NetworkMode, OwnWork, Payload, Probe, Request, RunPayload, StdinKind
 from belljar.records import dataclass, replace
 from belljar.vacuum import MachineType, Space
@@ -77,19 +78,12 @@ def living_of(view: Any, labels: Mapping[str, str]) -> Living:
     """A machine as its record tells of it. What is missing or wrong in a label counts as nothing."""
     asked = view.request.get("machine") or {}
     created = view.created or 0.0
-    power = _number(labels.get("hs06")) or _number(labels.get("hepscore"))
+    power = amount(labels.get("hs06")) or amount(labels.get("hepscore"))
     return Living(
-        labels.get("machinetype", ""), view.cpus, _number(labels.get("ends")) or created, view.memory,
-        int(asked.get("disk") or 0), view.id, int(_number(labels.get("slot"))), created, view.began,
-        _number(labels.get("fizzle")), view.cpus * (power or 1.0), labels.get("fqan", ""), view.pid, str(view.folder),
+        labels.get("machinetype", ""), view.cpus, amount(labels.get("ends")) or created, view.memory,
+        int(asked.get("disk") or 0), view.id, int(amount(labels.get("slot"))), created, view.began,
+        amount(labels.get("fizzle")), view.cpus * (power or 1.0), labels.get("fqan", ""), view.pid, str(view.folder),
     )  # fmt: skip
-
-
-def _number(text: str | None) -> float:
-    try:
-        return float(text or 0)
-    except ValueError:
-        return 0.0
 
 
 def request_for(space: Space, kind: MachineType, order: Living, user_data: bytes, now: float) -> Request:

@@ -32,15 +32,14 @@ def check(status: Status | None, now: float) -> tuple[Level, str]:
     if status is None:
         return Level.CRITICAL, "CRITICAL: no factory has written its status here; is `belljar vacuum run` started?"
     age = max(now - status.cycled, 0.0)
-    found = [
-        (Level.CRITICAL, f"no sign of life for {age:.0f} s") if age > LOST * status.cycle else None,
-        (Level.WARNING, f"no sign of life for {age:.0f} s") if age > LATE * status.cycle else None,
-        (Level.WARNING, f"settings are not obeyed: {_line(status.settings_error)}") if status.settings_error else None,
-        (Level.WARNING, f"no machine could be started: {_line(status.error)}") if status.error else None,
-    ]
-    level, text = next(
-        (one for one in found if one is not None), (Level.OK, "draining" if status.draining else "running")
+    silent = Level.CRITICAL if age > LOST * status.cycle else Level.WARNING
+    troubles = (
+        (age > LATE * status.cycle, silent, f"no sign of life for {age:.0f} s"),
+        (status.settings_error, Level.WARNING, f"settings are not obeyed: {_line(status.settings_error)}"),
+        (status.error, Level.WARNING, f"no machine could be started: {_line(status.error)}"),
+        (True, Level.OK, "draining" if status.draining else "running"),
     )
+    level, text = next((level, text) for is_so, level, text in troubles if is_so)
     data = (
         f"processors={status.processors};;;0;{status.most_processors} machines={status.machines};;;0 "
         f"age={age:.0f}s;{LATE * status.cycle:.0f};{LOST * status.cycle:.0f};0 cycle={status.took:.3f}s;;;0 "

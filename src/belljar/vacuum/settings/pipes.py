@@ -45,16 +45,13 @@ def refresh(pipe: Pipe, folder: Path, now: float, fetch: Fetch = fetch) -> Copy:
     copy = kept(pipe, folder)
     if not copy.is_due(now, lasting(copy.document)):
         return copy
-    return copies.refreshed(copy, pipe.url, _place(pipe, folder), now, lambda: read_document(fetch(pipe.url, LARGEST)))
+    place = folder / f"{pipe.name}.json"
+    return copies.refreshed(copy, pipe.url, place, now, lambda: read_document(fetch(pipe.url, LARGEST)))
 
 
 def kept(pipe: Pipe, folder: Path) -> Copy:
     """The copy there is, of this address. Looks at no network."""
-    return copies.kept(pipe.url, _place(pipe, folder), _check)
-
-
-def _place(pipe: Pipe, folder: Path) -> Path:
-    return folder / f"{pipe.name}.json"
+    return copies.kept(pipe.url, folder / f"{pipe.name}.json", _check)
 
 
 def read_document(data: bytes) -> dict[str, Any]:
