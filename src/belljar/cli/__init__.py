@@ -250,7 +250,11 @@ def overview() -> str:
 
 
 def _meant(word: str) -> str:
+    from belljar.cli.batch.internal import ACTS
     from belljar.cli.parser import meant
+
+    if word in ACTS:
+        return f"Batch systems and programs call it as `belljar internal {word}`."
 
     return meant(word, VERBS.keys() - HIDDEN, "belljar ").strip() or "See `belljar --help`."
 
