@@ -106,6 +106,7 @@ class Claim:
         self.usage = total.hs06  # with the past, and with what is being started
         self.score = total.hs06 / self.share if self.share else 0.0
         self.group_score = self.target = self.luck = 0.0
+        self.wanted = 0.0  # the target that places are looked for by
         self.reason, self.until, self.detail = Reason.TURN, 0.0, ""
         self.most, self.started = 1 << 30, 0  # machines
 
@@ -225,15 +226,26 @@ class Shares:
         return processors * self.hs06 * self.scale
 
     def aim(self) -> None:
-        """Set the scores of all, and the targets of those that may be started: what a group has, and what is left for it."""
+        """Set the scores of all, and the targets of those that may be started. A type of which one machine only may be started, as a
+        test, is to have that one, and takes nothing from the others' targets; its place is looked for as if its work were back."""
         groups = by_group(self.claims, lambda one: one.usage)
-        wanting = by_group((one for one in self.claims if one.is_open), lambda one: one.share)
-        whole, parts = self.left + sum(groups[name] for name in wanting), sum(self.shares[name] for name in wanting)
+        tests = [claim for claim in self.claims if claim.is_open and claim.most == 1]
+        targets = self._targets(groups, [claim for claim in self.claims if claim.is_open and claim.most > 1])
+        by_share = self._targets(groups, [claim for claim in self.claims if claim.is_open]) if tests else {}
         for claim in self.claims:
-            of_group, name = self.shares[claim.group], claim.group
+            of_group = self.shares[claim.group]
             claim.score = claim.usage / claim.share if claim.share else 0.0
-            claim.group_score = groups[name] / of_group if of_group else 0.0
-            claim.target = whole / parts * of_group * claim.share / wanting[name] if claim.is_open else 0.0
+            claim.group_score = groups[claim.group] / of_group if of_group else 0.0
+            claim.target = claim.wanted = targets.get(claim.kind.name, 0.0)
+        for claim in tests:
+            claim.target, claim.wanted = claim.usage + self._step(claim.kind.max_processors), by_share[claim.kind.name]
+
+    def _targets(self, groups: Mapping[str, float], open_: Sequence[Claim]) -> dict[str, float]:
+        """What each of these types is to have by the shares of their groups: of what these have, and what is left for them."""
+        wanting = by_group(open_, lambda one: one.share)
+        whole = self.left + sum(groups[name] for name in wanting)
+        parts = sum(self.shares[name] for name in wanting)
+        return {one.kind.name: whole / parts * self.shares[one.group] * one.share / wanting[one.group] for one in open_}
 
     def order(self) -> list[Claim]:
         """Those that may be started: first who is behind its target, the largest before all, then by how far."""
@@ -254,8 +266,8 @@ class Shares:
 
     def wants_place(self, claim: Claim) -> bool:
         """Is it this factory's part to keep room for the type? As many factories do as are needed for what it lacks."""
-        lack, machine = claim.target - claim.usage, claim.kind.min_processors * self.hs06
-        needed = lack / machine if lack > max(SLACK * claim.target, machine / 2) else 0.0
+        lack, machine = claim.wanted - claim.usage, claim.kind.min_processors * self.hs06
+        needed = lack / machine if lack > max(SLACK * claim.wanted, machine / 2) else 0.0
         words = claim.kind.name, self.space.factory
         place = drawn(*words, int(self.now / TURN + drawn(*words)))
         return place * max(1, len(self.space.factories)) < KEENNESS * needed

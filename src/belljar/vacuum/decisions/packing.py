@@ -130,11 +130,11 @@ def fitting(now: float, space: Space, kind: MachineType, room: Room, held: Reser
 def reservation(
     now: float, space: Space, kind: MachineType, running: Iterable[Machine], room: Room
 ) -> Reservation | None:
-    """Where the smallest machine of this type has its place first, if nothing more is started; None: nowhere. Deadlines are
-    what is known: when machines end sooner, it comes sooner."""
+    """Where one more of the smallest machines of this type has its place first, if nothing more is started; None: nowhere. Deadlines
+    are what is known: when machines end sooner, it comes sooner. A place that one of this type leaves is none more."""
     machine = machine_of(space, kind, kind.min_processors, now + kind.max_wallclock)
     at, later = now, room
-    for one in sorted(running, key=lambda one: one.ends):
+    for one in sorted((one for one in running if one.machinetype != kind.name), key=lambda one: one.ends):
         if later.has(machine) and one.ends > at:
             break
         at, later = max(now, one.ends), later.less(one, -1)

@@ -359,6 +359,18 @@ def test_for_a_large_machine_that_finds_no_place_one_is_kept_for_a_while() -> No
     assert (start.machinetype, start.ends) == ("small", NOW + 7200.0)
 
 
+def test_a_test_of_an_empty_queue_takes_no_place_from_a_type_that_is_behind() -> None:
+    """With the tested type's share counted, `large` would be ahead of its target."""
+    dry = MachineType("dry", 8.0, backoff=600.0)
+    space, past = replace(MIXED, types=(LARGE, SMALL, dry)), {"dry": TypePast(NOW - 5000.0, 1)}
+    view = View({"large": Total(48.0), "small": Total(72.0), "dry": Total(0.0, last_abort=NOW - 5000.0)})
+    there = [Machine("small", 1, NOW + 50000.0)] * 8
+    decision = decided(space, view, there, past)
+    assert [one.machinetype for one in decision.starts] == ["large"]
+    decision = decided(space, view, [*there, Machine("small", 1, NOW + 50000.0)], past)
+    assert [one.machinetype for one in decision.starts].count("dry") == 1
+
+
 def test_what_would_stay_idle_for_too_long_is_given_away() -> None:
     view, stubborn = View({"large": Total(0.0), "small": Total(16.0)}), replace(SMALL, min_wallclock=None)
     space = replace(MIXED, types=(LARGE, stubborn))

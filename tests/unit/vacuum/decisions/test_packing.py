@@ -79,6 +79,13 @@ def test_a_place_is_reserved_where_enough_processors_and_memory_come_free_first(
     assert reservation(0.0, SPACE, replace(M8, min_processors=17), there, Room(0)) is None
 
 
+def test_a_place_that_a_machine_of_the_same_type_leaves_is_none_more() -> None:
+    there = [Machine("m8", 8, 500.0), *(Machine("s1", 1, float(end)) for end in range(1000, 9000, 1000))]
+    held = reservation(0.0, SPACE, M8, there, Room(0))
+    assert held is not None and held.at == 8000.0
+    assert reservation(0.0, SPACE, M8, there[:1], Room(0)) is None
+
+
 def test_beside_a_reservation_is_started_what_ends_in_time_or_leaves_it_its_place() -> None:
     there = running((1, 4, 20000.0), (1, 8, 99000.0))
     held = reservation(0.0, SPACE, M8, there, Room(4))

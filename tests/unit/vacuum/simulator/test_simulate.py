@@ -133,6 +133,14 @@ def test_mixed_sizes_leave_half_the_processors_idle_and_shares_are_kept() -> Non
     assert ours.worst_share < 0.02 < vac.worst_share
 
 
+@pytest.mark.parametrize(("count", "size"), [(60, 16), (120, 8)])
+def test_shares_are_kept_where_queues_run_dry_and_hosts_fail(count: int, size: int) -> None:
+    """Also where the largest machine takes a whole host."""
+    what = load(EXAMPLES / "dry.toml")
+    report = ran(replace(what, course=replace(what.course, lasts=131 * HOUR), factories=(Factories(count, size),)))
+    assert report.worst_share < 0.02 and report.idle < 0.01
+
+
 def test_a_group_has_its_share() -> None:
     what = load(EXAMPLES / "groups.toml")
     what = replace(what, factories=(Factories(10, 32),))
