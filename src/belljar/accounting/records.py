@@ -43,5 +43,5 @@ def record_of(row: Mapping[str, Any]) -> UsageRecord | None:
 
 
 def _word(text: str) -> str:
-    """As it may stand in a line of a record: labels may come from a pipe."""
-    return "".join(char if " " <= char <= "~" else "?" for char in text)[:LONGEST].strip()
+    """As it may stand in a line of a record, which `%%` would end: labels may come from a pipe."""
+    return "".join(char if " " <= char <= "~" and char != "%" else "?" for char in text)[:LONGEST].strip()

@@ -92,6 +92,7 @@ def test_the_guests_own_times_are_taken_where_they_are_known() -> None:
 def test_words_from_outside_cannot_make_lines_of_their_own() -> None:
     text = message(record(labels={"fqan": "/a\nSite: EVIL\x1b[1m", "machinetype": "a;b c"}), Version.V03)
     assert "FQAN: /a?Site: EVIL?[1m\n" in text and text.count("Site:") == 2 and "\nSite: EVIL" not in text
+    assert message(record(labels={"fqan": "/a%%%"}), Version.V03).count("%%") == 1
     assert "user=a_b_c " in pbs_line(record(labels={"machinetype": "a;b c"}))
     assert blah_line(record(labels={"fqan": '/a" "userDN=x'})).count('"') == 16
 
