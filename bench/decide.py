@@ -26,8 +26,8 @@ TYPES = tuple(
 NOW = 1_767_268_800.0
 
 
-def case(count: int, mode: Mode) -> Callable[[], float]:
-    """Seconds of processor time for one factory with three free processors of 64."""
+def case(count: int, mode: Mode, repeats: int = 0) -> Callable[[], float]:
+    """Seconds of processor time for one factory with three free processors of 64; the average of so many decisions."""
     names = tuple(f"f{number}.example.org" for number in range(count))
     space = Space("vac.example.org", names[0], names, TYPES, mode=mode, processors=64, processors_per_superslot=8)
     statuses = [TypeStatus(name, kind.name, 16.0, 16, proved=int(NOW)) for name in names for kind in TYPES]
@@ -43,7 +43,7 @@ def case(count: int, mode: Mode) -> Callable[[], float]:
             decide(NOW, space, running, view_of(statuses, space), {}, Host(64), dice.random)
         return (time.process_time() - begin) / repeats
 
-    repeats = max(1, 20000 // count)
+    repeats = repeats or max(1, 20000 // count)
     return run
 
 

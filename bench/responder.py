@@ -1,9 +1,11 @@
-"""What a flood costs a responder: packets a second from processes of their own, on loopback, while the event loop does other work.
+"""What a flood costs a responder: packets a second from processes of their own, on loopback, while the event loop does other work and
+decides about a space of 500 factories ten times a second.
 
     python bench/responder.py [--rate 10000] [--seconds 10]
 
 Told for each kind of flood: packets taken and answers sent a second, the part of one processor that the responder's process used,
-the longest and the usual lateness of a task that wants a turn each 10 ms, and how many of a friend's questions were answered.
+the longest and the usual lateness of a task that wants a turn each 10 ms, how many decisions were made and when the latest of them was
+done, and how many of a friend's questions were answered.
 """
 
 from __future__ import annotations
@@ -17,8 +19,11 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
-from belljar.vacuum import MachineStatus, Space, TypeStatus
+from decide import case
+
+from belljar.vacuum import MachineStatus, Mode, Space, TypeStatus
 from belljar.vacuum.protocol.query import Snapshot
 from belljar.vacuum.protocol.responder import responding
 
@@ -30,7 +35,7 @@ SLOTS = tuple(
 )
 TYPES = tuple(TypeStatus(HOST, name, 100.0, 10, 10.0) for name in ("atlas", "lhcb", "cms", "alice", "gridpp"))
 TOLD = Snapshot(SPACE, HOST, "", SLOTS, TYPES)
-TICK = 0.01
+TICK, EACH = 0.01, 0.1
 FLOODER = """
 import itertools, socket, sys, time
 host, port, rate, seconds, senders, data = sys.argv[1], *map(float, sys.argv[2:5]), int(sys.argv[5]), sys.argv[6].encode()
@@ -64,13 +69,15 @@ async def measure(name: str, data: str, senders: int, rate: float, seconds: floa
         words = (FLOODER, HOST, str(space.port), str(rate), str(seconds), str(senders), data)
         flooder = flood(words) if data else None
         late, before = [], resource.getrusage(resource.RUSAGE_SELF)
-        friend = asyncio.create_task(ask_on(space.port))
+        friend, decider, decided = asyncio.create_task(ask_on(space.port)), case(500, Mode.IMPROVED, 1), list[float]()
+        deciding = asyncio.create_task(decide_on(decider, decided))
         began = time.monotonic()
         while time.monotonic() - began < seconds:
             wanted = time.monotonic() + TICK
             await asyncio.sleep(TICK)
             late.append(1000 * (time.monotonic() - wanted))
         friend.cancel()
+        deciding.cancel()
         after = resource.getrusage(resource.RUSAGE_SELF)
         sent = int(flooder.communicate()[0]) if flooder else 0
         asked, answered = await friend
@@ -81,8 +88,18 @@ async def measure(name: str, data: str, senders: int, rate: float, seconds: floa
     print(
         f"{name:<34} {sent / seconds:>8.0f} sent/s  {taken / seconds:>8.0f} taken/s  {there.counts['sent'] / seconds:>8.0f} answers/s"
         f"  {100 * used / seconds:>5.1f} % of a processor  late {statistics.median(late):.1f} ms, at most {max(late):.1f} ms"
-        f"  friend {answered}/{asked}"
+        f"  {len(decided)} decisions, done after {1000 * max(decided):.0f} ms at most  friend {answered}/{asked}"
     )
+
+
+async def decide_on(decider: Callable[[], float], decided: list[float]) -> None:
+    """A decision each 100 ms; for each the time from when it was due until it was made."""
+    due = time.monotonic()
+    while True:
+        decider()
+        decided.append(time.monotonic() - due)
+        due += EACH
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
 
 
 async def ask_on(port: int) -> tuple[int, int]:

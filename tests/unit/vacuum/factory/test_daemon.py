@@ -3,6 +3,8 @@
 import asyncio
 import io
 import json
+import os
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ import pytest
 
 from belljar.errors import BadOption, BadSettings, HostError
 from belljar.host.locks import try_lock
-from belljar.host.service.systemd import notify
+from belljar.host.service.systemd import notify, serving
 from belljar.host.service.telling import teller
 from belljar.records import replace
 from belljar.vacuum import FactoryStatus, MachineStatus, Space, TypeStatus
@@ -82,6 +84,21 @@ def test_systemd_is_told_where_it_asks(tmp_path: Path, monkeypatch: pytest.Monke
     notify("READY=1")  # it is gone
 
 
+async def test_systemd_is_told_of_start_reload_and_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.Event().wait()
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(tmp_path / "n"))
+        sock.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "n"))
+        async with asyncio.timeout(30):
+            await serving(work(), reload=lambda: os.kill(os.getpid(), signal.SIGTERM))
+        said = [sock.recv(100).split(b"=")[0] for _ in range(4)]
+    assert said == [b"READY", b"RELOADING", b"READY", b"STOPPING"]
+
+
 def test_vacmon_is_told_that_an_ended_machine_is_shut_down_and_what_it_said() -> None:
     labels = {"machinetype": "atlas", "slot": "1", "fizzle": "600", "fqan": "/atlas"}
     event: dict[str, Any] = {"time": 2000.0, "started": 1000.0, "shutdown_code": 200, "shutdown_message": "Done"}
@@ -99,6 +116,27 @@ def test_vacmon_is_told_that_an_ended_machine_is_shut_down_and_what_it_said() ->
     assert (machine["cookie"], machine["uuid"], machine["fqan"]) == ("0", "0123456789ab", "/atlas")
     assert (factory["message_type"], kind["machinetype"]) == ("factory_status", "atlas")
     assert isinstance(ended, MachineStatus)
+
+
+async def test_systemd_and_vacmon_are_told_of_each_cycle(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as vacmon,
+    ):
+        systemd.bind(str(tmp_path / "n"))
+        systemd.setblocking(False)
+        vacmon.bind(("127.0.0.1", 0))
+        vacmon.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "n"))
+        daemon.factory.space = replace(daemon.factory.space, vacmon=(f"127.0.0.1:{vacmon.getsockname()[1]}",))
+        daemon.factory._reports.put_nowait(None)
+        reporting = asyncio.ensure_future(daemon._report())
+        told = [json.loads(await asyncio.get_running_loop().sock_recv(vacmon, 10240)) for _ in range(2)]
+        reporting.cancel()
+        assert [one["message_type"] for one in told] == ["factory_status", "machinetype_status"]
+        assert systemd.recv(100).startswith(b"WATCHDOG=1\nSTATUS=0 machines, ")
 
 
 # -- settings --------------------------------------------------------------------------------------------------------------

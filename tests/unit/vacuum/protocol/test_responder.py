@@ -315,6 +315,34 @@ async def test_an_address_of_another_host_is_refused() -> None:
             pass
 
 
+HOSTILE = {
+    b"42": Why.NOT_JSON, b'["machines_query"]': Why.NOT_JSON, QUERY + b" " * 10_000: Why.TOO_LONG,
+    QUERY.replace(b'"c"', b'"\xff"'): Why.NOT_JSON, QUERY.replace(b'"c"', b"NaN"): Why.NOT_JSON,
+    QUERY[:-1] + b', "space": "x"}': Why.NOT_JSON, QUERY.replace(SPACE.encode(), b"other.example.org"): Why.OTHER_SPACE,
+    QUERY[:-1] + b', "hmac": "0"}': Why.FORGED,
+}  # fmt: skip
+
+
+async def test_hostile_packets_are_counted_each_time_told_once_and_harm_nobody() -> None:
+    port, lines = free_port(ONE), list[dict[str, Any]]()
+    async with responding(
+        space(port, ONE), lambda: snapshot_of(ONE), lambda event, **facts: lines.append(facts), key=KEY
+    ) as there:
+        for number, data in enumerate(HOSTILE):
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                sock.bind((f"127.0.9.{number + 1}", 0))
+                for _ in range(3):
+                    sock.sendto(data, (ONE, port))
+        found = await Poller(replace(space(port, ONE, ONE), poll_silence=0.5), client="f", key=KEY).ask(Kind.FACTORIES)
+    assert found.silent == () and there.counts["answered"] == 1
+    assert {line["sender"]: line["why"] for line in lines} == {
+        f"127.0.9.{number + 1}": why.value for number, why in enumerate(HOSTILE.values())
+    }
+    assert len(lines) == len(HOSTILE) and sum(there.counts[why.value] for why in set(HOSTILE.values())) == 3 * len(
+        HOSTILE
+    )
+
+
 async def test_while_it_is_flooded_the_rest_of_the_loop_goes_on() -> None:
     """More than the socket takes, for a second: another task has its turns, and a friend is answered when he asks again."""
     port = free_port(ONE)
