@@ -72,7 +72,7 @@ class ExitStatus:
     signal: int | None
     core_dumped: bool
     usage: Usage
-    oom_killed: bool  # the guest's kernel killed something of the payload for lack of memory
+    oom_killed: bool  # it was killed, and the guest's kernel has killed something of the payload for lack of memory
     error: str = ""  # "not-found" | "not-executable" | "no-cwd" | ...: exec failed; exit_code is then 127, 126 or 125
     message: str = ""  # what the agent says about the error
 
