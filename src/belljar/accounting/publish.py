@@ -154,9 +154,18 @@ def _log(folder: Path, record: UsageRecord, known: dict[Path, bytes]) -> None:
     for name, line in ((pbs_file(record), pbs_line(record)), (blah_file(record), blah_line(record))):
         path = folder / name
         if path not in known:
-            known[path] = path.read_bytes() if path.exists() else b""
+            known[path] = _whole_lines(path) if path.exists() else b""
         if record.id.encode() not in known[path]:
             known[path] += _append(path, line)
+
+
+def _whole_lines(path: Path) -> bytes:
+    """What is in the log. The part of a line that was being written in a power cut is taken out of it."""
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        os.truncate(path, len(whole))
+    return whole
 
 
 def _append(path: Path, line: str) -> bytes:

@@ -1,6 +1,7 @@
 """Usage records: what a row of the ledger becomes, byte for byte, and that each machine is accounted once."""
 
 import calendar
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -163,6 +164,18 @@ def test_each_machine_is_archived_queued_and_logged_once(tmp_path: Path) -> None
     assert files(ours.folder / "outgoing") == ["20260101/120000aaaaaaaa"] and files(ours.folder / "staged") == []
     logs = {path.name: path.read_text().count("\n") for path in (ours.folder / "logs").iterdir()}
     assert sorted(logs.values()) == [2, 2] and any(name.startswith("blahp.log-") for name in logs)
+
+
+def test_a_line_of_a_log_that_was_cut_is_written_whole(tmp_path: Path) -> None:
+    ledger, ours = with_rows(tmp_path / "rows", row("aaaaaaaaaaaa"), row("bbbbbbbbbbbb")), settings(tmp_path)
+    Publisher(ours).publish(ledger)
+    logs = sorted((ours.folder / "logs").iterdir())
+    before = [path.read_bytes() for path in logs]
+    for path in logs:
+        os.truncate(path, path.stat().st_size - 5)
+    (ours.folder / "position").unlink()
+    Publisher(ours).publish(ledger)
+    assert [path.read_bytes() for path in logs] == before and len(logs) == 2
 
 
 def test_what_was_sent_is_not_queued_again(tmp_path: Path) -> None:
