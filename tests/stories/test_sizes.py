@@ -11,8 +11,10 @@ from tests.stories.conftest import House
 
 from belljar.errors import GuestRefused, PlugRefused
 from belljar.guest.fake import Script
-from belljar.machine.planning.template import BASE_MEMORY
-from belljar.model import GIB, MIB, NetworkMode
+from belljar.image import BootFiles, Image
+from belljar.image.fake import FakeStore, fake_image
+from belljar.machine.planning.template import BASE_MEMORY, CAREFUL_MEMORY
+from belljar.model import GIB, MIB, Context, NetworkMode
 
 
 def test_machines_of_every_size_are_clones_of_one_template(house: House) -> None:
@@ -24,6 +26,37 @@ def test_machines_of_every_size_are_clones_of_one_template(house: House) -> None
     assert [guest.grown for guest in house.guests] == [
         [], [], [(2, 0, 0, 0)], [(1, 512 * MIB, 0, 0)], [(2, 256 * MIB, 68 * MIB, 0)], [(1, 0, 448 * MIB, 0)],
     ]  # fmt: skip
+
+
+class WithSystem(FakeStore):
+    """Its image is started by its own init."""
+
+    def __init__(self) -> None:
+        facts = {"agent_in_initrd": True, "python": "3.11", "init": "/sbin/init", "init_system": "systemd"}
+        super().__init__({"debian12": replace(fake_image("debian12"), facts=facts)})
+
+    def boot_files(self, image: Image, context: Context = Context.AUTO) -> BootFiles:
+        return replace(super().boot_files(image, context), init="/sbin/init")
+
+
+def test_a_system_of_its_own_is_booted_with_more_than_most_of_its_clones_have(house: House) -> None:
+    house.images = WithSystem()
+    sizes = (BASE_MEMORY, BASE_MEMORY, CAREFUL_MEMORY, 2 * GIB, 64 * MIB)
+    for number, memory in enumerate(sizes):
+        wanted = {"memory": memory, "context": Context.INJECT}
+        assert house.run(house.request(id=f"{number:012x}", machine=wanted)).start == "clone"
+    template, *clones = [guest.grown for guest in house.guests]
+    assert template == [(1, 0, CAREFUL_MEMORY - BASE_MEMORY, 0)]
+    assert clones == [[], [], [(1, 0, 0, 0)], [(1, GIB, 0, 0)], [(1, 0, CAREFUL_MEMORY - 64 * MIB, 0)]]
+
+
+def test_a_guest_that_can_hold_no_memory_back_has_no_smaller_clones(house: House) -> None:
+    house.images = WithSystem()
+    house.plan(Script(refuses={"grow": GuestRefused("no large pages")}), Script())
+    for number, memory in enumerate((2 * GIB, BASE_MEMORY)):
+        wanted = {"memory": memory, "context": Context.INJECT}
+        assert house.run(house.request(id=f"{number:012x}", machine=wanted)).start == "clone"
+    assert [domain.spec.frame is None for domain in house.hypervisor.domains] == [False, False, True, True]
 
 
 def test_a_payload_starts_when_its_guest_has_all_and_not_before(house: House) -> None:
@@ -69,6 +102,7 @@ def test_a_card_is_none_of_the_templates_affair(house: House) -> None:
         house.run(house.request(id=f"{number:012x}", machine={"network": network, "memory": BASE_MEMORY}))
     assert len(house.hypervisor.templates()) == 1
     assert [domain.spec.nic is None for domain in house.hypervisor.domains] == [True, True, False]
+    assert not any(guest.grown for guest in house.guests)  # who the clone is shows that it has the card
 
 
 def test_an_image_that_boots_with_more_memory_alone_gets_the_template_of_its_size(house: House) -> None:

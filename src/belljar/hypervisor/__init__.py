@@ -118,6 +118,7 @@ class Frame:
     most_memory: int
     has_card: bool = False  # the template has the card already: where the guest's own init looks after cards
     words: str = ""  # of the kernel's command line, for a guest that grows
+    held: int = 0  # bytes of its memory that the template's guest holds back: more than most of its clones ask for
     block: int = 128 * MIB  # a guest takes memory in whole blocks; 128 MiB where it booted with less than 64 GiB
 
 
@@ -180,6 +181,12 @@ class DomainSpec:
             self.disk_size > then.disk_size, (self.nic is None) != (then.nic is None),
         )  # fmt: skip
         return frozenset(name for name, differs in zip(GROWTHS, said, strict=True) if differs)
+
+    @property
+    def is_like_template(self) -> bool:
+        """Has its guest nothing to take into use, or to give back? Who it is shows whether it has its card."""
+        held = self.frame.held if self.frame else 0
+        return self.growth <= {LESS_MEMORY, CARD} and self.surplus == held
 
 
 class EventKind(str, Enum):

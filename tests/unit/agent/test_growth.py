@@ -43,17 +43,17 @@ def test_new_processors_are_put_online_and_blocks_are_awaited_until_the_kernel_h
         (kernel / f"memory/memory{number}/state").write_text("online\n")
     (kernel / "cpu/cpu1").mkdir()
     (kernel / "cpu/cpu1/online").write_text("0\n")
-    Growth(4, 2, 256 * MIB, 0, 0).take()
+    Growth(4, 2, 256 * MIB, 0, 0, 0).take()
     assert (kernel / "cpu/cpu1/online").read_text()[0] == "1"
     (kernel / "memory/memory33/state").write_text("offline\n")
     with pytest.raises(TimeoutError):
-        Growth(4, 2, 256 * MIB, 0, 0).take()
+        Growth(4, 2, 256 * MIB, 0, 0, 0).take()
 
 
 @pytest.mark.parametrize(("cpus", "plugged"), [(2, 128 * MIB), (3, 0)])
 def test_what_is_not_there_is_waited_for(kernel: Path, cpus: int, plugged: int) -> None:
     with pytest.raises(TimeoutError):
-        Growth(4, cpus, plugged, 0, 0).take()
+        Growth(4, cpus, plugged, 0, 0, 0).take()
 
 
 def test_a_processor_that_gives_no_sign_of_life_is_tried_again(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def test_a_processor_that_gives_no_sign_of_life_is_tried_again(kernel: Path, mon
         system.write_file(path, data, **more)
 
     monkeypatch.setattr(growth, "write_file", write)
-    Growth(4, 2, 0, 0, 0).take()
+    Growth(4, 2, 0, 0, 0, 0).take()
     assert not failures and (kernel / "cpu/cpu1/online").read_text()[0] == "1"
 
 
@@ -78,11 +78,25 @@ def test_memory_that_was_not_asked_for_is_held_back_or_the_guest_says_no(
     held.write_text("3\n")
     monkeypatch.setattr(growth, "HELD", str(held))
     monkeypatch.setattr(growth, "large_page", lambda: 2 * MIB)
-    hold_back(68 * MIB)
+    hold_back(68 * MIB, 0)
     assert held.read_text().split()[0] == "37"
     monkeypatch.setattr(growth, "write_file", lambda *a, **k: None)  # a kernel that has no such pages left
-    with pytest.raises(system.Refused, match="68 MiB"):
-        hold_back(68 * MIB)
+    with pytest.raises(system.Refused, match="136 MiB"):
+        hold_back(136 * MIB, 68 * MIB)
+
+
+def test_a_clone_holds_back_what_is_not_its_own_whatever_its_template_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = tmp_path / "nr_hugepages"
+    held.write_text("47\n")  # 13 of the image's own
+    monkeypatch.setattr(growth, "HELD", str(held))
+    monkeypatch.setattr(growth, "large_page", lambda: 2 * MIB)
+    hold_back(0, 68 * MIB)
+    assert int(held.read_text().split()[0]) == 13
+    hold_back(100 * MIB, 0)
+    hold_back(68 * MIB, 100 * MIB)
+    assert int(held.read_text().split()[0]) == 47
 
 
 def test_a_payload_may_use_what_was_asked_for_less_what_the_kernel_has() -> None:

@@ -62,9 +62,10 @@ def root_device() -> "str | None":
 class Growth:
     """What the host says this clone has, to be made use of in a child of the agent."""
 
-    def __init__(self, known: int, cpus: int, plugged: int, surplus: int, disk: int) -> None:
-        """*known*: how many blocks of memory the template had; *surplus*: bytes that are there and were not asked for."""
-        self.cpus, self.surplus, self.disk = cpus, surplus, disk
+    def __init__(self, known: int, cpus: int, plugged: int, surplus: int, held: int, disk: int) -> None:
+        """*known*: how many blocks of memory the template had; *surplus*: bytes that are there and were not asked for; *held*: bytes
+        that the template held back."""
+        self.cpus, self.surplus, self.held, self.disk = cpus, surplus, held, disk
         size = block_size() if plugged else 1
         self.blocks = known + (plugged // size if size else 0)
 
@@ -76,8 +77,8 @@ class Growth:
                 events.recv(8192)
         finally:
             events.close()
-        if self.surplus:
-            hold_back(self.surplus)
+        if self.surplus != self.held:
+            hold_back(self.surplus, self.held)
         if self.disk:
             grow_root(self.disk)
 
@@ -118,12 +119,16 @@ def large_page() -> int:
     return 0
 
 
-def hold_back(size: int) -> None:
-    """Keep memory that nobody asked for in large pages that nobody uses, so the host never gives it. Raises Refused."""
-    count, before = -(-size // large_page()), int(read_file(HELD))
-    write_file(HELD, b"%d" % (before + count), flags=0)
-    if int(read_file(HELD)) < before + count:
-        raise Refused("refused", "%d MiB of memory that were not asked for cannot be held back" % (size >> 20))
+def hold_back(size: int, held: int) -> None:
+    """Keep memory that nobody asked for in large pages that nobody uses, so the host never gives it; *held* bytes are kept so
+    already. Raises Refused."""
+    page = large_page()
+    wanted = int(read_file(HELD)) - -(-held // page) + -(-size // page)
+    write_file(HELD, b"%d" % wanted, flags=0)
+    if int(read_file(HELD)) != wanted:
+        raise Refused(
+            "refused", "the guest does not hold back just the %d MiB of memory that were not asked for" % (size >> 20)
+        )
 
 
 def grow_root(size: int) -> None:

@@ -61,6 +61,7 @@ class Guest(Mounts):
         self.cgroup = ""
         self.used = 0  # bytes of memory that the kernel and we have at the boot
         self.blocks = 0  # of memory, in the template
+        self.held = 0  # bytes of memory that were not asked for
         self.spare = None  # type: Cgroup | None
         self.spare_places = []  # type: list[bytes]
         self.folders = 0
@@ -113,11 +114,13 @@ class Guest(Mounts):
     def grow(self, words: Words) -> "tuple[int, Late, Work]":
         """Take all into use that this clone was given, then say what there is."""
         cpus, plugged, surplus, disk = words.number(), words.number(), words.number(), words.number()
-        growth = Growth(self.blocks, cpus, plugged, surplus, disk)
+        growth = Growth(self.blocks, cpus, plugged, surplus, self.held, disk)
+        is_other = plugged or surplus != self.held
+        self.held = surplus
 
         def work() -> bytes:
             growth.take()
-            if self.cgroup and (plugged or surplus):
+            if self.cgroup and is_other:
                 most = limit_for(total_memory(), self.used + plugged // 64, surplus)
                 write_file(self.cgroup + "/memory.max", b"%d" % most, flags=0)
             return growth.seen()

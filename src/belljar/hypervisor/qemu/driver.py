@@ -294,7 +294,7 @@ class QemuHypervisor(QemuHost):
             "hardware": cmdline.hardware(spec, self.abilities, self._cpu(spec.accelerator)),
             "host_cpu": _host_cpu() if native else "",
             "owner": spec.owner[0],
-            **({"grows_to": [frame.most_cpus, frame.most_memory]} if frame else {}),
+            **({"grows_to": [frame.most_cpus, frame.most_memory, frame.held]} if frame else {}),
             **({"warm": list(spec.warm)} if spec.warm else {}),
             **({"uefi": abilities.identity(self._uefi)} if uses_uefi(spec.boot) else {}),
         }

@@ -57,8 +57,7 @@ def check(wanted: Identity, proof: IdentityProof) -> None:
 
 async def take_all_into_use(guest: Guest, spec: DomainSpec, life: Life) -> None:
     """Have the guest use all the processors and memory that it was asked for. Raises PlugRefused: it then boots cold."""
-    wanted = spec.growth
-    if spec.frame is None or not wanted:
+    if spec.frame is None or spec.is_like_template:
         return
     disk = spec.disk_size if spec.disk_size > spec.of_template.disk_size else 0
     try:
@@ -72,4 +71,4 @@ async def take_all_into_use(guest: Guest, spec: DomainSpec, life: Life) -> None:
             f"the clone has {cpus} processors and {memory // MIB} MiB of memory in use,"
             f" and should have {spec.cpus} and more than {least // MIB} MiB"
         )
-    life.record.write("grown", by=sorted(wanted), cpus=cpus, memory=memory)
+    life.record.write("grown", by=sorted(spec.growth), cpus=cpus, memory=memory)

@@ -18,7 +18,17 @@ from pathlib import Path
 from belljar import errors
 from belljar.guest import Guest
 from belljar.host.files import read_capped
-from belljar.hypervisor import Domain, DomainEvent, DomainSpec, EventKind, Hypervisor, Template, Templates, cloning_of
+from belljar.hypervisor import (
+    LESS_MEMORY,
+    Domain,
+    DomainEvent,
+    DomainSpec,
+    EventKind,
+    Hypervisor,
+    Template,
+    Templates,
+    cloning_of,
+)
 from belljar.image import Image
 from belljar.journal import Record
 from belljar.machine import DOUBTS
@@ -42,11 +52,11 @@ def in_base_frame(spec: DomainSpec, image: Image, templates: Templates, *, has_o
     if image.is_disc or _counts_what_is_never_used():
         return None
     least = image.facts.get("least_memory", 0)
-    usual = CAREFUL_MEMORY if has_own_init else BASE_MEMORY
-    memory = max(usual, least) if isinstance(least, int) else usual
+    enough = max(BASE_MEMORY, least) if isinstance(least, int) else BASE_MEMORY
+    memory = max(CAREFUL_MEMORY, enough) if has_own_init else enough
     frame = templates.frame(spec, memory=memory, disk=image.virtual_size)
     # An init of the image's own looks after the cards that it finds when it boots.
-    return None if frame is None else replace(spec, frame=replace(frame, has_card=has_own_init))
+    return None if frame is None else replace(spec, frame=replace(frame, has_card=has_own_init, held=memory - enough))
 
 
 def _counts_what_is_never_used() -> bool:
@@ -161,7 +171,18 @@ async def _settle(domain: Domain, guest: Guest, spec: DomainSpec, making: Making
         for what in spec.warm:
             with suppress(errors.GuestRefused):  # an older agent, or a kernel without: the mount will say so
                 await guest.prepare_for(what)
+        return await _settled(guest, spec)
+
+
+async def _settled(guest: Guest, spec: DomainSpec) -> frozenset[str]:
+    """Hold back what most clones do not ask for, so that they need not, and settle. What its clones can be given."""
+    if spec.frame is None or not spec.frame.held:
         return await guest.settle()
+    try:
+        await guest.grow(spec.frame.cpus, plugged=0, surplus=spec.frame.held, disk=0)
+    except errors.GuestRefused:
+        return await guest.settle() - {LESS_MEMORY}
+    return await guest.settle()
 
 
 async def _exit_of(domain: Domain) -> DomainEvent:
