@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.host.values import convert, duration, duration_text, size, size_text
+from belljar.host.values import PLAIN_FILE, amount, convert, duration, duration_text, size, size_text
 
 
 @pytest.mark.parametrize(
@@ -92,3 +92,19 @@ def test_a_moment_is_a_date_with_time_or_a_number(raw: object, moment: float) ->
 def test_what_is_no_moment_is_refused_with_an_example(raw: object) -> None:
     with pytest.raises(ValueError, match="2026-12-24T18:00:00"):
         convert(raw, float, {"unit": "moment"}, is_text=False)
+
+
+def test_a_text_has_the_form_of_its_key_or_is_empty() -> None:
+    facts = {"form": PLAIN_FILE}
+    assert [convert(raw, str, facts, is_text=False) for raw in ("heartbeat", "")] == ["heartbeat", ""]
+    assert convert(["a", "b.txt"], tuple[str, ...], facts, is_text=False) == ("a", "b.txt")
+    for raw, kind in (("a/b", str), ("..", str), (["a", "a b"], tuple[str, ...])):
+        with pytest.raises(ValueError, match="is no file's name"):
+            convert(raw, kind, facts, is_text=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("7", 7.0), ("0.5", 0.5), ("", 0.0), (None, 0.0), ("-1", 0.0), ("nan", 0.0), ("1e300", 0.0), ("x", 0.0)]
+)  # fmt: skip
+def test_a_label_that_is_no_amount_is_nothing(text: str | None, value: float) -> None:
+    assert amount(text) == value

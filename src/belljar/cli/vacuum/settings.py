@@ -6,10 +6,11 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.cli.parser import FORMAT, acts
-from belljar.cli.render import as_json, show
+from belljar.cli.render import as_json, show, table
 from belljar.jobs import plain
 from belljar.records import fields
 
@@ -71,8 +72,6 @@ def check(args: argparse.Namespace, house: House) -> int:
 
 def import_config(args: argparse.Namespace, house: House) -> int:
     """A vacuum.toml of Vac's files; the report goes to stdout, or to stderr where the file does."""
-    from belljar.errors import OutputUnwritable
-    from belljar.host.files import write_whole
     from belljar.vacuum.settings.vacconf import read
 
     made = read(args.files)
@@ -80,22 +79,22 @@ def import_config(args: argparse.Namespace, house: House) -> int:
     rows = [(one.fate.value, one.section, one.option, _short(one.value), one.key, one.why) for one in made.lines]
     if args.output is None and args.format == "table":
         print(made.text, end="")
-        from belljar.cli.render import table
-
         print(table(heads, rows), file=sys.stderr)
-        return 0 if made.is_whole else 1
-    if args.output is not None:
-        try:
-            write_whole(args.output, made.text.encode(), mode=0o644)
-        except OSError as exc:
-            raise OutputUnwritable(
-                f"{args.output}: {exc.strerror}", hint="Name a file in a folder you may write to."
-            ) from exc
-    show({"ok": made.is_whole, "text": made.text, "report": made.lines}, heads, rows, as_=args.format)
+    else:
+        if args.output is not None:
+            _write(args.output, made.text)
+        show({"ok": made.is_whole, "text": made.text, "report": made.lines}, heads, rows, as_=args.format)
     return 0 if made.is_whole else 1
 
 
-# -- small helps -------------------------------------------------------------------------------------------------------
+def _write(path: Path, text: str) -> None:
+    from belljar.errors import OutputUnwritable
+    from belljar.host.files import write_whole
+
+    try:
+        write_whole(path, text.encode(), mode=0o644)
+    except OSError as exc:
+        raise OutputUnwritable(f"{path}: {exc.strerror}", hint="Name a file in a folder you may write to.") from exc
 
 
 def _loaded(args: argparse.Namespace, house: House, *, asks: bool) -> tuple[Loaded, dict[str, Copy]]:
@@ -123,9 +122,9 @@ def _rows(space: Space, loaded: Loaded) -> Iterator[tuple[str, str, str]]:
         text = ", ".join(f"{key}={one}" for key, one in value) if is_table else value_text(value, metadata)
         return name, _short(text), loaded.origins.get(name, "default")
 
-    for table in ("space", "factory"):
-        for key, facts in keys(table).items():
-            yield row(f"{table}.{key}", getattr(space, facts.field.name), facts.field.metadata)
+    for section in ("space", "factory"):
+        for key, facts in keys(section).items():
+            yield row(f"{section}.{key}", getattr(space, facts.field.name), facts.field.metadata)
     for one in space.types:
         usual = {each.name: each.default for each in fields(type(one))}
         for key, facts in keys("machinetype").items():
