@@ -9,6 +9,7 @@ reckon from what all are told. Pure.
 from __future__ import annotations
 
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
@@ -72,16 +73,16 @@ class Gate(str, Enum):
 
 def view_of(statuses: Iterable[TypeStatus], space: Space) -> View:
     """What the factories told, added up."""
-    totals, room = dict[str, Total](), dict[str, float]()
+    sums, room = defaultdict[str, list[float]](lambda: [0.0, 0.0, 0.0, 0.0]), dict[str, float]()
     for one in statuses:
-        so_far, told = totals.get(one.machinetype, NOTHING), float(one.message_time or 0)
-        abort = max(float(one.last_abort or 0), told if is_abort(one.message) else 0.0)
-        totals[one.machinetype] = Total(
-            so_far.hs06 + one.running_hs06, so_far.young + one.young,
-            max(so_far.last_abort, abort), max(so_far.proved, _proof(one, told)),
-        )  # fmt: skip
+        so_far, told = sums[one.machinetype], float(one.message_time or 0)
+        so_far[0] += one.running_hs06
+        so_far[1] += one.young
+        so_far[2] = max(so_far[2], float(one.last_abort or 0), told if is_abort(one.message) else 0.0)
+        so_far[3] = max(so_far[3], _proof(one, told))
         if one.room and one.factory != space.factory:
             room[one.factory] = one.room
+    totals = {name: Total(hs06, int(young), *rest) for name, (hs06, young, *rest) in sums.items()}
     return View(totals, sum(room.values()))
 
 
