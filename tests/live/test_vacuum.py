@@ -167,7 +167,10 @@ class Space:
             )
 
     def log(self, name: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / f"{name}.log").read_text().splitlines()]
+        lines = (self.folder / f"{name}.log").read_text().splitlines()
+        return [
+            json.loads(line) for line in lines if line.startswith("{")
+        ]  # what keepers say of downloads is there, too
 
     def machines(self) -> dict[str, str]:
         """Living ones, with their types."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 
 from belljar.errors import BelljarError
 from belljar.host.files import read_json, write_whole
+from belljar.host.guard.egress import is_public
 from belljar.records import dataclass, replace
 
 LARGEST = 8 << 20  # bytes of a copy
@@ -82,3 +84,11 @@ def may_name(url: str, source: str) -> bool:
             return ipaddress.ip_address(host).is_global
         return bool(NAMED_HOST.fullmatch(host)) and not host.rstrip(".").endswith((".localhost", ".local", ".internal"))
     return False
+
+
+def leads_inside(url: str, source: str, look_up: Callable[..., Any] = socket.getaddrinfo) -> bool:
+    """Is the host of this address, which a document from *source* names, in truth this host, or in a private network? Blocks."""
+    host, places = urlsplit(url).hostname, list[Any]()
+    with suppress(OSError, UnicodeError):  # it will not be fetched either
+        places = look_up(host, None, type=socket.SOCK_STREAM)
+    return host != urlsplit(source).hostname and not all(is_public(str(place[4][0])) for place in places)

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.unit.vacuum.factory.test_factory import Site, api_requests
+from tests.unit.vacuum.factory.conftest import api_requests
+from tests.unit.vacuum.factory.site import Site
 
 from belljar.cli import main
 from belljar.errors import ImageUnknown
@@ -77,7 +78,7 @@ def test_a_check_exits_as_nagios_wants_it(folder: Path, capsys: pytest.CaptureFi
     status = read(folder / STATUS, Status)
     lines = []
     for cycles, code in ((1, 0), (4, 1), (11, 2)):
-        keep(folder / STATUS, replace(status, cycled=time.time() - cycles * status.cycle, error=""))
+        keep(folder / STATUS, replace(status, cycled=time.time() - cycles * status.cycle, error="", troubles={}))
         assert main(["vacuum", "check", "--state", str(folder)]) == code
         lines.append(capsys.readouterr().out)
     assert [line.partition(":")[0] for line in lines] == ["OK", "WARNING", "CRITICAL"]

@@ -86,7 +86,7 @@ def _factory(one: FactoryStatus) -> tuple[object, ...]:
     free, used, memory = (f"{kb / 1e6:.1f}" for kb in (one.daemon_free_kb, one.memory_used_kb, one.memory_total_kb))
     processors = f"{one.running_processors:g}/{one.max_processors}"
     use = f"{one.running_machines}/{one.max_machines}", processors, f"{one.running_hs06:g}/{one.max_hs06:g}"
-    state = one.load_average, free, f"{used}/{memory}", moment(one.factory_heartbeat)
+    state = f"{one.load_average:.2f}", free, f"{used}/{memory}", moment(one.factory_heartbeat)
     return one.factory, *use, *state, one.version
 
 

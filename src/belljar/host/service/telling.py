@@ -8,6 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TextIO
 
+from belljar.errors import BelljarError
+
 Tell = Callable[..., None]  # an event's name and its facts
 
 
@@ -26,6 +28,30 @@ def teller(file: TextIO, *, as_json: bool) -> Tell:
             file.flush()
 
     return tell
+
+
+class Troubles:
+    """What goes wrong just now, by what it is about: told once when it begins or becomes another, and once when it is over."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell, self.now = tell, dict[str, str]()
+
+    def note(self, about: str, why: object = "") -> None:
+        """*why*: an error, or words; "" where all is well."""
+        text = "" if why == "" else _told(why)
+        if text and self.now.get(about) != text:
+            self._tell("failed", about=about, why=text)
+        elif not text and about in self.now:
+            self._tell("works again", about=about)
+        self.now.pop(about, None)
+        if text:
+            self.now[about] = text
+
+
+def _told(why: object) -> str:
+    """One line."""
+    kind = f"{type(why).__name__}: " if isinstance(why, BelljarError) else ""
+    return f"{kind}{why}".replace("\n", " ")
 
 
 def _shown(value: object) -> str:

@@ -24,6 +24,7 @@ from belljar.host.service.metrics import serve as serve_metrics
 from belljar.host.service.systemd import notify, serving
 from belljar.host.service.telling import Tell
 from belljar.host.threads import in_thread
+from belljar.host.toml import Mistake
 from belljar.host.udp.datagrams import send_all
 from belljar.host.watch import watching
 from belljar.records import dataclass, replace
@@ -91,8 +92,7 @@ class Daemon:
         self._key = read_secret(space.key_file) if space.key_file else b""
         self._poller = Poller(space, client="vacd-factory", key=self._key)
         self._known: Memory = {}
-        self._notes: frozenset[str] = frozenset()
-        self._not_renewed: dict[str, str] = {}  # why, by machinetype
+        self._noted: dict[str, frozenset[str]] = {}  # by event
         self._cached: tuple[float, Snapshot] | None = None
         self.answering: Answering | None = None
         self.factory = Factory(order(folder).applied(space), folder, Machines(space), self._ask, self._user_data, tell)
@@ -111,6 +111,7 @@ class Daemon:
             self._tell(
                 "factory started", space=self._settings.name, factory=self._settings.factory, version=__version__
             )
+            self._look_here()
             await serving(self.factory.run(), self._report(), self._renew(), reload=self.reload)
         self._tell("factory stopped", machines=len(self.factory.living))
 
@@ -130,8 +131,14 @@ class Daemon:
         else:
             self._settings = space
             self._tell("settings read")
+            self._look_here()
             self.factory.use(self.factory.space, "")
             self.obey()
+
+    def _look_here(self) -> None:
+        """What is well said and does not fit this host is told: a file may come later, and other types go on."""
+        wrong = settings.wrong_here(self._settings)
+        self._note("settings", (Mistake(str(self._file), key, what, hint) for key, what, hint in wrong))
 
     def obey(self) -> None:
         """Settings and orders, as they are now."""
@@ -141,13 +148,17 @@ class Daemon:
         folder = self._folder / PIPES
         known = {one.name: copies.get(one.name) or pipes.kept(one, folder) for one in space.pipes}
         space, notes = pipes.with_pipes(space, known)
-        lines = {copy.told(f"pipe {name}", time.time()).partition(";")[0] for name, copy in known.items()} | {
-            str(one) for one in notes
-        }
-        for line in lines - self._notes - {""}:
-            self._tell("pipe", why=line)
-        self._notes = frozenset(lines)
+        for name, copy in known.items():
+            self.factory.troubles.note(f"pipe {name}", copy.problem)
+        self._note("pipe", notes)
         return space
+
+    def _note(self, event: str, mistakes: Iterable[Mistake]) -> None:
+        """What of the settings or a pipe is not obeyed, or cannot be here: each once, until it was mended."""
+        lines = frozenset(map(str, mistakes))
+        for line in sorted(lines - self._noted.get(event, frozenset())):
+            self._tell(event, why=line)
+        self._noted[event] = lines
 
     # -- what the factory asks for -------------------------------------------------------------------------------------
 
@@ -178,14 +189,12 @@ class Daemon:
         """Those of machines that live, where the site has renewed its own files. What fails is told once."""
         kinds = {kind.name: kind for kind in self.factory.space.types if kind.proxy or kind.token_file}
         for one in [one for one in self.factory.living if one.machinetype in kinds and one.began is not None]:
-            kind, why = kinds[one.machinetype], ""
+            kind = kinds[one.machinetype]
             try:
                 await in_thread(functools.partial(renew, kind, Path(one.folder), time.time(), one.ends))
+                self.factory.troubles.note(f"credentials of {kind.name}")
             except BelljarError as exc:
-                why = exc.message
-            if why and self._not_renewed.get(kind.name) != why:
-                self._tell("credentials not renewed", machinetype=kind.name, why=why)
-            self._not_renewed[kind.name] = why
+                self.factory.troubles.note(f"credentials of {kind.name}", exc)
 
     # -- what others are told ------------------------------------------------------------------------------------------
 

@@ -17,16 +17,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from belljar.errors import BelljarError
+from belljar.errors import BelljarError, NoSuchMachine
 from belljar.host.service import kept
-from belljar.host.service.telling import Tell
+from belljar.host.service.telling import Tell, Troubles
 from belljar.host.threads import in_thread
 from belljar.records import dataclass, replace
 from belljar.vacuum import FactoryStatus, MachineStatus, MachineType, Mode, Space, TypeStatus, code_of, is_abort
 from belljar.vacuum.decisions.backoff import view_of
 from belljar.vacuum.decisions.decide import Decision, Host, Reason, decide
 from belljar.vacuum.decisions.packing import Machine
-from belljar.vacuum.factory.keeper import JOBOUTPUTS, Living, Machines, request_for, told
+from belljar.vacuum.factory.keeper import JOBOUTPUTS, Living, Machines, request_for
 from belljar.vacuum.factory.present import ended_status, own_status, slot_name, snapshot
 from belljar.vacuum.factory.state import MEMORY, STATUS, Decisions, Finished, Memory, Status
 from belljar.vacuum.protocol.query import Snapshot
@@ -36,6 +36,7 @@ CLAIMED_WITHIN = 10.0  # seconds a cycle waits for what it starts; an image that
 MOST_DELAY = 8  # times `backoff`, after starts that failed
 # Other causes are this host's, or the image's.
 ITS_OWN_END = ("finished", "cancelled", "walltime", "guest-lost", "guest-oom")
+ASKED_TO_END = ("cancelled", "walltime")  # by an operator, a drain, its deadline: no fault of its type
 LOOK_AT_ONCE = 0.5  # seconds after the first event in which others join its decision; nothing is looked at meanwhile
 Ask = Callable[[], Awaitable[tuple[tuple[TypeStatus, ...], tuple[str, ...]]]]
 MakeData = Callable[[MachineType, Living, float], bytes]
@@ -62,7 +63,7 @@ class Factory:
         self._reports: asyncio.Queue[MachineStatus | None] = asyncio.Queue()
         self._moved: dict[str, float] = {}  # machines whose deadline was set, and to when
         self._reasons: dict[str, str] = {}  # why machines were ended by us, as their message would say it
-        self._complaints: dict[str, str] = {}  # what was said of each type, so that it is said once
+        self.troubles = Troubles(tell)
         self._group: asyncio.TaskGroup | None = None
         self._starting: set[str] = set()  # machines that are being asked for just now
         self._watched: set[str] = set()  # machines whose end is waited for
@@ -100,8 +101,9 @@ class Factory:
         while True:
             try:
                 again = await self.cycle()
+                self.troubles.note("cycle")
             except (BelljarError, OSError) as exc:
-                self._complain("cycle", told(exc))
+                self.troubles.note("cycle", exc)
                 again = self._clock() + self.space.cycle
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(max(again - self._clock(), 0.1), self.space.cycle)):
@@ -147,6 +149,9 @@ class Factory:
         waiting = sum(one.memory for one in self.memory.pending)
         load = loads[0] if self.space.mode is Mode.IMPROVED else max(loads)
         starting = sum(one.began is None for one in self.all_living())
+        for name in self._failing.keys() - {kind.name for kind in self.space.types if kind.share > 0}:
+            del self._failing[name]  # nobody wants it any more
+            self.troubles.note(name)
         failing = {name: (one.until, one.why) for name, one in self._failing.items()}
         return Host(
             os.cpu_count() or 1, load, max(memory - waiting, 0), starts=self.space.starting - starting, failing=failing
@@ -175,14 +180,14 @@ class Factory:
             data = await in_thread(lambda: self._make_data(kind, order, self._clock()))
             await self._keeper.start(request_for(self.space, kind, order, data, self._clock()))
         except (BelljarError, OSError) as exc:
-            why = told(exc)
             self._remember(pending=self._pending_without(order.id))
+            self.troubles.note(kind.name, exc)
+            why = self.troubles.now[kind.name]
             self._failing[kind.name] = after(self._failing.get(kind.name), kind, self.space, self._clock(), why)
-            self._complain(kind.name, why)
         else:
             self._failing.pop(kind.name, None)
             self.started[kind.name] += 1
-            self._complaints.pop(kind.name, None)
+            self.troubles.note(kind.name)
             self._tell(
                 "machine started", machine=order.id, machinetype=kind.name, slot=slot_name(self.space, order.slot)
             )
@@ -211,19 +216,22 @@ class Factory:
             self._remember(pending=pending)
         self._moved = {id: at for id, at in self._moved.items() if id in shown}
         self._beats = {id: beat for id, beat in self._beats.items() if id in shown}
-        orders = list[Callable[[], None]]()
+        orders = list[tuple[str, Callable[[], None]]]()
         for one in self.living:
             wanted = min(one.ends, self.space.shutdown_time or one.ends)
             if one.began is not None and self._moved.get(one.id) != wanted:
                 self._moved[one.id] = wanted
-                orders.append(functools.partial(self._keeper.move, one.id, wanted))
+                orders.append((one.id, functools.partial(self._keeper.move, one.id, wanted)))
             reason = self._silent(one, kinds.get(one.machinetype))
             if reason and one.id not in self._reasons:
                 self._reasons[one.id] = reason
                 self._tell("machine shows no sign of life", machine=one.id, machinetype=one.machinetype, why=reason)
-                orders.append(functools.partial(self._keeper.stop, one.id))
-        # A machine that is just ending, or has passed its deadline, refuses; one that hangs keeps the others from nothing.
-        await asyncio.gather(*map(in_thread, orders), return_exceptions=True)
+                orders.append((one.id, functools.partial(self._keeper.stop, one.id)))
+        # One that is just ending refuses; one that hangs keeps the others from nothing, and is asked again.
+        answers = await asyncio.gather(*(in_thread(order) for _, order in orders), return_exceptions=True)
+        for id in (id for (id, _), answer in zip(orders, answers, strict=True) if answer is not None):
+            self._moved.pop(id, None)
+            self._reasons.pop(id, None)
 
     def _silent(self, one: Living, kind: MachineType | None) -> str:
         """The message for a machine whose heartbeat stands still; "": it lives, or nobody asks. By what we saw, and by a clock that
@@ -244,9 +252,10 @@ class Factory:
     async def _see_end(self, id: str) -> None:
         """What a keeper that was killed left of its machine is finished, so its end is told and its place is free."""
         try:
-            await self._keeper.ended(id)
+            with suppress(NoSuchMachine):
+                await self._keeper.ended(id)
         except (BelljarError, OSError) as exc:
-            self._complain(id, told(exc))
+            self.troubles.note(f"machine {id}", exc)
         finally:
             self._watched.discard(id)
 
@@ -268,6 +277,7 @@ class Factory:
         name, id = labels.get("machinetype", ""), event["machine"]
         self._room += next((one.processors for one in self.living if one.id == id), 0)
         finished = finish(self.memory.finished.get(name), event, labels, self._reasons.pop(id, ""), self.space)
+        self.troubles.note(f"machine {id}")
         slot = int(labels.get("slot") or 0)
         self.slots[slot] = (name, finished)
         all_finished, pending = {**self.memory.finished, name: finished}, self._pending_without(id)
@@ -281,12 +291,14 @@ class Factory:
     # -- what is written down ------------------------------------------------------------------------------------------
 
     def _remember(self, *, durable: bool = False, **changes: Any) -> None:
-        self.memory = replace(self.memory, **changes)
+        before, self.memory = self.memory, replace(self.memory, **changes)
         try:
             kept.keep(self.folder / MEMORY, self.memory, durable=durable)
+            self.troubles.note(MEMORY)
         except (OSError, BelljarError) as exc:
-            self._complain("memory", str(exc))
+            self.troubles.note(MEMORY, exc)
             if durable:
+                self.memory = before
                 raise
 
     def _write_status(self, began: float, silent: tuple[str, ...]) -> None:
@@ -295,15 +307,10 @@ class Factory:
             self.status, cycled=now, took=now - began, machines=len(living), processors=sum(one.processors for one in living),
             most_processors=self.space.processors, hs06=sum(one.hs06 for one in living), draining=self.space.draining,
             silent=silent, error="; ".join(sorted({one.why for one in self._failing.values()})),
+            troubles=dict(self.troubles.now),
         )  # fmt: skip
         with suppress(OSError, BelljarError):
             kept.keep(self.folder / STATUS, self.status)
-
-    def _complain(self, about: str, text: str) -> None:
-        """Once, until it goes well or is another."""
-        if self._complaints.get(about) != text:
-            self._complaints[about] = text
-            self._tell("failed", about=about, why=text)
 
     def snapshot(self) -> Snapshot:
         """What others are told now."""
@@ -351,7 +358,7 @@ def finish(
     message = f"{code} {event.get('shutdown_message', '')}".strip() if code else reason
     if not message and event.get("cause") not in ITS_OWN_END:
         message = f"500 {event.get('reason') or event.get('cause')}"
-    if not message and lived < fizzle:
+    if not message and lived < fizzle and event.get("cause") not in ASKED_TO_END:
         message = f"300 Fizzled after {lived:.0f} seconds"
     found_work = 200 <= (code_of(message) or 0) < 300 or (lived >= fizzle and not is_abort(message))
     return Finished(

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from belljar import api
-from belljar.errors import BelljarError
 from belljar.host.values import amount
 from belljar.model import Account, Context, NetworkMode, OwnWork, Payload, Probe, Request, RunPayload, StdinKind
 from belljar.records import dataclass, replace
@@ -118,10 +117,3 @@ def labels_of(space: Space, kind: MachineType, order: Living) -> dict[str, str]:
         "hepscore": f"{space.hepscore:g}" if space.hepscore else "", "pipe": kind.pipe,
     }  # fmt: skip
     return {name: text for name, text in facts.items() if text}
-
-
-def told(error: BelljarError | OSError) -> str:
-    """One line."""
-    if isinstance(error, OSError):
-        return str(error)
-    return f"{type(error).__name__}: {error.message}".replace("\n", " ")

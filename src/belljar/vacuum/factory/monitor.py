@@ -37,6 +37,7 @@ def check(status: Status | None, now: float) -> tuple[Level, str]:
         (age > LATE * status.cycle, silent, f"no sign of life for {age:.0f} s"),
         (status.settings_error, Level.WARNING, f"settings are not obeyed: {_line(status.settings_error)}"),
         (status.error, Level.WARNING, f"no machine could be started: {_line(status.error)}"),
+        *((True, Level.WARNING, _line(f"{about}: {why}")) for about, why in status.troubles.items()),
         (True, Level.OK, "draining" if status.draining else "running"),
     )
     level, text = next((level, text) for is_so, level, text in troubles if is_so)
@@ -75,6 +76,7 @@ def metrics(factory: Factory, types: Iterable[TypeStatus], packets: Mapping[str,
         ("type_verdict", "1 for how a type stands", "machinetype verdict", words),
         ("machines_started", "Machines started", "machinetype", dict(factory.started)),
         ("machines_ended", "Machines ended, by their message", "machinetype message", dict(factory.ended)),
+        ("trouble", "1 for what goes wrong just now; the log tells why", "about", dict.fromkeys(list(factory.troubles.now), 1)),
         ("packets", "Packets received, by what became of them", "result", dict(packets)),
     ):  # fmt: skip
         by = values if isinstance(values, Mapping) else {(): values}

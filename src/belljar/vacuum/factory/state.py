@@ -43,6 +43,7 @@ class Status:
     draining: bool = False
     silent: tuple[str, ...] = ()  # factories that did not answer
     error: str = ""  # why the last machine could not be started; empty once one could
+    troubles: dict[str, str] = field(default_factory=dict)  # what goes wrong just now, and why, by what it is about
     settings_error: str = ""  # why the settings files are not obeyed as they are
 
 

@@ -8,13 +8,15 @@ this host or of private networks, unless it came from there itself.
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from belljar.errors import BadUserData
 from belljar.host import copies
-from belljar.host.copies import Copy, may_name
+from belljar.host.copies import Copy, leads_inside, may_name
 from belljar.host.tables import Value, converted
 from belljar.host.toml import Mistake
 from belljar.host.values import is_url, number
@@ -154,3 +156,13 @@ def _given(pipe: Pipe, name: str, entry: Mapping[str, Any], notes: list[Mistake]
     mistakes += (Mistake(pipe.url, f"{name}.{option[:60]}", why) for option, why in wrong)
     notes += (replace(one, key=one.key.removeprefix("machinetype."), hint="it is left out") for one in mistakes)
     return None if mistakes else given
+
+
+def check_names(one: MachineType, space: Space, look_up: Callable[..., Any] = socket.getaddrinfo) -> None:
+    """A name that a document gave may lead where no address of its may. Blocks. Raises BadUserData."""
+    for pipe in (pipe for pipe in space.pipes if pipe.name == one.pipe):
+        ours = [text for given in (pipe.given, dict(pipe.own).get(one.name, ())) for _, text in given]
+        for url in (url for url in (one.image, one.user_data) if is_url(url) and url not in ours):
+            if leads_inside(url, pipe.url, look_up):
+                what = f"machinetype {one.name}: {url}: its host is in a private network, or this one"
+                raise BadUserData(what, hint=f"Where that is meant, say so in [machinetype.{one.name}].")

@@ -166,8 +166,8 @@ def wrong_here(space: Space) -> Iterator[tuple[str, str, str]]:
     named = [("space.key_file", space.key_file)]
     for one in space.types:
         at = f"machinetype.{one.name}"
-        template = Path(one.user_data) if one.user_data.startswith("/") else None
-        named += [(f"{at}.user_data", template), (f"{at}.token_file", one.token_file)]
+        paths = (Path(text) if text.startswith("/") else None for text in (one.user_data, one.image))
+        named += [*zip((f"{at}.user_data", f"{at}.image"), paths, strict=True), (f"{at}.token_file", one.token_file)]
         named += [(f"{at}.option_files", path) for _, path in one.option_files]
         named += [(f"{at}.proxy", path) for path in one.proxy]
     for key, path in named:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.image import http_server
 
 from belljar.errors import BadOption, BadSettings, HostError
 from belljar.host.locks import try_lock
@@ -200,7 +201,56 @@ def test_machines_that_live_get_the_site_s_new_token_and_a_missing_one_is_told_o
     token.unlink()
     asyncio.run(daemon.renew_credentials())
     asyncio.run(daemon.renew_credentials())
-    assert told == [("credentials not renewed", {"machinetype": "atlas", "why": f"{token}: No such file or directory"})]
+    why = f"NoCredentials: {token}: No such file or directory"
+    assert told == [("failed", {"about": "credentials of atlas", "why": why})]
+    token.write_text("ey.second")
+    asyncio.run(daemon.renew_credentials())
+    assert told[1:] == [("works again", {"about": "credentials of atlas"})]
+
+
+async def test_a_pipe_that_cannot_be_had_is_told_once_and_seen_by_monitoring(
+    daemon: Daemon, tmp_path: Path, told: list[tuple[str, dict[str, Any]]]
+) -> None:
+    with http_server.serving() as server:
+        url = server.put("/pipe.json", b"<html>")
+        (tmp_path / "vacuum.toml").write_text(f"{SETTINGS}[pipe.gds]\nshare = 1\nurl = '{url}'\n")
+        daemon.reload()
+        del told[:]
+        for _ in range(3):
+            await daemon._ask()
+        problem = f"{url}: Expecting value: line 1 column 1 (char 0)"
+        assert told == [("failed", {"about": "pipe gds", "why": problem})]
+        assert "pipe gds" in daemon.factory.troubles.now
+        (copy,) = (tmp_path / "pipes").iterdir()
+        copy.unlink()
+        server.put(
+            "/pipe.json", json.dumps({"machinetypes": [{"suffix": "no name"}, {"suffix": "a", "x": 1}]}).encode()
+        )
+        for _ in range(3):
+            await daemon._ask()
+    assert told[1] == ("works again", {"about": "pipe gds"})
+    assert [event for event, _ in told[2:]] == ["pipe"] * (len(told) - 2) and len(told) == len(
+        {str(one) for one in told}
+    )
+    assert any("machinetypes[0]" in facts["why"] for _, facts in told[2:])
+
+
+def test_what_does_not_fit_this_host_is_told_at_the_start_and_when_settings_are_read_again(
+    daemon: Daemon, tmp_path: Path, told: list[tuple[str, dict[str, Any]]]
+) -> None:
+    changed = SETTINGS.replace('image = "debian12"', f'image = "{tmp_path}/no.img"\nuser_data = "{tmp_path}/none"')
+    (tmp_path / "vacuum.toml").write_text(changed)
+    for _ in range(3):
+        daemon.reload()
+    lines = [facts["why"] for event, facts in told if event == "settings"]
+    assert (
+        len(lines) == 2 and f"{tmp_path}/no.img is not there" in lines[0] and "machinetype.atlas.user_data" in lines[1]
+    )
+    (tmp_path / "none").touch()
+    daemon.reload()
+    (tmp_path / "none").unlink()
+    daemon.reload()
+    assert len([event for event, _ in told if event == "settings"]) == 3  # it is missing again
 
 
 async def test_one_factory_works_in_a_folder(tmp_path: Path) -> None:

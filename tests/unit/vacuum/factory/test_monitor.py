@@ -30,6 +30,7 @@ STATE = Status(
         ({}, 5601.0, Level.CRITICAL, "CRITICAL: no sign of life for 601 s; "),
         ({"error": "no | image\nof this\tname"}, 5010.0, Level.WARNING, "WARNING: no machine could be started: no / image of this name; "),
         ({"settings_error": "x" * 900}, 5010.0, Level.WARNING, f"settings are not obeyed: {'x' * 200}; "),
+        ({"troubles": {"pipe gds": "no\nanswer"}}, 5010.0, Level.WARNING, "WARNING: pipe gds: no answer; "),
         ({}, 4000.0, Level.OK, "age=0s;180;600;0"),
     ],
 )  # fmt: skip
@@ -51,6 +52,7 @@ def test_metrics_are_read_anew_each_time() -> None:
     factory = SimpleNamespace(
         status=STATE, space=Space("vac.example.org", "vf1.example.org", types=(MachineType("lhcb", share=4.0),)),
         decision=Decision((), (Verdict("lhcb", Reason.TURN),), {}, 0.0), started={"lhcb": 7}, ended={("lhcb", "200"): 5, ("lhcb", "none"): 1},
+        troubles=SimpleNamespace(now={}),
     )  # fmt: skip
     made = registry(lambda: metrics(factory, [lhcb], {"answered": 12, "refused": 3}))
     text = generate_latest(made).decode()
@@ -60,7 +62,8 @@ def test_metrics_are_read_anew_each_time() -> None:
     assert f'belljar_vacuum_type_verdict{{machinetype="lhcb",{space},verdict="turn"}} 1.0' in text
     assert f'belljar_vacuum_machines_ended_total{{machinetype="lhcb",message="200",{space}}} 5.0' in text
     assert f'belljar_vacuum_packets_total{{result="refused",{space}}} 3.0' in text
-    factory.status = replace(STATE, processors=11)
+    factory.status, factory.troubles.now = replace(STATE, processors=11), {"pipe gds": "no answer"}
+    assert f'belljar_vacuum_trouble{{about="pipe gds",{space}}} 1.0' in generate_latest(made).decode()
     assert f"belljar_vacuum_processors_used{{{space}}} 11.0" in generate_latest(made).decode()
 
 

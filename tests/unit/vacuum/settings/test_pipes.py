@@ -1,6 +1,7 @@
 """Vacuum pipes: what is taken from a document, what stands before it, and what happens while it cannot be had."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.image.http_server import serving
 
-from belljar.errors import DownloadFailed
+from belljar.errors import BadUserData, DownloadFailed
 from belljar.host.copies import RETRY, Copy, may_name
 from belljar.host.toml import Mistake
+from belljar.records import replace
 from belljar.vacuum import MachineType, Pipe, Space
 from belljar.vacuum.settings.pipes import (
     LARGEST,
+    check_names,
     fetch,
     kept,
     lasting,
@@ -282,3 +285,33 @@ def test_over_http_with_a_size_cap_and_redirects(tmp_path: Path) -> None:
         assert "500" in refresh(pipe, tmp_path, NOW + 3600 + RETRY).problem
         with pytest.raises(DownloadFailed):
             fetch(server.address.replace("http:", "gopher:") + "/x", LARGEST)
+
+
+@pytest.mark.parametrize(
+    ("key", "url", "addresses", "may"),
+    [
+        ("image", "https://images.example.org/a.img", ["8.8.8.8", "2606:4700::1111"], True),
+        ("image", "https://images.example.org/a.img", ["8.8.8.8", "10.0.0.1"], False),
+        ("user_data", "https://data.example.org/u", ["169.254.169.254"], False),
+        ("user_data", "https://data.example.org/u", ["::1"], False),
+        ("user_data", "https://gds.example.org/u", ["10.0.0.1"], True),  # from where the document came
+        ("image", "debian12", ["127.0.0.1"], True),
+    ],
+)
+def test_a_name_in_a_document_does_not_lead_into_the_site(key: str, url: str, addresses: list[str], may: bool) -> None:
+    pipe = Pipe("gds", "https://gds.example.org/pipe.json")
+    one = replace(MachineType("gds-a", image="b", pipe="gds"), **{key: url})
+    looked_up = [(0, 0, 0, "", (address, 0)) for address in addresses]
+    with nullcontext() if may else pytest.raises(BadUserData, match="private network"):
+        check_names(one, Space("v", "f", pipes=(pipe,)), lambda *words, **options: looked_up)
+    said = replace(pipe, own=(("gds-a", ((key, url),)),))
+    check_names(one, Space("v", "f", pipes=(said,)), lambda *words, **options: looked_up)  # the site says so itself
+    check_names(replace(one, pipe=""), Space("v", "f", pipes=(pipe,)), lambda *words, **options: looked_up)
+
+
+def test_a_name_that_nobody_knows_is_the_download_s_affair() -> None:
+    def nobody(*words: object, **options: object) -> None:
+        raise OSError("Name or service not known")
+
+    one = MachineType("gds-a", image="https://nowhere.example.org/a", pipe="gds")
+    check_names(one, Space("v", "f", pipes=(Pipe("gds", "https://gds.example.org/pipe.json"),)), nobody)
