@@ -78,7 +78,7 @@ def before(text: str) -> float:
     """A moment that has passed, in seconds since the epoch: a time of the last 24 hours, a date and time, or a duration until now.
     Raises BadOption."""
     try:
-        then = time.time() - as_duration(text) if text[-1:] in tuple("smhd") else as_moment(text)
+        then = time.time() - as_duration(text.removeprefix("-")) if text[-1:] in tuple("smhd") else as_moment(text)
     except argparse.ArgumentTypeError as exc:
         raise BadOption(f"--at {exc}") from exc
     return then - DAY if ":" in text and "-" not in text and then > time.time() else then
