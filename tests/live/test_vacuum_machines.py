@@ -103,7 +103,8 @@ def test_machines_end_as_they_may_and_as_they_must(belljar: Belljar, tmp_path: P
     (row,) = [row for row in space.rows() if row["id"] == long]
     assert (row["cause"], row["shutdown_code"], row["shutdown_message"]) == ("walltime", 100, "Stopped")
     assert at - 2 <= row["ended"] <= at + 25
-    assert belljar("logs", long, "--joboutputs", "until").stdout.decode().strip() == str(int(at))
+    until_then = int(belljar("logs", long, "--joboutputs", "until").stdout)
+    assert at - 2 < until_then <= at  # rounded to the safe side
     stop(space)
 
 
