@@ -18,7 +18,7 @@ from belljar.accounting import Settings, UsageRecord
 from belljar.accounting.apel import message, name_of, sync, sync_name
 from belljar.accounting.logs import blah_file, blah_line, pbs_file, pbs_line
 from belljar.accounting.records import record_of
-from belljar.errors import BelljarError, PositionLost
+from belljar.errors import PositionLost
 from belljar.host.files import append_line, private_folder, read_capped, write_at_once, write_whole
 from belljar.host.files import sync as sync_names
 from belljar.host.locks import locked
@@ -156,27 +156,17 @@ def _log(folder: Path, record: UsageRecord, known: dict[Path, bytes]) -> None:
         if path not in known:
             known[path] = _whole_lines(path) if path.exists() else b""
         if record.id.encode() not in known[path]:
-            known[path] += _append(path, line)
+            known[path] += append_line(path, line.encode(), mode=0o644, durable=True)
 
 
 def _whole_lines(path: Path) -> bytes:
-    """What is in the log. The part of a line that was being written in a power cut is taken out of it."""
+    """What is in the log. The part of a line that was being written in a power cut, or when the disk was full, is
+    taken out of it."""
     data = path.read_bytes()
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) < len(data):
         os.truncate(path, len(whole))
     return whole
-
-
-def _append(path: Path, line: str) -> bytes:
-    """The line, on disk when this returns; a part of it stays nowhere. Returns what was written."""
-    size = path.stat().st_size if path.exists() else 0
-    try:
-        return append_line(path, line.encode(), mode=0o644, durable=True)
-    except (OSError, BelljarError):
-        with suppress(OSError):
-            os.truncate(path, size)
-        raise
 
 
 def _facts(path: Path) -> dict[str, str]:
