@@ -19,7 +19,7 @@ from belljar.host import copies
 from belljar.host.copies import Copy, leads_inside, may_name
 from belljar.host.tables import Value, converted
 from belljar.host.toml import Mistake
-from belljar.host.values import is_url, number
+from belljar.host.values import amount, is_url, number
 from belljar.reading import strict_json
 from belljar.records import replace
 from belljar.vacuum import MachineType, Pipe, Space
@@ -90,13 +90,14 @@ def machinetypes(
 ) -> tuple[MachineType, ...]:
     """Those that can be made of a document. One with a wrong value is left out: half understood it is not started."""
     entries = dict(_entries(pipe, document.get("machinetypes", ()), notes))
-    total = sum(_share(entry) for entry in entries.values())
+    shares = {name: amount(str(entry.get("target_share", 0))) for name, entry in entries.items()}
+    total = sum(shares.values())
     made = []
     for name, entry in entries.items():
         given = _given(pipe, name, entry, notes)
         if given is None:
             continue
-        given["share"] = pipe.share * _share(entry) / total if total else 0.0
+        given["share"] = pipe.share * shares[name] / total if total else 0.0
         for stronger in (pipe.given, dict(pipe.own).get(name, ())):
             given = overlaid(given, dict(stronger))
         one = machinetype(name, given, space, pipe.name)
@@ -118,12 +119,6 @@ def _entries(pipe: Pipe, entries: Iterable[Any], notes: list[Mistake]) -> Iterat
         else:
             seen.add(suffix)
             yield f"{pipe.name}-{suffix}", entry
-
-
-def _share(entry: Mapping[str, Any]) -> float:
-    with suppress(ValueError):
-        return number(str(entry.get("target_share", 0)))
-    return 0.0
 
 
 def _given(pipe: Pipe, name: str, entry: Mapping[str, Any], notes: list[Mistake]) -> dict[str, Any] | None:
