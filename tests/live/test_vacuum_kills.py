@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.live.conftest import Belljar, command_line
+from tests.live.conftest import Belljar, command_line, marked_processes
 from tests.live.test_vacuum import Queues, Space, until
 
 NAMES = ("127.0.0.5", "127.0.0.6")
@@ -47,12 +47,11 @@ class Hunt:
 
     def ours(self) -> dict[int, str]:
         """Processes of this test's folders, and what each is."""
-        found = {}
+        living = set(self.belljar.machines())
+        found = {pid: "qemu" for pid, machine in marked_processes() if machine in living}
         for entry in filter(str.isdigit, os.listdir("/proc")):
             words, pid = command_line(int(entry)), int(entry)
-            if "guest=belljar-" in words and str(self.belljar.folder) in words:
-                found[pid] = "qemu"
-            elif str(self.belljar.folder).encode() in _environment(pid):
+            if str(self.belljar.folder).encode() in _environment(pid):
                 found[pid] = next((kind for word, kind in KINDS if word in words), "other")
         return found
 
