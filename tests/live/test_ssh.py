@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.live.conftest import Belljar
+from tests.live.conftest import STORE, Belljar
 from tests.live.stock.build import build, recipe_of
 from tests.live.stock.images import BOOT_TIMEOUT, stock
 
@@ -63,7 +63,7 @@ def folder_of_own(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def of_user(tmp_path: Path, folder_of_own: Path) -> Iterator[Belljar]:
-    settings = {"BELLJAR_QEMU_BOOT_TIMEOUT": BOOT_TIMEOUT, "BELLJAR_IMAGE_DEFAULT": "mine"}
+    settings = {"BELLJAR_QEMU_BOOT_TIMEOUT": BOOT_TIMEOUT, "BELLJAR_PATHS_SITE_STORE": str(STORE)}
     command = Belljar(tmp_path, store=folder_of_own / "store", settings=settings)
     if command("image", "show", "mine").returncode:
         done = command("image", "import", str(build(recipe_of("bookworm"))), "--name", "mine")
@@ -76,7 +76,8 @@ def test_a_user_who_may_not_become_root_is_named(of_user: Belljar) -> None:
     assert of_user("image", "set", "mine", "--ssh-user", "visitor").returncode == 0
     report = of_user.folder / "report.json"
     for start in ("cold", "auto"):
-        done = of_user("run", "--context", "ssh", "--start", start, "--report", str(report), "--", "true", timeout=1600)
+        words = ("--image", "mine", "--context", "ssh", "--start", start, "--report", str(report))
+        done = of_user("run", *words, "--", "true", timeout=1600)
         outcome = json.loads(report.read_bytes())
         assert done.returncode == 125 and "visitor" in outcome["reason"] and "sudo" in outcome["reason"], outcome
         assert of_user.leftovers() == []

@@ -364,7 +364,9 @@ async def test_a_clones_devices_are_plugged_in_after_the_load_and_before_it_runs
         qemu.domain.go_on("fd:7", plugged(device_on_port(0, "share0"), device_on_port(1, "share2")))
         connecting = asyncio.ensure_future(qemu.domain.connect())
         first = qemu.said()
-        assert [one["execute"] for one in first] == ["qmp_capabilities", "migrate-set-capabilities", "migrate-incoming"]
+        assert [one["execute"] for one in first] == [
+            "qmp_capabilities", "migrate-set-capabilities", "migrate-set-parameters", "migrate-incoming",
+        ]  # fmt: skip
         for one in first:
             qemu.says({"return": {}, "id": one["id"]})
         qemu.says({"event": "MIGRATION", "data": {"status": "active"}})

@@ -177,6 +177,8 @@ class QemuDomain:
         slots = self._monitor.send(CPU_SLOTS) if growing is not None and growing.wants_cpus else None
         wanted = [{"capability": name, "state": True} for name in ("x-ignore-shared", "events")]
         self.ask("migrate-set-capabilities", {"capabilities": wanted})
+        # Nobody on a network knows the clone yet; its guest's driver would be busy with telling them five times.
+        self.ask("migrate-set-parameters", {"announce-rounds": 0})
         self.ask("migrate-incoming", {"uri": state})
         if growing is None:
             return self.ask("cont")
