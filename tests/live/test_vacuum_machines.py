@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.live.conftest import STORE, Belljar
 from tests.live.small_disc import make_disc
 from tests.live.stock.images import served
@@ -109,7 +110,7 @@ def test_machines_end_as_they_may_and_as_they_must(belljar: Belljar, tmp_path: P
 
 
 def test_a_pipe_brings_an_image_by_its_address_and_its_machines_work(
-    belljar: Belljar, tmp_path: Path, queues: Queues
+    belljar: Belljar, tmp_path: Path, queues: Queues, request: pytest.FixtureRequest
 ) -> None:
     made = belljar.run("--", "sh", "-c", "cat /boot/vmlinuz-*")
     assert made.returncode == 0, made.stderr.decode()
@@ -125,6 +126,7 @@ def test_a_pipe_brings_an_image_by_its_address_and_its_machines_work(
         missing = {**entry, "suffix": "b", "root_image": f"{url}/missing.iso"}
         (web / "pipe.json").write_text(json.dumps({"machinetypes": [entry, missing]}))
         own = Belljar(tmp_path / "own", tmp_path / "own/store")
+        request.addfinalizer(own.close)
         own.env["BELLJAR_NETWORK_ALLOW"] = url.removeprefix("http://")
         space = Space(own, tmp_path, queues, (NAME,), HEAD + PIPE.format().replace("{url}", url))
         space.start(NAME)
