@@ -48,14 +48,14 @@ PATIENCE = 240.0
 class Worker:
     """The host: Slurm, a bait, and belljar in folders of its own, in one network namespace with a bridge."""
 
-    def __init__(self, net: Lab, site: Site, folder: Path) -> None:
+    def __init__(self, net: Lab, site: Site, folder: Path, lines: str = "", **conf: str) -> None:
         self.net, self.site, self.state = net, site, folder / "bait"
         for words in (
             ("link", "add", "br0", "type", "bridge"), ("addr", "add", f"{ADDRESS}/24", "dev", "br0"), ("link", "set", "br0", "up"),
         ):  # fmt: skip
             ip("-n", net.host, *words)
         self.belljar = Belljar(folder, settings=NETWORK)
-        self.slurm = PooledSlurm(net, site, ADDRESS, Prolog=str(folder / "prolog"), SlurmdTimeout="30")
+        self.slurm = PooledSlurm(net, site, ADDRESS, lines, Prolog=str(folder / "prolog"), SlurmdTimeout="30", **conf)
         self.daemon: subprocess.Popen[bytes] | None = None
         self.log, self.file = folder / "bait.log", folder / "bait.toml"
         key = self.slurm.lab.folder / "munge/key/munge.key"
@@ -67,13 +67,14 @@ class Worker:
         )  # fmt: skip
         words = map(str, self.belljar.argv("bait", "arrive", "$SLURM_JOB_ID", "--state", str(self.state)))
         line = " ".join(one if one.startswith("$") else shlex.quote(one) for one in words)
-        exports = "".join(
-            f"export {name}={shlex.quote(value)}\n"
-            for name, value in self.belljar.env.items()
-            if name.startswith(("BELLJAR_", "PATH"))
-        )
+        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in self.exported().items())
         (folder / "prolog").write_text(f"#!/bin/sh\n{exports}case $SLURMD_NODENAME in bait*) exec {line};; esac\n")
         (folder / "prolog").chmod(0o755)
+
+    def exported(self) -> dict[str, str]:
+        """What a hook of Slurm's has to set: it is given next to nothing."""
+        own = {name: value for name, value in self.belljar.env.items() if name.startswith(("BELLJAR_", "PATH"))}
+        return {**own, "SLURM_CONF": str(self.slurm.lab.conf)}
 
     def argv(self, *words: str) -> list[str]:
         """In the namespace, with its own /sys: there the bridge is looked for."""
@@ -173,14 +174,19 @@ def test_a_job_runs_on_a_node_that_is_made_for_it(worker: Worker) -> None:
         assert not [path for path in folder.rglob("*") if path.is_file() and key[:16] in path.read_bytes()]
 
 
-def test_a_bait_that_is_killed_goes_on_where_it_was(worker: Worker) -> None:
-    job = worker.slurm.submit("date +%s >> runs; sleep 8; exit 5")
+def test_a_bait_and_a_slurmctld_that_are_killed_go_on_where_they_were(worker: Worker) -> None:
+    job = worker.slurm.submit("date +%s >> runs; sleep 8; exit 5", "--no-requeue")
     for state in ("vm-booting", "running"):
         until(lambda state=state: state in worker.states(job), f"job {job} to be {state}\n{worker.said()}", PATIENCE)
         worker.kill()
         worker.start()
+    worker.slurm.lab.stop("slurmctld", signal.SIGKILL)
+    worker.slurm.lab.start_slurmctld()
+    (node,) = worker.json("nodes")["nodes"]
+    assert node["job"] == job and node["node"] == f"vm{node['machine']}x"
     record = worker.slurm.lab.ended(job, PATIENCE)
     assert (record["JobState"], record["ExitCode"], record["Restarts"]) == ("FAILED", "5:0", "1"), worker.said()
+    assert record["Requeue"] == "0"
     assert len((worker.site.home("bjalice") / "runs").read_text().splitlines()) == 1
     worker.closed(job)
     assert worker.belljar.leftovers() == []

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from belljar.errors import HostError
+from belljar.errors import BelljarError, HostError
 
 SOCKET = "arrivals.sock"
 LONGEST = 4096
@@ -29,7 +29,7 @@ async def listening(folder: Path, arrived: Callable[[str], Awaitable[bool]]) -> 
     """*arrived* returns when the job is off the bait; False: it could not be taken back."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, ValueError, TimeoutError):
+        with suppress(OSError, ValueError, KeyError, TypeError, BelljarError):
             async with asyncio.timeout(600):
                 if _peer(writer.get_extra_info("socket")) in (0, os.geteuid()):
                     job = json.loads(await reader.readline())["job"]

@@ -42,6 +42,7 @@ SOON = 0.3  # seconds to the next look after something was done: what it does sh
 WAITED = 5.0  # seconds after which a machine that is not claimed is said to wait for its image
 END_AGAIN = 20.0  # seconds after which a machine that does not end is told again
 TAKEN_BACK = 30.0  # seconds in which a job that arrived is off the bait
+OUR_REASONS = ("belljar:", "Prolog error")  # of a bait that is closed
 Run = Callable[[tuple[str, ...]], Awaitable[bytes]]
 
 
@@ -116,7 +117,7 @@ class Daemon:
         self._ended: dict[str, str] = {}  # machine -> why
         self._ending: dict[str, float] = {}  # when each machine was last told to end
         self._complaints: dict[str, str] = {}
-        self._wake, self._looked, self._looking = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        self._wake, self._looking = asyncio.Event(), asyncio.Lock()
 
     # -- what goes on --------------------------------------------------------------------------------------------------
 
@@ -171,9 +172,12 @@ class Daemon:
                 if job is not None and job.state is not JobState.RUNNING:
                     self._wake.set()
                     return True
-                if job is not None:
+                if job is not None and not job.is_batch:
+                    await self._all((self._pool.client.note(job, "only batch scripts run here"),), f"job {job.id}")
+                    await self._all((self._pool.client.cancel(job.id),), f"job {job.id}")
+                elif job is not None:
                     if job.id not in self.journal.entries:
-                        self._write(Entry(job.id, State.ARRIVED, self._clock(), home=job.queue))
+                        self._write(Entry(job.id, State.ARRIVED, self._clock(), home=job.queue, reruns=job.reruns))
                     await self._all(self._pool.client.take_back(job), f"job {job.id}")
             await asyncio.sleep(SOON)
         return False
@@ -276,7 +280,8 @@ class Daemon:
         return bool(turn.job or turn.wrong)
 
     async def _show(self, bait: Bait, nodes: Mapping[str, NodeView]) -> None:
-        """The batch system is told whether the bait takes jobs. What somebody else closed stays closed."""
+        """The batch system is told whether the bait takes jobs. What somebody else closed stays closed; a prolog that failed is our own:
+        no bait was there."""
         for name in (self.settings.name, *self.settings.also):
             node = nodes.get(name)
             if node is None:
@@ -285,7 +290,7 @@ class Daemon:
             is_closed = node.state in (NodeState.OUT, NodeState.DRAINING)
             if not bait.is_open and not is_closed:
                 await self._try(self._pool.nodes.close(name, bait.why), f"bait {name}")
-            elif bait.is_open and is_closed and node.reason.startswith("belljar:"):
+            elif bait.is_open and is_closed and node.reason.startswith(OUR_REASONS):
                 await self._try(self._pool.nodes.open(name), f"bait {name}")
 
     # -- acts ----------------------------------------------------------------------------------------------------------
@@ -307,7 +312,7 @@ class Daemon:
             members = tuple(node_of(one) for one in entry.machines)
             acts: Mapping[Do, Callable[[], Iterable[tuple[str, ...]]]] = {
                 Do.TAKE_BACK: lambda: client.take_back(job),
-                Do.MOVE: lambda: nodes.move(job, members, settings.queue),
+                Do.MOVE: lambda: nodes.move(job, members, settings.queue, reruns=entry.reruns),
                 Do.GIVE_BACK: lambda: (client.note(job, entry.why), *nodes.give_back(job, entry.home, settings.delay)),
                 Do.REFUSE: lambda: (client.note(job, entry.why),),
             }

@@ -57,6 +57,7 @@ class Entry:
     machines: tuple[str, ...] = ()  # ids of this try's machines; their nodes' names follow from them
     tries: int = 0  # machines that failed it here
     home: str = ""  # the queue it came from
+    reruns: bool = True  # as its user wanted it, before it was taken back
     why: str = ""
     missing: float = 0.0  # since when the batch system has not known it; 0: it does
 

@@ -54,6 +54,8 @@ class JobView:
     number: str = ""  # as hooks on a node know it
     starts: int = 0  # how often it was requeued
     reason: str = ""  # why it waits, in the system's words
+    reruns: bool = True  # the system may start it anew; False: its user wants it to run once at most
+    is_batch: bool = True  # a script, not somebody at a terminal: such a job cannot be taken back
 
 
 class NodeState(str, Enum):
@@ -139,8 +141,8 @@ class Nodes(Protocol):
     def remove(self, node: str) -> tuple[Command, ...]:
         """Only for one that is OUT."""
 
-    def move(self, job: JobView, nodes: tuple[str, ...], queue: str) -> tuple[Command, ...]:
-        """Let a job that is held run on these nodes and no others."""
+    def move(self, job: JobView, nodes: tuple[str, ...], queue: str, *, reruns: bool = True) -> tuple[Command, ...]:
+        """Let a job that is held run on these nodes and no others. *reruns*: as its user wanted it before it was taken back."""
 
     def give_back(self, job: JobView, queue: str, delay: float) -> tuple[Command, ...]:
         """Let a job that is held run anywhere again, in the queue it came from, after so many seconds."""

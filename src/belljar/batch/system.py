@@ -65,10 +65,12 @@ class System:
     @property
     def pool(self) -> Pool:
         """Its jobs and nodes from the outside. Raises BadOption where belljar cannot do that."""
-        try:
-            return cast("Pool", import_module(f"{self.package}.nodes").POOL)
-        except ModuleNotFoundError as exc:
-            raise BadOption(f"{self.name}: belljar adds no worker nodes to this system") from exc
+        from importlib.util import find_spec  # no job comes here
+
+        module = f"{self.package}.nodes"
+        if find_spec(module) is None:
+            raise BadOption(f"{self.name}: belljar adds no worker nodes to this system")
+        return cast("Pool", import_module(module).POOL)
 
     def hook(self, name: str) -> Callable[[Call], int]:
         """Raises BadOption for one it does not have."""

@@ -30,8 +30,9 @@ def entering(namespace: str) -> tuple[str, ...]:
 class PooledSlurm:
     """`lab` is the Slurm; `run` carries out a command of the pool; `join` adds a node that lives in the other namespace."""
 
-    def __init__(self, net: Lab, site: Site, address: str = "10.77.0.2", **settings: str) -> None:
-        self.net, self.site, self.pool = net, site, load("slurm").pool
+    def __init__(self, net: Lab, site: Site, address: str = "10.77.0.2", lines: str = "", **settings: str) -> None:
+        """*lines*: further ones of slurm.conf."""
+        self.net, self.site, self.lines, self.pool = net, site, lines, load("slurm").pool
         self.lab = Slurm(
             site.top / "slurm", nodes=2, prefix="bait", partitions=PARTITIONS, inside=entering(net.host), address=address,
             **{"CommunicationParameters": "", "MaxNodeCount": "32", "MinJobAge": "30", **settings},
@@ -43,7 +44,7 @@ class PooledSlurm:
         text = self.lab.conf.read_text().replace(
             "PartitionName=", f"NodeSet={QUEUE} Feature={QUEUE}\nPartitionName=", 1
         )
-        self.lab.conf.write_text(text)
+        self.lab.conf.write_text(text + self.lines)
         self.lab.up()
 
     def down(self) -> None:

@@ -38,7 +38,7 @@ class Side:
         self.seen: dict[str, Any] = {"jobs": {}, "nodes": {"bait1": FREE}}
         self.asked: list[tuple[str, ...]] = []
         self.broken = ""
-        self.taken_back = asyncio.Event()
+        self.taken_back, self.cancelled = asyncio.Event(), asyncio.Event()
 
     def query(self, *mark: str) -> tuple[str, ...]:
         return ("query",)
@@ -52,7 +52,7 @@ class Side:
     def __getattr__(self, name: str) -> Any:
         several = name in ("take_back", "move", "give_back", "remove")
         words = lambda *of: (name, *(one.id if isinstance(one, JobView) else str(one) for one in of))  # noqa: E731
-        return lambda *of: (words(*of),) if several else words(*of)
+        return lambda *of, **_: (words(*of),) if several else words(*of)
 
     async def run(self, argv: tuple[str, ...]) -> bytes:
         if self.broken:
@@ -61,6 +61,8 @@ class Side:
             self.asked.append(argv)
         if argv[0] == "take_back":
             self.taken_back.set()
+        if argv[0] == "cancel":
+            self.cancelled.set()
         return b""
 
 
@@ -233,11 +235,20 @@ async def test_an_impossible_job_is_held_with_the_reason(house: House) -> None:
     assert house.machines.alive == set()
 
 
+async def test_somebody_at_a_terminal_is_sent_away(house: House) -> None:
+    house.see(replace(RUNNING, is_batch=False))
+    asking = asyncio.ensure_future(house.daemon.arrived("7"))
+    await house.side.cancelled.wait()
+    house.see(replace(RUNNING, state=JobState.ENDED, on=()))
+    assert await asking and house.daemon.journal.entries == {}
+    assert house.side.asked[:2] == [("note", "7", "only batch scripts run here"), ("cancel", "7")]
+
+
 async def test_the_batch_system_is_told_that_the_bait_is_closed(house: House) -> None:
     give_order(house.daemon.folder, Order(False, "disk swap"))
     await house.looks(1)
     assert house.side.asked == [("close", "bait1", "disk swap")]
-    for reason, opened in (("belljar: disk swap", True), ("memory is broken", False)):
+    for reason, opened in (("belljar: disk swap", True), ("Prolog error", True), ("memory is broken", False)):
         house.side.asked.clear()
         house.side.seen["nodes"]["bait1"] = NodeView("bait1", NodeState.OUT, (), reason)
         give_order(house.daemon.folder, Order())

@@ -13,6 +13,7 @@ from belljar.batch.slurm.client import FIELDS
 from belljar.batch.slurm.nodes import guest_conf
 from belljar.errors import BadOption
 from belljar.model import GIB, MIB
+from belljar.records import replace
 
 RECORDINGS = Path(__file__).parents[2] / "recordings"
 MARK = "@0123456789abcdef@"
@@ -36,6 +37,7 @@ def test_slurms_jobs_are_read_whole() -> None:
         "debian12",
     )
     assert (first.network, first.memory, first.starts) == ("open", GIB, 1)
+    assert first.reruns and first.is_batch and not jobs["2"].reruns
     wide = jobs["2"]
     assert (wide.nodes, wide.cpus, wide.memory, wide.disk, wide.image) == (2, 4, 1200 * MIB, GIB, "")
     assert first.features == () and SLURM.client.jobs(SQUEUE.replace(b"(null)        ", b"[el9*2&a_b]   "), MARK)[
@@ -98,6 +100,17 @@ def test_slurms_commands_take_one_job_and_one_node() -> None:
         "1",
     )
     assert SLURM.client.take_back(job) == (("scontrol", "hold", "1"),)
+    once = replace(job, state=JobState.RUNNING, reruns=False)
+    assert SLURM.client.take_back(once) == (
+        ("scontrol", "update", "JobId=1", "Requeue=1"),
+        ("scontrol", "requeuehold", "1"),
+    )
+    assert SLURM.nodes.move(once, ("vm1x",), "belljar", reruns=False)[1] == (
+        "scontrol",
+        "update",
+        "JobId=1",
+        "Requeue=0",
+    )
     assert SLURM.client.note(job, "a\nb; c")[-1] == "AdminComment=belljar: a?b; c"
     for wrong in ("ALL", "a,b", "-x", "n[1-2]", ""):
         with pytest.raises(ValueError, match="is no name of a node"):

@@ -54,7 +54,7 @@ class GridEngineNodes(Nodes):
             ("qconf", "-dh", one),
         )
 
-    def move(self, job: JobView, nodes: tuple[str, ...], queue: str) -> tuple[Command, ...]:
+    def move(self, job: JobView, nodes: tuple[str, ...], queue: str, *, reruns: bool = True) -> tuple[Command, ...]:
         """Raises BadOption for a job of several nodes: its parallel environment would have to be the machines' own."""
         if len(nodes) != 1:
             raise BadOption(f"{job.id}: {len(nodes)} nodes: a job of Grid Engine gets one machine")

@@ -16,7 +16,7 @@ from belljar.model import GIB, KIB, MIB
 FIELDS = (
     ("jobid", 12), ("arrayjobid", 12), ("arraytaskid", 12), ("state", 20), ("prioritylong", 14), ("username", 40),
     ("userid", 12), ("groupname", 40), ("partition", 80), ("numnodes", 8), ("tres", 200), ("mintmpdisk", 20),
-    ("feature", 200), ("nodelist", 1000), ("restartcnt", 8), ("reason", 60), ("comment", 200),
+    ("requeue", 6), ("batchflag", 9), ("feature", 200), ("nodelist", 1000), ("restartcnt", 8), ("reason", 60), ("comment", 200),
 )  # fmt: skip
 WIDTH = dict(FIELDS)
 # https://slurm.schedmd.com/squeue.html#SECTION_JOB-STATE-CODES
@@ -64,7 +64,10 @@ class SlurmClient(Client):
         return {job.id: job for job in found}
 
     def take_back(self, job: JobView) -> tuple[Command, ...]:
-        return (("scontrol", "requeuehold" if job.state is JobState.RUNNING else "hold", job.id),)
+        if job.state is not JobState.RUNNING:
+            return (("scontrol", "hold", job.id),)
+        allow = () if job.reruns else (("scontrol", "update", f"JobId={job.id}", "Requeue=1"),)
+        return (*allow, ("scontrol", "requeuehold", job.id))
 
     def release(self, job: JobId) -> Command:
         return ("scontrol", "release", job)
@@ -95,7 +98,7 @@ def _job(row: str, mark: str) -> JobView:
         owner=_name(fields["username"]), uid=_number(fields["userid"], -1), group=_name(fields["groupname"]),
         queue=_name(fields["partition"].partition(",")[0]), image=asked.get("vm", ""), network=asked.get("net", ""),
         cpus=_number(tres.get("cpu", ""), 1), memory=_size(tres.get("mem", "")), disk=_size(fields["mintmpdisk"]),
-        nodes=_number(fields["numnodes"], 1), features=_features(fields["feature"]), on=_nodes(fields["nodelist"]), array=(array, task) if is_task else ("", ""),
+        nodes=_number(fields["numnodes"], 1), reruns=fields["requeue"] != "0", is_batch=fields["batchflag"] != "0", features=_features(fields["feature"]), on=_nodes(fields["nodelist"]), array=(array, task) if is_task else ("", ""),
         number=number, starts=_number(fields["restartcnt"], 0), reason=one_line(fields["reason"]),
     )  # fmt: skip
 

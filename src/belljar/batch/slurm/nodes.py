@@ -110,7 +110,7 @@ class SlurmNodes(Nodes):
     def remove(self, node: str) -> tuple[Command, ...]:
         return (("scontrol", "delete", f"NodeName={one_node(node)}"),)
 
-    def move(self, job: JobView, nodes: tuple[str, ...], queue: str) -> tuple[Command, ...]:
+    def move(self, job: JobView, nodes: tuple[str, ...], queue: str, *, reruns: bool = True) -> tuple[Command, ...]:
         """StartTime: a job that was requeued waits for the old credential to expire else, two minutes (cred_expire)."""
         where = ",".join(one_node(node) for node in nodes)
         update = (
@@ -121,7 +121,8 @@ class SlurmNodes(Nodes):
             f"ReqNodeList={where}",
             "StartTime=now",
         )
-        return (update, CLIENT.release(job.id))
+        once = () if reruns else (("scontrol", "update", f"JobId={job.id}", "Requeue=0"),)
+        return (update, *once, CLIENT.release(job.id))
 
     def give_back(self, job: JobView, queue: str, delay: float) -> tuple[Command, ...]:
         update = (
