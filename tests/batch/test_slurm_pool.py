@@ -3,6 +3,7 @@ node is removed."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -94,3 +95,32 @@ def test_a_bait_closes_and_opens(slurm: PooledSlurm) -> None:
     assert closed.state is NodeState.OUT and closed.reason.startswith("belljar: no memory")
     slurm.run(slurm.pool.nodes.open("bait1"))
     slurm.lab.until(lambda: slurm.nodes()["bait1"].state is NodeState.IDLE, "the bait is free again", 60)
+
+
+def test_a_job_that_may_run_once_is_taken_back_and_may_run_once_again(slurm: PooledSlurm) -> None:
+    client, nodes = slurm.pool.client, slurm.pool.nodes
+    job = slurm.submit("sleep 60", "--no-requeue")
+    running = until(slurm, job, JobState.RUNNING)
+    assert not running.reruns
+    slurm.run(*client.take_back(running))
+    held = until(slurm, job, JobState.HELD)
+    slurm.run(*nodes.move(held, ("bait2",), "batch", reruns=running.reruns))
+    again = until(slurm, job, JobState.RUNNING)
+    assert again.on == ("bait2",) and not again.reruns
+    slurm.run(client.cancel(job))
+    until(slurm, job, JobState.ENDED)
+
+
+def test_somebody_at_a_terminal_is_no_batch_job(slurm: PooledSlurm) -> None:
+    waiting = subprocess.Popen(
+        [*slurm.lab.inside, "srun", "sleep", "60"], env=slurm.lab.env, cwd="/", stderr=subprocess.PIPE
+    )
+    try:
+        slurm.lab.until(lambda: any(not one.is_batch for one in slurm.jobs().values()), "the job at a terminal", 30)
+        (job,) = [one for one in slurm.jobs().values() if not one.is_batch]
+        slurm.lab.until(lambda: slurm.jobs()[job.id].state is JobState.RUNNING, "it runs", 30)
+        slurm.run(slurm.pool.client.note(job, "only batch scripts run here"), slurm.pool.client.cancel(job.id))
+        until(slurm, job.id, JobState.ENDED)
+    finally:
+        waiting.communicate(timeout=30)
+    assert waiting.returncode != 0
