@@ -192,12 +192,12 @@ class Slurm:
         return pid if name.partition("-")[0].encode() in line and state != "Z" else None
 
     def _end_steps(self) -> None:
-        """slurmstepd outlives slurmd on purpose; ours are those whose environment names our slurm.conf."""
+        """slurmstepd outlives slurmd on purpose; ours are those whose environment names a slurm.conf of ours."""
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     is_step = (entry / "comm").read_text().startswith("slurmstepd")
-                    if is_step and str(self.conf).encode() in (entry / "environ").read_bytes():
+                    if is_step and f"SLURM_CONF={self.folder}/".encode() in (entry / "environ").read_bytes():
                         os.kill(int(entry.name), signal.SIGKILL)
                 except OSError:
                     continue
