@@ -175,11 +175,14 @@ def test_a_job_runs_on_a_node_that_is_made_for_it(worker: Worker) -> None:
 
 
 def test_a_bait_and_a_slurmctld_that_are_killed_go_on_where_they_were(worker: Worker) -> None:
-    job = worker.slurm.submit("date +%s >> runs; sleep 8; exit 5", "--no-requeue")
+    job = worker.slurm.submit("date +%s >> runs; sleep 20; exit 5", "--no-requeue")
     for state in ("vm-booting", "running"):
         until(lambda state=state: state in worker.states(job), f"job {job} to be {state}\n{worker.said()}", PATIENCE)
         worker.kill()
         worker.start()
+    runs = worker.site.home("bjalice") / "runs"
+    # It writes its state down some seconds after a job has begun; killed before, it would start the job anew, bait or no bait.
+    until(lambda: runs.exists() and time.time() - float(runs.read_text()) > 8, "slurmctld to know of the job's start")
     worker.slurm.lab.stop("slurmctld", signal.SIGKILL)
     worker.slurm.lab.start_slurmctld()
     (node,) = worker.json("nodes")["nodes"]
@@ -187,7 +190,7 @@ def test_a_bait_and_a_slurmctld_that_are_killed_go_on_where_they_were(worker: Wo
     record = worker.slurm.lab.ended(job, PATIENCE)
     assert (record["JobState"], record["ExitCode"], record["Restarts"]) == ("FAILED", "5:0", "1"), worker.said()
     assert record["Requeue"] == "0"
-    assert len((worker.site.home("bjalice") / "runs").read_text().splitlines()) == 1
+    assert len(runs.read_text().splitlines()) == 1
     worker.closed(job)
     assert worker.belljar.leftovers() == []
 
@@ -236,7 +239,8 @@ def test_a_job_of_two_nodes_has_both_and_srun_reaches_them(worker: Worker) -> No
     record = worker.slurm.lab.ended(job, PATIENCE)
     assert record["ExitCode"] == "4:0" and record["NumNodes"] == "2", worker.said()
     names = (worker.site.home("bjalice") / f"{job}.out").read_text().split()
-    assert sorted(record["NodeList"].split(",")) == names and len(names) == 2, worker.said()
+    problem = (worker.site.home("bjalice") / f"{job}.err").read_text()
+    assert sorted(record["NodeList"].split(",")) == names and len(names) == 2, problem
     for task in (3, 4):
         assert worker.slurm.lab.ended(f"{array}_{task}", PATIENCE)["ExitCode"] == f"{task}:0"
     worker.closed(job, f"{array}_3", f"{array}_4")

@@ -99,7 +99,7 @@ def joining_request(
     network: str = "", disk: int = 0, requester: str,
 ) -> Request:  # fmt: skip
     """The request for a machine that becomes this node. Raises BelljarError."""
-    joining = pool.nodes.joining(member, {"slurm.conf": _read(settings.conf, "conf", LARGEST_CONF)})
+    joining = pool.nodes.joining(member, settings.conf, _read(settings.conf, "conf", LARGEST_CONF))
     payload = Payload(
         (b"join-the-pool",),
         ROOT,

@@ -8,8 +8,8 @@ system and owns none of its jobs. Each system has client.py (jobs) and nodes.py 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
 from typing import Protocol
 
 from belljar.model import PlainFile
@@ -147,7 +147,8 @@ class Nodes(Protocol):
     def give_back(self, job: JobView, queue: str, delay: float) -> tuple[Command, ...]:
         """Let a job that is held run anywhere again, in the queue it came from, after so many seconds."""
 
-    def joining(self, member: Member, settings: Mapping[str, bytes]) -> Joining: ...
+    def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
+        """*conf_file*, *text*: the system's settings on this host."""
 
 
 @dataclass(frozen=True)

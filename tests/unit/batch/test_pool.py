@@ -129,7 +129,7 @@ def test_the_pools_secret_is_in_nothing_that_is_written_down() -> None:
     member = Member(
         "vm1x", 2, GIB, ("belljar",), ("alice:x:1001:1001::/home/alice:/bin/sh", "alice:x:1001:"), "10.0.0.1 head"
     )
-    joining = SLURM.nodes.joining(member, {"slurm.conf": b"SlurmctldHost=head\n"})
+    joining = SLURM.nodes.joining(member, Path("/opt/slurm/slurm.conf"), b"SlurmctldHost=head\n")
     env = dict(joining.env)
     assert (
         env[b"CONF"] == b"CPUs=2 RealMemory=1024 Feature=belljar"
@@ -137,7 +137,7 @@ def test_the_pools_secret_is_in_nothing_that_is_written_down() -> None:
         and env[b"NODE"] == b"vm1x"
     )
     assert b"cat > /etc/munge/munge.key" in joining.script  # from standard input alone
-    assert [file.path for file in joining.files] == [b"/etc/slurm/slurm.conf", b"/etc/slurm/cgroup.conf"]
+    assert [file.path for file in joining.files] == [b"/opt/slurm/slurm.conf", b"/opt/slurm/cgroup.conf"]
 
 
 def test_a_nodes_name_is_its_machines() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from belljar.batch.gridengine.client import CLIENT
 from belljar.batch.job.terms import one_node
@@ -72,7 +73,7 @@ class GridEngineNodes(Nodes):
         """Grid Engine takes a start time of the wall clock only; its own next cycle comes later anyway."""
         return (("qalter", "-q", queue or "*", job.id), CLIENT.release(job.id))
 
-    def joining(self, member: Member, settings: Mapping[str, bytes]) -> Joining:
+    def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         raise BadOption("gridengine: machines that join it by themselves are not built; see docs/bait.md")
 
 

@@ -10,7 +10,7 @@ deleted while it still sent something there.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from pathlib import Path
 
 from belljar.batch.job.terms import one_line, one_node
 from belljar.batch.pool import (
@@ -52,8 +52,6 @@ GUESTS = """SlurmdSpoolDir=/var/spool/slurmd
 SlurmdPidFile=/run/slurmd.pid
 SlurmdLogFile=/var/log/slurm/slurmd.log
 """
-CONF = "slurm.conf"
-GUESTS_CONF, GUESTS_CGROUPS = b"/etc/slurm/slurm.conf", b"/etc/slurm/cgroup.conf"
 # slurmd wants control groups whatever it tracks processes by, and there is no systemd to ask for them.
 CGROUPS = b"CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n"
 
@@ -79,8 +77,8 @@ mkdir -p /var/spool/slurmd /var/log/slurm
 mkdir -p /sys/fs/cgroup/system.slice
 for group in /sys/fs/cgroup /sys/fs/cgroup/system.slice; do echo "+cpuset +cpu +memory +pids" > $group/cgroup.subtree_control; done
 setpriv --reuid=munge --regid=munge --init-groups munged
-if [ -n "$CONF" ]; then exec slurmd -D -f /etc/slurm/slurm.conf -Z -N "$NODE" --conf "$CONF" </dev/null; fi
-exec slurmd -D -b -f /etc/slurm/slurm.conf -N "$NODE" </dev/null
+if [ -n "$CONF" ]; then exec slurmd -D -f "$SLURM_CONF" -Z -N "$NODE" --conf "$CONF" </dev/null; fi
+exec slurmd -D -b -f "$SLURM_CONF" -N "$NODE" </dev/null
 """
 
 
@@ -135,20 +133,20 @@ class SlurmNodes(Nodes):
         )
         return (update, CLIENT.release(job.id))
 
-    def joining(self, member: Member, settings: Mapping[str, bytes]) -> Joining:
+    def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
+        """The settings lie where they lie on the host: users' jobs may have SLURM_CONF from there."""
         conf = f"CPUs={member.cpus} RealMemory={member.memory // MIB} Feature={','.join(member.features)}"
         passwd, groups = member.account[:1], member.account[1:]
         env = {
             "NODE": member.name, "CONF": "" if member.is_known else conf, "HOSTS": member.hosts, "PASSWD": "".join(passwd),
-            "GROUPS_OF": "\n".join(groups), "HOME": "/root",
+            "GROUPS_OF": "\n".join(groups), "SLURM_CONF": str(conf_file), "HOME": "/root",
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         }  # fmt: skip
-        conf_file = PlainFile(GUESTS_CONF, guest_conf(settings[CONF], keeps_nodes=member.is_known))
-        return Joining(
-            JOIN,
-            tuple((key.encode(), value.encode()) for key, value in env.items()),
-            (conf_file, PlainFile(GUESTS_CGROUPS, CGROUPS)),
+        files = (
+            PlainFile(bytes(conf_file), guest_conf(text, keeps_nodes=member.is_known)),
+            PlainFile(bytes(conf_file.with_name("cgroup.conf")), CGROUPS),
         )
+        return Joining(JOIN, tuple((key.encode(), value.encode()) for key, value in env.items()), files)
 
 
 def guest_conf(text: bytes, *, keeps_nodes: bool = False) -> bytes:
