@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
@@ -27,13 +26,12 @@ from belljar.bait.states import STARTING, BaitState, Entry, State
 from belljar.batch import JobState, JobView, NodeState, NodeView, Pool, node_of
 from belljar.errors import BelljarError, HostError, UsageError
 from belljar.host.commands import run_beside
-from belljar.host.files import private_folder, read_json, write_whole
+from belljar.host.files import private_folder
 from belljar.host.locks import try_lock
-from belljar.host.systemd import notify
-from belljar.host.telling import Tell
+from belljar.host.service import kept
+from belljar.host.service.systemd import serving
+from belljar.host.service.telling import Tell
 from belljar.host.threads import in_thread
-from belljar.model import dumps
-from belljar.reading import from_json
 from belljar.records import dataclass, field, replace
 
 LOCK, ORDER, STATUS = "lock", "order.json", "status.json"
@@ -65,22 +63,17 @@ class Status:
 
 
 def read_status(folder: Path) -> Status | None:
-    with suppress(OSError, ValueError, BelljarError):
-        made: Status = from_json(Status, read_json(folder / STATUS))
-        return made
-    return None
+    status: Status | None = kept.read(folder / STATUS, Status)
+    return status
 
 
 def order(folder: Path) -> Order:
-    with suppress(OSError, ValueError, BelljarError):
-        made: Order = from_json(Order, read_json(folder / ORDER))
-        return made
-    return Order()
+    return kept.read(folder / ORDER, Order) or Order()
 
 
 def give_order(folder: Path, one: Order) -> None:
     """The bait that works in this folder obeys it at its next look, and after a restart too."""
-    write_whole(private_folder(folder) / ORDER, dumps(one) + b"\n", durable=True)
+    kept.keep(private_folder(folder) / ORDER, one, durable=True)
 
 
 async def command(argv: tuple[str, ...]) -> bytes:
@@ -122,25 +115,16 @@ class Daemon:
     # -- what goes on --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        loop, ended = asyncio.get_running_loop(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, ended.set)
-        loop.add_signal_handler(signal.SIGHUP, self._wake.set)
         async with AsyncExitStack() as stack:
             stack.callback(self.journal.close)
             await stack.enter_async_context(listening(self.folder, self.arrived))
             self._tell("bait started", bait=self.settings.name, jobs=len(self.journal.entries))
-            notify("READY=1")
-            working = [asyncio.ensure_future(one) for one in (self._follow(), self._looks(), ended.wait())]
             try:
-                done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
-                for one in done:
-                    one.result()
+                await serving(self._follow(), self._looks(), reload=self._wake.set)
             finally:
-                notify("STOPPING=1")
-                for task in (*working, *self._starting.values()):
+                for task in self._starting.values():
                     task.cancel()
-                await asyncio.gather(*working, *self._starting.values(), return_exceptions=True)
+                await asyncio.gather(*self._starting.values(), return_exceptions=True)
         self._tell("bait stopped", jobs=len(self.journal.entries))
 
     async def _looks(self) -> None:
@@ -373,7 +357,7 @@ class Daemon:
             self.status, looked=seen.now, jobs={one: states.count(one) for one in states}, nodes=nodes
         )  # fmt: skip
         with suppress(OSError, BelljarError):
-            write_whole(self.folder / STATUS, dumps(self.status) + b"\n", mode=0o644)
+            kept.keep(self.folder / STATUS, self.status)
 
     def _complain(self, about: str, text: str) -> None:
         """Once, until it is another."""

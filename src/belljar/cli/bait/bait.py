@@ -32,7 +32,7 @@ def run(args: argparse.Namespace, house: House) -> int:
     from belljar.bait.daemon import serve
     from belljar.bait.keeper import Machines
     from belljar.batch import load
-    from belljar.host.telling import teller
+    from belljar.host.service.telling import teller
     from belljar.jobs.shares import shares
 
     said = settings.load(args.file)
