@@ -2,6 +2,7 @@
 
     names()        of all there are
     load(name)     a System: its dialect, what its site installs, its own hooks    system.py
+    pool.py        a batch system from the outside: jobs, nodes, and the commands that change them
     job/           jobs as values: terms, rules, requests, verdicts
     install/       what a site installs: pieces, and the engine that puts them in place and takes them out
     node.py        faults of a node, machines that outlived their jobs
@@ -15,12 +16,28 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from belljar.hints import TYPE_CHECKING, cast
+from belljar.hints import TYPE_CHECKING, Any, cast
 from belljar.model import GIB, MIB, setting
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
+    from belljar.batch.pool import JobId, JobState, JobView, Member, NodeState, NodeView, Pool, machine_of, node_of
     from belljar.batch.system import System
+
+__all__ = ["JobId", "JobState", "JobView", "Member", "NodeState", "NodeView", "Pool", "Settings", "System", "load", "machine_of",
+           "names", "node_of"]  # fmt: skip
+OF_THE_POOL = frozenset(
+    {"JobId", "JobState", "JobView", "Member", "NodeState", "NodeView", "Pool", "machine_of", "node_of"}
+)
+
+
+def __getattr__(name: str) -> Any:
+    """The pool's words, for those who ask: no job does."""
+    if name in OF_THE_POOL:
+        from belljar.batch import pool
+
+        return getattr(pool, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass(frozen=True)

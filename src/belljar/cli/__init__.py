@@ -54,6 +54,8 @@ VERBS = {
     "batch": Entry(
         "batch.batch", BATCH, "put belljar into a batch system, check it, take it out; look after this node"
     ),
+    "bait": Entry("bait.bait", BATCH, "attract jobs and give each a machine that is a worker node of its own"),
+    "node": Entry("bait.node", BATCH, "make and end machines that are cloud nodes of Slurm"),
     "vacuum": Entry("vacuum.vacuum", VACUUM, "decide alone, as one of many hosts, which machines to start"),
     "accounting": Entry("vacuum.accounting", VACUUM, "write usage records of ended machines, for APEL and others"),
     "doctor": Entry("host.doctor", HOST, "check what this host offers and explain what it lacks"),

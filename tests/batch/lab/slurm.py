@@ -68,12 +68,16 @@ class Slurm:
         cred_expire: int = 2,
         cgroup: bool = False,
         prefix: str = "n",
+        inside: tuple[str, ...] = (),
+        address: str = "",
         **settings: str,
     ) -> None:
+        """*inside*: words before every command, as of a network namespace; *address*: of this host in there."""
         self.folder, self.conf, self.etc = folder, folder / "etc/slurm.conf", folder / "etc"
         self.nodes = [f"{prefix}{number + 1}" for number in range(nodes)]
         self.node_line, self.partitions = node, tuple(partitions)
         self.cred_expire, self.cgroup = cred_expire, cgroup
+        self.inside, self.address = inside, address
         self.settings = {**DEFAULTS, **(CGROUP if cgroup else {}), **settings}
         self.env = {"PATH": PATH, "LANG": "C.UTF-8", "SLURM_CONF": str(self.conf)}
         self.ports = [_free_port() for _ in range(nodes + 2)]
@@ -119,15 +123,14 @@ class Slurm:
         command = ("munged", f"--key-file={key}", f"--socket={self.folder}/munge/run/munge.socket")
         command += (f"--pid-file={self.folder}/run/munged.pid", f"--log-file={private}/munged.log")
         command += (f"--seed-file={private}/munged.seed", "--num-threads=2", "--force")
-        _daemon(command, self.env)
+        _daemon((*self.inside, *command), self.env)
         self.until(lambda: (self.folder / "munge/run/munge.socket").exists(), "munged listens")
 
     def write_conf(self) -> None:
         """slurm.conf as the settings say. A site's own lines go in afterwards."""
         host = socket.gethostname().partition(".")[0]
-        address = socket.gethostbyname(
-            socket.gethostname()
-        )  # where the daemons listen: Debian's own hosts have 127.0.1.1
+        # Where the daemons listen: Debian's own hosts have 127.0.1.1.
+        address = self.address or socket.gethostbyname(socket.gethostname())
         lines = [
             f"SlurmctldHost={host}({address})",
             f"SlurmctldPort={self.ports[0]}",
@@ -141,7 +144,7 @@ class Slurm:
             f"SlurmdLogFile={self.folder}/log/slurmd-%n.log",
             "JobCompType=jobcomp/filetxt",
             f"JobCompLoc={self.folder}/log/jobcomp.log",
-            *(f"{key}={value}" for key, value in self.settings.items()),
+            *(f"{key}={value}" for key, value in self.settings.items() if value),
         ]
         for node, port in zip(self.nodes, self.ports[2:], strict=True):
             lines.append(
@@ -153,12 +156,12 @@ class Slurm:
             (self.etc / "cgroup.conf").write_text(CGROUP_CONF)
 
     def start_slurmctld(self) -> None:
-        _daemon(("slurmctld", "-i"), self.env)
+        _daemon((*self.inside, "slurmctld", "-i"), self.env)
         self.until(lambda: "is UP" in self.text("scontrol", "ping", check=False), "slurmctld answers")
 
     def start_slurmd(self, node: str) -> None:
         (self.folder / "spool" / node).mkdir(mode=0o755, exist_ok=True)
-        _daemon(("slurmd", "-N", node), self.env)
+        _daemon((*self.inside, "slurmd", "-N", node), self.env)
 
     def stop(self, name: str, number: int = signal.SIGTERM) -> None:
         """End a daemon of this lab by its pid file: `slurmctld`, `slurmd-NODE`, `munged`."""
@@ -189,12 +192,12 @@ class Slurm:
         return pid if name.partition("-")[0].encode() in line and state != "Z" else None
 
     def _end_steps(self) -> None:
-        """slurmstepd outlives slurmd on purpose; ours are those whose environment names our slurm.conf."""
+        """slurmstepd outlives slurmd on purpose; ours are those whose environment names a slurm.conf of ours."""
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     is_step = (entry / "comm").read_text().startswith("slurmstepd")
-                    if is_step and str(self.conf).encode() in (entry / "environ").read_bytes():
+                    if is_step and f"SLURM_CONF={self.folder}/".encode() in (entry / "environ").read_bytes():
                         os.kill(int(entry.name), signal.SIGKILL)
                 except OSError:
                     continue
@@ -215,7 +218,13 @@ class Slurm:
     ) -> subprocess.CompletedProcess[bytes]:
         """A command of Slurm's, as root."""
         done = subprocess.run(
-            words, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False, **options
+            (*self.inside, *words),
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout,
+            check=False,
+            **options,
         )  # type: ignore[call-overload]
         if check and done.returncode:
             raise AssertionError(f"{words}: exit {done.returncode}\n{done.stdout.decode()}\n{done.stderr.decode()}")

@@ -1,0 +1,78 @@
+"""The words of the bait: worker nodes on demand. A host attracts jobs of a batch system for which it has no node yet, has a machine
+made for each, lets that join the batch system, and moves the job there. The batch system owns the job at every moment.
+
+    states.py    where a job stands, and what may follow
+    decide.py    is this host open, and whose turn is it
+    advance.py   from what was written down and what is seen now: the next state and what is to be done. After a crash, too
+    journal.py   what was written down
+    daemon.py    looks, decides, writes, acts
+    keeper.py    the machines, by belljar's own door
+
+Frozen values, no input or output. Sizes are in bytes, times in seconds, moments in seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from belljar.model import GIB, MIB, setting
+from belljar.records import dataclass
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`[bait]` in bait.toml."""
+
+    name: str = setting("", "the bait's name in the batch system (NodeName); empty: this host's own")
+    also: tuple[str, ...] = setting(
+        (), "further baits of this host (`slurmd -N`): a job of N nodes comes only where there are N"
+    )
+    system: str = setting("slurm", "the batch system")
+    queue: str = setting("belljar", "partition of the nodes that machines become; users may not submit to it")
+    feature: str = setting(
+        "belljar", "feature that these nodes have in common, of which the partition's NodeSet is made"
+    )
+    images: tuple[str, ...] = setting(
+        (), "required: names of images that may become nodes; the first is that of jobs that name none"
+    )
+    networks: Pairs = setting(
+        (), 'table: network class -> bridge, `open = "br0"`; the first is that of jobs that name none'
+    )
+    shares: tuple[str, ...] = setting((), "what every node sees: host folders, `SRC[:DST][:ro|rw]`")
+    conf: Path = setting(
+        Path("/etc/slurm/slurm.conf"), "the site's slurm.conf; nodes get it without other nodes and paths of hosts"
+    )
+    key: Path = setting(Path("/etc/munge/munge.key"), "the pool's secret, given to each machine when it starts")
+    hosts: tuple[str, ...] = setting(
+        (), "lines for a node's /etc/hosts, `ADDRESS NAME`: of the server, where DNS does not know it"
+    )
+    overhead: int = setting(
+        192 * MIB, "memory of a machine beside what its job may use: its system and slurmd", unit="bytes", minimum=0
+    )
+    max_cpus: int = setting(0, "processors of all its machines together; 0: as many as this host has", minimum=0)
+    min_memory: int = setting(1 * GIB, "with less free memory the bait is closed", unit="bytes", minimum=0)
+    min_disk: int = setting(
+        2 * GIB, "with less free disk below `paths.scratch` the bait is closed", unit="bytes", minimum=0
+    )
+    faults: int = setting(3, "after so many failed starts in a row the bait is closed", minimum=1)
+    retry: float = setting(300.0, "then it opens for one job after this time", unit="seconds", minimum=1)
+    tries: int = setting(3, "a job for which so many machines failed here goes back to the batch system", minimum=1)
+    restarts: int = setting(10, "a job that was requeued so often is held, with the reason", minimum=1)
+    join: float = setting(
+        300.0, "a machine has joined within this time, or counts as failed", unit="seconds", minimum=1
+    )
+    gone_after: float = setting(
+        60.0, "a job that the batch system does not know any more for so long has ended", unit="seconds"
+    )
+    delay: float = setting(30.0, "a job that goes back to the batch system waits so long", unit="seconds", minimum=0)
+    cycle: float = setting(2.0, "between two looks at the batch system", unit="seconds", minimum=0.1)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What an operator said: the bait is administratively open, or closed for a reason."""
+
+    is_open: bool = True
+    why: str = ""

@@ -1,0 +1,267 @@
+"""From what was written down of a job, and what is seen of it now: its next state, and what is to be done. Pure.
+
+There is no other code for recovery. Every act is one that may be done twice, and every look starts from the journal, the batch system
+and the machines that live; so a bait that was killed at any point goes on where it was. `recover` only finds what no entry tells of.
+
+The batch system owns the job: what it says of a job is always believed, whatever was written down. When it says nothing, nothing is
+done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import Enum
+
+from belljar.bait import Settings
+from belljar.bait.states import CLEANING, STARTING, Entry, State
+from belljar.batch import JobState, JobView, NodeState, NodeView, machine_of, node_of
+from belljar.records import dataclass, field, replace
+
+S = State
+ASKED_FOR = 900.0  # seconds in which a machine is claimed: fetching its image counts
+QUIET = 120.0  # seconds in which a node whose job is over is quiet; then its machine ends all the same
+TOLD = 5.0
+MOVED = 300.0  # seconds in which a job starts on nodes that wait for it alone
+
+
+class Do(str, Enum):
+    """An act. Each may be done twice."""
+
+    TAKE_BACK = "take-back"  # the job: off its node, and held
+    START = "start"  # this machine, for the job
+    MOVE = "move"  # the job, to all of its nodes, and release it
+    CLOSE = "close"  # this node: no other job comes
+    LOSE = "lose"  # this node: its machine is gone
+    END = "end"  # this machine
+    REMOVE = "remove"  # this node
+    GIVE_BACK = "give-back"  # the job, to the batch system
+    REFUSE = "refuse"  # the job: say why it is held
+
+
+@dataclass(frozen=True)
+class Act:
+    """What, and with which machine or node."""
+
+    do: Do
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One look: machines first, then nodes and jobs. None: the batch system did not answer."""
+
+    now: float
+    jobs: Mapping[str, JobView] | None
+    nodes: Mapping[str, NodeView] | None
+    machines: frozenset[str]  # that live
+    ended: Mapping[str, str] = field(
+        default_factory=dict
+    )  # machine -> why, of those known to have ended or never to come
+
+
+@dataclass(frozen=True)
+class Step:
+    """The entry to write down, and what to do after that."""
+
+    entry: Entry
+    acts: tuple[Act, ...] = ()
+
+
+def advance(entry: Entry, seen: Seen, settings: Settings) -> Step:
+    """One step. Called again and again, with what is seen then."""
+    if seen.jobs is None or seen.nodes is None:
+        return Step(entry)
+    job = seen.jobs.get(entry.job)
+    if job is None:
+        return _unknown(entry, seen, settings)
+    entry = replace(entry, missing=0.0)
+    if job.state is JobState.UNKNOWN:
+        return Step(entry)
+    if job.state is JobState.ENDED and entry.state is not S.FINISHED:
+        return _to(entry, S.FINISHED, seen, entry.why)
+    if entry.state in CLEANING:
+        return _clean(entry, job, seen, settings)
+    return HANDLERS[entry.state](entry, job, seen, settings)
+
+
+def recover(entries: Iterable[Entry], seen: Seen, ours: frozenset[str]) -> tuple[Act, ...]:
+    """For machines and nodes of ours that no entry tells of: the journal was lost. *ours*: nodes with this bait's own feature."""
+    known = {machine for entry in entries for machine in entry.machines}
+    if seen.nodes is None or seen.jobs is None:
+        return ()
+    found = {machine_of(node) for node in ours} | seen.machines
+    return tuple(
+        act
+        for machine in sorted(found - known - {""})
+        for act in _leave(machine, seen, is_late=False)
+        if act is not WAIT
+    )
+
+
+# -- states ------------------------------------------------------------------------------------------------------------
+
+
+def _arrived(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+    if job.state is JobState.HELD:
+        return _to(replace(entry, home=entry.home or job.queue), S.STOPPED, seen)
+    if job.state is JobState.WAITING:
+        return _to(entry, S.CLOSED, seen, "somebody released it")
+    return Step(replace(entry, home=entry.home or job.queue), _take_back(job))
+
+
+def _stopped(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+    """Its turn is decided elsewhere. An administrator may have released it: then it is taken back."""
+    return Step(entry) if job.state is JobState.HELD else _to(entry, S.ARRIVED, seen)
+
+
+def _starting(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+    if failure := _failure(entry, seen):
+        return _to(entry, S.REPROCESS, seen, failure)
+    age, held = seen.now - entry.since, () if job.state is JobState.HELD else _take_back(job)
+    if entry.state is not S.VM_BOOTING:
+        missing = [one for one in entry.machines if one not in seen.machines]
+        if not missing:
+            return _to(entry, S.VM_BOOTING, seen)
+        if age > ASKED_FOR:
+            return _to(entry, S.REPROCESS, seen, f"no machine was claimed within {ASKED_FOR:.0f} s")
+        return Step(entry, (*held, *(Act(Do.START, one) for one in missing)))
+    if all(_node(one, seen) is NodeState.IDLE for one in entry.machines):
+        return _to(entry, S.VM_READY, seen)
+    if age > settings.join:
+        return _to(entry, S.REPROCESS, seen, f"a machine did not join within {settings.join:.0f} s")
+    return Step(entry, held)
+
+
+def _ready(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+    if failure := _failure(entry, seen):
+        return _to(entry, S.REPROCESS, seen, failure)
+    if job.state is not JobState.HELD:
+        return Step(entry, _take_back(job))
+    return _to(entry, S.MIGRATING, seen)
+
+
+def _migrating(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+    if job.state in (JobState.RUNNING, JobState.ENDING):
+        is_there = set(job.on) <= {node_of(one) for one in entry.machines}
+        return (
+            _to(entry, S.RUNNING, seen)
+            if is_there and job.on
+            else _to(entry, S.REPROCESS, seen, "it started elsewhere")
+        )
+    if failure := _failure(entry, seen):
+        return _to(entry, S.REPROCESS, seen, failure)
+    if seen.now - entry.since > MOVED:
+        return _to(entry, S.REPROCESS, seen, f"it did not start on its nodes within {MOVED:.0f} s: {job.reason}")
+    return Step(entry, (Act(Do.MOVE),) if job.state is JobState.HELD else ())
+
+
+def _running(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+    failure = _failure(entry, seen)
+    if job.state in (JobState.WAITING, JobState.HELD):
+        return _to(entry, S.REPROCESS, seen, failure or "it was requeued")
+    if failure:
+        return _to(entry, S.LOST, seen, failure)
+    return Step(entry)
+
+
+def _lost(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+    """Until the batch system has seen it: it requeues the job, or ends it where its user wants none to run twice."""
+    if job.state in (JobState.WAITING, JobState.HELD):
+        return _to(entry, S.REPROCESS, seen, entry.why)
+    lost = (one for one in entry.machines if one not in seen.machines and _node(one, seen) not in (None, NodeState.OUT))
+    return Step(entry, tuple(Act(Do.LOSE, node_of(one)) for one in lost))
+
+
+HANDLERS = {
+    S.ARRIVED: _arrived, S.STOPPED: _stopped, S.VM_REQUESTED: _starting, S.IMAGE_WAIT: _starting, S.VM_BOOTING: _starting,
+    S.VM_READY: _ready, S.MIGRATING: _migrating, S.RUNNING: _running, S.LOST: _lost,
+}  # fmt: skip
+
+
+# -- the way out -------------------------------------------------------------------------------------------------------
+
+
+def _unknown(entry: Entry, seen: Seen, settings: Settings) -> Step:
+    """One answer is not enough to say that a job is gone: a system that was just restarted may not know it yet."""
+    if entry.state is S.FINISHED:
+        return _clean(entry, None, seen, settings)
+    since = entry.missing or seen.now
+    if seen.now - since >= settings.gone_after:
+        return _to(entry, S.FINISHED, seen, "the batch system does not know it any more")
+    return Step(replace(entry, missing=since))
+
+
+def _clean(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) -> Step:
+    """Nothing of the job's machines and nodes stays; and unless it is over, it is held until then."""
+    is_late = seen.now - entry.since > QUIET
+    acts = tuple(act for machine in entry.machines for act in _leave(machine, seen, is_late=is_late))
+    is_over = entry.state is S.FINISHED or job is None
+    if acts:
+        held = () if is_over or job is None or job.state is JobState.HELD else _take_back(job)
+        return Step(entry, (*held, *(act for act in acts if act is not WAIT)))
+    if is_over or job is None:
+        return _to(entry, S.CLOSED, seen, entry.why)
+    if entry.state is S.REQUEUE:
+        return (
+            Step(entry, (Act(Do.GIVE_BACK),)) if job.state is JobState.HELD else _to(entry, S.CLOSED, seen, entry.why)
+        )
+    if job.state is not JobState.HELD:
+        return Step(entry, _take_back(job))
+    if entry.state is S.REPROCESS:
+        return _again(replace(entry, machines=(), tries=entry.tries + 1), job, seen, settings)
+    # That it was told can be seen nowhere: so it is told for a while.
+    return Step(entry, (Act(Do.REFUSE),)) if seen.now - entry.since < TOLD else _to(entry, S.CLOSED, seen, entry.why)
+
+
+def _again(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+    if job.starts >= settings.restarts:
+        return _to(entry, S.REJECTED, seen, f"requeued {job.starts} times; at last: {entry.why}")
+    return _to(entry, S.REQUEUE if entry.tries >= settings.tries else S.STOPPED, seen, entry.why)
+
+
+WAIT = Act(Do.END, "")  # stands for: not yet
+
+
+def _leave(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, ...]:
+    """The next act on the way out of one machine and its node; none: both are gone.
+
+    Its node takes no job any more; when it is quiet its machine ends; then it is removed. slurmctld 22.05.8 crashed when a node was
+    removed while it still had something to say to it."""
+    node, state = node_of(machine), _node(machine, seen)
+    if machine in seen.machines:
+        if state in (None, NodeState.OUT) or is_late:
+            return (Act(Do.END, machine),)
+        return (WAIT,) if state is NodeState.DRAINING else (Act(Do.CLOSE, node),)
+    if state is None:
+        return ()
+    if state is NodeState.OUT:
+        return (Act(Do.REMOVE, node),)
+    return (Act(Do.LOSE, node),)
+
+
+# -- small helps -------------------------------------------------------------------------------------------------------
+
+
+def _to(entry: Entry, state: State, seen: Seen, why: str = "", *acts: Act) -> Step:
+    return Step(replace(entry, state=state, since=seen.now, why=why), acts)
+
+
+def _take_back(job: JobView) -> tuple[Act, ...]:
+    return () if job.state is JobState.ENDING else (Act(Do.TAKE_BACK),)
+
+
+def _node(machine: str, seen: Seen) -> NodeState | None:
+    view = (seen.nodes or {}).get(node_of(machine))
+    return view.state if view is not None else None
+
+
+def _failure(entry: Entry, seen: Seen) -> str:
+    """Why the machines of a job are of no use any more; "" while they are."""
+    for one in entry.machines:
+        if one in seen.ended and one not in seen.machines:
+            return seen.ended[one]
+        if entry.state not in (S.VM_REQUESTED, S.IMAGE_WAIT) and one not in seen.machines:
+            return "its machine is gone"
+        if _node(one, seen) is NodeState.OUT and entry.state not in STARTING:
+            return "its node was taken out of service"
+    return ""

@@ -1,0 +1,155 @@
+"""Is this host open to jobs, and which job's turn is it: pure, with the reason.
+
+Jobs are served in the order in which they came: one that fits would keep a larger one before it waiting for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from belljar.bait import Order, Settings
+from belljar.bait.states import BaitState, Entry, State
+from belljar.batch import JobView
+from belljar.model import MIB
+from belljar.records import dataclass
+
+Judge = Callable[[JobView], str]  # why the site's rules forbid a job what it asks for; "" where they do not
+
+
+@dataclass(frozen=True)
+class Room:
+    """What of this host is left for machines, and what there is of it at all."""
+
+    memory: int
+    cpus: int
+    disk: int
+    all_memory: int
+    all_cpus: int
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Failed starts in a row, and when the last one was."""
+
+    count: int = 0
+    at: float = 0.0
+
+    def after(self, failed: bool, now: float) -> Faults:
+        return Faults(self.count + 1, now) if failed else Faults()
+
+
+@dataclass(frozen=True)
+class Bait:
+    """Whether it takes jobs now."""
+
+    state: BaitState
+    why: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        return self.state is BaitState.OPEN
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The job that is served now, or why none is. *wrong*: jobs that can never be, and why."""
+
+    job: str = ""
+    why: str = ""
+    wrong: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the machines of a job take together."""
+
+    count: int
+    cpus: int  # of each
+    memory: int  # of each
+    job_memory: int  # of each: what the job may use of it
+
+    @property
+    def all_cpus(self) -> int:
+        return self.count * self.cpus
+
+    @property
+    def all_memory(self) -> int:
+        return self.count * self.memory
+
+
+def nothing(job: JobView) -> str:
+    """A judge without rules."""
+    return ""
+
+
+def size_of(job: JobView, settings: Settings) -> Size:
+    """Each node of a job has the same share of it, rounded up: whole processors, whole MiB."""
+    count = max(job.nodes, 1)
+    memory = -(-job.memory // count // MIB) * MIB
+    return Size(count, max(-(-job.cpus // count), 1), memory + settings.overhead, memory)
+
+
+def bait_now(
+    order: Order, room: Room, faults: Faults, settings: Settings, now: float, *, starting: bool = False
+) -> Bait:
+    """The administrator's word stands before the host's. After too many faults one job at a time is let in to try."""
+    if not order.is_open:
+        return Bait(BaitState.CLOSED_ADMIN, order.why or "closed by an administrator")
+    if faults.count >= settings.faults and (starting or now < faults.at + settings.retry):
+        return Bait(BaitState.CLOSED_FAULTS, f"{faults.count} starts failed in a row")
+    for what, free, least in (("memory", room.memory, settings.min_memory), ("disk", room.disk, settings.min_disk)):
+        if free < least:
+            return Bait(
+                BaitState.CLOSED_RESOURCES, f"{free // MIB} MiB of {what} free, {least // MIB} MiB are the least"
+            )
+    if room.cpus < 1:
+        return Bait(BaitState.CLOSED_RESOURCES, "no processor is free")
+    return Bait(BaitState.OPEN)
+
+
+def impossible(job: JobView, room: Room, settings: Settings) -> str:
+    """Why this host could never serve it; "" where it could."""
+    size = size_of(job, settings)
+    if job.image and job.image not in settings.images:
+        return f"image {job.image}: not among the images that may become nodes here ({', '.join(settings.images)})"
+    if job.network and job.network not in dict(settings.networks):
+        return f"network class {job.network}: there is {', '.join(dict(settings.networks)) or 'none'} here"
+    if size.all_cpus > room.all_cpus:
+        return f"{size.all_cpus} processors: this host gives {room.all_cpus} to machines"
+    if job.memory <= 0:
+        return "it has no memory limit: a machine's size follows from it (--mem, or DefMemPerCPU)"
+    if size.all_memory > room.all_memory:
+        return f"{size.all_memory // MIB} MiB of memory: this host has {room.all_memory // MIB} MiB"
+    return ""
+
+
+def choose(
+    entries: Iterable[Entry],
+    jobs: Mapping[str, JobView],
+    bait: Bait,
+    room: Room,
+    settings: Settings,
+    judge: Judge = nothing,
+) -> Turn:
+    """Of the jobs that are held here, the one to make machines for now: all of its machines, or none."""
+    waiting = sorted(
+        (one for one in entries if one.state is State.STOPPED and one.job in jobs), key=lambda one: one.since
+    )
+    wrong = tuple(
+        (one.job, why) for one in waiting if (why := impossible(jobs[one.job], room, settings) or judge(jobs[one.job]))
+    )
+    possible = [one for one in waiting if one.job not in dict(wrong)]
+    if not possible:
+        return Turn(wrong=wrong)
+    if not bait.is_open:
+        return Turn(why=bait.why, wrong=wrong)
+    first = possible[0].job
+    size = size_of(jobs[first], settings)
+    for what, needed, free in (
+        ("processors", size.all_cpus, room.cpus),
+        ("MiB of memory", size.all_memory, room.memory),
+    ):
+        if needed > free:
+            unit = MIB if "MiB" in what else 1
+            return Turn(why=f"{first} waits for {needed // unit} {what}, {free // unit} are free", wrong=wrong)
+    return Turn(first, wrong=wrong)

@@ -1,0 +1,69 @@
+"""What a bait wrote down: one line of JSON for each change of a job's entry, on disk before the act that follows.
+
+The last line of a job counts. A line that was cut off by a crash is none: its act was not done. A start writes the file anew, with the
+jobs that are not closed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from belljar.bait.states import Entry, State
+from belljar.errors import BelljarError
+from belljar.host.files import no_space_as_error, read_capped, write_all, write_whole
+from belljar.model import dumps
+from belljar.reading import from_json
+
+FILE = "jobs.jsonl"
+LARGEST = 1 << 28
+ROLL = 1 << 20  # bytes after which it is written anew
+
+
+def read(folder: Path) -> dict[str, Entry]:
+    """The jobs that are not closed, by their ids, in the order in which they came."""
+    try:
+        lines = read_capped(folder / FILE, LARGEST).split(b"\n")
+    except FileNotFoundError:
+        return {}
+    found: dict[str, Entry] = {}
+    for line in lines:
+        with suppress(ValueError, BelljarError):
+            entry: Entry = from_json(Entry, json.loads(line))
+            found[entry.job] = entry
+    return {job: entry for job, entry in found.items() if entry.state is not State.CLOSED}
+
+
+class Journal:
+    """Append-only, but for `roll`. `entries`: as they were written last."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / FILE
+        self.entries = read(folder)
+        self._descriptor = -1
+        self.roll()
+
+    def write(self, entry: Entry) -> None:
+        """On disk when it returns. Raises NoSpace: then nothing may be done."""
+        with no_space_as_error(self._path):
+            write_all(self._descriptor, dumps(entry) + b"\n")
+            os.fdatasync(self._descriptor)
+        if entry.state is State.CLOSED:
+            self.entries.pop(entry.job, None)
+        else:
+            self.entries[entry.job] = entry
+        if os.fstat(self._descriptor).st_size > ROLL + 4096 * len(self.entries):
+            self.roll()
+
+    def roll(self) -> None:
+        """Write the file anew, whole, without what is closed."""
+        write_whole(self._path, b"".join(dumps(one) + b"\n" for one in self.entries.values()), durable=True)
+        self.close()
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

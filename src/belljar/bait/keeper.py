@@ -1,0 +1,153 @@
+"""A bait's machines: asked for, found again after a restart, ended, by belljar's own door.
+
+A machine's work is to join the pool: a script as root, which reads the pool's secret from its standard input. So the secret is in no
+image, request, record or command line. The machine ends when its batch daemon does.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from typing import Any, Protocol
+
+from belljar import api
+from belljar.bait import Settings
+from belljar.bait.decide import Room, size_of
+from belljar.batch import JobView, Member, Pool, node_of
+from belljar.errors import BadOption, BelljarError, HostError, NoSuchMachine
+from belljar.host.caller import describe
+from belljar.host.files import read_capped
+from belljar.host.room import host_memory
+from belljar.model import Account, NetworkMode, Payload, Request, RunPayload, Share, StdinKind
+from belljar.records import replace
+
+ROOT = Account("root", 0, 0, "root", home="/root")
+GRACE = 5.0
+LARGEST_SECRET, LARGEST_CONF = 1 << 12, 1 << 20
+BAIT, JOB = "bait", "bait-job"  # labels
+
+
+class Keeper(Protocol):
+    """Who keeps machines. All but `start` is cheap."""
+
+    def living(self) -> frozenset[str]: ...
+    def ended(self, id: str) -> str | None:
+        """Why this machine has ended; None where nothing is known of its end."""
+
+    async def start(self, job: JobView, id: str) -> None:
+        """Returns when it is claimed. Raises BelljarError."""
+
+    def end(self, id: str) -> None: ...
+    def room(self, taken: int) -> Room:
+        """*taken*: processors of machines that are not claimed yet."""
+
+    def events(self) -> AsyncIterator[dict[str, Any]]: ...
+
+
+class Machines:
+    """The keeper of this host."""
+
+    def __init__(self, settings: Settings, name: str, pool: Pool, shares: tuple[Share, ...]) -> None:
+        self._settings, self._name, self._pool, self._shares = settings, name, pool, shares
+
+    def living(self) -> frozenset[str]:
+        return frozenset(one.id for one in api.machines() if one.view.labels.get(BAIT) == self._name)
+
+    def ended(self, id: str) -> str | None:
+        with suppress(NoSuchMachine):
+            view = api.find(id).view
+            if view.ended is not None:
+                return str((view.outcome or {}).get("reason") or view.cause)
+        return None
+
+    async def start(self, job: JobView, id: str) -> None:
+        request = request_for(job, id, self._name, self._settings, self._pool, self._shares)
+        await api.astart(request, stdin=secret(self._settings))
+
+    def end(self, id: str) -> None:
+        with suppress(NoSuchMachine):
+            api.find(id).ask("stop", grace=GRACE)
+
+    def room(self, taken: int) -> Room:
+        left, most = api.room(), self._settings.max_cpus or os.cpu_count() or 1
+        ours = sum(one.view.cpus for one in api.machines() if one.view.labels.get(BAIT) == self._name)
+        return Room(left.memory, most - ours - taken, left.scratch, host_memory()[0], most)
+
+    def events(self) -> AsyncIterator[dict[str, Any]]:
+        return aiter(api.aevents())
+
+
+def request_for(
+    job: JobView, id: str, name: str, settings: Settings, pool: Pool, shares: tuple[Share, ...] = ()
+) -> Request:
+    """The request for one machine of this job. Raises BelljarError."""
+    size, hosts = size_of(job, settings), "\n".join(settings.hosts)
+    features = tuple(dict.fromkeys((settings.feature, feature_of(name), *job.features)))
+    member = Member(node_of(id), size.cpus, size.job_memory, features, account_of(job), hosts)
+    labels = {BAIT: name, JOB: job.id, "owner": job.owner, "queue": job.queue}
+    request = joining_request(
+        member, job.image or settings.images[0], settings, pool, shares, labels, network=job.network, disk=job.disk,
+        requester=f"bait:{job.id}",
+    )  # fmt: skip
+    return replace(request, id=id)
+
+
+def joining_request(
+    member: Member, image: str, settings: Settings, pool: Pool, shares: tuple[Share, ...], labels: Mapping[str, str], *,
+    network: str = "", disk: int = 0, requester: str,
+) -> Request:  # fmt: skip
+    """The request for a machine that becomes this node. Raises BelljarError."""
+    joining = pool.nodes.joining(member, settings.conf, _read(settings.conf, "conf", LARGEST_CONF))
+    payload = Payload(
+        (b"join-the-pool",),
+        ROOT,
+        script=joining.script,
+        cwd=b"/",
+        env=joining.env,
+        stdin=StdinKind.STREAM,
+        files=joining.files,
+    )
+    bridge = dict(settings.networks)[network or settings.networks[0][0]]
+    return api.request_of(
+        RunPayload(payload), image=image, cpus=member.cpus, memory=member.memory + settings.overhead, disk=disk or None,
+        network=NetworkMode.BRIDGE, network_name=bridge, shares=shares, name=member.name, requester=requester, grace=GRACE,
+        labels=labels,
+    )  # fmt: skip
+
+
+def secret(settings: Settings) -> bytes:
+    """The pool's. Raises HostError."""
+    return _read(settings.key, "key", LARGEST_SECRET)
+
+
+def feature_of(name: str) -> str:
+    """The feature of this bait's nodes, by which it knows them."""
+    return "bait_" + "".join(one if one.isalnum() else "_" for one in name)
+
+
+def account_of(job: JobView) -> tuple[str, ...]:
+    """The line of passwd and those of group for the one user whose job a node runs. Raises BadOption for one this host does not
+    know, or by another number."""
+    try:
+        entry = pwd.getpwnam(job.owner)
+    except KeyError:
+        raise BadOption(f"{job.id}: its user {job.owner[:60]!r} is not known on this host") from None
+    if job.uid not in (-1, entry.pw_uid):
+        raise BadOption(f"{job.id}: its user {job.owner} has the uid {job.uid}, and {entry.pw_uid} on this host")
+    one = describe(entry.pw_uid, entry.pw_gid, None)
+    groups = (f"{name}:x:{gid}:{one.name}" for gid, name in ((one.gid, one.group), *one.groups))
+    return (f"{one.name}:x:{one.uid}:{one.gid}::{one.home}:{one.shell}", *groups)
+
+
+def _read(path: Any, key: str, largest: int) -> bytes:
+    try:
+        return read_capped(path, largest)
+    except OSError as exc:
+        raise HostError(f"{path}: {exc.strerror}", hint=f"Correct `{key}` in bait.toml.") from exc
+
+
+def told(error: BelljarError) -> str:
+    """One line."""
+    return f"{type(error).__name__}: {error.message}".replace("\n", " ")

@@ -1,0 +1,56 @@
+"""bait.toml becomes `Settings`: every mistake at once, as `file, key: what, hint`. One table, [bait]."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from belljar.bait import Settings
+from belljar.batch import names
+from belljar.errors import BadSettings
+from belljar.host.tables import Value, converted, keys_of, read_table
+from belljar.host.toml import Mistake, meant, place, read
+from belljar.records import replace
+
+FILE = Path("/etc/belljar/bait.toml")
+TABLE = "bait"
+WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+BUILT = ("slurm",)  # systems that machines join by themselves
+
+
+def load(path: Path = FILE) -> Settings:
+    """Raises BadSettings with every mistake there is."""
+    mistakes: list[Mistake] = []
+    known, table = keys_of((Settings,), TABLE), dict[str, Value]()
+    text, content = read(path, mistakes)
+    for name, values in content.items():
+        if name != TABLE or not isinstance(values, dict):
+            mistakes.append(Mistake(place(path, text, name), name, "no such table", meant(name, (TABLE,))))
+        else:
+            read_table(path, text, TABLE, values, known, table, mistakes)
+    settings = Settings(**converted(TABLE, table, known, mistakes))
+    settings = replace(settings, name=settings.name or os.uname().nodename.partition(".")[0])
+    if not mistakes:
+        mistakes += [_mistake(path, table, *wrong) for wrong in _wrongs(settings)]
+    if mistakes:
+        raise BadSettings(tuple(mistakes), hint="Correct the file, then start the bait again.")
+    return settings
+
+
+def _mistake(path: Path, table: dict[str, Value], key: str, what: str, hint: str) -> Mistake:
+    return Mistake(table[key].origin if key in table else str(path), f"{TABLE}.{key}", what, hint)
+
+
+def _wrongs(settings: Settings) -> Iterator[tuple[str, str, str]]:
+    if settings.system not in BUILT:
+        known = "machines cannot join it yet" if settings.system in names() else "no such batch system"
+        yield "system", f"{settings.system}: {known}", f"one of {', '.join(BUILT)}"
+    for key in ("name", "queue", "feature"):
+        if not WORD.fullmatch(getattr(settings, key)):
+            yield key, f"{getattr(settings, key)[:60]!r} cannot be a name", "letters, digits, `.`, `_` and `-`"
+    if not settings.images:
+        yield "images", "is missing", 'as in images = ["worker"]: only images of the site may become nodes'
+    if not settings.networks:
+        yield "networks", "is missing", 'as in networks = { open = "br0" }: a node is reached by the batch system'

@@ -1,0 +1,71 @@
+"""Where a job stands at a bait, and what may follow: one table. A state that names an act is written down before that act."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from belljar.records import dataclass
+
+
+class State(str, Enum):
+    """A job's way. Cleaning-up states end when no machine and no node of the job is left."""
+
+    ARRIVED = "arrived"  # the batch system gave it to the bait; it is taken back, and held
+    STOPPED = "stopped"  # held; it waits for its turn
+    VM_REQUESTED = "vm-requested"  # its machines have names; they are asked for
+    IMAGE_WAIT = "image-wait"  # asked for, and not claimed yet: their image is on its way to this host
+    VM_BOOTING = "vm-booting"  # claimed; they boot, and join
+    VM_READY = "vm-ready"  # all have joined
+    MIGRATING = "migrating"  # it is moved to them, and released
+    RUNNING = "running"  # on them
+    FINISHED = "finished"  # over; cleaning up
+    REPROCESS = "reprocess"  # a machine failed: held and cleaned up, then again here
+    REQUEUE = "requeue"  # cleaned up, then back to the batch system: it may go to another host
+    REJECTED = "rejected"  # cleaned up, then held with the reason: nobody here can make what it asks for
+    LOST = "lost"  # its machine died under it; its node is declared down, and the batch system says what becomes of it
+    CLOSED = "closed"  # nothing of it is left here
+
+
+S = State
+CLEANING = frozenset({S.FINISHED, S.REPROCESS, S.REQUEUE, S.REJECTED})
+STARTING = frozenset({S.VM_REQUESTED, S.IMAGE_WAIT, S.VM_BOOTING})
+MOVES: dict[State, frozenset[State]] = {
+    S.ARRIVED: frozenset({S.STOPPED, S.FINISHED, S.CLOSED}),
+    S.STOPPED: frozenset({S.VM_REQUESTED, S.REJECTED, S.REQUEUE, S.FINISHED, S.ARRIVED}),
+    S.VM_REQUESTED: frozenset({S.IMAGE_WAIT, S.VM_BOOTING, S.REPROCESS, S.FINISHED}),
+    S.IMAGE_WAIT: frozenset({S.VM_BOOTING, S.REPROCESS, S.FINISHED}),
+    S.VM_BOOTING: frozenset({S.VM_READY, S.REPROCESS, S.FINISHED}),
+    S.VM_READY: frozenset({S.MIGRATING, S.REPROCESS, S.FINISHED}),
+    S.MIGRATING: frozenset({S.RUNNING, S.REPROCESS, S.FINISHED, S.LOST}),
+    S.RUNNING: frozenset({S.FINISHED, S.LOST, S.REPROCESS}),
+    S.FINISHED: frozenset({S.CLOSED}),
+    S.REPROCESS: frozenset({S.STOPPED, S.REQUEUE, S.REJECTED, S.FINISHED}),
+    S.REQUEUE: frozenset({S.CLOSED, S.REJECTED, S.FINISHED}),
+    S.REJECTED: frozenset({S.CLOSED, S.FINISHED}),
+    S.LOST: frozenset({S.REPROCESS, S.FINISHED}),
+    S.CLOSED: frozenset(),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is written down of a job."""
+
+    job: str
+    state: State
+    since: float  # when it came into this state
+    machines: tuple[str, ...] = ()  # ids of this try's machines; their nodes' names follow from them
+    tries: int = 0  # machines that failed it here
+    home: str = ""  # the queue it came from
+    reruns: bool = True  # as its user wanted it, before it was taken back
+    why: str = ""
+    missing: float = 0.0  # since when the batch system has not known it; 0: it does
+
+
+class BaitState(str, Enum):
+    """Whether the bait takes jobs, and why not."""
+
+    OPEN = "open"
+    CLOSED_ADMIN = "closed-admin"
+    CLOSED_RESOURCES = "closed-resources"
+    CLOSED_FAULTS = "closed-faults"

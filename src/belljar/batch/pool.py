@@ -1,0 +1,180 @@
+"""A batch system from the outside, in words that all systems share: its jobs, its nodes, and the commands that change them.
+
+Where `job/` is about one job that belljar was started for, this is about all of them, for a policy that works beside the batch
+system and owns none of its jobs. Each system has client.py (jobs) and nodes.py (nodes), which are commands and strict parsers;
+`POOL` in its nodes.py is both. Nothing here runs a command.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from pathlib import Path
+from typing import Protocol
+
+from belljar.model import PlainFile
+from belljar.records import dataclass
+
+JobId = str  # as the system's own commands take it: "4711", "4711_3", "4711.3"
+Command = tuple[str, ...]
+LARGEST_ANSWER = 64 << 20  # bytes of one list
+NODE_FORM = re.compile(r"vm([0-9a-f]{12})x")
+
+
+class JobState(str, Enum):
+    """Where a job is, as far as it concerns who follows it."""
+
+    WAITING = "waiting"
+    HELD = "held"  # waits, and is not started until somebody lets it
+    RUNNING = "running"
+    ENDING = "ending"  # over, but its nodes are not free yet
+    ENDED = "ended"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class JobView:
+    """A job as its system tells of it. Sizes in bytes, for the whole job; what its user wrote is not to be trusted."""
+
+    id: JobId
+    state: JobState
+    owner: str = ""
+    uid: int = -1  # -1: the system does not tell it
+    group: str = ""
+    queue: str = ""
+    image: str = ""  # what the job asks for; "" where it asks for none
+    network: str = ""  # the network class it asks for
+    cpus: int = 1
+    memory: int = 0
+    disk: int = 0
+    nodes: int = 1  # how many it asks for
+    features: tuple[str, ...] = ()  # of nodes, that its constraints name
+    on: tuple[str, ...] = ()  # the nodes it was given
+    array: tuple[str, str] = ("", "")  # the array's id, and the task's
+    number: str = ""  # as hooks on a node know it
+    starts: int = 0  # how often it was requeued
+    reason: str = ""  # why it waits, in the system's words
+    reruns: bool = True  # the system may start it anew; False: its user wants it to run once at most
+    is_batch: bool = True  # a script, not somebody at a terminal: such a job cannot be taken back
+
+
+class NodeState(str, Enum):
+    """Where a node is, as far as it concerns who made it."""
+
+    IDLE = "idle"  # it has joined, and would take a job
+    BUSY = "busy"  # it has a job, or the end of one
+    OUT = "out"  # it is quiet, and takes no job any more: it may be removed
+    DRAINING = "draining"  # it has a job, and takes no other one
+    AWAY = "away"  # known, but not there: it was not heard of yet, or no longer
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """A node as its system tells of it."""
+
+    name: str
+    state: NodeState
+    features: tuple[str, ...] = ()
+    reason: str = ""  # why it is out, in the words of who took it out
+    cpus: int = 0
+    memory: int = 0  # bytes
+
+
+@dataclass(frozen=True)
+class Joining:
+    """What a machine needs to join the pool: a script that root runs in it, which reads the pool's secret from its standard input."""
+
+    script: bytes
+    env: tuple[tuple[bytes, bytes], ...]
+    files: tuple[PlainFile, ...]
+
+
+@dataclass(frozen=True)
+class Member:
+    """A node that is to join: its size is what the jobs of the system may use of it."""
+
+    name: str
+    cpus: int
+    memory: int  # bytes
+    features: tuple[str, ...]
+    account: tuple[str, ...]  # of the one user whose job it runs: lines of passwd and group
+    hosts: str  # lines for its /etc/hosts
+    is_known: bool = False  # the system's own configuration has it; else it adds itself
+
+
+class Client(Protocol):
+    """The jobs of one system. A command that changes a job may fail where the job is gone: that is seen at the next look."""
+
+    def submit(self, script: str, options: tuple[str, ...] = ()) -> Command: ...
+    def submitted(self, printed: bytes) -> JobId: ...
+    def query(self, mark: str) -> Command:
+        """The one command that tells of all jobs. *mark*: letters nobody could guess, which a job's own text cannot hold."""
+
+    def jobs(self, printed: bytes, mark: str) -> dict[JobId, JobView]:
+        """Raises ValueError for what is no such answer."""
+
+    def take_back(self, job: JobView) -> tuple[Command, ...]:
+        """Off its node, and held; one that only waits is held."""
+
+    def release(self, job: JobId) -> Command: ...
+    def cancel(self, job: JobId) -> Command: ...
+    def note(self, job: JobView, text: str) -> Command:
+        """*text* where a user looks for the reason why a job waits."""
+
+
+class Nodes(Protocol):
+    """The nodes of one system."""
+
+    def query(self) -> Command: ...
+    def nodes(self, printed: bytes) -> dict[str, NodeView]:
+        """Raises ValueError for what is no such answer."""
+
+    def admit(self, node: str) -> tuple[Command, ...]:
+        """Before its machine is started."""
+        return ()
+
+    def open(self, node: str) -> Command: ...
+    def close(self, node: str, reason: str) -> Command: ...
+    def lose(self, node: str, reason: str) -> Command:
+        """Its machine is gone: what ran there has ended."""
+
+    def remove(self, node: str) -> tuple[Command, ...]:
+        """Only for one that is OUT."""
+
+    def move(self, job: JobView, nodes: tuple[str, ...], queue: str, *, reruns: bool = True) -> tuple[Command, ...]:
+        """Let a job that is held run on these nodes and no others. *reruns*: as its user wanted it before it was taken back."""
+
+    def give_back(self, job: JobView, queue: str, delay: float) -> tuple[Command, ...]:
+        """Let a job that is held run anywhere again, in the queue it came from, after so many seconds."""
+
+    def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
+        """*conf_file*, *text*: the system's settings on this host."""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Both sides of one system."""
+
+    client: Client
+    nodes: Nodes
+
+
+def node_of(machine: str) -> str:
+    """The name of the node that this machine becomes. It ends in a letter: Slurm writes no two such names as one."""
+    return f"vm{machine}x"
+
+
+def machine_of(node: str) -> str:
+    """The machine behind a node of this name; "" where the name is none that we give."""
+    match = NODE_FORM.fullmatch(node)
+    return match[1] if match else ""
+
+
+def words_of(text: str, *known: str) -> dict[str, str]:
+    """`name=value` of these names in a user's text, each as a plain word. The first one counts."""
+    found: dict[str, str] = {}
+    for word in text[:4096].split():
+        name, equals, value = word.partition("=")
+        if equals and name in known and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
+            found.setdefault(name, value)
+    return found

@@ -1,0 +1,140 @@
+"""Slurm's jobs from the outside: squeue, read strictly, and the commands that hold, move and release one. 22.05 and later.
+
+A comment may hold newlines, and so what looks like another row: only a row with the mark of this very question counts.
+https://slurm.schedmd.com/squeue.html#OPT_Format
+"""
+
+from __future__ import annotations
+
+import re
+
+from belljar.batch.job.terms import one_line, whole
+from belljar.batch.pool import LARGEST_ANSWER, Client, Command, JobId, JobState, JobView, words_of
+from belljar.model import GIB, KIB, MIB
+
+# Name of the field, and its width: what fills its width may have been cut off.
+FIELDS = (
+    ("jobid", 12), ("arrayjobid", 12), ("arraytaskid", 12), ("state", 20), ("prioritylong", 14), ("username", 40),
+    ("userid", 12), ("groupname", 40), ("partition", 80), ("numnodes", 8), ("tres", 200), ("mintmpdisk", 20),
+    ("requeue", 6), ("batchflag", 9), ("feature", 200), ("nodelist", 1000), ("restartcnt", 8), ("reason", 60), ("comment", 200),
+)  # fmt: skip
+WIDTH = dict(FIELDS)
+# https://slurm.schedmd.com/squeue.html#SECTION_JOB-STATE-CODES
+STATES = {
+    **dict.fromkeys(("RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING"), JobState.RUNNING),
+    **dict.fromkeys(("COMPLETING", "STAGE_OUT"), JobState.ENDING),
+    **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_FED", "SPECIAL_EXIT"), JobState.WAITING),
+    **dict.fromkeys(("REQUEUE_HOLD", "RESV_DEL_HOLD"), JobState.HELD),
+    **dict.fromkeys(
+        ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE",
+         "REVOKED"),
+        JobState.ENDED,
+    ),
+}  # fmt: skip
+UNITS = {"": MIB, "K": KIB, "M": MIB, "G": GIB, "T": GIB * KIB}
+SIZE = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,6}))?([KMGT]?)")
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
+LONGEST_NOTE = 200
+
+
+class SlurmClient(Client):
+    """The client's side."""
+
+    def submit(self, script: str, options: tuple[str, ...] = ()) -> Command:
+        return ("sbatch", "--parsable", *options, script)
+
+    def submitted(self, printed: bytes) -> JobId:
+        job = printed.decode("ascii", "replace").strip().partition(";")[0]
+        if whole(job) is None:
+            raise ValueError(f"sbatch printed {job[:60]!r} where the job's number is expected")
+        return job
+
+    def query(self, mark: str) -> Command:
+        first, *others = FIELDS
+        words = [f"{first[0]}:.{first[1]}{mark}", *(f"{name}:{width}|" for name, width in others)]
+        return ("squeue", "--noheader", "--all", "--array", "--states=all", f"--Format={','.join(words)}")
+
+    def jobs(self, printed: bytes, mark: str) -> dict[JobId, JobView]:
+        if len(printed) > LARGEST_ANSWER:
+            raise ValueError("squeue printed more than a list of jobs")
+        rows = printed.decode("utf-8", "replace").split("\n")
+        found = [_job(row, mark) for row in rows if row[WIDTH["jobid"] :].startswith(mark)]
+        if not found and printed.strip():
+            raise ValueError(f"squeue printed {rows[0][:60]!r} where the list of jobs begins")
+        return {job.id: job for job in found}
+
+    def take_back(self, job: JobView) -> tuple[Command, ...]:
+        if job.state is not JobState.RUNNING:
+            return (("scontrol", "hold", job.id),)
+        allow = () if job.reruns else (("scontrol", "update", f"JobId={job.id}", "Requeue=1"),)
+        return (*allow, ("scontrol", "requeuehold", job.id))
+
+    def release(self, job: JobId) -> Command:
+        return ("scontrol", "release", job)
+
+    def cancel(self, job: JobId) -> Command:
+        return ("scancel", job)
+
+    def note(self, job: JobView, text: str) -> Command:
+        return ("scontrol", "update", f"JobId={job.id}", f"AdminComment=belljar: {one_line(text, LONGEST_NOTE)}")
+
+
+def _job(row: str, mark: str) -> JobView:
+    """Raises ValueError for a row that cannot be squeue's. A field that its user filled cannot move those before it."""
+    number, rest = row[: WIDTH["jobid"]].strip(), row[WIDTH["jobid"] + len(mark) :]
+    fields = {"jobid": number}
+    for name, width in FIELDS[1:]:
+        if name != "comment" and rest[width : width + 1] != "|":
+            raise ValueError(f"squeue printed {row[:60]!r}: its field {name} is not {width} wide")
+        fields[name], rest = rest[:width].strip(), rest[width + 1 :]
+    if whole(number) is None:
+        raise ValueError(f"squeue printed {number!r} where the job's number is expected")
+    array, task = fields["arrayjobid"], fields["arraytaskid"]
+    is_task = whole(task) is not None and whole(array) is not None
+    tres = dict(one.partition("=")[::2] for one in fields["tres"].split(",") if "=" in one)
+    asked = words_of(fields["comment"], "vm", "net")
+    return JobView(
+        id=f"{array}_{task}" if is_task else number, state=_state(fields["state"], fields["prioritylong"]),
+        owner=_name(fields["username"]), uid=_number(fields["userid"], -1), group=_name(fields["groupname"]),
+        queue=_name(fields["partition"].partition(",")[0]), image=asked.get("vm", ""), network=asked.get("net", ""),
+        cpus=_number(tres.get("cpu", ""), 1), memory=_size(tres.get("mem", "")), disk=_size(fields["mintmpdisk"]),
+        nodes=_number(fields["numnodes"], 1), reruns=fields["requeue"] != "0", is_batch=fields["batchflag"] != "0", features=_features(fields["feature"]), on=_nodes(fields["nodelist"]), array=(array, task) if is_task else ("", ""),
+        number=number, starts=_number(fields["restartcnt"], 0), reason=one_line(fields["reason"]),
+    )  # fmt: skip
+
+
+def _state(state: str, priority: str) -> JobState:
+    """A job that is held has the priority 0, whoever holds it and whatever its reason says."""
+    found = STATES.get(state, JobState.UNKNOWN)
+    return JobState.HELD if found is JobState.WAITING and priority == "0" else found
+
+
+def _number(text: str, otherwise: int) -> int:
+    number = whole(text)
+    return otherwise if number is None else number
+
+
+def _name(text: str) -> str:
+    return text if NAME.fullmatch(text) else ""
+
+
+def _size(text: str) -> int:
+    """`1200M`, `1.50G`, `1G`; a bare number is MiB. 0 for all else."""
+    match = SIZE.fullmatch(text)
+    return int(float(f"{match[1]}.{match[2] or 0}") * UNITS[match[3]]) if match else 0
+
+
+def _features(text: str) -> tuple[str, ...]:
+    """Of an expression such as `[a*2&b|c]`: its words."""
+    words = re.findall(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}", text) if text != "(null)" else ()
+    return tuple(dict.fromkeys(words))
+
+
+def _nodes(text: str) -> tuple[str, ...]:
+    """Names, as they are; those in brackets stay together, for none of ours is written so."""
+    if len(text) >= WIDTH["nodelist"]:
+        raise ValueError("squeue printed a list of nodes that was cut off")
+    return tuple(re.findall(r"(?:[^,\[]|\[[^]]*\])+", text))
+
+
+CLIENT = SlurmClient()

@@ -1,0 +1,192 @@
+"""Slurm's nodes from the outside: dynamic nodes that machines become, and baits. 22.05 and later.
+
+A machine's slurmd registers itself (`slurmd -Z`); slurmctld then launches to the address the registration came from, at its own
+SlurmdPort. https://slurm.schedmd.com/dynamic_nodes.html
+
+A dynamic node is deleted only when it is drained and quiet, and after its slurmd has gone: slurmctld 22.05.8 crashed when one was
+deleted while it still sent something there.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from belljar.batch.job.terms import one_line, one_node
+from belljar.batch.pool import (
+    LARGEST_ANSWER,
+    Command,
+    JobView,
+    Joining,
+    Member,
+    Nodes,
+    NodeState,
+    NodeView,
+    Pool,
+)  # fmt: skip
+from belljar.batch.slurm.client import CLIENT
+from belljar.model import MIB, PlainFile
+
+OURS = "belljar:"
+# `State=` is one base state and flags. https://slurm.schedmd.com/sinfo.html#SECTION_NODE-STATE-CODES
+BUSY = {"ALLOCATED", "MIXED", "COMPLETING"}
+ABSENT = {
+    "UNKNOWN",
+    "FUTURE",
+    "NOT_RESPONDING",
+    "POWERED_DOWN",
+    "POWERING_UP",
+    "POWERING_DOWN",
+    "POWER_DOWN",
+    "REBOOT_ISSUED",
+}
+CLOSED = {"DOWN", "DRAIN", "FAIL"}
+# Lines of slurm.conf that a guest has its own of, or may not have: places on this host, and for a dynamic node those of nodes.
+OF_NODES = ("nodename", "partitionname", "nodeset", "downnodes")
+NOT_A_GUESTS = (
+    "include", "slurmdspooldir", "slurmdpidfile", "slurmdlogfile",
+    "slurmctldpidfile", "slurmctldlogfile", "statesavelocation", "jobcomploc", "prolog", "epilog", "taskprolog", "taskepilog",
+    "prologslurmctld", "epilogslurmctld", "plugstackconfig", "healthcheckprogram", "jobsubmitplugins",
+)  # fmt: skip
+GUESTS = """SlurmdSpoolDir=/var/spool/slurmd
+SlurmdPidFile=/run/slurmd.pid
+SlurmdLogFile=/var/log/slurm/slurmd.log
+"""
+# slurmd wants control groups whatever it tracks processes by, and there is no systemd to ask for them.
+CGROUPS = b"CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n"
+
+# Root runs it in the guest. The key comes by standard input, so that no image, record or command line has it. When slurmd ends,
+# so does the machine.
+JOIN = rb"""#!/bin/sh
+set -eu
+umask 077
+mkdir -p /etc/munge /var/lib/munge /var/log/munge /run/munge
+cat > /etc/munge/munge.key
+umask 022
+chown -R munge:munge /etc/munge /var/lib/munge /var/log/munge /run/munge
+chmod 0755 /run/munge
+chmod 0400 /etc/munge/munge.key
+hostname "$NODE"
+printf '%s\n' "$HOSTS" >> /etc/hosts
+for address in $(hostname -I); do printf '%s %s\n' "$address" "$NODE" >> /etc/hosts; done
+add() { while IFS= read -r line; do grep -q "^${line%%:*}:" "$1" || printf '%s\n' "$line" >> "$1"; done; }
+[ -z "$PASSWD" ] || printf '%s\n' "$PASSWD" | add /etc/passwd
+[ -z "$GROUPS_OF" ] || printf '%s\n' "$GROUPS_OF" | add /etc/group
+mkdir -p /var/spool/slurmd /var/log/slurm
+[ -e /sys/fs/cgroup/cgroup.procs ] || mount -t cgroup2 none /sys/fs/cgroup
+mkdir -p /sys/fs/cgroup/system.slice
+for group in /sys/fs/cgroup /sys/fs/cgroup/system.slice; do echo "+cpuset +cpu +memory +pids" > $group/cgroup.subtree_control; done
+setpriv --reuid=munge --regid=munge --init-groups munged
+if [ -n "$CONF" ]; then exec slurmd -D -f "$SLURM_CONF" -Z -N "$NODE" --conf "$CONF" </dev/null; fi
+exec slurmd -D -b -f "$SLURM_CONF" -N "$NODE" </dev/null
+"""
+
+
+class SlurmNodes(Nodes):
+    """The nodes' side."""
+
+    def query(self) -> Command:
+        return ("scontrol", "--oneliner", "--all", "show", "nodes")
+
+    def nodes(self, printed: bytes) -> dict[str, NodeView]:
+        text = printed.decode("utf-8", "replace")
+        if len(printed) > LARGEST_ANSWER or (text.strip() and not text.startswith(("NodeName=", "No nodes"))):
+            raise ValueError(f"scontrol printed {text[:60]!r} where the list of nodes begins")
+        return {one.name: one for line in text.splitlines() if (one := _node(line)) is not None}
+
+    def open(self, node: str) -> Command:
+        return ("scontrol", "update", f"NodeName={one_node(node)}", "State=RESUME")
+
+    def close(self, node: str, reason: str) -> Command:
+        return (
+            "scontrol", "update", f"NodeName={one_node(node)}", "State=DRAIN", f"Reason={OURS} {one_line(reason)}",
+        )  # fmt: skip
+
+    def lose(self, node: str, reason: str) -> Command:
+        return ("scontrol", "update", f"NodeName={one_node(node)}", "State=DOWN", f"Reason={OURS} {one_line(reason)}")
+
+    def remove(self, node: str) -> tuple[Command, ...]:
+        return (("scontrol", "delete", f"NodeName={one_node(node)}"),)
+
+    def move(self, job: JobView, nodes: tuple[str, ...], queue: str, *, reruns: bool = True) -> tuple[Command, ...]:
+        """StartTime: a job that was requeued waits for the old credential to expire else, two minutes (cred_expire)."""
+        where = ",".join(one_node(node) for node in nodes)
+        update = (
+            "scontrol",
+            "update",
+            f"JobId={job.id}",
+            f"Partition={queue}",
+            f"ReqNodeList={where}",
+            "StartTime=now",
+        )
+        once = () if reruns else (("scontrol", "update", f"JobId={job.id}", "Requeue=0"),)
+        return (update, *once, CLIENT.release(job.id))
+
+    def give_back(self, job: JobView, queue: str, delay: float) -> tuple[Command, ...]:
+        update = (
+            "scontrol",
+            "update",
+            f"JobId={job.id}",
+            f"Partition={queue}",
+            "ReqNodeList=",
+            f"StartTime=now+{int(delay)}",
+        )
+        return (update, CLIENT.release(job.id))
+
+    def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
+        """The settings lie where they lie on the host: users' jobs may have SLURM_CONF from there."""
+        conf = f"CPUs={member.cpus} RealMemory={member.memory // MIB} Feature={','.join(member.features)}"
+        passwd, groups = member.account[:1], member.account[1:]
+        env = {
+            "NODE": member.name, "CONF": "" if member.is_known else conf, "HOSTS": member.hosts, "PASSWD": "".join(passwd),
+            "GROUPS_OF": "\n".join(groups), "SLURM_CONF": str(conf_file), "HOME": "/root",
+            "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        }  # fmt: skip
+        files = (
+            PlainFile(bytes(conf_file), guest_conf(text, keeps_nodes=member.is_known)),
+            PlainFile(bytes(conf_file.with_name("cgroup.conf")), CGROUPS),
+        )
+        return Joining(JOIN, tuple((key.encode(), value.encode()) for key, value in env.items()), files)
+
+
+def guest_conf(text: bytes, *, keeps_nodes: bool = False) -> bytes:
+    """A site's slurm.conf for a machine that joins: without places of this host, and for a dynamic node without other nodes."""
+    lines, left_out = [], NOT_A_GUESTS if keeps_nodes else (*NOT_A_GUESTS, *OF_NODES)
+    for line in text.decode("utf-8", "surrogateescape").splitlines():
+        key = line.partition("=")[0].strip().lower()
+        if (key.split() or ["#"])[0] in left_out or line.lstrip().startswith("#"):
+            continue
+        if key == "authinfo":  # the munged of the guest has its usual socket
+            kept = [one for one in line.partition("=")[2].split(",") if not one.strip().startswith("socket=")]
+            line = f"AuthInfo={','.join(kept)}" if kept else ""
+        lines.append(line)
+    return ("\n".join(filter(None, lines)) + "\n" + GUESTS).encode("utf-8", "surrogateescape")
+
+
+def _node(line: str) -> NodeView | None:
+    """None for an empty line. Raises ValueError for what is none of scontrol's."""
+    if not line.strip() or line.startswith("No nodes"):
+        return None
+    match = re.match(r"NodeName=(\S+) .*?\sActiveFeatures=(\S*) .*?\sState=([A-Z_+*#~!%$@^-]+) ", line)
+    if match is None:
+        raise ValueError(f"scontrol printed {line[:60]!r} in the list of nodes")
+    reason = re.search(r"\sReason=(.*)$", line)
+    features = () if match[2] == "(null)" else tuple(match[2].split(","))
+    sizes = (re.search(rf"\s{key}=([0-9]{{1,12}}) ", line) for key in ("CPUTot", "RealMemory"))
+    cpus, memory = (int(one[1]) if one else 0 for one in sizes)
+    return NodeView(
+        match[1], _state(match[3]), features, one_line(reason[1].strip()) if reason else "", cpus, memory * MIB
+    )
+
+
+def _state(text: str) -> NodeState:
+    flags = set(re.split(r"[+*#~!%$@^-]+", text))
+    is_closed, is_busy = bool(flags & CLOSED), bool(flags & BUSY)
+    if is_busy:
+        return NodeState.DRAINING if is_closed else NodeState.BUSY
+    if is_closed:
+        return NodeState.OUT
+    return NodeState.AWAY if flags & ABSENT or "*" in text else NodeState.IDLE
+
+
+POOL = Pool(CLIENT, SlurmNodes())

@@ -1,0 +1,1 @@
+"""`belljar bait ...` and `belljar node ...`: worker nodes on demand."""

@@ -1,0 +1,192 @@
+"""`belljar bait`: worker nodes on demand, on this host."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import pwd
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from belljar.cli.parser import FORMAT, Verb, acts
+from belljar.cli.render import duration, show
+from belljar.errors import BadOption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from belljar.assembly import House
+    from belljar.batch import JobView
+
+STATE = "bait"
+
+
+def folder_of(args: argparse.Namespace, house: House) -> Path:
+    return Path(args.state) if args.state else house.folders.store / STATE
+
+
+def run(args: argparse.Namespace, house: House) -> int:
+    from belljar.bait import settings
+    from belljar.bait.daemon import serve
+    from belljar.bait.keeper import Machines
+    from belljar.batch import load
+    from belljar.host.service.telling import teller
+    from belljar.jobs.shares import shares
+
+    said = settings.load(args.file)
+    pool = load(said.system).pool
+    keeper = Machines(said, said.name, pool, shares(said.shares, "bait.shares: "))
+    tell = teller(sys.stdout, as_json=args.format == "json")
+    asyncio.run(serve(said, folder_of(args, house), pool, keeper, tell, _judge(house, said.images[0])))
+    return 0
+
+
+def _judge(house: House, usual: str) -> Callable[[JobView], str]:
+    """By the site's rules for jobs: who may use which image, and how much ([batch])."""
+    from belljar.batch.job import policy
+    from belljar.errors import UsageError
+    from belljar.host.caller import describe
+
+    def judge(job: JobView) -> str:
+        try:
+            who = pwd.getpwnam(job.owner)
+            account = describe(who.pw_uid, who.pw_gid, None)
+            asker = policy.Asker(job.owner, (account.group, *(name for _, name in account.groups)), job.queue)
+            policy.check_allowed(job.image or usual, asker, house.settings.batch)
+            policy.check_limits(job.cpus, job.memory, job.disk or None, house.settings.batch)
+        except UsageError as exc:
+            return exc.message
+        except KeyError:
+            return f"its user {job.owner} is not known on this host"
+        return ""
+
+    return judge
+
+
+def status(args: argparse.Namespace, house: House) -> int:
+    """Exit 1 where the bait takes no jobs, 2 where it is not there."""
+    from belljar.bait.daemon import LOCK, order, read_status
+    from belljar.host.locks import is_locked
+
+    folder = folder_of(args, house)
+    found, there = read_status(folder), is_locked(folder / LOCK)
+    if found is None:
+        raise BadOption(
+            f"{folder}: no bait has worked here", hint="Start it with `belljar bait run`, or name its --state."
+        )
+    facts = {"running": there, "ordered": order(folder), "status": found}
+    jobs = " ".join(f"{count} {state}" for state, count in sorted(found.jobs.items())) or "none"
+    rows = [
+        ("bait", found.name), ("running", "yes" if there else "no"), ("state", found.state), ("why", found.why),
+        ("jobs", jobs), ("next", found.waits), ("trouble", found.error), ("looked", f"{duration(time.time() - found.looked)} ago"),
+    ]  # fmt: skip
+    show(facts, ("WHAT", ""), [row for row in rows if row[1]], as_=args.format)
+    return 2 if not there else 0 if found.state == "open" else 1
+
+
+def open_(args: argparse.Namespace, house: House) -> int:
+    from belljar.bait import Order
+    from belljar.bait.daemon import give_order
+
+    give_order(folder_of(args, house), Order())
+    return 0
+
+
+def close(args: argparse.Namespace, house: House) -> int:
+    from belljar.bait import Order
+    from belljar.bait.daemon import give_order
+
+    give_order(folder_of(args, house), Order(False, args.reason))
+    return 0
+
+
+def jobs(args: argparse.Namespace, house: House) -> int:
+    from belljar.bait.journal import read
+    from belljar.batch import node_of
+
+    found = list(read(folder_of(args, house)).values())
+    rows = [
+        (
+            one.job,
+            one.state.value,
+            duration(time.time() - one.since),
+            " ".join(map(node_of, one.machines)),
+            one.tries,
+            one.why,
+        )
+        for one in found
+    ]
+    show({"jobs": found}, ("JOB", "STATE", "FOR", "NODES", "TRIES", "WHY"), rows, as_=args.format)
+    return 0
+
+
+def nodes(args: argparse.Namespace, house: House) -> int:
+    from belljar.bait.daemon import read_status
+    from belljar.bait.journal import read
+    from belljar.batch import node_of
+
+    folder = folder_of(args, house)
+    status = read_status(folder)
+    found = [
+        {
+            "node": node_of(id),
+            "machine": id,
+            "job": one.job,
+            "state": (status.nodes if status else {}).get(node_of(id), ""),
+        }
+        for one in read(folder).values()
+        for id in one.machines
+    ]
+    show({"nodes": found}, ("NODE", "MACHINE", "JOB", "STATE"), [tuple(one.values()) for one in found], as_=args.format)
+    return 0
+
+
+def arrive(args: argparse.Namespace, house: House) -> int:
+    from belljar.bait.arrivals import tell
+
+    tell(folder_of(args, house), args.job, args.timeout)
+    return 0
+
+
+STATE_OPTION = "--state DIR | folder in which the bait keeps its state; default: bait/ below `paths.store`"
+ROWS = f"""
+# run | be the bait of this host: until TERM; jobs and machines go on without it
+FILE ? :path =/etc/belljar/bait.toml | its settings
+{STATE_OPTION}
+{FORMAT}
+# status | say whether the bait takes jobs; exit 1: no, 2: it is not running
+{STATE_OPTION}
+{FORMAT}
+# open | take jobs again
+{STATE_OPTION}
+# close | take no more jobs; those that are here go on
+--reason TEXT = | shown as the node's reason
+{STATE_OPTION}
+# jobs | list the jobs that are here, with their states
+{STATE_OPTION}
+{FORMAT}
+# nodes | list the machines that are, or become, worker nodes
+{STATE_OPTION}
+{FORMAT}
+# arrive | from the batch system's prolog on the bait: return when the job was taken back
+JOB | its number
+--timeout TIME =60 | and fail after so long
+{STATE_OPTION}
+"""
+FUNCTIONS = {
+    "run": run,
+    "status": status,
+    "open": open_,
+    "close": close,
+    "jobs": jobs,
+    "nodes": nodes,
+    "arrive": arrive,
+}
+VERBS = {
+    "bait": Verb(
+        "Worker nodes on demand: this host attracts jobs of a batch system, makes a machine for each, which joins as a node, and moves the job there.",
+        acts=acts(ROWS, FUNCTIONS),
+    )
+}

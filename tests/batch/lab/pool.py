@@ -1,0 +1,97 @@
+"""A Slurm in a network namespace, to which nodes can be added: two baits, and a hidden partition of all nodes that machines become."""
+
+from __future__ import annotations
+
+import pwd
+import subprocess
+from pathlib import Path
+
+from tests.batch.lab.site import Site
+from tests.batch.lab.slurm import Slurm
+from tests.live.net_lab import Lab
+
+from belljar.batch import JobView, NodeView, load
+from belljar.batch.pool import Command
+from belljar.batch.slurm.nodes import guest_conf
+
+QUEUE = "belljar"
+PARTITIONS = (
+    "batch Nodes=bait1,bait2 Default=YES MaxTime=INFINITE State=UP",
+    f"{QUEUE} Nodes={QUEUE} Hidden=YES MaxTime=INFINITE State=UP OverSubscribe=EXCLUSIVE",
+)
+MARK = "@0123456789abcdef@"
+
+
+def entering(namespace: str) -> tuple[str, ...]:
+    """Not `ip netns exec`: that takes the control groups away, without which slurmd does not start."""
+    return ("nsenter", f"--net=/run/netns/{namespace}")
+
+
+class PooledSlurm:
+    """`lab` is the Slurm; `run` carries out a command of the pool; `join` adds a node that lives in the other namespace."""
+
+    def __init__(self, net: Lab, site: Site, address: str = "10.77.0.2", lines: str = "", **settings: str) -> None:
+        """*lines*: further ones of slurm.conf."""
+        self.net, self.site, self.lines, self.pool = net, site, lines, load("slurm").pool
+        self.lab = Slurm(
+            site.top / "slurm", nodes=2, prefix="bait", partitions=PARTITIONS, inside=entering(net.host), address=address,
+            **{"CommunicationParameters": "", "MaxNodeCount": "32", "MinJobAge": "30", **settings},
+        )  # fmt: skip
+
+    def up(self) -> None:
+        self.lab.etc.mkdir(parents=True)
+        self.lab.write_conf()
+        text = self.lab.conf.read_text().replace(
+            "PartitionName=", f"NodeSet={QUEUE} Feature={QUEUE}\nPartitionName=", 1
+        )
+        self.lab.conf.write_text(text + self.lines)
+        self.lab.up()
+
+    def down(self) -> None:
+        for file in sorted((self.lab.folder / "run").glob("slurmd-vm*.pid")):
+            self.lab.stop(file.stem)
+        self.lab.down()
+
+    def run(self, *commands: Command) -> bytes:
+        return b"".join(self.lab.run(*one).stdout for one in commands)
+
+    def jobs(self) -> dict[str, JobView]:
+        return self.pool.client.jobs(self.run(self.pool.client.query(MARK)), MARK)
+
+    def nodes(self) -> dict[str, NodeView]:
+        return self.pool.nodes.nodes(self.run(self.pool.nodes.query()))
+
+    def submit(self, text: str, *options: str, user: str = "bjalice", args: tuple[str, ...] = ()) -> str:
+        home, entry = self.site.home(user), pwd.getpwnam(user)
+        script = home / "job.sh"
+        script.write_text(f"#!/bin/sh\n{text}\n")
+        script.chmod(0o755)
+        argv = self.pool.client.submit(str(script), ("--output=%j.out", "--error=%j.err", *options))
+        done = subprocess.run(
+            [*self.lab.inside, "setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups", *argv, *args],
+            env={**self.lab.env, "HOME": str(home)}, cwd=home, capture_output=True, timeout=60, check=True,
+        )  # fmt: skip
+        return self.pool.client.submitted(done.stdout)
+
+    def join(self, name: str, memory: int = 700) -> None:
+        """A node in the other namespace, as a machine would be: by a slurm.conf that knows nothing of nodes."""
+        folder = self.lab.folder
+        (folder / "spool" / name).mkdir()
+        conf = folder / f"{name}.conf"
+        places = f"SlurmdSpoolDir={folder}/spool/%n\nSlurmdPidFile={folder}/run/slurmd-%n.pid\nSlurmdLogFile={folder}/log/slurmd-%n.log\n"
+        text = guest_conf(self.lab.conf.read_bytes()).decode().partition("SlurmdSpoolDir=")[0]
+        conf.write_text(text.replace("AuthInfo=", f"AuthInfo=socket={folder}/munge/run/munge.socket,") + places)
+        start = (
+            f"hostname {name}; exec slurmd -f {conf} -Z -N {name} --conf 'Feature={QUEUE} RealMemory={memory} CPUs=1'"
+        )
+        subprocess.run(
+            [*entering(self.net.world), "unshare", "--uts", "sh", "-c", start], env=self.lab.env, stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60, check=True,
+        )  # fmt: skip
+
+    def leave(self, name: str) -> None:
+        self.lab.stop(f"slurmd-{name}")
+
+
+def read(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""

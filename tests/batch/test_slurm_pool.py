@@ -1,0 +1,126 @@
+"""A real Slurm, seen and changed as the bait does it: a job is taken off a bait, runs on a node that was not there before, and the
+node is removed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from tests.batch.lab.pool import QUEUE, PooledSlurm
+from tests.batch.lab.site import Site
+from tests.live.net_lab import Lab
+
+from belljar.batch import JobState, JobView, NodeState
+from belljar.model import MIB
+
+VM = "vm0123456789abx"
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[PooledSlurm]:
+    net, site = Lab(), Site("slurm-pool")
+    made = PooledSlurm(net, site)
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+        site.close()
+        net.close()
+
+
+def until(slurm: PooledSlurm, job: str, state: JobState) -> JobView:
+    slurm.lab.until(lambda: slurm.jobs()[job].state is state, f"job {job} is {state.value}", 30)
+    return slurm.jobs()[job]
+
+
+def test_a_job_moves_to_a_node_of_its_own_and_keeps_its_id_and_exit_code(slurm: PooledSlurm) -> None:
+    client, nodes = slurm.pool.client, slurm.pool.nodes
+    job = slurm.submit(
+        "echo on $SLURMD_NODENAME, $1; exit 7", "--comment=vm=debian12 net=open", "--begin=now+60", args=("an arg",)
+    )
+    other = slurm.submit("sleep 60", "--comment=vm=a|b\n        1" + "RUNNING |", "-J", "na|me\nx")
+    seen = until(slurm, other, JobState.RUNNING)
+    assert (seen.on, seen.image, seen.owner, seen.queue, seen.memory) == (("bait1",), "", "bjalice", "batch", 600 * MIB)
+    slurm.run(client.cancel(other))
+    assert set(slurm.jobs()) == {job, other}  # what looks like a row in a comment is none
+
+    slurm.run(*client.take_back(slurm.jobs()[job]))
+    held = until(slurm, job, JobState.HELD)
+    assert (held.image, held.network, held.cpus, held.nodes) == ("debian12", "open", 1, 1)
+    slurm.join(VM)
+    slurm.lab.until(
+        lambda: VM in slurm.nodes() and slurm.nodes()[VM].state is NodeState.IDLE, "the node has joined", 30
+    )
+    assert slurm.nodes()[VM].features == (QUEUE,)
+    slurm.run(*nodes.move(held, (VM,), QUEUE))
+    ended = until(slurm, job, JobState.ENDED)
+    assert ended.on == (VM,) and slurm.lab.job(job)["ExitCode"] == "7:0"
+    assert (slurm.site.home("bjalice") / f"{job}.out").read_text() == f"on {VM}, an arg\n"
+
+    slurm.run(nodes.close(VM, "its job has ended"))
+    slurm.lab.until(lambda: slurm.nodes()[VM].state is NodeState.OUT, "the node is quiet", 30)
+    slurm.leave(VM)
+    slurm.run(*nodes.remove(VM))
+    assert set(slurm.nodes()) == {"bait1", "bait2"}
+
+
+def test_a_running_job_is_taken_back_and_given_back(slurm: PooledSlurm) -> None:
+    client, nodes = slurm.pool.client, slurm.pool.nodes
+    job = slurm.submit("sleep 60")
+    slurm.run(*client.take_back(until(slurm, job, JobState.RUNNING)))
+    held = until(slurm, job, JobState.HELD)
+    assert held.starts == 1 and held.on == ()
+    slurm.run(client.note(held, "no host has such an image"))
+    assert "belljar: no host has such an image" in slurm.lab.text("scontrol", "show", "job", job)
+    slurm.run(*nodes.give_back(held, "batch", 1))
+    assert until(slurm, job, JobState.RUNNING).on[0] in ("bait1", "bait2")
+    slurm.run(client.cancel(job))
+    until(slurm, job, JobState.ENDED)
+
+
+def test_a_task_of_an_array_is_one_job_of_its_own(slurm: PooledSlurm) -> None:
+    array = slurm.submit("sleep 60", "--array=1-2")
+    slurm.run(*slurm.pool.client.take_back(until(slurm, f"{array}_1", JobState.RUNNING)))
+    until(slurm, f"{array}_1", JobState.HELD)
+    assert slurm.jobs()[f"{array}_2"].state is JobState.RUNNING and slurm.jobs()[f"{array}_2"].array == (array, "2")
+    slurm.run(slurm.pool.client.cancel(array))
+
+
+def test_a_bait_closes_and_opens(slurm: PooledSlurm) -> None:
+    slurm.lab.until(lambda: slurm.nodes()["bait1"].state is NodeState.IDLE, "the bait is free", 60)
+    slurm.run(slurm.pool.nodes.close("bait1", "no memory"))
+    closed = slurm.nodes()["bait1"]
+    assert closed.state is NodeState.OUT and closed.reason.startswith("belljar: no memory")
+    slurm.run(slurm.pool.nodes.open("bait1"))
+    slurm.lab.until(lambda: slurm.nodes()["bait1"].state is NodeState.IDLE, "the bait is free again", 60)
+
+
+def test_a_job_that_may_run_once_is_taken_back_and_may_run_once_again(slurm: PooledSlurm) -> None:
+    client, nodes = slurm.pool.client, slurm.pool.nodes
+    job = slurm.submit("sleep 60", "--no-requeue")
+    running = until(slurm, job, JobState.RUNNING)
+    assert not running.reruns
+    slurm.run(*client.take_back(running))
+    held = until(slurm, job, JobState.HELD)
+    slurm.run(*nodes.move(held, ("bait2",), "batch", reruns=running.reruns))
+    again = until(slurm, job, JobState.RUNNING)
+    assert again.on == ("bait2",) and not again.reruns
+    slurm.run(client.cancel(job))
+    until(slurm, job, JobState.ENDED)
+
+
+def test_somebody_at_a_terminal_is_no_batch_job(slurm: PooledSlurm) -> None:
+    waiting = subprocess.Popen(
+        [*slurm.lab.inside, "srun", "sleep", "60"], env=slurm.lab.env, cwd="/", stderr=subprocess.PIPE
+    )
+    try:
+        slurm.lab.until(lambda: any(not one.is_batch for one in slurm.jobs().values()), "the job at a terminal", 30)
+        (job,) = [one for one in slurm.jobs().values() if not one.is_batch]
+        slurm.lab.until(lambda: slurm.jobs()[job.id].state is JobState.RUNNING, "it runs", 30)
+        slurm.run(slurm.pool.client.note(job, "only batch scripts run here"), slurm.pool.client.cancel(job.id))
+        until(slurm, job.id, JobState.ENDED)
+    finally:
+        waiting.communicate(timeout=30)
+    assert waiting.returncode != 0

@@ -1,0 +1,289 @@
+"""A job's way at a bait, in a world of values: to its end, whatever dies and whenever."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from belljar.bait import Settings
+from belljar.bait.advance import ASKED_FOR, MOVED, Act, Do, Seen, advance, recover
+from belljar.bait.states import MOVES, Entry, State
+from belljar.batch import JobState, JobView, NodeState, NodeView, machine_of, node_of
+from belljar.model import MIB
+from belljar.records import replace
+
+SETTINGS = Settings(name="bait1", images=("worker",), networks=(("open", "br0"),))
+JOB = JobView("7", JobState.RUNNING, owner="alice", queue="batch", memory=600 * MIB, on=("bait1",), number="7")
+S = State
+
+
+class Killed(Exception):
+    """The bait, between two lines."""
+
+
+class World:
+    """A batch system with one job, and the machines of a host. Acts show at once, what follows from them at a tick."""
+
+    def __init__(self, nodes: int = 1, lasts: int = 2) -> None:
+        self.job, self.lasts = replace(JOB, nodes=nodes), lasts
+        self.pinned: tuple[str, ...] = ()
+        self.nodes: dict[str, NodeState] = {}
+        self.machines: set[str] = set()
+        self.ended: dict[str, str] = {}
+        self.journal: dict[str, Entry] = {"7": Entry("7", S.ARRIVED, 0.0)}
+        self.now, self.ran, self.completed, self.fresh = 0.0, 0, 0, itertools.count()
+        self.points, self.kill_at = 0, -1
+        self.seen_states: list[State] = []
+
+    # -- what happens by itself
+
+    def tick(self) -> None:
+        self.now += 1
+        for id in self.machines:
+            self.nodes.setdefault(node_of(id), NodeState.IDLE)
+        if self.job.state is JobState.RUNNING and self.job.on != ("bait1",):
+            self.ran += 1
+            if self.ran >= self.lasts:
+                self.completed += 1
+                self.over(JobState.ENDED)
+        elif (
+            self.job.state is JobState.WAITING
+            and self.pinned
+            and all(self.nodes.get(one) is NodeState.IDLE and machine_of(one) in self.machines for one in self.pinned)
+        ):
+            self.job, self.ran = replace(self.job, state=JobState.RUNNING, on=self.pinned), 0
+            self.nodes.update(dict.fromkeys(self.pinned, NodeState.BUSY))
+        elif self.job.state is JobState.WAITING and not self.pinned:
+            self.job = replace(self.job, state=JobState.RUNNING, on=("elsewhere",))
+
+    def over(self, state: JobState) -> None:
+        for one in self.job.on:
+            if one in self.nodes:
+                is_open = self.nodes[one] in (NodeState.BUSY, NodeState.IDLE)
+                self.nodes[one] = NodeState.IDLE if is_open else NodeState.OUT
+        self.job = replace(self.job, state=state, on=())
+
+    def lose_machine(self) -> None:
+        for id in sorted(self.machines)[:1]:
+            self.machines.discard(id)
+            self.ended[id] = "QEMU was killed"
+
+    # -- what the bait does
+
+    def point(self) -> None:
+        self.points += 1
+        if self.points == self.kill_at:
+            raise Killed
+
+    def do(self, act: Act) -> None:
+        job, of = self.job, act.of
+        if act.do is Do.TAKE_BACK and job.state is JobState.RUNNING:
+            self.over(JobState.HELD)
+            self.job = replace(self.job, starts=job.starts + 1)
+        elif act.do is Do.TAKE_BACK and job.state is JobState.WAITING:
+            self.job = replace(job, state=JobState.HELD)
+        elif act.do is Do.START and of not in self.ended:
+            self.machines.add(of)
+        elif act.do is Do.MOVE and job.state is JobState.HELD:
+            self.pinned = tuple(map(node_of, self.journal["7"].machines))
+            self.job = replace(job, state=JobState.WAITING, queue="belljar")
+        elif act.do is Do.GIVE_BACK and job.state is JobState.HELD:
+            self.pinned, self.job = (), replace(job, state=JobState.WAITING, queue=self.journal["7"].home)
+        elif act.do is Do.END and of in self.machines:
+            self.machines.discard(of)
+            self.ended[of] = "cancelled"
+        elif act.do is Do.CLOSE and of in self.nodes:
+            self.nodes[of] = NodeState.DRAINING if self.nodes[of] is NodeState.BUSY else NodeState.OUT
+        elif act.do is Do.LOSE and of in self.nodes:
+            if of in job.on:
+                self.over(JobState.WAITING)
+            self.nodes[of] = NodeState.OUT
+        elif act.do is Do.REMOVE:
+            assert self.nodes.get(of, NodeState.OUT) is NodeState.OUT and machine_of(of) not in self.machines
+            self.nodes.pop(of, None)
+
+    def look(self) -> None:
+        nodes = {name: NodeView(name, state) for name, state in self.nodes.items()}
+        seen = Seen(self.now, {"7": self.job}, nodes, frozenset(self.machines), dict(self.ended))
+        for entry in list(self.journal.values()):
+            step = advance(entry, seen, SETTINGS)
+            after = step.entry
+            if after.state is S.STOPPED and entry.state is S.STOPPED:
+                ids = tuple(f"{next(self.fresh):012x}" for _ in range(self.job.nodes))
+                after = replace(after, state=S.VM_REQUESTED, since=self.now, machines=ids)
+            self.point()
+            if after.state is not entry.state:
+                assert after.state in MOVES[entry.state], (entry.state, after.state)
+                self.seen_states.append(after.state)
+            if after.state is S.CLOSED:
+                del self.journal["7"]
+            else:
+                self.journal["7"] = after
+            for act in step.acts:
+                self.point()
+                self.do(act)
+        for act in recover(self.journal.values(), seen, frozenset(self.nodes)):
+            self.do(act)
+
+    def run(self, looks: int = 120) -> World:
+        for _ in range(looks):
+            try:
+                self.look()
+            except Killed:
+                continue
+            self.tick()
+            if not self.journal and not self.nodes and not self.machines:
+                break
+        return self
+
+
+def test_a_jobs_way_is_the_table_of_states() -> None:
+    world = World().run()
+    assert world.seen_states == [
+        S.STOPPED, S.VM_REQUESTED, S.VM_BOOTING, S.VM_READY, S.MIGRATING, S.RUNNING, S.FINISHED, S.CLOSED,
+    ]  # fmt: skip
+    assert (world.completed, world.nodes, world.machines, world.journal) == (1, {}, set(), {})
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_bait_that_is_killed_at_any_point_goes_on(nodes: int) -> None:
+    whole = World(nodes).run().points
+    assert whole > 20
+    for at in range(1, whole + 1):
+        world = World(nodes)
+        world.kill_at = at
+        world.run()
+        assert (world.completed, world.job.starts, world.nodes, world.machines, world.journal) == (
+            1,
+            1,
+            {},
+            set(),
+            {},
+        ), at
+
+
+@given(deaths=st.lists(st.integers(0, 25), max_size=3), kills=st.integers(0, 60), nodes=st.integers(1, 3))
+@hypothesis_settings(max_examples=300, deadline=None)
+def test_whatever_dies_no_job_is_lost_or_done_twice_and_nothing_stays(
+    deaths: list[int], kills: int, nodes: int
+) -> None:
+    world = World(nodes)
+    world.kill_at = kills
+    for look in range(200):
+        try:
+            world.look()
+        except Killed:
+            continue
+        world.tick()
+        if look in deaths:
+            world.lose_machine()
+        if not world.journal and not world.nodes and not world.machines:
+            break
+    assert (world.nodes, world.machines, world.journal) == ({}, set(), {})
+    gone_elsewhere = world.job.on == ("elsewhere",) or (world.job.state is JobState.WAITING and not world.pinned)
+    assert world.completed == (0 if gone_elsewhere else 1)
+    if gone_elsewhere:  # after so many tries
+        assert len(world.ended) >= SETTINGS.tries * nodes or S.REQUEUE in world.seen_states
+
+
+def test_a_lost_journal_leaves_no_machine_and_no_node() -> None:
+    world = World()
+    while world.journal["7"].state is not S.VM_READY:
+        world.look()
+        world.tick()
+    world.journal.clear()
+    world.run(20)
+    assert (world.nodes, world.machines) == ({}, set()) and world.job.state is JobState.HELD
+
+
+def entry(state: State, **facts: object) -> Entry:
+    return replace(Entry("7", state, 0.0, machines=("0" * 12,), home="batch"), **facts)  # type: ignore[arg-type]
+
+
+def seen(
+    now: float = 1.0, job: JobView | None = JOB, node: NodeState | None = NodeState.IDLE, *, lives: bool = True
+) -> Seen:
+    nodes = {} if node is None else {node_of("0" * 12): NodeView(node_of("0" * 12), node)}
+    return Seen(now, {} if job is None else {"7": job}, nodes, frozenset({"0" * 12} if lives else ()))
+
+
+HELD, ENDED = replace(JOB, state=JobState.HELD, on=()), replace(JOB, state=JobState.ENDED, on=())
+THERE = replace(JOB, on=(node_of("0" * 12),))
+
+
+@pytest.mark.parametrize("state", [one for one in State if one is not S.CLOSED])
+def test_a_batch_system_that_does_not_answer_means_nothing(state: State) -> None:
+    for silent in (replace(seen(), jobs=None), replace(seen(), nodes=None)):
+        assert advance(entry(state), silent, SETTINGS) == advance(entry(state), silent, SETTINGS)
+        assert advance(entry(state), silent, SETTINGS).acts == ()
+        assert advance(entry(state), silent, SETTINGS).entry == entry(state)
+
+
+@pytest.mark.parametrize("state", [one for one in State if one not in (S.CLOSED, S.FINISHED)])
+def test_a_job_that_is_cancelled_is_finished_in_every_state(state: State) -> None:
+    assert advance(entry(state), seen(job=ENDED), SETTINGS).entry.state is S.FINISHED
+
+
+@pytest.mark.parametrize("state", [S.STOPPED, S.VM_BOOTING, S.RUNNING, S.REPROCESS])
+def test_one_answer_without_it_does_not_end_a_job(state: State) -> None:
+    step = advance(entry(state), seen(10.0, None), SETTINGS)
+    assert step.entry == entry(state, missing=10.0) and step.acts == ()
+    assert advance(step.entry, seen(69.0, None), SETTINGS).entry.state is state
+    assert advance(step.entry, seen(71.0, None), SETTINGS).entry.state is S.FINISHED
+    assert advance(step.entry, seen(71.0, HELD if state is S.STOPPED else THERE), SETTINGS).entry.missing == 0.0
+
+
+def test_each_wait_has_its_end() -> None:
+    asked = advance(entry(S.IMAGE_WAIT), seen(ASKED_FOR + 1, HELD, None, lives=False), SETTINGS).entry
+    joins = advance(entry(S.VM_BOOTING), seen(SETTINGS.join + 1, HELD, None), SETTINGS).entry
+    moves = advance(entry(S.MIGRATING), seen(MOVED + 1, replace(HELD, state=JobState.WAITING)), SETTINGS).entry
+    assert [one.state for one in (asked, joins, moves)] == [S.REPROCESS] * 3
+    assert "did not join within 300 s" in joins.why and "did not start on its nodes" in moves.why
+
+
+def test_a_machine_that_dies_under_its_job_costs_the_job_nothing_but_time() -> None:
+    lost = advance(entry(S.RUNNING), seen(job=THERE, node=NodeState.BUSY, lives=False), SETTINGS)
+    assert lost.entry.state is S.LOST and lost.entry.why == "its machine is gone"
+    assert advance(lost.entry, seen(job=THERE, node=NodeState.BUSY, lives=False), SETTINGS).acts == (
+        Act(Do.LOSE, node_of("0" * 12)),
+    )
+    waits = replace(HELD, state=JobState.WAITING)
+    assert advance(lost.entry, seen(job=waits, node=NodeState.OUT, lives=False), SETTINGS).entry.state is S.REPROCESS
+    cleaned = advance(entry(S.REPROCESS, tries=1), seen(job=HELD, node=None, lives=False), SETTINGS)
+    assert (cleaned.entry.state, cleaned.entry.tries, cleaned.entry.machines) == (S.STOPPED, 2, ())
+
+
+def test_a_node_is_removed_only_when_it_is_quiet_and_its_machine_gone() -> None:
+    over, name = entry(S.FINISHED), node_of("0" * 12)
+    steps = [
+        advance(over, seen(job=ENDED, node=node, lives=lives), SETTINGS).acts
+        for node, lives in (
+            (NodeState.IDLE, True), (NodeState.DRAINING, True), (NodeState.OUT, True), (NodeState.OUT, False), (NodeState.BUSY, False),
+        )
+    ]  # fmt: skip
+    assert steps == [
+        (Act(Do.CLOSE, name),),
+        (),
+        (Act(Do.END, "0" * 12),),
+        (Act(Do.REMOVE, name),),
+        (Act(Do.LOSE, name),),
+    ]
+    late = advance(over, seen(500.0, ENDED, NodeState.DRAINING), SETTINGS)
+    assert late.acts == (Act(Do.END, "0" * 12),)
+
+
+def test_after_so_many_tries_it_goes_back_and_after_so_many_requeues_it_is_held() -> None:
+    clean = seen(job=HELD, node=None, lives=False)
+    back = advance(entry(S.REPROCESS, tries=2), clean, SETTINGS).entry
+    assert back.state is S.REQUEUE and advance(back, clean, SETTINGS).acts == (Act(Do.GIVE_BACK),)
+    free = seen(job=replace(HELD, state=JobState.WAITING), node=None, lives=False)
+    assert advance(back, free, SETTINGS).entry.state is S.CLOSED
+    often = seen(job=replace(HELD, starts=10), node=None, lives=False)
+    refused = advance(entry(S.REPROCESS, why="it did not boot"), often, SETTINGS).entry
+    assert refused.state is S.REJECTED and refused.why == "requeued 10 times; at last: it did not boot"
+    assert advance(refused, often, SETTINGS).acts == (Act(Do.REFUSE),)
+    assert advance(refused, replace(often, now=60.0), SETTINGS).entry.state is S.CLOSED

@@ -1,0 +1,70 @@
+"""Slurm's cloud nodes: what slurmctld tells a ResumeProgram, and the machine that follows from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.bait import Settings, cloud
+from belljar.batch import JobState, JobView, NodeState, NodeView, load
+from belljar.errors import BadOption
+from belljar.model import GIB, MIB, RunPayload
+from belljar.records import replace
+
+# SLURM_RESUME_FILE of Slurm 22.05.8, and what later releases add.
+RECORDED = {"jobs": [{"job_id": 1, "nodes": "cloud1"}], "all_nodes": "cloud1"}
+LATER = {"all_nodes_resume": "cloud[1-3]", "jobs": [{"job_id": 7, "nodes_resume": "cloud[1-2]", "nodes_alloc": "cloud[1-4]", "features": "el9"}]}  # fmt: skip
+POOL = load("slurm").pool
+NODE = NodeView("cloud1", NodeState.AWAY, ("cloud", "worker"), "", 2, 1000 * MIB)
+JOB = JobView("1", JobState.RUNNING, owner="root", uid=0, network="closed", memory=GIB, number="1")
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.setenv("BELLJAR_PATHS_STORE", str(tmp_path))
+    (tmp_path / "slurm.conf").write_text("SlurmctldHost=head\nNodeName=cloud[1-4] State=CLOUD\nSlurmdSpoolDir=/x\n")
+    return Settings(
+        images=("debian12", "worker"),
+        networks=(("open", "br0"), ("closed", "br1")),
+        conf=tmp_path / "slurm.conf",
+        overhead=24 * MIB,
+    )
+
+
+def test_a_resume_file_tells_which_job_a_node_is_for() -> None:
+    assert cloud.jobs_of(RECORDED) == {"1": "cloud1"} and cloud.jobs_of(LATER) == {"7": "cloud[1-2]"}
+    assert cloud.jobs_of({}) == {} and cloud.jobs_of({"jobs": None}) == {}
+    for wrong in ([{"job_id": "1", "nodes": "a"}], [{"job_id": 1}], ["x"]):
+        with pytest.raises(BadOption, match="without a number or nodes"):
+            cloud.jobs_of({"jobs": wrong})
+
+
+def test_a_cloud_node_gets_the_image_that_one_of_its_features_names(settings: Settings) -> None:
+    request = cloud.request_for("cloud1", NODE, JOB, settings, POOL, ())
+    assert (request.name, request.machine.image, request.machine.cpus, request.machine.memory) == (
+        "cloud1",
+        "worker",
+        2,
+        1024 * MIB,
+    )
+    assert request.machine.network_class == "bridge:br1" and dict(request.labels)[cloud.CLOUD] == "cloud1"
+    assert isinstance(request.work, RunPayload)
+    env, (file, _) = dict(request.work.payload.env), request.work.payload.files
+    assert env[b"CONF"] == b"" and env[b"NODE"] == b"cloud1" and env[b"PASSWD"].startswith(b"root:x:0:")
+    assert b"NodeName=cloud[1-4] State=CLOUD\n" in (file.data or b"") and b"SlurmdSpoolDir=/x" not in (file.data or b"")
+    alone = cloud.request_for("cloud1", NODE, None, settings, POOL, ())
+    assert alone.machine.network_class == "bridge:br0"
+
+
+@pytest.mark.parametrize(("node", "why"), [(None, "unknown to Slurm"), (replace(NODE, features=()), "it has none")])
+def test_a_node_that_no_image_is_for_is_refused(node: Any, why: str, settings: Settings) -> None:
+    with pytest.raises(BadOption, match=f"cloud1: none of its features is an image of `bait.images` .{why}."):
+        cloud.request_for("cloud1", node, JOB, settings, POOL, ())
+
+
+@pytest.mark.parametrize("text", ["", "-h"])
+async def test_what_is_no_list_of_nodes_is_refused(text: str) -> None:
+    with pytest.raises(BadOption, match="is no list of nodes"):
+        await cloud.hostnames(text)

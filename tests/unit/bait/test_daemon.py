@@ -1,0 +1,337 @@
+"""The bait's loop, with a batch system and machines of values: what it writes down before it acts, and what it asks the batch system."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from belljar.bait import Order, Settings, settings
+from belljar.bait.arrivals import SOCKET, listening, tell
+from belljar.bait.daemon import LOCK, Daemon, give_order, read_status, serve
+from belljar.bait.decide import Room
+from belljar.bait.journal import read
+from belljar.bait.keeper import account_of, feature_of, request_for
+from belljar.bait.states import State
+from belljar.batch import JobState, JobView, NodeState, NodeView, Pool, machine_of
+from belljar.errors import BadOption, BadSettings, CommandFailed, HostError
+from belljar.host.locks import try_lock
+from belljar.model import GIB, MIB, RunPayload, StdinKind, to_json
+from belljar.records import replace
+
+SETTINGS = Settings(name="bait1", images=("worker",), networks=(("open", "br0"),), cycle=0.1)
+ROOM = Room(8 * GIB, 4, 50 * GIB, 16 * GIB, 8)
+RUNNING = JobView("7", JobState.RUNNING, owner="root", queue="batch", memory=600 * MIB, on=("bait1",), number="7")
+HELD = replace(RUNNING, state=JobState.HELD, on=(), starts=1)
+FREE = NodeView("bait1", NodeState.IDLE)
+
+
+class Side:
+    """Both sides of a batch system: what it is asked is remembered, what it answers is set."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Any] = {"jobs": {}, "nodes": {"bait1": FREE}}
+        self.asked: list[tuple[str, ...]] = []
+        self.broken = ""
+        self.taken_back, self.cancelled = asyncio.Event(), asyncio.Event()
+
+    def query(self, *mark: str) -> tuple[str, ...]:
+        return ("query",)
+
+    def jobs(self, printed: bytes, mark: str) -> dict[str, JobView]:
+        return dict(self.seen["jobs"])
+
+    def nodes(self, printed: bytes) -> dict[str, NodeView]:
+        return dict(self.seen["nodes"])
+
+    def __getattr__(self, name: str) -> Any:
+        several = name in ("take_back", "move", "give_back", "remove")
+        words = lambda *of: (name, *(one.id if isinstance(one, JobView) else str(one) for one in of))  # noqa: E731
+        return lambda *of, **_: (words(*of),) if several else words(*of)
+
+    async def run(self, argv: tuple[str, ...]) -> bytes:
+        if self.broken:
+            raise CommandFailed(self.broken)
+        if argv != ("query",):
+            self.asked.append(argv)
+        if argv[0] == "take_back":
+            self.taken_back.set()
+        if argv[0] == "cancel":
+            self.cancelled.set()
+        return b""
+
+
+class Machines:
+    """A keeper that only remembers."""
+
+    def __init__(self) -> None:
+        self.alive: set[str] = set()
+        self.over: dict[str, str] = {}
+        self.refuses: Exception | None = None
+        self.space = ROOM
+
+    def living(self) -> frozenset[str]:
+        return frozenset(self.alive)
+
+    def ended(self, id: str) -> str | None:
+        return self.over.get(id)
+
+    async def start(self, job: JobView, id: str) -> None:
+        if self.refuses:
+            raise self.refuses
+        self.alive.add(id)
+
+    def end(self, id: str) -> None:
+        self.alive.discard(id)
+
+    def room(self, taken: int) -> Room:
+        return replace(self.space, cpus=self.space.cpus - taken)
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        await asyncio.Event().wait()
+        yield {}
+
+
+class House:
+    """A bait with all that."""
+
+    def __init__(self, folder: Path) -> None:
+        self.side, self.machines, self.told = Side(), Machines(), list[tuple[str, dict[str, Any]]]()
+        pool: Any = Pool(self.side, self.side)  # type: ignore[arg-type]
+        self.daemon = Daemon(
+            SETTINGS,
+            folder,
+            pool,
+            self.machines,
+            lambda event, **facts: self.told.append((event, facts)),
+            run_command=self.side.run,
+        )
+
+    def see(self, job: JobView | None, **nodes: NodeState) -> None:
+        self.side.seen["jobs"] = {job.id: job} if job else {}
+        features = (SETTINGS.feature, feature_of("bait1"))
+        self.side.seen["nodes"] = {"bait1": FREE} | {
+            name: NodeView(name, state, features) for name, state in nodes.items()
+        }
+
+    async def looks(self, count: int = 3) -> None:
+        for _ in range(count):
+            await self.daemon.look()
+            await asyncio.sleep(0)
+
+    @property
+    def states(self) -> list[str]:
+        return [facts["state"] for event, facts in self.told if event == "job"]
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> House:
+    return House(tmp_path)
+
+
+async def arrives(house: House) -> None:
+    """A prolog asks while the job still runs; it is answered when Slurm has it back."""
+    house.see(RUNNING)
+    asking = asyncio.ensure_future(house.daemon.arrived("7"))
+    await house.side.taken_back.wait()
+    assert not asking.done() and read(house.daemon.folder)["7"].state is State.ARRIVED
+    house.see(HELD)
+    assert await asking
+
+
+async def test_a_job_is_followed_from_its_arrival_to_its_end(house: House) -> None:
+    await arrives(house)
+    await house.looks(4)
+    (id,) = house.machines.alive
+    node = house.daemon.journal.entries["7"].machines[0]
+    assert machine_of(f"vm{node}x") == id
+    house.see(HELD, **{f"vm{id}x": NodeState.IDLE})
+    await house.looks()
+    assert house.side.asked[-1] == ("move", "7", f"('vm{id}x',)", "belljar")
+    house.see(replace(RUNNING, on=(f"vm{id}x",)), **{f"vm{id}x": NodeState.BUSY})
+    await house.looks(1)
+    over = replace(RUNNING, state=JobState.ENDED, on=())
+    house.see(over, **{f"vm{id}x": NodeState.IDLE})
+    await house.looks(2)
+    assert house.side.asked[-1] == ("close", f"vm{id}x", "its job has ended")
+    house.see(over, **{f"vm{id}x": NodeState.OUT})
+    await house.looks(1)
+    assert house.machines.alive == set() and house.side.asked[-1][0] == "close"  # its machine first, then the node
+    await house.looks(1)
+    assert house.side.asked[-1] == ("remove", f"vm{id}x")
+    house.see(over)
+    await house.looks(1)
+    assert house.states == [
+        "arrived", "stopped", "vm-requested", "vm-booting", "vm-ready", "migrating", "running", "finished", "closed",
+    ]  # fmt: skip
+    assert read(house.daemon.folder) == {}
+
+
+async def test_what_was_written_down_is_found_by_the_next_bait(house: House, tmp_path: Path) -> None:
+    await arrives(house)
+    await house.looks(2)
+    (id,) = house.daemon.journal.entries["7"].machines
+    house.daemon.journal.close()
+    again = House(tmp_path)
+    again.see(HELD)
+    await again.looks(2)
+    assert again.machines.alive == {id} and again.daemon.journal.entries["7"].state in (
+        State.VM_REQUESTED,
+        State.VM_BOOTING,
+    )
+
+
+async def test_a_batch_system_that_is_silent_or_raves_stops_nothing_and_starts_nothing(house: House) -> None:
+    await arrives(house)
+    house.side.broken = "scontrol: Unable to contact slurm controller"
+    before = dict(house.daemon.journal.entries)
+    await house.looks()
+    assert house.daemon.journal.entries == before and house.machines.alive == set()
+    status = read_status(house.daemon.folder)
+    assert status is not None and "Unable to contact" in status.error
+    assert [facts["why"] for event, facts in house.told if event == "failed"] == [
+        "CommandFailed: scontrol: Unable to contact slurm controller"
+    ]
+    house.side.broken = ""
+    await house.looks(2)
+    assert house.daemon.journal.entries["7"].state is State.VM_REQUESTED and house.daemon.status.error == ""
+
+
+async def test_a_start_that_fails_is_tried_again_and_then_the_job_goes_back(house: House) -> None:
+    await arrives(house)
+    house.machines.refuses = HostError("the store is broken")
+    await house.looks(14)
+    assert ("give_back", "7", "batch", "30.0") in house.side.asked
+    assert ("note", "7", "HostError: the store is broken") in house.side.asked
+    assert house.states.count("vm-requested") == house.states.count("reprocess") == 3
+    assert house.daemon.faults.count == 3
+    house.see(replace(HELD, state=JobState.WAITING))
+    await house.looks(2)
+    status = read_status(house.daemon.folder)
+    assert house.states[-1] == "closed" and status is not None and status.state == "closed-faults"
+    assert ("close", "bait1", "3 starts failed in a row") in house.side.asked
+
+
+async def test_what_its_asker_did_wrong_is_no_fault_of_this_host(house: House) -> None:
+    await arrives(house)
+    house.machines.refuses = BadOption("its user is not known on this host")
+    await house.looks(14)
+    assert house.daemon.faults.count == 0 and house.side.asked[-1][0] == "give_back"
+
+
+async def test_an_impossible_job_is_held_with_the_reason(house: House) -> None:
+    house.see(replace(RUNNING, image="el7"))
+    asking = asyncio.ensure_future(house.daemon.arrived("7"))
+    await house.side.taken_back.wait()
+    house.see(replace(HELD, image="el7"))
+    await asking
+    await house.looks(4)
+    assert house.side.asked[-1] == ("note", "7", "image el7: not among the images that may become nodes here (worker)")
+    assert house.machines.alive == set()
+
+
+async def test_somebody_at_a_terminal_is_sent_away(house: House) -> None:
+    house.see(replace(RUNNING, is_batch=False))
+    asking = asyncio.ensure_future(house.daemon.arrived("7"))
+    await house.side.cancelled.wait()
+    house.see(replace(RUNNING, state=JobState.ENDED, on=()))
+    assert await asking and house.daemon.journal.entries == {}
+    assert house.side.asked[:2] == [("note", "7", "only batch scripts run here"), ("cancel", "7")]
+
+
+async def test_the_batch_system_is_told_that_the_bait_is_closed(house: House) -> None:
+    give_order(house.daemon.folder, Order(False, "disk swap"))
+    await house.looks(1)
+    assert house.side.asked == [("close", "bait1", "disk swap")]
+    for reason, opened in (("belljar: disk swap", True), ("Prolog error", True), ("memory is broken", False)):
+        house.side.asked.clear()
+        house.side.seen["nodes"]["bait1"] = NodeView("bait1", NodeState.OUT, (), reason)
+        give_order(house.daemon.folder, Order())
+        await house.looks(1)
+        assert (house.side.asked == [("open", "bait1")]) is opened  # what somebody else closed stays closed
+
+
+async def test_a_prolog_is_answered_when_its_job_is_off_the_bait(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def arrived(job: str) -> bool:
+        asked.append(job)
+        return job == "7"
+
+    async with listening(tmp_path, arrived):
+        assert (tmp_path / SOCKET).stat().st_mode & 0o777 == 0o600
+        await asyncio.to_thread(tell, tmp_path, "7", 5.0)
+        with pytest.raises(HostError, match=r"did not take job 8 back within 0\.2 s: it could not"):
+            await asyncio.to_thread(tell, tmp_path, "8", 0.2)
+        for bad in (b'{"job": "7; rm"}\n', b'{"job": 7}\n'):
+            reader, writer = await asyncio.open_unix_connection(tmp_path / SOCKET)
+            writer.write(bad)
+            assert json.loads(await reader.readline()) == {"taken": False}
+            writer.close()
+        reader, writer = await asyncio.open_unix_connection(tmp_path / SOCKET)
+        writer.write(b"x" * 100_000 + b"\n")
+        assert await reader.read() == b""
+        writer.close()
+    assert asked == ["7", "8"]
+    with pytest.raises(HostError, match="No such file or directory"):
+        tell(tmp_path / "nowhere", "7", 0.1)
+
+
+async def test_one_bait_works_in_a_folder(house: House, tmp_path: Path) -> None:
+    lock = try_lock(tmp_path / LOCK)
+    assert lock is not None
+    pool: Any = Pool(house.side, house.side)  # type: ignore[arg-type]
+    with pytest.raises(HostError, match="another bait works here"):
+        await serve(SETTINGS, tmp_path, pool, house.machines, lambda *a, **k: None, lambda job: "")
+    lock.release()
+
+
+def test_a_machines_request_holds_no_secret_and_one_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from belljar.batch import load
+
+    monkeypatch.setenv("BELLJAR_PATHS_STORE", str(tmp_path))
+    (tmp_path / "slurm.conf").write_text("SlurmctldHost=head\nNodeName=wn01\n")
+    said = replace(SETTINGS, conf=tmp_path / "slurm.conf", key=tmp_path / "key", overhead=100 * MIB)
+    job = replace(HELD, uid=0, features=("el9",), nodes=2, cpus=3, memory=1000 * MIB)
+    request = request_for(job, "0123456789ab", "bait1", said, load("slurm").pool)
+    assert (request.id, request.name, request.machine.cpus, request.machine.memory) == (
+        "0123456789ab",
+        "vm0123456789abx",
+        2,
+        600 * MIB,
+    )
+    assert request.machine.network_class == "bridge:br0" and request.machine.image == "worker"
+    assert isinstance(request.work, RunPayload) and request.work.payload.stdin is StdinKind.STREAM
+    env = dict(request.work.payload.env)
+    assert env[b"CONF"] == b"CPUs=2 RealMemory=500 Feature=belljar,bait_bait1,el9" and env[b"PASSWD"].startswith(
+        b"root:x:0:0:"
+    )
+    assert b"NodeName" not in request.work.payload.files[0].data  # type: ignore[operator]
+    assert "munge.key" not in json.dumps(to_json(request)).replace("/etc/munge/munge.key", "")
+    with pytest.raises(BadOption, match="has the uid 5, and 0 on this host"):
+        account_of(replace(job, uid=5))
+    with pytest.raises(BadOption, match="is not known on this host"):
+        account_of(replace(job, owner="nobody-of-this-name"))
+
+
+GOOD = '[bait]\nimages = ["worker"]\nnetworks = { open = "br0" }\n'
+
+
+def test_settings_tell_every_mistake_with_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "bait.toml"
+    file.write_text(GOOD)
+    said = settings.load(file)
+    assert said.name == os.uname().nodename.partition(".")[0] and said.networks == (("open", "br0"),)
+    for text, what in (
+        ("", "bait.images: is missing"), ("[bait]\nimage = 1\n", "did you mean images"), (GOOD + 'system = "lsf"\n', "machines cannot join it yet"),
+        (GOOD + 'name = "a b"\n', f"{file}:4, bait.name: 'a b' cannot be a name"), ("[beit]\n", "no such table"), (GOOD + "tries = 0\n", "bait.tries"),
+    ):  # fmt: skip
+        file.write_text(text)
+        with pytest.raises(BadSettings) as caught:
+            settings.load(file)
+        assert what in caught.value.message

@@ -1,0 +1,188 @@
+"""Batch systems from the outside: what real ones printed, and what nobody should believe."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from belljar.batch import JobState, Member, NodeState, load, machine_of, node_of
+from belljar.batch.gridengine.nodes import GridEngineNodes
+from belljar.batch.slurm.client import FIELDS
+from belljar.batch.slurm.nodes import guest_conf
+from belljar.errors import BadOption
+from belljar.model import GIB, MIB
+from belljar.records import replace
+
+RECORDINGS = Path(__file__).parents[2] / "recordings"
+MARK = "@0123456789abcdef@"
+SLURM, GRID = load("slurm").pool, load("gridengine").pool
+SQUEUE = (RECORDINGS / "slurm/squeue.txt").read_bytes()
+NODES = (RECORDINGS / "slurm/nodes.txt").read_bytes()
+
+
+def test_slurms_jobs_are_read_whole() -> None:
+    jobs = SLURM.client.jobs(SQUEUE, MARK)
+    assert {job: one.state for job, one in jobs.items()} == {
+        "1": JobState.HELD, "2": JobState.HELD, "3": JobState.ENDED, "4_1": JobState.RUNNING, "4_2": JobState.WAITING,
+        "4_3": JobState.WAITING,
+    }  # fmt: skip
+    first = jobs["1"]
+    assert (first.owner, first.uid, first.group, first.queue, first.image) == (
+        "alice",
+        1001,
+        "alice",
+        "batch",
+        "debian12",
+    )
+    assert (first.network, first.memory, first.starts) == ("open", GIB, 1)
+    assert first.reruns and first.is_batch and not jobs["2"].reruns
+    wide = jobs["2"]
+    assert (wide.nodes, wide.cpus, wide.memory, wide.disk, wide.image) == (2, 4, 1200 * MIB, GIB, "")
+    assert first.features == () and SLURM.client.jobs(SQUEUE.replace(b"(null)        ", b"[el9*2&a_b]   "), MARK)[
+        "1"
+    ].features == ("el9", "a_b")
+    assert (jobs["4_1"].number, jobs["4_1"].array, jobs["4_1"].on) == ("5", ("4", "1"), ("bait2",))
+
+
+def test_a_row_without_the_questions_own_mark_is_some_users_text() -> None:
+    forged = SQUEUE.replace(b"0123456789abcdeX", b"0123456789abcdef")
+    assert forged != SQUEUE and "1" in SLURM.client.jobs(SQUEUE, MARK)
+    with pytest.raises(ValueError, match="its field arrayjobid is not 12 wide"):
+        SLURM.client.jobs(forged, MARK)
+
+
+@pytest.mark.parametrize(
+    "printed", [b"slurm_load_jobs error: Unable to contact slurm controller\n", SQUEUE[:300], b"\xff" * 100]
+)
+def test_what_is_no_list_of_slurms_jobs_is_refused(printed: bytes) -> None:
+    with pytest.raises(ValueError, match="squeue printed"):
+        SLURM.client.jobs(printed, MARK)
+    assert SLURM.client.jobs(b"", MARK) == {}
+
+
+def test_a_list_of_nodes_that_may_be_cut_off_is_refused() -> None:
+    row = SQUEUE.split(b"\n")[0].ljust(sum(width + 1 for _, width in FIELDS) + len(MARK))
+    at = len(MARK) + sum(width + 1 for _, width in FIELDS[: [name for name, _ in FIELDS].index("nodelist")]) - 1
+    with pytest.raises(ValueError, match="cut off"):
+        SLURM.client.jobs(row[:at] + b"n" * 1000 + row[at + 1000 :], MARK)
+
+
+def test_slurms_nodes_are_read_with_their_states() -> None:
+    nodes = SLURM.nodes.nodes(NODES)
+    assert {name: (one.state, one.features) for name, one in nodes.items()} == {
+        "bait1": (NodeState.IDLE, ()),
+        "bait2": (NodeState.BUSY, ()), "vm0123456789abx": (NodeState.OUT, ("belljar",)),
+    }  # fmt: skip
+    assert nodes["vm0123456789abx"].reason.startswith("belljar: its job has ended")
+
+
+@pytest.mark.parametrize(
+    ("state", "is_now"),
+    [
+        ("IDLE+DYNAMIC_NORM", NodeState.IDLE), ("IDLE+COMPLETING+DRAIN", NodeState.DRAINING), ("MIXED", NodeState.BUSY),
+        ("DOWN+COMPLETING+DYNAMIC_NORM", NodeState.DRAINING), ("DOWN+NOT_RESPONDING", NodeState.OUT), ("IDLE*", NodeState.AWAY),
+        ("UNKNOWN+DYNAMIC_NORM", NodeState.AWAY), ("ALLOCATED+DRAIN", NodeState.DRAINING), ("IDLE+CLOUD+POWERED_DOWN", NodeState.AWAY),
+    ],
+)  # fmt: skip
+def test_each_state_of_slurms_means_something(state: str, is_now: NodeState) -> None:
+    line = re.sub(rb" State=\S+ ", f" State={state} ".encode(), NODES.split(b"\n")[0])
+    assert SLURM.nodes.nodes(line + b"\n")["bait1"].state is is_now
+
+
+def test_slurms_commands_take_one_job_and_one_node() -> None:
+    job = SLURM.client.jobs(SQUEUE, MARK)["1"]
+    update, release = SLURM.nodes.move(job, ("vm1x", "vm2x"), "belljar")
+    assert update[-3:] == ("Partition=belljar", "ReqNodeList=vm1x,vm2x", "StartTime=now") and release == (
+        "scontrol",
+        "release",
+        "1",
+    )
+    assert SLURM.client.take_back(job) == (("scontrol", "hold", "1"),)
+    once = replace(job, state=JobState.RUNNING, reruns=False)
+    assert SLURM.client.take_back(once) == (
+        ("scontrol", "update", "JobId=1", "Requeue=1"),
+        ("scontrol", "requeuehold", "1"),
+    )
+    assert SLURM.nodes.move(once, ("vm1x",), "belljar", reruns=False)[1] == (
+        "scontrol",
+        "update",
+        "JobId=1",
+        "Requeue=0",
+    )
+    assert SLURM.client.note(job, "a\nb; c")[-1] == "AdminComment=belljar: a?b; c"
+    for wrong in ("ALL", "a,b", "-x", "n[1-2]", ""):
+        with pytest.raises(ValueError, match="is no name of a node"):
+            SLURM.nodes.remove(wrong)
+
+
+def test_a_guests_slurm_conf_has_nothing_of_this_hosts_places() -> None:
+    text = guest_conf((RECORDINGS / "slurm/slurm.conf").read_bytes()).decode()
+    keys = [line.partition("=")[0] for line in text.splitlines()]
+    assert "SlurmctldHost" in keys and "SlurmdPort" in keys and len(set(keys)) == len(keys)
+    assert not {"NodeName", "PartitionName", "NodeSet", "StateSaveLocation", "JobCompLoc"} & set(keys)
+    assert "AuthInfo=cred_expire=2\n" in text and "SlurmdSpoolDir=/var/spool/slurmd\n" in text and "/home" not in text
+
+
+def test_the_pools_secret_is_in_nothing_that_is_written_down() -> None:
+    member = Member(
+        "vm1x", 2, GIB, ("belljar",), ("alice:x:1001:1001::/home/alice:/bin/sh", "alice:x:1001:"), "10.0.0.1 head"
+    )
+    joining = SLURM.nodes.joining(member, Path("/opt/slurm/slurm.conf"), b"SlurmctldHost=head\n")
+    env = dict(joining.env)
+    assert (
+        env[b"CONF"] == b"CPUs=2 RealMemory=1024 Feature=belljar"
+        and env[b"PASSWD"].startswith(b"alice:x:1001:")
+        and env[b"NODE"] == b"vm1x"
+    )
+    assert b"cat > /etc/munge/munge.key" in joining.script  # from standard input alone
+    assert [file.path for file in joining.files] == [b"/opt/slurm/slurm.conf", b"/opt/slurm/cgroup.conf"]
+
+
+def test_a_nodes_name_is_its_machines() -> None:
+    assert machine_of(node_of("0123456789ab")) == "0123456789ab" and node_of("0123456789ab")[-1].isalpha()
+    assert machine_of("vm0123x") == "" and machine_of("bait1") == ""
+
+
+def test_grid_engines_jobs_are_read_whole() -> None:
+    running = GRID.client.jobs((RECORDINGS / "gridengine/qstat-r-running.xml").read_bytes(), "")
+    assert {job: (one.state, one.on) for job, one in running.items()} == {
+        "4712": (JobState.RUNNING, ("wn01",)), "4714": (JobState.RUNNING, ("wn01",)), "4713": (JobState.HELD, ()),
+    }  # fmt: skip
+    assert (running["4712"].image, running["4712"].memory, running["4712"].owner) == ("debian12", 600 * MIB, "alice")
+    assert (running["4714"].cpus, running["4714"].memory, running["4714"].queue) == (2, 600 * MIB, "all.q")
+    held = GRID.client.jobs((RECORDINGS / "gridengine/qstat-r-held.xml").read_bytes(), "")
+    assert (held["4712"].state, held["4712"].starts) == (JobState.HELD, 1)
+
+
+def test_what_is_no_list_of_grid_engines_is_refused() -> None:
+    whole = (RECORDINGS / "gridengine/qstat-r-running.xml").read_bytes()
+    hosts = (RECORDINGS / "gridengine/qhost-q.xml").read_bytes()
+    for printed in (b"", b"error: commlib error\n", whole[:900]):
+        with pytest.raises(ValueError, match="qstat printed"):
+            GRID.client.jobs(printed, "")
+    for printed in (b"", hosts[:-20]):
+        with pytest.raises(ValueError, match="qhost printed"):
+            GRID.nodes.nodes(printed)
+
+
+def test_grid_engines_hosts_are_read_with_the_state_of_their_queue() -> None:
+    nodes = GridEngineNodes("all.q")
+    hosts = (RECORDINGS / "gridengine/qhost-q.xml").read_bytes()
+    assert {name: one.state for name, one in nodes.nodes(hosts).items()} == {
+        "wn01": NodeState.BUSY,
+        "vm1": NodeState.IDLE,
+    }
+    head, _, tail = hosts.partition(b"<host name='vm1'>")
+    closed = head + b"<host name='vm1'>" + tail.replace(b"'state_string'><", b"'state_string'>d<")
+    assert nodes.nodes(closed)["vm1"].state is NodeState.OUT
+
+
+def test_grid_engine_moves_a_job_to_one_node() -> None:
+    job = GRID.client.jobs((RECORDINGS / "gridengine/qstat-r-held.xml").read_bytes(), "")["4712"]
+    assert GRID.nodes.move(job, ("vm1",), "all.q")[-2:] == (("qalter", "-q", "all.q@vm1", "4712"), ("qrls", "4712"))
+    with pytest.raises(BadOption, match="gets one machine"):
+        GRID.nodes.move(job, ("vm1", "vm2"), "all.q")
+    with pytest.raises(BadOption, match="no worker nodes"):
+        _ = load("torque").pool
