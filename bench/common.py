@@ -32,13 +32,16 @@ def find_belljar() -> str:
     return shutil.which("belljar") or str(ROOT / ".venv/bin/belljar")
 
 
-def fresh_node(command: Sequence[str | Path], node: Path, store: Path) -> dict[str, str]:
-    """Settings, as variables, of a node of its own in *node*, with the images of *store* and nothing else. Two trees that shared
-    one would throw away what the other has noted of this host's QEMU, and ask anew in each job."""
+def fresh_node(command: Sequence[str | Path], node: Path, store: Path, run: Path | None = None) -> dict[str, str]:
+    """Settings, as variables, of a node of its own in *node*, with the images of *store* and nothing else; *run*: where the folders
+    of its machines are. Two trees that shared one would throw away what the other has noted of this host's QEMU, and ask anew in
+    each job."""
     node.chmod(0o755)
     (node / "store").mkdir(mode=0o755)
     subprocess.run(["cp", "-a", "--reflink=auto", store / "images", node / "store"], check=True)
     paths = {f"BELLJAR_PATHS_{one.upper()}": str(node / one) for one in ("store", "run", "scratch", "logs")}
+    if run is not None:
+        paths["BELLJAR_PATHS_RUN"] = str(run)
     env = {**os.environ, **paths}
     subprocess.run([*command, "image", "verify"], env=env, check=True, stdout=subprocess.DEVNULL)  # they are copies
     return paths

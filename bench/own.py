@@ -5,7 +5,7 @@ what getrusage(RUSAGE_SELF) knows of it. A bare Python that does nothing (`pytho
 time is told in starts of that interpreter, so that figures of two hosts can be compared. A settings file is there, as on any site.
 
 `--against PREFIX` measures another install in the same rounds, such as one of an older tree. Each then has a node of its own, with the
-images of `--store`.
+images of `--store`. The folders of its machines are on a tmpfs, as /run is; `--run DIR` puts them elsewhere.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Taken(NamedTuple):
 class Install:
     """An installed belljar, whose launcher is run with one line more."""
 
-    def __init__(self, prefix: Path, folder: Path, settings: Path, store: Path | None) -> None:
+    def __init__(self, prefix: Path, folder: Path, settings: Path, store: Path | None, run: Path) -> None:
         launcher = prefix / "bin/belljar"
         head, body = launcher.read_text().split("\n", 1)
         self._interpreter = head.removeprefix("#!").split()
@@ -54,7 +54,7 @@ class Install:
         self._command += ["run", "--start", "clone", "--", "true"]
         self._env = {"OWN_TIME": str(self._report)}
         if store:
-            self._env |= fresh_node([*self._interpreter, launcher], folder, store)
+            self._env |= fresh_node([*self._interpreter, launcher], folder, store, run)
 
     def job(self) -> Taken:
         self._report.unlink(missing_ok=True)
@@ -73,11 +73,18 @@ def main() -> None:
     arguments.add_argument(
         "--store", type=Path, default=Path("/var/lib/belljar"), help="whose images are taken, with --against"
     )
+    arguments.add_argument(
+        "--run", type=Path, default=Path("/dev/shm"), help="where machines have their folders, with --against"
+    )
     arguments.add_argument("--runs", type=int, default=15)
     args = arguments.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bj-own-", dir="/var/tmp") as temporary:
+    with (
+        tempfile.TemporaryDirectory(prefix="bj-own-", dir="/var/tmp") as temporary,
+        tempfile.TemporaryDirectory(prefix="bj-own-", dir=args.run) as run,
+    ):
         folder = Path(temporary)
-        folder.chmod(0o755)
+        for one in (temporary, run):
+            os.chmod(one, 0o755)
         settings = Path(args.config) if args.config else folder / "belljar.toml"
         if not args.config:
             settings.write_text(SETTINGS.format(image=args.image))
@@ -85,7 +92,10 @@ def main() -> None:
             {"against": args.against} if args.against else {}
         )
         store = args.store if args.against else None
-        installs = {name: Install(Path(prefix), folder / name, settings, store) for name, prefix in prefixes.items()}
+        installs = {
+            name: Install(Path(prefix), folder / name, settings, store, Path(run, name))
+            for name, prefix in prefixes.items()
+        }
         taken = rounds(installs, args.runs)
     tell(args, prefixes, taken)
 
