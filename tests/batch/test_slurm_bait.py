@@ -21,6 +21,8 @@ from tests.live.net_lab import Lab, ip
 
 from belljar.batch import NodeState
 
+pytestmark = pytest.mark.slow  # builds an image with slurmd, and waits for real nodes to come and go
+
 IMAGE, ADDRESS, BAIT = "slurm-node", "10.99.0.1", "bait1"
 NETWORK = {
     "BELLJAR_NETWORK_BRIDGES": "br0", "BELLJAR_NETWORK_BRIDGE_ADDRESSES": "10.99.0.10-10.99.0.40/24",

@@ -11,6 +11,8 @@ from tests.batch.lab.site import Site
 from tests.batch.test_slurm_bait import IMAGE, PATIENCE, Worker, image, until
 from tests.live.net_lab import Lab
 
+pytestmark = pytest.mark.slow
+
 __all__ = ["image"]
 LINES = f"""NodeName=cloud[1-2] CPUs=1 RealMemory=700 Feature={IMAGE} State=CLOUD
 PartitionName=cloud Nodes=cloud[1-2] SuspendTime=1 OverSubscribe=EXCLUSIVE State=UP
