@@ -45,9 +45,9 @@ def test_twice_is_as_once_and_check_finds_all_in_place(cluster: Cluster) -> None
 
 
 def test_reap_asks_slurm_and_ends_only_what_it_does_not_know(cluster: Cluster) -> None:
+    begun = time.time()
     job = cluster.submit("echo started; sleep 120", VM)
     cluster.started(job)
-    begun = time.time()
     stray = node_of(cluster).job(999999, "sleep 300")
     try:
         said = b""
@@ -56,7 +56,7 @@ def test_reap_asks_slurm_and_ends_only_what_it_does_not_know(cluster: Cluster) -
         assert b"slurm:999999" in said and f"slurm:{job}".encode() not in said
         assert stray.wait(timeout=10) != 0
         assert cluster.lab.state(job) == "RUNNING"
-        # It writes its jobs down some seconds after they have begun; killed before, it would know none of this one.
+        # It writes jobs down some seconds after they came; killed before, it would not know this one.
         saved = cluster.lab.folder / "state/job_state"
         cluster.lab.until(
             lambda: saved.exists() and saved.stat().st_mtime > begun, "slurmctld has written the job down"
