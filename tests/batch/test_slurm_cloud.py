@@ -8,19 +8,18 @@ from pathlib import Path
 
 import pytest
 from tests.batch.lab.site import Site
-from tests.batch.test_slurm_bait import IMAGE, PATIENCE, Worker, image, until
+from tests.batch.lab.worker import IMAGE, PATIENCE, Worker, until
 from tests.live.net_lab import Lab
 
 pytestmark = pytest.mark.slow
 
-__all__ = ["image"]
 LINES = f"""NodeName=cloud[1-2] CPUs=1 RealMemory=700 Feature={IMAGE} State=CLOUD
 PartitionName=cloud Nodes=cloud[1-2] SuspendTime=1 OverSubscribe=EXCLUSIVE State=UP
 """
 
 
 @pytest.fixture
-def worker(image: None, tmp_path: Path) -> Iterator[Worker]:
+def worker(tmp_path: Path) -> Iterator[Worker]:
     net, site = Lab(), Site("cloud")
     programs = {
         "ResumeProgram": str(tmp_path / "resume"), "SuspendProgram": str(tmp_path / "suspend"), "ResumeTimeout": "200",
