@@ -127,7 +127,8 @@ class Networks:
             from belljar.network.bridge import join_bridge
             from belljar.network.joining import bridge_of
 
-            return await join_bridge(settings, link, bridge_of(settings, name), id, intend)
+            bridge, _, address = name.partition("@")
+            return await join_bridge(settings, link, bridge_of(settings, bridge), id, intend, address)
         if mode is NetworkMode.ISOLATED:
             from belljar.network.isolated import join_group
 

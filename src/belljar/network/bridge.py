@@ -16,7 +16,7 @@ from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Interface
 from pathlib import Path
 
-from belljar.errors import BadSetting, BelljarError, NetworkFailed
+from belljar.errors import BadSetting, BelljarError, NetworkFailed, NoSuchNetwork
 from belljar.host.commands import run, which
 from belljar.host.threads import in_thread, wholly_in_thread
 from belljar.model import MachineId
@@ -45,15 +45,16 @@ def guards_addresses(settings: Settings, *, is_root: bool, has_nft: bool) -> boo
 
 
 async def join_bridge(
-    settings: Settings, link: Link, bridge: str, id: MachineId, intend: Callable[[str, Path], None]
+    settings: Settings, link: Link, bridge: str, id: MachineId, intend: Callable[[str, Path], None], wanted: str = ""
 ) -> OnBridge:
-    """A tap on *bridge*. Raises NetworkFailed, BadSetting; nothing is left then."""
+    """A tap on *bridge*. *wanted*: an address of this host's, where it is not to be the first that is free. Raises NetworkFailed,
+    BadSetting, NoSuchNetwork; nothing is left then."""
     if not os.access(f"/sys/class/net/{bridge}/bridge", os.F_OK):
         raise NetworkFailed(f"this host has no bridge {bridge}", hint="Make it, or correct `network.bridges`.")
     has_rules = guards_addresses(settings, is_root=os.geteuid() == 0, has_nft=has_nft())
     joined = OnBridge(link, id, has_rules)
     try:
-        joined.claim(settings)
+        joined.claim(settings, wanted)
         name = f"bj{id}"
         if os.geteuid() == 0:
             joined.fd = make_tap(name, bridge)
@@ -81,14 +82,21 @@ class OnBridge:
         self._id, self._has_rules = id, has_rules
         self._claims: list[socket.socket] = []
 
-    def claim(self, settings: Settings) -> None:
+    def claim(self, settings: Settings, wanted: str = "") -> None:
         """Take addresses of the site, where it has any."""
         if settings.mac_pool:
             mac, holder = claim("mac_pool", macs(settings.mac_pool))
             self._claims.append(holder)
             self.link = replace(self.link, mac=mac)
-        if settings.bridge_addresses:
-            address, holder = claim("bridge_addresses", addresses(settings.bridge_addresses))
+        if settings.bridge_addresses or wanted:
+            all_of_them = addresses(settings.bridge_addresses)
+            candidates = [one for one in all_of_them if one.startswith(f"{wanted}/")] if wanted else all_of_them
+            if wanted and not candidates:
+                raise NoSuchNetwork(
+                    f"{wanted[:40]!r} is no address that this host gives to machines",
+                    hint="The site names them in `network.bridge_addresses`.",
+                )
+            address, holder = claim("bridge_addresses", candidates)
             self._claims.append(holder)
             gateway = check_address("bridge_gateway", settings.bridge_gateway)
             dns = check_address("bridge_dns", settings.bridge_dns)

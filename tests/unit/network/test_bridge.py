@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from belljar.errors import NetworkFailed, NoSuchNetwork
 from belljar.host.threads import in_thread
 from belljar.model import NetworkMode
 from belljar.network import Link, Settings, bridge
@@ -72,3 +73,18 @@ async def test_a_tap_that_comes_too_late_is_closed(monkeypatch: pytest.MonkeyPat
         await task
     may_end.set()
     assert await in_thread(lambda: closed.wait(LONGEST))
+
+
+def test_a_machine_may_ask_for_one_of_this_hosts_addresses() -> None:
+    settings = Settings(bridge_addresses=("10.9.9.2-10.9.9.9/24",))
+    first, second = (bridge.OnBridge(Link(NetworkMode.BRIDGE), "0" * 12, has_rules=False) for _ in range(2))
+    first.claim(settings, "10.9.9.3")
+    assert first.link.address == "10.9.9.3/24"
+    with pytest.raises(NetworkFailed, match="in use"):
+        second.claim(settings, "10.9.9.3")
+    for wanted, known in (("10.9.9.1", settings), ("10.9.9.3/24", settings), ("10.9.9.3", Settings())):
+        with pytest.raises(NoSuchNetwork, match="no address that this host gives"):
+            second.claim(known, wanted)
+    first.close()
+    second.claim(settings, "10.9.9.3")
+    second.close()
