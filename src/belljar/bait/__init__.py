@@ -5,7 +5,9 @@ made for each, lets that join the batch system, and moves the job there. The bat
     decide.py    is this host open, and whose turn is it
     advance.py   from what was written down and what is seen now: the next state and what is to be done. After a crash, too
     journal.py   what was written down
-    daemon.py    looks, decides, writes, acts
+    daemon.py    looks, decides, writes
+    acts.py      acts
+    status.py    what an operator says to it, and what it shows
     keeper.py    the machines, by belljar's own door
 
 Frozen values, no input or output. Sizes are in bytes, times in seconds, moments in seconds since the epoch.

@@ -14,7 +14,7 @@ from typing import Any
 
 from belljar import api
 from belljar.bait import Settings
-from belljar.bait.daemon import command
+from belljar.bait.acts import command
 from belljar.bait.keeper import GRACE, account_of, joining_request, secret
 from belljar.batch import JobView, Member, NodeView, Pool
 from belljar.errors import BadOption, BelljarError

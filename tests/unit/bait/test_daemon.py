@@ -13,11 +13,12 @@ import pytest
 
 from belljar.bait import Order, Settings, settings
 from belljar.bait.arrivals import SOCKET, listening, tell
-from belljar.bait.daemon import LOCK, Daemon, give_order, read_status, serve
+from belljar.bait.daemon import LOCK, Daemon, serve
 from belljar.bait.decide import Room
 from belljar.bait.journal import read
 from belljar.bait.keeper import account_of, feature_of, request_for
 from belljar.bait.states import State
+from belljar.bait.status import give_order, read_status
 from belljar.batch import JobState, JobView, NodeState, NodeView, Pool, machine_of
 from belljar.errors import BadOption, BadSettings, CommandFailed, HostError
 from belljar.host.locks import try_lock

@@ -67,7 +67,8 @@ def _judge(house: House, usual: str) -> Callable[[JobView], str]:
 
 def status(args: argparse.Namespace, house: House) -> int:
     """Exit 1 where the bait takes no jobs, 2 where it is not there."""
-    from belljar.bait.daemon import LOCK, order, read_status
+    from belljar.bait.daemon import LOCK
+    from belljar.bait.status import order, read_status
     from belljar.host.locks import is_locked
 
     folder = folder_of(args, house)
@@ -88,7 +89,7 @@ def status(args: argparse.Namespace, house: House) -> int:
 
 def open_(args: argparse.Namespace, house: House) -> int:
     from belljar.bait import Order
-    from belljar.bait.daemon import give_order
+    from belljar.bait.status import give_order
 
     give_order(folder_of(args, house), Order())
     return 0
@@ -96,7 +97,7 @@ def open_(args: argparse.Namespace, house: House) -> int:
 
 def close(args: argparse.Namespace, house: House) -> int:
     from belljar.bait import Order
-    from belljar.bait.daemon import give_order
+    from belljar.bait.status import give_order
 
     give_order(folder_of(args, house), Order(False, args.reason))
     return 0
@@ -123,8 +124,8 @@ def jobs(args: argparse.Namespace, house: House) -> int:
 
 
 def nodes(args: argparse.Namespace, house: House) -> int:
-    from belljar.bait.daemon import read_status
     from belljar.bait.journal import read
+    from belljar.bait.status import read_status
     from belljar.batch import node_of
 
     folder = folder_of(args, house)

@@ -1,0 +1,122 @@
+"""What a bait does: commands of the batch system, and machines that begin and end. Each may be done twice; what came of it is seen at
+the next look, so a command that fails is told of, and no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+from belljar.bait import Settings
+from belljar.bait.advance import Act, Do
+from belljar.bait.decide import Bait
+from belljar.bait.keeper import Keeper, told
+from belljar.bait.states import Entry
+from belljar.batch import JobView, NodeState, NodeView, Pool, node_of
+from belljar.errors import BelljarError, UsageError
+from belljar.host.commands import run_beside
+from belljar.host.threads import in_thread
+
+ASK = 20.0  # seconds one command of the batch system may take
+END_AGAIN = 20.0  # seconds after which a machine that does not end is told again
+OUR_REASONS = ("belljar:", "Prolog error")  # of a bait that is closed
+ASKERS = "refused: "  # begins the reason of a start that failed by what the job asks for
+Run = Callable[[tuple[str, ...]], Awaitable[bytes]]
+
+
+async def command(argv: tuple[str, ...]) -> bytes:
+    """What it prints. Raises CommandMissing, CommandFailed."""
+    return (await run_beside(argv, timeout=ASK)).out
+
+
+class Acts:
+    """*complain*: where a failure is told of. *wake*: a start has come to its end.
+
+    `starting`: machines that are asked for. `ended`: machine -> why, of those that did not come, or have gone."""
+
+    def __init__(
+        self, settings: Settings, pool: Pool, keeper: Keeper, run_command: Run, clock: Callable[[], float],
+        complain: Callable[[str, str], None], wake: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self._settings, self._pool, self._keeper, self._command = settings, pool, keeper, run_command
+        self._clock, self._complain, self._wake = clock, complain, wake
+        self.starting: dict[str, asyncio.Task[None]] = {}  # by machine
+        self.ended: dict[str, str] = {}
+        self._ending: dict[str, float] = {}  # when each machine was last told to end
+
+    async def do(self, act: Act, job: JobView | None, entry: Entry | None = None) -> None:
+        client, nodes, settings = self._pool.client, self._pool.nodes, self._settings
+        if act.do is Do.START:
+            self._start(act.of, job)
+        elif act.do is Do.END:
+            if self._clock() - self._ending.get(act.of, 0.0) > END_AGAIN:
+                self._ending[act.of] = self._clock()
+                await in_thread(lambda: self._keeper.end(act.of))
+        elif act.do in (Do.CLOSE, Do.LOSE):
+            change = nodes.close if act.do is Do.CLOSE else nodes.lose
+            await self.run(change(act.of, entry.why if entry and entry.why else "its job has ended"), act.of)
+        elif act.do is Do.REMOVE:
+            await self.run_all(nodes.remove(act.of), act.of)
+        elif job is not None and entry is not None:
+            members = tuple(node_of(one) for one in entry.machines)
+            acts: Mapping[Do, Callable[[], Iterable[tuple[str, ...]]]] = {
+                Do.TAKE_BACK: lambda: client.take_back(job),
+                Do.MOVE: lambda: nodes.move(job, members, settings.queue, reruns=entry.reruns),
+                Do.GIVE_BACK: lambda: (client.note(job, entry.why), *nodes.give_back(job, entry.home, settings.delay)),
+                Do.REFUSE: lambda: (client.note(job, entry.why),),
+            }
+            await self.run_all(acts[act.do](), f"job {job.id}")
+
+    async def show(self, bait: Bait, nodes: Mapping[str, NodeView]) -> None:
+        """The batch system is told whether the bait takes jobs. What somebody else closed stays closed; a prolog that failed is our own:
+        no bait was there."""
+        for name in (self._settings.name, *self._settings.also):
+            node = nodes.get(name)
+            if node is None:
+                self._complain(name, f"{name}: the batch system knows no such node; see docs/bait.md")
+                continue
+            is_closed = node.state in (NodeState.OUT, NodeState.DRAINING)
+            if not bait.is_open and not is_closed:
+                await self.run(self._pool.nodes.close(name, bait.why), f"bait {name}")
+            elif bait.is_open and is_closed and node.reason.startswith(OUR_REASONS):
+                await self.run(self._pool.nodes.open(name), f"bait {name}")
+
+    def forget(self, machines: frozenset[str], wanted: frozenset[str]) -> None:
+        """What is kept of machines that nobody asks about any more. *machines*: that live."""
+        self.ended = {id: why for id, why in self.ended.items() if id in wanted}
+        self._ending = {id: at for id, at in self._ending.items() if id in machines}
+
+    async def cancel(self) -> None:
+        for task in self.starting.values():
+            task.cancel()
+        await asyncio.gather(*self.starting.values(), return_exceptions=True)
+
+    def _start(self, id: str, job: JobView | None) -> None:
+        """Beside all else: its image may have to be fetched."""
+        if id in self.starting or job is None:
+            return
+
+        async def start() -> None:
+            try:
+                await self._keeper.start(job, id)
+            except BelljarError as exc:
+                self.ended[id] = f"{ASKERS if isinstance(exc, UsageError) else ''}{told(exc)}"
+            finally:
+                self.starting.pop(id, None)
+                self._wake()
+
+        self.starting[id] = asyncio.ensure_future(start())
+
+    async def run_all(self, commands: Iterable[tuple[str, ...]], about: str) -> None:
+        """One after the other, as far as they succeed; the next look sees what is left to do."""
+        for argv in commands:
+            if not await self.run(argv, about):
+                return
+
+    async def run(self, argv: tuple[str, ...], about: str) -> bool:
+        try:
+            await self._command(argv)
+        except BelljarError as exc:
+            self._complain(about, f"{' '.join(argv[:2])}: {exc.message}")
+            return False
+        return True
