@@ -21,13 +21,24 @@ from belljar.model import GIB, MIB, setting
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
-    from belljar.batch.pool import JobId, JobState, JobView, Member, NodeState, NodeView, Pool, machine_of, node_of
+    from belljar.batch.pool import (
+        JobId,
+        JobState,
+        JobView,
+        Member,
+        NodeState,
+        NodeView,
+        Part,
+        Pool,
+        machine_of,
+        node_of,
+    )
     from belljar.batch.system import System
 
-__all__ = ["JobId", "JobState", "JobView", "Member", "NodeState", "NodeView", "Pool", "Settings", "System", "load", "machine_of",
+__all__ = ["JobId", "JobState", "JobView", "Member", "NodeState", "NodeView", "Part", "Pool", "Settings", "System", "load", "machine_of",
            "names", "node_of"]  # fmt: skip
 OF_THE_POOL = frozenset(
-    {"JobId", "JobState", "JobView", "Member", "NodeState", "NodeView", "Pool", "machine_of", "node_of"}
+    {"JobId", "JobState", "JobView", "Member", "NodeState", "NodeView", "Part", "Pool", "machine_of", "node_of"}
 )
 
 

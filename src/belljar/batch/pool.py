@@ -8,6 +8,7 @@ system and owns none of its jobs. Each system has client.py (jobs) and nodes.py 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
@@ -56,6 +57,8 @@ class JobView:
     reason: str = ""  # why it waits, in the system's words
     reruns: bool = True  # the system may start it anew; False: its user wants it to run once at most
     is_batch: bool = True  # a script, not somebody at a terminal: such a job cannot be taken back
+    note: str = ""  # what an administrator, or a bait, wrote at it; its user cannot
+    keeps: tuple[str, str] = ("", "")  # a job of ours, that keeps room: for which machine, and on which node
 
 
 class NodeState(str, Enum):
@@ -76,6 +79,16 @@ class NodeView:
     state: NodeState
     features: tuple[str, ...] = ()
     reason: str = ""  # why it is out, in the words of who took it out
+    cpus: int = 0
+    memory: int = 0  # bytes
+    free_cpus: int = -1  # in the system's books; -1: it does not tell
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a machine takes of a node that runs native jobs, too. 0: it is not known; what is kept for it already stays."""
+
+    machine: str
     cpus: int = 0
     memory: int = 0  # bytes
 
@@ -146,6 +159,19 @@ class Nodes(Protocol):
 
     def give_back(self, job: JobView, queue: str, delay: float) -> tuple[Command, ...]:
         """Let a job that is held run anywhere again, in the queue it came from, after so many seconds."""
+
+    def reserve(
+        self, node: str, parts: tuple[Part, ...], jobs: Mapping[JobId, JobView], nodes: Mapping[str, NodeView], queue: str
+    ) -> tuple[Command, ...]:  # fmt: skip
+        """For a host that runs native jobs on *node*: so that the system's own books give these machines their part of it, and no
+        others of ours; nothing where they do. *queue*: of jobs that only keep room, where a system needs such."""
+        return ()
+
+    def reserved(
+        self, node: str, parts: tuple[Part, ...], jobs: Mapping[JobId, JobView], nodes: Mapping[str, NodeView]
+    ) -> frozenset[str]:
+        """The machines among these that have their part of *node* in the system's books: no native job gets it."""
+        return frozenset(part.machine for part in parts)
 
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         """*conf_file*, *text*: the system's settings on this host."""

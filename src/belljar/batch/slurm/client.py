@@ -7,16 +7,18 @@ https://slurm.schedmd.com/squeue.html#OPT_Format
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from belljar.batch.job.terms import one_line, whole
-from belljar.batch.pool import LARGEST_ANSWER, Client, Command, JobId, JobState, JobView, words_of
+from belljar.batch.pool import LARGEST_ANSWER, Client, Command, JobId, JobState, JobView, machine_of, words_of
 from belljar.model import GIB, KIB, MIB
 
 # Name of the field, and its width: what fills its width may have been cut off.
 FIELDS = (
     ("jobid", 12), ("arrayjobid", 12), ("arraytaskid", 12), ("state", 20), ("prioritylong", 14), ("username", 40),
     ("userid", 12), ("groupname", 40), ("partition", 80), ("numnodes", 8), ("tres", 200), ("mintmpdisk", 20),
-    ("requeue", 6), ("batchflag", 9), ("feature", 200), ("nodelist", 1000), ("restartcnt", 8), ("reason", 60), ("comment", 200),
+    ("requeue", 6), ("batchflag", 9), ("feature", 200), ("nodelist", 1000), ("restartcnt", 8), ("reason", 60),
+    ("admin_comment", 1000), ("comment", 200),
 )  # fmt: skip
 WIDTH = dict(FIELDS)
 # https://slurm.schedmd.com/squeue.html#SECTION_JOB-STATE-CODES
@@ -34,7 +36,8 @@ STATES = {
 UNITS = {"": MIB, "K": KIB, "M": MIB, "G": GIB, "T": GIB * KIB}
 SIZE = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,6}))?([KMGT]?)")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
-LONGEST_NOTE = 200
+HOSTLIST = re.compile(r"([^\[\]]*)\[((?:[0-9]{1,6}(?:-[0-9]{1,6})?,?)+)(?<!,)\]([^\[\]]*)")
+LONGEST_NOTE = 900
 
 
 class SlurmClient(Client):
@@ -57,10 +60,12 @@ class SlurmClient(Client):
     def jobs(self, printed: bytes, mark: str) -> dict[JobId, JobView]:
         if len(printed) > LARGEST_ANSWER:
             raise ValueError("squeue printed more than a list of jobs")
-        rows = printed.decode("utf-8", "replace").split("\n")
-        found = [_job(row, mark) for row in rows if row[WIDTH["jobid"] :].startswith(mark)]
-        if not found and printed.strip():
-            raise ValueError(f"squeue printed {rows[0][:60]!r} where the list of jobs begins")
+        text = printed.decode("latin-1")  # squeue counts bytes
+        row = re.compile(rf"^(?=.{{{WIDTH['jobid']}}}{re.escape(mark)})", re.MULTILINE)
+        head, *rows = row.split(text)
+        if head.strip():
+            raise ValueError(f"squeue printed {head[:60]!r} where the list of jobs begins")
+        found = [_job(one, mark) for one in rows]
         return {job.id: job for job in found}
 
     def take_back(self, job: JobView) -> tuple[Command, ...]:
@@ -92,14 +97,16 @@ def _job(row: str, mark: str) -> JobView:
     array, task = fields["arrayjobid"], fields["arraytaskid"]
     is_task = whole(task) is not None and whole(array) is not None
     tres = dict(one.partition("=")[::2] for one in fields["tres"].split(",") if "=" in one)
-    asked = words_of(fields["comment"], "vm", "net")
+    asked, uid = words_of(fields["comment"], "vm", "net", "room", "at"), _number(fields["userid"], -1)
+    keeps = (machine_of(asked.get("room", "")), asked.get("at", "")) if uid == 0 else ("", "")
     return JobView(
         id=f"{array}_{task}" if is_task else number, state=_state(fields["state"], fields["prioritylong"]),
-        owner=_name(fields["username"]), uid=_number(fields["userid"], -1), group=_name(fields["groupname"]),
+        owner=_name(fields["username"]), uid=uid, group=_name(fields["groupname"]),
         queue=_name(fields["partition"].partition(",")[0]), image=asked.get("vm", ""), network=asked.get("net", ""),
         cpus=_number(tres.get("cpu", ""), 1), memory=_size(tres.get("mem", "")), disk=_size(fields["mintmpdisk"]),
         nodes=_number(fields["numnodes"], 1), reruns=fields["requeue"] != "0", is_batch=fields["batchflag"] != "0", features=_features(fields["feature"]), on=_nodes(fields["nodelist"]), array=(array, task) if is_task else ("", ""),
         number=number, starts=_number(fields["restartcnt"], 0), reason=one_line(fields["reason"]),
+        note=one_line(fields["admin_comment"].removeprefix("(null)"), WIDTH["admin_comment"]), keeps=keeps,
     )  # fmt: skip
 
 
@@ -131,10 +138,22 @@ def _features(text: str) -> tuple[str, ...]:
 
 
 def _nodes(text: str) -> tuple[str, ...]:
-    """Names, as they are; those in brackets stay together, for none of ours is written so."""
+    """Names; what stands in more than one pair of brackets stays as it is, for no node of ours is written so."""
     if len(text) >= WIDTH["nodelist"]:
         raise ValueError("squeue printed a list of nodes that was cut off")
-    return tuple(re.findall(r"(?:[^,\[]|\[[^]]*\])+", text))
+    return tuple(name for one in re.findall(r"(?:[^,\[]|\[[^]]*\])+", text) for name in _names(one))
+
+
+def _names(text: str) -> Iterator[str]:
+    """`wn[01-03,07]`: wn01 and so on."""
+    match = HOSTLIST.fullmatch(text)
+    if match is None:
+        yield text
+        return
+    for one in match[2].split(","):
+        first, _, last = one.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            yield f"{match[1]}{number:0{len(first)}}{match[3]}"
 
 
 CLIENT = SlurmClient()

@@ -10,20 +10,25 @@ deleted while it still sent something there.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from belljar.batch.job.terms import one_line, one_node
 from belljar.batch.pool import (
     LARGEST_ANSWER,
     Command,
+    JobId,
+    JobState,
     JobView,
     Joining,
     Member,
     Nodes,
     NodeState,
     NodeView,
+    Part,
     Pool,
-)  # fmt: skip
+    node_of,
+)
 from belljar.batch.slurm.client import CLIENT
 from belljar.model import MIB, PlainFile
 
@@ -133,6 +138,22 @@ class SlurmNodes(Nodes):
         )
         return (update, CLIENT.release(job.id))
 
+    def reserve(
+        self, node: str, parts: tuple[Part, ...], jobs: Mapping[JobId, JobView], nodes: Mapping[str, NodeView], queue: str
+    ) -> tuple[Command, ...]:  # fmt: skip
+        """A job of root's for each machine, that holds its processors and memory, and only waits."""
+        keeping = _keeping(node, jobs)
+        wanted = {part.machine for part in parts}
+        surplus = [one for machine, found in keeping.items() for one in found[0 if machine not in wanted else 1 :]]
+        missing = [part for part in parts if part.machine not in keeping and part.cpus]
+        return (*(CLIENT.cancel(one.id) for one in surplus), *(_keep(node, part, queue) for part in missing))
+
+    def reserved(
+        self, node: str, parts: tuple[Part, ...], jobs: Mapping[JobId, JobView], nodes: Mapping[str, NodeView]
+    ) -> frozenset[str]:
+        running = (machine for machine, found in _keeping(node, jobs).items() if found[0].state is JobState.RUNNING)
+        return frozenset(running) & {part.machine for part in parts}
+
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         """The settings lie where they lie on the host: users' jobs may have SLURM_CONF from there."""
         conf = f"CPUs={member.cpus} RealMemory={member.memory // MIB} Feature={','.join(member.features)}"
@@ -147,6 +168,26 @@ class SlurmNodes(Nodes):
             PlainFile(bytes(conf_file.with_name("cgroup.conf")), CGROUPS),
         )
         return Joining(JOIN, tuple((key.encode(), value.encode()) for key, value in env.items()), files)
+
+
+def _keep(node: str, part: Part, queue: str) -> Command:
+    """https://slurm.schedmd.com/sbatch.html. It gets nothing of its submitter's surroundings, and is not started anew."""
+    return (
+        "sbatch", "--parsable", f"--partition={queue}", f"--nodelist={one_node(node)}", "--nodes=1", "--ntasks=1",
+        f"--cpus-per-task={part.cpus}", f"--mem={-(-part.memory // MIB)}M", "--job-name=belljar", "--no-requeue",
+        f"--comment=room={node_of(part.machine)} at={node}", "--chdir=/", "--output=/dev/null",
+        "--export=PATH=/usr/bin:/bin", "--wrap=exec sleep infinity",
+    )  # fmt: skip
+
+
+def _keeping(node: str, jobs: Mapping[JobId, JobView]) -> dict[str, list[JobView]]:
+    """The jobs that keep room on this node, by machine; one that runs comes first."""
+    found: dict[str, list[JobView]] = {}
+    for one in sorted(jobs.values(), key=lambda job: job.state is not JobState.RUNNING):
+        machine, at = one.keeps
+        if machine and at == node and one.state not in (JobState.ENDING, JobState.ENDED):
+            found.setdefault(machine, []).append(one)
+    return found
 
 
 def guest_conf(text: bytes, *, keeps_nodes: bool = False) -> bytes:
@@ -172,11 +213,10 @@ def _node(line: str) -> NodeView | None:
         raise ValueError(f"scontrol printed {line[:60]!r} in the list of nodes")
     reason = re.search(r"\sReason=(.*)$", line)
     features = () if match[2] == "(null)" else tuple(match[2].split(","))
-    sizes = (re.search(rf"\s{key}=([0-9]{{1,12}}) ", line) for key in ("CPUTot", "RealMemory"))
-    cpus, memory = (int(one[1]) if one else 0 for one in sizes)
-    return NodeView(
-        match[1], _state(match[3]), features, one_line(reason[1].strip()) if reason else "", cpus, memory * MIB
-    )
+    sizes = (re.search(rf"\s{key}=([0-9]{{1,12}}) ", line) for key in ("CPUTot", "RealMemory", "CPUAlloc"))
+    cpus, memory, taken = (int(one[1]) if one else 0 for one in sizes)
+    why = one_line(reason[1].strip()) if reason else ""
+    return NodeView(match[1], _state(match[3]), features, why, cpus, memory * MIB, max(cpus - taken, 0))
 
 
 def _state(text: str) -> NodeState:
