@@ -97,7 +97,7 @@ def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs)
 def hardware(spec: DomainSpec, abilities: Abilities, cpu: str) -> list[str]:
     """What the guest sees, written down: equal for a template and its clones, different from every other machine."""
     nobody = replace(
-        spec, id="", nic=replace(spec.nic, mac="", egress=None, fd=-1) if spec.nic else None,
+        spec, id="", cpus=spec.of_template.cpus, nic=replace(spec.nic, mac="", egress=None, fd=-1) if spec.nic else None,
         shares=tuple(replace(share, readonly=False) for share in spec.shares), disks=(),
     )  # fmt: skip
     by_9p = [share for share in spec.shares if share.kind is ShareKind.NINEP]
@@ -130,7 +130,7 @@ def machine(spec: DomainSpec, cpu: str, ram: Ram | None) -> list[str]:
     if frame is not None:
         most, room = frame.most_cpus, f",slots={SLOTS},maxmem={frame.most_memory // MIB}M"
     count = f"cpus={booted.cpus}," + (f"maxcpus={most}," if frame else "")
-    words = ["-accel", accelerator(spec.accelerator), "-cpu", cpu]
+    words = ["-accel", accelerator(spec.accelerator, spec.cpus), "-cpu", cpu]
     words += ["-smp", f"{count}sockets=1,cores={most},threads=1", "-m", f"{booted.memory // MIB}M{room}"]
     if ram is None:
         return [*words, "-M", MACHINE]
@@ -155,9 +155,12 @@ def few_workers(most: int, abilities: Abilities) -> list[str]:
     )
 
 
-def accelerator(kind: Accelerator) -> str:
-    """TCG's buffer of translations is given a size: its own choice, a gigabyte, would not fit into a job's limits."""
-    return f"tcg,tb-size={TRANSLATIONS}" if kind is Accelerator.TCG else kind.value
+def accelerator(kind: Accelerator, cpus: int) -> str:
+    """TCG's buffer of translations is given a size: its own choice, a gigabyte, would not fit into a job's limits. Where there is one
+    processor it needs no locks between several."""
+    if kind is not Accelerator.TCG:
+        return kind.value
+    return f"tcg,tb-size={TRANSLATIONS}" + (",thread=single" if cpus == 1 else "")
 
 
 def kernel(spec: DomainSpec, plugs: Plugs) -> list[str]:
