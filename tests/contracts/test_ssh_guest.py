@@ -202,6 +202,7 @@ def test_the_unit_starts_what_was_brought_after_the_rest_is_up() -> None:
     assert lines.count("ExecStart=/usr/lib/belljar/python/loader x /usr/lib/belljar/agent.pyc") == 1
     assert "After=cloud-final.service multi-user.target" in lines and "Restart=always" in lines
     assert sum(line.startswith("ExecStart=") for line in lines) == 1
+    assert "Slice=-.slice" in lines and "CPUWeight=1000" in lines  # beside the guest's services, and before them
 
 
 # -- frames over a session, where the guest has no port --------------------------------------------------------------------

@@ -43,6 +43,11 @@ def test_a_stock_image_runs_jobs_by_ssh_cold_and_cloned_and_no_two_are_the_same(
         assert len(set(what)) == len(machines)
 
 
+def test_agent_and_job_come_before_the_services_that_a_clones_new_name_wakes(belljar: Belljar, image: str) -> None:
+    says = "cat /sys/fs/cgroup/system.slice/cpu.weight /sys/fs/cgroup/belljar/cpu.weight /sys/fs/cgroup/belljar-agent.service/cpu.weight; exit 7"
+    assert ran(belljar, image, "clone", says=says)[0] == ["100", "1000", "1000"]
+
+
 def test_files_go_in_and_come_out(belljar: Belljar, image: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/data").write_bytes(bytes(range(256)))

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 RUN = "/run/belljar"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 CGROUPS = "/sys/fs/cgroup"
+BEFORE_SERVICES = b"1000"  # the weight of payloads; a service of the guest's has 100
 RNDADDENTROPY, RNDRESEEDCRNG = 0x40085203, 0x5207
 # Files that every payload gets; see `features` of the machine room.
 FEATURES = {
@@ -83,7 +84,8 @@ class Guest(Mounts):
         self.cgroup = self._make_cgroup()
 
     def _make_cgroup(self) -> str:
-        """A control group for all payloads, with a reserve of memory for the kernel and us; "" without cgroup2."""
+        """A control group for all payloads, with a reserve of memory for the kernel and us; "" without cgroup2. It comes before the
+        guest's services, which a clone's new name and clock wake."""
         folder = CGROUPS + "/belljar"
         if not os.path.exists(CGROUPS + "/cgroup.controllers"):
             libc().adopt_orphans()
@@ -101,10 +103,12 @@ class Guest(Mounts):
                     pass  # this kernel does without
         sizes = [int(word) * KIB for word in read_file("/proc/meminfo").split() if word.isdigit()]
         self.used = sizes[0] - sizes[2]
-        try:
-            write_file(folder + "/memory.max", b"%d" % limit_for(sizes[0], self.used, 0), flags=0)
-        except OSError:
-            pass
+        limits = ("memory.max", b"%d" % limit_for(sizes[0], self.used, 0)), ("cpu.weight", BEFORE_SERVICES)
+        for leaf, value in limits:
+            try:
+                write_file(folder + "/" + leaf, value, flags=0)
+            except OSError:
+                pass  # this kernel does without
         return folder
 
     def growth(self) -> bytes:

@@ -97,7 +97,7 @@ def command_line(spec: DomainSpec, abilities: Abilities, cpu: str, plugs: Plugs)
 def hardware(spec: DomainSpec, abilities: Abilities, cpu: str) -> list[str]:
     """What the guest sees, written down: equal for a template and its clones, different from every other machine."""
     nobody = replace(
-        spec, id="", cpus=spec.of_template.cpus, nic=replace(spec.nic, mac="", egress=None, fd=-1) if spec.nic else None,
+        spec, id="", nic=replace(spec.nic, mac="", egress=None, fd=-1) if spec.nic else None,
         shares=tuple(replace(share, readonly=False) for share in spec.shares), disks=(),
     )  # fmt: skip
     by_9p = [share for share in spec.shares if share.kind is ShareKind.NINEP]
@@ -158,9 +158,8 @@ def few_workers(most: int, abilities: Abilities) -> list[str]:
 def accelerator(kind: Accelerator, cpus: int) -> str:
     """TCG's buffer of translations is given a size: its own choice, a gigabyte, would not fit into a job's limits. Where there is one
     processor it needs no locks between several."""
-    if kind is not Accelerator.TCG:
-        return kind.value
-    return f"tcg,tb-size={TRANSLATIONS}" + (",thread=single" if cpus == 1 else "")
+    one_thread = ",thread=single" if cpus == 1 else ""
+    return f"tcg,tb-size={TRANSLATIONS}{one_thread}" if kind is Accelerator.TCG else kind.value
 
 
 def kernel(spec: DomainSpec, plugs: Plugs) -> list[str]:
