@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         JobState,
         JobView,
         Member,
+        Need,
         NodeState,
         NodeView,
         Part,
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
     )
     from belljar.batch.system import System
 
-__all__ = ["JobId", "JobState", "JobView", "Member", "NodeState", "NodeView", "Part", "Pool", "Settings", "System", "load", "machine_of",
+__all__ = ["JobId", "JobState", "JobView", "Member", "Need", "NodeState", "NodeView", "Part", "Pool", "Settings", "System", "load", "machine_of",
            "names", "node_of"]  # fmt: skip
 OF_THE_POOL = frozenset(
-    {"JobId", "JobState", "JobView", "Member", "NodeState", "NodeView", "Part", "Pool", "machine_of", "node_of"}
+    {"JobId", "JobState", "JobView", "Member", "Need", "NodeState", "NodeView", "Part", "Pool", "machine_of", "node_of"}
 )
 
 

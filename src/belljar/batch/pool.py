@@ -8,7 +8,7 @@ system and owns none of its jobs. Each system has client.py (jobs) and nodes.py 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Protocol
@@ -94,6 +94,15 @@ class Part:
 
 
 @dataclass(frozen=True)
+class Need:
+    """One thing that a bait needs, and whether it is so."""
+
+    what: str
+    wrong: str = ""  # "": it is so
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
 class Joining:
     """What a machine needs to join the pool: a script that root runs in it, which reads the pool's secret from its standard input."""
 
@@ -175,6 +184,18 @@ class Nodes(Protocol):
 
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         """*conf_file*, *text*: the system's settings on this host."""
+
+    def needs(
+        self,
+        ask: Callable[..., str],
+        text: str,
+        baits: tuple[str, ...],
+        queue: str,
+        feature: str,
+        hosts: tuple[str, ...],
+    ) -> Iterable[Need]:
+        """Can machines join, and baits take jobs for them? *ask*: carries out a command, raises BelljarError; *text*: as above."""
+        return ()
 
 
 @dataclass(frozen=True)

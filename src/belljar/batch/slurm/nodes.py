@@ -10,7 +10,7 @@ deleted while it still sent something there.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from belljar.batch.job.terms import one_line, one_node
@@ -22,6 +22,7 @@ from belljar.batch.pool import (
     JobView,
     Joining,
     Member,
+    Need,
     Nodes,
     NodeState,
     NodeView,
@@ -168,6 +169,20 @@ class SlurmNodes(Nodes):
             PlainFile(bytes(conf_file.with_name("cgroup.conf")), CGROUPS),
         )
         return Joining(JOIN, tuple((key.encode(), value.encode()) for key, value in env.items()), files)
+
+    def needs(
+        self,
+        ask: Callable[..., str],
+        text: str,
+        baits: tuple[str, ...],
+        queue: str,
+        feature: str,
+        hosts: tuple[str, ...],
+    ) -> Iterator[Need]:
+        from belljar.batch.slurm import fitness  # for who asks; no job does
+
+        yield fitness.head(text, hosts)
+        yield from fitness.needs(ask, self.nodes(ask(*self.query()).encode()), baits, queue, feature)
 
 
 def _keep(node: str, part: Part, queue: str) -> Command:

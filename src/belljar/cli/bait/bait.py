@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from belljar.cli.parser import FORMAT, Verb, acts
-from belljar.cli.render import duration, show
-from belljar.errors import BadOption
+from belljar.cli.render import as_json, duration, show
+from belljar.errors import BadOption, BelljarError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +63,34 @@ def _judge(house: House, usual: str) -> Callable[[JobView], str]:
         return ""
 
     return judge
+
+
+def check(args: argparse.Namespace, house: House) -> int:
+    """A line for each thing a bait needs, and the remedy where it is not so; exit 1 then."""
+    from belljar.bait import settings
+    from belljar.bait.check import needs
+    from belljar.batch import load
+    from belljar.jobs import plain
+
+    def image(name: str) -> str:
+        try:
+            added = house.images.resolve(name).facts.get("added")
+        except BelljarError as exc:
+            return exc.message
+        missing = [one for one in ("slurmd", "munge") if added is not None and one not in added]
+        return f"it has no {' and no '.join(missing)}" if missing else ""
+
+    said = settings.load(args.file)
+    found = list(
+        needs(said, load(said.system).pool, image, has_addresses=bool(house.settings.network.bridge_addresses))
+    )
+    if args.format == "json":
+        print(as_json({"needs": found}))
+    for one in found if args.format != "json" else ():
+        print(plain(f"{'BAD' if one.wrong else 'ok '}  {one.what}{f': {one.wrong}' if one.wrong else ''}"))
+        if one.wrong:
+            print(plain(f"     remedy: {one.remedy}"))
+    return 1 if any(one.wrong for one in found) else 0
 
 
 def status(args: argparse.Namespace, house: House) -> int:
@@ -157,6 +185,9 @@ ROWS = f"""
 FILE ? :path =/etc/belljar/bait.toml | its settings
 {STATE_OPTION}
 {FORMAT}
+# check | is everything there that a bait needs? exit 1: no
+FILE ? :path =/etc/belljar/bait.toml | its settings
+{FORMAT}
 # status | say whether the bait takes jobs; exit 1: no, 2: it is not running
 {STATE_OPTION}
 {FORMAT}
@@ -178,6 +209,7 @@ JOB | its number
 """
 FUNCTIONS = {
     "run": run,
+    "check": check,
     "status": status,
     "open": open_,
     "close": close,

@@ -1,0 +1,59 @@
+"""`belljar bait check`: is everything there that a bait needs? One line each, before the first job comes."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+
+from belljar.bait import Settings
+from belljar.bait.keeper import LARGEST_CONF, secret
+from belljar.batch import Need, Pool
+from belljar.errors import BelljarError
+from belljar.host.commands import run
+from belljar.host.files import read_capped
+
+LEAST_SECRET = 32  # bytes, as munge has it
+
+
+def needs(settings: Settings, pool: Pool, image: Callable[[str], str], *, has_addresses: bool) -> Iterator[Need]:
+    """*image*: what is wrong with an image of this name; *has_addresses*: `network.bridge_addresses` is set."""
+    for name in settings.images:
+        yield Need(f"image {name}", image(name), f"belljar image build debian --name {name} --packages slurmd munge")
+    for kind, bridge in settings.networks:
+        is_there = os.access(f"/sys/class/net/{bridge}/bridge", os.F_OK)
+        yield Need(
+            f"bridge {bridge}", "" if is_there else "this host has none", f"Make it, or correct `networks.{kind}`."
+        )
+    wrong = "" if has_addresses else "none are set, and machines ask nobody for one"
+    yield Need("addresses of machines", wrong, "Set `network.bridge_addresses` in belljar.toml (docs/networks.md).")
+    yield Need("key", _tried(lambda: _key(settings)), "Name munge's key in bait.toml: `key`.")
+    text = ""
+    try:
+        text = read_capped(settings.conf, LARGEST_CONF).decode("utf-8", "replace")
+        has_more = re.search(r"(?im)^\s*include\s", text)
+        wrong = "it includes other files, which machines do not get" if has_more else ""
+    except OSError as exc:
+        wrong = f"{settings.conf}: {exc.strerror}"
+    yield Need("conf", wrong, "Name one whole slurm.conf in bait.toml: `conf`.")
+    ask: Callable[..., str] = lambda *argv: run(argv, timeout=20.0).out.decode("utf-8", "replace")  # noqa: E731
+    baits = (settings.name, *settings.also)
+    try:
+        yield from pool.nodes.needs(ask, text, baits, settings.queue, settings.feature, settings.hosts)
+    except (BelljarError, ValueError) as exc:
+        yield Need(
+            settings.system,
+            str(getattr(exc, "message", exc)).replace("\n", " "),
+            "Is it there, and does it answer on this host?",
+        )
+
+
+def _key(settings: Settings) -> str:
+    return "" if len(secret(settings)) >= LEAST_SECRET else f"{settings.key}: shorter than {LEAST_SECRET} bytes"
+
+
+def _tried(look: Callable[[], str]) -> str:
+    try:
+        return look()
+    except BelljarError as exc:
+        return exc.message

@@ -1,0 +1,87 @@
+"""Can machines join this Slurm as nodes, and can a bait take jobs for them? Read from what slurmctld says of its settings."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable, Iterator, Mapping
+
+from belljar.batch.pool import Need, NodeView
+from belljar.errors import BelljarError
+
+Ask = Callable[..., str]  # what a command prints; raises BelljarError
+MOST_OF_A_SCRIPT = 1 << 20
+ON_ITSELF = "jobs would run on the bait itself"
+PARTITION = """NodeSet={0} Feature={1} and PartitionName={0} Nodes={0} Hidden=YES OverSubscribe=EXCLUSIVE State=UP"""
+
+
+def needs(ask: Ask, nodes: Mapping[str, NodeView], baits: tuple[str, ...], queue: str, feature: str) -> Iterator[Need]:
+    """*baits*: their names. Raises BelljarError where slurmctld does not answer."""
+    said = settings_of(ask("scontrol", "show", "config"))
+    for name in baits:
+        wrong = "" if name in nodes else "slurmctld knows no such node"
+        yield Need(f"bait {name}", wrong, f"In slurm.conf: NodeName={name} CPUs=... RealMemory=... Feature=bait")
+    most, select = said.get("MaxNodeCount", ""), said.get("SelectType", "")
+    wrong = "" if most.isdigit() and int(most) > len(nodes) else f"{most or 'not told'}: no node can join {len(nodes)}"
+    yield Need("MaxNodeCount", wrong, "In slurm.conf: MaxNodeCount=200, then restart slurmctld.")
+    wrong = "" if select == "select/cons_tres" else f"{select or 'not told'}: its nodes cannot come and go"
+    yield Need("SelectType", wrong, "In slurm.conf: SelectType=select/cons_tres, then restart slurmctld.")
+    has_memory = any(said.get(key, "").isdigit() for key in ("DefMemPerCPU", "DefMemPerNode"))
+    wrong = "" if has_memory else "not set: a job that asks for no memory is refused"
+    yield Need("DefMemPerCPU", wrong, "In slurm.conf: DefMemPerCPU=1000, in MiB.")
+    yield Need(
+        "Prolog", _prolog(said.get("Prolog", "(null)")), "In slurm.conf: Prolog=..., the script of docs/bait.md."
+    )
+    yield Need(f"partition {queue}", _partition(ask, queue), f"In slurm.conf: {PARTITION.format(queue, feature)}")
+
+
+def head(conf: str, hosts: tuple[str, ...]) -> Need:
+    """A machine finds slurmctld by the address in slurm.conf, by a line of its own /etc/hosts, or by its resolver."""
+    match = re.search(r"(?im)^\s*(?:SlurmctldHost|ControlMachine)\s*=\s*([^\s(]+)(?:\(([^)\s]+)\))?", conf)
+    name = (match[2] or match[1]) if match else ""
+    wrong = "" if name else "slurm.conf names none"
+    if name and name not in {word for line in hosts for word in line.split()[1:]}:
+        try:
+            address = socket.gethostbyname(name)
+            wrong = f"{name} is {address}: a machine would look in itself" if address.startswith("127.") else ""
+        except OSError:
+            wrong = f"{name}: this host knows no address of it"
+    return Need("SlurmctldHost", wrong, f'In bait.toml: hosts = ["ADDRESS {name}"], as machines reach it.')
+
+
+def settings_of(printed: str) -> dict[str, str]:
+    """`Key = value` of `scontrol show config`; of a key with numbers, the first."""
+    found: dict[str, str] = {}
+    for line in printed.splitlines():
+        if match := re.match(r"(\w+)(?:\[\d+\])?\s*= (.*)$", line):
+            found.setdefault(match[1], match[2].strip())
+    return found
+
+
+def _prolog(path: str) -> str:
+    if path == "(null)":
+        return f"slurm.conf names none: {ON_ITSELF}"
+    if path.endswith("*"):  # several, of which each may be ours
+        return ""
+    try:
+        with open(path, "rb") as file:
+            return (
+                ""
+                if b"bait arrive" in file.read(MOST_OF_A_SCRIPT)
+                else f"{path} has no `belljar bait arrive`: {ON_ITSELF}"
+            )
+    except OSError as exc:
+        return f"{path}: {exc.strerror}"
+
+
+def _partition(ask: Ask, queue: str) -> str:
+    try:
+        line = ask("scontrol", "--oneliner", "--all", "show", "partition", queue)
+    except BelljarError:
+        return "slurmctld knows no such partition"
+    words = dict(word.partition("=")[::2] for word in line.split())
+    if words.get("OverSubscribe") != "EXCLUSIVE":
+        return "OverSubscribe is not EXCLUSIVE: another job could come onto a job's node"
+    if words.get("RootOnly") == "YES" or words.get("AllocNodes", "ALL") != "ALL":
+        return "RootOnly or AllocNodes keep the bait from moving jobs there"
+    return "" if words.get("NodeSets") else "it has no NodeSet: nodes that join would not be in it"

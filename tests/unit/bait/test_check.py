@@ -1,0 +1,137 @@
+"""What `belljar bait check` says of a site where something is missing."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from belljar.bait import Settings, check
+from belljar.batch import Need, load
+from belljar.batch.slurm import fitness
+from belljar.errors import CommandFailed
+
+POOL = load("slurm").pool
+RECORDINGS = Path(__file__).parents[2] / "recordings/slurm"
+CONFIG, PARTITION, NODES = ((RECORDINGS / name).read_text() for name in ("config.txt", "partition.txt", "nodes.txt"))
+
+
+def slurm(config: str = CONFIG, partition: str = PARTITION) -> Callable[..., str]:
+    def ask(*argv: str) -> str:
+        if argv == ("scontrol", "show", "config"):
+            return config
+        if "partition" in argv:
+            if not partition:
+                raise CommandFailed("scontrol: exit 1")
+            return partition
+        assert argv == POOL.nodes.query()
+        return NODES
+
+    return ask
+
+
+def wrong(ask: Callable[..., str], conf: str = "SlurmctldHost=head(10.0.0.1)", *hosts: str) -> dict[str, str]:
+    found = list(POOL.nodes.needs(ask, conf, ("bait1",), "belljar", "belljar", hosts))
+    assert all(one.remedy for one in found)
+    return {one.what: one.wrong for one in found if one.wrong}
+
+
+@pytest.fixture
+def prolog(tmp_path: Path) -> Path:
+    script = tmp_path / "prolog"
+    script.write_text("exec belljar bait arrive $SLURM_JOB_ID\n")
+    return script
+
+
+def test_a_slurm_that_has_everything_is_good(prolog: Path) -> None:
+    assert wrong(slurm(said(Prolog=str(prolog)))) == {}
+
+
+def said(**values: str) -> str:
+    """The recording, with other values of some keys."""
+    lines = [line for line in CONFIG.splitlines() if line.split(" ")[0].partition("[")[0] not in values]
+    return "\n".join([*lines, *(f"{key:<23} = {value}" for key, value in values.items())])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("MaxNodeCount", "3", "3: no node can join 3"), ("SelectType", "select/linear", "select/linear: its nodes cannot come and go"),
+        ("DefMemPerCPU", "UNLIMITED", "not set: a job that asks for no memory is refused"),
+        ("Prolog", "(null)", "slurm.conf names none: jobs would run on the bait itself"),
+        ("Prolog", "/nowhere/prolog", "/nowhere/prolog: No such file or directory"),
+    ],
+)  # fmt: skip
+def test_a_setting_of_slurms_that_is_missing_is_named(prolog: Path, key: str, value: str, what: str) -> None:
+    assert wrong(slurm(said(**{"Prolog": str(prolog), key: value}))) == {key: what}
+
+
+def test_a_prolog_that_calls_nothing_of_ours_and_a_bait_that_slurm_does_not_know_are_named(prolog: Path) -> None:
+    prolog.write_text("exit 0\n")
+    found = wrong(slurm(said(Prolog=str(prolog))))
+    assert found == {"Prolog": f"{prolog} has no `belljar bait arrive`: jobs would run on the bait itself"}
+    other = list(POOL.nodes.needs(slurm(), "", ("wn7",), "belljar", "belljar", ()))
+    assert (
+        Need(
+            "bait wn7",
+            "slurmctld knows no such node",
+            "In slurm.conf: NodeName=wn7 CPUs=... RealMemory=... Feature=bait",
+        )
+        in other
+    )
+
+
+@pytest.mark.parametrize(
+    ("partition", "what"),
+    [
+        ("", "slurmctld knows no such partition"),
+        (PARTITION.replace("EXCLUSIVE", "NO"), "OverSubscribe is not EXCLUSIVE: another job could come onto a job's node"),
+        (PARTITION.replace("RootOnly=NO", "RootOnly=YES"), "RootOnly or AllocNodes keep the bait from moving jobs there"),
+        (PARTITION.replace("NodeSets=belljar", ""), "it has no NodeSet: nodes that join would not be in it"),
+    ],
+)  # fmt: skip
+def test_a_partition_that_machines_cannot_join_is_named(prolog: Path, partition: str, what: str) -> None:
+    assert wrong(slurm(said(Prolog=str(prolog)), partition)) == {"partition belljar": what}
+
+
+@pytest.mark.parametrize(
+    ("conf", "hosts", "what"),
+    [
+        ("SlurmctldHost=head(10.0.0.1)", (), ""), ("SlurmctldHost=head", ("10.0.0.1 head",), ""), ("ControlMachine = far", (), ""),
+        ("SlurmctldHost=here", (), "here is 127.0.1.1: a machine would look in itself"),
+        ("SlurmctldHost=lost", (), "lost: this host knows no address of it"), ("ClusterName=x", (), "slurm.conf names none"),
+    ],
+)  # fmt: skip
+def test_a_machine_has_to_find_slurmctld(
+    monkeypatch: pytest.MonkeyPatch, conf: str, hosts: tuple[str, ...], what: str
+) -> None:
+    known = {"far": "10.9.9.9", "here": "127.0.1.1", "10.0.0.1": "10.0.0.1"}
+
+    def resolve(name: str) -> str:
+        if name not in known:
+            raise OSError("unknown")
+        return known[name]
+
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    assert fitness.head(conf, hosts).wrong == what
+
+
+def test_what_the_host_lacks_is_named_and_a_slurm_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("belljar.host.commands.SEARCH_PATH", str(tmp_path))
+    (tmp_path / "slurm.conf").write_text("SlurmctldHost=head(10.0.0.1)\n include more.conf\n")
+    (tmp_path / "key").write_bytes(b"short")
+    settings = Settings(
+        name="bait1", images=("worker",), networks=(("open", "nobridge0"),), conf=tmp_path / "slurm.conf", key=tmp_path / "key"
+    )  # fmt: skip
+    found = list(check.needs(settings, POOL, lambda name: f"{name}: no such image", has_addresses=False))
+    assert {one.what: one.wrong for one in found if one.wrong} == {
+        "image worker": "worker: no such image", "bridge nobridge0": "this host has none",
+        "addresses of machines": "none are set, and machines ask nobody for one",
+        "key": f"{tmp_path}/key: shorter than 32 bytes", "conf": "it includes other files, which machines do not get",
+        "slurm": "scontrol: no such program on this host",
+    }  # fmt: skip
