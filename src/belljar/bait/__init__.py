@@ -8,6 +8,7 @@ made for each, lets that join the batch system, and moves the job there. The bat
     daemon.py    looks, decides, writes
     acts.py      acts
     status.py    what an operator says to it, and what it shows
+    classes.py   rules that keep network classes apart
     keeper.py    the machines, by belljar's own door
 
 Frozen values, no input or output. Sizes are in bytes, times in seconds, moments in seconds since the epoch.
@@ -41,6 +42,13 @@ class Settings:
     )
     networks: Pairs = setting(
         (), 'table: network class -> bridge, `open = "br0"`; the first is that of jobs that name none'
+    )
+    closed: tuple[str, ...] = setting(
+        (), "network classes whose nodes reach `services` and each other, and nothing else; see `belljar bait rules`"
+    )
+    services: tuple[str, ...] = setting(
+        (),
+        "what every node reaches beside its class, of this host too: batch system, file and name servers, ADDRESS[/PREFIX][:PORT[/tcp|udp]]",
     )
     shares: tuple[str, ...] = setting((), "what every node sees: host folders, `SRC[:DST][:ro|rw]`")
     conf: Path = setting(

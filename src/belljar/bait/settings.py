@@ -10,6 +10,7 @@ from pathlib import Path
 from belljar.bait import Settings
 from belljar.batch import names
 from belljar.errors import BadSettings
+from belljar.host.guard.egress import rule
 from belljar.host.tables import Value, converted, keys_of, read_table
 from belljar.host.toml import Mistake, meant, place, read
 from belljar.records import replace
@@ -17,6 +18,7 @@ from belljar.records import replace
 FILE = Path("/etc/belljar/bait.toml")
 TABLE = "bait"
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+INTERFACE = re.compile(r"[A-Za-z0-9._-]{1,15}")
 BUILT = ("slurm",)  # systems that machines join by themselves
 
 
@@ -52,5 +54,20 @@ def _wrongs(settings: Settings) -> Iterator[tuple[str, str, str]]:
             yield key, f"{getattr(settings, key)[:60]!r} cannot be a name", "letters, digits, `.`, `_` and `-`"
     if not settings.images:
         yield "images", "is missing", 'as in images = ["worker"]: only images of the site may become nodes'
+    for text in settings.services:
+        try:
+            rule(text)
+        except ValueError as exc:
+            yield "services", str(exc), 'as in services = ["192.0.2.1:6817/tcp"]'
+    for name in settings.closed:
+        if name not in dict(settings.networks):
+            yield (
+                "closed",
+                f"{name[:60]!r} is none of `networks`",
+                f"one of {', '.join(dict(settings.networks)) or 'none'}",
+            )
+    for name, bridge in settings.networks:
+        if not INTERFACE.fullmatch(bridge):
+            yield "networks", f"{name} = {bridge[:60]!r}: no name of a bridge", 'as in networks = { open = "br0" }'
     if not settings.networks:
         yield "networks", "is missing", 'as in networks = { open = "br0" }: a node is reached by the batch system'

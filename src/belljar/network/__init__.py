@@ -51,9 +51,11 @@ class Settings:
     )
     bridge_addresses: tuple[str, ...] = setting(
         (),
-        "addresses this host gives to machines on a bridge: ADDRESS/PREFIX or FIRST-LAST/PREFIX; none: the guest asks for one itself",
+        "addresses this host gives to machines on a bridge: ADDRESS/PREFIX or FIRST-LAST/PREFIX, with `BRIDGE:` before it for that bridge alone; none: the guest asks for one itself",
     )
-    bridge_gateway: str = setting("", "gateway of the machines that were given an address")
+    bridge_gateway: str = setting(
+        "", "gateway of the machines that were given an address; of several, blanks between, the one in its network"
+    )
     bridge_dns: str = setting("", "name server of the machines that were given an address")
     anti_spoofing: AntiSpoofing = setting(
         AntiSpoofing.AUTO,
@@ -65,6 +67,13 @@ class Settings:
     isolated_net: str = setting(
         "10.98.0.0/24", "network of an isolated group; a machine has its number in the last octet"
     )
+
+
+def nets_of(settings: Settings, bridge: str) -> tuple[str, ...]:
+    """The networks whose addresses this host gives on that bridge. Raises BadSetting."""
+    from belljar.network import bridge as bridges
+
+    return bridges.nets_of(settings, bridge)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ async def join_bridge(
     has_rules = guards_addresses(settings, is_root=os.geteuid() == 0, has_nft=has_nft())
     joined = OnBridge(link, id, has_rules)
     try:
-        joined.claim(settings, wanted)
+        joined.claim(settings, wanted, bridge)
         name = f"bj{id}"
         if os.geteuid() == 0:
             joined.fd = make_tap(name, bridge)
@@ -82,14 +82,15 @@ class OnBridge:
         self._id, self._has_rules = id, has_rules
         self._claims: list[socket.socket] = []
 
-    def claim(self, settings: Settings, wanted: str = "") -> None:
+    def claim(self, settings: Settings, wanted: str = "", bridge: str = "") -> None:
         """Take addresses of the site, where it has any."""
         if settings.mac_pool:
             mac, holder = claim("mac_pool", macs(settings.mac_pool))
             self._claims.append(holder)
             self.link = replace(self.link, mac=mac)
-        if settings.bridge_addresses or wanted:
-            all_of_them = addresses(settings.bridge_addresses)
+        texts = ranges_of(settings.bridge_addresses, bridge)
+        if texts or wanted:
+            all_of_them = addresses(texts)
             candidates = [one for one in all_of_them if one.startswith(f"{wanted}/")] if wanted else all_of_them
             if wanted and not candidates:
                 raise NoSuchNetwork(
@@ -98,7 +99,7 @@ class OnBridge:
                 )
             address, holder = claim("bridge_addresses", candidates)
             self._claims.append(holder)
-            gateway = check_address("bridge_gateway", settings.bridge_gateway)
+            gateway = gateway_for(address, settings.bridge_gateway)
             dns = check_address("bridge_dns", settings.bridge_dns)
             self.link = replace(self.link, address=address, gateway=gateway, dns=dns)
 
@@ -306,9 +307,30 @@ def claim(kind: str, candidates: Iterable[str]) -> tuple[str, socket.socket]:
     )
 
 
+def ranges_of(texts: Iterable[str], bridge: str) -> tuple[str, ...]:
+    """Those that are for this bridge: `BRIDGE:RANGE`; where there are none, those that name no bridge."""
+    split = [text.rpartition(":") for text in texts]
+    own = tuple(range for name, _, range in split if name == bridge)
+    return own or tuple(range for name, _, range in split if not name)
+
+
+def nets_of(settings: Settings, bridge: str) -> tuple[str, ...]:
+    """The networks whose addresses this host gives on that bridge. Raises BadSetting."""
+    firsts = (next(addresses((text,))) for text in ranges_of(settings.bridge_addresses, bridge))
+    return tuple(dict.fromkeys(str(IPv4Interface(one).network) for one in firsts))
+
+
+def gateway_for(address: str, texts: str) -> str:
+    """Of several with blanks between them, the one in this address's network; one alone is that of all. Raises BadSetting."""
+    gateways = [check_address("bridge_gateway", one) for one in texts.split()]
+    net = IPv4Interface(address).network
+    return next((one for one in gateways if len(gateways) == 1 or IPv4Address(one) in net), "")
+
+
 def addresses(texts: Iterable[str]) -> Iterator[str]:
     """Each address with its prefix. Raises BadSetting."""
-    for text in texts:
+    for entry in texts:
+        text = entry.rpartition(":")[2]
         span, slash, prefix = text.partition("/")
         first, _, last = span.partition("-")
         try:

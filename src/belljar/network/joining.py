@@ -84,17 +84,29 @@ def bridge_of(settings: Settings, name: str) -> str:
     return chosen
 
 
+def _range(settings: Settings, text: str) -> None:
+    from belljar.network.bridge import addresses
+
+    name, colon, _ = text.rpartition(":")
+    if colon and name not in settings.bridges:
+        raise BadSetting(f"network.bridge_addresses: {text!r}: {name} is none of `network.bridges`")
+    list(addresses((text,)))
+
+
 def mistakes(settings: Settings) -> Iterator[tuple[str, BadSetting]]:
     """(key, what is wrong) of each."""
-    from belljar.network.bridge import addresses, check_address, macs
+    from belljar.network.bridge import check_address, macs
     from belljar.network.isolated import subnet
 
     looks: list[tuple[str, Callable[[], object]]] = [
         *(("allow", lambda text=text: plan_egress(Settings(allow=(text,)), ())) for text in settings.allow),
         *(("deny", lambda text=text: plan_egress(Settings(deny=(text,)), ())) for text in settings.deny),
         *(("bridges", lambda name=name: bridge_of(Settings(bridges=(name,)), name)) for name in settings.bridges),
-        *(("bridge_addresses", lambda text=text: list(addresses((text,)))) for text in settings.bridge_addresses),
-        ("bridge_gateway", lambda: check_address("bridge_gateway", settings.bridge_gateway)),
+        *(("bridge_addresses", lambda text=text: _range(settings, text)) for text in settings.bridge_addresses),
+        *(
+            ("bridge_gateway", lambda one=one: check_address("bridge_gateway", one))
+            for one in settings.bridge_gateway.split()
+        ),
         ("bridge_dns", lambda: check_address("bridge_dns", settings.bridge_dns)),
         *(("mac_pool", lambda text=text: list(macs((text,)))) for text in settings.mac_pool),
         ("isolated_net", lambda: subnet(settings.isolated_net)),

@@ -14,6 +14,8 @@ from belljar.errors import NetworkFailed, NoSuchNetwork
 from belljar.host.threads import in_thread
 from belljar.model import NetworkMode
 from belljar.network import Link, Settings, bridge
+from belljar.network.joining import mistakes
+from belljar.records import replace
 
 LONGEST = 20.0
 
@@ -88,3 +90,23 @@ def test_a_machine_may_ask_for_one_of_this_hosts_addresses() -> None:
     first.close()
     second.claim(settings, "10.9.9.3")
     second.close()
+
+
+def test_each_bridge_may_have_addresses_and_a_gateway_of_its_own() -> None:
+    settings = Settings(
+        bridges=("br0", "br1", "br2"),
+        bridge_addresses=("10.9.8.2-10.9.8.9/24", "br1:10.9.7.2-10.9.7.9/24"),
+        bridge_gateway="10.9.7.1 10.9.8.1",
+    )
+    found = []
+    for name in ("br0", "br1", "br2", "br1"):
+        one = bridge.OnBridge(Link(NetworkMode.BRIDGE), "0" * 12, has_rules=False)
+        one.claim(settings, bridge=name)
+        found.append((one.link.address, one.link.gateway))
+        one.close()
+    assert found == [("10.9.8.2/24", "10.9.8.1"), ("10.9.7.2/24", "10.9.7.1")] * 2
+    assert bridge.gateway_for("10.9.9.2/24", "10.9.7.1 10.9.8.1") == bridge.gateway_for("10.9.9.2/24", "") == ""
+    assert bridge.gateway_for("10.9.9.2/24", "10.9.7.1") == "10.9.7.1"  # one alone is that of all
+    assert list(mistakes(settings)) == []
+    (wrong,) = mistakes(replace(settings, bridge_addresses=("br9:10.9.8.2/24",)))
+    assert wrong[0] == "bridge_addresses" and "br9 is none of `network.bridges`" in wrong[1].message

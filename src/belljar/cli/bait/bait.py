@@ -172,6 +172,13 @@ def nodes(args: argparse.Namespace, house: House) -> int:
     return 0
 
 
+def rules(args: argparse.Namespace, house: House) -> int:
+    from belljar.bait import classes, settings
+
+    sys.stdout.write(classes.rules(settings.load(args.file), house.settings.network))
+    return 0
+
+
 def arrive(args: argparse.Namespace, house: House) -> int:
     from belljar.bait.arrivals import tell
 
@@ -202,6 +209,8 @@ FILE ? :path =/etc/belljar/bait.toml | its settings
 # nodes | list the machines that are, or become, worker nodes
 {STATE_OPTION}
 {FORMAT}
+# rules | print the rules that keep the network classes apart, for `nft -f -`
+FILE ? :path =/etc/belljar/bait.toml | settings: networks, closed, services
 # arrive | from the batch system's prolog on the bait: return when the job was taken back
 JOB | its number
 --timeout TIME =60 | and fail after so long
@@ -215,6 +224,7 @@ FUNCTIONS = {
     "close": close,
     "jobs": jobs,
     "nodes": nodes,
+    "rules": rules,
     "arrive": arrive,
 }
 VERBS = {
