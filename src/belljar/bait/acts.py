@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
 
 from belljar.bait import Settings
 from belljar.bait.advance import Act, Do
@@ -59,10 +60,11 @@ class Acts:
             await self.run_all(nodes.remove(act.of), act.of)
         elif job is not None and entry is not None:
             members = tuple(node_of(one) for one in entry.machines)
+            back = partial(nodes.give_back, job, entry.home, settings.delay, stays_held=entry.stays_held)
             acts: Mapping[Do, Callable[[], Iterable[tuple[str, ...]]]] = {
                 Do.TAKE_BACK: lambda: client.take_back(job),
                 Do.MOVE: lambda: nodes.move(job, members, settings.queue, reruns=entry.reruns),
-                Do.GIVE_BACK: lambda: (client.note(job, entry.why), *nodes.give_back(job, entry.home, settings.delay)),
+                Do.GIVE_BACK: lambda: (client.note(job, entry.why), *back()),
                 Do.REFUSE: lambda: (client.note(job, entry.why),),
             }
             await self.run_all(acts[act.do](), f"job {job.id}")

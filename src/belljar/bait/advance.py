@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 
 from belljar.bait import Settings
+from belljar.bait.decide import asked_of
 from belljar.bait.states import CLEANING, STARTING, Entry, State
 from belljar.batch import JobState, JobView, NodeState, NodeView, machine_of, node_of
 from belljar.records import dataclass, field, replace
@@ -21,6 +22,9 @@ S = State
 ASKED_FOR = 900.0  # seconds in which a machine is claimed: fetching its image counts
 QUIET = 120.0  # seconds in which a node whose job is over is quiet; then its machine ends all the same
 TOLD = 5.0
+UNFIT = "unfit image: "  # begins the reason of a machine that ended because its image cannot join: no other one would
+ALTERED = "it was altered: "
+HELD_BY_USER = "its user holds it"
 MOVED = 300.0  # seconds in which a job starts on nodes that wait for it alone
 
 
@@ -85,17 +89,32 @@ def advance(entry: Entry, seen: Seen, settings: Settings) -> Step:
 
 
 def recover(entries: Iterable[Entry], seen: Seen, ours: frozenset[str]) -> tuple[Act, ...]:
-    """For machines and nodes of ours that no entry tells of: the journal was lost. *ours*: nodes with this bait's own feature."""
+    """For machines and nodes of ours that no entry tells of: the journal was lost, or a machine joined under a name that is not its
+    own. *ours*: nodes with this bait's own feature."""
     known = {machine for entry in entries for machine in entry.machines}
     if seen.nodes is None or seen.jobs is None:
         return ()
     found = {machine_of(node) for node in ours} | seen.machines
-    return tuple(
+    acts = [
         act
         for machine in sorted(found - known - {""})
         for act in _leave(machine, seen, is_late=False)
         if act is not WAIT
-    )
+    ]
+    for node in sorted(one for one in ours if not machine_of(one)):
+        acts += _turn_out(node, seen)
+    return tuple(acts)
+
+
+def _turn_out(node: str, seen: Seen) -> tuple[Act, ...]:
+    """A node of a name that we never gave takes no job. It is removed when no machine lives that could be it: when each one has
+    joined under its own name."""
+    state = (seen.nodes or {})[node].state
+    if state is NodeState.DRAINING:
+        return ()
+    if state is not NodeState.OUT:
+        return (Act(Do.CLOSE, node),)
+    return (Act(Do.REMOVE, node),) if all(_node(one, seen) is not None for one in seen.machines) else ()
 
 
 # -- states ------------------------------------------------------------------------------------------------------------
@@ -103,19 +122,26 @@ def recover(entries: Iterable[Entry], seen: Seen, ours: frozenset[str]) -> tuple
 
 def _arrived(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     if job.state is JobState.HELD:
-        return _to(replace(entry, home=entry.home or job.queue), S.STOPPED, seen)
+        # As it is shown while it waits: of several partitions a job that runs shows only the one that it runs in.
+        home = entry.home if job.queue in (settings.queue, "") else job.queue
+        return _to(replace(entry, home=home), S.STOPPED, seen)
     if job.state is JobState.WAITING:
         return _to(entry, S.CLOSED, seen, "somebody released it")
     return Step(replace(entry, home=entry.home or job.queue), _take_back(job))
 
 
 def _stopped(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
-    """Its turn is decided elsewhere. An administrator may have released it: then it is taken back."""
-    return Step(entry) if job.state is JobState.HELD else _to(entry, S.ARRIVED, seen)
+    """Its turn is decided elsewhere. Somebody may have released it: then it is the batch system's again. In another queue it may
+    not be this bait's any more."""
+    if job.state is not JobState.HELD:
+        return _to(entry, S.ARRIVED, seen)
+    if job.queue not in (entry.home, settings.queue, ""):
+        return _to(replace(entry, home=job.queue), S.REQUEUE, seen, f"it was moved to {job.queue}")
+    return Step(entry)
 
 
 def _starting(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
-    if failure := _failure(entry, seen):
+    if failure := _failure(entry, seen) or _altered(entry, job, settings):
         return _to(entry, S.REPROCESS, seen, failure)
     age, held = seen.now - entry.since, () if job.state is JobState.HELD else _take_back(job)
     if entry.state is not S.VM_BOOTING:
@@ -133,7 +159,7 @@ def _starting(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Ste
 
 
 def _ready(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
-    if failure := _failure(entry, seen):
+    if failure := _failure(entry, seen) or _altered(entry, job, settings):
         return _to(entry, S.REPROCESS, seen, failure)
     if job.state is not JobState.HELD:
         return Step(entry, _take_back(job))
@@ -150,6 +176,8 @@ def _migrating(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> St
         )
     if failure := _failure(entry, seen):
         return _to(entry, S.REPROCESS, seen, failure)
+    if job.state is JobState.HELD and job.is_held_by_user and job.queue == settings.queue:
+        return _to(replace(entry, stays_held=True), S.REQUEUE, seen, HELD_BY_USER)  # moved and released, and held again
     if seen.now - entry.since > MOVED:
         return _to(entry, S.REPROCESS, seen, f"it did not start on its nodes within {MOVED:.0f} s: {job.reason}")
     return Step(entry, (Act(Do.MOVE),) if job.state is JobState.HELD else ())
@@ -157,6 +185,8 @@ def _migrating(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> St
 
 def _running(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     failure = _failure(entry, seen)
+    if job.state is JobState.HELD and not failure:
+        return _to(replace(entry, stays_held=True), S.REQUEUE, seen, "it was requeued and held")
     if job.state in (JobState.WAITING, JobState.HELD):
         return _to(entry, S.REPROCESS, seen, failure or "it was requeued")
     if failure:
@@ -196,15 +226,18 @@ def _clean(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) ->
     is_late = seen.now - entry.since > QUIET
     acts = tuple(act for machine in entry.machines for act in _leave(machine, seen, is_late=is_late))
     is_over = entry.state is S.FINISHED or job is None
+    if job is not None and job.state is not JobState.HELD:
+        entry = replace(entry, stays_held=False)  # released meanwhile
     if acts:
         held = () if is_over or job is None or job.state is JobState.HELD else _take_back(job)
         return Step(entry, (*held, *(act for act in acts if act is not WAIT)))
     if is_over or job is None:
         return _to(entry, S.CLOSED, seen, entry.why)
     if entry.state is S.REQUEUE:
-        return (
-            Step(entry, (Act(Do.GIVE_BACK),)) if job.state is JobState.HELD else _to(entry, S.CLOSED, seen, entry.why)
-        )
+        is_held, is_home = job.state is JobState.HELD, job.queue == entry.home or job.queue != settings.queue
+        if is_home and entry.stays_held == is_held:
+            return _to(entry, S.CLOSED, seen, entry.why)
+        return Step(entry, (Act(Do.GIVE_BACK),) if is_held else _take_back(job))
     if job.state is not JobState.HELD:
         return Step(entry, _take_back(job))
     if entry.state is S.REPROCESS:
@@ -214,6 +247,8 @@ def _clean(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) ->
 
 
 def _again(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
+    if entry.why.startswith(UNFIT):
+        return _to(entry, S.REJECTED, seen, entry.why)
     if job.starts >= settings.restarts:
         return _to(entry, S.REJECTED, seen, f"requeued {job.starts} times; at last: {entry.why}")
     return _to(entry, S.REQUEUE if entry.tries >= settings.tries else S.STOPPED, seen, entry.why)
@@ -253,6 +288,13 @@ def _take_back(job: JobView) -> tuple[Act, ...]:
 def _node(machine: str, seen: Seen) -> NodeState | None:
     view = (seen.nodes or {}).get(node_of(machine))
     return view.state if view is not None else None
+
+
+def _altered(entry: Entry, job: JobView, settings: Settings) -> str:
+    """Its machines were made for what it asked for then."""
+    asks = asked_of(job)
+    is_same = entry.asked in ("", asks) and job.queue in (entry.home, settings.queue, "")
+    return "" if is_same else f"{ALTERED}asked for {entry.asked} in {entry.home}; now {asks} in {job.queue}"
 
 
 def _failure(entry: Entry, seen: Seen) -> str:

@@ -18,9 +18,9 @@ from typing import Any
 
 from belljar.bait import Settings
 from belljar.bait.acts import ASKERS, Acts, Run, command
-from belljar.bait.advance import Seen, Step, advance, recover
+from belljar.bait.advance import ALTERED, UNFIT, Seen, Step, advance, recover
 from belljar.bait.arrivals import listening
-from belljar.bait.decide import Faults, Judge, bait_now, choose, nothing, size_of
+from belljar.bait.decide import Faults, Judge, asked_of, bait_now, choose, nothing, size_of
 from belljar.bait.journal import Journal
 from belljar.bait.keeper import Keeper, feature_of, told
 from belljar.bait.states import STARTING, Entry, State
@@ -66,6 +66,7 @@ class Daemon:
         self.status = Status(settings.name, settings.system, os.getpid(), clock())
         self.faults = Faults()
         self._complaints: dict[str, str] = {}
+        self._wrong: dict[str, str] = {}  # questions that the batch system did not answer, and why
         self._wake, self._looking = asyncio.Event(), asyncio.Lock()
         self._acts = Acts(settings, pool, keeper, run_command, clock, self._complain, self._wake.set)
 
@@ -98,7 +99,6 @@ class Daemon:
         """Ends of machines, and beginnings."""
         async for event in self._keeper.events():
             if event["event"] == "ended":
-                self._acts.ended[event["machine"]] = str(event.get("reason") or event.get("cause") or "it ended")
                 self._wake.set()
 
     async def arrived(self, number: str) -> bool:
@@ -146,7 +146,7 @@ class Daemon:
 
     async def _see(self) -> Seen:
         machines = await in_thread(self._keeper.living)
-        nodes, jobs = await self._ask(self._nodes), await self._ask(self._jobs)
+        nodes, jobs = await self._ask(self._nodes, "nodes"), await self._ask(self._jobs)
         wanted = {one for entry in self.journal.entries.values() for one in entry.machines}
         for id in wanted - machines - self._acts.ended.keys() - self._acts.starting.keys():
             if (why := await in_thread(lambda id=id: self._keeper.ended(id))) is not None:  # type: ignore[misc]
@@ -161,17 +161,20 @@ class Daemon:
     async def _nodes(self) -> dict[str, NodeView]:
         return self._pool.nodes.nodes(await self._command(self._pool.nodes.query()))
 
-    async def _ask(self, question: Callable[[], Awaitable[Any]]) -> Any:
+    async def _ask(self, question: Callable[[], Awaitable[Any]], about: str = "jobs") -> Any:
         """None where the batch system does not answer, or makes no sense."""
         try:
             answer = await question()
         except (BelljarError, ValueError) as exc:
             text = told(exc) if isinstance(exc, BelljarError) else str(exc)
+            self._wrong[about] = text
             self.status = replace(self.status, error=text)
             self._complain("batch system", text)
             return None
-        self.status = replace(self.status, error="")
-        self._complaints.pop("batch system", None)
+        self._wrong.pop(about, None)
+        self.status = replace(self.status, error=next(iter(self._wrong.values()), ""))
+        if not self._wrong:
+            self._complaints.pop("batch system", None)
         return answer
 
     async def _take(self, entry: Entry, step: Step, seen: Seen) -> bool:
@@ -180,6 +183,8 @@ class Daemon:
         is_asked = bool(self._acts.starting.keys() & set(after.machines))
         if is_asked and after.state is State.VM_REQUESTED and seen.now - after.since > WAITED:
             after = replace(after, state=State.IMAGE_WAIT)
+        if after.state is State.REPROCESS and entry.state is State.VM_BOOTING:
+            after = replace(after, why=after.why + await self._silent(entry, seen))
         if after != entry:
             self._write(after)
         if after.state is not entry.state:
@@ -189,11 +194,21 @@ class Daemon:
             await self._acts.do(act, job, after)
         return bool(step.acts) or after.state is not entry.state
 
+    async def _silent(self, entry: Entry, seen: Seen) -> str:
+        """What the machines that did not join said last."""
+        alive = [id for id in entry.machines if id in seen.machines and node_of(id) not in (seen.nodes or {})]
+        said = [await in_thread(lambda id=id: self._keeper.said(id)) for id in alive]  # type: ignore[misc]
+        return "".join(f"; {line}" for line in dict.fromkeys(filter(None, said)))
+
     def _count(self, entry: Entry, after: Entry) -> None:
-        """Failed starts in a row; one that is its asker's fault says nothing about this host."""
+        """Failed starts in a row; one that is its asker's fault, or its image's, says nothing about this host."""
         if after.state is State.VM_READY:
             self.faults = self.faults.after(False, self._clock())
-        elif after.state is State.REPROCESS and entry.state in STARTING and not after.why.startswith(ASKERS):
+        elif (
+            after.state is State.REPROCESS
+            and entry.state in STARTING
+            and not after.why.startswith((ASKERS, ALTERED, UNFIT))
+        ):
             self.faults = self.faults.after(True, self._clock())
 
     async def _serve_next(self, seen: Seen, jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView]) -> bool:
@@ -211,8 +226,10 @@ class Daemon:
         for job, why in turn.wrong:
             self._write(replace(entries[job], state=State.REJECTED, since=seen.now, why=why))
         if turn.job:
-            machines = tuple(os.urandom(6).hex() for _ in range(size_of(jobs[turn.job], settings).count))
-            self._write(replace(entries[turn.job], state=State.VM_REQUESTED, since=seen.now, machines=machines, why=""))
+            its = jobs[turn.job]
+            machines = tuple(os.urandom(6).hex() for _ in range(size_of(its, settings).count))
+            entry = replace(entries[its.id], state=State.VM_REQUESTED, machines=machines, asked=asked_of(its))
+            self._write(replace(entry, since=seen.now, why=""))
         await self._acts.show(bait, nodes)
         self.status = replace(
             self.status, state=bait.state.value, why=bait.why, waits=turn.why, faults=self.faults.count

@@ -89,6 +89,18 @@ def size_of(job: JobView, settings: Settings) -> Size:
     return Size(count, max(-(-job.cpus // count), 1), memory + settings.overhead, memory)
 
 
+def asked_of(job: JobView) -> str:
+    """What its machines follow from, in words."""
+    facts = (
+        ("image", job.image),
+        ("network class", job.network),
+        ("disk", f"{job.disk // MIB} MiB" if job.disk else ""),
+    )
+    more = "".join(f", {name} {value}" for name, value in facts if value)
+    features = f", {'&'.join(job.features)}" if job.features else ""
+    return f"{job.nodes} nodes, {job.cpus} cpus, {job.memory // MIB} MiB{more}{features}"
+
+
 def bait_now(
     order: Order, room: Room, faults: Faults, settings: Settings, now: float, *, starting: bool = False
 ) -> Bait:
@@ -120,6 +132,8 @@ def impossible(job: JobView, room: Room, settings: Settings) -> str:
         return "it has no memory limit: a machine's size follows from it (--mem, or DefMemPerCPU)"
     if size.all_memory > room.all_memory:
         return f"{size.all_memory // MIB} MiB of memory: this host has {room.all_memory // MIB} MiB"
+    if (disk := size.count * job.disk) > room.disk:  # grows as it is used; what is not there is not promised
+        return f"{disk // MIB} MiB of disk: {room.disk // MIB} MiB are free here"
     return ""
 
 

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from belljar import api
 from belljar.bait import Settings
+from belljar.bait.advance import UNFIT
 from belljar.bait.decide import Room, size_of
-from belljar.batch import JobView, Member, Pool, node_of
+from belljar.batch import UNFIT_CODE, JobView, Member, Pool, node_of
 from belljar.errors import BadOption, BelljarError, HostError, NoSuchMachine
 from belljar.host.caller import describe
 from belljar.host.files import read_capped
@@ -25,6 +26,7 @@ from belljar.records import replace
 
 ROOT = Account("root", 0, 0, "root", home="/root")
 GRACE = 5.0
+LONGEST_LINE = 160
 LARGEST_SECRET, LARGEST_CONF = 1 << 12, 1 << 20
 BAIT, JOB = "bait", "bait-job"  # labels
 
@@ -35,6 +37,9 @@ class Keeper(Protocol):
     def living(self) -> frozenset[str]: ...
     def ended(self, id: str) -> str | None:
         """Why this machine has ended; None where nothing is known of its end."""
+
+    def said(self, id: str) -> str:
+        """The last line of what a machine that lives has written to its stderr; "" where there is none."""
 
     async def start(self, job: JobView, id: str) -> None:
         """Returns when it is claimed. Raises BelljarError."""
@@ -57,10 +62,16 @@ class Machines:
 
     def ended(self, id: str) -> str | None:
         with suppress(NoSuchMachine):
-            view = api.find(id).view
+            machine = api.find(id)
+            view = machine.view
             if view.ended is not None:
-                return str((view.outcome or {}).get("reason") or view.cause)
+                return why_ended(view.outcome or {}, view.image, machine.stderr) or str(view.cause)
         return None
+
+    def said(self, id: str) -> str:
+        with suppress(NoSuchMachine, OSError):
+            return last_line(api.find(id).stderr)
+        return ""
 
     async def start(self, job: JobView, id: str) -> None:
         request = request_for(job, id, self._name, self._settings, self._pool, self._shares)
@@ -115,6 +126,21 @@ def joining_request(
         network=NetworkMode.BRIDGE, network_name=bridge, shares=shares, name=member.name, requester=requester, grace=GRACE,
         labels=labels,
     )  # fmt: skip
+
+
+def why_ended(outcome: Mapping[str, Any], image: str, stderr: bytes) -> str:
+    """In a line; with what the machine said, where its batch daemon ended by itself."""
+    said, code = last_line(stderr), outcome.get("exit_code")
+    if code == UNFIT_CODE:
+        return f"{UNFIT}{image}: {said or 'it does not say why'}"
+    reason = str(outcome.get("reason") or "")
+    return f"{reason or f'exit {code}'}: {said}" if code and said else reason
+
+
+def last_line(text: bytes) -> str:
+    """A guest wrote it."""
+    lines = text[-4096:].decode("utf-8", "replace").strip().splitlines()
+    return "".join(one for one in lines[-1] if one.isprintable())[:LONGEST_LINE] if lines else ""
 
 
 def secret(settings: Settings) -> bytes:

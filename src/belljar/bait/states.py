@@ -36,8 +36,8 @@ MOVES: dict[State, frozenset[State]] = {
     S.IMAGE_WAIT: frozenset({S.VM_BOOTING, S.REPROCESS, S.FINISHED}),
     S.VM_BOOTING: frozenset({S.VM_READY, S.REPROCESS, S.FINISHED}),
     S.VM_READY: frozenset({S.MIGRATING, S.REPROCESS, S.FINISHED}),
-    S.MIGRATING: frozenset({S.RUNNING, S.REPROCESS, S.FINISHED, S.LOST}),
-    S.RUNNING: frozenset({S.FINISHED, S.LOST, S.REPROCESS}),
+    S.MIGRATING: frozenset({S.RUNNING, S.REPROCESS, S.REQUEUE, S.FINISHED, S.LOST}),
+    S.RUNNING: frozenset({S.FINISHED, S.LOST, S.REPROCESS, S.REQUEUE}),
     S.FINISHED: frozenset({S.CLOSED}),
     S.REPROCESS: frozenset({S.STOPPED, S.REQUEUE, S.REJECTED, S.FINISHED}),
     S.REQUEUE: frozenset({S.CLOSED, S.REJECTED, S.FINISHED}),
@@ -59,6 +59,8 @@ class Entry:
     home: str = ""  # the queue it came from
     reruns: bool = True  # as its user wanted it, before it was taken back
     why: str = ""
+    asked: str = ""  # what its machines were made for
+    stays_held: bool = False  # somebody else held it: it goes back so
     missing: float = 0.0  # since when the batch system has not known it; 0: it does
 
 

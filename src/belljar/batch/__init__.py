@@ -22,6 +22,7 @@ from belljar.records import dataclass
 
 if TYPE_CHECKING:
     from belljar.batch.pool import (
+        UNFIT_CODE,
         JobId,
         JobState,
         JobView,
@@ -36,10 +37,23 @@ if TYPE_CHECKING:
     )
     from belljar.batch.system import System
 
-__all__ = ["JobId", "JobState", "JobView", "Member", "Need", "NodeState", "NodeView", "Part", "Pool", "Settings", "System", "load", "machine_of",
+__all__ = ["UNFIT_CODE", "JobId", "JobState", "JobView", "Member", "Need", "NodeState", "NodeView", "Part", "Pool", "Settings", "System", "load", "machine_of",
            "names", "node_of"]  # fmt: skip
 OF_THE_POOL = frozenset(
-    {"JobId", "JobState", "JobView", "Member", "Need", "NodeState", "NodeView", "Part", "Pool", "machine_of", "node_of"}
+    {
+        "UNFIT_CODE",
+        "JobId",
+        "JobState",
+        "JobView",
+        "Member",
+        "Need",
+        "NodeState",
+        "NodeView",
+        "Part",
+        "Pool",
+        "machine_of",
+        "node_of",
+    }
 )
 
 

@@ -19,6 +19,7 @@ from belljar.records import dataclass
 JobId = str  # as the system's own commands take it: "4711", "4711_3", "4711.3"
 Command = tuple[str, ...]
 LARGEST_ANSWER = 64 << 20  # bytes of one list
+UNFIT_CODE = 78  # a joining script's exit code where its image cannot join, as it says in a line on stderr; EX_CONFIG of sysexits.h
 NODE_FORM = re.compile(r"vm([0-9a-f]{12})x")
 
 
@@ -55,6 +56,7 @@ class JobView:
     number: str = ""  # as hooks on a node know it
     starts: int = 0  # how often it was requeued
     reason: str = ""  # why it waits, in the system's words
+    is_held_by_user: bool = False  # and its user may release it
     reruns: bool = True  # the system may start it anew; False: its user wants it to run once at most
     is_batch: bool = True  # a script, not somebody at a terminal: such a job cannot be taken back
     note: str = ""  # what an administrator, or a bait, wrote at it; its user cannot
@@ -104,7 +106,8 @@ class Need:
 
 @dataclass(frozen=True)
 class Joining:
-    """What a machine needs to join the pool: a script that root runs in it, which reads the pool's secret from its standard input."""
+    """What a machine needs to join the pool: a script that root runs in it, which reads the pool's secret from its standard input
+    and lasts as long as the node; it ends with UNFIT_CODE where the image lacks something."""
 
     script: bytes
     env: tuple[tuple[bytes, bytes], ...]
@@ -166,8 +169,9 @@ class Nodes(Protocol):
     def move(self, job: JobView, nodes: tuple[str, ...], queue: str, *, reruns: bool = True) -> tuple[Command, ...]:
         """Let a job that is held run on these nodes and no others. *reruns*: as its user wanted it before it was taken back."""
 
-    def give_back(self, job: JobView, queue: str, delay: float) -> tuple[Command, ...]:
-        """Let a job that is held run anywhere again, in the queue it came from, after so many seconds."""
+    def give_back(self, job: JobView, queue: str, delay: float, *, stays_held: bool = False) -> tuple[Command, ...]:
+        """Let a job that is held run anywhere again, in the queue it came from, after so many seconds. *stays_held*: when somebody
+        releases it."""
 
     def reserve(
         self, node: str, parts: tuple[Part, ...], jobs: Mapping[JobId, JobView], nodes: Mapping[str, NodeView], queue: str

@@ -10,7 +10,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from belljar.bait import Settings
-from belljar.bait.advance import ASKED_FOR, MOVED, Act, Do, Seen, advance, recover
+from belljar.bait.advance import ASKED_FOR, MOVED, UNFIT, Act, Do, Seen, advance, recover
+from belljar.bait.decide import asked_of
 from belljar.bait.states import MOVES, Entry, State
 from belljar.batch import JobState, JobView, NodeState, NodeView, machine_of, node_of
 from belljar.model import MIB
@@ -287,3 +288,143 @@ def test_after_so_many_tries_it_goes_back_and_after_so_many_requeues_it_is_held(
     assert refused.state is S.REJECTED and refused.why == "requeued 10 times; at last: it did not boot"
     assert advance(refused, often, SETTINGS).acts == (Act(Do.REFUSE),)
     assert advance(refused, replace(often, now=60.0), SETTINGS).entry.state is S.CLOSED
+
+
+# -- what a user does with a job that is under way: one row for each state, of the job as the batch system shows it then
+
+HELD_HERE = (S.STOPPED, S.VM_REQUESTED, S.IMAGE_WAIT, S.VM_BOOTING, S.VM_READY)
+WAITING = replace(HELD, state=JobState.WAITING)
+MOVED_AWAY = replace(HELD, queue="belljar")  # to the partition of the nodes
+ASKED = asked_of(HELD)
+
+
+def settled(state: State, job: JobView, **facts: object) -> tuple[list[State], list[Do]]:
+    """The states that a job goes through, and the acts on it, while nobody does anything any more: its machine and node obey."""
+    one, lives, node = entry(state, asked=ASKED, **facts), True, NodeState.IDLE
+    if state in (S.ARRIVED, S.STOPPED):
+        one, lives = replace(one, machines=()), False
+    states, acts, now, there = [state], list[Do](), 1.0, node if lives else None
+    for _ in range(12):
+        step = advance(one, seen(now, job, there, lives=lives), SETTINGS)
+        if step.entry.state is not one.state:
+            assert step.entry.state in MOVES[one.state]
+            states.append(step.entry.state)
+        if step.entry == one and not step.acts:
+            break
+        one, now = step.entry, now + 1
+        for act in step.acts:
+            acts.append(act.do)
+            if act.do is Do.TAKE_BACK:
+                job = replace(job, state=JobState.HELD, on=())
+            elif act.do is Do.MOVE:
+                job = replace(job, state=JobState.WAITING, queue="belljar", is_held_by_user=False)
+            elif act.do is Do.GIVE_BACK:
+                state_then = JobState.HELD if one.stays_held else JobState.WAITING
+                job = replace(job, state=state_then, queue=one.home)
+            elif act.do is Do.CLOSE:
+                there = NodeState.OUT
+            elif act.do is Do.END:
+                lives = False
+            elif act.do is Do.REMOVE:
+                there = None
+        if one.state in (S.CLOSED, S.STOPPED, S.RUNNING):
+            break
+    return states, acts
+
+
+@pytest.mark.parametrize("state", [S.VM_REQUESTED, S.IMAGE_WAIT, S.VM_BOOTING, S.VM_READY, S.REPROCESS])
+def test_a_job_that_is_released_too_early_is_held_again(state: State) -> None:
+    assert settled(state, WAITING)[1][0] is Do.TAKE_BACK
+
+
+def test_a_job_that_waits_for_its_turn_and_is_released_comes_again_by_itself() -> None:
+    assert settled(S.STOPPED, WAITING) == ([S.STOPPED, S.ARRIVED, S.CLOSED], [])
+
+
+@pytest.mark.parametrize("state", HELD_HERE)
+def test_a_hold_of_a_job_that_is_held_already_changes_nothing(state: State) -> None:
+    assert settled(state, HELD)[0][:2] != [state, S.REPROCESS]
+    assert settled(state, HELD) == settled(state, replace(HELD, is_held_by_user=True))
+
+
+@pytest.mark.parametrize(
+    ("state", "job"), [(S.MIGRATING, replace(MOVED_AWAY, is_held_by_user=True)), (S.RUNNING, MOVED_AWAY)]
+)
+def test_a_job_that_its_user_holds_later_goes_back_held(state: State, job: JobView) -> None:
+    """Not released over its user's head; once released, it comes again as any job."""
+    states, acts = settled(state, job)
+    assert states == [state, S.REQUEUE, S.CLOSED]
+    assert acts == [Do.CLOSE, Do.END, Do.REMOVE, Do.GIVE_BACK]
+    released = replace(MOVED_AWAY, state=JobState.WAITING)
+    assert settled(S.REQUEUE, released, stays_held=True)[1] == [
+        Do.TAKE_BACK, Do.CLOSE, Do.END, Do.REMOVE, Do.GIVE_BACK,
+    ]  # fmt: skip
+
+
+def test_a_release_that_failed_is_tried_again() -> None:
+    assert settled(S.MIGRATING, MOVED_AWAY)[1] == [Do.MOVE]
+
+
+@pytest.mark.parametrize("state", [S.VM_REQUESTED, S.IMAGE_WAIT, S.VM_BOOTING, S.VM_READY])
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ({"memory": 900 * MIB}, "900 MiB"), ({"nodes": 2, "cpus": 2}, "2 nodes, 2 cpus"), ({"image": "el9"}, "image el9"),
+        ({"network": "closed"}, "network class closed"), ({"features": ("gpu",)}, ", gpu"), ({"queue": "long"}, "in long"),
+    ],
+)  # fmt: skip
+def test_a_job_that_is_altered_gets_other_machines(state: State, what: dict[str, object], says: str) -> None:
+    job = replace(HELD, **what)  # type: ignore[arg-type]
+    after = advance(entry(state, asked=ASKED), seen(job=job), SETTINGS).entry
+    assert after.state is S.REPROCESS and says in after.why.partition("; now ")[2], after.why
+    assert settled(state, job)[0] == [state, S.REPROCESS, S.STOPPED]
+
+
+def test_a_time_limit_may_be_altered_at_any_moment() -> None:
+    assert asked_of(replace(HELD, reason="", starts=3, number="9")) == ASKED  # no machine follows from it
+
+
+def test_a_job_that_is_moved_to_another_queue_goes_there() -> None:
+    states, acts = settled(S.STOPPED, replace(HELD, queue="long"))
+    assert (states, acts) == ([S.STOPPED, S.REQUEUE, S.CLOSED], [Do.GIVE_BACK])
+    back = advance(replace(entry(S.STOPPED), machines=()), seen(job=replace(HELD, queue="long")), SETTINGS).entry
+    assert (back.home, back.why) == ("long", "it was moved to long")
+    for queue in ("batch", "belljar", ""):  # where it was; where the nodes are; unknown
+        assert advance(entry(S.STOPPED), seen(job=replace(HELD, queue=queue)), SETTINGS).entry.state is S.STOPPED
+
+
+@pytest.mark.parametrize("state", [S.RUNNING, S.LOST])
+def test_a_job_that_its_user_requeues_runs_again_on_another_machine(state: State) -> None:
+    states, acts = settled(state, replace(WAITING, queue="belljar"))
+    assert states == [state, S.REPROCESS, S.STOPPED] and acts[0] is Do.TAKE_BACK
+
+
+# -- nodes that lie
+
+
+def test_an_image_that_cannot_join_is_tried_once() -> None:
+    why = f"{UNFIT}worker: no slurmd is installed in it"
+    failed = Seen(2.0, {"7": HELD}, {}, frozenset(), {"0" * 12: why})
+    after = advance(entry(S.VM_BOOTING), failed, SETTINGS).entry
+    assert (after.state, after.why) == (S.REPROCESS, why)
+    held = advance(after, failed, SETTINGS).entry
+    assert (held.state, held.why) == (S.REJECTED, why)
+    assert advance(held, failed, SETTINGS).acts == (Act(Do.REFUSE),)
+
+
+def test_a_node_that_joins_under_another_name_is_turned_out() -> None:
+    own, late = node_of("0" * 12), entry(S.VM_BOOTING)
+
+    def look(state: NodeState, *, joined: bool, lives: bool = True) -> tuple[Act, ...]:
+        nodes = {"wn05": NodeView("wn05", state)} | ({own: NodeView(own, NodeState.IDLE)} if joined else {})
+        machines = frozenset({"0" * 12} if lives else ())
+        return recover([late], Seen(1.0, {"7": HELD}, nodes, machines), frozenset(nodes))
+
+    assert look(NodeState.IDLE, joined=False) == (Act(Do.CLOSE, "wn05"),)
+    assert look(NodeState.OUT, joined=False) == ()  # its machine may be this one, which has not joined
+    assert look(NodeState.DRAINING, joined=True) == ()
+    assert (
+        look(NodeState.OUT, joined=True) == look(NodeState.OUT, joined=False, lives=False) == (Act(Do.REMOVE, "wn05"),)
+    )
+    never = advance(late, seen(SETTINGS.join + 1, HELD, None), SETTINGS).entry
+    assert never.state is S.REPROCESS and "did not join within 300 s" in never.why

@@ -38,7 +38,8 @@ class Side:
     def __init__(self) -> None:
         self.seen: dict[str, Any] = {"jobs": {}, "nodes": {"bait1": FREE}}
         self.asked: list[tuple[str, ...]] = []
-        self.broken = ""
+        self.broken = self.refuses = ""
+        self.kept_held: list[bool] = []
         self.taken_back, self.cancelled = asyncio.Event(), asyncio.Event()
 
     def query(self, *mark: str) -> tuple[str, ...]:
@@ -53,11 +54,18 @@ class Side:
     def __getattr__(self, name: str) -> Any:
         several = name in ("take_back", "move", "give_back", "remove")
         words = lambda *of: (name, *(one.id if isinstance(one, JobView) else str(one) for one in of))  # noqa: E731
-        return lambda *of, **_: (words(*of),) if several else words(*of)
+
+        def say(*of: object, **how: bool) -> Any:
+            self.kept_held += [how["stays_held"]] if "stays_held" in how else []
+            return (words(*of),) if several else words(*of)
+
+        return say
 
     async def run(self, argv: tuple[str, ...]) -> bytes:
         if self.broken:
             raise CommandFailed(self.broken)
+        if argv != ("query",) and self.refuses:
+            raise CommandFailed(self.refuses)
         if argv != ("query",):
             self.asked.append(argv)
         if argv[0] == "take_back":
@@ -81,6 +89,9 @@ class Machines:
 
     def ended(self, id: str) -> str | None:
         return self.over.get(id)
+
+    def said(self, id: str) -> str:
+        return ""
 
     async def start(self, job: JobView, id: str) -> None:
         if self.refuses:

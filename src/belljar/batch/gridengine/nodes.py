@@ -69,9 +69,10 @@ class GridEngineNodes(Nodes):
             CLIENT.release(job.id),
         )
 
-    def give_back(self, job: JobView, queue: str, delay: float) -> tuple[Command, ...]:
+    def give_back(self, job: JobView, queue: str, delay: float, *, stays_held: bool = False) -> tuple[Command, ...]:
         """Grid Engine takes a start time of the wall clock only; its own next cycle comes later anyway."""
-        return (("qalter", "-q", queue or "*", job.id), CLIENT.release(job.id))
+        alter = ("qalter", "-q", queue or "*", job.id)
+        return (alter,) if stays_held else (alter, CLIENT.release(job.id))
 
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         raise BadOption("gridengine: machines that join it by themselves are not built; see docs/bait.md")

@@ -38,6 +38,7 @@ SIZE = re.compile(r"([0-9]{1,15})(?:\.([0-9]{1,6}))?([KMGT]?)")
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 HOSTLIST = re.compile(r"([^\[\]]*)\[((?:[0-9]{1,6}(?:-[0-9]{1,6})?,?)+)(?<!,)\]([^\[\]]*)")
 LONGEST_NOTE = 900
+HELD_BY_USER = "JobHeldUser"  # not so one that was requeued in held state
 
 
 class SlurmClient(Client):
@@ -107,6 +108,7 @@ def _job(row: str, mark: str) -> JobView:
         nodes=_number(fields["numnodes"], 1), reruns=fields["requeue"] != "0", is_batch=fields["batchflag"] != "0", features=_features(fields["feature"]), on=_nodes(fields["nodelist"]), array=(array, task) if is_task else ("", ""),
         number=number, starts=_number(fields["restartcnt"], 0), reason=one_line(fields["reason"]),
         note=one_line(fields["admin_comment"].removeprefix("(null)"), WIDTH["admin_comment"]), keeps=keeps,
+        is_held_by_user=fields["reason"] == HELD_BY_USER,
     )  # fmt: skip
 
 

@@ -57,14 +57,16 @@ NOT_A_GUESTS = (
 GUESTS = """SlurmdSpoolDir=/var/spool/slurmd
 SlurmdPidFile=/run/slurmd.pid
 SlurmdLogFile=/var/log/slurm/slurmd.log
+Prolog=/run/belljar/prolog
 """
 # slurmd wants control groups whatever it tracks processes by, and there is no systemd to ask for them.
 CGROUPS = b"CgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n"
 
 # Root runs it in the guest. The key comes by standard input, so that no image, record or command line has it. When slurmd ends,
-# so does the machine.
+# so does the machine. 78 is UNFIT_CODE. The node's own prolog lets nobody else's job in, whatever the controller was told.
 JOIN = rb"""#!/bin/sh
 set -eu
+for one in munged slurmd; do command -v $one >/dev/null || { echo "no $one is installed in it" >&2; exit 78; }; done
 umask 077
 mkdir -p /etc/munge /var/lib/munge /var/log/munge /run/munge
 cat > /etc/munge/munge.key
@@ -78,7 +80,9 @@ for address in $(hostname -I); do printf '%s %s\n' "$address" "$NODE" >> /etc/ho
 add() { while IFS= read -r line; do grep -q "^${line%%:*}:" "$1" || printf '%s\n' "$line" >> "$1"; done; }
 [ -z "$PASSWD" ] || printf '%s\n' "$PASSWD" | add /etc/passwd
 [ -z "$GROUPS_OF" ] || printf '%s\n' "$GROUPS_OF" | add /etc/group
-mkdir -p /var/spool/slurmd /var/log/slurm
+mkdir -p /var/spool/slurmd /var/log/slurm /run/belljar
+printf '#!/bin/sh\n[ -z "%s" ] || [ "$SLURM_JOB_UID" = "%s" ]\n' "$JOB_UID" "$JOB_UID" > /run/belljar/prolog
+chmod 0755 /run/belljar/prolog
 [ -e /sys/fs/cgroup/cgroup.procs ] || mount -t cgroup2 none /sys/fs/cgroup
 mkdir -p /sys/fs/cgroup/system.slice
 for group in /sys/fs/cgroup /sys/fs/cgroup/system.slice; do echo "+cpuset +cpu +memory +pids" > $group/cgroup.subtree_control; done
@@ -128,7 +132,7 @@ class SlurmNodes(Nodes):
         once = () if reruns else (("scontrol", "update", f"JobId={job.id}", "Requeue=0"),)
         return (update, *once, CLIENT.release(job.id))
 
-    def give_back(self, job: JobView, queue: str, delay: float) -> tuple[Command, ...]:
+    def give_back(self, job: JobView, queue: str, delay: float, *, stays_held: bool = False) -> tuple[Command, ...]:
         update = (
             "scontrol",
             "update",
@@ -137,7 +141,7 @@ class SlurmNodes(Nodes):
             "ReqNodeList=",
             f"StartTime=now+{int(delay)}",
         )
-        return (update, CLIENT.release(job.id))
+        return (update,) if stays_held else (update, CLIENT.release(job.id))
 
     def reserve(
         self, node: str, parts: tuple[Part, ...], jobs: Mapping[JobId, JobView], nodes: Mapping[str, NodeView], queue: str
@@ -161,7 +165,7 @@ class SlurmNodes(Nodes):
         passwd, groups = member.account[:1], member.account[1:]
         env = {
             "NODE": member.name, "CONF": "" if member.is_known else conf, "HOSTS": member.hosts, "PASSWD": "".join(passwd),
-            "GROUPS_OF": "\n".join(groups), "SLURM_CONF": str(conf_file), "HOME": "/root",
+            "GROUPS_OF": "\n".join(groups), "JOB_UID": "".join(passwd).split(":")[2] if passwd else "", "SLURM_CONF": str(conf_file), "HOME": "/root",
             "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         }  # fmt: skip
         files = (
