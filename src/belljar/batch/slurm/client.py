@@ -16,7 +16,7 @@ from belljar.model import GIB, KIB, MIB
 # Name of the field, and its width: what fills its width may have been cut off.
 FIELDS = (
     ("jobid", 12), ("arrayjobid", 12), ("arraytaskid", 12), ("state", 20), ("prioritylong", 14), ("username", 40),
-    ("userid", 12), ("groupname", 40), ("partition", 80), ("numnodes", 8), ("tres", 200), ("mintmpdisk", 20),
+    ("userid", 12), ("groupname", 40), ("partition", 80), ("numnodes", 8), ("tres-alloc", 200), ("mintmpdisk", 20),
     ("requeue", 6), ("batchflag", 9), ("feature", 200), ("nodelist", 1000), ("restartcnt", 8), ("reason", 60),
     ("admin_comment", 1000), ("comment", 200),
 )  # fmt: skip
@@ -97,7 +97,7 @@ def _job(row: str, mark: str) -> JobView:
         raise ValueError(f"squeue printed {number!r} where the job's number is expected")
     array, task = fields["arrayjobid"], fields["arraytaskid"]
     is_task = whole(task) is not None and whole(array) is not None
-    tres = dict(one.partition("=")[::2] for one in fields["tres"].split(",") if "=" in one)
+    tres = dict(one.partition("=")[::2] for one in fields["tres-alloc"].split(",") if "=" in one)
     asked, uid = words_of(fields["comment"], "vm", "net", "room", "at"), _number(fields["userid"], -1)
     keeps = (machine_of(asked.get("room", "")), asked.get("at", "")) if uid == 0 else ("", "")
     return JobView(
