@@ -4,6 +4,8 @@ made for each, lets that join the batch system, and moves the job there. The bat
     states.py    where a job stands, and what may follow
     decide.py    is this host open, and whose turn is it
     advance.py   from what was written down and what is seen now: the next state and what is to be done. After a crash, too
+    parts.py     the same for a part of another bait's job, over several hosts
+    note.py      what the baits of such a job tell each other
     journal.py   what was written down
     daemon.py    looks, decides, writes
     acts.py      acts
@@ -78,6 +80,11 @@ class Settings:
     )
     delay: float = setting(30.0, "a job that goes back to the batch system waits so long", unit="seconds", minimum=0)
     cycle: float = setting(2.0, "between two looks at the batch system", unit="seconds", minimum=0.1)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all baits of this host."""
+        return (self.name, *self.also)
 
 
 @dataclass(frozen=True)

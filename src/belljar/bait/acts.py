@@ -66,6 +66,7 @@ class Acts:
                 Do.MOVE: lambda: nodes.move(job, members, settings.queue, reruns=entry.reruns),
                 Do.GIVE_BACK: lambda: (client.note(job, entry.why), *back()),
                 Do.REFUSE: lambda: (client.note(job, entry.why),),
+                Do.NOTE: lambda: (client.note(job, act.of),),
             }
             await self.run_all(acts[act.do](), f"job {job.id}")
 

@@ -14,6 +14,7 @@ from enum import Enum
 
 from belljar.bait import Settings
 from belljar.bait.decide import asked_of
+from belljar.bait.note import Parts, read, write
 from belljar.bait.states import CLEANING, STARTING, Entry, State
 from belljar.batch import JobState, JobView, NodeState, NodeView, machine_of, node_of
 from belljar.records import dataclass, field, replace
@@ -25,6 +26,7 @@ TOLD = 5.0
 UNFIT = "unfit image: "  # begins the reason of a machine that ended because its image cannot join: no other one would
 ALTERED = "it was altered: "
 HELD_BY_USER = "its user holds it"
+ELSEWHERE = "elsewhere: "  # begins the reason of a failure on another host
 MOVED = 300.0  # seconds in which a job starts on nodes that wait for it alone
 
 
@@ -40,11 +42,12 @@ class Do(str, Enum):
     REMOVE = "remove"  # this node
     GIVE_BACK = "give-back"  # the job, to the batch system
     REFUSE = "refuse"  # the job: say why it is held
+    NOTE = "note"  # write this at the job
 
 
 @dataclass(frozen=True)
 class Act:
-    """What, and with which machine or node."""
+    """What, and with which machine or node, or with which words."""
 
     do: Do
     of: str = ""
@@ -82,7 +85,7 @@ def advance(entry: Entry, seen: Seen, settings: Settings) -> Step:
     if job.state is JobState.UNKNOWN:
         return Step(entry)
     if job.state is JobState.ENDED and entry.state is not S.FINISHED:
-        return _to(entry, S.FINISHED, seen, entry.why)
+        return to(entry, S.FINISHED, seen, entry.why)
     if entry.state in CLEANING:
         return _clean(entry, job, seen, settings)
     return HANDLERS[entry.state](entry, job, seen, settings)
@@ -98,7 +101,7 @@ def recover(entries: Iterable[Entry], seen: Seen, ours: frozenset[str]) -> tuple
     acts = [
         act
         for machine in sorted(found - known - {""})
-        for act in _leave(machine, seen, is_late=False)
+        for act in leave(machine, seen, is_late=False)
         if act is not WAIT
     ]
     for node in sorted(one for one in ours if not machine_of(one)):
@@ -114,7 +117,7 @@ def _turn_out(node: str, seen: Seen) -> tuple[Act, ...]:
         return ()
     if state is not NodeState.OUT:
         return (Act(Do.CLOSE, node),)
-    return (Act(Do.REMOVE, node),) if all(_node(one, seen) is not None for one in seen.machines) else ()
+    return (Act(Do.REMOVE, node),) if all(node_state(one, seen) is not None for one in seen.machines) else ()
 
 
 # -- states ------------------------------------------------------------------------------------------------------------
@@ -124,9 +127,9 @@ def _arrived(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step
     if job.state is JobState.HELD:
         # As it is shown while it waits: of several partitions a job that runs shows only the one that it runs in.
         home = entry.home if job.queue in (settings.queue, "") else job.queue
-        return _to(replace(entry, home=home), S.STOPPED, seen)
+        return to(replace(entry, home=home), S.STOPPED, seen)
     if job.state is JobState.WAITING:
-        return _to(entry, S.CLOSED, seen, "somebody released it")
+        return to(entry, S.CLOSED, seen, "somebody released it")
     return Step(replace(entry, home=entry.home or job.queue), _take_back(job))
 
 
@@ -134,71 +137,71 @@ def _stopped(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step
     """Its turn is decided elsewhere. Somebody may have released it: then it is the batch system's again. In another queue it may
     not be this bait's any more."""
     if job.state is not JobState.HELD:
-        return _to(entry, S.ARRIVED, seen)
+        return to(entry, S.ARRIVED, seen)
     if job.queue not in (entry.home, settings.queue, ""):
-        return _to(replace(entry, home=job.queue), S.REQUEUE, seen, f"it was moved to {job.queue}")
+        return to(replace(entry, home=job.queue), S.REQUEUE, seen, f"it was moved to {job.queue}")
     return Step(entry)
 
 
 def _starting(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
-    if failure := _failure(entry, seen) or _altered(entry, job, settings):
-        return _to(entry, S.REPROCESS, seen, failure)
+    if failure := _failure(entry, job, seen, settings) or _altered(entry, job, settings):
+        return to(entry, S.REPROCESS, seen, failure)
     age, held = seen.now - entry.since, () if job.state is JobState.HELD else _take_back(job)
+    held += _announce(entry, job, settings)
     if entry.state is not S.VM_BOOTING:
-        missing = [one for one in entry.machines if one not in seen.machines]
+        missing = [one for one in entry.here(settings.names) if one not in seen.machines]
         if not missing:
-            return _to(entry, S.VM_BOOTING, seen)
+            return to(entry, S.VM_BOOTING, seen)
         if age > ASKED_FOR:
-            return _to(entry, S.REPROCESS, seen, f"no machine was claimed within {ASKED_FOR:.0f} s")
+            return to(entry, S.REPROCESS, seen, f"no machine was claimed within {ASKED_FOR:.0f} s")
         return Step(entry, (*held, *(Act(Do.START, one) for one in missing)))
-    if all(_node(one, seen) is NodeState.IDLE for one in entry.machines):
-        return _to(entry, S.VM_READY, seen)
+    if all(node_state(one, seen) is NodeState.IDLE for one in entry.machines):
+        return to(entry, S.VM_READY, seen)
     if age > settings.join:
-        return _to(entry, S.REPROCESS, seen, f"a machine did not join within {settings.join:.0f} s")
+        return to(entry, S.REPROCESS, seen, _late(entry, seen, settings))
     return Step(entry, held)
 
 
 def _ready(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
-    if failure := _failure(entry, seen) or _altered(entry, job, settings):
-        return _to(entry, S.REPROCESS, seen, failure)
+    if failure := _failure(entry, job, seen, settings) or _altered(entry, job, settings):
+        return to(entry, S.REPROCESS, seen, failure)
     if job.state is not JobState.HELD:
         return Step(entry, _take_back(job))
-    return _to(entry, S.MIGRATING, seen)
+    return to(entry, S.MIGRATING, seen)
 
 
 def _migrating(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     if job.state in (JobState.RUNNING, JobState.ENDING):
         is_there = set(job.on) <= {node_of(one) for one in entry.machines}
         return (
-            _to(entry, S.RUNNING, seen)
-            if is_there and job.on
-            else _to(entry, S.REPROCESS, seen, "it started elsewhere")
+            to(entry, S.RUNNING, seen) if is_there and job.on else to(entry, S.REPROCESS, seen, "it started elsewhere")
         )
-    if failure := _failure(entry, seen):
-        return _to(entry, S.REPROCESS, seen, failure)
+    if failure := _failure(entry, job, seen, settings):
+        return to(entry, S.REPROCESS, seen, failure)
     if job.state is JobState.HELD and job.is_held_by_user and job.queue == settings.queue:
-        return _to(replace(entry, stays_held=True), S.REQUEUE, seen, HELD_BY_USER)  # moved and released, and held again
+        return to(replace(entry, stays_held=True), S.REQUEUE, seen, HELD_BY_USER)  # moved and released, and held again
     if seen.now - entry.since > MOVED:
-        return _to(entry, S.REPROCESS, seen, f"it did not start on its nodes within {MOVED:.0f} s: {job.reason}")
+        return to(entry, S.REPROCESS, seen, f"it did not start on its nodes within {MOVED:.0f} s: {job.reason}")
     return Step(entry, (Act(Do.MOVE),) if job.state is JobState.HELD else ())
 
 
 def _running(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
-    failure = _failure(entry, seen)
+    failure = _failure(entry, job, seen, settings)
     if job.state is JobState.HELD and not failure:
-        return _to(replace(entry, stays_held=True), S.REQUEUE, seen, "it was requeued and held")
+        return to(replace(entry, stays_held=True), S.REQUEUE, seen, "it was requeued and held")
     if job.state in (JobState.WAITING, JobState.HELD):
-        return _to(entry, S.REPROCESS, seen, failure or "it was requeued")
+        return to(entry, S.REPROCESS, seen, failure or "it was requeued")
     if failure:
-        return _to(entry, S.LOST, seen, failure)
+        return to(entry, S.LOST, seen, failure)
     return Step(entry)
 
 
 def _lost(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     """Until the batch system has seen it: it requeues the job, or ends it where its user wants none to run twice."""
     if job.state in (JobState.WAITING, JobState.HELD):
-        return _to(entry, S.REPROCESS, seen, entry.why)
-    lost = (one for one in entry.machines if one not in seen.machines and _node(one, seen) not in (None, NodeState.OUT))
+        return to(entry, S.REPROCESS, seen, entry.why)
+    own = entry.here(settings.names)
+    lost = (one for one in own if one not in seen.machines and node_state(one, seen) not in (None, NodeState.OUT))
     return Step(entry, tuple(Act(Do.LOSE, node_of(one)) for one in lost))
 
 
@@ -213,56 +216,64 @@ HANDLERS = {
 
 def _unknown(entry: Entry, seen: Seen, settings: Settings) -> Step:
     """One answer is not enough to say that a job is gone: a system that was just restarted may not know it yet."""
-    if entry.state is S.FINISHED:
-        return _clean(entry, None, seen, settings)
+    return _clean(entry, None, seen, settings) if entry.state is S.FINISHED else missed(entry, seen, settings)
+
+
+def missed(entry: Entry, seen: Seen, settings: Settings) -> Step:
+    """The batch system did not name this job."""
     since = entry.missing or seen.now
     if seen.now - since >= settings.gone_after:
-        return _to(entry, S.FINISHED, seen, "the batch system does not know it any more")
+        return to(entry, S.FINISHED, seen, "the batch system does not know it any more")
     return Step(replace(entry, missing=since))
 
 
 def _clean(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) -> Step:
     """Nothing of the job's machines and nodes stays; and unless it is over, it is held until then."""
     is_late = seen.now - entry.since > QUIET
-    acts = tuple(act for machine in entry.machines for act in _leave(machine, seen, is_late=is_late))
+    own = entry.here(settings.names)
+    acts = tuple(
+        act for one in entry.machines for act in (leave if one in own else _leave_elsewhere)(one, seen, is_late=is_late)
+    )
     is_over = entry.state is S.FINISHED or job is None
+    if not is_over and job is not None and read(job.note).machines:
+        acts = (Act(Do.NOTE, entry.why or "it is taken back"), *acts)
     if job is not None and job.state is not JobState.HELD:
         entry = replace(entry, stays_held=False)  # released meanwhile
     if acts:
         held = () if is_over or job is None or job.state is JobState.HELD else _take_back(job)
         return Step(entry, (*held, *(act for act in acts if act is not WAIT)))
     if is_over or job is None:
-        return _to(entry, S.CLOSED, seen, entry.why)
+        return to(entry, S.CLOSED, seen, entry.why)
     if entry.state is S.REQUEUE:
         is_held, is_home = job.state is JobState.HELD, job.queue == entry.home or job.queue != settings.queue
         if is_home and entry.stays_held == is_held:
-            return _to(entry, S.CLOSED, seen, entry.why)
+            return to(entry, S.CLOSED, seen, entry.why)
         return Step(entry, (Act(Do.GIVE_BACK),) if is_held else _take_back(job))
     if job.state is not JobState.HELD:
         return Step(entry, _take_back(job))
     if entry.state is S.REPROCESS:
         return _again(replace(entry, machines=(), tries=entry.tries + 1), job, seen, settings)
     # That it was told can be seen nowhere: so it is told for a while.
-    return Step(entry, (Act(Do.REFUSE),)) if seen.now - entry.since < TOLD else _to(entry, S.CLOSED, seen, entry.why)
+    return Step(entry, (Act(Do.REFUSE),)) if seen.now - entry.since < TOLD else to(entry, S.CLOSED, seen, entry.why)
 
 
 def _again(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     if entry.why.startswith(UNFIT):
-        return _to(entry, S.REJECTED, seen, entry.why)
+        return to(entry, S.REJECTED, seen, entry.why)
     if job.starts >= settings.restarts:
-        return _to(entry, S.REJECTED, seen, f"requeued {job.starts} times; at last: {entry.why}")
-    return _to(entry, S.REQUEUE if entry.tries >= settings.tries else S.STOPPED, seen, entry.why)
+        return to(entry, S.REJECTED, seen, f"requeued {job.starts} times; at last: {entry.why}")
+    return to(entry, S.REQUEUE if entry.tries >= settings.tries else S.STOPPED, seen, entry.why)
 
 
 WAIT = Act(Do.END, "")  # stands for: not yet
 
 
-def _leave(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, ...]:
+def leave(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, ...]:
     """The next act on the way out of one machine and its node; none: both are gone.
 
     Its node takes no job any more; when it is quiet its machine ends; then it is removed. slurmctld 22.05.8 crashed when a node was
     removed while it still had something to say to it."""
-    node, state = node_of(machine), _node(machine, seen)
+    node, state = node_of(machine), node_state(machine, seen)
     if machine in seen.machines:
         if state in (None, NodeState.OUT) or is_late:
             return (Act(Do.END, machine),)
@@ -274,10 +285,39 @@ def _leave(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, ...]:
     return (Act(Do.LOSE, node),)
 
 
+def _leave_elsewhere(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, ...]:
+    """Its own bait ends it and removes its node. Where that does not come to it, the node at least goes."""
+    node, state = node_of(machine), node_state(machine, seen)
+    if state is None:
+        return ()
+    if is_late:
+        return (Act(Do.REMOVE if state is NodeState.OUT else Do.LOSE, node),)
+    return (WAIT,) if state in (NodeState.OUT, NodeState.DRAINING) else (Act(Do.CLOSE, node),)
+
+
+# -- several hosts -----------------------------------------------------------------------------------------------------
+
+
+def _announce(entry: Entry, job: JobView, settings: Settings) -> tuple[Act, ...]:
+    """The other hosts' baits are told what they are to make."""
+    parts = Parts(tuple(zip(entry.on, entry.machines, strict=False)))
+    if len(entry.here(settings.names)) == len(entry.machines) or read(job.note).machines == parts.machines:
+        return ()
+    return (Act(Do.NOTE, write(parts)),)
+
+
+def _late(entry: Entry, seen: Seen, settings: Settings) -> str:
+    late = [one for one in entry.machines if node_state(one, seen) is not NodeState.IDLE]
+    if set(late) & set(entry.here(settings.names)):
+        return f"a machine did not join within {settings.join:.0f} s"
+    where = ", ".join(dict(zip(entry.machines, entry.on, strict=False))[one] for one in late)
+    return f"{ELSEWHERE}{where}: no machine joined within {settings.join:.0f} s"
+
+
 # -- small helps -------------------------------------------------------------------------------------------------------
 
 
-def _to(entry: Entry, state: State, seen: Seen, why: str = "", *acts: Act) -> Step:
+def to(entry: Entry, state: State, seen: Seen, why: str = "", *acts: Act) -> Step:
     return Step(replace(entry, state=state, since=seen.now, why=why), acts)
 
 
@@ -285,7 +325,7 @@ def _take_back(job: JobView) -> tuple[Act, ...]:
     return () if job.state is JobState.ENDING else (Act(Do.TAKE_BACK),)
 
 
-def _node(machine: str, seen: Seen) -> NodeState | None:
+def node_state(machine: str, seen: Seen) -> NodeState | None:
     view = (seen.nodes or {}).get(node_of(machine))
     return view.state if view is not None else None
 
@@ -297,13 +337,16 @@ def _altered(entry: Entry, job: JobView, settings: Settings) -> str:
     return "" if is_same else f"{ALTERED}asked for {entry.asked} in {entry.home}; now {asks} in {job.queue}"
 
 
-def _failure(entry: Entry, seen: Seen) -> str:
+def _failure(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> str:
     """Why the machines of a job are of no use any more; "" while they are."""
-    for one in entry.machines:
+    for one in entry.here(settings.names):
         if one in seen.ended and one not in seen.machines:
             return seen.ended[one]
         if entry.state not in (S.VM_REQUESTED, S.IMAGE_WAIT) and one not in seen.machines:
             return "its machine is gone"
-        if _node(one, seen) is NodeState.OUT and entry.state not in STARTING:
-            return "its node was taken out of service"
-    return ""
+    parts = read(job.note)
+    if parts.failed in entry.machines:
+        where = next(name for name, one in parts.machines if one == parts.failed)
+        return f"{ELSEWHERE}{where}: {parts.why}"
+    is_out = any(node_state(one, seen) is NodeState.OUT for one in entry.machines)
+    return "its node was taken out of service" if is_out and entry.state not in STARTING else ""

@@ -18,11 +18,12 @@ from typing import Any
 
 from belljar.bait import Settings
 from belljar.bait.acts import ASKERS, Acts, Run, command
-from belljar.bait.advance import ALTERED, UNFIT, Seen, Step, advance, recover
+from belljar.bait.advance import ALTERED, ELSEWHERE, UNFIT, Seen, Step, advance, recover
 from belljar.bait.arrivals import listening
-from belljar.bait.decide import Faults, Judge, asked_of, bait_now, choose, nothing, size_of
+from belljar.bait.decide import Faults, Judge, Turn, asked_of, bait_now, choose, nothing, size_of
 from belljar.bait.journal import Journal
 from belljar.bait.keeper import Keeper, feature_of, told
+from belljar.bait.parts import Invitation, follow, invitation, refusal
 from belljar.bait.states import STARTING, Entry, State
 from belljar.bait.status import Status, order, show_status
 from belljar.batch import JobState, JobView, NodeView, Pool, node_of
@@ -116,12 +117,20 @@ class Daemon:
                         (self._pool.client.note(job, "only batch scripts run here"),), f"job {job.id}"
                     )
                     await self._acts.run_all((self._pool.client.cancel(job.id),), f"job {job.id}")
+                elif job is not None and not self._leads(job):
+                    pass  # its leader takes it back
                 elif job is not None:
-                    if job.id not in self.journal.entries:
-                        self._write(Entry(job.id, State.ARRIVED, self._clock(), home=job.queue, reruns=job.reruns))
+                    entry = self.journal.entries.get(job.id)
+                    if entry is None or not entry.leads:
+                        arrived = Entry(job.id, State.ARRIVED, self._clock(), home=job.queue, reruns=job.reruns)
+                        self._write(replace(arrived, on=job.on))
                     await self._acts.run_all(self._pool.client.take_back(job), f"job {job.id}")
             await asyncio.sleep(SOON)
         return False
+
+    def _leads(self, job: JobView) -> bool:
+        """Of a job over several hosts, the bait of its first node does."""
+        return not job.on or job.on[0] in self.settings.names
 
     # -- one look ------------------------------------------------------------------------------------------------------
 
@@ -130,7 +139,7 @@ class Daemon:
         async with self._looking:
             seen = await self._see()
             before = dict(self.journal.entries)
-            steps = [(entry, advance(entry, seen, self.settings)) for entry in before.values()]
+            steps = [(one, (advance if one.leads else follow)(one, seen, self.settings)) for one in before.values()]
             done = [await self._take(entry, step, seen) for entry, step in steps]
             ours = frozenset(
                 one.name for one in (seen.nodes or {}).values() if feature_of(self.settings.name) in one.features
@@ -204,37 +213,46 @@ class Daemon:
         """Failed starts in a row; one that is its asker's fault, or its image's, says nothing about this host."""
         if after.state is State.VM_READY:
             self.faults = self.faults.after(False, self._clock())
-        elif (
-            after.state is State.REPROCESS
-            and entry.state in STARTING
-            and not after.why.startswith((ASKERS, ALTERED, UNFIT))
-        ):
-            self.faults = self.faults.after(True, self._clock())
+        elif entry.state in STARTING and not after.why.startswith((ASKERS, ALTERED, UNFIT, ELSEWHERE)):
+            has_failed = bool(set(after.machines) & self._acts.ended.keys())
+            if after.state is State.REPROCESS or (has_failed and not after.leads):
+                self.faults = self.faults.after(True, self._clock())
 
     async def _serve_next(self, seen: Seen, jobs: Mapping[str, JobView], nodes: Mapping[str, NodeView]) -> bool:
         """One job's turn, and the bait's own state."""
         entries, settings = self.journal.entries, self.settings
         unclaimed = [
-            (entry, len(set(entry.machines) - seen.machines)) for entry in entries.values()
+            (entry, len(set(entry.here(settings.names)) - seen.machines)) for entry in entries.values()
             if entry.state in STARTING and entry.job in jobs
         ]  # fmt: skip
         sizes = [(size_of(jobs[entry.job], settings), count) for entry, count in unclaimed]
         room = await in_thread(lambda: self._keeper.room(sum(size.cpus * count for size, count in sizes)))
         room = replace(room, memory=max(0, room.memory - sum(size.memory * count for size, count in sizes)))
         bait = bait_now(order(self.folder), room, self.faults, settings, seen.now, starting=bool(unclaimed))
-        turn = choose(entries.values(), jobs, bait, room, settings, self._judge)
+        if invited := invitation(entries, seen, bait, room, settings, self._judge):
+            await self._accept(invited, seen)
+        turn = choose(entries.values(), jobs, bait, room, settings, self._judge) if invited is None else Turn()
         for job, why in turn.wrong:
             self._write(replace(entries[job], state=State.REJECTED, since=seen.now, why=why))
         if turn.job:
             its = jobs[turn.job]
             machines = tuple(os.urandom(6).hex() for _ in range(size_of(its, settings).count))
             entry = replace(entries[its.id], state=State.VM_REQUESTED, machines=machines, asked=asked_of(its))
-            self._write(replace(entry, since=seen.now, why=""))
+            on = entry.on if len(entry.on) == len(machines) else ()
+            self._write(replace(entry, since=seen.now, why="", on=on))
         await self._acts.show(bait, nodes)
         self.status = replace(
             self.status, state=bait.state.value, why=bait.why, waits=turn.why, faults=self.faults.count
         )
-        return bool(turn.job or turn.wrong)
+        return bool(turn.job or turn.wrong or invited)
+
+    async def _accept(self, invited: Invitation, seen: Seen) -> None:
+        """A part of another bait's job: made here, or refused at once."""
+        job = invited.job
+        if invited.why:
+            await self._acts.do(refusal(job, invited.machines[0], invited.why), job, Entry(job.id, State.REJECTED, 0.0))
+        else:
+            self._write(Entry(job.id, State.VM_REQUESTED, seen.now, invited.machines, leads=False))
 
     # -- what is written down ------------------------------------------------------------------------------------------
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from belljar.bait import Order, Settings
+from belljar.bait.note import is_too_long
 from belljar.bait.states import BaitState, Entry, State
 from belljar.batch import JobView
 from belljar.model import MIB
-from belljar.records import dataclass
+from belljar.records import dataclass, replace
 
 Judge = Callable[[JobView], str]  # why the site's rules forbid a job what it asks for; "" where they do not
 
@@ -101,6 +102,15 @@ def asked_of(job: JobView) -> str:
     return f"{job.nodes} nodes, {job.cpus} cpus, {job.memory // MIB} MiB{more}{features}"
 
 
+def share_of(entry: Entry, job: JobView, settings: Settings) -> Size:
+    """What of a job's machines this host makes."""
+    size = size_of(job, settings)
+    if entry.machines:
+        return replace(size, count=len(entry.here(settings.names)))
+    is_shared = len(entry.on) == size.count
+    return replace(size, count=sum(name in settings.names for name in entry.on)) if is_shared else size
+
+
 def bait_now(
     order: Order, room: Room, faults: Faults, settings: Settings, now: float, *, starting: bool = False
 ) -> Bait:
@@ -119,9 +129,8 @@ def bait_now(
     return Bait(BaitState.OPEN)
 
 
-def impossible(job: JobView, room: Room, settings: Settings) -> str:
-    """Why this host could never serve it; "" where it could."""
-    size = size_of(job, settings)
+def impossible(job: JobView, size: Size, room: Room, settings: Settings) -> str:
+    """Why this host could never serve it; "" where it could. *size*: of its machines here."""
     if job.image and job.image not in settings.images:
         return f"image {job.image}: not among the images that may become nodes here ({', '.join(settings.images)})"
     if job.network and job.network not in dict(settings.networks):
@@ -149,16 +158,18 @@ def choose(
     waiting = sorted(
         (one for one in entries if one.state is State.STOPPED and one.job in jobs), key=lambda one: one.since
     )
+    sizes = {one.job: share_of(one, jobs[one.job], settings) for one in waiting}
     wrong = tuple(
-        (one.job, why) for one in waiting if (why := impossible(jobs[one.job], room, settings) or judge(jobs[one.job]))
-    )
+        (one.job, why) for one in waiting
+        if (why := _too_wide(one) or impossible(jobs[one.job], sizes[one.job], room, settings) or judge(jobs[one.job]))
+    )  # fmt: skip
     possible = [one for one in waiting if one.job not in dict(wrong)]
     if not possible:
         return Turn(wrong=wrong)
     if not bait.is_open:
         return Turn(why=bait.why, wrong=wrong)
     first = possible[0].job
-    size = size_of(jobs[first], settings)
+    size = sizes[first]
     for what, needed, free in (
         ("processors", size.all_cpus, room.cpus),
         ("MiB of memory", size.all_memory, room.memory),
@@ -167,3 +178,8 @@ def choose(
             unit = MIB if "MiB" in what else 1
             return Turn(why=f"{first} waits for {needed // unit} {what}, {free // unit} are free", wrong=wrong)
     return Turn(first, wrong=wrong)
+
+
+def _too_wide(entry: Entry) -> str:
+    """Over several hosts the baits tell each other of the machines in a note."""
+    return f"{len(entry.on)} nodes: more than its note can name" if is_too_long(entry.on) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 
 from belljar.records import dataclass
@@ -29,13 +30,13 @@ class State(str, Enum):
 S = State
 CLEANING = frozenset({S.FINISHED, S.REPROCESS, S.REQUEUE, S.REJECTED})
 STARTING = frozenset({S.VM_REQUESTED, S.IMAGE_WAIT, S.VM_BOOTING})
-MOVES: dict[State, frozenset[State]] = {
+MOVES: dict[State, frozenset[State]] = {  # a part of another bait's job is running when that is: it sees no move
     S.ARRIVED: frozenset({S.STOPPED, S.FINISHED, S.CLOSED}),
     S.STOPPED: frozenset({S.VM_REQUESTED, S.REJECTED, S.REQUEUE, S.FINISHED, S.ARRIVED}),
-    S.VM_REQUESTED: frozenset({S.IMAGE_WAIT, S.VM_BOOTING, S.REPROCESS, S.FINISHED}),
-    S.IMAGE_WAIT: frozenset({S.VM_BOOTING, S.REPROCESS, S.FINISHED}),
-    S.VM_BOOTING: frozenset({S.VM_READY, S.REPROCESS, S.FINISHED}),
-    S.VM_READY: frozenset({S.MIGRATING, S.REPROCESS, S.FINISHED}),
+    S.VM_REQUESTED: frozenset({S.IMAGE_WAIT, S.VM_BOOTING, S.RUNNING, S.REPROCESS, S.FINISHED}),
+    S.IMAGE_WAIT: frozenset({S.VM_BOOTING, S.RUNNING, S.REPROCESS, S.FINISHED}),
+    S.VM_BOOTING: frozenset({S.VM_READY, S.RUNNING, S.REPROCESS, S.FINISHED}),
+    S.VM_READY: frozenset({S.MIGRATING, S.RUNNING, S.REPROCESS, S.FINISHED, S.LOST}),
     S.MIGRATING: frozenset({S.RUNNING, S.REPROCESS, S.REQUEUE, S.FINISHED, S.LOST}),
     S.RUNNING: frozenset({S.FINISHED, S.LOST, S.REPROCESS, S.REQUEUE}),
     S.FINISHED: frozenset({S.CLOSED}),
@@ -62,6 +63,17 @@ class Entry:
     asked: str = ""  # what its machines were made for
     stays_held: bool = False  # somebody else held it: it goes back so
     missing: float = 0.0  # since when the batch system has not known it; 0: it does
+    on: tuple[
+        str, ...
+    ] = ()  # the baits it was given, of which each makes a machine, in this order; none: all are made here
+    leads: bool = True  # False: another bait's job, which has a part here
+
+    def here(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of its machines that these baits make."""
+        if not self.on or not self.leads:
+            return self.machines
+        known = frozenset(names)
+        return tuple(one for name, one in zip(self.on, self.machines, strict=False) if name in known)
 
 
 class BaitState(str, Enum):

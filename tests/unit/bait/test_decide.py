@@ -67,7 +67,7 @@ def test_a_good_start_forgives_all_faults() -> None:
     ],
 )  # fmt: skip
 def test_what_no_machine_here_can_be_has_one_clear_line(facts: dict[str, object], why: str) -> None:
-    assert impossible(job(**facts), ROOM, SETTINGS) == why
+    assert impossible(job(**facts), size_of(job(**facts), SETTINGS), ROOM, SETTINGS) == why
     assert choose([stopped()], {"1": job(**facts)}, OPEN, ROOM, SETTINGS).wrong == ((("1", why),) if why else ())
 
 

@@ -1,0 +1,126 @@
+"""A part of a job over several hosts, as a bait has it that does not lead. Pure.
+
+The bait of the job's first node leads (advance.py): it names the machines of all in a note at the job, and every other bait finds its own
+there at its next look. No bait talks to another one: the leader sees a part's node come, and takes the parts back by another note; a
+bait whose part failed says so in the note. A part's machine ends when no note names it any more, or the job is over; while the job runs
+on its node, the note means nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from belljar.bait import Settings
+from belljar.bait.advance import ASKED_FOR, MOVED, QUIET, WAIT, Act, Do, Seen, Step, leave, missed, node_state, to
+from belljar.bait.decide import Bait, Judge, Room, impossible, size_of
+from belljar.bait.note import Parts, read, write
+from belljar.bait.states import BaitState, Entry, State
+from belljar.batch import JobState, JobView, NodeState, node_of
+from belljar.records import dataclass, replace
+
+S = State
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """A job of another bait, and the machines that it wants here. *why*: it does not get them."""
+
+    job: JobView
+    machines: tuple[str, ...]
+    why: str = ""
+
+
+def invitation(
+    entries: Mapping[str, Entry], seen: Seen, bait: Bait, room: Room, settings: Settings, judge: Judge
+) -> Invitation | None:
+    """The first job that has a part here, and nothing yet. One for which there is no room now waits until its leader gives up."""
+    for job in (seen.jobs or {}).values():
+        parts = read(job.note)
+        own = parts.of(settings.names)
+        if not own or job.state is not JobState.HELD or job.id in entries or parts.failed:
+            continue
+        if parts.machines[0][0] in settings.names or set(own) & seen.machines:
+            continue
+        size = replace(size_of(job, settings), count=len(own))
+        why = impossible(job, size, room, settings) or judge(job)
+        if bait.state in (BaitState.CLOSED_ADMIN, BaitState.CLOSED_FAULTS):
+            why = why or bait.why
+        if why or (bait.is_open and size.all_cpus <= room.cpus and size.all_memory <= room.memory):
+            return Invitation(job, own, why)
+    return None
+
+
+def refusal(job: JobView, machine: str, why: str) -> Act:
+    """Where the leader sees it."""
+    return Act(Do.NOTE, write(Parts(read(job.note).machines, machine, why)))
+
+
+def follow(entry: Entry, seen: Seen, settings: Settings) -> Step:
+    """One step of a part. Called again and again, as `advance` is for jobs of this bait's own."""
+    if seen.jobs is None or seen.nodes is None:
+        return Step(entry)
+    job = seen.jobs.get(entry.job)
+    if entry.state is S.FINISHED:
+        return _clean(entry, job, seen)
+    if job is None:
+        return missed(entry, seen, settings)
+    entry = replace(entry, missing=0.0)
+    if job.state is JobState.UNKNOWN:
+        return Step(entry)
+    if job.state is JobState.ENDED:
+        return to(entry, S.FINISHED, seen)
+    if {node_of(one) for one in entry.machines} <= set(job.on):
+        return _running(entry, seen)
+    if entry.state in (S.RUNNING, S.LOST):
+        return to(entry, S.FINISHED, seen, entry.why or "the job left it")
+    if not set(entry.machines) <= set(read(job.note).of(settings.names)):
+        return to(entry, S.FINISHED, seen, "its leader took it back")
+    return _coming(entry, seen, settings)
+
+
+def _running(entry: Entry, seen: Seen) -> Step:
+    """Who follows a job whose machine is gone must say so: its leader sees only that the job has stopped."""
+    lost = [one for one in entry.machines if one not in seen.machines]
+    if not lost:
+        return Step(entry) if entry.state is S.RUNNING else to(entry, S.RUNNING, seen)
+    if entry.state is not S.LOST:
+        return to(entry, S.LOST, seen, seen.ended.get(lost[0], "its machine is gone"))
+    there = (one for one in lost if node_state(one, seen) not in (None, NodeState.OUT))
+    return Step(entry, tuple(Act(Do.LOSE, node_of(one)) for one in there))
+
+
+def _coming(entry: Entry, seen: Seen, settings: Settings) -> Step:
+    missing = [one for one in entry.machines if one not in seen.machines]
+    over = [seen.ended[one] for one in missing if one in seen.ended]
+    age = seen.now - entry.since
+    if over:
+        return to(entry, S.FINISHED, seen, over[0])
+    if entry.state in (S.VM_REQUESTED, S.IMAGE_WAIT):
+        if not missing:
+            return to(entry, S.VM_BOOTING, seen)
+        if age > ASKED_FOR:
+            return to(entry, S.FINISHED, seen, f"no machine was claimed within {ASKED_FOR:.0f} s")
+        return Step(entry, tuple(Act(Do.START, one) for one in missing))
+    if missing:
+        return to(entry, S.FINISHED, seen, "its machine is gone")
+    if entry.state is S.VM_BOOTING:
+        if all(node_state(one, seen) is NodeState.IDLE for one in entry.machines):
+            return to(entry, S.VM_READY, seen)
+        is_late = age > settings.join
+        return to(entry, S.FINISHED, seen, f"it did not join within {settings.join:.0f} s") if is_late else Step(entry)
+    waits = settings.join + MOVED
+    return to(entry, S.FINISHED, seen, f"no job came within {waits:.0f} s") if age > waits else Step(entry)
+
+
+def _clean(entry: Entry, job: JobView | None, seen: Seen) -> Step:
+    """Nothing of it stays; and a leader that still counts on it is told that it failed."""
+    if job is not None and set(map(node_of, entry.machines)) & set(job.on) and set(entry.machines) <= seen.machines:
+        return Step(entry)  # it came at the last moment
+    acts = tuple(act for one in entry.machines for act in leave(one, seen, is_late=seen.now - entry.since > QUIET))
+    if job is not None and job.state is JobState.HELD:
+        parts = read(job.note)
+        if {machine for _, machine in parts.machines} & set(entry.machines) and not parts.failed:
+            acts = (refusal(job, entry.machines[0], entry.why or "it ended"), *acts)
+    if not acts:
+        return to(entry, S.CLOSED, seen, entry.why)
+    return Step(entry, tuple(act for act in acts if act is not WAIT))
