@@ -24,7 +24,7 @@ from belljar.model import GIB, MIB, setting
 from belljar.records import dataclass
 
 __all__ = [
-    "Cause", "Do", "Event", "Facts", "Instance", "InstanceState", "KeyPair", "Lease", "LeaseState", "Order", "Pairs", "Report",
+    "Cause", "Do", "Event", "Facts", "Instance", "InstanceState", "KeyPair", "Lease", "LeaseState", "MachineOrder", "Order", "Pairs", "Report",
     "Settings", "Size", "Slot", "SlotState", "Tell", "Wanted", "instance_id", "key_id", "lease_id",
 ]  # fmt: skip
 
@@ -261,6 +261,7 @@ class Do(str, Enum):
     DRAIN = "drain"
     RELEASE = "release"
     PING = "ping"
+    STREAM = "stream"  # connect once more, and carry an owner's ssh to this instance
 
 
 @dataclass(frozen=True)
@@ -272,6 +273,22 @@ class Order:
     request: str = ""  # start: the machine's request, as JSON
     ends: float = 0.0  # go, start, extend: seconds from now after which the slot, or the instance, has ended
     why: str = ""
+    stream: str = ""  # stream: what the new connection names
+
+
+@dataclass(frozen=True)
+class MachineOrder:
+    """The machine's request, as `Order.request` has it in JSON."""
+
+    image: str
+    cpus: int = 1
+    memory: int = 2 * GIB
+    disk: int = 0  # 0: as large as the image's
+    network: str = "user"  # as `belljar run --network` takes it: none, user, bridge:NAME
+    user_data: bytes = b""
+    keys: tuple[str, ...] = ()  # lines of authorized_keys, for root
+    hostname: str = ""
+    owner: str = ""
 
 
 class Tell(str, Enum):

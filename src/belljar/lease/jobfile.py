@@ -1,0 +1,77 @@
+"""The file that a pilot is started with: which lease it is for, where its service is, and the key that both know. It is the only place
+where the key is: no command line, environment or record of the batch system has it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from belljar.errors import BadSetting
+from belljar.host.files import write_whole
+from belljar.model import dumps
+from belljar.reading import from_json, strict_json
+from belljar.records import dataclass
+
+LARGEST = 1 << 16  # bytes
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """Durations in seconds. The pilot counts them from its own start, by its monotonic clock."""
+
+    lease: str
+    attempt: int
+    nodes: int
+    service: tuple[str, ...]  # HOST:PORT each
+    pin: str  # SHA-256 of the service's certificate, hexadecimal
+    key: str  # of this lease, hexadecimal
+    deadline: float  # after which nothing of it may be left
+    claim: float  # in which the service has answered
+    barrier: float  # in which all nodes of a group have come
+    grace: float  # for a guest to shut down
+    notice: float  # that the batch system leaves between TERM and KILL
+    report: float = 2.0  # for the last words to the service
+    heartbeat: float = 20.0
+
+    @property
+    def secret(self) -> bytes:
+        return bytes.fromhex(self.key)
+
+
+def write(path: Path, job: JobFile) -> None:
+    """Readable by its owner alone, whole, and on disk."""
+    write_whole(path, dumps(job) + b"\n", durable=True)
+
+
+def read(path: Path) -> JobFile:
+    """Raises BadSetting for a file that somebody else could have read or written, and for one that says something else."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as exc:
+        raise BadSetting(
+            f"{path}: {exc.strerror}", hint="The service writes it to `lease.jobs`, which nodes must see."
+        ) from exc
+    with open(descriptor, "rb") as file:
+        facts = os.fstat(descriptor)
+        if not stat.S_ISREG(facts.st_mode):
+            raise BadSetting(f"{path}: not a file", hint="Give the file that the service wrote.")
+        if facts.st_uid != os.geteuid():
+            raise BadSetting(
+                f"{path}: belongs to uid {facts.st_uid}, and this pilot runs as {os.geteuid()}",
+                hint="The batch system has to run pilots as the service's own account.",
+            )
+        if facts.st_mode & 0o077:
+            raise BadSetting(
+                f"{path}: others may read it (mode {stat.S_IMODE(facts.st_mode):04o})",
+                hint="Its key is known now: release the lease. Files in `lease.jobs` are written with mode 0600.",
+            )
+        data = file.read(LARGEST + 1)
+    try:
+        job: JobFile = from_json(JobFile, strict_json(data[:LARGEST]))
+        bytes.fromhex(job.pin), bytes.fromhex(job.key)
+    except (ValueError, TypeError) as exc:
+        raise BadSetting(f"{path}: {exc}", hint="The service writes it anew with the next lease.") from exc
+    if len(job.key) != 64 or len(job.pin) != 64 or not job.service or job.deadline <= 0:
+        raise BadSetting(f"{path}: not a whole job file", hint="The service writes it anew with the next lease.")
+    return job
