@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import secrets
 from enum import Enum
+from math import ceil
 from pathlib import Path
 
-from belljar.lease.states import Cause, InstanceState, LeaseState, SlotState
+from belljar.lease.states import LEASE_ENDS, Cause, InstanceState, LeaseState, SlotState
 from belljar.model import GIB, MIB, setting
 from belljar.records import dataclass
 
@@ -70,7 +71,10 @@ class Settings:
     queue_time: float = setting(
         604800.0, "a lease that did not start within this time has failed", unit="seconds", minimum=1
     )
-    silence: float = setting(90.0, "a pilot not heard of for so long is asked after", unit="seconds", minimum=5)
+    silence: float = setting(
+        90.0, "a pilot not heard of for so long is lost, unless its job runs", unit="seconds", minimum=5
+    )
+    lost: float = setting(900.0, "a pilot not heard of for so long is lost", unit="seconds", minimum=5)
     heartbeat: float = setting(20.0, "a pilot is heard of at least once in this time", unit="seconds", minimum=1)
     unseen: float = setting(
         60.0, "a job that the batch system does not know for so long is gone", unit="seconds", minimum=1
@@ -147,6 +151,10 @@ class Lease:
     expected: float = 0.0  # when the batch system thinks that it starts; 0: it does not say
 
     @property
+    def is_live(self) -> bool:
+        return self.state not in LEASE_ENDS
+
+    @property
     def job_name(self) -> str:
         """Unique: a submission whose answer was lost is found by it."""
         return f"belljar-{self.id}-{self.attempt}"
@@ -178,12 +186,17 @@ class Slot:
     since: float = 0.0
     begun: float = 0.0  # its first hello
     heard: float = 0.0  # last, by the service's clock
-    seq: int = 0  # of the last report that was applied
+    zero: float = 0.0  # the moment at which its pilot's monotonic clock was 0
+    seq: int = 0  # of the last numbered report that was applied
     ends: float = 0.0  # when its pilot ends by its own clock
 
     @property
     def id(self) -> str:
         return f"{self.lease}.{self.attempt}.{self.rank}"
+
+    @property
+    def is_live(self) -> bool:
+        return self.state is not SlotState.ENDED
 
 
 @dataclass(frozen=True)
@@ -194,6 +207,8 @@ class Instance:
     lease: str
     index: int
     owner: str
+    size: Size = Size()
+    seconds: float = 86400.0  # that it may run
     state: InstanceState = InstanceState.QUEUED
     slot: str = ""
     created: float = 0.0
@@ -201,7 +216,7 @@ class Instance:
     cause: Cause | None = None
     why: str = ""
     stop: bool = False  # it is wanted no longer
-    deadline: float = 0.0  # when it must be gone; 0: it has no node yet
+    deadline: float = 0.0  # when its time is over; 0: it has not run yet
     address: str = ""
     host_keys: tuple[str, ...] = ()
     launched: float = 0.0  # when it ran first
@@ -210,9 +225,13 @@ class Instance:
     ended_at: float = 0.0
 
     @property
-    def charged(self) -> float:
-        """Seconds that it ran, so far as they are known."""
-        return max(0.0, self.ended_at - self.began_at)
+    def is_live(self) -> bool:
+        return self.state is not InstanceState.TERMINATED
+
+    @property
+    def charged(self) -> int:
+        """Whole seconds that it ran, rounded up; 0 while it lives."""
+        return 0 if self.is_live or not self.launched else max(0, ceil(self.ended_at - self.began_at))
 
 
 @dataclass(frozen=True)
@@ -271,7 +290,9 @@ class Order:
     do: Do
     instance: str = ""
     request: str = ""  # start: the machine's request, as JSON
-    ends: float = 0.0  # go, start, extend: seconds from now after which the slot, or the instance, has ended
+    seconds: float = (
+        0.0  # go: from now until the pilot ends; start, extend: that the machine may run, from when it is up
+    )
     why: str = ""
     stream: str = ""  # stream: what the new connection names
 
@@ -302,7 +323,8 @@ class Tell(str, Enum):
 
 @dataclass(frozen=True)
 class Report:
-    """From one pilot. One with a number that was applied already is acknowledged, and changes nothing."""
+    """From one pilot. Those of instances and of its end are numbered 1, 2, 3 ..., and applied in that order, each once; a hello and a
+    heartbeat have the number 0. The hello is the first of every connection."""
 
     tell: Tell
     lease: str
