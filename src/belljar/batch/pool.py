@@ -60,6 +60,7 @@ class JobView:
     reruns: bool = True  # the system may start it anew; False: its user wants it to run once at most
     is_batch: bool = True  # a script, not somebody at a terminal: such a job cannot be taken back
     note: str = ""  # what an administrator, or a bait, wrote at it; its user cannot
+    selection: str = ""  # what it asks for in the system's own words, where moving it alters them
     keeps: tuple[str, str] = ("", "")  # a job of ours, that keeps room: for which machine, and on which node
 
 
