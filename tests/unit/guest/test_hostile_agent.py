@@ -32,6 +32,7 @@ from belljar.agent.wire import (
     REPLY,
     RESET,
     TO_AGENT,
+    TO_HOST,
     U32,
     WINDOW,
     Parser,
@@ -399,3 +400,26 @@ class Full:
 def test_a_message_of_the_guest_is_one_printable_line(text: str) -> None:
     line = one_line(text)
     assert line.isprintable() and len(line) <= 1000
+
+
+# -- other machines ------------------------------------------------------------------------------------------------------
+
+
+async def test_a_guest_reaches_no_machine_but_its_own_and_can_ask_for_nothing() -> None:
+    """No frame names a machine or a job, and none that a guest may send asks for anything: its channel says who it is."""
+    kinds = {HELLO, REPLY, ERROR, EXIT}
+    assert CALL not in TO_HOST and kinds < set(TO_HOST)
+    async with greeted() as (mine, agent), greeted() as (other, its):
+        process, number = await started(other, its, Streams(None, None, None))
+        waiting = asyncio.ensure_future(process.wait())
+        asking = asyncio.ensure_future(other.mount(Share("/data", "/mnt", readonly=True), "share0"))
+        await its.call()
+        for each in range(1, number + 10):
+            for kind in kinds - {HELLO}:
+                await agent.say(frame(kind, each, join(b"exited", b"0")))
+        with pytest.raises(GuestError):  # all of it was heard, and is its own channel's end at most
+            await agent.say(frame(CALL, 1, join(b"start", b"vm0123456789abx")))
+            await mine.mount(Share("/data", "/mnt", readonly=True), "share0")
+        assert not waiting.done() and not asking.done()
+        waiting.cancel()
+        asking.cancel()
