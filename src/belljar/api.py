@@ -37,7 +37,7 @@ from belljar.machine.outside.watching import ENDED, Stream
 from belljar.model import Account, MachineId, Outcome, Payload, Request, RunPayload, State, StdinKind, Transfer, Work
 from belljar.records import dataclass
 
-__all__ = ["Completed", "Failed", "Machine", "Options", "aevents", "arun", "astart", "events", "find", "logs", "machines",
+__all__ = ["Completed", "Failed", "Machine", "Options", "aevents", "arun", "astart", "events", "find", "image_digest", "logs", "machines",
            "request", "request_of", "room", "run", "start"]  # fmt: skip
 
 T = TypeVar("T")
@@ -288,6 +288,11 @@ def request_of(work: Work, **asked: Unpack[Asked]) -> Request:
 def logs() -> Path:
     """The folder of the ledger, and of what is kept of ended machines."""
     return _house().folders.logs
+
+
+def image_digest(reference: str) -> str:
+    """What this name of an image stands for now. Raises ImageUnknown, ImageCorrupt."""
+    return _house().images.resolve(reference).digest
 
 
 def room() -> Room:

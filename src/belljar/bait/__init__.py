@@ -3,6 +3,8 @@ made for each, lets that join the batch system, and moves the job there. The bat
 
     states.py    where a job stands, and what may follow
     decide.py    is this host open, and whose turn is it
+    cache.py     which machine may serve another job, and which goes for want of room
+    scrub.py     how a machine is cleaned between two jobs, and proved to be clean
     advance.py   from what was written down and what is seen now: the next state and what is to be done. After a crash, too
     parts.py     the same for a part of another bait's job, over several hosts
     note.py      what the baits of such a job tell each other
@@ -79,6 +81,12 @@ class Settings:
         60.0, "a job that the batch system does not know any more for so long has ended", unit="seconds"
     )
     delay: float = setting(30.0, "a job that goes back to the batch system waits so long", unit="seconds", minimum=0)
+    cache: str = setting(
+        "never",
+        "whom a machine may serve after its job: `never`, `same-user` or `same-group`; cleaned and proved before",
+    )
+    cache_age: float = setting(3600.0, "so long after its start it serves no further job", unit="seconds", minimum=1)
+    cache_uses: int = setting(10, "how many jobs one machine serves", minimum=1)
     cycle: float = setting(2.0, "between two looks at the batch system", unit="seconds", minimum=0.1)
 
     @property

@@ -5,8 +5,9 @@ the next look, so a command that fails is told of, and no more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 from belljar.bait import Settings
 from belljar.bait.advance import Act, Do
@@ -31,9 +32,10 @@ async def command(argv: tuple[str, ...]) -> bytes:
 
 
 class Acts:
-    """*complain*: where a failure is told of. *wake*: a start has come to its end.
+    """*complain*: where a failure is told of. *wake*: what was done beside all else has come to its end.
 
-    `starting`: machines that are asked for. `ended`: machine -> why, of those that did not come, or have gone."""
+    `working`: machines with which something is done. `ended`: machine -> why, of those that did not come, or have gone. `proved`: machine
+    -> "" where it is clean, or what is not."""
 
     def __init__(
         self, settings: Settings, pool: Pool, keeper: Keeper, run_command: Run, clock: Callable[[], float],
@@ -41,14 +43,19 @@ class Acts:
     ) -> None:  # fmt: skip
         self._settings, self._pool, self._keeper, self._command = settings, pool, keeper, run_command
         self._clock, self._complain, self._wake = clock, complain, wake
-        self.starting: dict[str, asyncio.Task[None]] = {}  # by machine
+        self.working: dict[str, asyncio.Task[None]] = {}  # by machine
         self.ended: dict[str, str] = {}
+        self.proved: dict[str, str] = {}
         self._ending: dict[str, float] = {}  # when each machine was last told to end
 
     async def do(self, act: Act, job: JobView | None, entry: Entry | None = None) -> None:
         client, nodes, settings = self._pool.client, self._pool.nodes, self._settings
-        if act.do is Do.START:
-            self._start(act.of, job)
+        if act.do is Do.START and job is not None:
+            self._beside(act.of, self._start(job, act.of))
+        elif act.do is Do.PROVE:
+            self._beside(act.of, self._prove(act.of))
+        elif act.do is Do.ADMIT and job is not None:
+            self._beside(act.of, self._admit(job, act.of))
         elif act.do is Do.END:
             if self._clock() - self._ending.get(act.of, 0.0) > END_AGAIN:
                 self._ending[act.of] = self._clock()
@@ -84,31 +91,51 @@ class Acts:
             elif bait.is_open and is_closed and node.reason.startswith(OUR_REASONS):
                 await self.run(self._pool.nodes.open(name), f"bait {name}")
 
-    def forget(self, machines: frozenset[str], wanted: frozenset[str]) -> None:
-        """What is kept of machines that nobody asks about any more. *machines*: that live."""
+    def forget(self, machines: frozenset[str], wanted: frozenset[str], idle: frozenset[str]) -> None:
+        """What is kept of machines that nobody asks about any more. *machines*: that live. *idle*: those of no job: what was proved of
+        them is true until they have one."""
         self.ended = {id: why for id, why in self.ended.items() if id in wanted}
+        self.proved = {id: said for id, said in self.proved.items() if id in idle}
         self._ending = {id: at for id, at in self._ending.items() if id in machines}
 
     async def cancel(self) -> None:
-        for task in self.starting.values():
+        for task in self.working.values():
             task.cancel()
-        await asyncio.gather(*self.starting.values(), return_exceptions=True)
+        await asyncio.gather(*self.working.values(), return_exceptions=True)
 
-    def _start(self, id: str, job: JobView | None) -> None:
-        """Beside all else: its image may have to be fetched."""
-        if id in self.starting or job is None:
-            return
+    def _beside(self, id: str, work: Coroutine[Any, Any, None]) -> None:
+        """Something with this machine that takes its time: all else goes on."""
+        if id in self.working:
+            return work.close()
 
-        async def start() -> None:
+        async def to_its_end() -> None:
             try:
-                await self._keeper.start(job, id)
-            except BelljarError as exc:
-                self.ended[id] = f"{ASKERS if isinstance(exc, UsageError) else ''}{told(exc)}"
+                await work
             finally:
-                self.starting.pop(id, None)
+                self.working.pop(id, None)
                 self._wake()
 
-        self.starting[id] = asyncio.ensure_future(start())
+        self.working[id] = asyncio.ensure_future(to_its_end())
+        return None
+
+    async def _start(self, job: JobView, id: str) -> None:
+        """Its image may have to be fetched."""
+        try:
+            await self._keeper.start(job, id)
+        except BelljarError as exc:
+            self.ended[id] = f"{ASKERS if isinstance(exc, UsageError) else ''}{told(exc)}"
+
+    async def _prove(self, id: str) -> None:
+        self.proved[id] = await self._keeper.prove(id)
+
+    async def _admit(self, job: JobView, id: str) -> None:
+        """A machine that takes no user is of no use: it ends, and the job has another."""
+        try:
+            await self._keeper.admit(job, id)
+            await self.run(self._pool.nodes.open(node_of(id)), node_of(id))
+        except BelljarError as exc:
+            self._complain(f"machine {id}", told(exc))
+            await in_thread(lambda: self._keeper.end(id))
 
     async def run_all(self, commands: Iterable[tuple[str, ...]], about: str) -> None:
         """One after the other, as far as they succeed; the next look sees what is left to do."""

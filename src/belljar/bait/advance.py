@@ -43,6 +43,8 @@ class Do(str, Enum):
     GIVE_BACK = "give-back"  # the job, to the batch system
     REFUSE = "refuse"  # the job: say why it is held
     NOTE = "note"  # write this at the job
+    PROVE = "prove"  # this machine: clean it, and compare it with what it was
+    ADMIT = "admit"  # the job's user to this machine, which served another job; then open its node
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Seen:
     ended: Mapping[str, str] = field(
         default_factory=dict
     )  # machine -> why, of those known to have ended or never to come
+    proved: Mapping[str, str] = field(default_factory=dict)  # machine -> "" where it is clean, or why it is not
 
 
 @dataclass(frozen=True)
@@ -159,7 +162,8 @@ def _starting(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Ste
         return to(entry, S.VM_READY, seen)
     if age > settings.join:
         return to(entry, S.REPROCESS, seen, _late(entry, seen, settings))
-    return Step(entry, held)
+    closed = [one for one in entry.machines if entry.uses and node_state(one, seen) is NodeState.OUT]
+    return Step(entry, (*held, *(Act(Do.ADMIT, one) for one in closed)))
 
 
 def _ready(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
@@ -252,7 +256,7 @@ def _clean(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) ->
     if job.state is not JobState.HELD:
         return Step(entry, _take_back(job))
     if entry.state is S.REPROCESS:
-        return _again(replace(entry, machines=(), tries=entry.tries + 1), job, seen, settings)
+        return _again(replace(entry, machines=(), tries=entry.tries + 1, uses=0), job, seen, settings)
     # That it was told can be seen nowhere: so it is told for a while.
     return Step(entry, (Act(Do.REFUSE),)) if seen.now - entry.since < TOLD else to(entry, S.CLOSED, seen, entry.why)
 
@@ -318,7 +322,9 @@ def _late(entry: Entry, seen: Seen, settings: Settings) -> str:
 
 
 def to(entry: Entry, state: State, seen: Seen, why: str = "", *acts: Act) -> Step:
-    return Step(replace(entry, state=state, since=seen.now, why=why), acts)
+    """What failed a job serves no other."""
+    terms = None if state in (S.LOST, S.REPROCESS) else entry.terms
+    return Step(replace(entry, state=state, since=seen.now, why=why, terms=terms), acts)
 
 
 def _take_back(job: JobView) -> tuple[Act, ...]:

@@ -19,7 +19,11 @@ LEAST_SECRET = 32  # bytes, as munge has it
 def needs(settings: Settings, pool: Pool, image: Callable[[str], str], *, has_addresses: bool) -> Iterator[Need]:
     """*image*: what is wrong with an image of this name; *has_addresses*: `network.bridge_addresses` is set."""
     for name in settings.images:
-        yield Need(f"image {name}", image(name), f"belljar image build debian --name {name} --packages slurmd slurm-client munge")
+        yield Need(
+            f"image {name}",
+            image(name),
+            f"belljar image build debian --name {name} --packages slurmd slurm-client munge",
+        )
     for kind, bridge in settings.networks:
         is_there = os.access(f"/sys/class/net/{bridge}/bridge", os.F_OK)
         yield Need(

@@ -18,20 +18,21 @@ from typing import Any
 
 from belljar.bait import Settings
 from belljar.bait.acts import ASKERS, Acts, Run, command
-from belljar.bait.advance import ALTERED, ELSEWHERE, UNFIT, Seen, Step, advance, recover
+from belljar.bait.advance import ALTERED, ELSEWHERE, UNFIT, Seen, recover
 from belljar.bait.arrivals import listening
-from belljar.bait.decide import Faults, Judge, Turn, asked_of, bait_now, choose, nothing, size_of
+from belljar.bait.cache import NEVER, next_step, terms_of, with_kept, with_machines
+from belljar.bait.decide import Faults, Judge, Room, Turn, asked_of, bait_now, choose, nothing, share_of, size_of
 from belljar.bait.journal import Journal
 from belljar.bait.keeper import Keeper, feature_of, told
-from belljar.bait.parts import Invitation, follow, invitation, refusal
-from belljar.bait.states import STARTING, Entry, State
-from belljar.bait.status import Status, order, show_status
+from belljar.bait.parts import Invitation, invitation, refusal
+from belljar.bait.states import KEEPING, STARTING, STILL, Entry, State
+from belljar.bait.status import Status, order, read_status, show_status
 from belljar.batch import JobState, JobView, NodeView, Pool, node_of
 from belljar.errors import BelljarError, HostError
 from belljar.host.files import private_folder
 from belljar.host.locks import try_lock
 from belljar.host.service.systemd import serving
-from belljar.host.service.telling import Tell
+from belljar.host.service.telling import Tell, Troubles
 from belljar.host.threads import in_thread
 from belljar.records import replace
 
@@ -65,11 +66,12 @@ class Daemon:
         self._judge, self._command, self._clock = judge, run_command, clock
         self.journal = Journal(folder)
         self.status = Status(settings.name, settings.system, os.getpid(), clock())
-        self.faults = Faults()
-        self._complaints: dict[str, str] = {}
+        before = read_status(folder)
+        self.faults = Faults(before.faults, before.failed) if before is not None else Faults()
+        self._troubles = Troubles(tell)
         self._wrong: dict[str, str] = {}  # questions that the batch system did not answer, and why
         self._wake, self._looking = asyncio.Event(), asyncio.Lock()
-        self._acts = Acts(settings, pool, keeper, run_command, clock, self._complain, self._wake.set)
+        self._acts = Acts(settings, pool, keeper, run_command, clock, self._troubles.note, self._wake.set)
 
     # -- what goes on --------------------------------------------------------------------------------------------------
 
@@ -86,13 +88,15 @@ class Daemon:
 
     async def _looks(self) -> None:
         while True:
+            is_moving, begin = False, self._clock()
             try:
                 is_moving = await self.look()
+                self._troubles.note("look")
             except (BelljarError, OSError) as exc:
-                self._complain("look", told(exc) if isinstance(exc, BelljarError) else str(exc))
-                is_moving = False
+                self._troubles.note("look", exc)
+            soon = max(SOON, self._clock() - begin)  # a batch system that is slow to answer is asked less often
             with suppress(TimeoutError):
-                async with asyncio.timeout(SOON if is_moving else self.settings.cycle):
+                async with asyncio.timeout(soon if is_moving else self.settings.cycle):
                     await self._wake.wait()
             self._wake.clear()
 
@@ -104,7 +108,7 @@ class Daemon:
 
     async def arrived(self, number: str) -> bool:
         """A prolog of the bait asks: True when the job is off it."""
-        end = self._clock() + TAKEN_BACK
+        end, pause = self._clock() + TAKEN_BACK, SOON / 16
         while self._clock() < end:
             async with self._looking:
                 jobs = await self._ask(self._jobs)
@@ -125,7 +129,8 @@ class Daemon:
                         arrived = Entry(job.id, State.ARRIVED, self._clock(), home=job.queue, reruns=job.reruns)
                         self._write(replace(arrived, on=job.on))
                     await self._acts.run_all(self._pool.client.take_back(job), f"job {job.id}")
-            await asyncio.sleep(SOON)
+            await asyncio.sleep(pause)
+            pause = min(SOON, 2 * pause)
         return False
 
     def _leads(self, job: JobView) -> bool:
@@ -138,9 +143,7 @@ class Daemon:
         """See, decide, write down, act. True: something was done, or is under way."""
         async with self._looking:
             seen = await self._see()
-            before = dict(self.journal.entries)
-            steps = [(one, (advance if one.leads else follow)(one, seen, self.settings)) for one in before.values()]
-            done = [await self._take(entry, step, seen) for entry, step in steps]
+            done = [await self._go_on(job, seen) for job in tuple(self.journal.entries)]
             ours = frozenset(
                 one.name for one in (seen.nodes or {}).values() if feature_of(self.settings.name) in one.features
             )
@@ -151,17 +154,18 @@ class Daemon:
             if seen.jobs is not None and seen.nodes is not None:
                 done.append(await self._serve_next(seen, seen.jobs, seen.nodes))
             self._write_status(seen)
-            return any(done)
+            return any(done) or not STILL.issuperset(entry.state for entry in self.journal.entries.values())
 
     async def _see(self) -> Seen:
         machines = await in_thread(self._keeper.living)
-        nodes, jobs = await self._ask(self._nodes, "nodes"), await self._ask(self._jobs)
+        nodes, jobs = await asyncio.gather(self._ask(self._nodes, "nodes"), self._ask(self._jobs))
         wanted = {one for entry in self.journal.entries.values() for one in entry.machines}
-        for id in wanted - machines - self._acts.ended.keys() - self._acts.starting.keys():
+        for id in wanted - machines - self._acts.ended.keys() - self._acts.working.keys():
             if (why := await in_thread(lambda id=id: self._keeper.ended(id))) is not None:  # type: ignore[misc]
                 self._acts.ended[id] = why
-        self._acts.forget(machines, frozenset(wanted))
-        return Seen(self._clock(), jobs, nodes, machines, self._acts.ended)
+        idle = {one for entry in self.journal.entries.values() if entry.state in KEEPING for one in entry.machines}
+        self._acts.forget(machines, frozenset(wanted), frozenset(idle))
+        return Seen(self._clock(), jobs, nodes, machines, self._acts.ended, self._acts.proved)
 
     async def _jobs(self) -> dict[str, JobView]:
         mark = f"@{os.urandom(8).hex()}@"
@@ -175,33 +179,38 @@ class Daemon:
         try:
             answer = await question()
         except (BelljarError, ValueError) as exc:
-            text = told(exc) if isinstance(exc, BelljarError) else str(exc)
-            self._wrong[about] = text
-            self.status = replace(self.status, error=text)
-            self._complain("batch system", text)
+            self._wrong[about] = told(exc) if isinstance(exc, BelljarError) else str(exc)
+            self._troubles.note("batch system", self._wrong[about])
             return None
         self._wrong.pop(about, None)
-        self.status = replace(self.status, error=next(iter(self._wrong.values()), ""))
-        if not self._wrong:
-            self._complaints.pop("batch system", None)
+        self._troubles.note("batch system", next(iter(self._wrong.values()), ""))
         return answer
 
-    async def _take(self, entry: Entry, step: Step, seen: Seen) -> bool:
-        """Write the step down, then do what it says."""
-        after = step.entry
-        is_asked = bool(self._acts.starting.keys() & set(after.machines))
-        if is_asked and after.state is State.VM_REQUESTED and seen.now - after.since > WAITED:
-            after = replace(after, state=State.IMAGE_WAIT)
-        if after.state is State.REPROCESS and entry.state is State.VM_BOOTING:
-            after = replace(after, why=after.why + await self._silent(entry, seen))
-        if after != entry:
-            self._write(after)
-        if after.state is not entry.state:
-            self._count(entry, after)
-        job = (seen.jobs or {}).get(after.job)
-        for act in step.acts:
-            await self._acts.do(act, job, after)
-        return bool(step.acts) or after.state is not entry.state
+    async def _go_on(self, job: str, seen: Seen) -> bool:
+        """Each step is written down, then what it says is done; so on, until there is something to wait for. True: something was done."""
+        is_moving = False
+        for _ in State:
+            entry = self.journal.entries[job]
+            step = next_step(entry, seen, self.settings)
+            after = step.entry
+            is_asked = bool(self._acts.working.keys() & set(after.machines))
+            if is_asked and after.state is State.VM_REQUESTED and seen.now - after.since > WAITED:
+                after = replace(after, state=State.IMAGE_WAIT)
+            if after.state is State.REPROCESS and entry.state is State.VM_BOOTING:
+                after = replace(after, why=after.why + await self._silent(entry, seen))
+            if after.job != job:  # what is left of it is its machines, which are cleaned now
+                self._write(after, replace(entry, state=State.CLOSED, machines=()))
+            elif after != entry:
+                self._write(after)
+            if after.state is not entry.state:
+                self._count(entry, after)
+            for act in step.acts:
+                await self._acts.do(act, (seen.jobs or {}).get(after.job), after)
+            is_moving = is_moving or bool(step.acts) or after.state is not entry.state
+            if step.acts or after.state in (entry.state, State.CLOSED):
+                break
+            job = after.job
+        return is_moving
 
     async def _silent(self, entry: Entry, seen: Seen) -> str:
         """What the machines that did not join said last."""
@@ -228,23 +237,41 @@ class Daemon:
         sizes = [(size_of(jobs[entry.job], settings), count) for entry, count in unclaimed]
         room = await in_thread(lambda: self._keeper.room(sum(size.cpus * count for size, count in sizes)))
         room = replace(room, memory=max(0, room.memory - sum(size.memory * count for size, count in sizes)))
-        bait = bait_now(order(self.folder), room, self.faults, settings, seen.now, starting=bool(unclaimed))
+        free = with_kept(room, entries.values())
+        bait = bait_now(order(self.folder), free, self.faults, settings, seen.now, starting=bool(unclaimed))
         if invited := invitation(entries, seen, bait, room, settings, self._judge):
             await self._accept(invited, seen)
         turn = choose(entries.values(), jobs, bait, room, settings, self._judge) if invited is None else Turn()
         for job, why in turn.wrong:
             self._write(replace(entries[job], state=State.REJECTED, since=seen.now, why=why))
-        if turn.job:
-            its = jobs[turn.job]
-            machines = tuple(os.urandom(6).hex() for _ in range(size_of(its, settings).count))
-            entry = replace(entries[its.id], state=State.VM_REQUESTED, machines=machines, asked=asked_of(its))
-            on = entry.on if len(entry.on) == len(machines) else ()
-            self._write(replace(entry, since=seen.now, why="", on=on))
+        if turn.first:
+            turn = self._give(turn, jobs[turn.first], room, seen.now)
+        for job in filter(None, (turn.job, *turn.ending)):
+            await self._go_on(job, seen)
         await self._acts.show(bait, nodes)
-        self.status = replace(
-            self.status, state=bait.state.value, why=bait.why, waits=turn.why, faults=self.faults.count
-        )
-        return bool(turn.job or turn.wrong or invited)
+        self.status = replace(self.status, state=bait.state.value, why=bait.why, waits=turn.why)
+        return bool(turn.job or turn.wrong or turn.ending or invited)
+
+    def _give(self, turn: Turn, job: JobView, room: Room, now: float) -> Turn:
+        """Machines to the job whose turn it is: new ones by their names, or kept ones, which change hands in one line."""
+        entries, settings, entry = self.journal.entries, self.settings, self.journal.entries[job.id]
+        terms = None
+        if settings.cache != NEVER and set(entry.on) <= set(settings.names):
+            terms = terms_of(job, self._keeper.image(job), settings)
+        turn = with_machines(turn, entries.values(), terms, share_of(entry, job, settings), room)
+        for one in turn.ending:
+            self._write(replace(entries[one], state=State.FINISHED, since=now, why=f"job {job.id} needs its room"))
+        if turn.kept:
+            kept = entries[turn.kept]
+            mine = replace(entry, state=State.VM_BOOTING, machines=kept.machines, uses=kept.uses + 1, born=kept.born)
+            kept = replace(kept, state=State.CLOSED, machines=(), why=f"job {job.id} has its machines")
+            self._write(replace(mine, since=now, why="", asked=asked_of(job), terms=terms, on=()), kept)
+        elif turn.job:
+            machines = tuple(os.urandom(6).hex() for _ in range(size_of(job, settings).count))
+            entry = replace(entry, state=State.VM_REQUESTED, machines=machines, asked=asked_of(job), terms=terms)
+            on = entry.on if len(entry.on) == len(machines) else ()
+            self._write(replace(entry, since=now, why="", on=on, uses=0, born=now))
+        return turn
 
     async def _accept(self, invited: Invitation, seen: Seen) -> None:
         """A part of another bait's job: made here, or refused at once."""
@@ -256,32 +283,24 @@ class Daemon:
 
     # -- what is written down ------------------------------------------------------------------------------------------
 
-    def _write(self, entry: Entry) -> None:
-        before = self.journal.entries.get(entry.job)
-        self.journal.write(entry)
-        if before is None or before.state is not entry.state:
-            self._tell(
-                "job",
-                job=entry.job,
-                state=entry.state.value,
-                machines=" ".join(entry.machines),
-                tries=entry.tries or None,
-                why=entry.why,
-            )
-        if entry.state is State.CLOSED:
-            self._complaints.pop(f"job {entry.job}", None)
+    def _write(self, *entries: Entry) -> None:
+        before = dict(self.journal.entries)
+        self.journal.write(*entries)
+        for entry in entries:
+            if entry.job not in before or before[entry.job].state is not entry.state:
+                self._tell(
+                    "job", job=entry.job, state=entry.state.value, machines=" ".join(entry.machines),
+                    tries=entry.tries or None, why=entry.why,
+                )  # fmt: skip
+            if entry.state is State.CLOSED:
+                self._troubles.now.pop(f"job {entry.job}", None)
 
     def _write_status(self, seen: Seen) -> None:
         states = [entry.state.value for entry in self.journal.entries.values()]
         members = {node_of(one) for entry in self.journal.entries.values() for one in entry.machines}
         nodes = {name: (seen.nodes or {})[name].state.value if name in (seen.nodes or {}) else "" for name in members}
         self.status = replace(
-            self.status, looked=seen.now, jobs={one: states.count(one) for one in states}, nodes=nodes
+            self.status, looked=seen.now, jobs={one: states.count(one) for one in states}, nodes=nodes,
+            error=self._troubles.now.get("batch system", ""), faults=self.faults.count, failed=self.faults.at,
         )  # fmt: skip
         show_status(self.folder, self.status)
-
-    def _complain(self, about: str, text: str) -> None:
-        """Once, until it is another."""
-        if self._complaints.get(about) != text:
-            self._complaints[about] = text
-            self._tell("failed", about=about, why=text)

@@ -53,11 +53,14 @@ class Bait:
 
 @dataclass(frozen=True)
 class Turn:
-    """The job that is served now, or why none is. *wrong*: jobs that can never be, and why."""
+    """The job that is served now, or why none is. *wrong*: jobs that can never be, and why. *first*: who is first in line at an open bait."""
 
     job: str = ""
     why: str = ""
     wrong: tuple[tuple[str, str], ...] = ()
+    first: str = ""
+    kept: str = ""  # it is served by these machines, which are there
+    ending: tuple[str, ...] = ()  # kept machines that end, for it has no room else
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,7 @@ def choose(
 ) -> Turn:
     """Of the jobs that are held here, the one to make machines for now: all of its machines, or none."""
     waiting = sorted(
-        (one for one in entries if one.state is State.STOPPED and one.job in jobs), key=lambda one: one.since
+        (one for one in entries if one.state is State.STOPPED and one.job in jobs), key=lambda one: (one.since, one.job)
     )
     sizes = {one.job: share_of(one, jobs[one.job], settings) for one in waiting}
     wrong = tuple(
@@ -176,8 +179,10 @@ def choose(
     ):
         if needed > free:
             unit = MIB if "MiB" in what else 1
-            return Turn(why=f"{first} waits for {needed // unit} {what}, {free // unit} are free", wrong=wrong)
-    return Turn(first, wrong=wrong)
+            return Turn(
+                why=f"{first} waits for {needed // unit} {what}, {free // unit} are free", wrong=wrong, first=first
+            )
+    return Turn(first, wrong=wrong, first=first)
 
 
 def _too_wide(entry: Entry) -> str:

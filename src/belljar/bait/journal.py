@@ -1,4 +1,5 @@
-"""What a bait wrote down: one line of JSON for each change of a job's entry, on disk before the act that follows.
+"""What a bait wrote down: one line of JSON for each change, on disk before the act that follows. It holds a job's entry, or a list of
+those that change together.
 
 The last line of a job counts. A line that was cut off by a crash is none: its act was not done. A start writes the file anew, with the
 jobs that are not closed.
@@ -31,8 +32,9 @@ def read(folder: Path) -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     for line in lines:
         with suppress(ValueError, BelljarError):
-            entry: Entry = from_json(Entry, json.loads(line))
-            found[entry.job] = entry
+            said = json.loads(line)
+            entries: list[Entry] = [from_json(Entry, one) for one in (said if isinstance(said, list) else [said])]
+            found.update((entry.job, entry) for entry in entries)
     return {job: entry for job, entry in found.items() if entry.state is not State.CLOSED}
 
 
@@ -45,15 +47,16 @@ class Journal:
         self._descriptor = -1
         self.roll()
 
-    def write(self, entry: Entry) -> None:
-        """On disk when it returns. Raises NoSpace: then nothing may be done."""
+    def write(self, *entries: Entry) -> None:
+        """All of them, or none. On disk when it returns. Raises NoSpace: then nothing may be done."""
         with no_space_as_error(self._path):
-            write_all(self._descriptor, dumps(entry) + b"\n")
+            write_all(self._descriptor, (dumps(entries[0]) if len(entries) == 1 else dumps(entries)) + b"\n")
             os.fdatasync(self._descriptor)
-        if entry.state is State.CLOSED:
-            self.entries.pop(entry.job, None)
-        else:
-            self.entries[entry.job] = entry
+        for entry in entries:
+            if entry.state is State.CLOSED:
+                self.entries.pop(entry.job, None)
+            else:
+                self.entries[entry.job] = entry
         if os.fstat(self._descriptor).st_size > ROLL + 4096 * len(self.entries):
             self.roll()
 

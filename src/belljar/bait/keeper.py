@@ -6,6 +6,7 @@ image, request, record or command line. The machine ends when its batch daemon d
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pwd
 from collections.abc import AsyncIterator, Mapping
@@ -13,8 +14,9 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from belljar import api
-from belljar.bait import Settings
+from belljar.bait import Settings, scrub
 from belljar.bait.advance import UNFIT
+from belljar.bait.cache import NEVER
 from belljar.bait.decide import Room, size_of
 from belljar.batch import UNFIT_CODE, JobView, Member, Pool, node_of
 from belljar.errors import BadOption, BelljarError, HostError, NoSuchMachine
@@ -27,6 +29,7 @@ from belljar.records import replace
 ROOT = Account("root", 0, 0, "root", home="/root")
 GRACE = 5.0
 LONGEST_LINE = 160
+PROVED = 60.0  # seconds in which a machine is clean
 LARGEST_SECRET, LARGEST_CONF = 1 << 12, 1 << 20
 BAIT, JOB = "bait", "bait-job"  # labels
 
@@ -43,6 +46,15 @@ class Keeper(Protocol):
 
     async def start(self, job: JobView, id: str) -> None:
         """Returns when it is claimed. Raises BelljarError."""
+
+    async def prove(self, id: str) -> str:
+        """Clean it. "" where it is what it was before its first job, or what is not."""
+
+    async def admit(self, job: JobView, id: str) -> None:
+        """This job's user to a machine that is clean. Raises BelljarError."""
+
+    def image(self, job: JobView) -> str:
+        """The digest of the image it would have now; "" where there is none."""
 
     def end(self, id: str) -> None: ...
     def room(self, taken: int) -> Room:
@@ -77,6 +89,31 @@ class Machines:
         request = request_for(job, id, self._name, self._settings, self._pool, self._shares)
         await api.astart(request, stdin=secret(self._settings))
 
+    async def prove(self, id: str) -> str:
+        try:
+            return scrub.why_not(*await self._as_root(id, scrub.scrub(self._pool.nodes.folders)))
+        except BelljarError as exc:
+            return told(exc)
+
+    async def admit(self, job: JobView, id: str) -> None:
+        lines = "\n".join((str(job.uid), *account_of(job), ""))
+        code, _, err = await self._as_root(id, scrub.ADMIT.encode(), lines.encode())
+        if code:
+            raise HostError(f"{id}: {job.owner} could not be added: {err[:200].decode('ascii', 'replace')}")
+
+    async def _as_root(self, id: str, script: bytes, stdin: bytes = b"") -> tuple[int, bytes, bytes]:
+        """Its payload's user is root. Raises BelljarError."""
+        try:
+            async with asyncio.timeout(PROVED):
+                return await api.find(id).aexec((b"/bin/sh", b"-c", script), stdin)
+        except TimeoutError:
+            raise HostError(f"{id}: its guest did not end a script of ours within {PROVED:.0f} s") from None
+
+    def image(self, job: JobView) -> str:
+        with suppress(BelljarError):
+            return api.image_digest(job.image or self._settings.images[0])
+        return ""
+
     def end(self, id: str) -> None:
         with suppress(NoSuchMachine):
             api.find(id).ask("stop", grace=GRACE)
@@ -100,14 +137,14 @@ def request_for(
     labels = {BAIT: name, JOB: job.id, "owner": job.owner, "queue": job.queue}
     request = joining_request(
         member, job.image or settings.images[0], settings, pool, shares, labels, network=job.network, disk=job.disk,
-        requester=f"bait:{job.id}",
+        requester=f"bait:{job.id}", baseline=scrub.baseline() if settings.cache != NEVER else b"",
     )  # fmt: skip
     return replace(request, id=id)
 
 
 def joining_request(
     member: Member, image: str, settings: Settings, pool: Pool, shares: tuple[Share, ...], labels: Mapping[str, str], *,
-    network: str = "", disk: int = 0, requester: str,
+    network: str = "", disk: int = 0, requester: str, baseline: bytes = b"",
 ) -> Request:  # fmt: skip
     """The request for a machine that becomes this node. Raises BelljarError."""
     joining = pool.nodes.joining(member, settings.conf, _read(settings.conf, "conf", LARGEST_CONF))
@@ -116,7 +153,7 @@ def joining_request(
         ROOT,
         script=joining.script,
         cwd=b"/",
-        env=joining.env,
+        env=(*joining.env, (b"BASELINE", baseline)),
         stdin=StdinKind.STREAM,
         files=joining.files,
     )

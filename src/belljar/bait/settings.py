@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.bait import Settings
+from belljar.bait.cache import POLICIES
 from belljar.batch import names
 from belljar.errors import BadSettings
 from belljar.host.guard.egress import rule
@@ -52,6 +53,8 @@ def _wrongs(settings: Settings) -> Iterator[tuple[str, str, str]]:
     for key in ("name", "queue", "feature"):
         if not WORD.fullmatch(getattr(settings, key)):
             yield key, f"{getattr(settings, key)[:60]!r} cannot be a name", "letters, digits, `.`, `_` and `-`"
+    if settings.cache not in POLICIES:
+        yield "cache", f"{settings.cache[:60]!r} is no such policy", f"one of {', '.join(POLICIES)}"
     if not settings.images:
         yield "images", "is missing", 'as in images = ["worker"]: only images of the site may become nodes'
     for text in settings.services:

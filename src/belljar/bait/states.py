@@ -25,27 +25,51 @@ class State(str, Enum):
     REJECTED = "rejected"  # cleaned up, then held with the reason: nobody here can make what it asks for
     LOST = "lost"  # its machine died under it; its node is declared down, and the batch system says what becomes of it
     CLOSED = "closed"  # nothing of it is left here
+    PROVING = "proving"  # no job has these machines: they are cleaned, and compared with what they were
+    KEPT = "kept"  # clean, for the next job of the same terms
 
 
 S = State
+KEEPING = frozenset({S.PROVING, S.KEPT})
+STILL = frozenset(
+    {S.STOPPED, S.VM_REQUESTED, S.IMAGE_WAIT, S.RUNNING, S.KEPT}
+)  # nothing is expected to change within a moment
 CLEANING = frozenset({S.FINISHED, S.REPROCESS, S.REQUEUE, S.REJECTED})
 STARTING = frozenset({S.VM_REQUESTED, S.IMAGE_WAIT, S.VM_BOOTING})
 MOVES: dict[State, frozenset[State]] = {  # a part of another bait's job is running when that is: it sees no move
     S.ARRIVED: frozenset({S.STOPPED, S.FINISHED, S.CLOSED}),
-    S.STOPPED: frozenset({S.VM_REQUESTED, S.REJECTED, S.REQUEUE, S.FINISHED, S.ARRIVED}),
+    S.STOPPED: frozenset({S.VM_REQUESTED, S.VM_BOOTING, S.REJECTED, S.REQUEUE, S.FINISHED, S.ARRIVED}),
     S.VM_REQUESTED: frozenset({S.IMAGE_WAIT, S.VM_BOOTING, S.RUNNING, S.REPROCESS, S.FINISHED}),
     S.IMAGE_WAIT: frozenset({S.VM_BOOTING, S.RUNNING, S.REPROCESS, S.FINISHED}),
     S.VM_BOOTING: frozenset({S.VM_READY, S.RUNNING, S.REPROCESS, S.FINISHED}),
     S.VM_READY: frozenset({S.MIGRATING, S.RUNNING, S.REPROCESS, S.FINISHED, S.LOST}),
     S.MIGRATING: frozenset({S.RUNNING, S.REPROCESS, S.REQUEUE, S.FINISHED, S.LOST}),
     S.RUNNING: frozenset({S.FINISHED, S.LOST, S.REPROCESS, S.REQUEUE}),
-    S.FINISHED: frozenset({S.CLOSED}),
+    S.FINISHED: frozenset({S.CLOSED, S.PROVING}),
     S.REPROCESS: frozenset({S.STOPPED, S.REQUEUE, S.REJECTED, S.FINISHED}),
     S.REQUEUE: frozenset({S.CLOSED, S.REJECTED, S.FINISHED}),
     S.REJECTED: frozenset({S.CLOSED, S.FINISHED}),
     S.LOST: frozenset({S.REPROCESS, S.FINISHED}),
     S.CLOSED: frozenset(),
+    S.PROVING: frozenset({S.KEPT, S.FINISHED}),
+    S.KEPT: frozenset({S.CLOSED, S.FINISHED}),
 }
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What machines were made for. They serve another job only where all of it is equal."""
+
+    image: str  # its digest
+    network: str
+    queue: str
+    features: tuple[str, ...]
+    who: str  # the one user, or the group
+    count: int
+    cpus: int  # of each
+    memory: int  # of each
+    disk: int
+    rules: str  # the bait's settings
 
 
 @dataclass(frozen=True)
@@ -63,6 +87,9 @@ class Entry:
     asked: str = ""  # what its machines were made for
     stays_held: bool = False  # somebody else held it: it goes back so
     missing: float = 0.0  # since when the batch system has not known it; 0: it does
+    terms: Terms | None = None  # of its machines, where these may serve another job
+    uses: int = 0  # jobs that its machines served before
+    born: float = 0.0  # when its machines were asked for
     on: tuple[
         str, ...
     ] = ()  # the baits it was given, of which each makes a machine, in this order; none: all are made here

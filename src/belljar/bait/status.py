@@ -28,7 +28,8 @@ class Status:
     why: str = ""
     waits: str = ""  # what the next job waits for
     error: str = ""  # why the batch system, or the journal, could not be asked
-    faults: int = 0
+    faults: int = 0  # failed starts in a row
+    failed: float = 0.0  # when the last one was
     jobs: dict[str, int] = field(default_factory=dict)  # how many in each state
     nodes: dict[str, str] = field(default_factory=dict)  # of machines, with their states
 

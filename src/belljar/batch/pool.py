@@ -108,7 +108,8 @@ class Need:
 @dataclass(frozen=True)
 class Joining:
     """What a machine needs to join the pool: a script that root runs in it, which reads the pool's secret from its standard input
-    and lasts as long as the node; it ends with UNFIT_CODE where the image lacks something."""
+    and lasts as long as the node; it ends with UNFIT_CODE where the image lacks something. It runs what BASELINE holds before it lets
+    the user in and starts the daemon that takes jobs."""
 
     script: bytes
     env: tuple[tuple[bytes, bytes], ...]
@@ -149,7 +150,9 @@ class Client(Protocol):
 
 
 class Nodes(Protocol):
-    """The nodes of one system."""
+    """The nodes of one system. *folders*: what a node's daemons write to in its machine, by themselves."""
+
+    folders: tuple[str, ...] = ()
 
     def query(self) -> Command: ...
     def nodes(self, printed: bytes) -> dict[str, NodeView]:

@@ -186,7 +186,7 @@ async def test_a_job_is_followed_from_its_arrival_to_its_end(house: House) -> No
 
 async def test_what_was_written_down_is_found_by_the_next_bait(house: House, tmp_path: Path) -> None:
     await arrives(house)
-    await house.looks(2)
+    await house.looks(1)
     (id,) = house.daemon.journal.entries["7"].machines
     house.daemon.journal.close()
     again = House(tmp_path)
@@ -210,7 +210,7 @@ async def test_a_batch_system_that_is_silent_or_raves_stops_nothing_and_starts_n
         "CommandFailed: scontrol: Unable to contact slurm controller"
     ]
     house.side.broken = ""
-    await house.looks(2)
+    await house.looks(1)
     assert house.daemon.journal.entries["7"].state is State.VM_REQUESTED and house.daemon.status.error == ""
 
 
@@ -227,6 +227,19 @@ async def test_a_start_that_fails_is_tried_again_and_then_the_job_goes_back(hous
     status = read_status(house.daemon.folder)
     assert house.states[-1] == "closed" and status is not None and status.state == "closed-faults"
     assert ("close", "bait1", "3 starts failed in a row") in house.side.asked
+
+
+async def test_a_bait_that_is_restarted_knows_of_the_failed_starts_before_it(house: House, tmp_path: Path) -> None:
+    await arrives(house)
+    house.machines.refuses = HostError("the store is broken")
+    await house.looks(14)
+    house.daemon.journal.close()
+    again = House(tmp_path)
+    assert again.daemon.faults == house.daemon.faults and again.daemon.faults.count == 3
+    again.see(None)
+    await again.looks(1)
+    status = read_status(tmp_path)
+    assert status is not None and (status.state, status.failed) == ("closed-faults", house.daemon.faults.at)
 
 
 async def test_what_its_asker_did_wrong_is_no_fault_of_this_host(house: House) -> None:

@@ -77,16 +77,19 @@ chmod 0400 /etc/munge/munge.key
 hostname "$NODE"
 printf '%s\n' "$HOSTS" >> /etc/hosts
 for address in $(hostname -I); do printf '%s %s\n' "$address" "$NODE" >> /etc/hosts; done
-add() { while IFS= read -r line; do grep -q "^${line%%:*}:" "$1" || printf '%s\n' "$line" >> "$1"; done; }
-[ -z "$PASSWD" ] || printf '%s\n' "$PASSWD" | add /etc/passwd
-[ -z "$GROUPS_OF" ] || printf '%s\n' "$GROUPS_OF" | add /etc/group
 mkdir -p /var/spool/slurmd /var/log/slurm /run/belljar
-printf '#!/bin/sh\n[ -z "%s" ] || [ "$SLURM_JOB_UID" = "%s" ]\n' "$JOB_UID" "$JOB_UID" > /run/belljar/prolog
+printf '#!/bin/sh\nread -r uid < /run/belljar/owner\n[ -z "$uid" ] || [ "$SLURM_JOB_UID" = "$uid" ]\n' > /run/belljar/prolog
 chmod 0755 /run/belljar/prolog
 [ -e /sys/fs/cgroup/cgroup.procs ] || mount -t cgroup2 none /sys/fs/cgroup
 mkdir -p /sys/fs/cgroup/system.slice
 for group in /sys/fs/cgroup /sys/fs/cgroup/system.slice; do echo "+cpuset +cpu +memory +pids" > $group/cgroup.subtree_control; done
 setpriv --reuid=munge --regid=munge --init-groups munged
+[ -z "${BASELINE-}" ] || sh -c "$BASELINE"
+unset BASELINE
+add() { while IFS= read -r line; do grep -q "^${line%%:*}:" "$1" || printf '%s\n' "$line" >> "$1"; done; }
+printf '%s\n' "$JOB_UID" > /run/belljar/owner
+[ -z "$PASSWD" ] || printf '%s\n' "$PASSWD" | add /etc/passwd
+[ -z "$GROUPS_OF" ] || printf '%s\n' "$GROUPS_OF" | add /etc/group
 if [ -n "$CONF" ]; then exec slurmd -D -f "$SLURM_CONF" -Z -N "$NODE" --conf "$CONF" </dev/null; fi
 exec slurmd -D -b -f "$SLURM_CONF" -N "$NODE" </dev/null
 """
@@ -94,6 +97,8 @@ exec slurmd -D -b -f "$SLURM_CONF" -N "$NODE" </dev/null
 
 class SlurmNodes(Nodes):
     """The nodes' side."""
+
+    folders = ("/run", "/var/log", "/var/spool/slurmd", "/var/lib/munge")
 
     def query(self) -> Command:
         return ("scontrol", "--oneliner", "--all", "show", "nodes")

@@ -1,0 +1,135 @@
+"""Machines that are kept after their job, for the next one that asks for the same: who may have which, and which go first. Pure.
+
+A kept machine has an entry of its own, under a name that no job has. It was cleaned and proved before it was kept (scrub.py), its node
+takes no job until one is moved there, and it ends when it is too old, when a job needs its room, or when the bait's settings are others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import sha256
+
+from belljar.bait import Settings
+from belljar.bait.advance import Act, Do, Seen, Step, advance, node_state, to
+from belljar.bait.decide import Room, Size, Turn, size_of
+from belljar.bait.parts import follow
+from belljar.bait.states import KEEPING, Entry, State, Terms
+from belljar.batch import JobView, NodeState, node_of
+from belljar.records import replace
+
+NEVER, SAME_USER, SAME_GROUP = "never", "same-user", "same-group"
+POLICIES = (NEVER, SAME_USER, SAME_GROUP)
+MARK = "kept:"  # begins the name of an entry that no job has
+OURS = "belljar:"  # begins the reason of a node that we closed
+PROVED = 90.0  # seconds in which a machine is cleaned and proved, by whichever bait is there
+
+
+def next_step(entry: Entry, seen: Seen, settings: Settings) -> Step:
+    """Of a job, or of machines that no job has."""
+    if None not in (seen.jobs, seen.nodes):
+        if entry.state in KEEPING:
+            return _keeping(entry, seen, settings)
+        if entry.state is State.FINISHED and _is_worth_it(entry, seen, settings):
+            return Step(kept_as(replace(entry, since=seen.now)))
+    return (advance if entry.leads else follow)(entry, seen, settings)
+
+
+def terms_of(job: JobView, image: str, settings: Settings) -> Terms | None:
+    """What a machine must have been made for to serve this job; None where none may serve two. *image*: what the job's image is now."""
+    if settings.cache == NEVER or job.uid <= 0 or not image:
+        return None
+    who = f"user {job.uid} {job.owner}" if settings.cache == SAME_USER else f"group {job.group}"
+    if settings.cache == SAME_GROUP and not job.group:
+        return None
+    size = size_of(job, settings)
+    return Terms(
+        image, job.network or settings.networks[0][0], job.queue, job.features, who, size.count, size.cpus, size.memory, job.disk,
+        rules_of(settings),
+    )  # fmt: skip
+
+
+def rules_of(settings: Settings) -> str:
+    """Equal only for equal settings of the bait."""
+    return sha256(repr(settings).encode()).hexdigest()[:16]
+
+
+def kept_as(entry: Entry) -> Entry:
+    """The machines of a job that is over, as an entry of their own."""
+    return Entry(
+        f"{MARK}{entry.machines[0]}", State.PROVING, entry.since, entry.machines, terms=entry.terms, uses=entry.uses, born=entry.born,
+    )  # fmt: skip
+
+
+def too_old(entry: Entry, settings: Settings, now: float) -> str:
+    """Why these machines serve no further job; "" where they may."""
+    if entry.terms is None or entry.terms.rules != rules_of(settings):
+        return "the bait's settings are others"
+    if entry.uses + 1 >= settings.cache_uses:
+        return f"it has served {entry.uses + 1} jobs"
+    return f"it is older than {settings.cache_age:.0f} s" if now - entry.born >= settings.cache_age else ""
+
+
+def with_machines(turn: Turn, entries: Iterable[Entry], wanted: Terms | None, size: Size, room: Room) -> Turn:
+    """The turn of the first in line, by machines that no job has: one that fits serves it at once; one that will be clean in a moment is
+    waited for, where there is no room for another; and those that it does not want make room for it."""
+    idle = [one for one in entries if one.job.startswith(MARK)]
+    fits = [one for one in idle if wanted is not None and one.terms == wanted]
+    kept = [one for one in fits if one.state is State.KEPT]
+    if kept:  # the last that was kept: the others grow old
+        return replace(turn, job=turn.first, why="", kept=max(kept, key=lambda one: one.since).job)
+    if turn.job or any(one.state is State.PROVING for one in fits):
+        return turn
+    return replace(turn, ending=making_room(idle, room, size.all_cpus, size.all_memory))
+
+
+def with_kept(room: Room, entries: Iterable[Entry]) -> Room:
+    """What were free without machines that no job has."""
+    sizes = [_size(one) for one in entries if one.job.startswith(MARK)]
+    return replace(
+        room, cpus=room.cpus + sum(cpus for cpus, _ in sizes), memory=room.memory + sum(memory for _, memory in sizes)
+    )
+
+
+def making_room(idle: Iterable[Entry], room: Room, cpus: int, memory: int) -> tuple[str, ...]:
+    """The kept machines to end so that these processors and this memory are free, oldest first; none where that would not do."""
+    idle = sorted(idle, key=lambda one: one.since)
+    free = with_kept(room, (one for one in idle if one.state not in KEEPING))  # those are on their way out
+    ending: list[str] = []
+    for one in (one for one in idle if one.state in KEEPING):
+        if cpus <= free.cpus and memory <= free.memory:
+            break
+        ending.append(one.job)
+        free = with_kept(free, (one,))
+    return tuple(ending) if cpus <= free.cpus and memory <= free.memory else ()
+
+
+def _size(entry: Entry) -> tuple[int, int]:
+    terms = entry.terms
+    return (terms.count * terms.cpus, terms.count * terms.memory) if terms is not None else (0, 0)
+
+
+def _is_worth_it(entry: Entry, seen: Seen, settings: Settings) -> bool:
+    """Its nodes are quiet, closed by us and nobody else, and its machines live."""
+    nodes = [(seen.nodes or {}).get(node_of(one)) for one in entry.machines]
+    are_quiet = all(one is not None and one.state is NodeState.OUT and one.reason.startswith(OURS) for one in nodes)
+    is_fit = bool(nodes) and not entry.job.startswith(MARK) and not too_old(entry, settings, seen.now)
+    return is_fit and are_quiet and seen.machines.issuperset(entry.machines)
+
+
+def _keeping(entry: Entry, seen: Seen, settings: Settings) -> Step:
+    """No job has these machines. Anything that is not as it should be ends them."""
+    said = [seen.proved.get(one) for one in entry.machines]
+    why = too_old(entry, settings, seen.now) or next((f"not clean: {one}" for one in said if one), "")
+    if not seen.machines.issuperset(entry.machines):
+        why = "its machine is gone"
+    if any(node_state(one, seen) is not NodeState.OUT for one in entry.machines):
+        why = "somebody opened its node"
+    if entry.state is State.PROVING and seen.now - entry.since > PROVED:
+        why = f"it was not clean within {PROVED:.0f} s"
+    if why:
+        return to(entry, State.FINISHED, seen, why)
+    if entry.state is State.KEPT:
+        return Step(entry)
+    if None not in said:
+        return to(entry, State.KEPT, seen)
+    return Step(entry, tuple(Act(Do.PROVE, one) for one in entry.machines if one not in seen.proved))
