@@ -106,7 +106,7 @@ class Wanted:
 
     image: str
     count: int = 1  # machines, each on a node of its own unless `per_node` says more
-    least: int = 1  # with so many it starts, too
+    least: int = 0  # with so many it starts, too, when the others do not come in time; 0: with all or none
     size: Size = Size()
     type: str = ""  # name of the size, where it has one
     seconds: float = 86400.0

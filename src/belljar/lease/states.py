@@ -67,12 +67,12 @@ LEASE_MOVES: dict[LeaseState, frozenset[LeaseState]] = {
 } | {end: frozenset() for end in LEASE_ENDS}
 
 PENDING = frozenset({I.QUEUED, I.CLAIMED, I.STAGING, I.BOOTING})
-# Reports of a pilot tell what is so, not each step to it. Back to `queued` goes what never ran, when its node failed it.
+# Reports of a pilot tell what is so, not each step to it.
 INSTANCE_MOVES: dict[InstanceState, frozenset[InstanceState]] = {
     I.QUEUED: frozenset({I.CLAIMED, I.TERMINATED}),
-    I.CLAIMED: frozenset({I.QUEUED, I.STAGING, I.BOOTING, I.RUNNING, I.STOPPING, I.TERMINATED}),
-    I.STAGING: frozenset({I.QUEUED, I.BOOTING, I.RUNNING, I.STOPPING, I.TERMINATED}),
-    I.BOOTING: frozenset({I.QUEUED, I.RUNNING, I.STOPPING, I.TERMINATED}),
+    I.CLAIMED: frozenset({I.STAGING, I.BOOTING, I.RUNNING, I.STOPPING, I.TERMINATED}),
+    I.STAGING: frozenset({I.BOOTING, I.RUNNING, I.STOPPING, I.TERMINATED}),
+    I.BOOTING: frozenset({I.RUNNING, I.STOPPING, I.TERMINATED}),
     I.RUNNING: frozenset({I.STOPPING, I.TERMINATED}),
     I.STOPPING: frozenset({I.TERMINATED}),
     I.TERMINATED: frozenset(),
