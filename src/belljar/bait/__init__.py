@@ -8,6 +8,7 @@ made for each, lets that join the batch system, and moves the job there. The bat
     advance.py   from what was written down and what is seen now: the next state and what is to be done. After a crash, too
     parts.py     the same for a part of another bait's job, over several hosts
     note.py      what the baits of such a job tell each other
+    uplink.py    how much of the network is free
     journal.py   what was written down
     daemon.py    looks, decides, writes
     acts.py      acts
@@ -70,6 +71,17 @@ class Settings:
     min_disk: int = setting(
         2 * GIB, "with less free disk below `paths.scratch` the bait is closed", unit="bytes", minimum=0
     )
+    min_bandwidth: int = setting(
+        0,
+        "with less free bandwidth a second on the bridges' uplinks the bait is closed; 0: it is not looked at",
+        unit="bytes",
+        minimum=0,
+    )
+    native: str = setting(
+        "",
+        "node of this host that runs native jobs (NodeName): what machines take is kept free there; empty: it runs none",
+    )
+    room: str = setting("belljar-room", "partition of the jobs that keep it free there; users may not submit to it")
     faults: int = setting(3, "after so many failed starts in a row the bait is closed", minimum=1)
     retry: float = setting(300.0, "then it opens for one job after this time", unit="seconds", minimum=1)
     tries: int = setting(3, "a job for which so many machines failed here goes back to the batch system", minimum=1)

@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any
 
 from belljar.bait import Settings
-from belljar.bait.advance import Act, Do
+from belljar.bait.advance import Act, Do, Seen
 from belljar.bait.decide import Bait
 from belljar.bait.keeper import Keeper, told
 from belljar.bait.states import Entry
-from belljar.batch import JobView, NodeState, NodeView, Pool, node_of
+from belljar.batch import JobView, NodeState, NodeView, Part, Pool, node_of
 from belljar.errors import BelljarError, UsageError
 from belljar.host.commands import run_beside
 from belljar.host.threads import in_thread
@@ -90,6 +90,18 @@ class Acts:
                 await self.run(self._pool.nodes.close(name, bait.why), f"bait {name}")
             elif bait.is_open and is_closed and node.reason.startswith(OUR_REASONS):
                 await self.run(self._pool.nodes.open(name), f"bait {name}")
+
+    async def reserve(self, parts: tuple[Part, ...], seen: Seen) -> bool:
+        """The batch system's books give these machines their part of the node that runs native jobs. True: they are to."""
+        name, said = self._settings.native, self._settings
+        if not name or seen.jobs is None or seen.nodes is None:
+            return False
+        if name not in seen.nodes:
+            self._complain(name, f"{name}: the batch system knows no such node; see docs/bait.md")
+            return False
+        commands = self._pool.nodes.reserve(name, parts, seen.jobs, seen.nodes, said.room)
+        done = [await self.run(one, f"room on {name}") for one in commands]
+        return bool(done)
 
     def forget(self, machines: frozenset[str], wanted: frozenset[str], idle: frozenset[str]) -> None:
         """What is kept of machines that nobody asks about any more. *machines*: that live. *idle*: those of no job: what was proved of

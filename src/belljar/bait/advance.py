@@ -26,6 +26,7 @@ TOLD = 5.0
 UNFIT = "unfit image: "  # begins the reason of a machine that ended because its image cannot join: no other one would
 ALTERED = "it was altered: "
 HELD_BY_USER = "its user holds it"
+BESIDE = "it waits for room beside native jobs"
 ELSEWHERE = "elsewhere: "  # begins the reason of a failure on another host
 MOVED = 300.0  # seconds in which a job starts on nodes that wait for it alone
 
@@ -67,6 +68,7 @@ class Seen:
         default_factory=dict
     )  # machine -> why, of those known to have ended or never to come
     proved: Mapping[str, str] = field(default_factory=dict)  # machine -> "" where it is clean, or why it is not
+    reserved: frozenset[str] | None = None  # that have room beside native jobs; None: there are no such jobs here
 
 
 @dataclass(frozen=True)
@@ -150,9 +152,11 @@ def _starting(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Ste
     if failure := _failure(entry, job, seen, settings) or _altered(entry, job, settings):
         return to(entry, S.REPROCESS, seen, failure)
     age, held = seen.now - entry.since, () if job.state is JobState.HELD else _take_back(job)
+    missing = [one for one in entry.here(settings.names) if one not in seen.machines]
+    if (step := reserving(entry, missing, seen)) is not None:
+        return replace(step, acts=held)
     held += _announce(entry, job, settings)
     if entry.state is not S.VM_BOOTING:
-        missing = [one for one in entry.here(settings.names) if one not in seen.machines]
         if not missing:
             return to(entry, S.VM_BOOTING, seen)
         if age > ASKED_FOR:
@@ -164,6 +168,15 @@ def _starting(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Ste
         return to(entry, S.REPROCESS, seen, _late(entry, seen, settings))
     closed = [one for one in entry.machines if entry.uses and node_state(one, seen) is NodeState.OUT]
     return Step(entry, (*held, *(Act(Do.ADMIT, one) for one in closed)))
+
+
+def reserving(entry: Entry, missing: list[str], seen: Seen) -> Step | None:
+    """Where native jobs run, machines are made when they have their room beside them: a wait that has no end. None: they have it."""
+    if seen.reserved is None or not missing:
+        return None
+    if not set(missing) <= seen.reserved:
+        return Step(replace(entry, why=BESIDE))
+    return to(entry, S.IMAGE_WAIT, seen) if entry.state is S.VM_REQUESTED else None
 
 
 def _ready(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:

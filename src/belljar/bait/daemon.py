@@ -21,13 +21,25 @@ from belljar.bait.acts import ASKERS, Acts, Run, command
 from belljar.bait.advance import ALTERED, ELSEWHERE, UNFIT, Seen, recover
 from belljar.bait.arrivals import listening
 from belljar.bait.cache import NEVER, next_step, terms_of, with_kept, with_machines
-from belljar.bait.decide import Faults, Judge, Room, Turn, asked_of, bait_now, choose, nothing, share_of, size_of
+from belljar.bait.decide import (
+    Faults,
+    Judge,
+    Room,
+    Turn,
+    asked_of,
+    bait_now,
+    choose,
+    claims,
+    nothing,
+    share_of,
+    size_of,
+)
 from belljar.bait.journal import Journal
 from belljar.bait.keeper import Keeper, feature_of, told
 from belljar.bait.parts import Invitation, invitation, refusal
 from belljar.bait.states import KEEPING, STARTING, STILL, Entry, State
 from belljar.bait.status import Status, order, read_status, show_status
-from belljar.batch import JobState, JobView, NodeView, Pool, node_of
+from belljar.batch import JobState, JobView, NodeView, Part, Pool, node_of
 from belljar.errors import BelljarError, HostError
 from belljar.host.files import private_folder
 from belljar.host.locks import try_lock
@@ -165,7 +177,14 @@ class Daemon:
                 self._acts.ended[id] = why
         idle = {one for entry in self.journal.entries.values() if entry.state in KEEPING for one in entry.machines}
         self._acts.forget(machines, frozenset(wanted), frozenset(idle))
-        return Seen(self._clock(), jobs, nodes, machines, self._acts.ended, self._acts.proved)
+        reserved = None
+        if self.settings.native and jobs is not None and nodes is not None:
+            reserved = self._pool.nodes.reserved(self.settings.native, await self._claims(jobs), jobs, nodes)
+        return Seen(self._clock(), jobs, nodes, machines, self._acts.ended, self._acts.proved, reserved)
+
+    async def _claims(self, jobs: Mapping[str, JobView]) -> tuple[Part, ...]:
+        sizes = await in_thread(self._keeper.sizes)
+        return claims(self.journal.entries.values(), jobs, sizes, self.settings)
 
     async def _jobs(self) -> dict[str, JobView]:
         mark = f"@{os.urandom(8).hex()}@"
@@ -248,9 +267,15 @@ class Daemon:
             turn = self._give(turn, jobs[turn.first], room, seen.now)
         for job in filter(None, (turn.job, *turn.ending)):
             await self._go_on(job, seen)
+        is_moving = await self._acts.reserve(await self._claims(jobs), seen) if settings.native else False
+        native = nodes.get(settings.native)
+        if native is not None and native.free_cpus >= 0:  # where native jobs leave nothing, no job need come
+            kept = free.cpus - room.cpus
+            free = replace(free, cpus=min(free.cpus, native.free_cpus + kept))
+            bait = bait_now(order(self.folder), free, self.faults, settings, seen.now, starting=bool(unclaimed))
         await self._acts.show(bait, nodes)
         self.status = replace(self.status, state=bait.state.value, why=bait.why, waits=turn.why)
-        return bool(turn.job or turn.wrong or turn.ending or invited)
+        return bool(turn.job or turn.wrong or turn.ending or invited or is_moving)
 
     def _give(self, turn: Turn, job: JobView, room: Room, now: float) -> Turn:
         """Machines to the job whose turn it is: new ones by their names, or kept ones, which change hands in one line."""

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from belljar.bait import Order, Settings
 from belljar.bait.note import is_too_long
-from belljar.bait.states import BaitState, Entry, State
-from belljar.batch import JobView
+from belljar.bait.states import STARTING, BaitState, Entry, State
+from belljar.batch import JobView, Part
 from belljar.model import MIB
 from belljar.records import dataclass, replace
 
@@ -26,6 +26,7 @@ class Room:
     disk: int
     all_memory: int
     all_cpus: int
+    bandwidth: int | None = None  # bytes a second; None: it is not known, or not looked at
 
 
 @dataclass(frozen=True)
@@ -114,6 +115,20 @@ def share_of(entry: Entry, job: JobView, settings: Settings) -> Size:
     return replace(size, count=sum(name in settings.names for name in entry.on)) if is_shared else size
 
 
+def claims(
+    entries: Iterable[Entry], jobs: Mapping[str, JobView], living: Mapping[str, tuple[int, int]], settings: Settings
+) -> tuple[Part, ...]:
+    """What machines take of a host that runs native jobs, too: those that live, and those that are to be made. *living*: machine ->
+    processors, memory."""
+    found = {one: Part(one, cpus, memory) for one, (cpus, memory) in living.items()}
+    for entry in entries:
+        if entry.state in STARTING:
+            size = size_of(jobs[entry.job], settings) if entry.job in jobs else Size(1, 0, 0, 0)
+            for one in entry.here(settings.names):
+                found.setdefault(one, Part(one, size.cpus, size.memory))
+    return tuple(found.values())
+
+
 def bait_now(
     order: Order, room: Room, faults: Faults, settings: Settings, now: float, *, starting: bool = False
 ) -> Bait:
@@ -127,6 +142,9 @@ def bait_now(
             return Bait(
                 BaitState.CLOSED_RESOURCES, f"{free // MIB} MiB of {what} free, {least // MIB} MiB are the least"
             )
+    if room.bandwidth is not None and room.bandwidth < settings.min_bandwidth:
+        text = f"{room.bandwidth // 1000} kB/s of bandwidth free, {settings.min_bandwidth // 1000} kB/s are the least"
+        return Bait(BaitState.CLOSED_RESOURCES, text)
     if room.cpus < 1:
         return Bait(BaitState.CLOSED_RESOURCES, "no processor is free")
     return Bait(BaitState.OPEN)

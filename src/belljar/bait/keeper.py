@@ -18,6 +18,7 @@ from belljar.bait import Settings, scrub
 from belljar.bait.advance import UNFIT
 from belljar.bait.cache import NEVER
 from belljar.bait.decide import Room, size_of
+from belljar.bait.uplink import Uplinks
 from belljar.batch import UNFIT_CODE, JobView, Member, Pool, node_of
 from belljar.errors import BadOption, BelljarError, HostError, NoSuchMachine
 from belljar.host.caller import describe
@@ -38,6 +39,9 @@ class Keeper(Protocol):
     """Who keeps machines. All but `start` is cheap."""
 
     def living(self) -> frozenset[str]: ...
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Processors and memory of those that live."""
+
     def ended(self, id: str) -> str | None:
         """Why this machine has ended; None where nothing is known of its end."""
 
@@ -68,9 +72,14 @@ class Machines:
 
     def __init__(self, settings: Settings, name: str, pool: Pool, shares: tuple[Share, ...]) -> None:
         self._settings, self._name, self._pool, self._shares = settings, name, pool, shares
+        self._uplinks = Uplinks(tuple(dict(settings.networks).values()))
 
     def living(self) -> frozenset[str]:
         return frozenset(one.id for one in api.machines() if one.view.labels.get(BAIT) == self._name)
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        views = ((one.id, one.view) for one in api.machines())
+        return {id: (view.cpus, view.memory) for id, view in views if view.labels.get(BAIT) == self._name}
 
     def ended(self, id: str) -> str | None:
         with suppress(NoSuchMachine):
@@ -121,7 +130,8 @@ class Machines:
     def room(self, taken: int) -> Room:
         left, most = api.room(), self._settings.max_cpus or os.cpu_count() or 1
         ours = sum(one.view.cpus for one in api.machines() if one.view.labels.get(BAIT) == self._name)
-        return Room(left.memory, most - ours - taken, left.scratch, host_memory()[0], most)
+        free = self._uplinks.free() if self._settings.min_bandwidth else None
+        return Room(left.memory, most - ours - taken, left.scratch, host_memory()[0], most, free)
 
     def events(self) -> AsyncIterator[dict[str, Any]]:
         return aiter(api.aevents())

@@ -11,7 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from belljar.bait import Settings
-from belljar.bait.advance import ASKED_FOR, MOVED, QUIET, WAIT, Act, Do, Seen, Step, leave, missed, node_state, to
+from belljar.bait.advance import (
+    ASKED_FOR,
+    MOVED,
+    QUIET,
+    WAIT,
+    Act,
+    Do,
+    Seen,
+    Step,
+    leave,
+    missed,
+    node_state,
+    reserving,
+    to,
+)
 from belljar.bait.decide import Bait, Judge, Room, impossible, size_of
 from belljar.bait.note import Parts, read, write
 from belljar.bait.states import BaitState, Entry, State
@@ -98,6 +112,8 @@ def _coming(entry: Entry, seen: Seen, settings: Settings) -> Step:
     if entry.state in (S.VM_REQUESTED, S.IMAGE_WAIT):
         if not missing:
             return to(entry, S.VM_BOOTING, seen)
+        if (step := reserving(entry, missing, seen)) is not None:
+            return step
         if age > ASKED_FOR:
             return to(entry, S.FINISHED, seen, f"no machine was claimed within {ASKED_FOR:.0f} s")
         return Step(entry, tuple(Act(Do.START, one) for one in missing))

@@ -55,6 +55,15 @@ def _wrongs(settings: Settings) -> Iterator[tuple[str, str, str]]:
             yield key, f"{getattr(settings, key)[:60]!r} cannot be a name", "letters, digits, `.`, `_` and `-`"
     if settings.cache not in POLICIES:
         yield "cache", f"{settings.cache[:60]!r} is no such policy", f"one of {', '.join(POLICIES)}"
+    if settings.native in settings.names:
+        yield (
+            "native",
+            f"{settings.native} is a bait",
+            "a node of its own (`slurmd -N`): a closed bait takes no job at all",
+        )
+    for key in ("native", "room"):
+        if not WORD.fullmatch(getattr(settings, key) or "x"):
+            yield key, f"{getattr(settings, key)[:60]!r} cannot be a name", "letters, digits, `.`, `_` and `-`"
     if not settings.images:
         yield "images", "is missing", 'as in images = ["worker"]: only images of the site may become nodes'
     for text in settings.services:

@@ -10,7 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from belljar.bait import Settings
-from belljar.bait.advance import ASKED_FOR, MOVED, UNFIT, Act, Do, Seen, advance, recover
+from belljar.bait.advance import ASKED_FOR, BESIDE, MOVED, UNFIT, Act, Do, Seen, advance, recover
 from belljar.bait.decide import asked_of
 from belljar.bait.states import MOVES, Entry, State
 from belljar.batch import JobState, JobView, NodeState, NodeView, machine_of, node_of
@@ -428,3 +428,17 @@ def test_a_node_that_joins_under_another_name_is_turned_out() -> None:
     )
     never = advance(late, seen(SETTINGS.join + 1, HELD, None), SETTINGS).entry
     assert never.state is S.REPROCESS and "did not join within 300 s" in never.why
+
+
+def test_beside_native_jobs_a_machine_is_made_when_it_has_its_room() -> None:
+    id, held = "0" * 12, replace(JOB, state=JobState.HELD, on=())
+    waits = replace(seen(5000.0, held, None, lives=False), reserved=frozenset())
+    step = advance(entry(S.VM_REQUESTED), waits, SETTINGS)
+    assert step.acts == () and (step.entry.state, step.entry.why) == (S.VM_REQUESTED, BESIDE)
+    has_room = replace(waits, reserved=frozenset({id}))
+    asks = advance(step.entry, has_room, SETTINGS)
+    assert (asks.entry.state, asks.entry.since, asks.acts) == (S.IMAGE_WAIT, 5000.0, ())
+    assert advance(asks.entry, has_room, SETTINGS).acts == (Act(Do.START, id),)
+    assert advance(asks.entry, waits, SETTINGS).acts == ()  # somebody took it away again
+    alive = replace(waits, machines=frozenset({id}))
+    assert advance(asks.entry, alive, SETTINGS).entry.state is S.VM_BOOTING

@@ -17,9 +17,10 @@ from belljar.bait.daemon import LOCK, Daemon, serve
 from belljar.bait.decide import Room
 from belljar.bait.journal import read
 from belljar.bait.keeper import account_of, feature_of, request_for
+from belljar.bait.note import Parts, write
 from belljar.bait.states import State
 from belljar.bait.status import give_order, read_status
-from belljar.batch import JobState, JobView, NodeState, NodeView, Pool, machine_of
+from belljar.batch import JobState, JobView, NodeState, NodeView, Part, Pool, machine_of
 from belljar.errors import BadOption, BadSettings, CommandFailed, HostError
 from belljar.host.locks import try_lock
 from belljar.model import GIB, MIB, RunPayload, StdinKind, to_json
@@ -38,6 +39,7 @@ class Side:
     def __init__(self) -> None:
         self.seen: dict[str, Any] = {"jobs": {}, "nodes": {"bait1": FREE}}
         self.asked: list[tuple[str, ...]] = []
+        self.room = set[str]()
         self.broken = self.refuses = ""
         self.kept_held: list[bool] = []
         self.taken_back, self.cancelled = asyncio.Event(), asyncio.Event()
@@ -50,6 +52,17 @@ class Side:
 
     def nodes(self, printed: bytes) -> dict[str, NodeView]:
         return dict(self.seen["nodes"])
+
+    def reserve(self, node: str, parts: tuple[Part, ...], *_: object) -> tuple[tuple[str, ...], ...]:
+        wanted = {part.machine for part in parts}
+        gone = tuple(("unreserve", one) for one in self.room - wanted)
+        return (
+            *gone,
+            *(("reserve", node, str(part.cpus), part.machine) for part in parts if part.machine not in self.room),
+        )
+
+    def reserved(self, node: str, parts: tuple[Part, ...], *_: object) -> frozenset[str]:
+        return frozenset(self.room)
 
     def __getattr__(self, name: str) -> Any:
         several = name in ("take_back", "move", "give_back", "remove")
@@ -87,6 +100,9 @@ class Machines:
     def living(self) -> frozenset[str]:
         return frozenset(self.alive)
 
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        return dict.fromkeys(self.alive, (1, 800 * MIB))
+
     def ended(self, id: str) -> str | None:
         return self.over.get(id)
 
@@ -112,11 +128,11 @@ class Machines:
 class House:
     """A bait with all that."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: Settings = SETTINGS) -> None:
         self.side, self.machines, self.told = Side(), Machines(), list[tuple[str, dict[str, Any]]]()
         pool: Any = Pool(self.side, self.side)  # type: ignore[arg-type]
         self.daemon = Daemon(
-            SETTINGS,
+            settings,
             folder,
             pool,
             self.machines,
@@ -182,6 +198,69 @@ async def test_a_job_is_followed_from_its_arrival_to_its_end(house: House) -> No
         "arrived", "stopped", "vm-requested", "vm-booting", "vm-ready", "migrating", "running", "finished", "closed",
     ]  # fmt: skip
     assert read(house.daemon.folder) == {}
+
+
+async def test_beside_native_jobs_a_machine_has_its_room_before_it_is_made_and_as_long_as_it_lives(
+    tmp_path: Path,
+) -> None:
+    house = House(tmp_path, replace(SETTINGS, native="wn01"))
+    nodes = {"bait1": FREE, "wn01": NodeView("wn01", NodeState.BUSY, cpus=8, free_cpus=1)}
+    see = lambda job, **more: (house.see(job, **more), house.side.seen["nodes"].update(nodes))  # noqa: E731
+    await arrives(house)
+    see(HELD)
+    await house.looks()
+    (id,) = house.daemon.journal.entries["7"].machines
+    assert house.machines.alive == set() and house.side.asked[-1] == ("reserve", "wn01", "1", id)
+    assert house.daemon.journal.entries["7"].why == "it waits for room beside native jobs"
+    house.side.room.add(id)
+    nodes["wn01"] = replace(nodes["wn01"], free_cpus=0)
+    see(HELD)
+    await house.looks()
+    assert house.machines.alive == {id} and house.side.asked[-1] == ("close", "bait1", "no processor is free")
+    house.side.asked.clear()
+    see(replace(RUNNING, state=JobState.ENDED, on=()))
+    while house.machines.alive:
+        assert not [one for one in house.side.asked if one[0] == "unreserve"]
+        await house.looks(1)
+    await house.looks(1)
+    assert ("unreserve", id) in house.side.asked
+
+
+async def test_a_part_of_another_baits_job_is_made_here_or_refused(house: House, tmp_path: Path) -> None:
+    parts = Parts((("bait0", "a" * 12), ("bait1", "b" * 12)))
+    theirs = replace(HELD, nodes=2, cpus=2, note=f"belljar: {write(parts)}")
+    house.see(replace(theirs, image="el7"))
+    await house.looks(1)
+    why = "image el7: not among the images that may become nodes here (worker)"
+    assert house.side.asked == [("note", "7", f"{write(parts)} failed={'b' * 12} {why}")]
+    house.see(theirs)
+    await house.looks()
+    assert house.machines.alive == {"b" * 12}
+    kept = read(tmp_path)["7"]
+    assert (kept.leads, kept.machines, kept.state) == (False, ("b" * 12,), State.VM_BOOTING)
+    house.see(replace(theirs, note="belljar: its machine failed"))
+    await house.looks()
+    assert house.machines.alive == set() and read(tmp_path) == {} and house.daemon.faults.count == 0
+
+
+async def test_a_part_that_cannot_be_made_is_told_and_counts_as_this_hosts_fault(house: House) -> None:
+    parts = Parts((("bait0", "a" * 12), ("bait1", "b" * 12)))
+    house.machines.refuses = HostError("the store is broken")
+    house.see(replace(HELD, nodes=2, note=f"belljar: {write(parts)}"))
+    await house.looks(5)
+    told = f"{write(parts)} failed={'b' * 12} HostError: the store is broken"
+    assert house.side.asked[-1] == ("note", "7", told) and house.daemon.faults.count == 1
+    house.see(replace(HELD, nodes=2, note=f"belljar: {told}"))
+    await house.looks()
+    assert read(house.daemon.folder) == {} and house.daemon.faults.count == 1
+
+
+async def test_only_the_bait_of_its_first_node_takes_a_job_back(house: House) -> None:
+    house.see(replace(RUNNING, on=("bait0", "bait1"), nodes=2))
+    asking = asyncio.ensure_future(house.daemon.arrived("7"))
+    await asyncio.sleep(0)
+    house.see(replace(HELD, nodes=2))
+    assert await asking and house.side.asked == [] and read(house.daemon.folder) == {}
 
 
 async def test_what_was_written_down_is_found_by_the_next_bait(house: House, tmp_path: Path) -> None:
@@ -354,7 +433,7 @@ def test_settings_tell_every_mistake_with_its_place(tmp_path: Path) -> None:
     assert said.name == os.uname().nodename.partition(".")[0] and said.networks == (("open", "br0"),)
     for text, what in (
         ("", "bait.images: is missing"), ("[bait]\nimage = 1\n", "did you mean images"), (GOOD + 'system = "lsf"\n', "machines cannot join it yet"),
-        (GOOD + 'name = "a b"\n', f"{file}:4, bait.name: 'a b' cannot be a name"), ("[beit]\n", "no such table"), (GOOD + "tries = 0\n", "bait.tries"),
+        (GOOD + 'name = "wn01"\nnative = "wn01"\n', "bait.native: wn01 is a bait"), (GOOD + 'name = "a b"\n', f"{file}:4, bait.name: 'a b' cannot be a name"), ("[beit]\n", "no such table"), (GOOD + "tries = 0\n", "bait.tries"),
     ):  # fmt: skip
         file.write_text(text)
         with pytest.raises(BadSettings) as caught:
