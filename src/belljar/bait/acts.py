@@ -14,7 +14,7 @@ from belljar.bait.advance import Act, Do, Seen
 from belljar.bait.decide import Bait
 from belljar.bait.keeper import Keeper, told
 from belljar.bait.states import Entry
-from belljar.batch import JobView, NodeState, NodeView, Part, Pool, node_of
+from belljar.batch import JobState, JobView, NodeState, NodeView, Part, Pool, node_of
 from belljar.errors import BelljarError, UsageError
 from belljar.host.commands import run_beside
 from belljar.host.threads import in_thread
@@ -64,7 +64,8 @@ class Acts:
             change = nodes.close if act.do is Do.CLOSE else nodes.lose
             await self.run(change(act.of, entry.why if entry and entry.why else "its job has ended"), act.of)
         elif act.do is Do.REMOVE:
-            await self.run_all(nodes.remove(act.of), act.of)
+            unpin = nodes.unpin(job) if job is not None and job.state is JobState.HELD else ()
+            await self.run_all((*unpin, *nodes.remove(act.of)), act.of)
         elif job is not None and entry is not None:
             members = tuple(node_of(one) for one in entry.machines)
             back = partial(nodes.give_back, job, entry.home, settings.delay, stays_held=entry.stays_held)

@@ -257,8 +257,9 @@ def _clean(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) ->
     if job is not None and job.state is not JobState.HELD:
         entry = replace(entry, stays_held=False)  # released meanwhile
     if acts:
-        held = () if is_over or job is None or job.state is JobState.HELD else _take_back(job)
-        return Step(entry, (*held, *(act for act in acts if act is not WAIT)))
+        if is_over or job is None or job.state is JobState.HELD:
+            return Step(entry, tuple(act for act in acts if act is not WAIT))
+        return Step(entry, (*_take_back(job), *but_removals(acts)))
     if is_over or job is None:
         return to(entry, S.CLOSED, seen, entry.why)
     if entry.state is S.REQUEUE:
@@ -300,6 +301,11 @@ def leave(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, ...]:
     if state is NodeState.OUT:
         return (Act(Do.REMOVE, node),)
     return (Act(Do.LOSE, node),)
+
+
+def but_removals(acts: Iterable[Act]) -> tuple[Act, ...]:
+    """What can be done while a job that wants these nodes is not held: until then it cannot be made to want them no more."""
+    return tuple(act for act in acts if act is not WAIT and act.do is not Do.REMOVE)
 
 
 def _leave_elsewhere(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, ...]:

@@ -20,6 +20,7 @@ from belljar.bait.advance import (
     Do,
     Seen,
     Step,
+    but_removals,
     leave,
     missed,
     node_state,
@@ -139,4 +140,5 @@ def _clean(entry: Entry, job: JobView | None, seen: Seen) -> Step:
             acts = (refusal(job, entry.machines[0], entry.why or "it ended"), *acts)
     if not acts:
         return to(entry, S.CLOSED, seen, entry.why)
-    return Step(entry, tuple(act for act in acts if act is not WAIT))
+    is_free = job is not None and job.state is JobState.WAITING  # its leader holds it in a moment
+    return Step(entry, but_removals(acts) if is_free else tuple(act for act in acts if act is not WAIT))

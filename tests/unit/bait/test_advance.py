@@ -277,6 +277,14 @@ def test_a_node_is_removed_only_when_it_is_quiet_and_its_machine_gone() -> None:
     assert late.acts == (Act(Do.END, "0" * 12),)
 
 
+def test_a_node_is_removed_only_when_the_job_that_wants_it_is_held() -> None:
+    failed, free = entry(S.REPROCESS), replace(HELD, state=JobState.WAITING)
+    assert advance(failed, seen(job=free, node=NodeState.OUT, lives=False), SETTINGS).acts == (Act(Do.TAKE_BACK),)
+    assert advance(failed, seen(job=HELD, node=NodeState.OUT, lives=False), SETTINGS).acts == (
+        Act(Do.REMOVE, node_of("0" * 12)),
+    )
+
+
 def test_after_so_many_tries_it_goes_back_and_after_so_many_requeues_it_is_held() -> None:
     clean = seen(job=HELD, node=None, lives=False)
     back = advance(entry(S.REPROCESS, tries=2), clean, SETTINGS).entry

@@ -65,7 +65,7 @@ class Side:
         return frozenset(self.room)
 
     def __getattr__(self, name: str) -> Any:
-        several = name in ("take_back", "move", "give_back", "remove")
+        several = name in ("take_back", "move", "give_back", "remove", "unpin")
         words = lambda *of: (name, *(one.id if isinstance(one, JobView) else str(one) for one in of))  # noqa: E731
 
         def say(*of: object, **how: bool) -> Any:
@@ -170,6 +170,16 @@ async def arrives(house: House) -> None:
     assert not asking.done() and read(house.daemon.folder)["7"].state is State.ARRIVED
     house.see(HELD)
     assert await asking
+
+
+async def test_a_job_that_is_tried_again_wants_its_first_node_no_more_when_that_is_removed(house: House) -> None:
+    await arrives(house)
+    await house.looks(4)
+    (id,) = house.machines.alive
+    house.machines.alive, house.machines.over = set(), {id: "QEMU was killed"}
+    house.see(HELD, **{f"vm{id}x": NodeState.OUT})
+    await house.looks(2)
+    assert house.states[-1] == "reprocess" and house.side.asked[-2:] == [("unpin", "7"), ("remove", f"vm{id}x")]
 
 
 async def test_a_job_is_followed_from_its_arrival_to_its_end(house: House) -> None:

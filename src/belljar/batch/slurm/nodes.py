@@ -137,6 +137,10 @@ class SlurmNodes(Nodes):
         once = () if reruns else (("scontrol", "update", f"JobId={job.id}", "Requeue=0"),)
         return (update, *once, CLIENT.release(job.id))
 
+    def unpin(self, job: JobView) -> tuple[Command, ...]:
+        """Slurm 24.11 changes nothing any more of a job that wants a node which is gone: "Invalid required nodes list in job records"."""
+        return (("scontrol", "update", f"JobId={job.id}", "ReqNodeList="),)
+
     def give_back(self, job: JobView, queue: str, delay: float, *, stays_held: bool = False) -> tuple[Command, ...]:
         update = (
             "scontrol",
