@@ -103,7 +103,8 @@ def test_a_job_moves_to_a_host_of_its_own_and_keeps_its_id_and_exit_code(cell: C
     cell.run(CLIENT.note(held, "its host, which is new, boots"))
     assert "belljar=its_host_which_is_new_boots" in cell.lab.detail(job)
 
-    cell.run(*NODES.admit(NODE))
+    cell.run(*NODES.create(NODE, held))
+    assert cell.nodes()[NODE].state is NodeState.AWAY
     cell.join()
     until(lambda: NODE in cell.nodes() and cell.nodes()[NODE].state is NodeState.IDLE, "the host to join")
     cell.run(*NODES.move(held, (NODE,), QUEUE))
@@ -116,4 +117,4 @@ def test_a_job_moves_to_a_host_of_its_own_and_keeps_its_id_and_exit_code(cell: C
     until(lambda: cell.nodes()[NODE].state is NodeState.OUT, "the host to be out")
     cell.run(("qconf", "-ke", NODE))
     cell.run(*NODES.remove(NODE))
-    assert set(cell.nodes()) == {"bjge"}
+    assert set(cell.nodes()) == {"bjge"} and NODE not in cell.lab.config("-sh") + cell.lab.config("-sq", QUEUE)

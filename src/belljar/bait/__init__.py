@@ -33,12 +33,12 @@ Pairs = tuple[tuple[str, str], ...]
 class Settings:
     """`[bait]` in bait.toml."""
 
-    name: str = setting("", "the bait's name in the batch system (NodeName); empty: this host's own")
+    name: str = setting("", "the bait's name in the batch system: NodeName, or QUEUE@HOST; empty: this host's own")
     also: tuple[str, ...] = setting(
         (), "further baits of this host (`slurmd -N`): a job of N nodes comes only where there are N"
     )
     system: str = setting("slurm", "the batch system")
-    queue: str = setting("belljar", "partition of the nodes that machines become; users may not submit to it")
+    queue: str = setting("belljar", "partition or queue of the nodes that machines become; users may not submit to it")
     feature: str = setting(
         "belljar", "feature that these nodes have in common, of which the partition's NodeSet is made"
     )
@@ -57,9 +57,14 @@ class Settings:
     )
     shares: tuple[str, ...] = setting((), "what every node sees: host folders, `SRC[:DST][:ro|rw]`")
     conf: Path = setting(
-        Path("/etc/slurm/slurm.conf"), "the site's slurm.conf; nodes get it without other nodes and paths of hosts"
+        Path("/etc/slurm/slurm.conf"),
+        "the site's slurm.conf; nodes get it without other nodes and paths of hosts. Grid Engine: the cell's `common/bootstrap`",
     )
     key: Path = setting(Path("/etc/munge/munge.key"), "the pool's secret, given to each machine when it starts")
+    nodes: tuple[str, ...] = setting(
+        (),
+        "Grid Engine: `ADDRESS NAME` of each node that a machine may become, as the server finds them by DNS or /etc/hosts",
+    )
     hosts: tuple[str, ...] = setting(
         (), "lines for a node's /etc/hosts, `ADDRESS NAME`: of the server, where DNS does not know it"
     )

@@ -14,7 +14,7 @@ from belljar.bait.advance import Act, Do, Seen
 from belljar.bait.decide import Bait
 from belljar.bait.keeper import Keeper, told
 from belljar.bait.states import Entry
-from belljar.batch import JobState, JobView, NodeState, NodeView, Part, Pool, node_of
+from belljar.batch import JobState, JobView, NodeState, NodeView, Part, Pool
 from belljar.errors import BelljarError, UsageError
 from belljar.host.commands import run_beside
 from belljar.host.threads import in_thread
@@ -22,6 +22,7 @@ from belljar.host.threads import in_thread
 ASK = 20.0  # seconds one command of the batch system may take
 END_AGAIN = 20.0  # seconds after which a machine that does not end is told again
 OUR_REASONS = ("belljar:", "Prolog error")  # of a bait that is closed
+OVER = "its job has ended"
 ASKERS = "refused: "  # begins the reason of a start that failed by what the job asks for
 Run = Callable[[tuple[str, ...]], Awaitable[bytes]]
 
@@ -34,8 +35,8 @@ async def command(argv: tuple[str, ...]) -> bytes:
 class Acts:
     """*complain*: where a failure is told of. *wake*: what was done beside all else has come to its end.
 
-    `working`: machines with which something is done. `ended`: machine -> why, of those that did not come, or have gone. `proved`: machine
-    -> "" where it is clean, or what is not."""
+    `has_closed`: it closed the bait last. `working`: machines with which something is done. `ended`: machine -> why, of those that did not
+    come, or have gone. `proved`: machine -> "" where it is clean, or what is not."""
 
     def __init__(
         self, settings: Settings, pool: Pool, keeper: Keeper, run_command: Run, clock: Callable[[], float],
@@ -43,6 +44,7 @@ class Acts:
     ) -> None:  # fmt: skip
         self._settings, self._pool, self._keeper, self._command = settings, pool, keeper, run_command
         self._clock, self._complain, self._wake = clock, complain, wake
+        self.has_closed = False
         self.working: dict[str, asyncio.Task[None]] = {}  # by machine
         self.ended: dict[str, str] = {}
         self.proved: dict[str, str] = {}
@@ -60,14 +62,17 @@ class Acts:
             if self._clock() - self._ending.get(act.of, 0.0) > END_AGAIN:
                 self._ending[act.of] = self._clock()
                 await in_thread(lambda: self._keeper.end(act.of))
-        elif act.do in (Do.CLOSE, Do.LOSE):
-            change = nodes.close if act.do is Do.CLOSE else nodes.lose
-            await self.run(change(act.of, entry.why if entry and entry.why else "its job has ended"), act.of)
+        elif act.do is Do.CLOSE:
+            await self.run(nodes.close(act.of, entry.why if entry and entry.why else OVER), act.of)
+        elif act.do is Do.LOSE:
+            await self.run_all(nodes.lose(act.of, entry.why if entry and entry.why else OVER), act.of)
         elif act.do is Do.REMOVE:
             unpin = nodes.unpin(job) if job is not None and job.state is JobState.HELD else ()
-            await self.run_all((*unpin, *nodes.remove(act.of)), act.of)
+            if all([await self.run(argv, act.of) for argv in unpin]):
+                for argv in nodes.remove(act.of):
+                    await self.run(argv, act.of)
         elif job is not None and entry is not None:
-            members = tuple(node_of(one) for one in entry.machines)
+            members = tuple(nodes.name_of(one) for one in entry.machines)
             back = partial(nodes.give_back, job, entry.home, settings.delay, stays_held=entry.stays_held)
             acts: Mapping[Do, Callable[[], Iterable[tuple[str, ...]]]] = {
                 Do.TAKE_BACK: lambda: client.take_back(job),
@@ -75,6 +80,7 @@ class Acts:
                 Do.GIVE_BACK: lambda: (client.note(job, entry.why), *back()),
                 Do.REFUSE: lambda: (client.note(job, entry.why),),
                 Do.NOTE: lambda: (client.note(job, act.of),),
+                Do.FORCE_END: lambda: (client.force_end(job.id),),
             }
             await self.run_all(acts[act.do](), f"job {job.id}")
 
@@ -89,8 +95,14 @@ class Acts:
             is_closed = node.state in (NodeState.OUT, NodeState.DRAINING)
             if not bait.is_open and not is_closed:
                 await self.run(self._pool.nodes.close(name, bait.why), f"bait {name}")
-            elif bait.is_open and is_closed and node.reason.startswith(OUR_REASONS):
+                self.has_closed = True
+            elif bait.is_open and is_closed and (node.reason.startswith(OUR_REASONS) or self._closed_it()):
                 await self.run(self._pool.nodes.open(name), f"bait {name}")
+            elif bait.is_open and not is_closed:
+                self.has_closed = False
+
+    def _closed_it(self) -> bool:
+        return self.has_closed and not self._pool.nodes.tells_reasons
 
     async def reserve(self, parts: tuple[Part, ...], seen: Seen) -> bool:
         """The batch system's books give these machines their part of the node that runs native jobs. True: they are to."""
@@ -134,6 +146,8 @@ class Acts:
     async def _start(self, job: JobView, id: str) -> None:
         """Its image may have to be fetched."""
         try:
+            for argv in self._pool.nodes.create(self._pool.nodes.name_of(id), job):
+                await self.run(argv, id)
             await self._keeper.start(job, id)
         except BelljarError as exc:
             self.ended[id] = f"{ASKERS if isinstance(exc, UsageError) else ''}{told(exc)}"
@@ -145,7 +159,8 @@ class Acts:
         """A machine that takes no user is of no use: it ends, and the job has another."""
         try:
             await self._keeper.admit(job, id)
-            await self.run(self._pool.nodes.open(node_of(id)), node_of(id))
+            node = self._pool.nodes.name_of(id)
+            await self.run(self._pool.nodes.open(node), node)
         except BelljarError as exc:
             self._complain(f"machine {id}", told(exc))
             await in_thread(lambda: self._keeper.end(id))

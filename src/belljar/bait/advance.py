@@ -9,7 +9,7 @@ done.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 
 from belljar.bait import Settings
@@ -46,6 +46,7 @@ class Do(str, Enum):
     NOTE = "note"  # write this at the job
     PROVE = "prove"  # this machine: clean it, and compare it with what it was
     ADMIT = "admit"  # the job's user to this machine, which served another job; then open its node
+    FORCE_END = "force-end"  # the job: its machine is gone, and the batch system lets it neither run again nor end
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class Seen:
     )  # machine -> why, of those known to have ended or never to come
     proved: Mapping[str, str] = field(default_factory=dict)  # machine -> "" where it is clean, or why it is not
     reserved: frozenset[str] | None = None  # that have room beside native jobs; None: there are no such jobs here
+    node: Callable[[str], str] = node_of  # the name of a machine's node
+    machine: Callable[[str], str] = machine_of  # a machine that might have had this name; "" where it is none of ours
 
 
 @dataclass(frozen=True)
@@ -102,14 +105,15 @@ def recover(entries: Iterable[Entry], seen: Seen, ours: frozenset[str]) -> tuple
     known = {machine for entry in entries for machine in entry.machines}
     if seen.nodes is None or seen.jobs is None:
         return ()
-    found = {machine_of(node) for node in ours} | seen.machines
+    ours -= {seen.node(machine) for machine in known}
+    found = {seen.machine(node) for node in ours - set(map(seen.node, seen.machines))} | seen.machines
     acts = [
         act
         for machine in sorted(found - known - {""})
         for act in leave(machine, seen, is_late=False)
         if act is not WAIT
     ]
-    for node in sorted(one for one in ours if not machine_of(one)):
+    for node in sorted(one for one in ours if not seen.machine(one)):
         acts += _turn_out(node, seen)
     return tuple(acts)
 
@@ -189,7 +193,7 @@ def _ready(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
 
 def _migrating(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     if job.state in (JobState.RUNNING, JobState.ENDING):
-        is_there = set(job.on) <= {node_of(one) for one in entry.machines}
+        is_there = set(job.on) <= {seen.node(one) for one in entry.machines}
         return (
             to(entry, S.RUNNING, seen) if is_there and job.on else to(entry, S.REPROCESS, seen, "it started elsewhere")
         )
@@ -219,7 +223,8 @@ def _lost(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
         return to(entry, S.REPROCESS, seen, entry.why)
     own = entry.here(settings.names)
     lost = (one for one in own if one not in seen.machines and node_state(one, seen) not in (None, NodeState.OUT))
-    return Step(entry, tuple(Act(Do.LOSE, node_of(one)) for one in lost))
+    acts = tuple(Act(Do.LOSE, seen.node(one)) for one in lost)
+    return Step(entry, (*acts, Act(Do.FORCE_END)) if seen.now - entry.since > QUIET else acts)
 
 
 HANDLERS = {
@@ -291,7 +296,7 @@ def leave(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, ...]:
 
     Its node takes no job any more; when it is quiet its machine ends; then it is removed. slurmctld 22.05.8 crashed when a node was
     removed while it still had something to say to it."""
-    node, state = node_of(machine), node_state(machine, seen)
+    node, state = seen.node(machine), node_state(machine, seen)
     if machine in seen.machines:
         if state in (None, NodeState.OUT) or is_late:
             return (Act(Do.END, machine),)
@@ -310,7 +315,7 @@ def but_removals(acts: Iterable[Act]) -> tuple[Act, ...]:
 
 def _leave_elsewhere(machine: str, seen: Seen, *, is_late: bool) -> tuple[Act, ...]:
     """Its own bait ends it and removes its node. Where that does not come to it, the node at least goes."""
-    node, state = node_of(machine), node_state(machine, seen)
+    node, state = seen.node(machine), node_state(machine, seen)
     if state is None:
         return ()
     if is_late:
@@ -351,7 +356,7 @@ def _take_back(job: JobView) -> tuple[Act, ...]:
 
 
 def node_state(machine: str, seen: Seen) -> NodeState | None:
-    view = (seen.nodes or {}).get(node_of(machine))
+    view = (seen.nodes or {}).get(seen.node(machine))
     return view.state if view is not None else None
 
 

@@ -14,7 +14,7 @@ from belljar.bait.advance import Act, Do, Seen, Step, advance, node_state, to
 from belljar.bait.decide import Room, Size, Turn, size_of
 from belljar.bait.parts import follow
 from belljar.bait.states import KEEPING, Entry, State, Terms
-from belljar.batch import JobView, NodeState, node_of
+from belljar.batch import JobView, NodeState
 from belljar.records import replace
 
 NEVER, SAME_USER, SAME_GROUP = "never", "same-user", "same-group"
@@ -110,7 +110,7 @@ def _size(entry: Entry) -> tuple[int, int]:
 
 def _is_worth_it(entry: Entry, seen: Seen, settings: Settings) -> bool:
     """Its nodes are quiet, closed by us and nobody else, and its machines live."""
-    nodes = [(seen.nodes or {}).get(node_of(one)) for one in entry.machines]
+    nodes = [(seen.nodes or {}).get(seen.node(one)) for one in entry.machines]
     are_quiet = all(one is not None and one.state is NodeState.OUT and one.reason.startswith(OURS) for one in nodes)
     is_fit = bool(nodes) and not entry.job.startswith(MARK) and not too_old(entry, settings, seen.now)
     return is_fit and are_quiet and seen.machines.issuperset(entry.machines)

@@ -18,7 +18,8 @@ from typing import Any
 
 from belljar.bait import Settings
 from belljar.bait.acts import ASKERS, Acts, Run, command
-from belljar.bait.advance import ALTERED, ELSEWHERE, UNFIT, Seen, recover
+from belljar.bait.advance import ALTERED, ELSEWHERE, UNFIT, Act, Do, Seen, recover
+from belljar.bait.arrays import must_wait, newcomers
 from belljar.bait.arrivals import listening
 from belljar.bait.cache import NEVER, next_step, terms_of, with_kept, with_machines
 from belljar.bait.decide import (
@@ -37,9 +38,9 @@ from belljar.bait.decide import (
 from belljar.bait.journal import Journal
 from belljar.bait.keeper import Keeper, feature_of, told
 from belljar.bait.parts import Invitation, invitation, refusal
-from belljar.bait.states import KEEPING, STARTING, STILL, Entry, State
+from belljar.bait.states import KEEPING, STARTING, STILL, BaitState, Entry, State
 from belljar.bait.status import Status, order, read_status, show_status
-from belljar.batch import JobState, JobView, NodeView, Part, Pool, node_of
+from belljar.batch import JobView, NodeView, Part, Pool
 from belljar.errors import BelljarError, HostError
 from belljar.host.files import private_folder
 from belljar.host.locks import try_lock
@@ -84,6 +85,7 @@ class Daemon:
         self._wrong: dict[str, str] = {}  # questions that the batch system did not answer, and why
         self._wake, self._looking = asyncio.Event(), asyncio.Lock()
         self._acts = Acts(settings, pool, keeper, run_command, clock, self._troubles.note, self._wake.set)
+        self._acts.has_closed = before is not None and before.state != BaitState.OPEN.value
 
     # -- what goes on --------------------------------------------------------------------------------------------------
 
@@ -125,7 +127,7 @@ class Daemon:
             async with self._looking:
                 jobs = await self._ask(self._jobs)
                 job = next((one for one in (jobs or {}).values() if number in (one.number, one.id)), None)
-                if job is not None and job.state is not JobState.RUNNING:
+                if job is not None and self._pool.client.is_back(job):
                     self._wake.set()
                     return True
                 if job is not None and not job.is_batch:
@@ -140,7 +142,7 @@ class Daemon:
                     if entry is None or not entry.leads:
                         arrived = Entry(job.id, State.ARRIVED, self._clock(), home=job.queue, reruns=job.reruns)
                         self._write(replace(arrived, on=job.on))
-                    await self._acts.run_all(self._pool.client.take_back(job), f"job {job.id}")
+                    await self._acts.run_all(self._pool.client.arrive((job,)), f"job {job.id}")
             await asyncio.sleep(pause)
             pause = min(SOON, 2 * pause)
         return False
@@ -164,6 +166,7 @@ class Daemon:
                 self._tell("cleaning up", act=act.do.value, of=act.of)
                 await self._acts.do(act, None)
             if seen.jobs is not None and seen.nodes is not None:
+                await self._gather(seen.jobs)
                 done.append(await self._serve_next(seen, seen.jobs, seen.nodes))
             self._write_status(seen)
             return any(done) or not STILL.issuperset(entry.state for entry in self.journal.entries.values())
@@ -180,11 +183,25 @@ class Daemon:
         reserved = None
         if self.settings.native and jobs is not None and nodes is not None:
             reserved = self._pool.nodes.reserved(self.settings.native, await self._claims(jobs), jobs, nodes)
-        return Seen(self._clock(), jobs, nodes, machines, self._acts.ended, self._acts.proved, reserved)
+        of, acts = self._pool.nodes, self._acts
+        return Seen(self._clock(), jobs, nodes, machines, acts.ended, acts.proved, reserved, of.name_of, of.machine_of)
 
     async def _claims(self, jobs: Mapping[str, JobView]) -> tuple[Part, ...]:
         sizes = await in_thread(self._keeper.sizes)
         return claims(self.journal.entries.values(), jobs, sizes, self.settings)
+
+    async def _gather(self, jobs: Mapping[str, JobView]) -> None:
+        """The tasks of an array come to one bait, where they cannot be told apart by where they may run."""
+        if self._pool.client.moves_whole_arrays and (new := newcomers(self.journal.entries, jobs)):
+            for one in new:
+                self._write(Entry(one.id, State.ARRIVED, self._clock(), home=one.queue, reruns=one.reruns))
+            await self._acts.run_all(self._pool.client.arrive(new), f"array {new[0].array[0]}")
+
+    async def _act(self, act: Act, entry: Entry, jobs: Mapping[str, JobView]) -> None:
+        job = jobs.get(entry.job)
+        is_release = act.do in (Do.MOVE, Do.GIVE_BACK) and self._pool.client.moves_whole_arrays
+        if not is_release or job is None or not must_wait(job, self.journal.entries, jobs):
+            await self._acts.do(act, job, entry)
 
     async def _jobs(self) -> dict[str, JobView]:
         mark = f"@{os.urandom(8).hex()}@"
@@ -224,7 +241,7 @@ class Daemon:
             if after.state is not entry.state:
                 self._count(entry, after)
             for act in step.acts:
-                await self._acts.do(act, (seen.jobs or {}).get(after.job), after)
+                await self._act(act, after, seen.jobs or {})
             is_moving = is_moving or bool(step.acts) or after.state is not entry.state
             if step.acts or after.state in (entry.state, State.CLOSED):
                 break
@@ -233,7 +250,7 @@ class Daemon:
 
     async def _silent(self, entry: Entry, seen: Seen) -> str:
         """What the machines that did not join said last."""
-        alive = [id for id in entry.machines if id in seen.machines and node_of(id) not in (seen.nodes or {})]
+        alive = [id for id in entry.machines if id in seen.machines and seen.node(id) not in (seen.nodes or {})]
         said = [await in_thread(lambda id=id: self._keeper.said(id)) for id in alive]  # type: ignore[misc]
         return "".join(f"; {line}" for line in dict.fromkeys(filter(None, said)))
 
@@ -264,7 +281,7 @@ class Daemon:
         for job, why in turn.wrong:
             self._write(replace(entries[job], state=State.REJECTED, since=seen.now, why=why))
         if turn.first:
-            turn = self._give(turn, jobs[turn.first], room, seen.now)
+            turn = self._give(turn, jobs[turn.first], room, seen)
         for job in filter(None, (turn.job, *turn.ending)):
             await self._go_on(job, seen)
         is_moving = await self._acts.reserve(await self._claims(jobs), seen) if settings.native else False
@@ -277,9 +294,9 @@ class Daemon:
         self.status = replace(self.status, state=bait.state.value, why=bait.why, waits=turn.why)
         return bool(turn.job or turn.wrong or turn.ending or invited or is_moving)
 
-    def _give(self, turn: Turn, job: JobView, room: Room, now: float) -> Turn:
+    def _give(self, turn: Turn, job: JobView, room: Room, seen: Seen) -> Turn:
         """Machines to the job whose turn it is: new ones by their names, or kept ones, which change hands in one line."""
-        entries, settings, entry = self.journal.entries, self.settings, self.journal.entries[job.id]
+        entries, settings, entry, now = self.journal.entries, self.settings, self.journal.entries[job.id], seen.now
         terms = None
         if settings.cache != NEVER and set(entry.on) <= set(settings.names):
             terms = terms_of(job, self._keeper.image(job), settings)
@@ -292,7 +309,9 @@ class Daemon:
             kept = replace(kept, state=State.CLOSED, machines=(), why=f"job {job.id} has its machines")
             self._write(replace(mine, since=now, why="", asked=asked_of(job), terms=terms, on=()), kept)
         elif turn.job:
-            machines = tuple(os.urandom(6).hex() for _ in range(size_of(job, settings).count))
+            machines = self._new_machines(size_of(job, settings).count, seen)
+            if not all(machines):
+                return replace(turn, job="", why=f"{job.id} waits for a name: all of `nodes` are in use")
             entry = replace(entry, state=State.VM_REQUESTED, machines=machines, asked=asked_of(job), terms=terms)
             on = entry.on if len(entry.on) == len(machines) else ()
             self._write(replace(entry, since=now, why="", on=on, uses=0, born=now))
@@ -305,6 +324,15 @@ class Daemon:
             await self._acts.do(refusal(job, invited.machines[0], invited.why), job, Entry(job.id, State.REJECTED, 0.0))
         else:
             self._write(Entry(job.id, State.VM_REQUESTED, seen.now, invited.machines, leads=False))
+
+    def _new_machines(self, count: int, seen: Seen) -> tuple[str, ...]:
+        """Their ids; "" where no name is left."""
+        known = {one for entry in self.journal.entries.values() for one in entry.machines} | seen.machines
+        found, nodes = list[str](), {*map(seen.node, known), *(seen.nodes or {})}
+        for _ in range(count):
+            found.append(self._pool.nodes.new_machine(nodes))
+            nodes.add(seen.node(found[-1]))
+        return tuple(found)
 
     # -- what is written down ------------------------------------------------------------------------------------------
 
@@ -322,10 +350,12 @@ class Daemon:
 
     def _write_status(self, seen: Seen) -> None:
         states = [entry.state.value for entry in self.journal.entries.values()]
-        members = {node_of(one) for entry in self.journal.entries.values() for one in entry.machines}
-        nodes = {name: (seen.nodes or {})[name].state.value if name in (seen.nodes or {}) else "" for name in members}
+        of = self._pool.nodes
+        names = {one: of.name_of(one) for entry in self.journal.entries.values() for one in entry.machines}
+        views = seen.nodes or {}
+        nodes = {name: views[name].state.value if name in views else "" for name in names.values()}
         self.status = replace(
-            self.status, looked=seen.now, jobs={one: states.count(one) for one in states}, nodes=nodes,
+            self.status, looked=seen.now, jobs={one: states.count(one) for one in states}, nodes=nodes, names=names,
             error=self._troubles.now.get("batch system", ""), faults=self.faults.count, failed=self.faults.at,
         )  # fmt: skip
         show_status(self.folder, self.status)

@@ -11,6 +11,7 @@ import os
 import pwd
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 from belljar import api
@@ -19,12 +20,12 @@ from belljar.bait.advance import UNFIT
 from belljar.bait.cache import NEVER
 from belljar.bait.decide import Room, size_of
 from belljar.bait.uplink import Uplinks
-from belljar.batch import UNFIT_CODE, JobView, Member, Pool, node_of
+from belljar.batch import UNFIT_CODE, JobView, Member, Pool
 from belljar.errors import BadOption, BelljarError, HostError, NoSuchMachine
 from belljar.host.caller import describe
 from belljar.host.files import read_capped
 from belljar.host.room import host_memory
-from belljar.model import Account, NetworkMode, Payload, Request, RunPayload, Share, StdinKind
+from belljar.model import Account, NetworkMode, Payload, PlainFile, Request, RunPayload, Share, StdinKind
 from belljar.records import replace
 
 ROOT = Account("root", 0, 0, "root", home="/root")
@@ -143,18 +144,19 @@ def request_for(
     """The request for one machine of this job. Raises BelljarError."""
     size, hosts = size_of(job, settings), "\n".join(settings.hosts)
     features = tuple(dict.fromkeys((settings.feature, feature_of(name), *job.features)))
-    member = Member(node_of(id), size.cpus, size.job_memory, features, account_of(job), hosts)
+    member = Member(pool.nodes.name_of(id), size.cpus, size.job_memory, features, account_of(job), hosts)
     labels = {BAIT: name, JOB: job.id, "owner": job.owner, "queue": job.queue}
     request = joining_request(
-        member, job.image or settings.images[0], settings, pool, shares, labels, network=job.network, disk=job.disk,
-        requester=f"bait:{job.id}", baseline=scrub.baseline() if settings.cache != NEVER else b"",
+        member, job.image or settings.images[0], settings, pool, shares, labels, network=job.network,
+        address=pool.nodes.address_of(id), disk=job.disk, requester=f"bait:{job.id}",
+        baseline=scrub.baseline() if settings.cache != NEVER else b"",
     )  # fmt: skip
     return replace(request, id=id)
 
 
 def joining_request(
     member: Member, image: str, settings: Settings, pool: Pool, shares: tuple[Share, ...], labels: Mapping[str, str], *,
-    network: str = "", disk: int = 0, requester: str, baseline: bytes = b"",
+    network: str = "", address: str = "", disk: int = 0, requester: str, baseline: bytes = b"",
 ) -> Request:  # fmt: skip
     """The request for a machine that becomes this node. Raises BelljarError."""
     joining = pool.nodes.joining(member, settings.conf, _read(settings.conf, "conf", LARGEST_CONF))
@@ -165,9 +167,9 @@ def joining_request(
         cwd=b"/",
         env=(*joining.env, (b"BASELINE", baseline)),
         stdin=StdinKind.STREAM,
-        files=joining.files,
+        files=(*joining.files, *(PlainFile(bytes(one), _read(one, "conf", LARGEST_CONF)) for one in joining.copies)),
     )
-    bridge = dict(settings.networks)[network or settings.networks[0][0]]
+    bridge = dict(settings.networks)[network or settings.networks[0][0]] + (f"@{address}" if address else "")
     return api.request_of(
         RunPayload(payload), image=image, cpus=member.cpus, memory=member.memory + settings.overhead, disk=disk or None,
         network=NetworkMode.BRIDGE, network_name=bridge, shares=shares, name=member.name, requester=requester, grace=GRACE,
@@ -191,8 +193,8 @@ def last_line(text: bytes) -> str:
 
 
 def secret(settings: Settings) -> bytes:
-    """The pool's. Raises HostError."""
-    return _read(settings.key, "key", LARGEST_SECRET)
+    """The pool's; none where the system has none. Raises HostError."""
+    return b"" if settings.key == Path() else _read(settings.key, "key", LARGEST_SECRET)
 
 
 def feature_of(name: str) -> str:

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.bait import Settings
-from belljar.bait.cache import POLICIES
-from belljar.batch import names
+from belljar.bait.cache import NEVER, POLICIES
+from belljar.bait.keeper import feature_of
+from belljar.batch import Pool, names
+from belljar.batch import load as system
 from belljar.errors import BadSettings
 from belljar.host.guard.egress import rule
 from belljar.host.tables import Value, converted, keys_of, read_table
@@ -20,7 +22,8 @@ FILE = Path("/etc/belljar/bait.toml")
 TABLE = "bait"
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 INTERFACE = re.compile(r"[A-Za-z0-9._-]{1,15}")
-BUILT = ("slurm",)  # systems that machines join by themselves
+INSTANCE = re.compile(f"{WORD.pattern}(@{WORD.pattern})?")  # a bait may be a queue on a host
+BUILT = ("slurm", "gridengine")  # systems that machines join by themselves
 
 
 def load(path: Path = FILE) -> Settings:
@@ -35,11 +38,20 @@ def load(path: Path = FILE) -> Settings:
             read_table(path, text, TABLE, values, known, table, mistakes)
     settings = Settings(**converted(TABLE, table, known, mistakes))
     settings = replace(settings, name=settings.name or os.uname().nodename.partition(".")[0])
+    if settings.system in BUILT:
+        others = system(settings.system).pool.defaults
+        settings = replace(settings, **{key: value for key, value in others.items() if key not in table})
     if not mistakes:
         mistakes += [_mistake(path, table, *wrong) for wrong in _wrongs(settings)]
     if mistakes:
         raise BadSettings(tuple(mistakes), hint="Correct the file, then start the bait again.")
     return settings
+
+
+def pool_of(settings: Settings) -> Pool:
+    """The batch system, for this bait. Raises ValueError: key, what is wrong with it, hint."""
+    pool = system(settings.system).pool
+    return pool.of_bait(settings.name, settings.queue, feature_of(settings.name), settings.nodes)
 
 
 def _mistake(path: Path, table: dict[str, Value], key: str, what: str, hint: str) -> Mistake:
@@ -50,9 +62,17 @@ def _wrongs(settings: Settings) -> Iterator[tuple[str, str, str]]:
     if settings.system not in BUILT:
         known = "machines cannot join it yet" if settings.system in names() else "no such batch system"
         yield "system", f"{settings.system}: {known}", f"one of {', '.join(BUILT)}"
+    else:
+        try:
+            pool_of(settings)
+        except ValueError as exc:
+            key, what, hint = exc.args
+            yield key, what, hint
     for key in ("name", "queue", "feature"):
-        if not WORD.fullmatch(getattr(settings, key)):
+        if not (INSTANCE if key == "name" else WORD).fullmatch(getattr(settings, key)):
             yield key, f"{getattr(settings, key)[:60]!r} cannot be a name", "letters, digits, `.`, `_` and `-`"
+    if settings.cache != NEVER and settings.system != "slurm":
+        yield "cache", f"{settings.system}: a machine serves one job", f'cache = "{NEVER}"'
     if settings.cache not in POLICIES:
         yield "cache", f"{settings.cache[:60]!r} is no such policy", f"one of {', '.join(POLICIES)}"
     if settings.native in settings.names:

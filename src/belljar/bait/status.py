@@ -32,6 +32,7 @@ class Status:
     failed: float = 0.0  # when the last one was
     jobs: dict[str, int] = field(default_factory=dict)  # how many in each state
     nodes: dict[str, str] = field(default_factory=dict)  # of machines, with their states
+    names: dict[str, str] = field(default_factory=dict)  # machine -> node
 
 
 def read_status(folder: Path) -> Status | None:

@@ -7,14 +7,17 @@ system and owns none of its jobs. Each system has client.py (jobs) and nodes.py 
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
+from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from belljar.batch.job.terms import one_node
 from belljar.model import PlainFile
-from belljar.records import dataclass
+from belljar.records import dataclass, field
 
 JobId = str  # as the system's own commands take it: "4711", "4711_3", "4711.3"
 Command = tuple[str, ...]
@@ -114,6 +117,7 @@ class Joining:
     script: bytes
     env: tuple[tuple[bytes, bytes], ...]
     files: tuple[PlainFile, ...]
+    copies: tuple[Path, ...] = ()  # files of this host's, which lie at the same place in the machine
 
 
 @dataclass(frozen=True)
@@ -132,6 +136,9 @@ class Member:
 class Client(Protocol):
     """The jobs of one system. A command that changes a job may fail where the job is gone: that is seen at the next look."""
 
+    # The tasks of an array that wait can be told where to run only together: they come to one bait, and move one by one.
+    moves_whole_arrays: bool = False
+
     def submit(self, script: str, options: tuple[str, ...] = ()) -> Command: ...
     def submitted(self, printed: bytes) -> JobId: ...
     def query(self, mark: str) -> Command:
@@ -142,6 +149,18 @@ class Client(Protocol):
 
     def take_back(self, job: JobView) -> tuple[Command, ...]:
         """Off its node, and held; one that only waits is held."""
+
+    def arrive(self, jobs: Sequence[JobView]) -> tuple[Command, ...]:
+        """The first is in its prolog on the bait: hold it, and those that come with it."""
+        return tuple(command for job in jobs for command in self.take_back(job))
+
+    def is_back(self, job: JobView) -> bool:
+        """The prolog of this job may end: it does not start on the bait."""
+        return job.state is not JobState.RUNNING
+
+    def force_end(self, job: JobId) -> Command:
+        """Of a job whose machine is gone, and that may not run again."""
+        return self.cancel(job)
 
     def release(self, job: JobId) -> Command: ...
     def cancel(self, job: JobId) -> Command: ...
@@ -154,21 +173,38 @@ class Nodes(Protocol):
 
     folders: tuple[str, ...] = ()
 
+    tells_reasons: bool = True  # why a node is closed; else it is not seen who closed it
+
+    def new_machine(self, nodes: Collection[str]) -> str:
+        """The id of a machine that is to become a node beside these; "" while it could have no name."""
+        return os.urandom(6).hex()
+
+    def name_of(self, machine: str) -> str:
+        return node_of(machine)
+
+    def machine_of(self, node: str) -> str:
+        """The id of a machine that has this name, or might have had it; "" where the name is none of ours."""
+        return machine_of(node)
+
+    def address_of(self, machine: str) -> str:
+        """The one that this machine has to have; "": any."""
+        return ""
+
     def query(self) -> Command: ...
     def nodes(self, printed: bytes) -> dict[str, NodeView]:
         """Raises ValueError for what is no such answer."""
 
-    def admit(self, node: str) -> tuple[Command, ...]:
-        """Before its machine is started."""
+    def create(self, node: str, job: JobView) -> tuple[Command, ...]:
+        """Before its machine is started. Those that fail have been done before."""
         return ()
 
     def open(self, node: str) -> Command: ...
     def close(self, node: str, reason: str) -> Command: ...
-    def lose(self, node: str, reason: str) -> Command:
+    def lose(self, node: str, reason: str) -> tuple[Command, ...]:
         """Its machine is gone: what ran there has ended."""
 
     def remove(self, node: str) -> tuple[Command, ...]:
-        """Only for one that is OUT."""
+        """Only for one that is OUT. Those that fail have been done before."""
 
     def move(self, job: JobView, nodes: tuple[str, ...], queue: str, *, reruns: bool = True) -> tuple[Command, ...]:
         """Let a job that is held run on these nodes and no others. *reruns*: as its user wanted it before it was taken back."""
@@ -210,12 +246,69 @@ class Nodes(Protocol):
         return ()
 
 
+class ListedNodes(Nodes):
+    """Nodes of a system that must know their names and addresses before it hears of them. *hosts*: name -> address; a machine's id ends
+    in its address. *feature*: of these nodes."""
+
+    def __init__(self, hosts: Mapping[str, str], feature: str) -> None:
+        self._hosts, self._feature = dict(hosts), feature
+        self._names = {_ending(address): name for name, address in self._hosts.items()}
+
+    def new_machine(self, nodes: Collection[str]) -> str:
+        """Of the names that are free any one: the system may still believe that the last one that was used is there."""
+        free = sorted(set(self._hosts) - set(nodes))
+        if not free:
+            return ""
+        random = os.urandom(6)
+        return f"{random[:4].hex()}{_ending(self._hosts[free[int.from_bytes(random[4:], 'big') % len(free)]])}"
+
+    def name_of(self, machine: str) -> str:
+        return self._names.get(machine[-4:]) or super().name_of(machine)
+
+    def machine_of(self, node: str) -> str:
+        return f"00000000{_ending(self._hosts[node])}" if node in self._hosts else machine_of(node)
+
+    def address_of(self, machine: str) -> str:
+        return self._hosts.get(self.name_of(machine), "")
+
+    def features_of(self, node: str) -> tuple[str, ...]:
+        return (self._feature,) if node in self._hosts else ()
+
+
+def listed(nodes: tuple[str, ...]) -> dict[str, str]:
+    """name -> address of `ADDRESS NAME` each. Raises ValueError: key, what is wrong, hint."""
+    hosts: dict[str, str] = {}
+    for line in nodes:
+        try:
+            address, name = line.split()
+            hosts[one_node(name)] = str(IPv4Address(address))
+        except ValueError:
+            hint = 'as in nodes = ["10.99.0.10 vm10"]'
+            raise ValueError("nodes", f"{line[:60]!r} is no IPv4 address and a name", hint) from None
+    if not hosts:
+        hint = 'as in nodes = ["10.99.0.10 vm10"]: the batch system has to find them by DNS or /etc/hosts'
+        raise ValueError("nodes", "is missing", hint)
+    if len({_ending(address) for address in hosts.values()}) != len(nodes):
+        raise ValueError("nodes", "two names are alike, or two addresses in their last two bytes", "Name each once.")
+    return hosts
+
+
+def _ending(address: str) -> str:
+    return f"{int(IPv4Address(address)) & 0xFFFF:04x}"
+
+
 @dataclass(frozen=True)
 class Pool:
     """Both sides of one system."""
 
     client: Client
     nodes: Nodes
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # a bait's settings: what this system has instead
+
+    def of_bait(self, name: str, queue: str, feature: str, nodes: tuple[str, ...]) -> Pool:
+        """For a bait of this name, whose machines become nodes of this queue, known by this feature; *nodes*: those that the system
+        has to know beforehand. Raises ValueError: key, what is wrong with it, hint."""
+        return self
 
 
 def node_of(machine: str) -> str:

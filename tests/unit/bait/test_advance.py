@@ -10,7 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from belljar.bait import Settings
-from belljar.bait.advance import ASKED_FOR, BESIDE, MOVED, UNFIT, Act, Do, Seen, advance, recover
+from belljar.bait.advance import ASKED_FOR, BESIDE, MOVED, QUIET, UNFIT, Act, Do, Seen, advance, recover
 from belljar.bait.decide import asked_of
 from belljar.bait.states import MOVES, Entry, State
 from belljar.batch import JobState, JobView, NodeState, NodeView, machine_of, node_of
@@ -252,6 +252,8 @@ def test_a_machine_that_dies_under_its_job_costs_the_job_nothing_but_time() -> N
     assert advance(lost.entry, seen(job=THERE, node=NodeState.BUSY, lives=False), SETTINGS).acts == (
         Act(Do.LOSE, node_of("0" * 12)),
     )
+    silent = advance(lost.entry, seen(QUIET + 2, THERE, NodeState.OUT, lives=False), SETTINGS)
+    assert silent.acts == (Act(Do.FORCE_END),)  # it may not run again, and cannot end
     waits = replace(HELD, state=JobState.WAITING)
     assert advance(lost.entry, seen(job=waits, node=NodeState.OUT, lives=False), SETTINGS).entry.state is S.REPROCESS
     cleaned = advance(entry(S.REPROCESS, tries=1), seen(job=HELD, node=None, lives=False), SETTINGS)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.bait.plain import Plain
 
 from belljar.bait import Order, Settings, settings
 from belljar.bait.arrivals import SOCKET, listening, tell
@@ -33,7 +34,7 @@ HELD = replace(RUNNING, state=JobState.HELD, on=(), starts=1)
 FREE = NodeView("bait1", NodeState.IDLE)
 
 
-class Side:
+class Side(Plain):
     """Both sides of a batch system: what it is asked is remembered, what it answers is set."""
 
     def __init__(self) -> None:
@@ -65,7 +66,7 @@ class Side:
         return frozenset(self.room)
 
     def __getattr__(self, name: str) -> Any:
-        several = name in ("take_back", "move", "give_back", "remove", "unpin")
+        several = name in ("take_back", "move", "give_back", "remove", "unpin", "lose")
         words = lambda *of: (name, *(one.id if isinstance(one, JobView) else str(one) for one in of))  # noqa: E731
 
         def say(*of: object, **how: bool) -> Any:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from tests.unit.bait.plain import Plain
 
 from belljar.bait import Settings
 from belljar.bait.cache import MARK
@@ -33,7 +34,7 @@ class Killed(BaseException):
     """The bait, between two lines."""
 
 
-class World:
+class World(Plain):
     """A batch system and the machines of a host with two processors. Acts show at once, what follows from them at a tick."""
 
     def __init__(self, folder: Path, *users: int, dirty: frozenset[int] = frozenset(), kill_at: int = -1) -> None:
@@ -98,7 +99,7 @@ class World:
         return {"bait1": NodeView("bait1", NodeState.IDLE), **self.members}
 
     def __getattr__(self, name: str) -> Any:
-        one = name in ("close", "lose", "open", "note")
+        one = name in ("close", "open", "note")
         return lambda *of, **_: (name, *of) if one else ((name, *of),)
 
     async def run(self, argv: tuple[Any, ...]) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from belljar.batch import JobState, JobView, Member, NodeState, Part, load, machine_of, node_of
+from belljar.batch import JobState, JobView, Member, NodeState, Part, Pool, load, machine_of, node_of
 from belljar.batch.gridengine.nodes import GridEngineNodes
 from belljar.batch.slurm.client import FIELDS
 from belljar.batch.slurm.nodes import guest_conf
@@ -175,6 +175,10 @@ def test_grid_engines_hosts_are_read_with_the_state_of_their_queue() -> None:
         "wn01": NodeState.BUSY,
         "vm1": NodeState.IDLE,
     }
+    others = GRID.nodes.nodes(hosts)  # a queue that is not ours has instances, a bait may be one of them
+    assert (others["all.q@wn01"].state, others["wn01"].state) == (NodeState.BUSY, NodeState.IDLE)
+    failed = others | GRID.nodes.nodes(hosts.replace(b"'state_string'><", b"'state_string'>E<"))
+    assert (failed["all.q@vm1"].state, failed["all.q@vm1"].reason) == (NodeState.OUT, "Prolog error")
     head, _, tail = hosts.partition(b"<host name='vm1'>")
     closed = head + b"<host name='vm1'>" + tail.replace(b"'state_string'><", b"'state_string'>d<")
     assert nodes.nodes(closed)["vm1"].state is NodeState.OUT
@@ -182,7 +186,12 @@ def test_grid_engines_hosts_are_read_with_the_state_of_their_queue() -> None:
 
 def test_grid_engine_moves_a_job_to_one_node() -> None:
     job = GRID.client.jobs((RECORDINGS / "gridengine/qstat-r-held.xml").read_bytes(), "")["4712"]
-    assert GRID.nodes.move(job, ("vm1",), "all.q")[-2:] == (("qalter", "-q", "all.q@vm1", "4712"), ("qrls", "4712"))
+    assert GRID.nodes.move(job, ("vm1",), "all.q") == (
+        ("qalter", "-q", "all.q@vm1", "4712"),
+        ("qrls", "-h", "o", "4712"),
+    )
+    task = replace(job, id="4712.3", array=("4712", "3"))
+    assert [one[-1] for one in GRID.nodes.move(task, ("vm1",), "all.q")] == ["4712", "4712.3"]
     with pytest.raises(BadOption, match="gets one machine"):
         GRID.nodes.move(job, ("vm1", "vm2"), "all.q")
     with pytest.raises(BadOption, match="no worker nodes"):
@@ -240,3 +249,60 @@ def test_only_roots_jobs_keep_room() -> None:
     (job,) = (id for id in jobs if jobs[id].image != SLURM.client.jobs(SQUEUE, MARK)[id].image)
     roots = SLURM.client.jobs(re.sub(rb"\|1001 {8}", b"|0           ", row), MARK)
     assert roots[job].keeps == ("0" * 12, "wn01")
+
+
+HOSTS = ("10.99.0.10 vm10", "10.99.1.10 vm11", "10.99.0.12 vm12")
+
+
+def bait(name: str = "vm.q@wn01", nodes: tuple[str, ...] = HOSTS) -> Pool:
+    return GRID.of_bait(name, "belljar", "bait_wn01", nodes)
+
+
+def test_a_machine_of_grid_engines_has_a_name_and_an_address_out_of_the_list() -> None:
+    nodes = bait().nodes
+    found = {nodes.new_machine(("wn01", "vm10")) for _ in range(40)}
+    assert {nodes.name_of(one) for one in found} == {"vm11", "vm12"} and len(found) == 40
+    assert {nodes.address_of(one) for one in found} == {"10.99.1.10", "10.99.0.12"}
+    assert nodes.new_machine(("vm10", "vm11", "vm12")) == ""
+    lost = nodes.machine_of("vm11")  # whatever machine it was
+    assert nodes.name_of(lost) == "vm11" and re.fullmatch(r"[0-9a-f]{12}", lost) and nodes.machine_of("wn01") == ""
+    hosts = (RECORDINGS / "gridengine/qhost-q.xml").read_bytes().replace(b"'vm1'", b"'vm10'")
+    assert {name: one.features for name, one in nodes.nodes(hosts).items()}["vm10"] == ("bait_wn01",)
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "key"),
+    [
+        ("wn01", HOSTS, "name"), ("vm.q@wn01", (), "nodes"), ("vm.q@wn01", ("10.99.0.10",), "nodes"), ("vm.q@wn01", ("fe80::1 vm1",), "nodes"),
+        ("vm.q@wn01", ("10.99.0.10 a,b",), "nodes"), ("vm.q@wn01", ("10.99.0.10 vm10", "10.98.0.10 vm11"), "nodes"),
+        ("vm.q@wn01", ("10.99.0.10 vm10", "10.99.0.11 vm10"), "nodes"),
+    ],
+)  # fmt: skip
+def test_a_bait_of_grid_engines_with_wrong_names_is_told(name: str, hosts: tuple[str, ...], key: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        bait(name, hosts)
+    assert caught.value.args[0] == key and len(caught.value.args) == 3
+
+
+def test_a_prolog_gives_grid_engines_job_back_and_what_runs_elsewhere_is_rescheduled() -> None:
+    client = bait("all.q@wn01").client
+    job = bait("all.q@wn01").client.jobs((RECORDINGS / "gridengine/qstat-r-running.xml").read_bytes(), "")["4712"]
+    hold = ("qhold", "-h", "o", "4712")
+    assert job.on == ("all.q@wn01",) and client.take_back(job) == (hold,)  # its prolog ends with 99
+    assert client.take_back(replace(job, on=("vm10",))) == (hold, ("qmod", "-rj", "4712"))
+    held = replace(job, reason="hr")
+    assert client.is_back(held) and not client.is_back(job) and client.take_back(held) == ()
+    assert client.is_back(replace(job, state=JobState.WAITING))
+    many = tuple(replace(job, id=f"4712.{task}") for task in range(1200))
+    assert [len(one) for one in client.arrive(many)] == [503, 503, 203]
+
+
+def test_a_machine_joins_grid_engine_with_the_cells_own_files() -> None:
+    place = Path("/opt/sge/cell/common")
+    member = Member("vm10", 2, GIB, (), ("alice:x:1001:1001::/home/alice:/bin/sh",), "10.99.0.1 head")
+    joining = bait().nodes.joining(member, place / "bootstrap", b"security_mode           none\n")
+    assert joining.copies == (place / "bootstrap", place / "act_qmaster") and joining.files == ()
+    env = dict(joining.env)
+    assert (env[b"SGE_ROOT"], env[b"SGE_CELL"], env[b"NODE"]) == (b"/opt/sge", b"cell", b"vm10")
+    with pytest.raises(BadOption, match="security_mode csp"):
+        bait().nodes.joining(member, place / "bootstrap", b"security_mode           csp\n")

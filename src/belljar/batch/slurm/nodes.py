@@ -117,8 +117,10 @@ class SlurmNodes(Nodes):
             "scontrol", "update", f"NodeName={one_node(node)}", "State=DRAIN", f"Reason={OURS} {one_line(reason)}",
         )  # fmt: skip
 
-    def lose(self, node: str, reason: str) -> Command:
-        return ("scontrol", "update", f"NodeName={one_node(node)}", "State=DOWN", f"Reason={OURS} {one_line(reason)}")
+    def lose(self, node: str, reason: str) -> tuple[Command, ...]:
+        return (
+            ("scontrol", "update", f"NodeName={one_node(node)}", "State=DOWN", f"Reason={OURS} {one_line(reason)}"),
+        )
 
     def remove(self, node: str) -> tuple[Command, ...]:
         return (("scontrol", "delete", f"NodeName={one_node(node)}"),)

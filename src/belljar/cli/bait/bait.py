@@ -31,12 +31,11 @@ def run(args: argparse.Namespace, house: House) -> int:
     from belljar.bait import settings
     from belljar.bait.daemon import serve
     from belljar.bait.keeper import Machines
-    from belljar.batch import load
     from belljar.host.service.telling import teller
     from belljar.jobs.shares import shares
 
     said = settings.load(args.file)
-    pool = load(said.system).pool
+    pool = settings.pool_of(said)
     keeper = Machines(said, said.name, pool, shares(said.shares, "bait.shares: "))
     tell = teller(sys.stdout, as_json=args.format == "json")
     asyncio.run(serve(said, folder_of(args, house), pool, keeper, tell, _judge(house, said.images[0])))
@@ -133,15 +132,14 @@ def close(args: argparse.Namespace, house: House) -> int:
 
 def jobs(args: argparse.Namespace, house: House) -> int:
     from belljar.bait.journal import read
-    from belljar.batch import node_of
 
-    found = list(read(folder_of(args, house)).values())
+    found, names = list(read(folder_of(args, house)).values()), _names(folder_of(args, house))
     rows = [
         (
             one.job,
             one.state.value,
             duration(time.time() - one.since),
-            " ".join(map(node_of, one.machines)),
+            " ".join(map(names, one.machines)),
             one.tries,
             one.why,
         )
@@ -154,16 +152,15 @@ def jobs(args: argparse.Namespace, house: House) -> int:
 def nodes(args: argparse.Namespace, house: House) -> int:
     from belljar.bait.journal import read
     from belljar.bait.status import read_status
-    from belljar.batch import node_of
 
     folder = folder_of(args, house)
-    status = read_status(folder)
+    status, names = read_status(folder), _names(folder)
     found = [
         {
-            "node": node_of(id),
+            "node": names(id),
             "machine": id,
             "job": one.job,
-            "state": (status.nodes if status else {}).get(node_of(id), ""),
+            "state": (status.nodes if status else {}).get(names(id), ""),
         }
         for one in read(folder).values()
         for id in one.machines
@@ -177,6 +174,15 @@ def rules(args: argparse.Namespace, house: House) -> int:
 
     sys.stdout.write(classes.rules(settings.load(args.file), house.settings.network))
     return 0
+
+
+def _names(folder: Path) -> Callable[[str], str]:
+    """What node a machine is, or is to be."""
+    from belljar.bait.status import read_status
+    from belljar.batch import node_of
+
+    status = read_status(folder)
+    return lambda id: (status.names if status else {}).get(id) or node_of(id)
 
 
 def arrive(args: argparse.Namespace, house: House) -> int:

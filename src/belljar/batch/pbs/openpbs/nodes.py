@@ -87,9 +87,9 @@ class OpenPbsNodes(Nodes):
     def close(self, node: str, reason: str) -> Command:
         return ("pbsnodes", "-o", "-C", plain(f"{OURS} {reason.removeprefix(OURS).strip()}"), one_node(node))
 
-    def lose(self, node: str, reason: str) -> Command:
+    def lose(self, node: str, reason: str) -> tuple[Command, ...]:
         """The server queues its jobs again by itself: `node_fail_requeue`."""
-        return self.close(node, reason)
+        return (self.close(node, reason),)
 
     def remove(self, node: str) -> tuple[Command, ...]:
         return (("qmgr", "-c", f"delete node {one_node(node)}"),)
