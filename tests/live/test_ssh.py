@@ -44,7 +44,10 @@ def test_a_stock_image_runs_jobs_by_ssh_cold_and_cloned_and_no_two_are_the_same(
 
 
 def test_agent_and_job_come_before_the_services_that_a_clones_new_name_wakes(belljar: Belljar, image: str) -> None:
-    says = "cat /sys/fs/cgroup/system.slice/cpu.weight /sys/fs/cgroup/belljar/cpu.weight /sys/fs/cgroup/belljar-agent.service/cpu.weight; exit 7"
+    groups = " ".join(
+        f"/sys/fs/cgroup/{name}/cpu.weight" for name in ("system.slice", "belljar", "belljar-agent.service")
+    )
+    says = f"cat {groups}; echo err >&2; exit 7"
     assert ran(belljar, image, "clone", says=says)[0] == ["100", "1000", "1000"]
 
 
