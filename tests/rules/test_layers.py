@@ -29,7 +29,8 @@ FOREIGN = {
     "rich": "image",
     "pycdlib": "context",
     "libvirt": "hypervisor",
-    "h11": "context",
+    "h11": "context lease",  # one serves a guest, the other owners
+    "botocore": "lease",
     "prometheus_client": "host",
     "matplotlib": "vacuum",
     "asyncssh": "guest",

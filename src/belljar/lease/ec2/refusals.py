@@ -1,0 +1,31 @@
+"""Refusals, as EC2 names them: a code that programs act on, a sentence for people, and an HTTP status."""
+
+from __future__ import annotations
+
+from xml.sax.saxutils import escape
+
+# https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html; any other code is 400.
+STATUS = {
+    "AuthFailure": 401, "MissingAuthenticationToken": 403, "SignatureDoesNotMatch": 403, "UnauthorizedOperation": 403,
+    "DryRunOperation": 412, "RequestEntityTooLarge": 413, "InternalError": 500, "RequestLimitExceeded": 503, "Unavailable": 503,
+}  # fmt: skip
+
+
+class Refused(Exception):
+    """A request that is not done; nothing of it was."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code, self.message = code, message
+
+    @property
+    def status(self) -> int:
+        return STATUS.get(self.code, 400)
+
+    def xml(self, request_id: str) -> bytes:
+        """The answer's body. A refusal spells RequestID in capitals, an answer does not."""
+        return (
+            '<?xml version="1.0" encoding="UTF-8"?>\n<Response><Errors><Error>'
+            f"<Code>{escape(self.code)}</Code><Message>{escape(self.message)}</Message>"
+            f"</Error></Errors><RequestID>{request_id}</RequestID></Response>"
+        ).encode()
