@@ -90,6 +90,12 @@ class ServerSilent(BelljarError):
     hint = "See whether the server runs and this host reaches its port; the job may be tried again."
 
 
+class RecordsLost(BelljarError):
+    """The database of leases cannot be read or written now; what was asked for may not be written down."""
+
+    hint = "See whether the database runs, and its disk is neither full nor read-only; then ask again, with the same token."
+
+
 class UnsafeFolder(HostError):
     """A folder or file belongs to somebody else or is open to others, so belljar does not trust it."""
 

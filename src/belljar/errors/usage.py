@@ -142,6 +142,16 @@ class DirectoryTooLarge(UsageError):
     hint = "Submit from a shared folder (your home), or clean the folder up."
 
 
+class LeaseDenied(UsageError):
+    """The site's policy does not allow this lease: the message has what is asked for, what is had already, and the limit."""
+
+    hint = "Ask for less, wait until others of your machines have ended, or ask your site for more."
+
+    def __init__(self, message: str, *, code: str = "InstanceLimitExceeded", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.code = code  # EC2's
+
+
 class NotOurs(UsageError):
     """A file of somebody else's stands where one of ours is to be."""
 

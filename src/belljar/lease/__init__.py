@@ -25,8 +25,8 @@ from belljar.model import GIB, MIB, setting
 from belljar.records import dataclass
 
 __all__ = [
-    "Cause", "Do", "Event", "Facts", "Instance", "InstanceState", "KeyPair", "Lease", "LeaseState", "MachineOrder", "Order", "Pairs", "Report",
-    "Settings", "Size", "Slot", "SlotState", "Tell", "Wanted", "instance_id", "key_id", "lease_id",
+    "AccessKey", "Cause", "Console", "Do", "Event", "Facts", "Instance", "InstanceState", "KeyPair", "Lease", "LeaseState", "MachineOrder", "Order", "Pairs", "Report",
+    "Settings", "Size", "Slot", "SlotState", "Tag", "Tell", "Token", "Wanted", "instance_id", "key_id", "lease_id",
 ]  # fmt: skip
 
 Pairs = tuple[tuple[str, str], ...]
@@ -261,6 +261,54 @@ class KeyPair:
     fingerprint: str
     kind: str = "rsa"
     created: float = 0.0
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A word that an owner put at something of theirs."""
+
+    resource: str
+    key: str
+    value: str
+    owner: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.resource} {self.key}"
+
+
+@dataclass(frozen=True)
+class Token:
+    """A request that may be sent again: the same lease is told, and none is made."""
+
+    owner: str
+    token: str
+    digest: str  # of what was asked for
+    lease: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.owner} {self.token}"
+
+
+@dataclass(frozen=True)
+class AccessKey:
+    """Of a user of the EC2 API. Its secret is derived from the service's own, and stored nowhere."""
+
+    id: str
+    owner: str
+    group: str = ""
+    created: float = 0.0
+    enabled: bool = True
+
+
+@dataclass(frozen=True)
+class Console:
+    """The last that a machine wrote there."""
+
+    id: str  # of the instance
+    text: bytes
+    at: float
 
 
 # -- between service and pilot -----------------------------------------------------------------------------------------

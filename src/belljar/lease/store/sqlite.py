@@ -1,0 +1,85 @@
+"""Leases in a file of SQLite: one writer at a time, readers beside it. What was committed survives a power cut."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from belljar.errors import NoSpace, RecordsLost
+from belljar.host.files import private_folder
+from belljar.lease.store.book import Book
+from belljar.lease.store.tables import VERSION, schema
+
+T = TypeVar("T")
+PATIENCE = 10.0  # seconds for another writer to end
+FULL = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE}
+
+
+class Sqlite:
+    """A connection for each thread that asks."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._local = path, threading.local()
+        self._connections, self._guard = list[sqlite3.Connection](), threading.Lock()
+        private_folder(path.parent)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        try:
+            self.write(self._prepare)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, book: Book) -> None:
+        for statement in schema("INTEGER PRIMARY KEY AUTOINCREMENT"):
+            book.run(statement)
+        book.check_version(VERSION, str(self._path))
+
+    def write(self, change: Callable[[Book], T]) -> T:
+        return self._within("BEGIN IMMEDIATE", change)
+
+    def read(self, look: Callable[[Book], T]) -> T:
+        return self._within("BEGIN", look)
+
+    def _within(self, begin: str, act: Callable[[Book], T]) -> T:
+        with self._told():
+            connection = self._connection()
+            connection.execute(begin)
+            try:
+                done = act(Book(lambda sql, values: connection.execute(sql, values).fetchall(), locks=False))
+                connection.execute("COMMIT")
+                return done
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+
+    def _connection(self) -> sqlite3.Connection:
+        found: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if found is None:
+            found = sqlite3.connect(self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+            found.execute("PRAGMA journal_mode = WAL")
+            found.execute("PRAGMA synchronous = FULL")
+            self._local.connection = found
+            with self._guard:
+                self._connections.append(found)
+        return found
+
+    @contextmanager
+    def _told(self) -> Iterator[Any]:
+        try:
+            yield
+        except sqlite3.Error as exc:
+            if getattr(exc, "sqlite_errorcode", 0) in FULL:
+                raise NoSpace(f"{self._path}: {exc}") from exc
+            raise RecordsLost(f"{self._path}: {exc}") from exc
+
+    def close(self) -> None:
+        with self._guard:
+            for one in self._connections:
+                one.close()
+            self._connections.clear()

@@ -1,0 +1,343 @@
+"""What leases are written down in: the same promises by a file of SQLite and by a real server of PostgreSQL."""
+
+import os
+import pwd
+import shutil
+import signal
+import sqlite3
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import BadSetting, RecordsLost
+from belljar.lease import (
+    Cause,
+    Instance,
+    InstanceState,
+    Lease,
+    LeaseState,
+    Report,
+    Size,
+    Slot,
+    SlotState,
+    Tag,
+    Tell,
+    Token,
+    Wanted,
+)
+from belljar.lease.case import Case
+from belljar.lease.policy import Sums
+from belljar.lease.store import Book, Store, open_store
+from belljar.records import replace
+
+PROGRAMS = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+NOBODY = pwd.getpwnam("nobody")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of a private server: in a folder of its own, on a unix socket, with no port."""
+    if not PROGRAMS:
+        pytest.fail("postgresql is not installed: scripts/prepare dev")
+    folder = Path(tempfile.mkdtemp(prefix="bj-pg-", dir="/var/tmp"))
+    as_nobody = os.geteuid() == 0  # the server refuses to run as root
+    who = {"user": NOBODY.pw_uid, "group": NOBODY.pw_gid, "extra_groups": []} if as_nobody else {}
+    if as_nobody:
+        os.chown(folder, NOBODY.pw_uid, NOBODY.pw_gid)
+    plain = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+    command = [
+        PROGRAMS[-1] / "initdb",
+        "-D",
+        folder / "data",
+        "-U",
+        "belljar",
+        "-A",
+        "trust",
+        "--no-sync",
+        "-E",
+        "UTF8",
+    ]
+    subprocess.run(command, check=True, capture_output=True, env=plain, cwd="/", **who)  # type: ignore[call-overload]
+    options = [
+        "-c",
+        "listen_addresses=",
+        "-c",
+        f"unix_socket_directories={folder}",
+        "-c",
+        "fsync=off",
+        "-c",
+        "max_connections=60",
+    ]
+    with open(folder / "log", "wb") as log:
+        running = subprocess.Popen(
+            [PROGRAMS[-1] / "postgres", "-D", folder / "data", *options],
+            stdout=log, stderr=log, env=plain, cwd="/", **who,  # type: ignore[call-overload]
+        )  # fmt: skip
+    try:
+        ready = [PROGRAMS[-1] / "pg_isready", "-q", "-h", folder, "-t", "30"]
+        for _ in range(300):
+            if subprocess.run(ready, check=False).returncode == 0 or running.poll() is not None:
+                break
+            threading.Event().wait(0.1)
+        yield f"postgresql://belljar@/postgres?host={folder}"
+    finally:
+        running.send_signal(signal.SIGINT)  # end all connections, then the server
+        running.wait(30)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Store]]:
+    """Opens the same new database, again and again."""
+    address, stores = "", list[Store]()
+    if request.param == "postgresql":
+        import psycopg
+
+        base = request.getfixturevalue("server")
+        name = f"t{os.urandom(6).hex()}"
+        with psycopg.connect(base, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        address = base.replace("/postgres?", f"/{name}?")
+
+    def again() -> Store:
+        stores.append(open_store(address, tmp_path / "lease"))
+        return stores[-1]
+
+    yield again
+    for one in stores:
+        one.close()
+
+
+@pytest.fixture
+def store(opened: Callable[[], Store]) -> Store:
+    return opened()
+
+
+def new(lease: str = "r-1", owner: str = "ada", count: int = 1) -> Case:
+    machines = (Instance(f"{lease}-i{one}", lease, one, owner, size=Size(cpus=2), seconds=100) for one in range(count))
+    return Case(Lease(lease, owner, Wanted("alma", count=count, user_data=b"\x00\xff")), tuple(machines))
+
+
+def test_what_was_written_is_read_again_by_the_next_that_opens_it(opened: Callable[[], Store]) -> None:
+    case = new(count=2)
+    opened().write(lambda book: book.save(None, case, 5.0))
+    assert opened().read(lambda book: book.case("r-1")) == case
+    assert opened().read(lambda book: book.case("r-2")) is None
+
+
+def test_all_of_a_transaction_or_nothing(store: Store) -> None:
+    def fails(book: Book) -> None:
+        book.save(None, new(), 5.0)
+        raise RuntimeError("power")
+
+    with pytest.raises(RuntimeError, match="power"):
+        store.write(fails)
+    assert store.read(lambda book: (book.find(Lease), book.find(Instance), book.events())) == ([], [], [])
+
+
+def test_every_move_is_an_event_and_no_other_move_is_written(store: Store) -> None:
+    case = new()
+    store.write(lambda book: book.save(None, case, 5.0))
+    queued = replace(case, lease=replace(case.lease, state=LeaseState.QUEUED, why="Priority"))
+    store.write(lambda book: book.save(case, queued, 6.0))
+    ended = replace(queued, lease=replace(queued.lease, state=LeaseState.RELEASED))
+    with pytest.raises(ValueError, match="r-1: released cannot follow queued"):
+        store.write(lambda book: book.save(queued, ended, 7.0))
+    events = store.read(lambda book: book.events(lease="r-1"))
+    assert [(one.of, one.before, one.after, one.wall, one.why) for _, one in events] == [
+        ("r-1", "", "requested", 5.0, ""), ("r-1-i0", "", "queued", 5.0, ""), ("r-1", "requested", "queued", 6.0, "Priority"),
+    ]  # fmt: skip
+    position = events[1][0]
+    assert [one.after for _, one in store.read(lambda book: book.events(position))] == ["queued"]
+
+
+def test_an_event_tells_which_report_it_came_from(store: Store) -> None:
+    case = new()
+    store.write(lambda book: book.save(None, case, 5.0))
+    machine = replace(case.instances[0], state=InstanceState.CLAIMED, slot="r-1.1.0")
+    store.write(
+        lambda book: book.save(
+            case, replace(case, instances=(machine,)), 6.0, Report(Tell.INSTANCE, "r-1", 1, 0, "p", 7, mono=3.5)
+        )
+    )
+    last = store.read(lambda book: book.events())[-1][1]
+    assert (last.slot, last.seq, last.mono) == ("r-1.1.0", 7, 3.5)
+
+
+def test_the_case_of_a_rider_has_its_carriers_slots_and_the_carrier_has_its_guests(store: Store) -> None:
+    slot = Slot("r-1", 1, 0, "p", SlotState.GO)
+    carrier = replace(new(), slots=(slot,))
+    rider = new("r-2")
+    rider = replace(
+        rider, lease=replace(rider.lease, carrier="r-1"), instances=(replace(rider.instances[0], slot=slot.id),)
+    )
+
+    def both(book: Book) -> None:
+        book.save(None, carrier, 5.0)
+        book.save(None, rider, 5.0)
+
+    store.write(both)
+    found = store.read(lambda book: book.case("r-2"))
+    assert found is not None and found.slots == (slot,)
+    found = store.read(lambda book: book.case("r-1"))
+    assert found is not None and found.guests == rider.instances
+    told = Report(Tell.INSTANCE, "r-1", 1, 0, "p", 1, instance="r-2-i0", state=InstanceState.RUNNING)
+    assert store.read(lambda book: book.case_of(told)).lease.id == "r-2"  # type: ignore[union-attr]
+
+
+def test_sums_of_an_owner(store: Store) -> None:
+    def some(book: Book) -> None:
+        book.save(None, new(count=3), 0.0)
+        book.save(None, new("r-2", "bob"), 0.0)
+        gone = replace(
+            new("r-3").instances[0],
+            state=InstanceState.TERMINATED, launched=10.0, began_at=1.0, ended_at=60.2, ended=70.0,
+        )  # fmt: skip
+        book.put(gone)
+
+    store.write(some)
+    assert store.read(lambda book: book.sums("ada")) == Sums(machines=3, cores=6, reserved=600, used=120)
+    assert store.read(lambda book: book.sums("ada", since=71.0)).used == 0
+    assert store.read(lambda book: book.sums("eve")) == Sums()
+    assert [one.id for one in store.read(lambda book: book.machines("ada", 0.0))] == [
+        "r-1-i0", "r-1-i1", "r-1-i2", "r-3-i0",
+    ]  # fmt: skip
+    assert len(store.read(lambda book: book.machines("ada", 71.0))) == 3
+
+
+def test_a_value_is_dropped_and_found_by_its_columns(store: Store) -> None:
+    tags = [Tag("i-1", "a b", "1", "ada"), Tag("i-1", "b", "%s ?", "ada"), Tag("i-2", "a", "3", "bob")]
+    store.write(lambda book: book.put(*tags))
+    assert store.read(lambda book: book.find(Tag, resource="i-1")) == tags[:2]
+    store.write(lambda book: book.drop(Tag, tags[0].id))
+    assert store.read(lambda book: book.find(Tag, owner="ada")) == tags[1:2]
+
+
+def test_tokens_are_forgotten_when_their_leases_ended_long_ago(store: Store) -> None:
+    def some(book: Book) -> None:
+        for name, state, since in (
+            ("r-1", LeaseState.QUEUED, 1.0),
+            ("r-2", LeaseState.FAILED, 10.0),
+            ("r-3", LeaseState.FAILED, 90.0),
+        ):
+            book.put(replace(new(name).lease, state=state, since=since), Token("ada", f"t {name}", "d", name))
+
+    store.write(some)
+    assert store.write(lambda book: book.forget_tokens(50.0)) == 1
+    assert [one.lease for one in store.read(lambda book: book.find(Token))] == ["r-1", "r-3"]
+
+
+def test_ten_that_ask_at_once_never_pass_a_limit(store: Store) -> None:
+    """Read, decide and write in one transaction, behind the owner's lock."""
+    limit, barrier = 4, threading.Barrier(10)
+
+    def asks(number: int) -> bool:
+        def change(book: Book) -> bool:
+            book.lock("owner ada")
+            if book.sums("ada").machines + 1 > limit:
+                return False
+            book.save(None, new(f"r-{number}"), 0.0)
+            return True
+
+        barrier.wait(30)
+        return store.write(change)
+
+    with ThreadPoolExecutor(10) as threads:
+        granted = list(threads.map(asks, range(10)))
+    assert sum(granted) == limit
+    assert store.read(lambda book: book.sums("ada")).machines == limit
+
+
+def test_steps_of_one_lease_wait_for_each_other(store: Store) -> None:
+    """Each adds a word to what it read; none is lost."""
+    store.write(lambda book: book.save(None, new(), 0.0))
+    barrier = threading.Barrier(8)
+
+    def adds(number: int) -> None:
+        def change(book: Book) -> None:
+            case = book.case("r-1")
+            assert case is not None
+            book.save(case, replace(case, lease=replace(case.lease, shunned=(*case.lease.shunned, str(number)))), 0.0)
+
+        barrier.wait(30)
+        store.write(change)
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(adds, range(8)))
+    found = store.read(lambda book: book.get(Lease, "r-1"))
+    assert found is not None and sorted(found.shunned) == [str(one) for one in range(8)]
+
+
+def test_two_that_lock_crosswise_both_come_through(store: Store) -> None:
+    """A server may end one of them to let the other on: that one is done again."""
+    barrier = threading.Barrier(2)
+
+    def crosses(names: tuple[str, str]) -> None:
+        met = []
+
+        def change(book: Book) -> None:
+            book.lock(names[0])
+            if not met:
+                met.append(True)
+                with suppress(threading.BrokenBarrierError):  # of a file only one writes at a time
+                    barrier.wait(0.5)
+            book.lock(names[1])
+            book.put(Tag(names[0], "k", "v", "ada"))
+
+        store.write(change)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(crosses, [("a", "b"), ("b", "a")]))
+    assert len(store.read(lambda book: book.find(Tag))) == 2
+
+
+def test_records_of_another_version_are_refused(opened: Callable[[], Store]) -> None:
+    opened().write(lambda book: book._execute("UPDATE facts SET value = '99'", ()))
+    with pytest.raises(BadSetting, match=r"another version of belljar \(tables 99"):
+        opened()
+
+
+def test_a_locked_file_is_said_to_be_and_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("belljar.lease.store.sqlite.PATIENCE", 0.05)
+    store = open_store("", tmp_path)
+    store.write(lambda book: book.save(None, new(), 0.0))
+    with sqlite3.connect(tmp_path / "leases.sqlite", isolation_level=None) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(RecordsLost, match="locked"):
+            store.write(lambda book: book.drop(Lease, "r-1"))
+        other.execute("ROLLBACK")
+    other.close()
+    assert store.read(lambda book: book.get(Lease, "r-1")) is not None
+    assert (tmp_path / "leases.sqlite").stat().st_mode & 0o777 == 0o600
+    store.close()
+
+
+def test_a_connection_that_was_cut_is_made_anew(server: str, tmp_path: Path) -> None:
+    import psycopg
+
+    store = open_store(server, tmp_path)
+    with psycopg.connect(server, autocommit=True) as other:
+        other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = 'postgres'"
+        )
+    with pytest.raises(RecordsLost):
+        store.read(lambda book: book.find(Lease))
+    assert store.read(lambda book: book.find(Lease)) == []
+    store.close()
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(RecordsLost, match="database of leases"):
+        open_store("postgresql://belljar@/x?host=/nonexistent", Path("/nonexistent"))
+
+
+def test_causes_are_kept(store: Store) -> None:
+    machine = replace(new().instances[0], cause=Cause.NODE_LOST)
+    store.write(lambda book: book.put(machine))
+    assert store.read(lambda book: book.get(Instance, machine.id)) == machine
