@@ -19,7 +19,8 @@ from belljar.errors import BelljarError, HostError
 
 SOCKET = "arrivals.sock"
 LONGEST = 4096
-SETTLE = 0.5  # seconds in which slurmd has heard that the job was taken back; before that it might start it when its prolog ends
+SETTLE = 0.5  # seconds in which the node's daemon has heard that the job was taken back, where it cannot be asked
+OFF = 0.01  # between two questions to it
 AGAIN = 0.5  # seconds between two tries to reach a bait that is just being restarted
 NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,9})?")
 
@@ -49,8 +50,9 @@ async def listening(folder: Path, arrived: Callable[[str], Awaitable[bool]]) -> 
         server.close()
 
 
-def tell(folder: Path, job: str, timeout: float) -> None:
-    """From a prolog: return when the job is off this bait. Raises HostError where that is not so in time."""
+def tell(folder: Path, job: str, timeout: float, is_off: Callable[[], bool] = lambda: False) -> None:
+    """From a prolog: return when the job is off this bait. Raises HostError where that is not so in time. *is_off*: the node's daemon
+    knows that, too; before, it might start the job when its prolog ends."""
     import time
 
     end, why = time.monotonic() + timeout, "it is not started"
@@ -62,7 +64,9 @@ def tell(folder: Path, job: str, timeout: float) -> None:
                 line.sendall(json.dumps({"job": job}).encode() + b"\n")
                 answer = line.makefile("rb").readline(LONGEST)
             if answer and json.loads(answer).get("taken") is True:
-                time.sleep(SETTLE)
+                heard = time.monotonic() + SETTLE
+                while time.monotonic() < heard and not is_off():
+                    time.sleep(OFF)
                 return
             why = "it could not take the job back" if answer else "it was stopped meanwhile"
         except (OSError, ValueError) as exc:

@@ -162,6 +162,11 @@ class Client(Protocol):
         """Of a job whose machine is gone, and that may not run again."""
         return self.cancel(job)
 
+    def is_off(self, number: str, since: float, env: Mapping[str, str]) -> bool:
+        """In a prolog with this environment: does this host's own daemon know that the job was taken back since then? Then it starts
+        nothing of it. False, too, where that cannot be told."""
+        return False
+
     def release(self, job: JobId) -> Command: ...
     def cancel(self, job: JobId) -> Command: ...
     def note(self, job: JobView, text: str) -> Command:

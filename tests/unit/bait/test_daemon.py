@@ -380,7 +380,9 @@ async def test_a_prolog_is_answered_when_its_job_is_off_the_bait(tmp_path: Path)
 
     async with listening(tmp_path, arrived):
         assert (tmp_path / SOCKET).stat().st_mode & 0o777 == 0o600
-        await asyncio.to_thread(tell, tmp_path, "7", 5.0)
+        said = iter((False, False, True))  # by slurmd: the prolog ends when it has heard so
+        await asyncio.to_thread(tell, tmp_path, "7", 5.0, lambda: next(said))
+        assert next(said, None) is None
         with pytest.raises(HostError, match=r"did not take job 8 back within 0\.2 s: it could not"):
             await asyncio.to_thread(tell, tmp_path, "8", 0.2)
         for bad in (b'{"job": "7; rm"}\n', b'{"job": 7}\n'):
@@ -427,6 +429,9 @@ def test_a_machines_request_holds_no_secret_and_one_user(tmp_path: Path, monkeyp
         b"root:x:0:0:"
     )
     assert b"NodeName" not in request.work.payload.files[0].data  # type: ignore[operator]
+    assert env[b"BASELINE"] == b"" and b"BASELINE" in (request.work.payload.script or b"")
+    kept = request_for(job, "0123456789ab", "bait1", replace(said, cache="same-user"), load("slurm").pool)
+    assert isinstance(kept.work, RunPayload) and b"nosuid" in dict(kept.work.payload.env)[b"BASELINE"]
     assert "munge.key" not in json.dumps(to_json(request)).replace("/etc/munge/munge.key", "")
     with pytest.raises(BadOption, match="has the uid 5, and 0 on this host"):
         account_of(replace(job, uid=5))
@@ -444,7 +449,8 @@ def test_settings_tell_every_mistake_with_its_place(tmp_path: Path) -> None:
     assert said.name == os.uname().nodename.partition(".")[0] and said.networks == (("open", "br0"),)
     for text, what in (
         ("", "bait.images: is missing"), ("[bait]\nimage = 1\n", "did you mean images"), (GOOD + 'system = "lsf"\n', "machines cannot join it yet"),
-        (GOOD + 'name = "wn01"\nnative = "wn01"\n', "bait.native: wn01 is a bait"), (GOOD + 'name = "a b"\n', f"{file}:4, bait.name: 'a b' cannot be a name"), ("[beit]\n", "no such table"), (GOOD + "tries = 0\n", "bait.tries"),
+        (GOOD + 'name = "wn01"\nnative = "wn01"\n', "bait.native: wn01 is a bait"), (GOOD + 'name = "a b"\n', f"{file}:4, bait.name: 'a b' cannot be a name"), ("[beit]\n", "no such table"), (GOOD + 'cache = "always"\n', "'always' is no such policy"),
+        (GOOD + "tries = 0\n", "bait.tries"),
     ):  # fmt: skip
         file.write_text(text)
         with pytest.raises(BadSettings) as caught:

@@ -7,7 +7,7 @@ https://slurm.schedmd.com/squeue.html#OPT_Format
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from belljar.batch.job.terms import one_line, whole
 from belljar.batch.pool import LARGEST_ANSWER, Client, Command, JobId, JobState, JobView, machine_of, words_of
@@ -74,6 +74,11 @@ class SlurmClient(Client):
             return (("scontrol", "hold", job.id),)
         allow = () if job.reruns else (("scontrol", "update", f"JobId={job.id}", "Requeue=1"),)
         return (*allow, ("scontrol", "requeuehold", job.id))
+
+    def is_off(self, number: str, since: float, env: Mapping[str, str]) -> bool:
+        from belljar.batch.slurm.spool import has_revoked
+
+        return has_revoked(number, since, env)
 
     def release(self, job: JobId) -> Command:
         return ("scontrol", "release", job)

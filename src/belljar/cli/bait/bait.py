@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import pwd
 import sys
 import time
@@ -187,8 +188,10 @@ def _names(folder: Path) -> Callable[[str], str]:
 
 def arrive(args: argparse.Namespace, house: House) -> int:
     from belljar.bait.arrivals import tell
+    from belljar.batch import load
 
-    tell(folder_of(args, house), args.job, args.timeout)
+    client, began = load("slurm").pool.client, time.time()
+    tell(folder_of(args, house), args.job, args.timeout, lambda: client.is_off(args.job, began, os.environ))
     return 0
 
 
