@@ -11,16 +11,18 @@ from tests.batch.lab.pool import QUEUE, PooledSlurm
 from tests.batch.lab.site import Site
 from tests.live.net_lab import Lab
 
-from belljar.batch import JobState, JobView, NodeState
+from belljar.bait.note import Parts, read, write
+from belljar.batch import JobState, JobView, NodeState, Part
 from belljar.model import MIB
 
 VM = "vm0123456789abx"
+ROOM = "PartitionName=room Nodes=bait2 Hidden=YES PriorityTier=100 MaxTime=INFINITE State=UP\n"
 
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[PooledSlurm]:
     net, site = Lab(), Site("slurm-pool")
-    made = PooledSlurm(net, site)
+    made = PooledSlurm(net, site, lines=ROOM)
     try:
         made.up()
         yield made
@@ -124,3 +126,38 @@ def test_somebody_at_a_terminal_is_no_batch_job(slurm: PooledSlurm) -> None:
     finally:
         waiting.communicate(timeout=30)
     assert waiting.returncode != 0
+
+
+def test_a_job_of_two_baits_names_both_and_a_note_at_it_is_read_again(slurm: PooledSlurm) -> None:
+    job = slurm.submit("sleep 60", "--nodes=2", "--ntasks-per-node=1")
+    assert until(slurm, job, JobState.RUNNING).on == ("bait1", "bait2")
+    parts = Parts((("bait1", "0" * 12), ("bait2", "1" * 12)), "1" * 12, "no space; it's gone")
+    slurm.run(slurm.pool.client.note(slurm.jobs()[job], write(parts)))
+    assert read(slurm.jobs()[job].note) == parts
+    slurm.run(slurm.pool.client.note(slurm.jobs()[job], "its machine failed"))
+    assert slurm.jobs()[job].note == "belljar: its machine failed"
+    forbidden = slurm.submit("sleep 60", "--dependency=after:1000000")
+    owner = ("setpriv", f"--reuid={slurm.jobs()[forbidden].uid}", "--clear-groups")
+    assert slurm.lab.run(*owner, *slurm.pool.client.note(slurm.jobs()[forbidden], write(parts)), check=False).returncode
+    assert slurm.jobs()[forbidden].note == ""  # users do not write there
+    slurm.run(slurm.pool.client.cancel(job), slurm.pool.client.cancel(forbidden))
+
+
+def test_what_a_machine_takes_is_in_slurms_books_and_native_jobs_wait(slurm: PooledSlurm) -> None:
+    nodes, part = slurm.pool.nodes, Part("0" * 12, 2, 1000 * MIB)
+    ask = lambda *parts: nodes.reserve("bait2", parts, slurm.jobs(), slurm.nodes(), "room")  # noqa: E731
+    slurm.run(*ask(part))
+    slurm.lab.until(lambda: nodes.reserved("bait2", (part,), slurm.jobs(), slurm.nodes()) == {part.machine}, "room", 30)
+    assert ask(part) == () and slurm.nodes()["bait2"].free_cpus == 0 and slurm.nodes()["bait1"].free_cpus == 2
+    native = slurm.submit("true", "--nodelist=bait2")
+    again = Part("1" * 12, 1, 500 * MIB)
+    slurm.run(*ask(part, again))
+    slurm.lab.until(lambda: slurm.jobs()[native].reason in ("Resources", "Priority"), "the native job to wait", 30)
+    assert ask(part, again) == () and slurm.jobs()[native].state is JobState.WAITING
+    slurm.run(*ask(again))  # the first has gone
+    slurm.lab.until(
+        lambda: nodes.reserved("bait2", (again,), slurm.jobs(), slurm.nodes()) == {again.machine}, "room", 30
+    )
+    until(slurm, native, JobState.ENDED)  # beside it
+    slurm.run(*ask())
+    slurm.lab.until(lambda: slurm.nodes()["bait2"].free_cpus == 2, "the room to be given back", 30)

@@ -8,6 +8,7 @@ made for each, lets that join the batch system, and moves the job there. The bat
     advance.py   from what was written down and what is seen now: the next state and what is to be done. After a crash, too
     parts.py     the same for a part of another bait's job, over several hosts
     note.py      what the baits of such a job tell each other
+    cloud.py     Slurm's own way instead: nodes that slurmctld has made;  placement.py: on which host
     uplink.py    how much of the network is free
     journal.py   what was written down
     daemon.py    looks, decides, writes
@@ -87,6 +88,14 @@ class Settings:
         "node of this host that runs native jobs (NodeName): what machines take is kept free there; empty: it runs none",
     )
     room: str = setting("belljar-room", "partition of the jobs that keep it free there; users may not submit to it")
+    placement: tuple[str, ...] = setting(
+        (),
+        "cloud nodes on other hosts: `NODES -> HOST HOST` each, the first host that answers and has room makes a node; empty: this one makes all",
+    )
+    reach: tuple[str, ...] = setting(
+        ("ssh", "-oBatchMode=yes", "-oConnectTimeout=10", "{host}", "belljar"),
+        "how belljar is run on such a host: a command and its words, without a shell here",
+    )
     faults: int = setting(3, "after so many failed starts in a row the bait is closed", minimum=1)
     retry: float = setting(300.0, "then it opens for one job after this time", unit="seconds", minimum=1)
     tries: int = setting(3, "a job for which so many machines failed here goes back to the batch system", minimum=1)

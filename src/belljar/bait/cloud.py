@@ -16,7 +16,7 @@ from belljar import api
 from belljar.bait import Settings
 from belljar.bait.acts import command
 from belljar.bait.keeper import GRACE, account_of, joining_request, secret
-from belljar.batch import JobView, Member, NodeView, Pool
+from belljar.batch import JobState, JobView, Member, NodeView, Pool
 from belljar.errors import BadOption, BelljarError
 from belljar.host.files import read_json
 from belljar.model import Request, Share
@@ -34,8 +34,11 @@ async def resume(
     mark = f"@{os.urandom(8).hex()}@"
     jobs = {one.number: one for one in pool.client.jobs(await command(pool.client.query(mark)), mark).values()}
     numbers = jobs_of(read_json(file, LARGEST)) if file is not None else {}
-    # Which job's nodes they are is told by hostlists.
-    owners = {node: jobs.get(number) for number, text in numbers.items() for node in await hostnames(text)}
+    # Which job's nodes they are is told by hostlists; on another host than slurmctld's, by the jobs that have them.
+    owners = {node: job for job in jobs.values() for node in job.on if job.state is JobState.RUNNING}
+    owners |= {
+        node: jobs[number] for number, text in numbers.items() if number in jobs for node in await hostnames(text)
+    }
     there = living()
 
     async def one(name: str) -> str:

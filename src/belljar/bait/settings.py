@@ -10,6 +10,7 @@ from pathlib import Path
 from belljar.bait import Settings
 from belljar.bait.cache import NEVER, POLICIES
 from belljar.bait.keeper import feature_of
+from belljar.bait.placement import rule as rule_of_placement
 from belljar.batch import Pool, names
 from belljar.batch import load as system
 from belljar.errors import BadSettings
@@ -86,6 +87,13 @@ def _wrongs(settings: Settings) -> Iterator[tuple[str, str, str]]:
             yield key, f"{getattr(settings, key)[:60]!r} cannot be a name", "letters, digits, `.`, `_` and `-`"
     if not settings.images:
         yield "images", "is missing", 'as in images = ["worker"]: only images of the site may become nodes'
+    for line in settings.placement:
+        try:
+            rule_of_placement(line)
+        except ValueError as exc:
+            yield "placement", str(exc), 'as in placement = ["cloud[1-4] -> wn01 wn02"]'
+    if settings.placement and not any("{host}" in word for word in settings.reach):
+        yield "reach", "{host} is in no word of it", 'as in reach = ["ssh", "{host}", "belljar"]'
     for text in settings.services:
         try:
             rule(text)

@@ -73,7 +73,7 @@ def run(
     return _checked(Finished(tuple(argv), child.returncode, out, err), check)
 
 
-async def run_beside(argv: Sequence[str], *, timeout: float) -> Finished:
+async def run_beside(argv: Sequence[str], *, timeout: float, check: bool = True) -> Finished:
     """`run`, beside the event loop. Cancelled, the program is killed, and not waited for: the kernel may hold it."""
     import subprocess
 
@@ -92,7 +92,7 @@ async def run_beside(argv: Sequence[str], *, timeout: float) -> Finished:
         return Finished(tuple(argv), child.returncode, out, err)
 
     try:
-        return _checked(await in_thread(finish), check=True)
+        return _checked(await in_thread(finish), check)
     finally:
         child.kill()
 

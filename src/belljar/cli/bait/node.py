@@ -14,6 +14,11 @@ from belljar.cli.render import show
 
 if TYPE_CHECKING:
     from belljar.assembly import House
+    from belljar.bait import Settings
+    from belljar.bait.placement import Made
+
+
+STATE = "cloud"
 
 
 def resume(args: argparse.Namespace, house: House) -> int:
@@ -23,39 +28,90 @@ def resume(args: argparse.Namespace, house: House) -> int:
     from belljar.jobs.shares import shares
 
     said = settings.load(args.file)
+    if said.placement and not args.here:
+        return _tell(asyncio.run(_placed(args, house, said, "resume")), args)
     told = os.environ.get("SLURM_RESUME_FILE", "")
     file = args.resume_file or (Path(told) if told else None)
     made = asyncio.run(
         cloud.resume(args.nodes, file, said, load(said.system).pool, shares(said.shares, "bait.shares: "))
     )
-    show({"nodes": made}, ("NODE", "MACHINE"), list(made.items()), as_=args.format)
-    failed = {name: text for name, text in made.items() if text.startswith("failed: ")}
-    for name, text in failed.items():
-        print(f"belljar: {name}: {text.removeprefix('failed: ')}", file=sys.stderr)
-    return 1 if failed else 0
+    return _tell(made, args)
 
 
 def suspend(args: argparse.Namespace, house: House) -> int:
-    from belljar.bait import cloud
+    """Exit 1 where a node may live on a host that does not answer."""
+    from belljar.bait import cloud, settings
 
-    ended = asyncio.run(cloud.suspend(args.nodes))
-    show({"nodes": ended}, ("NODE", "MACHINE"), list(ended.items()), as_=args.format)
-    return 0
+    said = settings.load(args.file) if not args.here and args.file.exists() else None
+    if said is not None and said.placement:
+        return _tell(asyncio.run(_placed(args, house, said, "suspend")), args)
+    return _tell(asyncio.run(cloud.suspend(args.nodes)), args)
 
 
+def list_(args: argparse.Namespace, house: House) -> int:
+    from belljar.bait import cloud, settings
+
+    said = settings.load(args.file) if not args.here and args.file.exists() else None
+    if said is not None and said.placement:
+        return _tell(asyncio.run(_placed(args, house, said, "list")), args)
+    return _tell(cloud.living(), args)
+
+
+async def _placed(args: argparse.Namespace, house: House, said: Settings, act: str) -> Made:
+    """On the hosts of the placement list."""
+    from belljar.bait.cloud import hostnames
+    from belljar.bait.placement import Placement
+    from belljar.host.commands import Finished, run_beside
+
+    async def ask(argv: tuple[str, ...], timeout: float) -> Finished:
+        return await run_beside(argv, timeout=timeout, check=False)
+
+    place = Placement(said, Path(args.state) if args.state else house.folders.store / STATE, ask, hostnames)
+    if act == "list":
+        return await place.all()
+    nodes = await hostnames(args.nodes)
+    return await (place.resume(nodes) if act == "resume" else place.suspend(nodes, forget=args.forget))
+
+
+def _tell(made: Made | dict[str, str], args: argparse.Namespace) -> int:
+    """Nodes and their machines; what failed, a line each."""
+    nodes, hosts, trouble = (made, {}, ()) if isinstance(made, dict) else (made.nodes, made.hosts, made.trouble)
+    facts = {"nodes": nodes} | ({"hosts": hosts} if hosts else {})
+    rows = [(name, machine, hosts.get(name, "")) for name, machine in nodes.items()]
+    show(facts, ("NODE", "MACHINE", "HOST"), rows, as_=args.format)
+    failed = {name: text for name, text in nodes.items() if text.startswith("failed: ")}
+    for line in (*trouble, *(f"{name}: {text.removeprefix('failed: ')}" for name, text in failed.items())):
+        print(f"belljar: {line}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+FILE_OPTION = "--file FILE :path =/etc/belljar/bait.toml | settings: images, networks, shares, key, placement"
+HERE_OPTION = "--here | on this host, whatever `placement` says"
+STATE_OPTION = "--state DIR | where it is written down which host has which node; default: cloud/ below `paths.store`"
 ROWS = f"""
-# resume | make a machine for each of these nodes
+# resume | make a machine for each of these nodes, here or where `placement` says
 NODES | as Slurm writes them: cloud[1-4]
---file FILE :path =/etc/belljar/bait.toml | settings: images, networks, shares, key
+{FILE_OPTION}
+{HERE_OPTION}
+{STATE_OPTION}
 --resume-file FILE :path | which job each is for; default: what SLURM_RESUME_FILE names
 {FORMAT}
-# suspend | end the machines of these nodes
+# suspend | end the machines of these nodes, wherever they are
 NODES | as Slurm writes them: cloud[1-4]
+{FILE_OPTION}
+{HERE_OPTION}
+{STATE_OPTION}
+--forget | a host that does not answer has ended what it had of them
+{FORMAT}
+# list | list the cloud nodes that live, and their machines
+{FILE_OPTION}
+{HERE_OPTION}
+{STATE_OPTION}
 {FORMAT}
 """
 VERBS = {
     "node": Verb(
-        "ResumeProgram and SuspendProgram of Slurm's cloud nodes: each is a machine of this host.",
-        acts=acts(ROWS, {"resume": resume, "suspend": suspend}),
+        "ResumeProgram and SuspendProgram of Slurm's cloud nodes: each is a machine of this host, or of those in a placement list.",
+        acts=acts(ROWS, {"resume": resume, "suspend": suspend, "list": list_}),
     )
 }

@@ -1,0 +1,194 @@
+"""Cloud nodes on several hosts: which host makes which node, where one lives, and what becomes of those of a host that does not answer.
+
+The host of slurmctld asks the others by a command (`reach`), `belljar node ... --here`. It first asks each host what nodes it has, so one
+that lives is started nowhere else; where a node is sent is on disk before. A host that does not answer makes nothing: the next one does.
+But a node that was sent there before stays its own, for nobody can say whether it lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+
+from belljar.bait import Settings
+from belljar.errors import BadOption, BelljarError, CommandFailed
+from belljar.host.commands import Finished
+from belljar.host.files import private_folder, read_capped
+from belljar.host.locks import locked
+from belljar.host.service import kept
+from belljar.records import dataclass, field
+
+LOCK, PLACED = "lock", "placed.json"
+LOOK = 30.0  # seconds a host has to say which nodes it has
+MOST = 1 << 20  # bytes of an answer
+FAILED = "failed: "
+Ask = Callable[[tuple[str, ...], float], Awaitable[Finished]]  # a command, whatever its exit code
+Names = Callable[[str], Awaitable[list[str]]]  # of a hostlist
+
+
+@dataclass(frozen=True)
+class Placed:
+    """node -> the host to which it was sent last."""
+
+    nodes: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Made:
+    """node -> its machine, or why it has none; and node -> its host. *trouble*: a line for each host that does not answer."""
+
+    nodes: dict[str, str]
+    hosts: dict[str, str]
+    trouble: tuple[str, ...] = ()
+
+
+class Placement:
+    """*folder*: where it is written down what was sent where."""
+
+    def __init__(self, settings: Settings, folder: Path, ask: Ask, names: Names) -> None:
+        self._settings, self._folder, self._ask, self._names = settings, private_folder(folder), ask, names
+        self._there: dict[str, dict[str, str]] = {}  # host -> its nodes, with their machines
+        self._silent: dict[str, str] = {}  # host -> why
+
+    async def resume(self, nodes: list[str]) -> Made:
+        """A machine for each node, somewhere. May be said twice."""
+        with locked(self._folder / LOCK, timeout=self._settings.join, what="place nodes"):
+            rules, placed = await self._known(nodes)
+            made = {name: found for name in nodes if (found := self._found(name))[0]}
+            failed = {name: why for name in nodes if (why := self._why_not(name, rules, placed))}
+            turns = {
+                name: [host for host in rules[name] if host in self._there] for name in nodes if name not in failed
+            }
+            while turns := {name: hosts for name, hosts in turns.items() if hosts and name not in made}:
+                sent = {name: hosts.pop(0) for name, hosts in turns.items()}
+                placed |= sent
+                self._write(placed)
+                for name, answer in (await self._send("resume", sent)).items():
+                    host = sent[name]
+                    if not answer.startswith(FAILED):
+                        made[name] = (host, answer)
+                        continue
+                    failed[name] = f"{FAILED}{host}: {answer.removeprefix(FAILED)}"
+                    if host in self._silent:
+                        turns[name] = []  # it may have begun: nobody else does
+                    else:
+                        placed.pop(name)
+            self._write(placed | {name: host for name, (host, _) in made.items()})
+        machines = {name: made[name][1] if name in made else failed[name] for name in nodes}
+        return Made(machines, {name: host for name, (host, _) in made.items()}, self._troubles())
+
+    async def suspend(self, nodes: list[str], *, forget: bool = False) -> Made:
+        """Their machines end, wherever they are. *forget*: those of a host that does not answer, too, are believed to have ended."""
+        with locked(self._folder / LOCK, timeout=self._settings.join, what="place nodes"):
+            _, placed = await self._known(nodes)
+            homes = {name: host for name in nodes if (host := self._found(name)[0])}
+            made = await self._send("suspend", homes)
+            for name in nodes:
+                if name not in homes and not forget and (host := placed.get(name, "")) in self._silent:
+                    made[name] = f"{FAILED}it may live on {host}, which does not answer"
+            gone = {name for name in nodes if not made.get(name, "").startswith(FAILED)}
+            self._write({name: host for name, host in placed.items() if name not in gone})
+        return Made(made, homes, self._troubles())
+
+    async def all(self) -> Made:
+        """Every node that lives, on a host that answers."""
+        await self._known(list(await self._rules()))
+        nodes = {name: (host, id) for host, own in self._there.items() for name, id in own.items()}
+        return Made(
+            {name: id for name, (_, id) in nodes.items()},
+            {name: host for name, (host, _) in nodes.items()},
+            self._troubles(),
+        )
+
+    # -- hosts ---------------------------------------------------------------------------------------------------------
+
+    async def _known(self, nodes: list[str]) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+        """Rules, and what was sent where; all hosts that these nodes may be on were asked."""
+        rules, placed = await self._rules(), self._placed()
+
+        async def one(host: str) -> None:
+            try:
+                self._there[host] = await self._answer(host, ("list",), LOOK)
+            except BelljarError as exc:
+                self._silent[host] = exc.message
+
+        homes = {placed[name] for name in nodes if name in placed}
+        await asyncio.gather(*map(one, sorted(homes.union(*(rules.get(name, ()) for name in nodes)))))
+        return rules, placed
+
+    async def _send(self, act: str, homes: Mapping[str, str]) -> dict[str, str]:
+        """To each host its nodes at once."""
+
+        async def one(host: str) -> dict[str, str]:
+            own = [name for name, home in homes.items() if home == host]
+            try:
+                said = await self._answer(host, (act, ",".join(own)), self._settings.join)
+            except BelljarError as exc:
+                self._silent[host] = exc.message
+                return dict.fromkeys(own, f"{FAILED}{exc.message}")
+            return {name: said.get(name, "" if act == "suspend" else f"{FAILED}it said nothing of it") for name in own}
+
+        answers = await asyncio.gather(*map(one, sorted(set(homes.values()))))
+        return {name: answer for each in answers for name, answer in each.items()}
+
+    async def _answer(self, host: str, words: tuple[str, ...], timeout: float) -> dict[str, str]:
+        """Raises CommandFailed for what is no answer of belljar's."""
+        reach = tuple(word.replace("{host}", host) for word in self._settings.reach)
+        said = await self._ask((*reach, "node", *words, "--here", "--format", "json"), timeout)
+        try:
+            return {str(name): str(machine) for name, machine in json.loads(said.out[:MOST])["nodes"].items()}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            last = said.err.decode("utf-8", "replace").strip().splitlines()[-1:] or [f"exit {said.code}"]
+            why = "".join(char if char.isprintable() else "?" for char in last[0])[:200]
+            raise CommandFailed(f"no answer of `belljar node {words[0]}`: {why}") from None
+
+    def _found(self, name: str) -> tuple[str, str]:
+        return next(((host, nodes[name]) for host, nodes in self._there.items() if name in nodes), ("", ""))
+
+    def _why_not(self, name: str, rules: Mapping[str, tuple[str, ...]], placed: Mapping[str, str]) -> str:
+        if (host := placed.get(name, "")) in self._silent:
+            return f"{FAILED}it may live on {host}, which does not answer; when it does not: belljar node suspend --forget {name}"
+        if name not in rules:
+            return f"{FAILED}no line of `placement` names it"
+        return "" if set(rules[name]) & self._there.keys() else f"{FAILED}no host answers: {', '.join(rules[name])}"
+
+    def _troubles(self) -> tuple[str, ...]:
+        return tuple(f"{host} does not answer: {why}" for host, why in sorted(self._silent.items()))
+
+    # -- what is written down ------------------------------------------------------------------------------------------
+
+    async def _rules(self) -> dict[str, tuple[str, ...]]:
+        """node -> its hosts, in order. The first line that names a node counts."""
+        found: dict[str, tuple[str, ...]] = {}
+        for nodes, hosts in map(rule, self._settings.placement):
+            for name in await self._names(nodes):
+                found.setdefault(name, hosts)
+        return found
+
+    def _placed(self) -> dict[str, str]:
+        path = self._folder / PLACED
+        placed: Placed | None = kept.read(path, Placed)
+        if placed is None and path.exists() and read_capped(path, MOST):
+            raise BadOption(
+                f"{path}: cannot be read: where nodes were sent is not known",
+                hint="Is it whole? Remove it when no cloud node lives.",
+            )
+        return dict(placed.nodes) if placed is not None else {}
+
+    def _write(self, nodes: Mapping[str, str]) -> None:
+        kept.keep(self._folder / PLACED, Placed(dict(nodes)), durable=True)
+
+
+def rule(line: str) -> tuple[str, tuple[str, ...]]:
+    """`NODES -> HOST HOST`: a hostlist, and hosts in their order. Raises ValueError."""
+    nodes, arrow, hosts = line.partition("->")
+    words = tuple(hosts.split())
+    if not arrow or len(nodes.split()) != 1 or not words or any(not _is_host(one) for one in words):
+        raise ValueError(f"{line[:80]!r} is not NODES -> HOST HOST")
+    return nodes.strip(), words
+
+
+def _is_host(word: str) -> bool:
+    return word[0].isalnum() and all(one.isalnum() or one in "._-" for one in word) and word.isascii()
