@@ -135,19 +135,26 @@ class Machine:
         if view.ended is not None:
             raise MachineBusy(f"{self.id}: has ended", hint="`Machine.wait` tells how.")
 
-    async def aexec(self, argv: Sequence[Word], stdin: bytes = b"") -> tuple[int, bytes, bytes]:
-        """A second command beside the payload, as its user: exit code, stdout, stderr. A cancel ends it. Raises
-        MachineBusy."""
+    async def aexec(
+        self, argv: Sequence[Word], stdin: bytes = b"", account: Account | None = None
+    ) -> tuple[int, bytes, bytes]:
+        """A second command beside the payload, as its user or *account*: exit code, stdout, stderr. A cancel ends it.
+        Raises MachineBusy."""
         out, err = BytesSink(), BytesSink()
-        async with self._guest() as (guest, account):
+        code = await self.acarry(argv, Streams(BytesSource(stdin), out, err), account)
+        return code, bytes(out.data), bytes(err.data)
+
+    async def acarry(self, argv: Sequence[Word], streams: Streams, account: Account | None = None) -> int:
+        """`aexec` with these streams, as they come; its exit code."""
+        async with self._guest() as (guest, usual):
+            who = account or usual
             cwd = os.fsencode(str(self.view.payload.get("cwd") or "/"))
-            env = tuple(plain_environment(account).items())
-            await guest.add_account(account)
-            payload = Payload(tuple(map(os.fsencode, argv)), account, cwd=cwd, env=env)
-            process = await guest.start(payload, Streams(BytesSource(stdin), out, err))
+            env = tuple(plain_environment(who).items())
+            await guest.add_account(who)
+            process = await guest.start(Payload(tuple(map(os.fsencode, argv)), who, cwd=cwd, env=env), streams)
             status = await process.wait()
         code = 128 + status.signal if status.signal is not None else status.exit_code
-        return OUR_FAILURE if code is None else code, bytes(out.data), bytes(err.data)
+        return OUR_FAILURE if code is None else code
 
     async def aput(self, outside: str, inside: str) -> None:
         """Copy a file or folder of this host into the guest."""

@@ -21,6 +21,7 @@ from belljar.model import GIB, MIB, setting
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
+    from belljar.batch.pilots import NamedJob, PilotJob, Pilots
     from belljar.batch.pool import (
         UNFIT_CODE,
         JobId,
@@ -37,8 +38,8 @@ if TYPE_CHECKING:
     )
     from belljar.batch.system import System
 
-__all__ = ["UNFIT_CODE", "JobId", "JobState", "JobView", "Member", "Need", "NodeState", "NodeView", "Part", "Pool", "Settings", "System", "load", "machine_of",
-           "names", "node_of"]  # fmt: skip
+__all__ = ["UNFIT_CODE", "JobId", "JobState", "JobView", "Member", "NamedJob", "Need", "NodeState", "NodeView", "Part", "PilotJob", "Pilots", "Pool", "Settings", "System", "load", "machine_of",
+           "names", "node_of", "pilots_of"]  # fmt: skip
 OF_THE_POOL = frozenset(
     {
         "UNFIT_CODE",
@@ -57,8 +58,15 @@ OF_THE_POOL = frozenset(
 )
 
 
+OF_PILOTS = frozenset({"NamedJob", "PilotJob", "Pilots"})
+
+
 def __getattr__(name: str) -> Any:
-    """The pool's words, for those who ask: no job does."""
+    """The words of the pool and of pilots, for those who ask: no job does."""
+    if name in OF_PILOTS:
+        from belljar.batch import pilots
+
+        return getattr(pilots, name)
     if name in OF_THE_POOL:
         from belljar.batch import pool
 
@@ -141,6 +149,21 @@ def load(name: str) -> System:
     from belljar.errors import BadOption
 
     raise BadOption(f"{name!r}: no such batch system", hint=f"Known are {', '.join(names())}.")
+
+
+def pilots_of(name: str) -> Pilots:
+    """How jobs of our own are started in this system. Raises BadOption where that is not built."""
+    from importlib import import_module, util
+
+    from belljar.errors import BadOption
+
+    places = {found: package for found, package in _folders()}
+    if name not in places:
+        load(name)
+    able = sorted(one for one, package in places.items() if util.find_spec(f"{package}.pilots"))
+    if name not in able:
+        raise BadOption(f"{name!r}: it cannot run pilots yet", hint=f"Known are {', '.join(able)}.")
+    return cast("Pilots", import_module(f"{places[name]}.pilots").PILOTS)
 
 
 def _folders() -> Iterator[tuple[str, str]]:

@@ -52,10 +52,11 @@ def read(path: Path) -> JobFile:
         raise BadSetting(
             f"{path}: {exc.strerror}", hint="The service writes it to `lease.jobs`, which nodes must see."
         ) from exc
+    facts = os.fstat(descriptor)
+    if not stat.S_ISREG(facts.st_mode):
+        os.close(descriptor)
+        raise BadSetting(f"{path}: not a file", hint="Give the file that the service wrote.")
     with open(descriptor, "rb") as file:
-        facts = os.fstat(descriptor)
-        if not stat.S_ISREG(facts.st_mode):
-            raise BadSetting(f"{path}: not a file", hint="Give the file that the service wrote.")
         if facts.st_uid != os.geteuid():
             raise BadSetting(
                 f"{path}: belongs to uid {facts.st_uid}, and this pilot runs as {os.geteuid()}",

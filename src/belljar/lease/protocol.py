@@ -83,7 +83,7 @@ class Connection:
         self._own: Opening | None = None
         self._own_bytes = self._peer_bytes = b""
         self.peer: Opening | None = None
-        self.is_raw = False  # bytes follow, not frames
+        self.is_raw = False  # the other side has said that bytes follow, not frames
 
     @property
     def is_open(self) -> bool:
@@ -158,7 +158,9 @@ class Connection:
         if not hmac.compare_digest(expected, mac):
             raise Broken("a frame that the other side did not send now")
         self._received += 1
-        return _load(body)
+        message = _load(body)
+        self.is_raw = "stream" in message
+        return message
 
     def _read_opening(self, mac: bytes, body: bytes) -> None:
         opening = Opening.read(_load(body))

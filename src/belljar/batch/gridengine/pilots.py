@@ -1,0 +1,74 @@
+"""Jobs of our own in Grid Engine. 8.1.9 and later. https://manpages.debian.org/bookworm/gridengine-client/qsub.1.en.html"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from belljar.batch.gridengine.client import CLIENT
+from belljar.batch.job.terms import one_line
+from belljar.batch.pilots import NAME, NamedJob, PilotJob, Pilots
+from belljar.batch.pool import Command, JobId
+from belljar.model import MIB
+
+NOTIFY = 60.0  # a queue's `notify` where the site set none: seconds between USR2 and KILL
+
+
+class GridEnginePilots(Pilots):
+    quantum = 1
+    notice = NOTIFY
+
+    def submit(self, job: PilotJob, script: str) -> Command:
+        """h_vmem counts for each slot. More than one needs a parallel environment, which gives as many of them on each node."""
+        if job.nodes * job.cpus > 1 and not job.environment:
+            raise ValueError(
+                "Grid Engine gives more than one processor only by a parallel environment: set `lease.environment`"
+            )
+        size, slots = -(-job.memory // job.cpus // MIB), job.nodes * job.cpus
+        where = f",hostname=!({'|'.join(job.shunned)})" if job.shunned else ""
+        owner = re.sub(r"[^A-Za-z0-9._:/-]+", "_", one_line(job.owner)).strip("_")
+        options = (
+            "-N", job.name, "-l", f"h_rt={-(-int(job.seconds) // 1)},h_vmem={size}M{where}",
+            *(("-pe", job.environment, str(slots)) if job.environment else ()),
+            "-notify", "-r", "n", "-j", "y", "-o", job.output, "-S", "/bin/sh", "-ac", f"owner={owner}",
+            *(("-q", job.queue) if job.queue else ()), *(("-P", job.account) if job.account else ()),
+        )  # fmt: skip
+        return CLIENT.submit(script, options)
+
+    def script(self, job: PilotJob) -> bytes:
+        """The job's script is on its first node. Each pilot is told its number, for nobody else does that here."""
+        pilot = shlex.join(job.command)
+        if job.nodes == 1:
+            return f"#!/bin/sh\nexec {pilot} --rank 0\n".encode()
+        lines = (
+            "#!/bin/sh", "trap 'kill -TERM $(jobs -p) 2>/dev/null' TERM USR2", "rank=0",
+            "while read -r host slots rest; do", f'  qrsh -inherit "$host" {pilot} --rank "$rank" </dev/null &',
+            "  rank=$((rank + 1))", 'done <"$PE_HOSTFILE"', "wait", "wait", "",
+        )  # fmt: skip
+        return "\n".join(lines).encode()
+
+    def submitted(self, printed: bytes) -> JobId:
+        return CLIENT.submitted(printed)
+
+    def cancel(self, job: JobId) -> Command:
+        return CLIENT.cancel(job)
+
+    def query(self) -> Command:
+        return ("qstat", "-u", "*", "-r", "-xml")
+
+    def jobs(self, printed: bytes) -> tuple[NamedJob, ...]:
+        """A name is whole only in `full_job_name`."""
+        views, names = CLIENT.jobs(printed, ""), dict[str, str]()
+        for entry in printed.decode("utf-8", "replace").split("<job_list")[1:]:
+            number = re.search(r"<JB_job_number>([0-9]+)<", entry)
+            name = re.search(r"<full_job_name>([^<]*)<", entry)
+            if number and name:
+                names[number[1]] = name[1].strip()
+        return tuple(
+            NamedJob(names[one.number], one.id, one.state, one.reason)
+            for one in views.values()
+            if NAME.fullmatch(names.get(one.number, ""))
+        )
+
+
+PILOTS = GridEnginePilots()

@@ -1,0 +1,63 @@
+"""Jobs of our own: each starts one command on each of its nodes, runs once, and is found again by its name. Their limit is the backstop
+of the pilot's own clock. Each system that can do it has pilots.py, with `PILOTS`. Nothing here runs a command.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Protocol
+
+from belljar.batch.pool import Command, JobId, JobState
+from belljar.records import dataclass
+
+NAME = re.compile(r"belljar-r-[0-9a-f]{17}-[0-9]{1,4}")
+
+
+@dataclass(frozen=True)
+class PilotJob:
+    """What is asked for. Sizes are of each node's share, in bytes."""
+
+    name: str
+    command: tuple[str, ...]
+    nodes: int
+    cpus: int
+    memory: int
+    seconds: float  # that the system gives it
+    owner: str  # for whom it is: noted at the job
+    output: str  # path of a file
+    queue: str = ""
+    account: str = ""
+    shunned: tuple[str, ...] = ()  # nodes that it is not to have
+    environment: str = ""  # the parallel environment, where a system needs one for more than a processor
+
+
+@dataclass(frozen=True)
+class NamedJob:
+    """A job of ours, found by its name."""
+
+    name: str
+    id: JobId
+    state: JobState
+    reason: str = ""
+    expected: float = 0.0  # when the system thinks that it starts; 0: it does not say
+
+
+class Pilots(Protocol):
+    """One system's."""
+
+    quantum: int  # seconds: a job's limit is a multiple of it
+    notice: float  # seconds between TERM, or its like, and KILL, where the site set no other time
+
+    def submit(self, job: PilotJob, script: str) -> Command:
+        """*script*: path of a file with `script(job)`. Raises ValueError for what the system cannot be asked."""
+
+    def script(self, job: PilotJob) -> bytes: ...
+    def submitted(self, printed: bytes) -> JobId:
+        """Raises ValueError."""
+
+    def cancel(self, job: JobId) -> Command: ...
+    def query(self) -> Command:
+        """The one command that tells of all jobs of this account."""
+
+    def jobs(self, printed: bytes) -> tuple[NamedJob, ...]:
+        """Those with names of ours; two of one name where there are two. Raises ValueError for what is no such answer."""
