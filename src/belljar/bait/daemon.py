@@ -273,6 +273,10 @@ class Daemon:
         sizes = [(size_of(jobs[entry.job], settings), count) for entry, count in unclaimed]
         room = await in_thread(lambda: self._keeper.room(sum(size.cpus * count for size, count in sizes)))
         room = replace(room, memory=max(0, room.memory - sum(size.memory * count for size, count in sizes)))
+        native = nodes.get(settings.native)
+        if native is not None:  # what its machines are to have there can be no more than it has; 0: it is not told
+            room = replace(room, all_cpus=min(room.all_cpus, native.cpus or room.all_cpus))
+            room = replace(room, all_memory=min(room.all_memory, native.memory or room.all_memory))
         free = with_kept(room, entries.values())
         bait = bait_now(order(self.folder), free, self.faults, settings, seen.now, starting=bool(unclaimed))
         if invited := invitation(entries, seen, bait, room, settings, self._judge):
@@ -285,7 +289,6 @@ class Daemon:
         for job in filter(None, (turn.job, *turn.ending)):
             await self._go_on(job, seen)
         is_moving = await self._acts.reserve(await self._claims(jobs), seen) if settings.native else False
-        native = nodes.get(settings.native)
         if native is not None and native.free_cpus >= 0:  # where native jobs leave nothing, no job need come
             kept = free.cpus - room.cpus
             free = replace(free, cpus=min(free.cpus, native.free_cpus + kept))

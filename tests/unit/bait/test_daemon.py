@@ -237,6 +237,15 @@ async def test_beside_native_jobs_a_machine_has_its_room_before_it_is_made_and_a
     assert ("unreserve", id) in house.side.asked
 
 
+async def test_a_machine_that_the_node_of_native_jobs_could_never_hold_is_refused(tmp_path: Path) -> None:
+    house = House(tmp_path, replace(SETTINGS, native="wn01"))
+    await arrives(house)
+    house.see(replace(HELD, cpus=5))
+    house.side.seen["nodes"]["wn01"] = NodeView("wn01", NodeState.IDLE, cpus=4, memory=8 * GIB, free_cpus=4)
+    await house.looks(2)
+    assert read(tmp_path)["7"].why == "5 processors: this host gives 4 to machines"
+
+
 async def test_a_part_of_another_baits_job_is_made_here_or_refused(house: House, tmp_path: Path) -> None:
     parts = Parts((("bait0", "a" * 12), ("bait1", "b" * 12)))
     theirs = replace(HELD, nodes=2, cpus=2, note=f"belljar: {write(parts)}")
