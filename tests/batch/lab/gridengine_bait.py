@@ -116,10 +116,15 @@ class GridEngineWorker(Worker):
         script.chmod(0o755)
         return self.cell.submit("-cwd", "-q", QUEUE, "-l", f"h_vmem={memory}", *options, str(script), *args, user=user)
 
-    def ended(self, job: str, *, task: str = "", rows: int = 1) -> dict[str, str]:
-        """What the accounting has of its last start. *rows*: starts there are."""
+    def ended(self, job: str, *, task: str = "") -> dict[str, str]:
+        """What the accounting has of its last start; it has the bait's, too."""
         until(lambda: not self.cell.state(job), f"job {job} to end\n{self.said()}", PATIENCE)
-        return self.cell.account(job, task=task, rows=rows, timeout=30)[-1]
+
+        def elsewhere() -> list[dict[str, str]]:
+            return [row for row in self.cell.account(job, task=task) if row["hostname"].partition(".")[0] in NODES]
+
+        rows: list[dict[str, str]] = until(elsewhere, f"job {job} in the accounting\n{self.said()}")
+        return rows[-1]
 
     def reached(self, job: str, state: str) -> None:
         until(lambda: state in self.states(job), f"job {job} to be {state}\n{self.said()}", PATIENCE)
