@@ -87,7 +87,10 @@ class Settings:
         "",
         "node of this host that runs native jobs (NodeName): what machines take is kept free there; empty: it runs none",
     )
-    room: str = setting("belljar-room", "partition of the jobs that keep it free there; users may not submit to it")
+    room: str = setting(
+        "belljar-room",
+        "partition of the jobs that keep it free there; users may not submit to it. Grid Engine: what that host has for all jobs, `slots=16,h_vmem=60G`",
+    )
     placement: tuple[str, ...] = setting(
         (),
         "cloud nodes on other hosts: `NODES -> HOST HOST` each, the first host that answers and has room makes a node; empty: this one makes all",

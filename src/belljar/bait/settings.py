@@ -52,7 +52,8 @@ def load(path: Path = FILE) -> Settings:
 def pool_of(settings: Settings) -> Pool:
     """The batch system, for this bait. Raises ValueError: key, what is wrong with it, hint."""
     pool = system(settings.system).pool
-    return pool.of_bait(settings.name, settings.queue, feature_of(settings.name), settings.nodes)
+    room = settings.room if settings.native else ""
+    return pool.of_bait(settings.name, settings.queue, feature_of(settings.name), settings.nodes, room)
 
 
 def _mistake(path: Path, table: dict[str, Value], key: str, what: str, hint: str) -> Mistake:

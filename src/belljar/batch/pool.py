@@ -310,9 +310,9 @@ class Pool:
     nodes: Nodes
     defaults: Mapping[str, Any] = field(default_factory=dict)  # a bait's settings: what this system has instead
 
-    def of_bait(self, name: str, queue: str, feature: str, nodes: tuple[str, ...]) -> Pool:
+    def of_bait(self, name: str, queue: str, feature: str, nodes: tuple[str, ...], room: str = "") -> Pool:
         """For a bait of this name, whose machines become nodes of this queue, known by this feature; *nodes*: those that the system
-        has to know beforehand. Raises ValueError: key, what is wrong with it, hint."""
+        has to know beforehand; *room*: that setting, where native jobs run on its host. Raises ValueError: key, what is wrong, hint."""
         return self
 
 

@@ -17,7 +17,8 @@ from tests.live.conftest import Belljar
 from belljar.batch import NodeView
 from belljar.batch.gridengine.nodes import GridEngineNodes
 
-IMAGE, NODES_QUEUE, BAIT = "gridengine-node-bookworm", "belljar", f"{QUEUE}@{HOST}"
+IMAGE, BAIT = "gridengine-node-bookworm", f"{QUEUE}@{HOST}"
+NODES_QUEUE, NATIVE = "belljar", "native.q"  # of machines, and of jobs on the host itself
 NODES = {f"vm{last}": f"10.99.0.{last}" for last in range(10, 18)}
 SETTINGS = """[bait]
 system = "gridengine"
@@ -78,6 +79,7 @@ class GridEngineWorker(Worker):
         )  # fmt: skip
         self.cell.add_queue(NODES_QUEUE)
         self.cell.config("-rattr", "queue", "hostlist", "NONE", NODES_QUEUE)
+        self.cell.add_queue(NATIVE)
         self._set_prolog(folder / "prolog")
 
     def _set_prolog(self, path: Path) -> None:

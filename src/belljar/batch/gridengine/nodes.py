@@ -13,16 +13,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from belljar.batch.gridengine.client import CLIENT, GridEngineClient
-from belljar.batch.job.terms import one_node
+from belljar.batch.gridengine.room import left_of, reserve, reserved, whole_host
+from belljar.batch.job.terms import one_node, whole
 from belljar.batch.pool import (
     LARGEST_ANSWER,
     Command,
+    JobId,
     JobView,
     Joining,
     ListedNodes,
     Member,
     NodeState,
     NodeView,
+    Part,
     Pool,
     listed,
 )
@@ -54,16 +57,18 @@ exec sge_execd </dev/null
 
 
 class GridEngineNodes(ListedNodes):
-    """The nodes' side. *queue*: the one that machines are added to; *hosts* and *feature*: as in ListedNodes."""
+    """The nodes' side. *queue*: the one that machines are added to; *hosts* and *feature*: as in ListedNodes; *host*: see room.py."""
 
     tells_reasons = False
 
-    def __init__(self, queue: str = "belljar", hosts: Mapping[str, str] | None = None, feature: str = "") -> None:
+    def __init__(
+        self, queue: str = "belljar", hosts: Mapping[str, str] | None = None, feature: str = "", host: tuple[int, int] = (0, 0)
+    ) -> None:  # fmt: skip
         super().__init__(hosts or {}, feature)
-        self.queue = queue
+        self.queue, self._host = queue, host
 
     def query(self) -> Command:
-        return ("qhost", "-xml", "-q")
+        return ("qhost", "-xml", "-q", "-F", "slots,h_vmem")
 
     def nodes(self, printed: bytes) -> dict[str, NodeView]:
         """Hosts, with the state of our queue there; and each instance of another queue by its own name, QUEUE@HOST."""
@@ -119,6 +124,16 @@ class GridEngineNodes(ListedNodes):
         alter = ("qalter", "-q", queue or "*", job.number)
         return (alter,) if stays_held else (alter, CLIENT.release(job.id))
 
+    def reserve(
+        self, node: str, parts: tuple[Part, ...], jobs: Mapping[JobId, JobView], nodes: Mapping[str, NodeView], queue: str
+    ) -> tuple[Command, ...]:  # fmt: skip
+        return reserve(node, parts, jobs, nodes.get(node), self._host)
+
+    def reserved(
+        self, node: str, parts: tuple[Part, ...], jobs: Mapping[JobId, JobView], nodes: Mapping[str, NodeView]
+    ) -> frozenset[str]:
+        return reserved(node, parts, jobs, nodes.get(node), self._host)
+
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         """*conf_file*: the cell's bootstrap. Raises BadOption where its daemons prove themselves by more than their addresses."""
         mode = re.search(rb"(?m)^security_mode\s+(\S+)", text)
@@ -139,11 +154,11 @@ class GridEngineNodes(ListedNodes):
 class GridEnginePool(Pool):
     """Both sides."""
 
-    def of_bait(self, name: str, queue: str, feature: str, nodes: tuple[str, ...]) -> Pool:
+    def of_bait(self, name: str, queue: str, feature: str, nodes: tuple[str, ...], room: str = "") -> Pool:
         if not INSTANCE.fullmatch(name):
             raise ValueError("name", f"{name[:60]!r} is no queue of a host", 'as in name = "vm.q@wn01"')
-        hosts = listed(nodes)
-        return GridEnginePool(GridEngineClient(name), GridEngineNodes(queue, hosts, feature), self.defaults)
+        hosts, host = listed(nodes), whole_host(room) if room else (0, 0)
+        return GridEnginePool(GridEngineClient(name), GridEngineNodes(queue, hosts, feature, host), self.defaults)
 
 
 def _views(entry: str, queue: str) -> list[NodeView]:
@@ -154,9 +169,13 @@ def _views(entry: str, queue: str) -> list[NodeView]:
     queues: dict[str, dict[str, str]] = {}
     for one, key, value in re.findall(r"<queuevalue qname='([^']+)' name='(\w+)'>([^<]*)</queuevalue>", entry):
         queues.setdefault(one, {})[key] = value
-    ours = queues.pop(queue, {})
+    ours, (slots, size) = queues.pop(queue, {}), left_of(entry)
+    used = sum(whole(one.get("slots_used", "")) or 0 for one in (ours, *queues.values()))
+    own = NodeView(name[1], _state(values, ours), (), _reason(ours))
+    if slots is not None:
+        own = replace(own, cpus=slots + used, memory=size or 0, free_cpus=max(slots, 0))
     return [
-        NodeView(name[1], _state(values, ours), (), _reason(ours)),
+        own,
         *(NodeView(f"{one}@{name[1]}", _state(values, of), (), _reason(of)) for one, of in queues.items()),
     ]
 
