@@ -59,12 +59,12 @@ class Settings:
     shares: tuple[str, ...] = setting((), "what every node sees: host folders, `SRC[:DST][:ro|rw]`")
     conf: Path = setting(
         Path("/etc/slurm/slurm.conf"),
-        "the site's slurm.conf; nodes get it without other nodes and paths of hosts. Grid Engine: the cell's `common/bootstrap`",
+        "the site's slurm.conf; nodes get it without other nodes and paths of hosts. Grid Engine: the cell's `common/bootstrap`; OpenPBS: pbs.conf",
     )
     key: Path = setting(Path("/etc/munge/munge.key"), "the pool's secret, given to each machine when it starts")
     nodes: tuple[str, ...] = setting(
         (),
-        "Grid Engine: `ADDRESS NAME` of each node that a machine may become, as the server finds them by DNS or /etc/hosts",
+        "Grid Engine, OpenPBS: `ADDRESS NAME` of each node that a machine may become, as the server finds them by DNS or /etc/hosts",
     )
     hosts: tuple[str, ...] = setting(
         (), "lines for a node's /etc/hosts, `ADDRESS NAME`: of the server, where DNS does not know it"

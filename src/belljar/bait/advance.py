@@ -147,8 +147,8 @@ def _stopped(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step
     not be this bait's any more."""
     if job.state is not JobState.HELD:
         return to(entry, S.ARRIVED, seen)
-    if job.queue not in (entry.home, settings.queue, ""):
-        return to(replace(entry, home=job.queue), S.REQUEUE, seen, f"it was moved to {job.queue}")
+    if moved := _moved(entry, job, settings):
+        return to(replace(entry, home=job.queue), S.REQUEUE, seen, moved)
     return Step(entry)
 
 
@@ -283,6 +283,8 @@ def _clean(entry: Entry, job: JobView | None, seen: Seen, settings: Settings) ->
 def _again(entry: Entry, job: JobView, seen: Seen, settings: Settings) -> Step:
     if entry.why.startswith(UNFIT):
         return to(entry, S.REJECTED, seen, entry.why)
+    if moved := _moved(entry, job, settings):
+        return to(replace(entry, home=job.queue), S.REQUEUE, seen, moved)
     if job.starts >= settings.restarts:
         return to(entry, S.REJECTED, seen, f"requeued {job.starts} times; at last: {entry.why}")
     return to(entry, S.REQUEUE if entry.tries >= settings.tries else S.STOPPED, seen, entry.why)
@@ -360,10 +362,15 @@ def node_state(machine: str, seen: Seen) -> NodeState | None:
     return view.state if view is not None else None
 
 
+def _moved(entry: Entry, job: JobView, settings: Settings) -> str:
+    """By somebody else, to another queue."""
+    return f"it was moved to {job.queue}" if job.queue not in (entry.home, settings.queue, "") else ""
+
+
 def _altered(entry: Entry, job: JobView, settings: Settings) -> str:
     """Its machines were made for what it asked for then."""
     asks = asked_of(job)
-    is_same = entry.asked in ("", asks) and job.queue in (entry.home, settings.queue, "")
+    is_same = entry.asked in ("", asks) and not _moved(entry, job, settings)
     return "" if is_same else f"{ALTERED}asked for {entry.asked} in {entry.home}; now {asks} in {job.queue}"
 
 

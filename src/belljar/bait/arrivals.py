@@ -22,7 +22,7 @@ LONGEST = 4096
 SETTLE = 0.5  # seconds in which the node's daemon has heard that the job was taken back, where it cannot be asked
 OFF = 0.01  # between two questions to it
 AGAIN = 0.5  # seconds between two tries to reach a bait that is just being restarted
-NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,9})?")
+NUMBER = re.compile(r"[0-9]{1,18}(\.[0-9]{1,9}|\[[0-9]{1,9}\])?")
 
 
 @asynccontextmanager

@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable, Iterator
 
 from belljar.bait import Settings
+from belljar.bait.classes import FAMILIES, TABLE
 from belljar.bait.keeper import LARGEST_CONF, secret
 from belljar.batch import Need, Pool
 from belljar.errors import BelljarError
-from belljar.host.commands import run
+from belljar.host.commands import run, which
 from belljar.host.files import read_capped
 
 LEAST_SECRET = 32  # bytes, as munge has it
@@ -29,6 +30,8 @@ def needs(settings: Settings, pool: Pool, image: Callable[[str], str], *, has_ad
         yield Need(
             f"bridge {bridge}", "" if is_there else "this host has none", f"Make it, or correct `networks.{kind}`."
         )
+    if len(settings.networks) > 1 or settings.closed:
+        yield Need("network classes", _apart(), "belljar bait rules | nft -f - (docs/bait.md)")
     wrong = "" if has_addresses else "none are set, and machines ask nobody for one"
     yield Need("addresses of machines", wrong, "Set `network.bridge_addresses` in belljar.toml (docs/networks.md).")
     yield Need("key", _tried(lambda: _key(settings)), "Name munge's key in bait.toml: `key`.")
@@ -50,6 +53,14 @@ def needs(settings: Settings, pool: Pool, image: Callable[[str], str], *, has_ad
             str(getattr(exc, "message", exc)).replace("\n", " "),
             "Is it there, and does it answer on this host?",
         )
+
+
+def _apart() -> str:
+    tables = (
+        run(["nft", "list", "tables"], timeout=20.0).out.decode("ascii", "replace").splitlines() if which("nft") else []
+    )
+    missing = [family for family in FAMILIES if f"table {family} {TABLE}" not in tables]
+    return f"no rules keep them apart: there is no table {missing[0]} {TABLE}" if missing else ""
 
 
 def _key(settings: Settings) -> str:

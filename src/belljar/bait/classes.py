@@ -20,7 +20,7 @@ from belljar.network import AntiSpoofing, nets_of
 from belljar.network import Settings as Network
 
 Nets = dict[str, tuple[str, ...]]  # bridge -> networks of its nodes' addresses
-TABLE = "belljar_bait"
+TABLE, FAMILIES = "belljar_bait", ("inet", "bridge")
 EARLY = -10  # before the site's own rules, which see what these let through
 
 

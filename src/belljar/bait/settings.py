@@ -24,7 +24,7 @@ TABLE = "bait"
 WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 INTERFACE = re.compile(r"[A-Za-z0-9._-]{1,15}")
 INSTANCE = re.compile(f"{WORD.pattern}(@{WORD.pattern})?")  # a bait may be a queue on a host
-BUILT = ("slurm", "gridengine")  # systems that machines join by themselves
+BUILT = ("slurm", "gridengine", "openpbs")  # systems that machines join by themselves
 
 
 def load(path: Path = FILE) -> Settings:

@@ -39,7 +39,7 @@ class PooledSlurm:
         )  # fmt: skip
 
     def up(self) -> None:
-        self.lab.etc.mkdir(parents=True)
+        self.lab.etc.mkdir(parents=True, exist_ok=True)
         self.lab.write_conf()
         text = self.lab.conf.read_text().replace(
             "PartitionName=", f"NodeSet={QUEUE} Feature={QUEUE}\nPartitionName=", 1

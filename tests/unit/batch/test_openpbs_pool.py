@@ -119,25 +119,35 @@ def test_a_job_is_held_by_the_system_moved_and_given_back() -> None:
         ("qrls", "-h", "s", "0.wn01"),
     )  # fmt: skip
     moved = replace(job, selection="1:ncpus=1:mem=300mb:vm_image=worker:host=vm10")
-    for asked in (job, moved):
-        assert NODES.give_back(asked, "batch", 30) == (
-            ("qalter", "-l", "select=1:ncpus=1:mem=300mb:vm_image=worker", "0.wn01"), ("qmove", "batch", "0.wn01"),
-            ("qrls", "-h", "s", "0.wn01"),
-        )  # fmt: skip
+    unpinned = ("qalter", "-l", "select=1:ncpus=1:mem=300mb:vm_image=worker", "0.wn01")
+    assert NODES.unpin(moved) == (unpinned,) and NODES.unpin(job) == ()
+    back = (("qmove", "batch", "0.wn01"), ("qrls", "-h", "s", "0.wn01"))
+    assert NODES.give_back(moved, "batch", 30) == (unpinned, *back) and NODES.give_back(job, "batch", 30) == back
     assert NODES.close("vm10", "its\njob 'has' ended")[:3] == ("pbsnodes", "-o", "-C")
     assert NODES.remove("vm10") == (("qmgr", "-c", "delete node vm10"),)
     assert CLIENT.note(job, 'no\n"image" -W x=y') == ("qalter", "-W", "comment=belljar: no??image? -W x=y", "0.wn01")
 
 
-def test_each_chunk_gets_a_machine() -> None:
-    assert chunks_of("2:ncpus=1:host=wn01:mem=1gb+ncpus=2+3") == ["ncpus=1:mem=1gb"] * 2 + ["ncpus=2"] + [""] * 3
-    assert NODES.move(replace(jobs("jobs")["1.wn01"]), ("vm10", "vm11"), "belljar")[1] == (
-        "qalter", "-l", "select=1:ncpus=1:mem=100mb:host=vm10+1:ncpus=1:mem=100mb:host=vm11", "1.wn01",
-    )  # fmt: skip
-    with pytest.raises(BadOption, match="2 chunks and 1 nodes"):
-        NODES.move(jobs("jobs")["1.wn01"], ("vm10",), "belljar")
+def test_each_chunk_is_bound_to_a_machine() -> None:
+    assert chunks_of("2:ncpus=1:host=wn01:mem=1gb+ncpus=2+3") == ["ncpus=1:mem=1gb"] * 2 + ["ncpus=2"] + ["ncpus=1"] * 3
+    two = jobs("jobs")["1.wn01"]
+    for nodes, hosts in ((("vm10", "vm11"), ("vm10", "vm11")), (("vm10",), ("vm10", "vm10"))):  # the second: place=pack
+        chunks = "+".join(f"1:ncpus=1:mem=100mb:host={host}" for host in hosts)
+        assert NODES.move(two, nodes, "belljar")[1] == ("qalter", "-l", f"select={chunks}", "1.wn01")
     with pytest.raises(ValueError, match="no name of a node"):
-        NODES.move(jobs("jobs")["0.wn01"], ("vm10;x",), "belljar")
+        NODES.move(two, ("vm10;x",), "belljar")
+
+
+def test_a_baits_machines_are_nodes_of_its_list() -> None:
+    nodes = load("openpbs").pool.of_bait("wn01", "vms", "bait_wn01", ("10.77.5.2 vm10", "10.77.5.3 vm11")).nodes
+    found = nodes.nodes((RECORDINGS / "pbsnodes-free.json").read_bytes())
+    assert (found["vm10"].features, found["wn01"].features) == (("bait_wn01",), ())
+    machine = nodes.new_machine(found)
+    assert (nodes.name_of(machine), nodes.address_of(machine)) == ("vm11", "10.77.5.3")
+    assert nodes.name_of(nodes.machine_of("vm10")) == "vm10" and nodes.machine_of("wn01") == ""
+    with pytest.raises(ValueError, match="native jobs beside machines"):
+        load("openpbs").pool.of_bait("wn01", "vms", "bait_wn01", ("10.77.5.2 vm10",), "cpus=4")
+    assert " queue=vms," in nodes.create("vm11", jobs("jobs")["0.wn01"])[0][2]
 
 
 def test_a_machine_joins_by_the_sites_own_settings() -> None:

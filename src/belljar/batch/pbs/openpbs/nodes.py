@@ -19,11 +19,12 @@ from belljar.batch.pool import (
     Command,
     JobView,
     Joining,
+    ListedNodes,
     Member,
-    Nodes,
     NodeState,
     NodeView,
     Pool,
+    listed,
 )
 from belljar.errors import BadOption
 from belljar.model import KIB, PlainFile
@@ -31,6 +32,7 @@ from belljar.model import KIB, PlainFile
 CONF = Path("/etc/pbs.conf")
 HOME = "/var/spool/pbs"  # of a machine's pbs_mom
 AWAY = frozenset({"down", "stale", "unresolvable", "state-unknown", "initializing", "sleep", "provisioning"})
+COUNT = re.compile(r"([0-9]{1,4})(?::|$)")  # of equal chunks
 PINNED = re.compile(r":(?:host|vnode)=[^:+]*")
 
 # pbs_mom in the foreground (-N): when it ends, so does the machine. 78 is UNFIT_CODE. The owner is read by the hook belljar_bait. Output
@@ -59,11 +61,12 @@ exec "$mom" -N </dev/null
 """
 
 
-class OpenPbsNodes(Nodes):
-    """The nodes' side. *queue*: the one that they are tied to."""
+class OpenPbsNodes(ListedNodes):
+    """The nodes' side. *queue*: the one that they are tied to; *hosts* and *feature*: as in ListedNodes."""
 
-    def __init__(self, queue: str = "belljar", features: Mapping[str, tuple[str, ...]] | None = None) -> None:
-        self.queue, self._features = queue, dict(features or {})
+    def __init__(self, queue: str = "belljar", hosts: Mapping[str, str] | None = None, feature: str = "") -> None:
+        super().__init__(hosts or {}, feature)
+        self.queue = queue
 
     def query(self) -> Command:
         return ("pbsnodes", "-a", "-F", "json")
@@ -72,7 +75,7 @@ class OpenPbsNodes(Nodes):
         found = document(printed, "pbsnodes").get("nodes", {})
         if not isinstance(found, dict):
             raise ValueError("pbsnodes printed no list of nodes")
-        return {name: _node(name, facts, self._features.get(name, ())) for name, facts in found.items()}
+        return {name: _node(name, facts, self.features_of(name)) for name, facts in found.items()}
 
     def create(self, node: str, job: JobView) -> tuple[Command, ...]:
         """Before its machine is started. With what its job asks for, whatever more its machine has."""
@@ -95,17 +98,23 @@ class OpenPbsNodes(Nodes):
         return (("qmgr", "-c", f"delete node {one_node(node)}"),)
 
     def move(self, job: JobView, nodes: tuple[str, ...], queue: str, *, reruns: bool = True) -> tuple[Command, ...]:
-        """Raises BadOption for a selection that is not one chunk for each node."""
-        chunks = chunks_of(job.selection)
-        if len(chunks) != len(nodes):
-            raise BadOption(f"{job.id}: {len(chunks)} chunks and {len(nodes)} nodes: each chunk gets a machine")
-        pinned = "+".join(f"1:{chunk}:host={one_node(node)}" for chunk, node in zip(chunks, nodes, strict=True))
-        return (("qmove", queue, job.id), ("qalter", "-l", f"select={pinned}", job.id), CLIENT.release(job.id))
+        """Each chunk is bound to a node; chunks that are packed on one to the same."""
+        chunks = [
+            f"1:{chunk}:host={one_node(nodes[at % len(nodes)])}" for at, chunk in enumerate(chunks_of(job.selection))
+        ]
+        return (
+            ("qmove", queue, job.id),
+            ("qalter", "-l", f"select={'+'.join(chunks)}", job.id),
+            CLIENT.release(job.id),
+        )
+
+    def unpin(self, job: JobView) -> tuple[Command, ...]:
+        chunks = "+".join(f"1:{chunk}" for chunk in chunks_of(job.selection))
+        return (("qalter", "-l", f"select={chunks}", job.id),) if PINNED.search(job.selection) else ()
 
     def give_back(self, job: JobView, queue: str, delay: float, *, stays_held: bool = False) -> tuple[Command, ...]:
         """What its user holds stays so. PBS takes a start time of the wall clock only; its own next cycle comes later anyway."""
-        chunks = "+".join(f"1:{chunk}" for chunk in chunks_of(job.selection))
-        return (("qalter", "-l", f"select={chunks}", job.id), ("qmove", queue, job.id), CLIENT.release(job.id))
+        return (*self.unpin(job), ("qmove", queue, job.id), CLIENT.release(job.id))
 
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         """*conf_file*: pbs.conf of this host. Raises BadOption where it names no server or installation."""
@@ -131,13 +140,10 @@ class OpenPbsNodes(Nodes):
 def chunks_of(selection: str) -> list[str]:
     """`2:ncpus=1:mem=1gb+ncpus=2` as one text for each chunk, without what pins it to a host."""
     found: list[str] = []
-    for part in filter(None, selection.split("+")):
-        count, _, rest = (
-            part.partition(":") if part[0].isdecimal() and "=" not in part.partition(":")[0] else ("1", "", part)
-        )
-        if not count.isdecimal() or len(count) > 4:
-            raise BadOption(f"{selection[:80]!r} is no selection of chunks")
-        found += [PINNED.sub("", f":{rest}").strip(":")] * int(count)
+    for part in selection.split("+"):
+        match = COUNT.match(part)
+        rest = part[match.end() :] if match else part
+        found += [PINNED.sub("", f":{rest}").strip(":") or "ncpus=1"] * int(match[1] if match else 1)
     return found
 
 
@@ -156,4 +162,13 @@ def _state(facts: dict[str, Any]) -> NodeState:
     return NodeState.BUSY if is_busy else NodeState.IDLE
 
 
-POOL = Pool(CLIENT, OpenPbsNodes())
+class OpenPbsPool(Pool):
+    """Both sides."""
+
+    def of_bait(self, name: str, queue: str, feature: str, nodes: tuple[str, ...], room: str = "") -> Pool:
+        if room:
+            raise ValueError("native", "native jobs beside machines are not built for OpenPBS", "Leave it out.")
+        return OpenPbsPool(self.client, OpenPbsNodes(queue, listed(nodes), feature), self.defaults)
+
+
+POOL = OpenPbsPool(CLIENT, OpenPbsNodes(), {"conf": CONF, "key": Path(), "gone_after": 5.0})
