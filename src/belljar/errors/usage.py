@@ -152,6 +152,36 @@ class LeaseDenied(UsageError):
         self.code = code  # EC2's
 
 
+class NoSuchLease(UsageError):
+    """No lease or machine with this id is this user's."""
+
+    hint = "Ask for the list of leases; ended ones are in it for a while."
+
+
+class LeaseEnded(UsageError):
+    """The lease or machine is not in a state in which this can be done."""
+
+    hint = "The list of leases has the state of each."
+
+
+class TokenMismatch(UsageError):
+    """A client token was given before, with a request for something else."""
+
+    hint = "Use a new token for each new request."
+
+
+class NoSuchKeyPair(UsageError):
+    """No key pair with this name is this user's."""
+
+    hint = "Make or import one under that name first."
+
+
+class KeyPairExists(UsageError):
+    """This user has a key pair of that name."""
+
+    hint = "Delete it first, or choose another name."
+
+
 class NotOurs(UsageError):
     """A file of somebody else's stands where one of ours is to be."""
 

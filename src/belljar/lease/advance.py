@@ -23,7 +23,7 @@ L, I, S = LeaseState, InstanceState, SlotState  # noqa: E741
 
 
 def advance(case: Case, seen: Seen, settings: Settings) -> Step:
-    """One step. Called again and again, with what is seen then."""
+    """One step, of one move of the lease at most. Called again and again, with what is seen then; at once where it has moved."""
     if not case.lease.is_live:
         return Step(case, _cancelled(seen.jobs or ()))
     case = _without_the_lost(case, seen, settings)
@@ -51,7 +51,7 @@ def drained(case: Case, cause: Cause, why: str, now: float) -> Case:
     """It ends from now on. What has no node has ended already."""
     lease = _lease(case.lease, L.DRAINING, now, cause=cause, why=why)
     instances = tuple(
-        _ended(one, cause, why, now) if one.state is I.QUEUED else replace(one, stop=True) for one in case.instances
+        ended(one, cause, why, now) if one.state is I.QUEUED else replace(one, stop=True) for one in case.instances
     )
     return replace(case, lease=lease, instances=instances)
 
@@ -62,7 +62,7 @@ def drained(case: Case, cause: Cause, why: str, now: float) -> Case:
 def _requested(case: Case, seen: Seen, settings: Settings) -> Step:
     lease = case.lease
     if lease.carrier:
-        return _claiming(replace(case, lease=_lease(lease, L.CLAIMING, seen.now)), seen, settings)
+        return Step(replace(case, lease=_lease(lease, L.CLAIMING, seen.now)))
     if _is_late(lease, seen):
         return _late(case, seen)
     if seen.jobs is None:
@@ -76,7 +76,7 @@ def _queued(case: Case, seen: Seen, settings: Settings) -> Step:
     """Its first pilot's hello ends this state."""
     lease, job = case.lease, _job(case.lease, seen)
     if any(one.is_live for one in _own(case)):
-        return _claiming(replace(case, lease=_lease(lease, L.CLAIMING, seen.now)), seen, settings)
+        return Step(replace(case, lease=_lease(lease, L.CLAIMING, seen.now)))
     if _is_late(lease, seen):
         return _late(case, seen)
     case = _missed(case, job, seen)
@@ -114,11 +114,11 @@ def _active(case: Case, seen: Seen, settings: Settings) -> Step:
     lease, now = case.lease, seen.now
     case = _missed(case, _job(lease, seen), seen)
     if now >= lease.ends:
-        return _draining(drained(case, Cause.EXPIRED, "its time is over", now), seen, settings)
+        return Step(drained(case, Cause.EXPIRED, "its time is over", now))
     live = [one for one in case.instances if one.is_live]
     if not live and not case.guests and not _lingers(case, seen, settings):
         last = max(case.instances, key=lambda one: one.ended)
-        return _draining(drained(case, last.cause or Cause.INTERNAL, last.why, now), seen, settings)
+        return Step(drained(case, last.cause or Cause.INTERNAL, last.why, now))
     acts = tuple(act for one in live for act in _wanted_of(one, case, seen))
     if lease.carrier:
         return Step(case, acts)
@@ -131,7 +131,7 @@ def _draining(case: Case, seen: Seen, settings: Settings) -> Step:
     cause = lease.cause or Cause.INTERNAL
     case = _missed(case, _job(lease, seen), seen)
     case = replace(case, instances=tuple(
-        _ended(one, cause, lease.why, now) if one.state is I.QUEUED else one for one in case.instances
+        ended(one, cause, lease.why, now) if one.state is I.QUEUED else one for one in case.instances
     ))  # fmt: skip
     live = [one for one in case.instances if one.is_live]
     acts = tuple(act for one in live for act in _stopped(one, case, seen))
@@ -175,7 +175,7 @@ def _go(case: Case, seen: Seen, settings: Settings) -> Step:
             one = (
                 replace(one, state=I.CLAIMED, slot=places.pop(0), since=now)
                 if places
-                else _ended(one, Cause.CAPACITY, "there were fewer nodes than asked for", now)
+                else ended(one, Cause.CAPACITY, "there were fewer nodes than asked for", now)
             )
         elif one.state is I.QUEUED:
             one = replace(one, state=I.CLAIMED, since=now)
@@ -183,7 +183,8 @@ def _go(case: Case, seen: Seen, settings: Settings) -> Step:
     ends = now + found.before + lease.wanted.seconds
     lease = _lease(lease, L.ACTIVE, now, begun=now, ends=ends, expected=0.0)
     done = tuple(changed.get(one.id, one) for one in case.slots)
-    return _active(replace(case, lease=lease, instances=tuple(instances), slots=done), seen, settings)
+    case = replace(case, lease=lease, instances=tuple(instances), slots=done)
+    return Step(case, tuple(act for one in case.instances if one.is_live for act in _wanted_of(one, case, seen)))
 
 
 def _wanted_of(one: Instance, case: Case, seen: Seen) -> tuple[Act, ...]:
@@ -248,7 +249,7 @@ def _without_the_lost(case: Case, seen: Seen, settings: Settings) -> Case:
 def without_its_node(one: Instance, slot: Slot, cause: Cause, why: str, now: float) -> Instance:
     """A machine whose pilot has ended: it is charged for as long as that was heard of."""
     last = max(one.began_at, slot.heard - slot.zero) if one.launched else 0.0
-    return _ended(one, one.cause or cause, why, now, ended_at=last)
+    return ended(one, one.cause or cause, why, now, ended_at=last)
 
 
 def _is_lost(slot: Slot, case: Case, seen: Seen, settings: Settings) -> bool:
@@ -284,7 +285,7 @@ def again(case: Case, cause: Cause, why: str, seen: Seen, settings: Settings) ->
     """Nothing of it ran: a job of another name. The nodes it has are given back."""
     lease = case.lease
     if lease.attempt >= settings.tries:
-        return _draining(drained(case, cause, f"{why}; {lease.attempt} jobs were tried", seen.now), seen, settings)
+        return Step(drained(case, cause, f"{why}; {lease.attempt} jobs were tried", seen.now))
     lease = _lease(lease, L.REQUESTED, seen.now, attempt=lease.attempt + 1, job="", missing=0.0, why=why, expected=0.0)
     return Step(replace(case, lease=lease))
 
@@ -302,7 +303,7 @@ def _over(case: Case, seen: Seen) -> Case:
     return replace(case, lease=_lease(case.lease, end, seen.now, cause=cause, missing=0.0))
 
 
-def _ended(one: Instance, cause: Cause, why: str, now: float, *, ended_at: float = 0.0) -> Instance:
+def ended(one: Instance, cause: Cause, why: str, now: float, *, ended_at: float = 0.0) -> Instance:
     return replace(
         one, state=I.TERMINATED, since=now, ended=now, cause=one.cause or cause, why=one.why or why,
         ended_at=max(ended_at, one.began_at),

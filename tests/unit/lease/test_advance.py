@@ -20,6 +20,7 @@ from belljar.lease import (
 from belljar.lease.advance import advance, drained, rejected, strays
 from belljar.lease.case import Case, Job, Kind, Seen, Step
 from belljar.lease.reports import Answer, heard
+from belljar.lease.states import LEASE_MOVES
 from belljar.model import GIB
 from belljar.records import replace
 
@@ -44,9 +45,13 @@ class Story:
 
     def look(self, after: float = 5.0) -> Step:
         self.now += after
-        step = advance(self.case, Seen(self.now, 0.0, self.jobs, frozenset(self.connected)), self.settings)
-        self.case = step.case
-        return step
+        while True:
+            before = self.case.lease.state
+            step = advance(self.case, Seen(self.now, 0.0, self.jobs, frozenset(self.connected)), self.settings)
+            assert step.case.lease.state in {before, *LEASE_MOVES[before]}
+            self.case = step.case
+            if self.case.lease.state is before:
+                return step
 
     def hears(self, tell: Tell, rank: int = 0, seq: int = 0, pilot: str = "p", **facts: object) -> Answer:
         report = Report(tell, "r-1", self.case.lease.attempt, rank, pilot + str(rank), seq, mono=self.now, **facts)  # type: ignore[arg-type]
