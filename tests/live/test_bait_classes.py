@@ -90,6 +90,12 @@ class Nodes:
         argv = self.lab.inside(self.lab.host, "nft", "-f", "-")
         subprocess.run(argv, input=done.stdout, check=True, timeout=30)
 
+    def checked(self) -> str:
+        """What `belljar bait check` says of the classes."""
+        argv = self.lab.inside(self.lab.host, *map(str, self.belljar.argv("bait", "check", str(self.file))))
+        done = subprocess.run(argv, env=self.belljar.env, capture_output=True, text=True, timeout=60, check=False)
+        return next((line for line in done.stdout.splitlines() if "network classes" in line), done.stderr)
+
     def close(self) -> None:
         for name in self.names:
             ip("netns", "delete", name)
@@ -125,8 +131,10 @@ def test_nodes_reach_their_own_class_and_the_services_and_a_closed_one_nothing_e
     router = ("10.98.0.99:22", "10.98.0.99:6817")
     before = {one: nodes.reaches(one, other["open" if one == "a" else "closed"], *outside, *here) for one in "ac"}
     assert all(all(found) for found in before.values()), before  # nothing was in the way
+    assert nodes.checked() == "BAD  network classes: no rules keep them apart: there is no table inet belljar_bait"
     for _ in range(2):  # again and again
         nodes.guard()
+    assert nodes.checked() == "ok   network classes"
     service = ["host 6817", "host 6817"]
     assert nodes.reaches("a", own["open"], other["open"]) == ["b", ""]
     assert nodes.reaches("a", *outside) == ["world 22", "world 22", "world 6817"]
