@@ -7,7 +7,8 @@ import os
 import sysconfig
 
 import pytest
-from tests.live.conftest import ROOT, STORE
+from tests.batch.lab.worker import IMAGE, MPI_IMAGE, ready
+from tests.live.conftest import ROOT, STORE, Belljar
 from tests.roots import Room, root
 
 PACKAGES = ("e2fsprogs", "iproute2", "munge", "nftables", "passwd", "python3-pytest", "python3-pytest-timeout", "qemu-system-x86",
@@ -19,6 +20,7 @@ FILES = (
     "test_slurm_native.py",
     "test_slurm_control.py",
 )
+OF_WORKER_NODES = ("test_slurm_bait.py", "test_slurm_mpi.py", "test_slurm_cloud.py")
 LONGEST = 3000.0
 # A resolver gives no address where a network has none but its loopback's.
 NETWORK = """ip link add v0 type veth peer name v1
@@ -34,15 +36,27 @@ pytestmark = [
 
 @pytest.mark.parametrize(("suite", "release"), [("trixie", b"24.11"), ("sid", b"26.05")])
 def test_the_slurm_of_another_debian(suite: str, release: bytes) -> None:
+    passes_there(suite, release, FILES, "not slow")
+
+
+@pytest.mark.parametrize(("suite", "release"), [("trixie", b"24.11")])
+def test_worker_nodes_with_the_slurm_of_another_debian(suite: str, release: bytes) -> None:
+    """Machines of the same release."""
+    ready(Belljar(STORE.parent / "building"), *(f"{one.rpartition('-')[0]}-{suite}" for one in (IMAGE, MPI_IMAGE)))
+    passes_there(suite, release, OF_WORKER_NODES, "batch", BELLJAR_BAIT_SUITE=suite)
+
+
+def passes_there(suite: str, release: bytes, files: tuple[str, ...], marked: str, **env: str) -> None:
     ours = {"BELLJAR_TEST_STORE": str(STORE), "BELLJAR_TEST_STATE": "/var/tmp/belljar-state",
             "PYTHONPATH": f"{ROOT}/src:{sysconfig.get_path('purelib')}", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "PYTHONDONTWRITEBYTECODE": "1"}  # fmt: skip
-    words = ("python3", "-m", "pytest", "-p", "pytest_timeout", "-p", "no:cacheprovider", "-m", "not slow")
+            "PYTHONDONTWRITEBYTECODE": "1", **env}  # fmt: skip
+    words = ("python3", "-m", "pytest", "-p", "pytest_timeout", "-p", "no:cacheprovider", "-m", marked)
     with Room(root(suite, PACKAGES), net=True, host="slurm", binds={ROOT: str(ROOT), STORE: str(STORE)}) as room:
         room.run("sh", "-ec", NETWORK)
         assert release in room.run("slurmd", "-V").stdout
-        files = [f"tests/batch/{one}" for one in FILES]
-        done = room.run(*words, *files, cwd=str(ROOT), check=False, timeout=LONGEST, **ours)
+        done = room.run(
+            *words, *(f"tests/batch/{one}" for one in files), cwd=str(ROOT), check=False, timeout=LONGEST, **ours
+        )
     said = done.stdout.decode(errors="replace")
     assert done.returncode == 0, said[-20000:] + done.stderr.decode(errors="replace")[-2000:]
     assert " skipped" not in said, said[-2000:]
