@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 
 import h11
@@ -19,11 +20,12 @@ from belljar.lease.ec2.query import LARGEST_BODY, Sent
 from belljar.lease.ec2.refusals import Refused
 
 LARGEST_HEAD = 64 << 10  # a GET with user data in its query
-MOST_CONNECTIONS, MOST_REQUESTS = 512, 10000
+MOST_CONNECTIONS, MOST_REQUESTS, THREADS = 512, 10000, 4
 IDLE, REQUEST_TIMEOUT, SEND_TIMEOUT, LINGER = 75.0, 30.0, 30.0, 2.0
 CHUNK = 1 << 16
 NOBODY = "00000000-0000-0000-0000-000000000000"  # the id of what was no request
-Respond = Callable[[Sent, str], Answer]  # a request, and its client's address
+Respond = Callable[[Sent, str], Answer]  # a request, and its client's address; called in threads
+_Respond = Callable[[Sent, str], Awaitable[Answer]]
 
 
 async def serve(where: str, respond: Respond, tls: ssl.SSLContext | None = None) -> None:
@@ -36,7 +38,9 @@ async def serve(where: str, respond: Respond, tls: ssl.SSLContext | None = None)
 async def listening(where: str, respond: Respond, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[str, int]]:
     """The address and port at which it is answered, while the block lasts; connections end with it."""
     address, port = _place(where, tls)
-    door = _Door(respond)
+    # Records are on disks, which may be slow; and each thread has a connection of its own to them.
+    threads, loop = ThreadPoolExecutor(THREADS, "ec2"), asyncio.get_running_loop()
+    door = _Door(lambda sent, peer: loop.run_in_executor(threads, respond, sent, peer))
     try:
         server = await asyncio.start_server(door.serve, address, port, ssl=tls, limit=CHUNK)
     except OSError as exc:
@@ -46,6 +50,7 @@ async def listening(where: str, respond: Respond, tls: ssl.SSLContext | None = N
             yield server.sockets[0].getsockname()[:2]
     finally:
         await door.close()
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _place(where: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
@@ -64,7 +69,7 @@ def _place(where: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
 
 
 class _Door:
-    def __init__(self, respond: Respond) -> None:
+    def __init__(self, respond: _Respond) -> None:
         self._respond, self._open = respond, set[asyncio.Task[None]]()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -92,7 +97,7 @@ class _Door:
 class _Talk:
     """One connection."""
 
-    def __init__(self, respond: Respond, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, respond: _Respond, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._respond, self._reader, self._writer = respond, reader, writer
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=LARGEST_HEAD)
         self._peer = str((writer.get_extra_info("peername") or ("",))[0])
@@ -106,7 +111,8 @@ class _Talk:
                     return
                 async with asyncio.timeout(REQUEST_TIMEOUT):
                     sent = await self._sent(head)
-                await self._reply(self._respond(sent, self._peer), is_head=head.method == b"HEAD")
+                answer = await self._respond(sent, self._peer)
+                await self._reply(answer, is_head=head.method == b"HEAD")
             except h11.RemoteProtocolError as exc:
                 if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE):
                     await self._refuse(Refused("MalformedHTTPRequest", str(exc)), exc.error_status_hint)
