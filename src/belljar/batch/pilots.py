@@ -56,6 +56,9 @@ class Pilots(Protocol):
         """Raises ValueError."""
 
     def cancel(self, job: JobId) -> Command: ...
+    def extend(self, job: JobId, seconds: float) -> Command:
+        """A running job's limit is this now. Raises ValueError where a system cannot do that."""
+
     def query(self) -> Command:
         """The one command that tells of all jobs of this account."""
 

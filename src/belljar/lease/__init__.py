@@ -53,6 +53,15 @@ class Settings:
     queue: str = setting("", "partition or queue of pilot jobs; empty: the batch system's own default")
     spot_queue: str = setting("", "queue whose jobs are preempted, for spot machines; empty: there are none")
     account: str = setting("", "account or project of pilot jobs; empty: the batch system's own default")
+    environment: str = setting(
+        "", "Grid Engine: parallel environment of leases with more than one processor, with as many on each node"
+    )
+    notice: float = setting(
+        0.0, "the batch system's time between TERM and KILL; 0: what it has by default", unit="seconds", minimum=0
+    )
+    door: Path = setting(
+        Path("/run/belljar-lease/door"), "socket by which owners on this host ask (`belljar lease run`)"
+    )
     pilot: str = setting("belljar", "the belljar command, as nodes find it")
     images: tuple[str, ...] = setting((), "required: names of images that may be leased; `*` and `?` are wildcards")
     types: Pairs = setting(

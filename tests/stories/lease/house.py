@@ -91,7 +91,7 @@ class Service:
             SITE_KEY, self.applied, self.hear, lambda: None, lambda *a, **k: self.told.append((a[0], k)), 5.0
         )
 
-    def applied(self, slot: str, pilot: str) -> int:
+    async def applied(self, slot: str, pilot: str) -> int:
         return max((one.seq for one in self.heard if one.slot == slot and one.pilot == pilot), default=0)
 
     async def hear(self, report: Report) -> Iterable[Order]:

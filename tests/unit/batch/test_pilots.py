@@ -88,3 +88,9 @@ def test_a_system_without_pilots_is_named_with_those_that_have_them() -> None:
     assert "slurm" in error.value.hint
     with pytest.raises(BadOption, match="no such batch system"):
         pilots_of("nqs")
+
+
+def test_a_jobs_limit_is_moved_where_its_system_can() -> None:
+    assert SLURM.extend("7", 3601.0) == ("scontrol", "update", "JobId=7", "TimeLimit=61")
+    with pytest.raises(ValueError, match="Grid Engine"):
+        GRID.extend("7", 3601.0)

@@ -53,6 +53,9 @@ class GridEnginePilots(Pilots):
     def cancel(self, job: JobId) -> Command:
         return CLIENT.cancel(job)
 
+    def extend(self, job: JobId, seconds: float) -> Command:
+        raise ValueError("Grid Engine does not change the limit of a running job")
+
     def query(self) -> Command:
         return ("qstat", "-u", "*", "-r", "-xml")
 

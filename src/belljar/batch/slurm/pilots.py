@@ -41,6 +41,10 @@ class SlurmPilots(Pilots):
     def cancel(self, job: JobId) -> Command:
         return CLIENT.cancel(job)
 
+    def extend(self, job: JobId, seconds: float) -> Command:
+        """Operators alone may. https://slurm.schedmd.com/scontrol.html#OPT_TimeLimit"""
+        return ("scontrol", "update", f"JobId={job}", f"TimeLimit={-(-int(seconds) // 60)}")
+
     def query(self) -> Command:
         return ("squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%S|%r|%j")
 

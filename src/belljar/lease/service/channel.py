@@ -58,7 +58,7 @@ class Channel:
     *moved*: somebody came, or went."""
 
     def __init__(
-        self, site_key: bytes, applied: Callable[[str, str], int], hear: Hear, moved: Callable[[], None],
+        self, site_key: bytes, applied: Callable[[str, str], Awaitable[int]], hear: Hear, moved: Callable[[], None],
         tell: Callable[..., None], silence: float,
     ) -> None:  # fmt: skip
         self._site_key, self._applied, self._hear, self._moved = site_key, applied, hear, moved
@@ -144,13 +144,13 @@ class Channel:
         self._unproved += 1
         try:
             async with asyncio.timeout(OPENING):
-                peer, messages = await self._greet(reader, writer, connection)
+                peer, seen, messages = await self._greet(reader, writer, connection)
         finally:
             self._unproved -= 1
         if peer.stream:
             return self._hand_over(peer, reader, writer, connection)
         slot = f"{peer.lease}.{peer.attempt}.{peer.slot}"
-        session, inbox = Session(peer.seen), Inbox(self._applied(slot, peer.instance))
+        session, inbox = Session(peer.seen), Inbox(seen)
         speaking = asyncio.ensure_future(self._speak(writer, connection, session, inbox))
         try:
             while not speaking.done():
@@ -172,19 +172,19 @@ class Channel:
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: Connection
-    ) -> tuple[Opening, list[Message]]:
-        """Until the other side has proved that it speaks now: its first messages, too."""
+    ) -> tuple[Opening, int, list[Message]]:
+        """Until the other side has proved that it speaks now: number of its last report that is written down, and its first messages."""
         while connection.peer is None:
             connection.receive(await _some(reader))
         peer = connection.peer
-        seen = self._applied(f"{peer.lease}.{peer.attempt}.{peer.slot}", peer.instance)
+        seen = await self._applied(f"{peer.lease}.{peer.attempt}.{peer.slot}", peer.instance)
         writer.write(
             connection.open(Opening(peer.lease, peer.slot, peer.attempt, nonce=nonce(), seen=seen, stream=peer.stream))
         )
         messages = connection.receive(b"")
         while not connection.is_proved:
             messages += connection.receive(await _some(reader))
-        return peer, messages
+        return peer, seen, messages
 
     def _hand_over(
         self, peer: Opening, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: Connection

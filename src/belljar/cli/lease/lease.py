@@ -1,0 +1,312 @@
+"""`belljar lease`: machines of an image for so long, by the site's batch system. All but `serve` ask the service by its socket."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import select
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from belljar.cli.parser import FORMAT, Verb, acts
+from belljar.cli.render import duration, show
+from belljar.errors import BadOption, HostError, NotPermitted
+
+if TYPE_CHECKING:
+    from belljar.assembly import House
+
+ENDED = ("terminated", "released", "expired", "cancelled", "preempted", "failed")
+LARGEST_ANSWER = 64 << 20
+LOOK_AGAIN = 1.0  # seconds between two questions of who waits
+KEYS = ("id_ed25519.pub", "id_ecdsa.pub", "id_rsa.pub")
+
+
+def serve(args: argparse.Namespace, house: House) -> int:
+    from belljar.host.service.telling import teller
+    from belljar.lease import settings
+    from belljar.lease.service.start import serve
+
+    folder = args.state or house.folders.store / "lease"
+    tell = teller(sys.stdout, as_json=args.format == "json")
+    asyncio.run(serve(lambda: settings.load(args.file), folder, tell))
+    return 0
+
+
+def run(args: argparse.Namespace, house: House) -> int:
+    wanted: dict[str, Any] = {
+        "image": args.image, "count": int(args.count), "least": int(args.least), "per_node": int(args.per_node),
+        "cpus": int(args.cpus), "memory": int(args.memory or 0), "disk": int(args.disk or 0), "type": args.type, "seconds": float(args.time or 3600 * (args.hours or 0)),
+        "queue": args.queue, "network": args.network, "public": _public_key(args.key), "token": args.token,
+        "user_data": _user_data(args.user_data),
+    }  # fmt: skip
+    answer = ask(args.door, "run", wanted=wanted)
+    lease = answer["lease"]["id"]
+    if args.wait is not None:
+        _until_running(args.door, lease, float(args.wait or 0))
+    machines = [(one["id"], lease) for one in answer["instances"]]
+    show({"lease": lease, "machines": [one for one, _ in machines]}, ("MACHINE", "LEASE"), machines, as_=args.format)
+    return 0
+
+
+def status(args: argparse.Namespace, house: House) -> int:
+    found = ask(args.door, "status", lease=args.lease or "")
+    rows = []
+    for lease in found["leases"]:
+        now = time.time()
+        left = duration(lease["ends"] - now) if lease["begun"] and lease["state"] not in ENDED else ""
+        machines = [one for one in found["machines"] if one["lease"] == lease["id"]]
+        rows.append((lease["id"], "", lease["state"], lease["wanted"]["image"], lease["job"], left, lease["why"]))
+        rows += [("", one["id"], one["state"], one["image"], one["host"], "", one["why"]) for one in machines]
+    show(found, ("LEASE", "MACHINE", "STATE", "IMAGE", "JOB OR HOST", "LEFT", "WHY"), rows, as_=args.format)
+    return 0
+
+
+def extend(args: argparse.Namespace, house: House) -> int:
+    ask(args.door, "extend", id=args.lease, seconds=float(args.time))
+    return 0
+
+
+def release(args: argparse.Namespace, house: House) -> int:
+    for one in args.leases:
+        ask(args.door, "release", id=one)
+    return 0
+
+
+def console(args: argparse.Namespace, house: House) -> int:
+    sys.stdout.buffer.write(ask(args.door, "console", id=args.machine)["text"].encode("latin-1"))
+    return 0
+
+
+def ssh(args: argparse.Namespace, house: House) -> int:
+    """OpenSSH's own client, which knows the host's keys from the service, and nobody else's."""
+    from belljar.host.commands import which
+    from belljar.machine.outside.detached import command
+
+    machines = ask(args.door, "status")["machines"]
+    found = [
+        one
+        for one in machines
+        if args.machine in (one["id"], one["lease"] if one["state"] == "running" else "") and one["state"] not in ENDED
+    ]
+    if len(found) != 1:
+        many = (
+            f"{args.machine} has {len(found)} machines that run" if found else f"{args.machine}: no machine that runs"
+        )
+        raise BadOption(many, hint="See `belljar lease status`.")
+    one, client = found[0], which("ssh")
+    if client is None or not one["host_keys"]:
+        raise HostError(
+            "ssh: no such program here" if client is None else f"{one['id']}: it has no ssh server that is known",
+            hint="Lease an image with an ssh server, and have OpenSSH's client on this host.",
+        )
+    with tempfile.NamedTemporaryFile("w", prefix="belljar-known-") as known:  # 0600
+        known.writelines(f"{one['id']} {key}\n" for key in one["host_keys"])
+        known.flush()
+        words = [*command(), "lease", "connect", "--door", str(args.door), one["id"]]
+        options = {
+            "ProxyCommand": " ".join(_quoted(word) for word in words), "HostKeyAlias": one["id"], "UserKnownHostsFile": known.name,
+            "GlobalKnownHostsFile": "/dev/null", "StrictHostKeyChecking": "yes", "UpdateHostKeys": "no",
+        }  # fmt: skip
+        argv = [
+            client,
+            *(word for name, value in options.items() for word in ("-o", f"{name}={value}")),
+            *_identity(args),
+        ]
+        argv += [f"{args.user}@{one['id']}", *(args.command[1:] if args.command[:1] == ["--"] else args.command)]
+        return os.waitstatus_to_exitcode(os.spawnv(os.P_WAIT, client, argv) << 8)
+
+
+def connect(args: argparse.Namespace, house: House) -> int:
+    """Standard streams to the machine's ssh server: for ssh's ProxyCommand."""
+    with _connected(args.door) as door:
+        _say(door, "connect", id=args.machine)
+        _answer(door)
+        inputs = [0, door.fileno()]
+        while True:
+            for ready in select.select(inputs, [], [])[0]:
+                data = os.read(ready, 1 << 16)
+                if ready != 0:
+                    if not data:
+                        return 0
+                    _write(1, data)
+                elif data:
+                    door.sendall(data)
+                else:
+                    inputs.remove(0)
+                    door.shutdown(socket.SHUT_WR)
+
+
+# -- the service's socket ----------------------------------------------------------------------------------------------
+
+
+def ask(path: Path, do: str, **facts: Any) -> dict[str, Any]:
+    """Raises what the service refused with, as the class it was."""
+    with _connected(path) as door:
+        _say(door, do, **facts)
+        return _answer(door)
+
+
+def _connected(path: Path) -> socket.socket:
+    door = socket.socket(socket.AF_UNIX)
+    try:
+        door.connect(str(path))
+    except PermissionError as exc:
+        door.close()
+        raise NotPermitted(f"{path}: {exc.strerror}") from exc
+    except OSError as exc:
+        door.close()
+        raise HostError(
+            f"{path}: {exc.strerror or exc}",
+            hint="Is `belljar lease serve` up on this host? --door names another socket.",
+        ) from exc
+    return door
+
+
+def _say(door: socket.socket, do: str, **facts: Any) -> None:
+    from belljar.model import dumps
+
+    door.sendall(dumps({"do": do, **facts}) + b"\n")
+
+
+def _answer(door: socket.socket) -> dict[str, Any]:
+    import json
+
+    from belljar.machine.outside.detached import error_of
+
+    line = bytearray()
+    while not line.endswith(b"\n") and len(line) < LARGEST_ANSWER:
+        data = door.recv(1)  # not one byte more: what follows may be the machine's
+        if not data:
+            raise HostError("the lease service closed the connection", hint="See what it says in its log.")
+        line += data
+    answer: dict[str, Any] = json.loads(line)
+    if "error" in answer:
+        raise error_of(answer)
+    return answer
+
+
+def _until_running(door: Path, lease: str, limit: float) -> None:
+    """Raises HostError when it has ended, or the time is over."""
+    end = time.monotonic() + limit if limit else float("inf")
+    while True:
+        found = ask(door, "status", lease=lease)
+        states = {one["state"] for one in found["machines"]}
+        state, why = found["leases"][0]["state"], found["leases"][0]["why"]
+        if states == {"running"}:
+            return
+        if state in ENDED or "terminated" in states:
+            whys = why or next((one["why"] for one in found["machines"] if one["why"]), "")
+            raise HostError(f"{lease}: {state}: {whys}", hint="See `belljar lease status`.")
+        if time.monotonic() > end:
+            raise HostError(f"{lease}: not running after {limit:.0f} s: {state}: {why}", hint="It goes on.")
+        time.sleep(LOOK_AGAIN)
+
+
+# -- small helps -------------------------------------------------------------------------------------------------------
+
+
+def _public_key(path: Path | None) -> str:
+    """The file's, or that of the usual places; "" where there is none."""
+    known = [path] if path else [Path.home() / ".ssh" / name for name in KEYS]
+    for one in known:
+        try:
+            text = one.read_text().strip()
+        except (OSError, UnicodeDecodeError) as exc:
+            if path:
+                raise BadOption(f"--key {path}: {exc}", hint="Give the public half: id_ed25519.pub.") from exc
+            continue
+        if "PRIVATE KEY" in text:
+            raise BadOption(f"--key {path}: this is a private key", hint="Give the public half, which ends in .pub.")
+        return text
+    return ""
+
+
+def _user_data(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return path.read_bytes().decode("latin-1")
+    except OSError as exc:
+        raise BadOption(f"--user-data {path}: {exc.strerror}") from exc
+
+
+def _identity(args: argparse.Namespace) -> list[str]:
+    return ["-i", str(args.identity), "-o", "IdentitiesOnly=yes"] if args.identity else []
+
+
+def _quoted(word: str) -> str:
+    """For ssh: `%` begins what it fills in, and a shell reads the rest."""
+    import shlex
+
+    return shlex.quote(word.replace("%", "%%"))
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+DOOR = "--door PATH :path =/run/belljar-lease/door | the service's socket on this host"
+ROWS = f"""
+# serve | be the site's lease service: until TERM; leases and their machines go on without it
+FILE ? :path =/etc/belljar/lease.toml | its settings
+--state DIR :path | folder of its records, key and certificate; default: lease/ below `paths.store`
+{FORMAT}
+# run | ask for machines; they come when the batch system gives nodes
+IMAGE | its name
+--time TIME | how long they are wanted, as in 2h (`lease.default_time`)
+--hours N | the same, in hours
+-n --count N =1 | so many machines
+--least N =0 | start with so many, too
+--per-node N =1 | so many of them may share a node
+--type NAME = | of `lease.types`; default: the first
+--cpus N =0 | other than the type has
+--memory SIZE | other than the type has
+--disk SIZE | other than the type has
+--network NAME = | of `lease.networks`; default: the first
+--queue NAME = | partition or queue
+--key FILE :path | your public key, for ssh as root; default: of ~/.ssh
+--user-data FILE :path | for the guest's own init
+--token TEXT = | asked again with the same one, it is the same lease
+--wait TIME ? | return when all run; fail after this time
+{DOOR}
+{FORMAT}
+# status | list your leases and their machines
+LEASE ? | this one alone
+{DOOR}
+{FORMAT}
+# extend | let a lease last longer, where its job's limit allows it
+LEASE | its id
+TIME | by so much, as in 1h
+{DOOR}
+# release | give leases, or single machines, back
+LEASE + @leases | ids of leases or machines
+{DOOR}
+# ssh | log in to a machine; its host key is known
+MACHINE | its id, or that of a lease with one machine
+COMMAND * | what to run there
+--user NAME =root | as whom
+-i --identity FILE :path | your private key
+{DOOR}
+# connect | carry standard input and output to a machine's ssh server (ProxyCommand)
+MACHINE | its id
+{DOOR}
+# console | show what a machine wrote on its console last
+MACHINE | its id
+{DOOR}
+"""
+FUNCTIONS = {
+    "serve": serve, "run": run, "status": status, "extend": extend, "release": release, "ssh": ssh, "connect": connect,
+    "console": console,
+}  # fmt: skip
+VERBS = {
+    "lease": Verb(
+        "Machines of an image for so long: pilot jobs of the site's batch system hold their nodes.",
+        acts=acts(ROWS, FUNCTIONS),
+    )
+}

@@ -1,0 +1,40 @@
+"""lease.toml: every mistake at once."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from belljar.errors import BadSettings
+from belljar.lease.service.start import types
+from belljar.lease.settings import load
+
+PAGE = Path(__file__).parents[3] / "docs/lease/site.md"
+
+
+def test_the_pages_file_is_read(tmp_path: Path) -> None:
+    (found,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "lease.toml").write_text(textwrap.dedent(found))
+    settings, (policy,) = load(tmp_path / "lease.toml")
+    assert (policy.name, policy.users, policy.time) == ("all", ("*",), 86400.0)
+    assert types(settings)["large"].cpus == 4
+
+
+def test_mistakes_are_told_together(tmp_path: Path) -> None:
+    (tmp_path / "lease.toml").write_text('[lease]\nsystm = "slurm"\nport = 0\n[policy.x]\nmachine = 3\n[leases]\n')
+    with pytest.raises(BadSettings) as error:
+        load(tmp_path / "lease.toml")
+    told = "\n".join(map(str, error.value.mistakes))
+    assert all(one in told for one in ("systm", "port", "machine", "leases"))
+
+
+def test_what_a_service_cannot_do_without_is_named(tmp_path: Path) -> None:
+    (tmp_path / "lease.toml").write_text('[lease]\nsystem = "nqs"\n')
+    with pytest.raises(BadSettings) as error:
+        load(tmp_path / "lease.toml")
+    told = "\n".join(map(str, error.value.mistakes))
+    for one in ("nqs", "lease.address", "lease.images", "no policy"):
+        assert one in told
