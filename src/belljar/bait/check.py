@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from belljar.bait import Settings
 from belljar.bait.classes import FAMILIES, TABLE
@@ -19,12 +19,9 @@ LEAST_SECRET = 32  # bytes, as munge has it
 
 def needs(settings: Settings, pool: Pool, image: Callable[[str], str], *, has_addresses: bool) -> Iterator[Need]:
     """*image*: what is wrong with an image of this name; *has_addresses*: `network.bridge_addresses` is set."""
+    packages = " ".join(pool.nodes.packages) or "..."
     for name in settings.images:
-        yield Need(
-            f"image {name}",
-            image(name),
-            f"belljar image build debian --name {name} --packages slurmd slurm-client munge",
-        )
+        yield Need(f"image {name}", image(name), f"belljar image build debian --name {name} --packages {packages}")
     for kind, bridge in settings.networks:
         is_there = os.access(f"/sys/class/net/{bridge}/bridge", os.F_OK)
         yield Need(
@@ -34,15 +31,14 @@ def needs(settings: Settings, pool: Pool, image: Callable[[str], str], *, has_ad
         yield Need("network classes", _apart(), "belljar bait rules | nft -f - (docs/bait.md)")
     wrong = "" if has_addresses else "none are set, and machines ask nobody for one"
     yield Need("addresses of machines", wrong, "Set `network.bridge_addresses` in belljar.toml (docs/networks.md).")
-    yield Need("key", _tried(lambda: _key(settings)), "Name munge's key in bait.toml: `key`.")
-    text = ""
+    if settings.key != Path():
+        yield Need("key", _tried(lambda: _key(settings)), "Name the pool's key in bait.toml: `key`.")
+    text = wrong = ""
     try:
         text = read_capped(settings.conf, LARGEST_CONF).decode("utf-8", "replace")
-        has_more = re.search(r"(?im)^\s*include\s", text)
-        wrong = "it includes other files, which machines do not get" if has_more else ""
     except OSError as exc:
         wrong = f"{settings.conf}: {exc.strerror}"
-    yield Need("conf", wrong, "Name one whole slurm.conf in bait.toml: `conf`.")
+    yield Need("conf", wrong, "Name the system's settings in bait.toml: `conf`.")
     ask: Callable[..., str] = lambda *argv: run(argv, timeout=20.0).out.decode("utf-8", "replace")  # noqa: E731
     baits = (settings.name, *settings.also)
     try:

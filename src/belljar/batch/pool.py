@@ -174,9 +174,11 @@ class Client(Protocol):
 
 
 class Nodes(Protocol):
-    """The nodes of one system. *folders*: what a node's daemons write to in its machine, by themselves."""
+    """The nodes of one system. *folders*: what a node's daemons write to in its machine, by themselves; *packages*: of Debian's, that an
+    image needs to become one."""
 
     folders: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
 
     tells_reasons: bool = True  # why a node is closed; else it is not seen who closed it
 

@@ -49,6 +49,13 @@ def test_a_slurm_that_has_everything_is_good(prolog: Path) -> None:
     assert wrong(slurm(said(Prolog=str(prolog)))) == {}
 
 
+def test_a_system_without_a_key_is_asked_for_none(tmp_path: Path) -> None:
+    settings = Settings(system="gridengine", images=("worker",), conf=tmp_path / "bootstrap", key=Path())
+    found = list(check.needs(settings, load("gridengine").pool, lambda name: "", has_addresses=True))
+    assert [one.what for one in found] == ["image worker", "addresses of machines", "conf"]
+    assert found[0].remedy.endswith("--packages gridengine-exec") and "No such file" in found[2].wrong
+
+
 def said(**values: str) -> str:
     """The recording, with other values of some keys."""
     lines = [line for line in CONFIG.splitlines() if line.split(" ")[0].partition("[")[0] not in values]
@@ -132,6 +139,6 @@ def test_what_the_host_lacks_is_named_and_a_slurm_that_does_not_answer(
     assert {one.what: one.wrong for one in found if one.wrong} == {
         "image worker": "worker: no such image", "bridge nobridge0": "this host has none",
         "addresses of machines": "none are set, and machines ask nobody for one",
-        "key": f"{tmp_path}/key: shorter than 32 bytes", "conf": "it includes other files, which machines do not get",
+        "key": f"{tmp_path}/key: shorter than 32 bytes", "slurm.conf": "it includes other files, which machines do not get",
         "slurm": "scontrol: no such program on this host",
     }  # fmt: skip

@@ -60,6 +60,7 @@ class GridEngineNodes(ListedNodes):
     """The nodes' side. *queue*: the one that machines are added to; *hosts* and *feature*: as in ListedNodes; *host*: see room.py."""
 
     tells_reasons = False
+    packages = ("gridengine-exec",)
 
     def __init__(
         self, queue: str = "belljar", hosts: Mapping[str, str] | None = None, feature: str = "", host: tuple[int, int] = (0, 0)

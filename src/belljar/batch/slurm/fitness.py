@@ -35,6 +35,12 @@ def needs(ask: Ask, nodes: Mapping[str, NodeView], baits: tuple[str, ...], queue
     yield Need(f"partition {queue}", _partition(ask, queue), f"In slurm.conf: {PARTITION.format(queue, feature)}")
 
 
+def whole(conf: str) -> Need:
+    """What slurm.conf includes is not copied to machines with it."""
+    wrong = "it includes other files, which machines do not get" if re.search(r"(?im)^\s*include\s", conf) else ""
+    return Need("slurm.conf", wrong, "Name one whole slurm.conf in bait.toml: `conf`.")
+
+
 def head(conf: str, hosts: tuple[str, ...]) -> Need:
     """A machine finds slurmctld by the address in slurm.conf, by a line of its own /etc/hosts, or by its resolver."""
     match = re.search(r"(?im)^\s*(?:SlurmctldHost|ControlMachine)\s*=\s*([^\s(]+)(?:\(([^)\s]+)\))?", conf)

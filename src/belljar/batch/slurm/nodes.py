@@ -99,6 +99,7 @@ class SlurmNodes(Nodes):
     """The nodes' side."""
 
     folders = ("/run", "/var/log", "/var/spool/slurmd", "/var/lib/munge")
+    packages = ("slurmd", "munge")
 
     def query(self) -> Command:
         return ("scontrol", "--oneliner", "--all", "show", "nodes")
@@ -196,6 +197,7 @@ class SlurmNodes(Nodes):
     ) -> Iterator[Need]:
         from belljar.batch.slurm import fitness  # for who asks; no job does
 
+        yield fitness.whole(text)
         yield fitness.head(text, hosts)
         yield from fitness.needs(ask, self.nodes(ask(*self.query()).encode()), baits, queue, feature)
 

@@ -77,13 +77,12 @@ def check(args: argparse.Namespace, house: House) -> int:
             added = house.images.resolve(name).facts.get("added")
         except BelljarError as exc:
             return exc.message
-        missing = [one for one in ("slurmd", "munge") if added is not None and one not in added]
+        missing = [one for one in pool.nodes.packages if added is not None and one not in added]
         return f"it has no {' and no '.join(missing)}" if missing else ""
 
     said = settings.load(args.file)
-    found = list(
-        needs(said, load(said.system).pool, image, has_addresses=bool(house.settings.network.bridge_addresses))
-    )
+    pool = load(said.system).pool
+    found = list(needs(said, pool, image, has_addresses=bool(house.settings.network.bridge_addresses)))
     if args.format == "json":
         print(as_json({"needs": found}))
     for one in found if args.format != "json" else ():
