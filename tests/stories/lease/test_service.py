@@ -1,0 +1,339 @@
+"""The lease service with its own records and real connections, a batch system that a test plays, and machines that need no guest."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import stat
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.stories.lease.house import SITE_KEY, Running
+
+from belljar.batch import pilots_of
+from belljar.errors import CommandFailed, LeaseEnded
+from belljar.host.certificates import own_certificate
+from belljar.lease import Lease, LeaseState, Settings, Size, Wanted, jobfile
+from belljar.lease.desk import Desk, Owner
+from belljar.lease.policy import Policy
+from belljar.lease.service.daemon import Daemon
+from belljar.lease.service.door import Door
+from belljar.lease.service.jobs import Jobs
+from belljar.lease.store import open_store
+from belljar.model import GIB, MIB
+from belljar.records import replace
+
+OWNER = Owner("alice")
+
+
+class PlayedSlurm:
+    """Answers squeue, sbatch and scancel, and starts a pilot for each node of a job when a test says so."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.jobs = folder, dict[str, list[str]]()  # id -> name, state, script, nodes
+        self.loses_answers = 0
+        self.refuses = self.is_silent = ""
+        self.pilots: dict[str, list[Running]] = {}
+        self.asked: list[str] = []
+
+    async def command(self, argv: tuple[str, ...]) -> bytes:
+        self.asked.append(argv[0])
+        if self.is_silent:
+            raise CommandFailed(self.is_silent)
+        if argv[0] == "squeue":
+            return "".join(f"{id}|{job[1]}|N/A|None|{job[0]}\n" for id, job in self.jobs.items()).encode()
+        if argv[0] == "scancel":
+            self.end(argv[1], "CANCELLED")
+            return b""
+        assert argv[0] == "sbatch", argv
+        if self.refuses:
+            raise CommandFailed(f"sbatch: exit 1: {self.refuses}")
+        facts = dict(one[2:].split("=", 1) for one in argv if one.startswith("--") and "=" in one)
+        id = str(len(self.jobs) + 1)
+        self.jobs[id] = [facts["job-name"], "PENDING", argv[-1], facts["nodes"]]
+        if self.loses_answers:
+            self.loses_answers -= 1
+            raise CommandFailed("sbatch: not finished after 30 s, killed")
+        return f"{id}\n".encode()
+
+    def start(self, id: str, ranks: int | None = None) -> list[Running]:
+        """Its pilots, on so many nodes."""
+        name, _, script, nodes = self.jobs[id]
+        self.jobs[id][1] = "RUNNING"
+        (file,) = re.findall(r" pilot (\S+)$", Path(script).read_text(), re.MULTILINE)
+        job = jobfile.read(Path(file))
+        found = [Running(job, self.folder / name, rank) for rank in range(ranks or int(nodes))]
+        self.pilots.setdefault(id, []).extend(found)
+        return found
+
+    def end(self, id: str, state: str) -> None:
+        if self.jobs[id][1] in ("PENDING", "RUNNING"):
+            self.jobs[id][1] = state
+            for one in self.pilots.get(id, ()):
+                one.pilot.signalled(15)
+
+    def killed(self, id: str) -> None:
+        """With its pilots, which say nothing any more."""
+        self.jobs[id][1] = "NODE_FAIL"
+        for one in self.pilots.pop(id, ()):
+            one.task.cancel()
+
+
+class House:
+    """The service, and what owners see."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder
+        known = Settings(
+            address="127.0.0.1", jobs=folder / "jobs", images=("*",), door=folder / "door", cycle=0.1, barrier=1.0, silence=5.0,
+            lost=5.0, heartbeat=0.5, unseen=0.3, grace=1.0, staging=20.0, pilot="belljar",
+        )  # fmt: skip
+        self.settings = replace(known, **settings)
+        self.slurm = PlayedSlurm(folder)
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.daemon: Daemon
+        self.desk: Desk
+        self.door: Door
+
+    @asynccontextmanager
+    async def up(self) -> AsyncIterator[House]:
+        """As a process: what it knows afterwards is in its files."""
+        pin = own_certificate(self.folder / "service.pem", ("127.0.0.1",))
+        store = open_store("", self.folder)
+        jobs = Jobs(self.settings, pilots_of("slurm"), SITE_KEY, pin, self.slurm.command)
+        self.daemon = Daemon(self.settings, store, jobs, SITE_KEY, lambda *a, **k: self.told.append((a[0], k)))
+        self.desk = Desk(store, self.settings, lambda: (Policy("all", users=("*",)),))
+        port = self.settings.port if self.settings.port != 8470 else 0
+        server = await self.daemon.channel.serve("127.0.0.1", port, self.folder / "service.pem")
+        self.settings = replace(self.settings, port=server.sockets[0].getsockname()[1])
+        jobs._settings = self.settings
+        looking = asyncio.ensure_future(self.daemon.looks())
+        try:
+            yield self
+        finally:
+            looking.cancel()
+            server.close()
+            for task in asyncio.all_tasks():  # as a process that is killed: its connections are gone
+                if "Channel._take" in str(task.get_coro()):
+                    task.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+            store.close()
+
+    def ask(self, count: int = 1, **more: Any) -> str:
+        lease, _ = self.desk.run(OWNER, Wanted("debian12", count, size=Size(1, GIB), seconds=3600.0, **more))
+        self.daemon.wake()
+        return lease.id
+
+    def lease(self, id: str) -> Lease:
+        return next(one for one in self.desk.leases(OWNER) if one.id == id)
+
+    def states(self, id: str) -> list[str]:
+        return [one.instance.state.value for one in self.desk.machines(OWNER) if one.lease.id == id]
+
+    async def until(self, what: Callable[[], object], limit: float = 20.0) -> None:
+        end = time.monotonic() + limit
+        while not what():
+            assert time.monotonic() < end, (self.told, self.slurm.jobs)
+            await asyncio.sleep(0.05)
+
+    async def until_state(self, id: str, state: LeaseState) -> None:
+        await self.until(lambda: self.lease(id).state is state)
+
+
+async def test_from_a_request_to_nothing(tmp_path: Path) -> None:
+    async with House(tmp_path).up() as house:
+        id = house.ask()
+        await house.until_state(id, LeaseState.QUEUED)
+        file = tmp_path / "jobs" / f"belljar-{id}-1"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+        assert json.loads(file.read_text())["key"] not in file.with_suffix(".sh").read_text()
+        (run,) = house.slurm.start("1")
+        await house.until(lambda: house.states(id) == ["running"])
+        started = next(iter(run.machines.started.values()))
+        assert (started.image, started.memory, started.owner) == ("debian12", GIB, "alice")
+        house.desk.release(OWNER, id)
+        await house.until_state(id, LeaseState.RELEASED)
+        await run.ended()
+        await house.until(lambda: not file.exists())
+        assert house.states(id) == ["terminated"]
+
+
+async def test_a_submission_whose_answer_was_lost_is_found_by_its_name(tmp_path: Path) -> None:
+    async with House(tmp_path).up() as house:
+        house.slurm.loses_answers = 1
+        id = house.ask()
+        await house.until_state(id, LeaseState.QUEUED)
+        assert len(house.slurm.jobs) == 1 and house.lease(id).job == "1"
+
+
+async def test_a_job_that_is_there_twice_is_there_once_afterwards(tmp_path: Path) -> None:
+    async with House(tmp_path).up() as house:
+        id = house.ask()
+        await house.until_state(id, LeaseState.QUEUED)
+        house.slurm.jobs["2"] = list(house.slurm.jobs["1"])
+        await house.until(lambda: sorted(one[1] for one in house.slurm.jobs.values()) == ["CANCELLED", "PENDING"])
+        assert house.lease(id).state is LeaseState.QUEUED
+
+
+async def test_a_job_of_ours_that_no_lease_has_is_cancelled(tmp_path: Path) -> None:
+    async with House(tmp_path).up() as house:
+        house.slurm.jobs["1"] = [f"belljar-r-{'0' * 17}-1", "PENDING", "", "1"]
+        house.slurm.jobs["2"] = ["somebody-elses", "PENDING", "", "1"]
+        await house.until(lambda: house.slurm.jobs["1"][1] == "CANCELLED")
+        assert house.slurm.jobs["2"][1] == "PENDING"
+
+
+async def test_what_the_batch_system_refuses_for_good_fails_with_its_words(tmp_path: Path) -> None:
+    async with House(tmp_path).up() as house:
+        house.slurm.refuses = "Batch job submission failed: Invalid account or account/partition combination specified"
+        id = house.ask()
+        await house.until_state(id, LeaseState.FAILED)
+        assert "Invalid account" in house.lease(id).why
+
+
+async def test_a_batch_system_that_is_away_is_waited_for(tmp_path: Path) -> None:
+    async with House(tmp_path).up() as house:
+        house.slurm.is_silent = "squeue: exit 1: Unable to contact slurm controller (connect failure)"
+        id = house.ask()
+        await house.until(lambda: "squeue" in house.slurm.asked)
+        await asyncio.sleep(0.5)
+        assert house.lease(id).state is LeaseState.REQUESTED and house.slurm.jobs == {}
+        house.slurm.is_silent = ""
+        await house.until_state(id, LeaseState.QUEUED)
+        failed = [one for one in house.told if one[0] == "failed"]
+        assert len(failed) == 1 and "Unable to contact" in str(failed[0])  # once
+
+
+async def test_two_nodes_begin_together(tmp_path: Path) -> None:
+    async with House(tmp_path, barrier=10.0).up() as house:
+        id = house.ask(2)
+        await house.until_state(id, LeaseState.QUEUED)
+        first, second = house.slurm.start("1")
+        await house.until(lambda: house.states(id) == ["running"] * 2)
+        assert len(first.machines.started) == len(second.machines.started) == 1
+        house.desk.release(OWNER, id)
+        await house.until_state(id, LeaseState.RELEASED)
+        await first.ended()
+        await second.ended()
+
+
+async def test_a_node_that_does_not_come_costs_the_others_their_job_and_another_is_tried(tmp_path: Path) -> None:
+    async with House(tmp_path).up() as house:
+        id = house.ask(2)
+        await house.until_state(id, LeaseState.QUEUED)
+        (alone,) = house.slurm.start("1", ranks=1)
+        await house.until(lambda: "2" in house.slurm.jobs)
+        await alone.ended()
+        assert alone.machines.started == {} and house.lease(id).attempt == 2
+        await house.until(lambda: house.slurm.jobs["1"][1] != "RUNNING")
+
+
+async def test_a_service_that_is_killed_goes_on_from_its_records(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    async with house.up():
+        id = house.ask()
+        await house.until_state(id, LeaseState.QUEUED)
+        (run,) = house.slurm.start("1")
+        await house.until(lambda: house.states(id) == ["running"])
+        before = house.desk.machines(OWNER)
+    await asyncio.sleep(0.5)
+    async with house.up():
+        assert [one.instance for one in house.desk.machines(OWNER)] == [one.instance for one in before]
+        await house.until(lambda: house.daemon.channel.connected)
+        assert run.machines.living and len(house.slurm.jobs) == 1
+        run.machines.end(next(iter(run.machines.living)))
+        await house.until_state(id, LeaseState.RELEASED)
+        await run.ended()
+
+
+async def test_a_pilot_that_vanishes_with_its_job_ends_the_lease(tmp_path: Path) -> None:
+    async with House(tmp_path, silence=1.5).up() as house:
+        id = house.ask()
+        await house.until_state(id, LeaseState.QUEUED)
+        house.slurm.start("1")
+        await house.until(lambda: house.states(id) == ["running"])
+        house.slurm.killed("1")
+        await house.until_state(id, LeaseState.FAILED)
+        assert house.desk.machines(OWNER)[0].instance.cause.value == "Server.NodeLost"  # type: ignore[union-attr]
+
+
+async def test_a_pilot_of_a_cancelled_lease_is_void_whenever_it_comes(tmp_path: Path) -> None:
+    async with House(tmp_path).up() as house:
+        id = house.ask()
+        await house.until_state(id, LeaseState.QUEUED)
+        job = jobfile.read(tmp_path / "jobs" / f"belljar-{id}-1")
+        house.desk.release(OWNER, id)
+        await house.until_state(id, LeaseState.CANCELLED)
+        late = Running(job, tmp_path)
+        await late.ended()
+        assert late.machines.started == {}
+
+
+async def test_a_pilot_that_lies_about_its_node_gets_nothing(tmp_path: Path) -> None:
+    async with House(tmp_path).up() as house:
+        id = house.ask()
+        await house.until_state(id, LeaseState.QUEUED)
+        job = jobfile.read(tmp_path / "jobs" / f"belljar-{id}-1")
+        for rank in (1, 77):
+            wrong = Running(job, tmp_path, rank)
+            await wrong.ended()
+            assert wrong.machines.started == {}
+        other = Running(replace(job, attempt=9), tmp_path)
+        await other.ended()
+        assert house.lease(id).state is LeaseState.QUEUED
+
+
+async def knock(path: Path, *lines: bytes) -> dict[str, Any]:
+    reader, writer = await asyncio.open_unix_connection(path)
+    with contextlib.suppress(OSError):
+        writer.writelines(lines)
+        await writer.drain()
+    answer = await reader.readline()
+    writer.close()
+    return dict(json.loads(answer)) if answer else {}
+
+
+async def test_the_door_answers_what_can_be_asked_and_refuses_the_rest(tmp_path: Path) -> None:
+    async with House(tmp_path).up() as house:
+        jobs = Jobs(house.settings, pilots_of("slurm"), SITE_KEY, "0" * 64, house.slurm.command)
+        may = {"debian12"}.__contains__
+        store = house.daemon.store
+        door = Door(
+            house.desk, store, house.daemon.channel, jobs, {"small": Size(1, 512 * MIB)}, 3600.0, may, lambda: None
+        )
+        server = await door.serve(tmp_path / "door")
+        for line, error in (
+            (b"\n", "BadRequest"), (b"[]\n", "BadRequest"), (b'{"do":"reign"}\n', "BadRequest"),
+            (b'{"do":"run"}\n', "BadRequest"), (b'{"do":"run","wanted":{"image":"windows"}}\n', "BadRequest"),
+            (b'{"do":"run","wanted":{"image":"debian12","count":0}}\n', "BadRequest"),
+            (b'{"do":"run","wanted":{"image":"debian12","public":"ssh-rsa AAAA\\nssh-rsa BBBB"}}\n', "BadRequest"),
+            (b'{"do":"release","id":"r-nobodys"}\n', "NoSuchLease"), (b'{"do":"connect","id":"i-none"}\n', "NoSuchLease"),
+            (b'{"do":"extend","id":"r-nobodys","seconds":true}\n', "BadRequest"), (b"[" * 70_000 + b"\n", "BadRequest"),
+        ):  # fmt: skip
+            assert (await knock(tmp_path / "door", line)).get("error") == error, line[:80]
+        assert (await knock(tmp_path / "door", b"x" * 300_000 + b"\n")).get("error", "BadRequest") == "BadRequest"
+        wanted = b'{"do":"run","wanted":{"image":"debian12","public":"ssh-ed25519 AAAA me@here"}}\n'
+        lease = (await knock(tmp_path / "door", wanted))["lease"]
+        assert lease["wanted"]["key"].startswith("ssh-") and lease["wanted"]["size"]["memory"] == 512 * MIB
+        found = await knock(tmp_path / "door", json.dumps({"do": "status", "lease": lease["id"]}).encode() + b"\n")
+        assert [one["state"] for one in found["machines"]] == ["queued"]
+        connect = json.dumps({"do": "connect", "id": lease["id"]}).encode() + b"\n"
+        assert (await knock(tmp_path / "door", connect))["error"] == "LeaseEnded"
+        assert os.stat(tmp_path / "door").st_mode & 0o777 == 0o666
+        server.close()
+
+
+async def test_a_limit_that_the_batch_system_does_not_move_is_no_extension(tmp_path: Path) -> None:
+    async def refuse(argv: tuple[str, ...]) -> bytes:
+        raise CommandFailed("scontrol: exit 1: Access/permission denied for job 7")
+
+    jobs = Jobs(Settings(), pilots_of("slurm"), SITE_KEY, "0" * 64, refuse)
+    with pytest.raises(LeaseEnded, match="permission denied"):
+        await jobs.extend("7", 7200.0)
