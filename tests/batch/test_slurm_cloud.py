@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.batch.lab.pool import read
 from tests.batch.lab.site import Site
-from tests.batch.lab.worker import IMAGE, PATIENCE, Worker, until
+from tests.batch.lab.worker import IMAGE, PATIENCE, Installed, Worker, until
 from tests.live.net_lab import Lab
+
+from belljar.batch import NodeState
 
 pytestmark = pytest.mark.slow
 
@@ -18,21 +23,45 @@ PartitionName=cloud Nodes=cloud[1-2] SuspendTime=1 OverSubscribe=EXCLUSIVE State
 """
 
 
-@pytest.fixture
-def worker(tmp_path: Path) -> Iterator[Worker]:
+# As in docs/bait.md.
+NODES_ARE_THERE = """#!/bin/sh
+for second in $(seq 300); do
+    sinfo --noheader --Node --all --nodes="$SLURM_JOB_NODELIST" --format=%T | grep -q '[#~*%]' || exit 0
+    sleep 1
+done
+"""
+
+
+class Clouds(Worker):
+    """slurmctld's programs, and a prolog of slurmctld's where *waits*."""
+
+    def __init__(self, net: Lab, site: Site, folder: Path, *, waits: bool) -> None:
+        programs = {
+            "ResumeProgram": str(folder / "resume"), "SuspendProgram": str(folder / "suspend"), "ResumeTimeout": "200",
+            "SuspendTimeout": "20", "SuspendTime": "INFINITE", "ResumeRate": "0", "SuspendRate": "0", "BatchStartTimeout": "60",
+            "SlurmctldParameters": "cloud_reg_addrs,idle_on_node_suspend", "TreeWidth": "65533",
+        }  # fmt: skip
+        if waits:
+            programs["PrologSlurmctld"] = str(folder / "nodes-are-there")
+            exports = f"export SLURM_CONF={site.top}/slurm/etc/slurm.conf PATH=/usr/bin:/bin\n"
+            self.script(folder / "nodes-are-there", NODES_ARE_THERE.replace("sh\n", f"sh\n{exports}", 1))
+        super().__init__(net, site, folder, LINES, **programs)
+        for name in ("resume", "suspend"):
+            words = self.argv("node", name, "$1", "--file", str(self.file), "--state", str(folder / "cloud"))
+            line = " ".join(one if one.startswith("$") else shlex.quote(one) for one in words)
+            exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in self.exported().items())
+            self.script(folder / name, f"#!/bin/sh\n{exports}exec {line} >> {folder}/{name}.log 2>&1\n")
+
+    @staticmethod
+    def script(path: Path, text: str) -> None:
+        path.write_text(text)
+        path.chmod(0o755)
+
+
+@pytest.fixture(params=[False, True], ids=["alone", "waits"])
+def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Clouds]:
     net, site = Lab(), Site("cloud")
-    programs = {
-        "ResumeProgram": str(tmp_path / "resume"), "SuspendProgram": str(tmp_path / "suspend"), "ResumeTimeout": "200",
-        "SuspendTimeout": "20", "SuspendTime": "INFINITE", "ResumeRate": "0", "SuspendRate": "0", "BatchStartTimeout": "60",
-        "SlurmctldParameters": "cloud_reg_addrs,idle_on_node_suspend", "TreeWidth": "65533",
-    }  # fmt: skip
-    made = Worker(net, site, tmp_path, lines=LINES, **programs)
-    for name, options in (("resume", ("--file", str(made.file))), ("suspend", ())):
-        words = made.argv("node", name, "$1", *options)
-        line = " ".join(one if one.startswith("$") else shlex.quote(one) for one in words)
-        exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in made.exported().items())
-        (tmp_path / name).write_text(f"#!/bin/sh\n{exports}exec {line} >> {tmp_path}/{name}.log 2>&1\n")
-        (tmp_path / name).chmod(0o755)
+    made = Clouds(net, site, tmp_path, waits=request.param)
     try:
         made.slurm.up()
         yield made
@@ -42,10 +71,62 @@ def worker(tmp_path: Path) -> Iterator[Worker]:
         net.close()
 
 
-def test_a_cloud_node_is_a_machine_while_a_job_wants_it(worker: Worker, tmp_path: Path) -> None:
-    job = worker.slurm.submit("hostname; id -un; exit 6", "--partition=cloud", f"--constraint={IMAGE}")
+def test_a_cloud_node_is_a_machine_while_a_job_wants_it(worker: Clouds, tmp_path: Path) -> None:
+    job = worker.slurm.submit(
+        "date +%s.%N > began; hostname; id -un; exit 6", "--partition=cloud", f"--constraint={IMAGE}"
+    )
+    until(lambda: "cloud1" in worker.belljar("node", "list", "--here").stdout.decode(), "a machine", PATIENCE)
+    until(lambda: worker.slurm.nodes()["cloud1"].state not in (NodeState.AWAY, NodeState.OUT), "its node", PATIENCE)
+    there = time.time()
     record = worker.slurm.lab.ended(job, PATIENCE)
-    log = (tmp_path / "resume.log").read_text() if (tmp_path / "resume.log").exists() else "ResumeProgram was not run"
+    log = read(tmp_path / "resume.log").decode() or "ResumeProgram was not run"
     assert (record["ExitCode"], record["NodeList"]) == ("6:0", "cloud1"), log + worker.slurm.lab.tail()
     assert (worker.site.home("bjalice") / f"{job}.out").read_text() == "cloud1\nbjalice\n"
+    print(f"the job began {float(worker.written('began')) - there:.1f} s after its node was there")
+    waits = "nodes-are-there" in worker.slurm.lab.conf.read_text()
+    complete = read(worker.slurm.lab.folder / "log/slurmctld.log").decode()
+    assert ("prolog_running_decr: Configuration for JobId=" in complete) is waits, complete[-4000:]
     until(lambda: worker.belljar.leftovers() == [], f"the machine to end\n{worker.slurm.lab.tail()}", PATIENCE)
+
+
+@pytest.mark.parametrize("worker", [True], indirect=True, ids=["waits"])
+def test_nodes_are_placed_on_two_hosts_and_not_on_a_dead_one(worker: Clouds, tmp_path: Path) -> None:
+    second = Installed(worker.site, tmp_path / "second")
+    second.env["BELLJAR_NETWORK_BRIDGE_ADDRESSES"] = "10.99.0.41-10.99.0.60/24"
+    hosts = {"wn01": worker.belljar, "wn02": second}
+    cases = "".join(
+        f"{name}) shift; exec env {' '.join(shlex.quote(f'{key}={value}') for key, value in host.env.items() if key.startswith('BELLJAR_'))} "
+        f'{host.program} "$@" --file {tmp_path}/hosts.toml;;\n'
+        for name, host in hosts.items()
+    )
+    worker.script(
+        tmp_path / "on",
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\ncase $1 in\n{cases}esac\necho "No route to host" >&2; exit 255\n',
+    )
+    text = worker.file.read_text()
+    (tmp_path / "hosts.toml").write_text(text)
+    placement = 'placement = ["cloud1 -> dead wn01", "cloud2 -> wn02 wn01"]'
+    worker.file.write_text(f'{text}\n{placement}\nreach = ["{tmp_path}/on", "{{host}}"]\n')
+    job = worker.slurm.submit("srun hostname | sort", "--partition=cloud", "--nodes=2", "--ntasks-per-node=1")
+    until(
+        lambda: all(host.domains() for host in hosts.values()),
+        f"a machine on each\n{read(tmp_path / 'resume.log')!r}",
+        PATIENCE,
+    )
+    words = ("--file", str(worker.file), "--state", str(tmp_path / "cloud"), "--format", "json")
+    listed = worker.belljar("node", "list", *words, env={"SLURM_CONF": str(worker.slurm.lab.conf)})
+    assert json.loads(listed.stdout or b"{}").get("hosts") == {"cloud1": "wn01", "cloud2": "wn02"}, listed.stderr
+    assert worker.slurm.lab.ended(job, PATIENCE)["ExitCode"] == "0:0", worker.slurm.lab.tail()
+    assert worker.written(f"{job}.out") == "cloud1\ncloud2\n"
+    assert (
+        "belljar: dead does not answer: no answer of `belljar node list`: No route to host"
+        in read(tmp_path / "resume.log").decode()
+    )
+    for host in hosts.values():
+        until(lambda host=host: host.leftovers() == [], f"the machines to end\n{worker.slurm.lab.tail()}", PATIENCE)
+    asked = read(tmp_path / "asked").decode().splitlines()
+    assert sorted(line.split(" --")[0] for line in asked if " resume " in line) == [
+        "wn01 node resume cloud1",
+        "wn02 node resume cloud2",
+    ]
+    second.close()

@@ -152,7 +152,8 @@ def test_what_a_machine_takes_is_in_slurms_books_and_native_jobs_wait(slurm: Poo
     native = slurm.submit("true", "--nodelist=bait2")
     again = Part("1" * 12, 1, 500 * MIB)
     slurm.run(*ask(part, again))
-    slurm.lab.until(lambda: slurm.jobs()[native].reason in ("Resources", "Priority"), "the native job to wait", 30)
+    waits = lambda: any(one.keeps[0] == again.machine and one.reason == "Resources" for one in slurm.jobs().values())  # noqa: E731
+    slurm.lab.until(waits, "Slurm to look at both", 30)
     assert ask(part, again) == () and slurm.jobs()[native].state is JobState.WAITING
     slurm.run(*ask(again))  # the first has gone
     slurm.lab.until(
