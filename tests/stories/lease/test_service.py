@@ -103,13 +103,13 @@ class House:
         self.door: Door
 
     @asynccontextmanager
-    async def up(self) -> AsyncIterator[House]:
+    async def up(self, clock: Callable[[], float] = time.time) -> AsyncIterator[House]:
         """As a process: what it knows afterwards is in its files."""
         pin = own_certificate(self.folder / "service.pem", ("127.0.0.1",))
         store = open_store("", self.folder)
         jobs = Jobs(self.settings, pilots_of("slurm"), SITE_KEY, pin, self.slurm.command)
-        self.daemon = Daemon(self.settings, store, jobs, SITE_KEY, lambda *a, **k: self.told.append((a[0], k)))
-        self.desk = Desk(store, self.settings, lambda: (Policy("all", users=("*",)),))
+        self.daemon = Daemon(self.settings, store, jobs, SITE_KEY, lambda *a, **k: self.told.append((a[0], k)), clock)
+        self.desk = Desk(store, self.settings, lambda: (Policy("all", users=("*",)),), now=clock)
         port = self.settings.port if self.settings.port != 8470 else 0
         server = await self.daemon.channel.serve("127.0.0.1", port, self.folder / "service.pem")
         self.settings = replace(self.settings, port=server.sockets[0].getsockname()[1])
@@ -288,6 +288,42 @@ async def test_a_pilot_that_lies_about_its_node_gets_nothing(tmp_path: Path) -> 
         other = Running(replace(job, attempt=9), tmp_path)
         await other.ended()
         assert house.lease(id).state is LeaseState.QUEUED
+
+
+async def test_a_node_whose_clock_is_minutes_off_is_not_used_and_not_asked_for_again(tmp_path: Path) -> None:
+    async with House(tmp_path).up(lambda: time.time() + 600) as house:
+        id = house.ask()
+        await house.until_state(id, LeaseState.QUEUED)
+        (run,) = house.slurm.start("1")
+        await run.ended()
+        assert run.machines.started == {}
+        await house.until(lambda: house.lease(id).attempt == 2)
+        assert house.lease(id).shunned == ("node1",) and "600 s off" in house.lease(id).why
+
+
+async def test_a_clock_that_is_a_little_off_makes_no_lease_shorter(tmp_path: Path) -> None:
+    async with House(tmp_path).up(lambda: time.time() - 200) as house:
+        id = house.ask()
+        await house.until_state(id, LeaseState.QUEUED)
+        (run,) = house.slurm.start("1")
+        await house.until(lambda: house.states(id) == ["running"])
+        left = run.pilot._ends - asyncio.get_running_loop().time()
+        assert 3600 < left < 3700
+        house.desk.release(OWNER, id)
+        await run.ended()
+
+
+async def test_files_of_leases_that_ended_unseen_are_swept_at_the_next_start(tmp_path: Path) -> None:
+    house = House(tmp_path)
+    (tmp_path / "jobs").mkdir(mode=0o700)
+    old = [tmp_path / f"jobs/belljar-r-{'0' * 17}-1{suffix}" for suffix in ("", ".sh", ".log")]
+    for one in old:
+        one.touch()
+    async with house.up():
+        id = house.ask()
+        await house.until_state(id, LeaseState.QUEUED)
+        await house.until(lambda: not old[0].exists() and not old[1].exists())
+        assert old[2].exists() and (tmp_path / f"jobs/belljar-{id}-1").exists()
 
 
 async def knock(path: Path, *lines: bytes) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def test_grid_engine_is_asked_and_says_what_it_needs() -> None:
     words = " ".join(options)
     assert (
         f"-N {NAME}" in words
-        and "-l h_rt=3601,h_vmem=513M -pe each 4 -notify -r n" in words
+        and "-l h_rt=3601,mem_free=513M -pe each 4 -notify -r n" in words
         and "-ac owner=alice_b" in words
     )
 

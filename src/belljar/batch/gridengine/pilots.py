@@ -19,7 +19,8 @@ class GridEnginePilots(Pilots):
     notice = NOTIFY
 
     def submit(self, job: PilotJob, script: str) -> Command:
-        """h_vmem counts for each slot. More than one needs a parallel environment, which gives as many of them on each node."""
+        """Memory counts for each slot; it is no limit of address space (h_vmem), of which QEMU takes more than it uses. More than one
+        slot needs a parallel environment, which gives as many of them on each node."""
         if job.nodes * job.cpus > 1 and not job.environment:
             raise ValueError(
                 "Grid Engine gives more than one processor only by a parallel environment: set `lease.environment`"
@@ -28,7 +29,7 @@ class GridEnginePilots(Pilots):
         where = f",hostname=!({'|'.join(job.shunned)})" if job.shunned else ""
         owner = re.sub(r"[^A-Za-z0-9._:/-]+", "_", one_line(job.owner)).strip("_")
         options = (
-            "-N", job.name, "-l", f"h_rt={-(-int(job.seconds) // 1)},h_vmem={size}M{where}",
+            "-N", job.name, "-l", f"h_rt={-(-int(job.seconds) // 1)},mem_free={size}M{where}",
             *(("-pe", job.environment, str(slots)) if job.environment else ()),
             "-notify", "-r", "n", "-j", "y", "-o", job.output, "-S", "/bin/sh", "-ac", f"owner={owner}",
             *(("-q", job.queue) if job.queue else ()), *(("-P", job.account) if job.account else ()),

@@ -53,6 +53,7 @@ class Daemon:
         self._troubles = Troubles(tell)
         self._wake, self._up = asyncio.Event(), clock()
         self._known: dict[str, str] = {}  # states of leases that were told
+        self._live, self._is_swept = set[str](), False
 
     def wake(self) -> None:
         """Something was asked, or has happened: the next look comes soon."""
@@ -80,7 +81,7 @@ class Daemon:
         by_lease: dict[str, list[Job]] = {}
         for job in jobs or ():
             by_lease.setdefault(lease_of(job.name), []).append(job)
-        is_busy = False
+        is_busy, self._live = False, {lease.id for lease in leases}
         for lease in leases:
             try:
                 is_busy |= await self._advance(lease.id, None if jobs is None else tuple(by_lease.get(lease.id, ())))
@@ -88,6 +89,9 @@ class Daemon:
             except (BelljarError, OSError, ValueError) as exc:
                 self._troubles.note(lease.id, exc)
         await self._cancel_strays(jobs or (), {lease.id for lease in leases})
+        if not self._is_swept:
+            await in_thread(lambda: self._jobs.sweep(self._live))
+            self._is_swept = True
         return is_busy
 
     async def _advance(self, id: str, jobs: tuple[Job, ...] | None) -> bool:
@@ -118,7 +122,8 @@ class Daemon:
             await self._do(act, step.case)
         if not lease.is_live:
             self._known.pop(id, None)
-            await in_thread(lambda: self._jobs.forget(lease))
+            self._live.discard(id)
+            self._is_swept = False
         return bool(step.acts) or lease.state.value in BUSY
 
     async def _do(self, act: Act, case: Case) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Container
 from pathlib import Path
 
 from belljar.batch import PilotJob, Pilots
@@ -14,6 +14,7 @@ from belljar.host.commands import run_beside
 from belljar.host.files import private_folder, write_whole
 from belljar.host.threads import in_thread
 from belljar.lease import Lease, Settings, jobfile
+from belljar.lease.advance import lease_of
 from belljar.lease.case import Job
 from belljar.lease.jobfile import JobFile
 from belljar.lease.margins import KILL, margins
@@ -90,11 +91,11 @@ class Jobs:
             raise LeaseEnded(f"the batch system does not let job {job} last longer: {exc}",
                              hint="Ask for a new lease.") from exc  # fmt: skip
 
-    def forget(self, lease: Lease) -> None:
-        """Its files: the key is of no use any more."""
-        for attempt in range(1, lease.attempt + 1):
-            for suffix in ("", ".sh"):
-                (self._settings.jobs / f"belljar-{lease.id}-{attempt}{suffix}").unlink(missing_ok=True)
+    def sweep(self, live: Container[str]) -> None:
+        """Files of leases that do not live: their keys are of no use any more. What pilots wrote (`*.log`) stays."""
+        for file in self._settings.jobs.glob("belljar-r-*"):
+            if file.suffix != ".log" and lease_of(file.stem) not in live:
+                file.unlink(missing_ok=True)
 
     def _write(self, lease: Lease, folder: Path, job: PilotJob) -> None:
         settings = self._settings
