@@ -4,7 +4,8 @@ Before its first job can come, BASELINE notes the moment, and takes the rights o
 bit or a capability: no user becomes root. So nobody can hide from the proof: a change of a file, and a file that goes, leave a ctime that
 only the kernel writes, and only root has processes, mounts or files that the proof does not know.
 
-What a job left is whatever belongs to a user who had no process at the baseline, or lies where everybody may write. The proof prints what
+What a job left is whatever belongs to no system account of the image (https://www.debian.org/doc/debian-policy/ch-opersys.html#uid-and-gid-classes),
+or lies where everybody may write. The proof prints what
 else is not as it was; a machine that says anything but CLEAN is destroyed. What changes in the folders of the node's daemons is theirs.
 """
 
@@ -44,7 +45,7 @@ while read -r dir flags; do
 done < "$place/locals"
 cp /etc/passwd /etc/group "$place/"
 shared > "$place/shared"
-{ echo 0; cat /proc/[0-9]*/status 2>/dev/null | awk '/^Uid:/ { print $2 }'; } | sort -u > "$place/uids"
+awk -F : -v job="${JOB_UID-}" '$3 != job && ($3 < 1000 || $3 >= 60000 && $3 <= 65534) { print $3 }' /etc/passwd > "$place/uids"
 cat /proc/self/mounts > "$place/mounts"
 : > "$place/mark"
 """
