@@ -73,12 +73,14 @@ class Acts:
                     await self.run(argv, act.of)
         elif job is not None and entry is not None:
             members = tuple(nodes.name_of(one) for one in entry.machines)
-            back = partial(nodes.give_back, job, entry.home, settings.delay, stays_held=entry.stays_held)
+            back = partial(nodes.give_back, job, entry.home, settings.delay)
+            is_home = job.queue != settings.queue
             acts: Mapping[Do, Callable[[], Iterable[tuple[str, ...]]]] = {
                 Do.TAKE_BACK: lambda: client.take_back(job),
                 Do.MOVE: lambda: nodes.move(job, members, settings.queue, reruns=entry.reruns),
-                Do.GIVE_BACK: lambda: (client.note(job, entry.why), *back()),
-                Do.REFUSE: lambda: (client.note(job, entry.why),),
+                # slurmctld changes nothing else of a job in a partition that has no node left: first it goes home.
+                Do.GIVE_BACK: lambda: (*back(stays_held=entry.stays_held), client.note(job, entry.why)),
+                Do.REFUSE: lambda: (*(() if is_home else back(stays_held=True)), client.note(job, entry.why)),
                 Do.NOTE: lambda: (client.note(job, act.of),),
                 Do.FORCE_END: lambda: (client.force_end(job.id),),
             }

@@ -184,7 +184,7 @@ async def test_a_user_who_holds_a_job_that_is_moved_gets_it_back_held(house: Hou
         await house.looks(2)
     house.see(replace(HELD, queue="belljar", is_held_by_user=True))
     await house.looks(1)
-    assert house.side.asked[-2:] == [("note", "7", "its user holds it"), ("give_back", "7", "batch", "30.0")]
+    assert house.side.asked[-2:] == [("give_back", "7", "batch", "30.0"), ("note", "7", "its user holds it")]
     assert house.side.kept_held == [True]
     house.see(replace(HELD, queue="batch", is_held_by_user=True))
     await house.looks(1)
@@ -196,3 +196,18 @@ def test_a_users_own_hold_is_told_from_ours() -> None:
     assert {id: one.is_held_by_user for id, one in jobs.items() if one.state is HELD.state} == {"1": False, "2": True}
     back = load("slurm").pool.nodes.give_back
     assert back(RUNNING, "batch", 30, stays_held=True) == back(RUNNING, "batch", 30)[:1]
+
+
+async def test_a_job_that_is_refused_in_the_machines_partition_is_held_in_its_own(house: House) -> None:
+    """Released there by an administrator, it would wait for ever; and slurmctld notes nothing down of a job in an empty partition."""
+    moved = replace(HELD, queue="belljar", starts=SETTINGS.restarts)
+    house.daemon.journal.write(Entry("7", State.REPROCESS, 1.0, home="batch", why="it did not start"))
+    house.see(moved)
+    await house.looks(2)
+    assert house.side.asked[-2:] == [
+        ("give_back", "7", "batch", "30.0"), ("note", "7", "requeued 10 times; at last: it did not start"),
+    ]  # fmt: skip
+    assert set(house.side.kept_held) == {True}
+    house.see(replace(moved, queue="batch"))
+    await house.looks(1)
+    assert house.side.asked[-2][0] == "note" and house.side.asked[-1][0] == "note"

@@ -123,6 +123,8 @@ def test_a_job_is_held_by_the_system_moved_and_given_back() -> None:
     assert NODES.unpin(moved) == (unpinned,) and NODES.unpin(job) == ()
     back = (("qmove", "batch", "0.wn01"), ("qrls", "-h", "s", "0.wn01"))
     assert NODES.give_back(moved, "batch", 30) == (unpinned, *back) and NODES.give_back(job, "batch", 30) == back
+    assert NODES.give_back(job, "batch", 30, stays_held=True) == back[:1]
+    assert NODES.give_back(replace(job, is_held_by_user=True), "batch", 30, stays_held=True) == back
     assert NODES.close("vm10", "its\njob 'has' ended")[:3] == ("pbsnodes", "-o", "-C")
     assert NODES.remove("vm10") == (("qmgr", "-c", "delete node vm10"),)
     assert CLIENT.note(job, 'no\n"image" -W x=y') == ("qalter", "-W", "comment=belljar: no??image? -W x=y", "0.wn01")

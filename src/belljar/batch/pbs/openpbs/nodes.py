@@ -113,8 +113,10 @@ class OpenPbsNodes(ListedNodes):
         return (("qalter", "-l", f"select={chunks}", job.id),) if PINNED.search(job.selection) else ()
 
     def give_back(self, job: JobView, queue: str, delay: float, *, stays_held: bool = False) -> tuple[Command, ...]:
-        """What its user holds stays so. PBS takes a start time of the wall clock only; its own next cycle comes later anyway."""
-        return (*self.unpin(job), ("qmove", queue, job.id), CLIENT.release(job.id))
+        """What its user holds stays so, and is its user's to release. PBS takes a start time of the wall clock only; its own next cycle
+        comes later anyway."""
+        release = () if stays_held and not job.is_held_by_user else (CLIENT.release(job.id),)
+        return (*self.unpin(job), ("qmove", queue, job.id), *release)
 
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         """*conf_file*: pbs.conf of this host. Raises BadOption where it names no server or installation."""
