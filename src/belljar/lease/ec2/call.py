@@ -11,7 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from belljar.lease.ec2.desk import Desk, Owner
+from belljar.lease.desk import Owner
+from belljar.lease.ec2.desk import Desk
 from belljar.lease.ec2.refusals import Refused
 from belljar.records import dataclass
 

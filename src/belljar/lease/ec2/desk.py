@@ -9,18 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from belljar.lease.desk import Owner
 from belljar.records import dataclass
 
 STATES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}
 Tags = Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Owner:
-    """Whom an access key belongs to."""
-
-    name: str
-    group: str = ""
 
 
 @dataclass(frozen=True)
@@ -39,7 +32,7 @@ class Image:
 
     id: str
     name: str
-    created: float
+    created: float = 0.0
     architecture: str = "x86_64"
     note: str = ""
 
@@ -58,6 +51,7 @@ class Wanted:
     user_data: bytes = b""
     token: str = ""
     bid: float | None = None  # None: not on the spot
+    deadline: float = 0.0  # by which it must have started; 0: as usual
     tags: tuple[tuple[str, str], ...] = ()
 
 

@@ -6,15 +6,16 @@ import time
 import uuid
 from collections.abc import Callable
 
+from belljar.lease.desk import Owner
 from belljar.lease.ec2 import query, signature
 from belljar.lease.ec2.actions import instances, keys, launching, places, tags
 from belljar.lease.ec2.call import Call
-from belljar.lease.ec2.desk import Desk, Owner
+from belljar.lease.ec2.desk import Desk
 from belljar.lease.ec2.keyring import pages_key, secret_of
 from belljar.lease.ec2.limits import Buckets
 from belljar.lease.ec2.model import model
 from belljar.lease.ec2.query import Sent
-from belljar.lease.ec2.refusals import Refused
+from belljar.lease.ec2.refusals import Refused, refused
 from belljar.records import dataclass
 
 RATE, BURST = 20.0, 200.0  # requests of one access key: a second, at once
@@ -57,13 +58,15 @@ class Front:
         id = str(uuid.uuid4())
         try:
             return Answer(200, self._answer(sent, peer, id), id)
-        except Refused as refused:
-            return Answer(refused.status, refused.xml(id), id)
+        except Refused as exc:
+            no = exc
         except Exception as exc:
-            if self._tell is None:
+            no = refused(exc) or Refused("InternalError", "An internal error has occurred")
+            if no.status >= 500 and self._tell is not None:
+                self._tell("failed", request=id, error=type(exc).__name__, why=str(exc))
+            elif no.status >= 500:
                 raise
-            self._tell("failed", request=id, error=type(exc).__name__, why=str(exc))
-            return Answer(500, Refused("InternalError", "An internal error has occurred").xml(id), id)
+        return Answer(no.status, no.xml(id), id)
 
     def _answer(self, sent: Sent, peer: str, id: str) -> bytes:
         fields = query.fields(sent)

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from xml.sax.saxutils import escape
 
+from belljar.errors import BelljarError, LeaseDenied
+
 # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html; any other code is 400.
 STATUS = {
     "AuthFailure": 401, "MissingAuthenticationToken": 403, "SignatureDoesNotMatch": 403, "UnauthorizedOperation": 403,
     "DryRunOperation": 412, "RequestEntityTooLarge": 413, "InternalError": 500, "RequestLimitExceeded": 503, "Unavailable": 503,
+}  # fmt: skip
+
+
+# What the service refuses, by the names of its errors; a denial has its own code.
+CODES = {
+    "TokenMismatch": "IdempotentParameterMismatch", "OverLimit": "InvalidParameterValue", "BadRequest": "InvalidParameterValue",
+    "NoSuchKeyPair": "InvalidKeyPair.NotFound", "KeyPairExists": "InvalidKeyPair.Duplicate", "NoSuchLease": "InvalidInstanceID.NotFound",
+    "LeaseEnded": "IncorrectInstanceState", "RecordsLost": "Unavailable", "NoSpace": "Unavailable",
 }  # fmt: skip
 
 
@@ -29,3 +39,11 @@ class Refused(Exception):
             f"<Code>{escape(self.code)}</Code><Message>{escape(self.message)}</Message>"
             f"</Error></Errors><RequestID>{request_id}</RequestID></Response>"
         ).encode()
+
+
+def refused(error: Exception) -> Refused | None:
+    """What EC2 would say for it; None: nothing, it is no refusal."""
+    code = error.code if isinstance(error, LeaseDenied) else CODES.get(type(error).__name__)
+    if code is None or not isinstance(error, BelljarError):
+        return None
+    return Refused(code, "The service is not available now: try again." if code == "Unavailable" else error.message)

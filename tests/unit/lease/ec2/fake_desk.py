@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from belljar.lease import instance_id, lease_id
-from belljar.lease.ec2.desk import Image, Instance, KeyPair, Owner, Size, Wanted
+from belljar.lease.desk import Owner
+from belljar.lease.ec2.desk import Image, Instance, KeyPair, Size, Wanted
 from belljar.lease.ec2.refusals import Refused
 
 KEY, OTHER_KEY = "BJAAAAAAAAAAAAAAAAAA", "BJBBBBBBBBBBBBBBBBBB"

@@ -151,7 +151,11 @@ def console(call: Call) -> Answer:
     one = _the_one(call)
     call.check_dry()
     when, text = call.desk.console(call.owner, one.id)
-    return {"InstanceId": one.id, "Timestamp": when, "Output": base64.b64encode(text[-LARGEST_CONSOLE:]).decode()}
+    return {
+        "InstanceId": one.id,
+        "Timestamp": when or None,
+        "Output": base64.b64encode(text[-LARGEST_CONSOLE:]).decode(),
+    }
 
 
 def describe_attribute(call: Call) -> Answer:

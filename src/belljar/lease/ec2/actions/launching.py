@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from belljar.lease import LARGEST_USER_DATA, LONGEST_TOKEN
@@ -53,10 +53,9 @@ def _wanted(call: Call) -> Wanted:
     if not 1 <= least <= most:
         raise Refused("InvalidParameterValue", f"MinCount and MaxCount: 1 <= {least} <= {most} does not hold")
     tags = specified(call, ("instance", "reservation", "spot-instances-request", "volume", "network-interface"))
-    bid, seconds = _market(call)
-    duration = tags.pop(DURATION, None)
-    if duration is not None:
-        seconds = seconds_of(duration)
+    bid, options = _market(call)
+    minutes = options.get("BlockDurationMinutes", 0)
+    duration = tags.pop(DURATION, str(minutes * 60) if minutes > 0 else "")
     token = call.asked.get("ClientToken", "")
     if token and not TOKEN.fullmatch(token):
         raise Refused("InvalidParameterValue", f"ClientToken has 1 to {LONGEST_TOKEN} characters of ASCII")
@@ -65,12 +64,13 @@ def _wanted(call: Call) -> Wanted:
         size=_size(call),
         least=least,
         most=most,
-        seconds=call.desk.usual_seconds if seconds is None else seconds,
+        seconds=seconds_of(duration) if duration else call.desk.usual_seconds,
         zone=_zone(call),
         key_name=_key_name(call),
         user_data=_user_data(call),
         token=token,
         bid=bid,
+        deadline=options.get("ValidUntil", 0.0),
         tags=tuple(tags.items()),
     )
 
@@ -89,11 +89,11 @@ def seconds_of(text: str) -> float:
     return seconds
 
 
-def _market(call: Call) -> tuple[float | None, float | None]:
-    """The bid, None for what is not on the spot, and for how many seconds."""
+def _market(call: Call) -> tuple[float | None, Mapping[str, Any]]:
+    """The bid, None for what is not on the spot, and what else is said of it."""
     given = call.asked.get("InstanceMarketOptions")
     if not given:
-        return None, None
+        return None, {}
     options = given.get("SpotOptions") or {}
     if given.get("MarketType") != "spot":
         raise Refused("UnsupportedOperation", "InstanceMarketOptions.MarketType is spot, or not given")
@@ -104,12 +104,7 @@ def _market(call: Call) -> tuple[float | None, float | None]:
     price = options.get("MaxPrice", "1")  # as much as on demand
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", price):
         raise Refused("InvalidParameterValue", f"MaxPrice: {price[:40]!r} is no price")
-    seconds = options["BlockDurationMinutes"] * 60.0 if "BlockDurationMinutes" in options else None
-    if "ValidUntil" in options:
-        seconds = options["ValidUntil"] - call.now
-    if seconds is not None and seconds <= 0:
-        raise Refused("InvalidParameterValue", "SpotOptions: that time is over")
-    return float(price), seconds
+    return float(price), options
 
 
 def _image(call: Call) -> Image:

@@ -85,7 +85,7 @@ def _image(one: Image) -> Answer:
         "ImageId": one.id, "Name": one.name, "ImageLocation": f"{SITE}/{one.name}", "State": "available", "OwnerId": SITE,
         "Public": True, "Architecture": one.architecture, "ImageType": "machine", "Description": one.note or None,
         "RootDeviceType": "instance-store", "RootDeviceName": "/dev/vda", "VirtualizationType": "hvm",
-        "CreationDate": moment(one.created),
+        "CreationDate": moment(one.created) if one.created else None,
     }  # fmt: skip
 
 
