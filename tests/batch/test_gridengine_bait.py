@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 
 import pytest
-from tests.batch.lab.gridengine import HOST, QUEUE
+from tests.batch.lab.gridengine import ENV, HOST, QUEUE
 from tests.batch.lab.gridengine_bait import BAIT, NATIVE, NODES, NODES_QUEUE, GridEngineWorker
 from tests.batch.lab.site import Site
 from tests.batch.lab.worker import PATIENCE, until
@@ -28,6 +29,13 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GridEngineWorke
     finally:
         made.close()
         site.close()
+
+
+def test_what_a_bait_needs_is_there(worker: GridEngineWorker) -> None:
+    words = worker.argv("bait", "check", str(worker.file))
+    done = subprocess.run(words, env={**worker.belljar.env, **ENV}, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+    assert f"ok   bait {BAIT}" in done.stdout.decode()
 
 
 def test_a_job_runs_on_a_host_that_is_made_for_it(worker: GridEngineWorker) -> None:

@@ -110,7 +110,7 @@ class GridEngineWorker(Worker):
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
     def submit(
-        self, text: str, *options: str, args: Sequence[str] = (), user: str = "bjalice", memory: str = "300M"
+        self, text: str, *options: str, args: Sequence[str] = (), user: str = "bjalice", memory: str = "400M"
     ) -> str:
         home = self.site.home(user)
         script = home / "job.sh"

@@ -52,7 +52,7 @@ def test_a_slurm_that_has_everything_is_good(prolog: Path) -> None:
 def test_a_system_without_a_key_is_asked_for_none(tmp_path: Path) -> None:
     settings = Settings(system="gridengine", images=("worker",), conf=tmp_path / "bootstrap", key=Path())
     found = list(check.needs(settings, load("gridengine").pool, lambda name: "", has_addresses=True))
-    assert [one.what for one in found] == ["image worker", "addresses of machines", "conf"]
+    assert [one.what for one in found] == ["image worker", "addresses of machines", "conf", "gridengine"]
     assert found[0].remedy.endswith("--packages gridengine-exec") and "No such file" in found[2].wrong
 
 

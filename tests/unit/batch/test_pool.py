@@ -192,6 +192,7 @@ def test_grid_engine_moves_a_job_to_one_node() -> None:
     )
     task = replace(job, id="4712.3", array=("4712", "3"))
     assert [one[-1] for one in GRID.nodes.move(task, ("vm1",), "all.q")] == ["4712", "4712.3"]
+    assert GRID.client.note(task, "no, never") == ("qalter", "-ac", "belljar=no_never", "4712")
     with pytest.raises(BadOption, match="gets one machine"):
         GRID.nodes.move(job, ("vm1", "vm2"), "all.q")
     with pytest.raises(BadOption, match="no worker nodes"):

@@ -78,9 +78,9 @@ class GridEngineClient(Client):
         return ("qdel", "-f", job)
 
     def note(self, job: JobView, text: str) -> Command:
-        """A word of its context, which has no blanks and commas: `qstat -j` shows it."""
+        """A word of its context, which has no blanks and commas: `qstat -j` shows it. An array has one for all its tasks."""
         words = re.sub(r"[^A-Za-z0-9._:/-]+", "_", one_line(text)).strip("_") or "refused"
-        return ("qalter", "-ac", f"{NOTICE}={words}", job.id)
+        return ("qalter", "-ac", f"{NOTICE}={words}", job.number or job.id)
 
 
 def _jobs(entry: str, bait: str) -> list[JobView]:

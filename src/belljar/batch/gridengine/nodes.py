@@ -9,7 +9,7 @@ reverse order, the host last: by that it is seen what of it a crash has left.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from belljar.batch.gridengine.client import CLIENT, GridEngineClient
@@ -23,6 +23,7 @@ from belljar.batch.pool import (
     Joining,
     ListedNodes,
     Member,
+    Need,
     NodeState,
     NodeView,
     Part,
@@ -135,6 +136,13 @@ class GridEngineNodes(ListedNodes):
     ) -> frozenset[str]:
         return reserved(node, parts, jobs, nodes.get(node), self._host)
 
+    def needs(
+        self, ask: Callable[..., str], text: str, baits: tuple[str, ...], queue: str, feature: str, hosts: tuple[str, ...]
+    ) -> Iterator[Need]:  # fmt: skip
+        from belljar.batch.gridengine import fitness  # for who asks
+
+        yield from fitness.needs(ask, baits[0], queue, self._hosts)
+
     def joining(self, member: Member, conf_file: Path, text: bytes) -> Joining:
         """*conf_file*: the cell's bootstrap. Raises BadOption where its daemons prove themselves by more than their addresses."""
         mode = re.search(rb"(?m)^security_mode\s+(\S+)", text)
@@ -159,7 +167,7 @@ class GridEnginePool(Pool):
         if not INSTANCE.fullmatch(name):
             raise ValueError("name", f"{name[:60]!r} is no queue of a host", 'as in name = "vm.q@wn01"')
         hosts, host = listed(nodes), whole_host(room) if room else (0, 0)
-        return GridEnginePool(GridEngineClient(name), GridEngineNodes(queue, hosts, feature, host), self.defaults)
+        return replace(self, client=GridEngineClient(name), nodes=GridEngineNodes(queue, hosts, feature, host))
 
 
 def _views(entry: str, queue: str) -> list[NodeView]:

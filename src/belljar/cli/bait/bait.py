@@ -69,7 +69,6 @@ def check(args: argparse.Namespace, house: House) -> int:
     """A line for each thing a bait needs, and the remedy where it is not so; exit 1 then."""
     from belljar.bait import settings
     from belljar.bait.check import needs
-    from belljar.batch import load
     from belljar.jobs import plain
 
     def image(name: str) -> str:
@@ -81,7 +80,7 @@ def check(args: argparse.Namespace, house: House) -> int:
         return f"it has no {' and no '.join(missing)}" if missing else ""
 
     said = settings.load(args.file)
-    pool = load(said.system).pool
+    pool = settings.pool_of(said)
     found = list(needs(said, pool, image, has_addresses=bool(house.settings.network.bridge_addresses)))
     if args.format == "json":
         print(as_json({"needs": found}))

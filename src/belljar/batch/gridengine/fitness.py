@@ -1,0 +1,60 @@
+"""Can machines join this cell, and a bait take its jobs? What `belljar bait check` asks of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from belljar.batch.pool import Need
+from belljar.errors import BelljarError
+
+PAGE = "docs/bait.md, Grid Engine"
+
+
+def needs(ask: Callable[..., str], bait: str, queue: str, hosts: Mapping[str, str]) -> Iterator[Need]:
+    """*ask*: carries out a command, raises BelljarError; *hosts*: name -> address of those that machines may become."""
+    managers = ask("qconf", "-sm").split()
+    yield Need("root manages the cell", "" if "root" in managers else "root is no manager", "qconf -am root")
+    yield Need(f"bait {bait}", _asked(lambda: _bait(ask("qconf", "-sq", bait))), f"Set the prolog of {bait} ({PAGE}).")
+    remedy = f"Make it for machines alone, without a prolog ({PAGE})."
+    yield Need(f"queue {queue}", _asked(lambda: _queue(ask("qconf", "-sq", queue))), remedy)
+    wrong = [one for name, address in hosts.items() if (one := _name(ask, name, address))]
+    more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+    remedy = "Give the qmaster's host each name with its address, both ways: DNS, or /etc/hosts."
+    yield Need("names of machines", f"{wrong[0]}{more}" if wrong else "", remedy)
+
+
+def _bait(text: str) -> str:
+    prolog = _value(text, "prolog")
+    if not prolog.startswith("root@"):
+        return f"its prolog is {prolog or 'NONE'}, which takes nothing back as root"
+    return "" if "$job_id" in prolog and "$ja_task_id" in prolog else "its prolog is not told job and task"
+
+
+def _queue(text: str) -> str:
+    prolog = _value(text, "prolog")
+    return "" if prolog == "NONE" else f"its prolog is {prolog}"
+
+
+def _value(text: str, key: str) -> str:
+    match = re.search(rf"(?m)^{key}\s+(.*)$", text.replace("\\\n", " "))
+    return match[1].strip() if match else ""
+
+
+def _name(ask: Callable[..., str], name: str, address: str) -> str:
+    """By this host's resolver."""
+    try:
+        if ask("getent", "ahostsv4", name).split()[:1] != [address]:
+            return f"{name} is not {address}"
+        if name not in ask("getent", "hosts", address).split():
+            return f"{address} is not {name}"
+    except BelljarError:
+        return f"{name} or {address} is not known on this host"
+    return ""
+
+
+def _asked(look: Callable[[], str]) -> str:
+    try:
+        return look()
+    except BelljarError as exc:
+        return exc.message.replace("\n", " ")
