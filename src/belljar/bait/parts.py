@@ -84,7 +84,7 @@ def follow(entry: Entry, seen: Seen, settings: Settings) -> Step:
         return Step(entry)
     if job.state is JobState.ENDED:
         return to(entry, S.FINISHED, seen)
-    if {node_of(one) for one in entry.machines} <= set(job.on):
+    if _has(job, entry):
         return _running(entry, seen)
     if entry.state in (S.RUNNING, S.LOST):
         return to(entry, S.FINISHED, seen, entry.why or "the job left it")
@@ -129,9 +129,15 @@ def _coming(entry: Entry, seen: Seen, settings: Settings) -> Step:
     return to(entry, S.FINISHED, seen, f"no job came within {waits:.0f} s") if age > waits else Step(entry)
 
 
+def _has(job: JobView, entry: Entry) -> bool:
+    """It runs on these nodes. One that is over still tells where it was."""
+    there = job.on if job.state in (JobState.RUNNING, JobState.ENDING) else ()
+    return set(map(node_of, entry.machines)) <= set(there)
+
+
 def _clean(entry: Entry, job: JobView | None, seen: Seen) -> Step:
     """Nothing of it stays; and a leader that still counts on it is told that it failed."""
-    if job is not None and set(map(node_of, entry.machines)) & set(job.on) and set(entry.machines) <= seen.machines:
+    if job is not None and _has(job, entry) and set(entry.machines) <= seen.machines:
         return Step(entry)  # it came at the last moment
     acts = tuple(act for one in entry.machines for act in leave(one, seen, is_late=seen.now - entry.since > QUIET))
     if job is not None and job.state is JobState.HELD:

@@ -241,6 +241,8 @@ def test_while_the_job_runs_on_its_node_the_note_means_nothing() -> None:
         Act(Do.LOSE, node_of("b" * 12)),
     )
     assert follow(lost, seen(HELD, lives=False, node=NodeState.OUT), SECOND).entry.state is S.FINISHED
+    over = follow(part(S.FINISHED), seen(replace(there, state=JobState.ENDED), node=NodeState.IDLE), SECOND)
+    assert over.acts == (Act(Do.CLOSE, node_of("b" * 12)),)  # it still tells where it was
     late = follow(part(S.FINISHED), seen(there, 500.0, node=NodeState.BUSY), SECOND)
     assert late == Step(part(S.FINISHED))  # it came at the last moment
 
