@@ -265,11 +265,11 @@ def _is_lost(slot: Slot, case: Case, seen: Seen, settings: Settings) -> bool:
 
 
 def _missed(case: Case, job: Job | None, seen: Seen) -> Case:
-    """Write down since when the batch system has not known the job."""
+    """Write down the job's id, which a pilot may be quicker than, and since when the batch system has not known it."""
     if seen.jobs is None:
         return case
     since = 0.0 if job is not None else case.lease.missing or seen.now
-    return replace(case, lease=replace(case.lease, missing=since))
+    return replace(case, lease=replace(case.lease, missing=since, job=job.id if job else case.lease.job))
 
 
 def _is_gone(lease: Lease, job: Job | None, seen: Seen, settings: Settings) -> bool:

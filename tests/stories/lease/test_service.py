@@ -42,6 +42,7 @@ class PlayedSlurm:
         self.refuses = self.is_silent = ""
         self.pilots: dict[str, list[Running]] = {}
         self.asked: list[str] = []
+        self.limits: list[tuple[str, ...]] = []
 
     async def command(self, argv: tuple[str, ...]) -> bytes:
         self.asked.append(argv[0])
@@ -49,6 +50,9 @@ class PlayedSlurm:
             raise CommandFailed(self.is_silent)
         if argv[0] == "squeue":
             return "".join(f"{id}|{job[1]}|N/A|None|{job[0]}\n" for id, job in self.jobs.items()).encode()
+        if argv[0] == "scontrol":
+            self.limits.append(argv)
+            return b""
         if argv[0] == "scancel":
             self.end(argv[1], "CANCELLED")
             return b""
@@ -99,6 +103,7 @@ class House:
         self.slurm = PlayedSlurm(folder)
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.daemon: Daemon
+        self.jobs: Jobs
         self.desk: Desk
         self.door: Door
 
@@ -108,6 +113,7 @@ class House:
         pin = own_certificate(self.folder / "service.pem", ("127.0.0.1",))
         store = open_store("", self.folder)
         jobs = Jobs(self.settings, pilots_of("slurm"), SITE_KEY, pin, self.slurm.command)
+        self.jobs = jobs
         self.daemon = Daemon(self.settings, store, jobs, SITE_KEY, lambda *a, **k: self.told.append((a[0], k)), clock)
         self.desk = Desk(store, self.settings, lambda: (Policy("all", users=("*",)),), now=clock)
         port = self.settings.port if self.settings.port != 8470 else 0
@@ -125,6 +131,12 @@ class House:
                     task.cancel()
             await asyncio.gather(looking, return_exceptions=True)
             store.close()
+
+    async def opened(self, path: Path) -> asyncio.Server:
+        """The owners' door."""
+        sizes, may = {"small": Size(1, 512 * MIB)}, {"debian12"}.__contains__
+        door = Door(self.desk, self.daemon.store, self.daemon.channel, self.jobs, sizes, 3600.0, may, self.daemon.wake)
+        return await door.serve(path)
 
     def ask(self, count: int = 1, **more: Any) -> str:
         lease, _ = self.desk.run(OWNER, Wanted("debian12", count, size=Size(1, GIB), seconds=3600.0, **more))
@@ -363,6 +375,28 @@ async def test_the_door_answers_what_can_be_asked_and_refuses_the_rest(tmp_path:
         connect = json.dumps({"do": "connect", "id": lease["id"]}).encode() + b"\n"
         assert (await knock(tmp_path / "door", connect))["error"] == "LeaseEnded"
         assert os.stat(tmp_path / "door").st_mode & 0o777 == 0o666
+        server.close()
+
+
+async def test_a_lease_is_extended_at_the_batch_system_at_its_pilot_and_in_the_records(tmp_path: Path) -> None:
+    async with House(tmp_path).up() as house:
+        server = await house.opened(tmp_path / "door")
+        wanted = b'{"do":"run","wanted":{"image":"debian12","seconds":3600}}\n'
+        id = (await knock(tmp_path / "door", wanted))["lease"]["id"]
+        await house.until(lambda: house.slurm.jobs)
+        (run,) = house.slurm.start("1")
+        status = json.dumps({"do": "status", "lease": id}).encode() + b"\n"
+
+        await house.until(lambda: run.machines.living and house.daemon.store.read(lambda book: book.find(Lease)[0].job))
+        before, ends = (await knock(tmp_path / "door", status))["leases"][0]["ends"], run.pilot._ends
+        longer = json.dumps({"do": "extend", "id": id, "seconds": 1800}).encode() + b"\n"
+        assert await knock(tmp_path / "door", longer) == {"ok": True}
+        await house.until(lambda: run.pilot._ends - ends > 1700)
+        assert set(run.pilot._seconds.values()) == {5400.0}
+        assert (await knock(tmp_path / "door", status))["leases"][0]["ends"] == before + 1800
+        assert house.slurm.limits[0][:3] == ("scontrol", "update", "JobId=1")
+        house.slurm.end("1", "CANCELLED")
+        await run.ended()
         server.close()
 
 

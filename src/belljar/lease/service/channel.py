@@ -38,6 +38,7 @@ OPENING = 15.0  # seconds for TLS and both openings
 MOST_UNPROVED = 4096  # connections that have not shown yet who they are
 STREAM = 30.0  # seconds for a pilot to connect once more
 
+Bytes = tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]  # with those that have come already
 Hear = Callable[[Report], Awaitable[Iterable[Order]]]
 
 
@@ -64,7 +65,7 @@ class Channel:
         self._site_key, self._applied, self._hear, self._moved = site_key, applied, hear, moved
         self._tell, self._silence = tell, silence
         self._sessions: dict[str, Session] = {}  # by slot
-        self._streams: dict[str, asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]]] = {}
+        self._streams: dict[str, tuple[str, asyncio.Future[Bytes]]] = {}  # by name: the slot, and its new connection
         self._unproved = 0
 
     @property
@@ -83,12 +84,11 @@ class Channel:
         return True
 
     @asynccontextmanager
-    async def stream(
-        self, slot: str, order: Order
-    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]]:
+    async def stream(self, slot: str, order: Order) -> AsyncIterator[Bytes]:
         """A connection of its own to this slot's pilot, for bytes. Raises HostError."""
         name = nonce()
-        coming = self._streams[name] = asyncio.get_running_loop().create_future()
+        coming: asyncio.Future[Bytes] = asyncio.get_running_loop().create_future()
+        self._streams[name] = (slot, coming)
         writer = None
         try:
             if not self.order(slot, replace(order, stream=name)):
@@ -189,8 +189,8 @@ class Channel:
     def _hand_over(
         self, peer: Opening, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, connection: Connection
     ) -> bool:
-        coming = self._streams.get(peer.stream)
-        if coming is None or coming.done():
+        slot, coming = self._streams.get(peer.stream, ("", None))
+        if coming is None or coming.done() or slot != f"{peer.lease}.{peer.attempt}.{peer.slot}":
             return False
         coming.set_result((reader, writer, connection.rest()))
         return True
