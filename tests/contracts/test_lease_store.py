@@ -1,5 +1,6 @@
 """What leases are written down in: the same promises by a file of SQLite and by a real server of PostgreSQL."""
 
+import os
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -41,6 +42,15 @@ def test_what_was_written_is_read_again_by_the_next_that_opens_it(opened: Callab
     opened().write(lambda book: book.save(None, case, 5.0))
     assert opened().read(lambda book: book.case("r-1")) == case
     assert opened().read(lambda book: book.case("r-2")) is None
+
+
+def test_threads_that_ended_leave_no_connection(store: Store) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(50):
+        thread = threading.Thread(target=lambda: store.read(lambda book: book.find(Lease)))
+        thread.start()
+        thread.join(10)
+    assert len(os.listdir("/proc/self/fd")) < before + 20
 
 
 def test_all_of_a_transaction_or_nothing(store: Store) -> None:

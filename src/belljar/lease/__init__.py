@@ -42,7 +42,12 @@ class Settings:
     address: str = setting("", "required: name or address of this service, as nodes reach it")
     port: int = setting(8470, "where pilots connect", minimum=1)
     listen: str = setting("", "address that pilots' port is opened at; empty: all of this host")
-    ec2_listen: str = setting("127.0.0.1:8444", "ADDRESS:PORT of the EC2 query API, by TLS; empty: there is none")
+    ec2_listen: str = setting(
+        "", "ADDRESS:PORT of the EC2 query API: by TLS, or on loopback without; empty: there is none"
+    )
+    ec2_certificate: str = setting(
+        "", "PEM file with its chain of certificates and key; empty: the service's own where it needs one"
+    )
     database: str = setting(
         "", "postgresql://... of the service's records; empty: a file of SQLite in the service's folder"
     )

@@ -21,7 +21,9 @@ from belljar.batch import pilots_of
 from belljar.errors import CommandFailed, LeaseEnded
 from belljar.host.certificates import own_certificate
 from belljar.lease import Lease, LeaseState, Settings, Size, Wanted, jobfile
+from belljar.lease.belongings import Belongings
 from belljar.lease.desk import Desk, Owner
+from belljar.lease.ec2.keyring import Keyring
 from belljar.lease.policy import Policy
 from belljar.lease.service.daemon import Daemon
 from belljar.lease.service.door import Door
@@ -135,7 +137,10 @@ class House:
     async def opened(self, path: Path) -> asyncio.Server:
         """The owners' door."""
         sizes, may = {"small": Size(1, 512 * MIB)}, {"debian12"}.__contains__
-        door = Door(self.desk, self.daemon.store, self.daemon.channel, self.jobs, sizes, 3600.0, may, self.daemon.wake)
+        keys = Keyring(Belongings(self.daemon.store), SITE_KEY).answer
+        door = Door(
+            self.desk, self.daemon.store, self.daemon.channel, self.jobs, sizes, 3600.0, may, self.daemon.wake, keys
+        )
         return await door.serve(path)
 
     def ask(self, count: int = 1, **more: Any) -> str:
@@ -354,7 +359,15 @@ async def test_the_door_answers_what_can_be_asked_and_refuses_the_rest(tmp_path:
         may = {"debian12"}.__contains__
         store = house.daemon.store
         door = Door(
-            house.desk, store, house.daemon.channel, jobs, {"small": Size(1, 512 * MIB)}, 3600.0, may, lambda: None
+            house.desk,
+            store,
+            house.daemon.channel,
+            jobs,
+            {"small": Size(1, 512 * MIB)},
+            3600.0,
+            may,
+            lambda: None,
+            Keyring(Belongings(store), SITE_KEY).answer,
         )
         server = await door.serve(tmp_path / "door")
         for line, error in (

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from belljar.cli.parser import FORMAT, Verb, acts
-from belljar.cli.render import duration, show
+from belljar.cli.render import as_json, duration, show
 from belljar.errors import BadOption, HostError, NotPermitted
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ def serve(args: argparse.Namespace, house: House) -> int:
 
     folder = args.state or house.folders.store / "lease"
     tell = teller(sys.stdout, as_json=args.format == "json")
-    asyncio.run(serve(lambda: settings.load(args.file), folder, tell))
+    names = lambda: [name for one in house.images.images() for name in one.names]  # noqa: E731
+    asyncio.run(serve(lambda: settings.load(args.file), folder, tell, names))
     return 0
 
 
@@ -119,6 +120,24 @@ def ssh(args: argparse.Namespace, house: House) -> int:
         ]
         argv += [f"{args.user}@{one['id']}", *(args.command[1:] if args.command[:1] == ["--"] else args.command)]
         return os.waitstatus_to_exitcode(os.spawnv(os.P_WAIT, client, argv) << 8)
+
+
+def key(args: argparse.Namespace, house: House) -> int:
+    if (args.do == "revoke") != bool(args.id):
+        raise BadOption(f"`belljar lease key {args.do}`: an ID is given with revoke, and with nothing else")
+    found = ask(args.door, "keys", act=args.do, id=args.id or "", owner=args.owner)
+    if args.do == "list":
+        now = time.time()
+        rows = [
+            (one["id"], one["owner"], duration(now - one["created"]), "yes" if one["enabled"] else "revoked")
+            for one in found["keys"]
+        ]
+        show(found, ("ACCESS KEY", "OWNER", "MADE AGO", "VALID"), rows, as_=args.format)
+    elif args.format == "json":
+        print(as_json(found))
+    elif args.do == "new":
+        print(f"AWS_ACCESS_KEY_ID={found['id']}\nAWS_SECRET_ACCESS_KEY={found['secret']}")
+    return 0
 
 
 def connect(args: argparse.Namespace, house: House) -> int:
@@ -293,6 +312,12 @@ COMMAND * | what to run there
 --user NAME =root | as whom
 -i --identity FILE :path | your private key
 {DOOR}
+# key | make, list or revoke access keys, for clients of the EC2 API; a secret is shown once
+{{new,list,revoke}} @do | what to do
+ID ? | which one is revoked
+--owner NAME = | another user's, as root or as the service's account
+{DOOR}
+{FORMAT}
 # connect | carry standard input and output to a machine's ssh server (ProxyCommand)
 MACHINE | its id
 {DOOR}
@@ -302,6 +327,7 @@ MACHINE | its id
 """
 FUNCTIONS = {
     "serve": serve, "run": run, "status": status, "extend": extend, "release": release, "ssh": ssh, "connect": connect,
+    "key": key,
     "console": console,
 }  # fmt: skip
 VERBS = {

@@ -26,8 +26,8 @@ OTHER = "custom"  # the type of machines whose size is no type's
 class Service:
     """What of the service is called when something is asked. Both may be called in any thread."""
 
-    wake: Callable[[], None]
-    order: Callable[[str, lease.Order], None]  # to the pilot of a slot
+    wake: Callable[[], object]
+    order: Callable[[str, lease.Order], object]  # to the pilot of a slot
     images: Callable[[], Iterable[str]] = tuple  # names that are known on this host, beside those of `lease.images`
 
 

@@ -28,16 +28,16 @@ Respond = Callable[[Sent, str], Answer]  # a request, and its client's address; 
 _Respond = Callable[[Sent, str], Awaitable[Answer]]
 
 
-async def serve(where: str, respond: Respond, tls: ssl.SSLContext | None = None) -> None:
-    """Answer at ADDRESS:PORT, until cancelled. Raises BadSetting, HostError."""
-    async with listening(where, respond, tls):
-        await asyncio.get_running_loop().create_future()
-
-
 @asynccontextmanager
 async def listening(where: str, respond: Respond, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[str, int]]:
-    """The address and port at which it is answered, while the block lasts; connections end with it."""
-    address, port = _place(where, tls)
+    """The address and port at which it is answered, while the block lasts; connections end with it.
+    Raises BadSetting, HostError."""
+    address, port = place(where)
+    if tls is None and not ipaddress.ip_address(address).is_loopback:
+        raise BadSetting(
+            f"lease.ec2_listen: {where} needs TLS: without it only this host is served",
+            hint="Give `lease.ec2_certificate`, or listen at 127.0.0.1 behind a proxy that has one.",
+        )
     # Records are on disks, which may be slow; and each thread has a connection of its own to them.
     threads, loop = ThreadPoolExecutor(THREADS, "ec2"), asyncio.get_running_loop()
     door = _Door(lambda sent, peer: loop.run_in_executor(threads, respond, sent, peer))
@@ -53,19 +53,13 @@ async def listening(where: str, respond: Respond, tls: ssl.SSLContext | None = N
         threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _place(where: str, tls: ssl.SSLContext | None) -> tuple[str, int]:
-    """An IPv6 address is in brackets."""
+def place(where: str) -> tuple[str, int]:
+    """ADDRESS:PORT; an IPv6 address is in brackets. Raises BadSetting."""
     host, _, port = where.rpartition(":")
     try:
-        address, number = ipaddress.ip_address(host.removeprefix("[").removesuffix("]")), int(port)
+        return str(ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))), int(port)
     except ValueError:
         raise BadSetting(f"lease.ec2_listen: {where!r} is no ADDRESS:PORT", hint="As in 127.0.0.1:8444.") from None
-    if tls is None and not address.is_loopback:
-        raise BadSetting(
-            f"lease.ec2_listen: {where} needs TLS: without it only this host is served",
-            hint="Give the service a certificate, or listen at 127.0.0.1 behind a proxy that has one.",
-        )
-    return str(address), number
 
 
 class _Door:

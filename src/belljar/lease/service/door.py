@@ -65,7 +65,7 @@ class Door:
 
     def __init__(
         self, desk: Desk, store: Store, channel: Channel, jobs: Jobs, types: dict[str, Size], usual: float,
-        may_lease: Callable[[str], bool], wake: Callable[[], None],
+        may_lease: Callable[[str], bool], wake: Callable[[], None], keys: Callable[[Owner, Answer], Answer],
     ) -> None:  # fmt: skip
         self._desk, self._belongings, self._store, self._channel = desk, Belongings(store), store, channel
         self._jobs, self._types, self._usual, self._may_lease, self._wake = jobs, types, usual, may_lease, wake
@@ -73,6 +73,7 @@ class Door:
         self._acts: dict[str, Callable[[Owner, Answer], Awaitable[Answer]]] = {
             "run": self._run, "status": self._status, "release": self._release, "extend": self._extend,
             "console": self._console,
+            "keys": lambda owner, asked: in_thread(lambda: to_json(keys(owner, asked))),
         }  # fmt: skip
 
     async def serve(self, path: Path) -> asyncio.Server:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -18,7 +18,10 @@ from belljar.host.service.systemd import serving
 from belljar.host.service.telling import Tell
 from belljar.host.values import size as size_of
 from belljar.lease import Settings, Size
+from belljar.lease.belongings import Belongings
 from belljar.lease.desk import Desk, Queue
+from belljar.lease.ec2.keyring import Keyring
+from belljar.lease.ec2.start import front_end
 from belljar.lease.policy import Policy
 from belljar.lease.service.daemon import Daemon
 from belljar.lease.service.door import Door
@@ -29,19 +32,21 @@ LOCK, KEY, CERTIFICATE = "lock", "site.key", "service.pem"
 Load = Callable[[], tuple[Settings, tuple[Policy, ...]]]
 
 
-async def serve(load: Load, folder: Path, tell: Tell) -> None:
-    """Until TERM or INT; HUP reads policies again. Raises HostError where another service works in this folder."""
+async def serve(load: Load, folder: Path, tell: Tell, images: Callable[[], Iterable[str]] = tuple) -> None:
+    """Until TERM or INT; HUP reads policies again. *images*: names of those that are known on this host. Raises HostError where another service works in this folder."""
     lock = try_lock(private_folder(folder) / LOCK)
     if lock is None:
         raise HostError(f"{folder}: another service works here", hint="One service, or each with its own --state.")
     try:
         async with AsyncExitStack() as stack:
-            await _serve(load, folder, tell, stack)
+            await _serve(load, folder, tell, images, stack)
     finally:
         lock.release()
 
 
-async def _serve(load: Load, folder: Path, tell: Tell, stack: AsyncExitStack) -> None:
+async def _serve(
+    load: Load, folder: Path, tell: Tell, images: Callable[[], Iterable[str]], stack: AsyncExitStack
+) -> None:
     settings, policies = load()
     site_key = _site_key(folder / KEY)
     pin = own_certificate(folder / CERTIFICATE, (settings.address, "localhost"))
@@ -58,7 +63,9 @@ async def _serve(load: Load, folder: Path, tell: Tell, stack: AsyncExitStack) ->
 
     desk = Desk(store, settings, lambda: policies, lambda name: Queue(quantum=pilots.quantum))
     may_lease = lambda name: any(fnmatchcase(name, one) for one in settings.images)  # noqa: E731
-    door = Door(desk, store, daemon.channel, jobs, types(settings), settings.default_time, may_lease, daemon.wake)
+    sizes, belongings = types(settings), Belongings(store)
+    keys = Keyring(belongings, site_key).answer
+    door = Door(desk, store, daemon.channel, jobs, sizes, settings.default_time, may_lease, daemon.wake, keys)
     for opening in (
         daemon.channel.serve(settings.listen, settings.port, folder / CERTIFICATE),
         door.serve(settings.door),
@@ -66,7 +73,13 @@ async def _serve(load: Load, folder: Path, tell: Tell, stack: AsyncExitStack) ->
         server = await opening
         stack.callback(server.close)
     tell("lease service started", pid=os.getpid(), address=f"{settings.address}:{settings.port}", door=settings.door)
-    await serving(daemon.looks(), reload=reload)
+    works = [daemon.looks()]
+    if settings.ec2_listen:
+        works.append(front_end(
+            settings, desk, belongings, sizes, lambda: policies, site_key=site_key, own_certificate=folder / CERTIFICATE,
+            wake=daemon.wake, order=daemon.channel.order, images=images, tell=tell,
+        ))  # fmt: skip
+    await serving(*works, reload=reload)
     tell("lease service stopped")
 
 

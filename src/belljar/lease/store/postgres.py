@@ -29,7 +29,7 @@ class Postgres:
             ) from exc
         self._library: Any = psycopg
         self._address, self._local = address, threading.local()
-        self._connections, self._guard = set[Any](), threading.Lock()
+        self._connections, self._guard = dict[Any, threading.Thread](), threading.Lock()
         try:
             self.write(self._prepare)
         except BaseException:
@@ -81,7 +81,10 @@ class Postgres:
             found = self._library.connect(self._address, autocommit=True, connect_timeout=CONNECT)
             self._local.connection = found
             with self._guard:
-                self._connections.add(found)
+                for old in [one for one, thread in self._connections.items() if not thread.is_alive()]:
+                    del self._connections[old]  # nobody asks by it any more
+                    old.close()
+                self._connections[found] = threading.current_thread()
         return found
 
     def _drop(self) -> None:
@@ -89,7 +92,7 @@ class Postgres:
         if found is not None:
             self._local.connection = None
             with self._guard:
-                self._connections.discard(found)
+                self._connections.pop(found, None)
             with suppress(self._library.Error):
                 found.close()
 

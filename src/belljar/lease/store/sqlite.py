@@ -25,7 +25,7 @@ class Sqlite:
 
     def __init__(self, path: Path) -> None:
         self._path, self._local = path, threading.local()
-        self._connections, self._guard = list[sqlite3.Connection](), threading.Lock()
+        self._connections, self._guard = list[tuple[threading.Thread, sqlite3.Connection]](), threading.Lock()
         private_folder(path.parent)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         try:
@@ -66,7 +66,8 @@ class Sqlite:
             found.execute("PRAGMA synchronous = FULL")
             self._local.connection = found
             with self._guard:
-                self._connections.append(found)
+                self._leave(lambda thread: not thread.is_alive())  # which nobody asks by any more
+                self._connections.append((threading.current_thread(), found))
         return found
 
     @contextmanager
@@ -80,6 +81,11 @@ class Sqlite:
 
     def close(self) -> None:
         with self._guard:
-            for one in self._connections:
-                one.close()
-            self._connections.clear()
+            self._leave(lambda thread: True)
+
+    def _leave(self, is_over: Callable[[threading.Thread], bool]) -> None:
+        """Close the connections of those threads."""
+        over = [one for thread, one in self._connections if is_over(thread)]
+        self._connections = [pair for pair in self._connections if pair[1] not in over]
+        for one in over:
+            one.close()

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from tests.unit.lease.ec2.clients import client, served, wired
 from tests.unit.lease.ec2.fake_desk import KEY, OTHER_KEY, SITE_KEY
 
-from belljar.errors import RecordsLost
+from belljar.errors import BadRequest, BadSetting, NotPermitted, RecordsLost
+from belljar.host.certificates import own_certificate
+from belljar.host.threads import in_thread
 from belljar.lease import AccessKey, Instance, Order, Settings, Size
 from belljar.lease import desk as leases
 from belljar.lease.belongings import Belongings
+from belljar.lease.desk import Owner
 from belljar.lease.ec2.front import Front
+from belljar.lease.ec2.keyring import MOST, Keyring, secret_of
 from belljar.lease.ec2.office import Office, Service, image_id
+from belljar.lease.ec2.server import listening
+from belljar.lease.ec2.start import front_end
 from belljar.lease.policy import Policy
 from belljar.lease.states import InstanceState, LeaseState
 from belljar.lease.store import Store, open_store
@@ -204,3 +213,81 @@ def test_records_that_cannot_be_read_are_a_server_that_is_not_available(site: Si
     ec2 = wired(site)  # type: ignore[arg-type]
     site.store.read = lambda look: (_ for _ in ()).throw(RecordsLost("disk"))  # type: ignore[method-assign]
     assert code(ec2.describe_instances) == "Unavailable"
+
+
+# -- access keys -------------------------------------------------------------------------------------------------------
+
+
+def test_an_owner_makes_a_key_uses_it_and_revokes_it(site: Site) -> None:
+    keyring = Keyring(site.belongings, SITE_KEY)
+    made = keyring.answer(Owner("alice", "physics"), {"act": "new"})
+    assert made["secret"] == secret_of(SITE_KEY, made["id"]) and len(made["secret"]) == 40
+    ec2 = wired(site, made["id"])  # type: ignore[arg-type]
+    ec2.run_instances(**RUN)
+    assert len(wired(site).describe_instances()["Reservations"]) == 1  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match="no such access key"):
+        keyring.answer(Owner("bob"), {"act": "revoke", "id": made["id"]})
+    keyring.answer(Owner("alice"), {"act": "revoke", "id": made["id"]})
+    assert code(ec2.describe_instances) == "AuthFailure"
+    listed = keyring.answer(Owner("alice"), {"act": "list"})["keys"]
+    assert {one.id: one.enabled for one in listed} == {KEY: True, made["id"]: False}
+
+
+def test_keys_of_others_are_roots_to_ask_for(site: Site) -> None:
+    keyring = Keyring(site.belongings, SITE_KEY)
+    for act in ("new", "list"):
+        with pytest.raises(NotPermitted, match="bob may ask for their own"):
+            keyring.answer(Owner("bob"), {"act": act, "owner": "alice"})
+    assert {one.owner for one in keyring.answer(Owner("root"), {"act": "list"})["keys"]} == {"alice", "bob"}
+    assert keyring.answer(Owner("root"), {"act": "new", "owner": "nobody"})["owner"] == "nobody"
+    for asked in ({"act": "new", "owner": "nobody-there"}, {"act": "shine"}, {}):
+        with pytest.raises(BadRequest):
+            keyring.answer(Owner("root"), asked)
+    for _ in range(MOST - 1):
+        keyring.answer(Owner("bob"), {"act": "new"})
+    with pytest.raises(BadRequest, match="10 access keys"):
+        keyring.answer(Owner("bob"), {"act": "new"})
+
+
+# -- as a part of the service ------------------------------------------------------------------------------------------
+
+
+async def test_the_service_serves_it_by_tls(tmp_path: Path) -> None:
+    site, pem, port, loop = Site(tmp_path / "lease"), tmp_path / "service.pem", free_port(), asyncio.get_running_loop()
+    own_certificate(pem, ("localhost", "127.0.0.1"))
+    here, woken = loop.create_future(), asyncio.Event()
+    settings = replace(SETTINGS, ec2_listen=f"127.0.0.1:{port}", ec2_certificate=str(pem))
+    desk = leases.Desk(site.store, settings, lambda: POLICIES)
+    work = asyncio.ensure_future(front_end(
+        settings, desk, site.belongings, {"small": Size()}, lambda: POLICIES, site_key=SITE_KEY, own_certificate=pem,
+        wake=woken.set, order=lambda *_: None, images=tuple, tell=lambda event, **facts: here.set_result(facts),
+    ))  # fmt: skip
+    assert (await here)["address"] == f"https://127.0.0.1:{port}"
+    made = boto3.session.Session(KEY, secret_of(SITE_KEY, KEY), region_name="lab").client(
+        "ec2", endpoint_url=f"https://127.0.0.1:{port}", verify=str(pem)
+    )
+    found = await in_thread(lambda: made.run_instances(**RUN))
+    assert found["OwnerId"] == "alice"
+    await asyncio.wait_for(woken.wait(), 5)
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+    assert not is_open(port)
+    site.store.close()
+
+
+async def test_without_a_certificate_no_other_host_is_served() -> None:
+    for where in ("0.0.0.0:8444", "[::]:8444", "8444", "localhost:8444"):
+        with pytest.raises(BadSetting, match=r"lease\.ec2_listen"):
+            async with listening(where, lambda *_: None):  # type: ignore[arg-type, return-value]
+                pass
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
