@@ -1,9 +1,9 @@
 """Grid Engine's nodes from the outside: execution hosts that machines become. 8.1.9 and later.
 
 The qmaster must know a host's name and address (DNS, /etc/hosts) before it hears of it first, and remembers for a while what it found:
-so the machines of a bait have names and addresses out of a list. A host is added with the
-queue that takes it up, before its machine starts; then its execd need not be on an administrative host. It is removed in the
-reverse order, the host last: by that it is seen what of it a crash has left.
+so the machines of a bait have names and addresses out of a list. A host is added with the queue that takes it up, before its machine
+starts; then its execd need not be on an administrative host. It is removed in the reverse order, the host last: by that it is seen
+what of it a crash has left.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ INSTANCE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}@[A-Za-z0-9][A-Za-z0-9._-
 USERS = "belljar_"  # begins the name of a host's access list
 BOOTSTRAP = Path("/var/lib/gridengine/default/common/bootstrap")  # of Debian's packages
 
-# execd in the foreground (SGE_ND): when it ends, so does the machine. 78 is UNFIT_CODE. The ports are those of /etc/services, or the usual ones.
+# execd in the foreground (SGE_ND): when it ends, so does the machine. 78 is UNFIT_CODE. The ports are those of /etc/services, or the
+# usual ones.
 JOIN = rb"""#!/bin/sh
 set -eu
 umask 022
