@@ -1,5 +1,5 @@
 """Jobs of two machines that talk MPI over the bridge: ranks started by srun (PMIx) and by Open MPI's own mpirun; and the batch
-system asked from inside a job."""
+system asked from inside a job. Their image is built by the first run, in a minute."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import pytest
 from tests.batch.lab.site import Site
 from tests.batch.lab.worker import MPI_IMAGE, PATIENCE, Worker
 from tests.live.net_lab import Lab
-
-pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 # Each rank gives its right neighbour a block and has one of its left; then all agree on a sum. What came in is what the card counted.

@@ -15,7 +15,7 @@ from belljar.bait.note import Parts, read, write
 from belljar.batch import JobState, JobView, NodeState, Part
 from belljar.model import MIB
 
-VM = "vm0123456789abx"
+VM, OTHER = "vm0123456789abx", "vm0123456789acx"
 ROOM = "PartitionName=room Nodes=bait2 Hidden=YES PriorityTier=100 MaxTime=INFINITE State=UP\n"
 
 
@@ -162,3 +162,28 @@ def test_what_a_machine_takes_is_in_slurms_books_and_native_jobs_wait(slurm: Poo
     until(slurm, native, JobState.ENDED)  # beside it
     slurm.run(*ask())
     slurm.lab.until(lambda: slurm.nodes()["bait2"].free_cpus == 2, "the room to be given back", 30)
+
+
+def test_a_job_whose_node_was_removed_outlives_a_restart_of_slurmctld(slurm: PooledSlurm) -> None:
+    client, nodes = slurm.pool.client, slurm.pool.nodes
+    job = slurm.submit("sleep 60")
+    slurm.run(*client.take_back(until(slurm, job, JobState.RUNNING)))
+    held = until(slurm, job, JobState.HELD)
+    slurm.join(OTHER)
+    slurm.lab.until(
+        lambda: OTHER in slurm.nodes() and slurm.nodes()[OTHER].state is NodeState.IDLE, "it has joined", 30
+    )
+    slurm.run(*nodes.move(held, (OTHER,), QUEUE))
+    slurm.run(*client.take_back(until(slurm, job, JobState.RUNNING)))
+    until(slurm, job, JobState.HELD)
+    slurm.run(nodes.close(OTHER, "its machine failed"))
+    slurm.lab.until(lambda: slurm.nodes()[OTHER].state is NodeState.OUT, "the node is quiet", 30)
+    slurm.leave(OTHER)
+    slurm.run(*nodes.unpin(held), *nodes.remove(OTHER))
+    slurm.lab.stop("slurmctld")
+    slurm.lab.start_slurmctld()
+    assert slurm.jobs()[job].state is JobState.HELD
+    slurm.run(*nodes.give_back(held, "batch", 1))
+    assert until(slurm, job, JobState.RUNNING).on[0] in ("bait1", "bait2")
+    slurm.run(client.cancel(job))
+    until(slurm, job, JobState.ENDED)

@@ -43,7 +43,7 @@ shares = ["{homes}:{homes}:rw"]
 conf = "{conf}"
 key = "{key}"
 hosts = ["{address} {head}"]
-max_cpus = 8
+max_cpus = {cpus}
 min_memory = "64M"
 min_disk = "64M"
 cycle = 1
@@ -81,7 +81,7 @@ class Worker:
     """The host. *lines*: further ones of slurm.conf; *more*: of bait.toml; *conf*: settings of slurm.conf."""
 
     def __init__(
-        self, net: Lab, site: Site, folder: Path, lines: str = "", *, images: Sequence[str] = (IMAGE,), more: str = "", **conf: str
+        self, net: Lab, site: Site, folder: Path, lines: str = "", *, images: Sequence[str] = (IMAGE,), more: str = "", cpus: int = 8, **conf: str
     ) -> None:  # fmt: skip
         self.net, self.site, self.state = net, site, folder / "bait"
         self.belljar = Installed(site, folder)
@@ -101,7 +101,7 @@ class Worker:
         self.file.write_text(
             SETTINGS.format(
                 bait=BAIT, queue=QUEUE, images=", ".join(f'"{one}"' for one in images), homes=site.homes,
-                conf=self.slurm.lab.conf, key=key, address=ADDRESS, head=os.uname().nodename.partition(".")[0], more=more,
+                conf=self.slurm.lab.conf, key=key, address=ADDRESS, head=os.uname().nodename.partition(".")[0], more=more, cpus=cpus,
             )
         )  # fmt: skip
         words = map(str, self.belljar.argv("bait", "arrive", "$SLURM_JOB_ID", "--state", str(self.state)))
