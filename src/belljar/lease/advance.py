@@ -51,7 +51,12 @@ def drained(case: Case, cause: Cause, why: str, now: float) -> Case:
     """It ends from now on. What has no node has ended already."""
     lease = _lease(case.lease, L.DRAINING, now, cause=cause, why=why)
     instances = tuple(
-        ended(one, cause, why, now) if one.state is I.QUEUED else replace(one, stop=True) for one in case.instances
+        ended(one, cause, why, now)
+        if one.state is I.QUEUED
+        else replace(one, stop=True, cause=one.cause or cause, why=one.why or why)
+        if one.is_live
+        else one
+        for one in case.instances
     )
     return replace(case, lease=lease, instances=instances)
 
@@ -184,7 +189,10 @@ def _go(case: Case, seen: Seen, settings: Settings) -> Step:
     lease = _lease(lease, L.ACTIVE, now, begun=now, ends=ends, expected=0.0)
     done = tuple(changed.get(one.id, one) for one in case.slots)
     case = replace(case, lease=lease, instances=tuple(instances), slots=done)
-    return Step(case, tuple(act for one in case.instances if one.is_live for act in _wanted_of(one, case, seen)))
+    gone = tuple(
+        Act(Kind.ORDER, one.id, Order(Do.GO, seconds=one.ends - now)) for one in slots if one.id in seen.connected
+    )
+    return Step(case, (*gone, *(act for one in case.instances if one.is_live for act in _wanted_of(one, case, seen))))
 
 
 def _wanted_of(one: Instance, case: Case, seen: Seen) -> tuple[Act, ...]:

@@ -353,7 +353,7 @@ def _riding(book: Book, owner: Owner, wanted: Wanted, now: float, settings: Sett
     if not settings.linger or wanted.bid is not None or wanted.per_node > 1:
         return "", []
     takes = margins(wanted.seconds, 1, settings).pilot
-    for lease in book.find(Lease, owner=owner.name, live=1):
+    for lease in sorted(book.find(Lease, owner=owner.name, live=1), key=lambda one: one.created):
         same = lease.wanted.queue == wanted.queue and lease.wanted.bid is None and not lease.carrier
         if lease.state is not L.ACTIVE or not same:
             continue

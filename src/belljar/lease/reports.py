@@ -118,11 +118,11 @@ def _moved(one: Instance, slot: Slot, report: Report, now: float) -> Instance:
     """A report of what cannot follow changes nothing but what is known of the machine."""
     state, moment = report.state, min(now, slot.zero + report.mono)
     one = replace(one, address=report.address or one.address, host_keys=report.host_keys or one.host_keys)
+    if state is I.RUNNING and one.is_live and not one.launched:  # though it is to stop already: it is charged
+        one = replace(one, launched=moment, began_at=report.mono, deadline=moment + one.seconds)
     if state is None or state not in INSTANCE_MOVES[one.state]:
         return one
     one = replace(one, state=state, since=moment, why=report.why or one.why)
-    if state is I.RUNNING:
-        return replace(one, launched=moment, began_at=report.mono, deadline=moment + one.seconds)
     if state is I.TERMINATED:
         cause = one.cause or report.cause or Cause.INTERNAL
         return replace(one, ended=moment, ended_at=max(report.mono, one.began_at), cause=cause)

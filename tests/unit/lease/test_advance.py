@@ -146,7 +146,9 @@ def test_a_group_starts_when_all_are_there() -> None:
     story.hears(Tell.HELLO, 1, facts=NODE)
     assert orders(story.look()) == [] and story.case.lease.state is L.CLAIMING
     story.hears(Tell.HELLO, 0, facts=NODE)
-    assert orders(story.look()) == [(Do.START, "i-0"), (Do.START, "i-1")]
+    story.now += 5
+    step = advance(story.case, Seen(story.now, 0.0, story.jobs, frozenset(story.connected)), SETTINGS)
+    assert orders(step) == [(Do.GO, "r-1.1.0"), (Do.GO, "r-1.1.1"), (Do.START, "i-0"), (Do.START, "i-1")]
 
 
 def test_a_group_that_is_not_complete_in_time_is_tried_anew_and_then_fails() -> None:
