@@ -263,3 +263,24 @@ def test_causes_are_kept(store: Store) -> None:
     machine = replace(new().instances[0], cause=Cause.NODE_LOST)
     store.write(lambda book: book.put(machine))
     assert store.read(lambda book: book.get(Instance, machine.id)) == machine
+
+
+def test_records_that_are_closed_while_others_write_are_only_lost_to_them(store: Store) -> None:
+    """A connection that is in use is not closed under it: that was a crash of the whole process."""
+    started = threading.Barrier(5)
+
+    def writes(number: int) -> int:
+        started.wait(30)
+        for count in range(100_000):
+            try:
+                store.write(lambda book: book.put(Tag(f"i-{number}", "k", "v" * 1000, "ada")))
+            except RecordsLost:
+                return count
+        return -1
+
+    with ThreadPoolExecutor(4) as threads:
+        running = [threads.submit(writes, number) for number in range(4)]
+        started.wait(30)
+        threading.Event().wait(0.2)
+        store.close()
+        assert all(one.result(30) >= 0 for one in running)

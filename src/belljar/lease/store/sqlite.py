@@ -25,7 +25,8 @@ class Sqlite:
 
     def __init__(self, path: Path) -> None:
         self._path, self._local = path, threading.local()
-        self._connections, self._guard = list[tuple[threading.Thread, sqlite3.Connection]](), threading.Lock()
+        self._connections = list[tuple[threading.Thread, sqlite3.Connection, threading.Lock]]()
+        self._guard = threading.Lock()
         private_folder(path.parent)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         try:
@@ -46,8 +47,8 @@ class Sqlite:
         return self._within("BEGIN", look)
 
     def _within(self, begin: str, act: Callable[[Book], T]) -> T:
-        with self._told():
-            connection = self._connection()
+        # Nobody closes a connection that is in use: SQLite would read what is freed.
+        with self._told(), self._connection() as connection:
             connection.execute(begin)
             try:
                 done = act(Book(lambda sql, values: connection.execute(sql, values).fetchall(), locks=False))
@@ -58,17 +59,19 @@ class Sqlite:
                     connection.execute("ROLLBACK")
                 raise
 
-    def _connection(self) -> sqlite3.Connection:
-        found: sqlite3.Connection | None = getattr(self._local, "connection", None)
-        if found is None:
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        """This thread's own."""
+        if not hasattr(self._local, "connection"):
             found = sqlite3.connect(self._path, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
             found.execute("PRAGMA journal_mode = WAL")
             found.execute("PRAGMA synchronous = FULL")
-            self._local.connection = found
+            self._local.connection, self._local.used = found, threading.Lock()
             with self._guard:
                 self._leave(lambda thread: not thread.is_alive())  # which nobody asks by any more
-                self._connections.append((threading.current_thread(), found))
-        return found
+                self._connections.append((threading.current_thread(), found, self._local.used))
+        with self._local.used:
+            yield self._local.connection
 
     @contextmanager
     def _told(self) -> Iterator[Any]:
@@ -85,7 +88,8 @@ class Sqlite:
 
     def _leave(self, is_over: Callable[[threading.Thread], bool]) -> None:
         """Close the connections of those threads."""
-        over = [one for thread, one in self._connections if is_over(thread)]
-        self._connections = [pair for pair in self._connections if pair[1] not in over]
-        for one in over:
-            one.close()
+        over = [one for one in self._connections if is_over(one[0])]
+        self._connections = [one for one in self._connections if one not in over]
+        for _, connection, used in over:
+            with used:
+                connection.close()
