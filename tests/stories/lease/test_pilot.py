@@ -242,6 +242,19 @@ async def test_bytes_go_both_ways_on_a_connection_of_their_own(tmp_path: Path) -
         await run.ended()
 
 
+async def test_an_owner_who_asks_while_a_pilot_comes_back_is_connected_then(tmp_path: Path) -> None:
+    service = Service(tmp_path, (Order(Do.GO), START))
+    async with service.up():
+        run = Running(job_for(service), tmp_path)
+        await service.until(lambda: "running" in service.states("i-1"))
+    async with service.up() as channel:
+        async with channel.stream(f"{LEASE}.1.0", Order(Do.STREAM, "i-1")) as (reader, writer, _):
+            writer.write(b"x")
+            assert await reader.readexactly(1) == b"X"
+        channel.order(f"{LEASE}.1.0", Order(Do.RELEASE))
+        await run.ended()
+
+
 async def test_a_flood_of_strangers_leaves_the_service_to_its_pilots(tmp_path: Path) -> None:
     service = Service(tmp_path, (Order(Do.GO), START))
     async with service.up():

@@ -12,13 +12,13 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from tests.stories.lease.house import SITE_KEY, Running
 
 from belljar.batch import pilots_of
-from belljar.errors import CommandFailed, LeaseEnded
+from belljar.errors import CommandFailed, LeaseEnded, NoSpace
 from belljar.host.certificates import own_certificate
 from belljar.lease import Lease, LeaseState, Settings, Size, Wanted, jobfile
 from belljar.lease.belongings import Belongings
@@ -28,11 +28,12 @@ from belljar.lease.policy import Policy
 from belljar.lease.service.daemon import Daemon
 from belljar.lease.service.door import Door
 from belljar.lease.service.jobs import Jobs
-from belljar.lease.store import open_store
+from belljar.lease.store import Book, Store, open_store
 from belljar.model import GIB, MIB
 from belljar.records import replace
 
 OWNER = Owner("alice")
+T = TypeVar("T")
 
 
 class PlayedSlurm:
@@ -92,6 +93,24 @@ class PlayedSlurm:
             one.task.cancel()
 
 
+class Disk:
+    """A store on a disk that may be full."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self.is_full = store, False
+
+    def write(self, change: Callable[[Book], T]) -> T:
+        if self.is_full:
+            raise NoSpace("leases.sqlite: no space left on device")
+        return self._store.write(change)
+
+    def read(self, look: Callable[[Book], T]) -> T:
+        return self._store.read(look)
+
+    def close(self) -> None:
+        self._store.close()
+
+
 class House:
     """The service, and what owners see."""
 
@@ -105,6 +124,7 @@ class House:
         self.slurm = PlayedSlurm(folder)
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.daemon: Daemon
+        self.disk: Disk
         self.jobs: Jobs
         self.desk: Desk
         self.door: Door
@@ -113,7 +133,7 @@ class House:
     async def up(self, clock: Callable[[], float] = time.time) -> AsyncIterator[House]:
         """As a process: what it knows afterwards is in its files."""
         pin = own_certificate(self.folder / "service.pem", ("127.0.0.1",))
-        store = open_store("", self.folder)
+        store = self.disk = Disk(open_store("", self.folder))
         jobs = Jobs(self.settings, pilots_of("slurm"), SITE_KEY, pin, self.slurm.command)
         self.jobs = jobs
         self.daemon = Daemon(self.settings, store, jobs, SITE_KEY, lambda *a, **k: self.told.append((a[0], k)), clock)
@@ -270,6 +290,24 @@ async def test_a_service_that_is_killed_goes_on_from_its_records(tmp_path: Path)
         await run.ended()
 
 
+async def test_what_cannot_be_written_down_is_not_acknowledged_and_comes_again(tmp_path: Path) -> None:
+    async with House(tmp_path).up() as house:
+        id = house.ask()
+        await house.until_state(id, LeaseState.QUEUED)
+        (run,) = house.slurm.start("1")
+        await house.until(lambda: house.states(id) == ["running"])
+        house.disk.is_full = True
+        run.machines.end(next(iter(run.machines.living)))
+        await asyncio.sleep(1.0)
+        assert house.states(id) == ["running"] and not run.task.done()
+        house.disk.is_full = False
+        await house.until_state(id, LeaseState.RELEASED)
+        await run.ended()
+        assert [one.instance.cause.value for one in house.desk.machines(OWNER) if one.instance.cause] == [
+            "Client.InstanceInitiatedShutdown"
+        ]
+
+
 async def test_a_pilot_that_vanishes_with_its_job_ends_the_lease(tmp_path: Path) -> None:
     async with House(tmp_path, silence=1.5).up() as house:
         id = house.ask()
@@ -355,21 +393,7 @@ async def knock(path: Path, *lines: bytes) -> dict[str, Any]:
 
 async def test_the_door_answers_what_can_be_asked_and_refuses_the_rest(tmp_path: Path) -> None:
     async with House(tmp_path).up() as house:
-        jobs = Jobs(house.settings, pilots_of("slurm"), SITE_KEY, "0" * 64, house.slurm.command)
-        may = {"debian12"}.__contains__
-        store = house.daemon.store
-        door = Door(
-            house.desk,
-            store,
-            house.daemon.channel,
-            jobs,
-            {"small": Size(1, 512 * MIB)},
-            3600.0,
-            may,
-            lambda: None,
-            Keyring(Belongings(store), SITE_KEY).answer,
-        )
-        server = await door.serve(tmp_path / "door")
+        server = await house.opened(tmp_path / "door")
         for line, error in (
             (b"\n", "BadRequest"), (b"[]\n", "BadRequest"), (b'{"do":"reign"}\n', "BadRequest"),
             (b'{"do":"run"}\n', "BadRequest"), (b'{"do":"run","wanted":{"image":"windows"}}\n', "BadRequest"),

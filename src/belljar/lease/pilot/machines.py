@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Protocol
@@ -70,14 +71,14 @@ class Machines(Protocol):
 
 
 class OwnMachines:
-    """*changed* hears of each change. *lease*: what they are for, in their records."""
+    """*changed* hears of each change. *lease*: what they are for, in their records. *grace*: seconds for a guest to shut down."""
 
-    def __init__(self, lease: str, changed: Callable[[Change], None]) -> None:
-        self._lease, self._changed = lease, changed
+    def __init__(self, lease: str, grace: float, changed: Callable[[Change], None]) -> None:
+        self._lease, self._grace, self._changed = lease, grace, changed
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._machines: dict[str, api.Machine] = {}
         self._stopped: dict[str, tuple[Cause, str]] = {}  # why each was told to end
-        self._known = set[str]()
+        self._known, self._up = set[str](), set[str]()
 
     @property
     def living(self) -> frozenset[str]:
@@ -94,7 +95,11 @@ class OwnMachines:
         self._stopped[instance] = (cause, why)
         if instance in self._machines:
             self._changed(Change(instance, InstanceState.STOPPING, cause, why))
-            self._ask(instance, "stop", grace=grace)
+            if cause is Cause.PREEMPTED and instance in self._up:
+                # Some batch systems tell every process of a job to end, and a keeper that is told twice waits no longer.
+                self._over(instance)
+            else:
+                self._ask(instance, "stop", grace=grace)
         else:
             self._tasks[instance].cancel()
 
@@ -161,6 +166,7 @@ class OwnMachines:
                 why = f"its owner's key was not put into it: {exc or 'the guest does not answer'}"
             lines = printed.decode("ascii", "replace").splitlines()
             found = tuple(line for line in lines if line.startswith(("ssh-", "ecdsa-")))
+            self._up.add(instance)
             self._changed(Change(instance, InstanceState.RUNNING, why=why, host_keys=found[:8]))
 
     def _request(self, instance: str, order: MachineOrder) -> Request:
@@ -170,9 +176,16 @@ class OwnMachines:
         request = api.request_of(
             OwnWork(order.user_data or None, ready=Probe(Sign.AGENT), agent=True), image=order.image, cpus=order.cpus,
             memory=order.memory, disk=order.disk or None, network=NetworkMode(mode), network_name=name,
-            name=order.hostname, requester=f"lease:{self._lease}", labels=labels,
+            name=order.hostname, grace=self._grace, requester=f"lease:{self._lease}", labels=labels,
         )  # fmt: skip
         return replace(request, is_allotted=True)
+
+    def _over(self, instance: str) -> None:
+        """Its time is over: its guest is asked to shut down, and has the request's grace."""
+        try:
+            self._machines[instance].stop_at(time.time())
+        except (BelljarError, OSError):
+            self._ask(instance, "stop")
 
     def _ask(self, instance: str, do: str, **facts: Any) -> None:
         """It may have ended meanwhile, or be too busy: then its tie ends it."""

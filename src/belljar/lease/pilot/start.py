@@ -29,7 +29,9 @@ def run(file: Path, rank: int | None, folder: Path, scratch: Path, environ: Mapp
 
 async def _run(job: jobfile.JobFile, rank: int, folder: Path, scratch: Path, environ: Mapping[str, str]) -> None:
     loop, tell = asyncio.get_running_loop(), teller(sys.stdout, as_json=False)
-    pilot = Pilot(job, rank, granted(environ, scratch), folder, lambda changed: OwnMachines(job.lease, changed), tell)
+    pilot = Pilot(
+        job, rank, granted(environ, scratch), folder, lambda changed: OwnMachines(job.lease, job.grace, changed), tell
+    )
     for number in ENDING:
         loop.add_signal_handler(number, pilot.signalled, int(number))
     for number in HARMLESS:

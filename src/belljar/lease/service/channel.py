@@ -36,7 +36,7 @@ BACKLOG = 4096
 CHUNK = 1 << 16
 OPENING = 15.0  # seconds for TLS and both openings
 MOST_UNPROVED = 4096  # connections that have not shown yet who they are
-STREAM = 30.0  # seconds for a pilot to connect once more
+STREAM = 30.0  # seconds for a pilot to connect once more, at most
 
 Bytes = tuple[asyncio.StreamReader, asyncio.StreamWriter, bytes]  # with those that have come already
 Hear = Callable[[Report], Awaitable[Iterable[Order]]]
@@ -66,7 +66,7 @@ class Channel:
         self._tell, self._silence = tell, silence
         self._sessions: dict[str, Session] = {}  # by slot
         self._streams: dict[str, tuple[str, asyncio.Future[Bytes]]] = {}  # by name: the slot, and its new connection
-        self._unproved = 0
+        self._unproved, self._patience, self._came = 0, min(STREAM, 2 * silence), asyncio.Event()
 
     @property
     def connected(self) -> frozenset[str]:
@@ -91,13 +91,15 @@ class Channel:
         self._streams[name] = (slot, coming)
         writer = None
         try:
-            if not self.order(slot, replace(order, stream=name)):
-                raise HostError(f"{slot}: its pilot is not connected", hint="It comes back when the network does.")
             try:
-                async with asyncio.timeout(STREAM):
+                async with asyncio.timeout(self._patience):
+                    while not self.order(slot, replace(order, stream=name)):  # a service that just started waits for it
+                        await self._came.wait()
                     reader, writer, early = await coming
             except TimeoutError:
-                raise HostError(f"{slot}: its pilot did not connect within {STREAM:.0f} s") from None
+                raise HostError(
+                    f"{slot}: its pilot is not connected", hint="It comes back when the network does: try again."
+                ) from None
             yield reader, writer, early
         finally:
             self._streams.pop(name, None)
@@ -223,6 +225,8 @@ class Channel:
     def _enter(self, slot: str, session: Session) -> None:
         if self._sessions.get(slot) is not session:
             self._sessions[slot] = session
+            self._came.set()
+            self._came = asyncio.Event()
             self._moved()
 
     async def _speak(
