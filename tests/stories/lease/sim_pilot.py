@@ -10,7 +10,7 @@ from belljar.lease import Cause, Do, Facts, InstanceState, Order, Report, Settin
 from belljar.lease.margins import KILL
 
 SETTINGS = Settings(
-    staging=30, barrier=20, grace=6, margin=30, silence=15, lost=120, unseen=10, queue_time=300, cycle=5, tries=2, linger=20,
+    staging=30, barrier=20, grace=6, margin=30, silence=15, lost=120, unseen=10, queue_time=300, cycle=5, tries=2, linger=90,
     longest_time=600, shown=600,
 )  # fmt: skip
 

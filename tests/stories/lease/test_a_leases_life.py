@@ -11,11 +11,12 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from tests.stories.lease.sim_pilot import SimPilot
 from tests.stories.lease.world import OWNERS, World
 
 from belljar.batch import JobState
 from belljar.errors import BelljarError
-from belljar.lease import Size, Wanted
+from belljar.lease import InstanceState, Size, Wanted
 from belljar.lease.desk import Owner
 
 WHO = st.sampled_from(OWNERS)
@@ -74,6 +75,20 @@ class Leases(RuleBasedStateMachine):
             else:
                 with suppress(BelljarError):
                     world.extend(who, lease)
+
+    @precondition(lambda self: self.world.is_up)
+    @rule(who=WHO, number=ANY)
+    def takes_the_node_again(self, who: Owner, number: int) -> None:
+        """A machine ends early, and the owner's next one may have its node."""
+        STEPS["made"] += 1
+        world = self.world
+        running = [one for one in world.desk.machines(who) if one.instance.state is InstanceState.RUNNING]
+        if machine := pick(running, number):
+            world.desk.terminate(who, [machine.instance.id])
+            world.passes(12)
+            if world.is_up:
+                with suppress(BelljarError):
+                    world.desk.run(who, Wanted("alma", seconds=60, size=Size(1)))
 
     # -- time ----------------------------------------------------------------------------------------------------------
 
@@ -178,3 +193,39 @@ def test_a_hundred_thousand_steps() -> None:
     STEPS["made"] = 0
     while STEPS["made"] < 100_000:
         explore(50, 250)
+
+
+def test_the_owners_next_machine_outlives_the_lease_whose_node_it_took() -> None:
+    world, ada = World(), OWNERS[0]
+    try:
+        lease, machines = world.desk.run(ada, Wanted("alma", seconds=400, size=Size(1)))
+        world.passes(6)
+        for job in world.jobs.values():
+            world.start(job, 0, False)
+        (pilot,) = world.pilots
+        pilot.connect()
+        world.passes(6)
+        ups(pilot)
+        world.desk.terminate(ada, [machines[0].id])
+        world.passes(12)
+        assert world.desk.run(ada, Wanted("alma", seconds=60, size=Size(1)))[0].carrier == lease.id
+        world.passes(6)
+        ups(pilot)
+        world.desk.release(ada, lease.id)
+        world.passes(30)
+        assert states_of(world, ada) == ["terminated", "running"] and len(world.jobs) == 1
+        world.passes(50)
+        assert states_of(world, ada) == ["terminated", "terminated"]
+        world.settle()
+    finally:
+        world.close()
+
+
+def ups(pilot: SimPilot) -> None:
+    """Its machines are staged, and boot."""
+    for machine in pilot.living * 2:
+        pilot.progress(machine)
+
+
+def states_of(world: World, owner: Owner) -> list[str]:
+    return [one.instance.state.value for one in world.desk.machines(owner)]
