@@ -32,7 +32,6 @@ from belljar.lease.case import Act, Case, Job, Kind, Seen, Step
 from belljar.lease.reports import heard
 from belljar.lease.service.channel import Channel
 from belljar.lease.service.jobs import Jobs, Rejected
-from belljar.lease.states import SlotState
 from belljar.lease.store import Book, Store
 from belljar.model import dumps
 from belljar.records import replace
@@ -98,23 +97,18 @@ class Daemon:
         now = self._clock()
         seen = Seen(now, self._up, jobs, self.channel.connected)
 
-        def change(book: Book) -> tuple[Case, Step] | None:
+        def change(book: Book) -> Step | None:
             case = book.case(id)
             if case is None:
                 return None
             step = advance(case, seen, self.settings)
             book.save(case, step.case, now)
-            return case, step
+            return step
 
-        done = await in_thread(lambda: self.store.write(change))
-        if done is None:
+        step = await in_thread(lambda: self.store.write(change))
+        if step is None:
             return False
-        before, step = done
         lease = step.case.lease
-        waited = {one.id for one in before.slots if one.state is SlotState.CLAIMED}
-        for slot in step.case.slots:
-            if slot.id in waited and slot.state is SlotState.GO:
-                self.channel.order(slot.id, Order(Do.GO, seconds=max(0.0, slot.ends - now)))
         if self._known.get(id) != lease.state.value:
             self._known[id] = lease.state.value
             self._tell("lease", id=id, state=lease.state.value, owner=lease.owner, job=lease.job, why=lease.why)
