@@ -179,7 +179,7 @@ def test_a_job_whose_node_was_removed_outlives_a_restart_of_slurmctld(slurm: Poo
     slurm.run(nodes.close(OTHER, "its machine failed"))
     slurm.lab.until(lambda: slurm.nodes()[OTHER].state is NodeState.OUT, "the node is quiet", 30)
     slurm.leave(OTHER)
-    slurm.run(*nodes.unpin(held), *nodes.remove(OTHER))
+    slurm.run(*nodes.unpin(held, "batch"), *nodes.remove(OTHER))
     slurm.lab.stop("slurmctld")
     slurm.lab.start_slurmctld()
     assert slurm.jobs()[job].state is JobState.HELD

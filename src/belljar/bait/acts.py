@@ -67,7 +67,7 @@ class Acts:
         elif act.do is Do.LOSE:
             await self.run_all(nodes.lose(act.of, entry.why if entry and entry.why else OVER), act.of)
         elif act.do is Do.REMOVE:
-            unpin = nodes.unpin(job) if job is not None and job.state is JobState.HELD else ()
+            unpin = nodes.unpin(job, entry.home) if job and entry and job.state is JobState.HELD else ()
             if all([await self.run(argv, act.of) for argv in unpin]):
                 for argv in nodes.remove(act.of):
                     await self.run(argv, act.of)

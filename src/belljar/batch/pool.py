@@ -216,8 +216,8 @@ class Nodes(Protocol):
     def move(self, job: JobView, nodes: tuple[str, ...], queue: str, *, reruns: bool = True) -> tuple[Command, ...]:
         """Let a job that is held run on these nodes and no others. *reruns*: as its user wanted it before it was taken back."""
 
-    def unpin(self, job: JobView) -> tuple[Command, ...]:
-        """A job that is held wants the nodes no more that it was moved to: before they are removed."""
+    def unpin(self, job: JobView, queue: str = "") -> tuple[Command, ...]:
+        """A job that is held wants the nodes no more that it was moved to, and is in the queue it came from: before they are removed."""
         return ()
 
     def give_back(self, job: JobView, queue: str, delay: float, *, stays_held: bool = False) -> tuple[Command, ...]:

@@ -180,7 +180,10 @@ async def test_a_job_that_is_tried_again_wants_its_first_node_no_more_when_that_
     house.machines.alive, house.machines.over = set(), {id: "QEMU was killed"}
     house.see(HELD, **{f"vm{id}x": NodeState.OUT})
     await house.looks(2)
-    assert house.states[-1] == "reprocess" and house.side.asked[-2:] == [("unpin", "7"), ("remove", f"vm{id}x")]
+    assert house.states[-1] == "reprocess" and house.side.asked[-2:] == [
+        ("unpin", "7", "batch"),
+        ("remove", f"vm{id}x"),
+    ]
 
 
 async def test_a_job_is_followed_from_its_arrival_to_its_end(house: House) -> None:

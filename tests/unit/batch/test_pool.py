@@ -99,7 +99,7 @@ def test_slurms_commands_take_one_job_and_one_node() -> None:
         "release",
         "1",
     )
-    assert SLURM.nodes.unpin(job) == (("scontrol", "update", "JobId=1", "ReqNodeList="),)
+    assert SLURM.nodes.unpin(job, "batch") == (("scontrol", "update", "JobId=1", "Partition=batch", "ReqNodeList="),)
     assert SLURM.client.take_back(job) == (("scontrol", "hold", "1"),)
     once = replace(job, state=JobState.RUNNING, reruns=False)
     assert SLURM.client.take_back(once) == (

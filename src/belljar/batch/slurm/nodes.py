@@ -140,9 +140,11 @@ class SlurmNodes(Nodes):
         once = () if reruns else (("scontrol", "update", f"JobId={job.id}", "Requeue=0"),)
         return (update, *once, CLIENT.release(job.id))
 
-    def unpin(self, job: JobView) -> tuple[Command, ...]:
-        """Slurm 24.11 changes nothing any more of a job that wants a node which is gone: "Invalid required nodes list in job records"."""
-        return (("scontrol", "update", f"JobId={job.id}", "ReqNodeList="),)
+    def unpin(self, job: JobView, queue: str = "") -> tuple[Command, ...]:
+        """Slurm 24.11 changes nothing any more of a job that wants a node which is gone: "Invalid required nodes list in job records".
+        No release changes one in a partition that has fewer nodes than it asks for: so it goes home."""
+        home = (f"Partition={queue}",) if queue else ()
+        return (("scontrol", "update", f"JobId={job.id}", *home, "ReqNodeList="),)
 
     def give_back(self, job: JobView, queue: str, delay: float, *, stays_held: bool = False) -> tuple[Command, ...]:
         update = (

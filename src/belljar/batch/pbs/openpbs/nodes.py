@@ -108,7 +108,7 @@ class OpenPbsNodes(ListedNodes):
             CLIENT.release(job.id),
         )
 
-    def unpin(self, job: JobView) -> tuple[Command, ...]:
+    def unpin(self, job: JobView, queue: str = "") -> tuple[Command, ...]:
         chunks = "+".join(f"1:{chunk}" for chunk in chunks_of(job.selection))
         return (("qalter", "-l", f"select={chunks}", job.id),) if PINNED.search(job.selection) else ()
 
