@@ -114,7 +114,7 @@ def test_what_nobody_can_make_is_held_with_the_reason_and_a_deleted_job_leaves_n
 def test_a_closed_bait_takes_no_job_and_an_open_one_does(worker: GridEngineWorker) -> None:
     assert worker.belljar("bait", "close", "--reason", "disk swap", "--state", str(worker.state)).returncode == 0
     until(lambda: worker.nodes()[BAIT].state is NodeState.OUT, "the bait to close")
-    assert worker.json("status")["status"]["state"] == "closed-admin"
+    until(lambda: worker.json("status")["status"]["state"] == "closed-admin", "the bait to say so")
     worker.kill()
     worker.start()
     assert worker.belljar("bait", "open", "--state", str(worker.state)).returncode == 0

@@ -35,7 +35,7 @@ async def command(argv: tuple[str, ...]) -> bytes:
 class Acts:
     """*complain*: where a failure is told of. *wake*: what was done beside all else has come to its end.
 
-    `has_closed`: it closed the bait last. `working`: machines with which something is done. `ended`: machine -> why, of those that did not
+    `closed`: baits that it closed. `working`: machines with which something is done. `ended`: machine -> why, of those that did not
     come, or have gone. `proved`: machine -> "" where it is clean, or what is not."""
 
     def __init__(
@@ -44,7 +44,7 @@ class Acts:
     ) -> None:  # fmt: skip
         self._settings, self._pool, self._keeper, self._command = settings, pool, keeper, run_command
         self._clock, self._complain, self._wake = clock, complain, wake
-        self.has_closed = False
+        self.closed: set[str] = set()
         self.working: dict[str, asyncio.Task[None]] = {}  # by machine
         self.ended: dict[str, str] = {}
         self.proved: dict[str, str] = {}
@@ -97,14 +97,15 @@ class Acts:
             is_closed = node.state in (NodeState.OUT, NodeState.DRAINING)
             if not bait.is_open and not is_closed:
                 await self.run(self._pool.nodes.close(name, bait.why), f"bait {name}")
-                self.has_closed = True
-            elif bait.is_open and is_closed and (node.reason.startswith(OUR_REASONS) or self._closed_it()):
-                await self.run(self._pool.nodes.open(name), f"bait {name}")
+                self.closed.add(name)
+            elif bait.is_open and is_closed and (node.reason.startswith(OUR_REASONS) or self._closed_it(name)):
+                if await self.run(self._pool.nodes.open(name), f"bait {name}"):
+                    self.closed.discard(name)  # who closes it from now on is somebody else
             elif bait.is_open and not is_closed:
-                self.has_closed = False
+                self.closed.discard(name)
 
-    def _closed_it(self) -> bool:
-        return self.has_closed and not self._pool.nodes.tells_reasons
+    def _closed_it(self, name: str) -> bool:
+        return name in self.closed and not self._pool.nodes.tells_reasons
 
     async def reserve(self, parts: tuple[Part, ...], seen: Seen) -> bool:
         """The batch system's books give these machines their part of the node that runs native jobs. True: they are to."""

@@ -85,7 +85,8 @@ class Daemon:
         self._wrong: dict[str, str] = {}  # questions that the batch system did not answer, and why
         self._wake, self._looking = asyncio.Event(), asyncio.Lock()
         self._acts = Acts(settings, pool, keeper, run_command, clock, self._troubles.note, self._wake.set)
-        self._acts.has_closed = before is not None and before.state != BaitState.OPEN.value
+        if before is not None and before.state != BaitState.OPEN.value:
+            self._acts.closed = set(settings.names)
 
     # -- what goes on --------------------------------------------------------------------------------------------------
 
