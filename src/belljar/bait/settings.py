@@ -83,7 +83,7 @@ def _wrongs(settings: Settings) -> Iterator[tuple[str, str, str]]:
             f"{settings.native} is a bait",
             "a node of its own (`slurmd -N`): a closed bait takes no job at all",
         )
-    for key in ("native", "room"):
+    for key in ("native", "room") if settings.system == "slurm" else ("native",):  # what `room` is, the system says
         if not WORD.fullmatch(getattr(settings, key) or "x"):
             yield key, f"{getattr(settings, key)[:60]!r} cannot be a name", "letters, digits, `.`, `_` and `-`"
     if not settings.images:

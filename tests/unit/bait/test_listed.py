@@ -26,6 +26,11 @@ def test_a_bait_of_grid_engines_has_settings_of_its_own(tmp_path: Path) -> None:
     file.write_text(text)
     said = settings.load(file)
     assert (said.conf, said.key, said.gone_after) == (BOOTSTRAP, Path(), 5.0) and secret(said) == b""
+    file.write_text(text + 'native = "wn01"\nroom = "slots=3"\n')
+    assert settings.load(file).room == "slots=3"
+    file.write_text(text + 'native = "wn01"\n')
+    with pytest.raises(BadSettings, match=r"bait\.room: 'belljar-room' is not what a host has"):
+        settings.load(file)
     file.write_text(text + "gone_after = 9\n")
     assert settings.load(file).gone_after == 9.0
     for bad, what in (
