@@ -20,8 +20,8 @@ from tests.batch.lab.worker import BAIT, IMAGE, MPI_IMAGE, OTHER_IMAGE, Worker, 
 from tests.live.conftest import marked_processes
 from tests.live.net_lab import Lab
 
+from belljar.bait.decisions.states import Entry, State
 from belljar.bait.journal import read
-from belljar.bait.states import Entry, State
 from belljar.batch import node_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(14400)]

@@ -15,7 +15,7 @@ from tests.live.net_lab import Lab, ip
 from tests.unit.bait.test_daemon import SETTINGS, Machines
 
 from belljar.bait.daemon import Daemon
-from belljar.bait.keeper import feature_of
+from belljar.bait.machines.keeper import feature_of
 from belljar.batch import JobState, NodeState
 
 VM, STRANGER = "vm0123456789abx", "wn05"

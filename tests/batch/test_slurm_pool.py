@@ -11,7 +11,7 @@ from tests.batch.lab.pool import QUEUE, PooledSlurm
 from tests.batch.lab.site import Site
 from tests.live.net_lab import Lab
 
-from belljar.bait.note import Parts, read, write
+from belljar.bait.decisions.note import Parts, read, write
 from belljar.batch import JobState, JobView, NodeState, Part
 from belljar.model import MIB
 

@@ -1,21 +1,19 @@
 """The words of the bait: worker nodes on demand. A host attracts jobs of a batch system for which it has no node yet, has a machine
 made for each, lets that join the batch system, and moves the job there. The batch system owns the job at every moment.
 
-    states.py    where a job stands, and what may follow
-    decide.py    is this host open, and whose turn is it
-    cache.py     which machine may serve another job, and which goes for want of room
-    scrub.py     how a machine is cleaned between two jobs, and proved to be clean
-    advance.py   from what was written down and what is seen now: the next state and what is to be done. After a crash, too
-    parts.py     the same for a part of another bait's job, over several hosts
-    note.py      what the baits of such a job tell each other
-    cloud.py     Slurm's own way instead: nodes that slurmctld has made;  placement.py: on which host
-    uplink.py    how much of the network is free
+    decisions/   pure
+        states.py   where a job stands, and what may follow
+        decide.py   is this host open, and whose turn is it
+        advance.py  from what was written down and what is seen now: the next state and what is to be done. After a crash, too
+        parts.py    the same for a part of another bait's job, over several hosts;  note.py: what their baits tell each other
+        arrays.py   tasks that have to be moved together
+        cache.py    which machine may serve another job, and which goes for want of room
+    machines/    keeper.py: by belljar's own door;  scrub.py: how one is cleaned between two jobs, and proved to be clean
+    networks/    classes.py: rules that keep network classes apart;  uplink.py: how much of a way out is free
+    cloud/       Slurm's own way instead: nodes.py that slurmctld has made;  placement.py: on which host
     journal.py   what was written down
-    daemon.py    looks, decides, writes
-    acts.py      acts
-    status.py    what an operator says to it, and what it shows
-    classes.py   rules that keep network classes apart
-    keeper.py    the machines, by belljar's own door
+    daemon.py    looks, decides, writes;  acts.py: acts;  arrivals.py: a prolog asks it to take a job back
+    status.py    what an operator says to it, and what it shows;  check.py: what a host still needs
 
 Frozen values, no input or output. Sizes are in bytes, times in seconds, moments in seconds since the epoch.
 """

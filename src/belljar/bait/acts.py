@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from belljar.bait import Settings
-from belljar.bait.advance import Act, Do, Seen
-from belljar.bait.decide import Bait
-from belljar.bait.keeper import Keeper, told
-from belljar.bait.states import Entry
+from belljar.bait.decisions.advance import Act, Do, Seen
+from belljar.bait.decisions.decide import Bait
+from belljar.bait.decisions.states import Entry
+from belljar.bait.machines.keeper import Keeper, told
 from belljar.batch import JobState, JobView, NodeState, NodeView, Part, Pool
 from belljar.errors import BelljarError, UsageError
 from belljar.host.commands import run_beside

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from belljar.bait import Settings
-from belljar.bait.classes import FAMILIES, TABLE
-from belljar.bait.keeper import LARGEST_CONF, secret
+from belljar.bait.machines.keeper import LARGEST_CONF, secret
+from belljar.bait.networks.classes import FAMILIES, TABLE
 from belljar.batch import Need, Pool
 from belljar.errors import BelljarError
 from belljar.host.commands import run, which

@@ -18,11 +18,11 @@ from typing import Any
 
 from belljar.bait import Settings
 from belljar.bait.acts import ASKERS, Acts, Run, command
-from belljar.bait.advance import ALTERED, ELSEWHERE, UNFIT, Act, Do, Seen, recover
-from belljar.bait.arrays import must_wait, newcomers
 from belljar.bait.arrivals import listening
-from belljar.bait.cache import NEVER, next_step, terms_of, with_kept, with_machines
-from belljar.bait.decide import (
+from belljar.bait.decisions.advance import ALTERED, ELSEWHERE, UNFIT, Act, Do, Seen, recover
+from belljar.bait.decisions.arrays import must_wait, newcomers
+from belljar.bait.decisions.cache import NEVER, next_step, terms_of, with_kept, with_machines
+from belljar.bait.decisions.decide import (
     Faults,
     Judge,
     Room,
@@ -35,10 +35,10 @@ from belljar.bait.decide import (
     share_of,
     size_of,
 )
+from belljar.bait.decisions.parts import Invitation, invitation, refusal
+from belljar.bait.decisions.states import KEEPING, STARTING, STILL, BaitState, Entry, State
 from belljar.bait.journal import Journal
-from belljar.bait.keeper import Keeper, feature_of, told
-from belljar.bait.parts import Invitation, invitation, refusal
-from belljar.bait.states import KEEPING, STARTING, STILL, BaitState, Entry, State
+from belljar.bait.machines.keeper import Keeper, feature_of, told
 from belljar.bait.status import Status, order, read_status, show_status
 from belljar.batch import JobView, NodeView, Part, Pool
 from belljar.errors import BelljarError, HostError

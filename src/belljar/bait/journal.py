@@ -12,7 +12,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from belljar.bait.states import Entry, State
+from belljar.bait.decisions.states import Entry, State
 from belljar.errors import BelljarError
 from belljar.host.files import no_space_as_error, read_capped, write_all, write_whole
 from belljar.model import dumps

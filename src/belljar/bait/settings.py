@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from belljar.bait import Settings
-from belljar.bait.cache import NEVER, POLICIES
-from belljar.bait.keeper import feature_of
-from belljar.bait.placement import rule as rule_of_placement
+from belljar.bait.cloud.placement import rule as rule_of_placement
+from belljar.bait.decisions.cache import NEVER, POLICIES
+from belljar.bait.machines.keeper import feature_of
 from belljar.batch import Pool, names
 from belljar.batch import load as system
 from belljar.errors import BadSettings

@@ -10,9 +10,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from belljar.bait import Settings
-from belljar.bait.advance import ASKED_FOR, BESIDE, MOVED, QUIET, UNFIT, Act, Do, Seen, advance, recover
-from belljar.bait.decide import asked_of
-from belljar.bait.states import MOVES, Entry, State
+from belljar.bait.decisions.advance import ASKED_FOR, BESIDE, MOVED, QUIET, UNFIT, Act, Do, Seen, advance, recover
+from belljar.bait.decisions.decide import asked_of
+from belljar.bait.decisions.states import MOVES, Entry, State
 from belljar.batch import JobState, JobView, NodeState, NodeView, machine_of, node_of
 from belljar.model import MIB
 from belljar.records import replace

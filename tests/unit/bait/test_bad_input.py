@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from tests.unit.bait.test_daemon import HELD, RUNNING, SETTINGS, House, Machines, arrives
 
-from belljar.bait.advance import UNFIT
 from belljar.bait.daemon import Daemon
+from belljar.bait.decisions.advance import UNFIT
+from belljar.bait.decisions.states import Entry, State
 from belljar.bait.journal import read
-from belljar.bait.keeper import last_line, why_ended
-from belljar.bait.states import Entry, State
+from belljar.bait.machines.keeper import last_line, why_ended
 from belljar.bait.status import read_status
 from belljar.batch import UNFIT_CODE, NodeState, load, node_of
 from belljar.errors import CommandFailed

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from belljar.bait import Settings, scrub
-from belljar.bait.advance import Act, Do, Seen
-from belljar.bait.cache import (
+from belljar.bait import Settings
+from belljar.bait.decisions.advance import Act, Do, Seen
+from belljar.bait.decisions.cache import (
     MARK,
     PROVED,
     kept_as,
@@ -19,8 +19,9 @@ from belljar.bait.cache import (
     with_kept,
     with_machines,
 )
-from belljar.bait.decide import Room, Turn, size_of
-from belljar.bait.states import Entry, State, Terms
+from belljar.bait.decisions.decide import Room, Turn, size_of
+from belljar.bait.decisions.states import Entry, State, Terms
+from belljar.bait.machines import scrub
 from belljar.batch import JobState, JobView, NodeState, NodeView, node_of
 from belljar.model import GIB, MIB
 from belljar.records import replace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from belljar.bait import Settings
-from belljar.bait.classes import matches, rules
+from belljar.bait.networks.classes import matches, rules
 from belljar.errors import BadSetting
 from belljar.host.guard.egress import rule
 from belljar.network import AntiSpoofing

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from belljar.bait import Settings, cloud
+from belljar.bait import Settings
+from belljar.bait.cloud import nodes as cloud
 from belljar.batch import JobState, JobView, NodeState, NodeView, load
 from belljar.errors import BadOption
 from belljar.model import GIB, MIB, RunPayload

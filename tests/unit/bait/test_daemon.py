@@ -15,11 +15,11 @@ from tests.unit.bait.plain import Plain
 from belljar.bait import Order, Settings, settings
 from belljar.bait.arrivals import SOCKET, listening, tell
 from belljar.bait.daemon import LOCK, Daemon, serve
-from belljar.bait.decide import Room
+from belljar.bait.decisions.decide import Room
+from belljar.bait.decisions.note import Parts, write
+from belljar.bait.decisions.states import State
 from belljar.bait.journal import read
-from belljar.bait.keeper import account_of, feature_of, request_for
-from belljar.bait.note import Parts, write
-from belljar.bait.states import State
+from belljar.bait.machines.keeper import account_of, feature_of, request_for
 from belljar.bait.status import give_order, read_status
 from belljar.batch import JobState, JobView, NodeState, NodeView, Part, Pool, machine_of
 from belljar.errors import BadOption, BadSettings, CommandFailed, HostError

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from belljar.bait import Order, Settings
-from belljar.bait.decide import Bait, Faults, Room, bait_now, choose, claims, impossible, size_of
-from belljar.bait.states import BaitState, Entry, State
+from belljar.bait.decisions.decide import Bait, Faults, Room, bait_now, choose, claims, impossible, size_of
+from belljar.bait.decisions.states import BaitState, Entry, State
 from belljar.batch import JobState, JobView, Part
 from belljar.model import GIB, MIB
 from belljar.records import replace

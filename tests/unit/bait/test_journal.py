@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from belljar.bait import journal
+from belljar.bait.decisions.states import Entry, State
 from belljar.bait.journal import FILE, Journal, read
-from belljar.bait.states import Entry, State
 
 
 def test_the_last_line_of_a_job_counts_and_closed_ones_are_forgotten(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.bait.test_daemon import FREE, GOOD, HELD, SETTINGS, House, Side, arrives, house
 
 from belljar.bait import Order, settings
-from belljar.bait.keeper import request_for, secret
+from belljar.bait.machines.keeper import request_for, secret
 from belljar.bait.status import give_order
 from belljar.batch import JobState, JobView, NodeState, NodeView
 from belljar.batch.gridengine.nodes import BOOTSTRAP

@@ -8,11 +8,11 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tests.unit.bait.test_advance import JOB, SETTINGS, Killed, World
 
-from belljar.bait.advance import Act, Do, Seen, Step, advance, recover
-from belljar.bait.decide import Bait, Room, nothing
-from belljar.bait.note import LONGEST, Parts, is_too_long, read, write
-from belljar.bait.parts import Invitation, follow, invitation, refusal
-from belljar.bait.states import MOVES, BaitState, Entry, State
+from belljar.bait.decisions.advance import Act, Do, Seen, Step, advance, recover
+from belljar.bait.decisions.decide import Bait, Room, nothing
+from belljar.bait.decisions.note import LONGEST, Parts, is_too_long, read, write
+from belljar.bait.decisions.parts import Invitation, follow, invitation, refusal
+from belljar.bait.decisions.states import MOVES, BaitState, Entry, State
 from belljar.batch import JobState, JobView, NodeState, NodeView, node_of
 from belljar.model import GIB
 from belljar.records import replace

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from tests.unit.bait.plain import Plain
 
 from belljar.bait import Settings
-from belljar.bait.cache import MARK
 from belljar.bait.daemon import Daemon
-from belljar.bait.decide import Room
-from belljar.bait.states import MOVES, Entry, State
+from belljar.bait.decisions.cache import MARK
+from belljar.bait.decisions.decide import Room
+from belljar.bait.decisions.states import MOVES, Entry, State
 from belljar.batch import JobState, JobView, NodeState, NodeView, Pool, machine_of, node_of
 from belljar.model import GIB, MIB
 from belljar.records import replace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from belljar.bait.uplink import SPAN, Uplinks
+from belljar.bait.networks.uplink import SPAN, Uplinks
 
 
 def card(nets: Path, name: str, speed: str, received: int = 0, sent: int = 0) -> None:

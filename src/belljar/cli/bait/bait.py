@@ -31,7 +31,7 @@ def folder_of(args: argparse.Namespace, house: House) -> Path:
 def run(args: argparse.Namespace, house: House) -> int:
     from belljar.bait import settings
     from belljar.bait.daemon import serve
-    from belljar.bait.keeper import Machines
+    from belljar.bait.machines.keeper import Machines
     from belljar.host.service.telling import teller
     from belljar.jobs.shares import shares
 
@@ -169,7 +169,8 @@ def nodes(args: argparse.Namespace, house: House) -> int:
 
 
 def rules(args: argparse.Namespace, house: House) -> int:
-    from belljar.bait import classes, settings
+    from belljar.bait import settings
+    from belljar.bait.networks import classes
 
     sys.stdout.write(classes.rules(settings.load(args.file), house.settings.network))
     return 0

@@ -15,7 +15,7 @@ from belljar.cli.render import show
 if TYPE_CHECKING:
     from belljar.assembly import House
     from belljar.bait import Settings
-    from belljar.bait.placement import Made
+    from belljar.bait.cloud.placement import Made
 
 
 STATE = "cloud"
@@ -23,7 +23,8 @@ STATE = "cloud"
 
 def resume(args: argparse.Namespace, house: House) -> int:
     """Exit 1 where a node gets no machine: slurmctld then sets it down, and requeues its job."""
-    from belljar.bait import cloud, settings
+    from belljar.bait import settings
+    from belljar.bait.cloud import nodes as cloud
     from belljar.batch import load
     from belljar.jobs.shares import shares
 
@@ -40,7 +41,8 @@ def resume(args: argparse.Namespace, house: House) -> int:
 
 def suspend(args: argparse.Namespace, house: House) -> int:
     """Exit 1 where a node may live on a host that does not answer."""
-    from belljar.bait import cloud, settings
+    from belljar.bait import settings
+    from belljar.bait.cloud import nodes as cloud
 
     said = settings.load(args.file) if not args.here and args.file.exists() else None
     if said is not None and said.placement:
@@ -49,7 +51,8 @@ def suspend(args: argparse.Namespace, house: House) -> int:
 
 
 def list_(args: argparse.Namespace, house: House) -> int:
-    from belljar.bait import cloud, settings
+    from belljar.bait import settings
+    from belljar.bait.cloud import nodes as cloud
 
     said = settings.load(args.file) if not args.here and args.file.exists() else None
     if said is not None and said.placement:
@@ -59,8 +62,8 @@ def list_(args: argparse.Namespace, house: House) -> int:
 
 async def _placed(args: argparse.Namespace, house: House, said: Settings, act: str) -> Made:
     """On the hosts of the placement list."""
-    from belljar.bait.cloud import hostnames
-    from belljar.bait.placement import Placement
+    from belljar.bait.cloud.nodes import hostnames
+    from belljar.bait.cloud.placement import Placement
     from belljar.host.commands import Finished, run_beside
 
     async def ask(argv: tuple[str, ...], timeout: float) -> Finished:

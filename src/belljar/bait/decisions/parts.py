@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from belljar.bait import Settings
-from belljar.bait.advance import (
+from belljar.bait.decisions.advance import (
     ASKED_FOR,
     MOVED,
     QUIET,
@@ -27,9 +27,9 @@ from belljar.bait.advance import (
     reserving,
     to,
 )
-from belljar.bait.decide import Bait, Judge, Room, impossible, size_of
-from belljar.bait.note import Parts, read, write
-from belljar.bait.states import BaitState, Entry, State
+from belljar.bait.decisions.decide import Bait, Judge, Room, impossible, size_of
+from belljar.bait.decisions.note import Parts, read, write
+from belljar.bait.decisions.states import BaitState, Entry, State
 from belljar.batch import JobState, JobView, NodeState, node_of
 from belljar.records import dataclass, replace
 

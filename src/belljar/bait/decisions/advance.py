@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 
 from belljar.bait import Settings
-from belljar.bait.decide import asked_of
-from belljar.bait.note import Parts, read, write
-from belljar.bait.states import CLEANING, STARTING, Entry, State
+from belljar.bait.decisions.decide import asked_of
+from belljar.bait.decisions.note import Parts, read, write
+from belljar.bait.decisions.states import CLEANING, STARTING, Entry, State
 from belljar.batch import JobState, JobView, NodeState, NodeView, machine_of, node_of
 from belljar.records import dataclass, field, replace
 

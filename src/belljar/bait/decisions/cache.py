@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from hashlib import sha256
 
 from belljar.bait import Settings
-from belljar.bait.advance import Act, Do, Seen, Step, advance, node_state, to
-from belljar.bait.decide import Room, Size, Turn, size_of
-from belljar.bait.parts import follow
-from belljar.bait.states import KEEPING, Entry, State, Terms
+from belljar.bait.decisions.advance import Act, Do, Seen, Step, advance, node_state, to
+from belljar.bait.decisions.decide import Room, Size, Turn, size_of
+from belljar.bait.decisions.parts import follow
+from belljar.bait.decisions.states import KEEPING, Entry, State, Terms
 from belljar.batch import JobView, NodeState
 from belljar.records import replace
 

@@ -15,7 +15,7 @@ from typing import Any
 from belljar import api
 from belljar.bait import Settings
 from belljar.bait.acts import command
-from belljar.bait.keeper import GRACE, account_of, joining_request, secret
+from belljar.bait.machines.keeper import GRACE, account_of, joining_request, secret
 from belljar.batch import JobState, JobView, Member, NodeView, Pool
 from belljar.errors import BadOption, BelljarError
 from belljar.host.files import read_json

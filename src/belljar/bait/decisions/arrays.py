@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from belljar.bait.states import Entry, State
+from belljar.bait.decisions.states import Entry, State
 from belljar.batch import JobState, JobView
 
 RELEASING = (State.MIGRATING, State.REQUEUE)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from belljar.bait import Order, Settings
-from belljar.bait.note import is_too_long
-from belljar.bait.states import STARTING, BaitState, Entry, State
+from belljar.bait.decisions.note import is_too_long
+from belljar.bait.decisions.states import STARTING, BaitState, Entry, State
 from belljar.batch import JobView, Part
 from belljar.model import MIB
 from belljar.records import dataclass, replace

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from belljar import api
-from belljar.bait import Settings, scrub
-from belljar.bait.advance import UNFIT
-from belljar.bait.cache import NEVER
-from belljar.bait.decide import Room, size_of
-from belljar.bait.uplink import Uplinks
+from belljar.bait import Settings
+from belljar.bait.decisions.advance import UNFIT
+from belljar.bait.decisions.cache import NEVER
+from belljar.bait.decisions.decide import Room, size_of
+from belljar.bait.machines import scrub
+from belljar.bait.networks.uplink import Uplinks
 from belljar.batch import UNFIT_CODE, JobView, Member, Pool
 from belljar.errors import BadOption, BelljarError, HostError, NoSuchMachine
 from belljar.host.caller import describe

@@ -1,0 +1,1 @@
+"""What a bait decides: pure, from what was written down and what is seen."""

@@ -1,0 +1,1 @@
+"""What a bait has made: its machines, and what is done in one between two jobs."""

@@ -1,0 +1,1 @@
+"""What keeps network classes apart, and how full a way out is."""
