@@ -18,7 +18,7 @@ import asyncssh
 from belljar.guest import Settings, SshKeys
 from belljar.guest.ssh import Parcel, SshGuest
 from belljar.guest.ssh_link import Patience
-from belljar.host.interpreter import Interpreter
+from belljar.host.python.interpreter import Interpreter
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/bin")
 CAN_RUN = os.geteuid() == 0 and SSHD is not None and shutil.which("unshare") is not None

@@ -15,7 +15,7 @@ from belljar.batch import Pool, names
 from belljar.batch import load as system
 from belljar.errors import BadSettings
 from belljar.host.guard.egress import rule
-from belljar.host.tables import Value, converted, keys_of, read_table
+from belljar.host.service.tables import Value, converted, keys_of, read_table
 from belljar.host.toml import Mistake, meant, place, read
 from belljar.records import replace
 

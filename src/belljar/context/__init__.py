@@ -17,7 +17,7 @@ from belljar.model import GIB, MIB, Context, setting
 from belljar.records import dataclass
 
 if TYPE_CHECKING:
-    from belljar.host.interpreter import Interpreter
+    from belljar.host.python.interpreter import Interpreter
 
 
 class MetadataMode(str, Enum):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from belljar.errors import BadOption
 from belljar.host.files import no_space_as_error, write_all
-from belljar.host.interpreter import GUESTS_OWN, Interpreter, command
+from belljar.host.python.interpreter import GUESTS_OWN, Interpreter, command
 from belljar.host.quick_imports import sha256
 from belljar.records import dataclass
 

@@ -22,7 +22,7 @@ from belljar.guest import Hello, Settings, SshKeys
 from belljar.guest.conversation import Conversation
 from belljar.guest.process import one_line
 from belljar.guest.ssh_link import WINDOW, Dial, Link, Patience, Tell, library
-from belljar.host.interpreter import Interpreter, archive_of, command
+from belljar.host.python.interpreter import Interpreter, archive_of, command
 from belljar.host.threads import in_thread
 from belljar.records import dataclass
 

@@ -16,7 +16,7 @@ from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
     from belljar.errors import BadSetting
-    from belljar.host.interpreter import Interpreter
+    from belljar.host.python.interpreter import Interpreter
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def ssh_part(public: str, host_private: str, host_public: str, host_dropbear: by
 
 def agent_unit(*, is_carried: bool = False) -> str:
     """The systemd unit that starts the agent at `AGENT_PATH`; *is_carried*: by the interpreter at `PYTHON_PATH`."""
-    from belljar.host.interpreter import GUESTS_OWN, command
+    from belljar.host.python.interpreter import GUESTS_OWN, command
     from belljar.image.boot.initramfs import UNIT
 
     text = UNIT.read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ from belljar.model import GIB, Context, MachineId
 from belljar.records import dataclass, field
 
 if TYPE_CHECKING:
-    from belljar.host.interpreter import Interpreter
+    from belljar.host.python.interpreter import Interpreter
 
 
 def fake_image(name: str, *, virtual_size: int = 8 * GIB) -> Image:

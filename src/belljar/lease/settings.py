@@ -7,7 +7,7 @@ from pathlib import Path
 
 from belljar.batch import names
 from belljar.errors import BadSettings
-from belljar.host.tables import Value, converted, keys_of, read_file
+from belljar.host.service.tables import Value, converted, keys_of, read_file
 from belljar.host.toml import Mistake
 from belljar.lease import Settings
 from belljar.lease.policy import Policy

@@ -11,7 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from belljar.host.proxies import ProxyKey
+from belljar.host.credentials.proxies import ProxyKey
 from belljar.host.values import ADDRESS, HOSTS_NAME, HTTP, PLACE, PLAIN_FILE, Form
 from belljar.model import GIB, Context, setting
 from belljar.records import dataclass, field

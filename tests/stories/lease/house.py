@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.guest import Sink, Source
-from belljar.host.certificates import own_certificate
+from belljar.host.credentials.certificates import own_certificate
 from belljar.lease import Cause, Do, Facts, InstanceState, MachineOrder, Order, Report, Tell
 from belljar.lease.jobfile import JobFile
 from belljar.lease.pilot.machines import Change

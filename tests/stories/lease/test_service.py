@@ -19,7 +19,7 @@ from tests.stories.lease.house import SITE_KEY, Running
 
 from belljar.batch import pilots_of
 from belljar.errors import CommandFailed, LeaseEnded, NoSpace
-from belljar.host.certificates import own_certificate
+from belljar.host.credentials.certificates import own_certificate
 from belljar.lease import Lease, LeaseState, Settings, Size, Wanted, jobfile
 from belljar.lease.belongings import Belongings
 from belljar.lease.desk import Desk, Owner

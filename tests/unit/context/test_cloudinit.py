@@ -13,7 +13,7 @@ import pytest
 from belljar.context import cloud_init_seed
 from belljar.context.discs import CHECK, NO_NETWORK, NOBODY, AgentSeed, boothook, multipart, waiting_for_cloud_init
 from belljar.errors import BadOption
-from belljar.host.interpreter import interpreter
+from belljar.host.python.interpreter import interpreter
 from belljar.image import agent_source, agent_unit
 
 SEED = AgentSeed("the agent\n", "[Unit]\n[Service]\nRestart=always\n", b"", grows=False)

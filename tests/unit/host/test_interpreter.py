@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from belljar.agent import bundle
-from belljar.host import interpreter as made
-from belljar.host.interpreter import Interpreter, command, interpreter
+from belljar.host.python import interpreter as made
+from belljar.host.python.interpreter import Interpreter, command, interpreter
 
 CHROOT = shutil.which("chroot", path="/usr/sbin:/sbin:/usr/bin") or "chroot"
 SCRIPT = b"import json, tarfile\ndef later():\n    import ctypes, resource\n"

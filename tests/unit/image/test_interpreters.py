@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from belljar.host.interpreter import interpreter
+from belljar.host.python.interpreter import interpreter
 from belljar.image import Image, layer_name
 from belljar.image.store.store import Store
 from belljar.model import Context

@@ -16,7 +16,7 @@ from tests.unit.image.image_parts import bzimage, elf, pvh_note
 from belljar.agent import bundle
 from belljar.errors import ImageCorrupt
 from belljar.host import commands
-from belljar.host.elf import INTERP
+from belljar.host.python.elf import INTERP
 from belljar.image import Image
 from belljar.image.boot import cpio, initramfs, kernel, modules
 from belljar.model import MIB

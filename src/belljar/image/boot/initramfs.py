@@ -15,7 +15,7 @@ from belljar.image import Image, agent_unit
 from belljar.model import Context
 
 if TYPE_CHECKING:
-    from belljar.host.interpreter import Interpreter
+    from belljar.host.python.interpreter import Interpreter
     from belljar.image.boot import cpio
     from belljar.image.boot.modules import Selection
 
@@ -111,7 +111,7 @@ def digest_with(digest: str, words: list[str]) -> str:
 
 def is_static(program: bytes) -> bool:
     """Is this a 64-bit x86 ELF program that needs no loader?"""
-    from belljar.host.elf import MAGIC, loader_of
+    from belljar.host.python.elf import MAGIC, loader_of
 
     return (
         program[:5] == MAGIC + b"\2" and program[18:20] == b"\x3e\0" and len(program) >= 64 and not loader_of(program)

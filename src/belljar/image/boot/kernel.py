@@ -10,7 +10,7 @@ import struct
 from typing import Any
 
 from belljar.errors import CommandMissing, ImageCorrupt
-from belljar.host.elf import LOAD, MAGIC, NOTE, segments
+from belljar.host.python.elf import LOAD, MAGIC, NOTE, segments
 from belljar.image.intake import sandbox
 
 BOOT_FLAG, HEADER_MAGIC = (0x1FE, b"\x55\xaa"), (0x202, b"HdrS")

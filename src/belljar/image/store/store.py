@@ -31,7 +31,7 @@ from belljar.model import Context, Firmware, MachineId
 from belljar.records import replace
 
 if TYPE_CHECKING:
-    from belljar.host.interpreter import Interpreter
+    from belljar.host.python.interpreter import Interpreter
 
 DEFAULT_NAME = "debian12"
 PREFIX = "sha256-"
@@ -102,7 +102,7 @@ class Store:
 
     def interpreter(self) -> Interpreter:
         """This host's Python, as guests get it."""
-        from belljar.host.interpreter import interpreter
+        from belljar.host.python.interpreter import interpreter
 
         return interpreter(self.work_folder("interpreters"), bundle.source())
 

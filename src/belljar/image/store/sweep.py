@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 from belljar.agent import bundle
 from belljar.errors import ImageCorrupt, ImageInUse
-from belljar.host.interpreter import Interpreter, known, out_of_use
 from belljar.host.locks import is_locked, try_lock
+from belljar.host.python.interpreter import Interpreter, known, out_of_use
 from belljar.image import Image, layer_name
 from belljar.image.boot import initramfs
 from belljar.image.intake import intake

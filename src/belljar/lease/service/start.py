@@ -11,7 +11,7 @@ from pathlib import Path
 
 from belljar.batch import pilots_of
 from belljar.errors import HostError
-from belljar.host.certificates import own_certificate
+from belljar.host.credentials.certificates import own_certificate
 from belljar.host.files import private_folder, read_secret, write_whole
 from belljar.host.locks import try_lock
 from belljar.host.service.systemd import serving

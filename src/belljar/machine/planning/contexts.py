@@ -22,7 +22,7 @@ from typing import Any
 from belljar.context import Chosen, Means, choose, cloud_init_seed, ssh_seed, user_seed
 from belljar.errors import BelljarError, ContextImpossible
 from belljar.host.files import no_space_as_error, read_json, sync, write_whole
-from belljar.host.interpreter import Interpreter
+from belljar.host.python.interpreter import Interpreter
 from belljar.host.threads import in_thread
 from belljar.hypervisor import guest_uuid
 from belljar.image import (

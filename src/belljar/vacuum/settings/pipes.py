@@ -17,7 +17,7 @@ from typing import Any
 from belljar.errors import BadUserData
 from belljar.host import copies
 from belljar.host.copies import Copy, leads_inside, may_name
-from belljar.host.tables import Value, converted
+from belljar.host.service.tables import Value, converted
 from belljar.host.toml import Mistake
 from belljar.host.values import amount, is_url, number
 from belljar.reading import strict_json

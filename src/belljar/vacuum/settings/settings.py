@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BadSettings
-from belljar.host.tables import Key, Wrong, blame, keys_of, read_values
+from belljar.host.service.tables import Key, Wrong, blame, keys_of, read_values
 from belljar.host.toml import Mistake
 from belljar.records import dataclass, replace
 from belljar.vacuum import LIKE_A_SPACE, LIKE_AN_IMAGE, Given, MachineType, Pipe, Space

@@ -13,7 +13,7 @@ from typing import Any
 
 from belljar.errors import BadSettings, HostError, InputMissing
 from belljar.host.files import read_capped
-from belljar.host.tables import NAME
+from belljar.host.service.tables import NAME
 from belljar.host.toml import written
 from belljar.host.values import number, whole
 from belljar.records import dataclass, replace

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
-from belljar.host.tables import OPTION
+from belljar.host.service.tables import OPTION
 from belljar.host.values import PLAIN_FILE, is_url, number, whole
 from belljar.records import dataclass, replace
 

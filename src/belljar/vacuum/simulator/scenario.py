@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from belljar.errors import BadSetting
-from belljar.host.tables import Key, Wrong, blame, keys_of, read_values
+from belljar.host.service.tables import Key, Wrong, blame, keys_of, read_values
 from belljar.host.toml import Mistake
 from belljar.host.values import duration
 from belljar.model import setting

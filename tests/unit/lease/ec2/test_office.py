@@ -16,7 +16,7 @@ from tests.unit.lease.ec2.clients import client, served, wired
 from tests.unit.lease.ec2.fake_desk import KEY, OTHER_KEY, SITE_KEY
 
 from belljar.errors import BadRequest, BadSetting, NotPermitted, RecordsLost
-from belljar.host.certificates import own_certificate
+from belljar.host.credentials.certificates import own_certificate
 from belljar.host.threads import in_thread
 from belljar.lease import AccessKey, Instance, Order, Settings, Size
 from belljar.lease import desk as leases

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from belljar.host import ssh_keys
+from belljar.host.credentials import ssh_keys
 from belljar.lease import key_id
 from belljar.lease.ec2.actions.instances import Answer
 from belljar.lease.ec2.call import Call, shown, specified

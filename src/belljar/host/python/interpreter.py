@@ -23,9 +23,9 @@ from types import CodeType
 
 from belljar.errors import HostError
 from belljar.host.commands import run
-from belljar.host.elf import loader_of
 from belljar.host.files import no_space_as_error, write_whole
 from belljar.host.locks import locked
+from belljar.host.python.elf import loader_of
 from belljar.host.quick_imports import sha256
 from belljar.records import dataclass
 

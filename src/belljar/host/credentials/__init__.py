@@ -1,0 +1,1 @@
+"""Certificates, keys and proxies on this host."""

@@ -1,0 +1,1 @@
+"""The Python of this host, for guests that have none."""
